@@ -533,24 +533,17 @@ def fkk(name, count=3, seed=14, maps=True, folder=False, scaled=False, **setting
         "iterations": 5,
         "kernel": "gaussian",
         "gamma": "auto",
-        "partition": "horizontal",
         "threshold": "auto",
         "subspace_tol": 0.0,
         "n_init": 4,
         "masking": "ring",
+        "eigensolver": "gram",
+        "clustering": "coreset",
+        "coreset_size": 120,
+        "standardize": False,
+        "cem": True,
+        "allow_two_parties": count == 2,
     }
-    if settings.get("partition") == "vertical":
-        given |= {"bits": 16, "block_bytes": 16_000_000}
-    else:
-        given |= {
-            "eigensolver": "gram",
-            "clustering": "coreset",
-            "coreset_size": 120,
-            "standardize": False,
-            "cem": True,
-            "allow_missing": False,
-            "allow_two_parties": count == 2,
-        }
     if settings.get("clustering") == "sums":
         del given["coreset_size"]
         given["passes"] = 20
@@ -566,10 +559,7 @@ def fkk(name, count=3, seed=14, maps=True, folder=False, scaled=False, **setting
             X[:, 3] = 4.0  # constant: it takes no part
             new = X[::7]
         with tempfile.TemporaryDirectory() as state:
-            if given["partition"] == "vertical":
-                blocks = cut(X, count)
-            else:
-                blocks = np.split(X, np.cumsum(PARTY_ROWS[count])[:-1])
+            blocks = np.split(X, np.cumsum(PARTY_ROWS[count])[:-1])
             parties = [
                 api.Party(
                     block,
@@ -581,7 +571,7 @@ def fkk(name, count=3, seed=14, maps=True, folder=False, scaled=False, **setting
             strategy = api.make(api.FKKMeans, **given)
             result = api.simulate(strategy, parties, seed=seed)
             extras = listed(result.model.labels_, "labels_")
-            if maps:  # split columns, or without cem: no map for new rows
+            if maps:  # without cem: no map for new rows
                 extras["predict"] = lambda: result.model.predict(new)
                 extras["transform"] = lambda: result.model.transform(new)
             if folder:
@@ -590,7 +580,6 @@ def fkk(name, count=3, seed=14, maps=True, folder=False, scaled=False, **setting
 
 
 POLY = {"kernel": "polynomial"}
-VERTICAL = {"partition": "vertical", "maps": False}
 LANCZOS = {"eigensolver": "lanczos"}
 WITHOUT = {"cem": False, "masking": "plain", "maps": False, **LANCZOS}
 
@@ -631,13 +620,6 @@ fkk(
     kernel="laplacian",
     **WITHOUT,
 )
-fkk("vertical", **VERTICAL)
-fkk("vertical 2 parties state-dir", count=2, folder=True, **VERTICAL)
-fkk("vertical laplacian bits 32", kernel="laplacian", bits=32, **VERTICAL)
-fkk("vertical blocks given gamma", gamma=0.02, block_bytes=9000, **VERTICAL)
-fkk("vertical threshold paper", threshold="paper", **VERTICAL)
-fkk("vertical stops early", subspace_tol=1.0, iterations=20, **VERTICAL)
-fkk("vertical plain", masking="plain", threshold=2.0, **VERTICAL)
 
 
 # -- clusters that can forget ----------------------------------------------------------
@@ -685,7 +667,6 @@ def mufc_settings(settings):
         "box": "-0.5,0.5",
         "field": "hash",
         "n_init": 3,
-        "allow_missing": False,
         "masking": "ring",
     } | settings
 

@@ -2,7 +2,7 @@
 
 All tables take about forty minutes::
 
-    python -m simulations.kernel_kmeans recovery floats nmi clustering number leaving
+    python -m simulations.kernel_kmeans recovery floats nmi clustering number
 
 ==========  ========================================================================
 recovery    error of the kernel matrix against iterations, with and without the
@@ -11,7 +11,6 @@ floats      floats an iteration, Lanczos steps and ranks: Figures 2, 4 and 5
 nmi         agreement with the true classes against floats and bytes: Figure 3
 clustering  k-means by sums over the parties beside that of [1], on a coreset
 number      the number of clusters that the server chooses, beside pooled criteria
-leaving     a run that goes on without a party beside one that begins again
 ==========  ========================================================================
 
 Rows are split among five parties, the *users* of [1]. What FK k-means is compared with
@@ -37,7 +36,6 @@ from typing import Annotated, Any, Literal, get_args
 import click
 import numpy as np
 import typer
-from flwr.app import Error, Message
 
 from simulations.experiments import (
     OUTPUT,
@@ -79,7 +77,7 @@ from vfl_flower.numerics.kmeans import (
     weighted_kmeans,
 )
 from vfl_flower.numerics.lanczos import lanczos
-from vfl_flower.simulation import InProcessGrid, SimulatedResult
+from vfl_flower.simulation import SimulatedResult
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
 from vfl_flower.typing import Array
 
@@ -149,7 +147,7 @@ APPENDIX: dict[str, tuple[int, tuple[int, ...]]] = {
 """D and the list of C of RFK in Appendix G of [1]."""
 
 ONLY_HERE = ("covtype15k", "groups-5", "groups-8", "grid-9", "rings-2")
-"""Data sets of the tables number and leaving alone, unless they are asked for."""
+"""Data sets of the table number alone, unless they are asked for."""
 
 GENERATED = 3000
 """Rows of the sets that are generated."""
@@ -1044,127 +1042,6 @@ def number_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield from map(table, (chosen, costs))
 
 
-# --- A party that leaves --------------------------------------------------------------
-
-
-class Leaving(InProcessGrid):
-    """A grid in which the last party is away from some message of a step on.
-
-    Parameters
-    ----------
-    parties : sequence of Party
-        The parties.
-    action : str
-        The step.
-    nth : int
-        How many messages of the step the party still answers.
-    """
-
-    def __init__(self, parties: Sequence[Party], action: str, nth: int) -> None:
-        super().__init__(parties)
-        self._where = f"train.kernel_kmeans_{action}", 999 + len(parties)
-        self._left = nth
-
-    def _push(self, message: Message) -> str:
-        number = super()._push(message)
-        metadata = message.metadata
-        if (metadata.message_type, metadata.dst_node_id) == self._where:
-            self._left -= 1
-            if self._left < 0:
-                error = Error(GONE, "the party has left")
-                self._replies[number] = Message(error, reply_to=message)
-        return number
-
-
-GONE = 2
-"""Flower's code for an error in a party's process."""
-
-FORMS: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "nobody leaves": ("gram", 10**6, {}),
-    "goes on, iteration 11": ("gram", 10, {"min_parties": 3}),
-    "begins again, iteration 11": ("gram", 10, {"allow_missing": True}),
-    "goes on, pass 6": ("lloyd", 5, {"min_parties": 3}),
-    "begins again, pass 6": ("lloyd", 5, {"allow_missing": True}),
-}
-"""When the last of the parties leaves, and what the run then does."""
-
-
-def leaving(
-    data: Rows, *, parties: int = PARTIES, seeds: int = 3, kind: Kind = "equal"
-) -> dict[str, Any]:
-    """Run with a party that leaves: go on without it, or begin again without it.
-
-    Parameters
-    ----------
-    data, parties, seeds, kind
-        All rows, M, the number of runs, and how rows are split.
-
-    Returns
-    -------
-    dict
-        ``forms``, by name: means of the NMI of the rows that stay with their classes,
-        of their inertia in the embedding a row, and of the costs.
-    """
-    forms: dict[str, Any] = {}
-    for name, (action, nth, settings) in FORMS.items():
-        cells = []
-        for seed in range(seeds):
-            rng = np.random.default_rng([seed, parties])
-            parts = split_among(len(data.X), parties, rng, kind, data.y)
-            strategy = FKKMeans(
-                data.k, data.s, gamma=data.gamma, subspace_tol=0, seed=seed, **settings
-            )
-            grid = Leaving([Party(data.X[rows]) for rows in parts], action, nth)
-            result = strategy.start(grid)
-            strategy.complete(result.model, grid.memories())
-            assert isinstance(result.model, KernelKMeansModel)
-            stay = np.concatenate(parts[:-1])
-            labels = np.concatenate(result.model.labels_[: parties - 1])
-            cells.append(
-                {
-                    "nmi": agreement(data.y[stay], labels),
-                    "error": kernel_error(result.model, data, stay, seed),
-                    "round_trips": result.ledger.round_trips,
-                    "bytes": result.ledger.bytes_up,
-                }
-            )
-        forms[name] = {k: [cell[k] for cell in cells] for k in cells[0]}
-        tell(f"{data.name}, {kind}: {name}: {forms[name]}")
-    return dict(n=len(data.X), parties=parties, kind=kind, seeds=seeds, forms=forms)
-
-
-def kernel_error(model: KernelKMeansModel, data: Rows, stay: Array, seed: int) -> float:
-    """Return the share of the kernel matrix of rows that stay which H lacks.
-
-    That is |H H^T - K|_F / |K|_F on at most 1,000 of these rows.
-    """
-    rows = data.X[np.random.default_rng(seed).permutation(stay)[:1000]]
-    squares = (rows**2).sum(axis=1)
-    distances = np.maximum(squares[:, None] + squares - 2 * rows @ rows.T, 0)
-    K, H = np.exp(-model.gamma * distances), model.transform(rows)
-    return float(np.linalg.norm(H @ H.T - K) / np.linalg.norm(K))
-
-
-def leaving_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the table of runs in which a party leaves."""
-    yield "## A party that leaves"
-    rows = []
-    for name, entry in entries.items():
-        for form, cells in entry["forms"].items():
-            rows.append(
-                {
-                    "": name,
-                    "split": entry["kind"],
-                    "a party leaves": form,
-                    "NMI": f"{np.mean(cells['nmi']):.3f}",
-                    "error of K": f"{np.mean(cells['error']):.4f}",
-                    "round trips": f"{np.mean(cells['round_trips']):.1f}",
-                    "MB up": f"{np.mean(cells['bytes']) / 1e6:.2f}",
-                }
-            )
-    yield table(rows)
-
-
 # --- The command --------------------------------------------------------------------
 
 app = new_app()
@@ -1176,7 +1053,7 @@ def main(
     context: typer.Context,
     tables: Annotated[
         list[str],
-        tables_of(("recovery", "floats", "nmi", "clustering", "number", "leaving")),
+        tables_of(("recovery", "floats", "nmi", "clustering", "number")),
     ],
     datasets: Annotated[list[str], some_of([*SETTINGS], "Data sets.")] = NAMES,
     rows: Annotated[
@@ -1236,8 +1113,6 @@ def main(
             return clustering(data, seeds=seeds or 3)
         if name == "number":
             return number(data, parties=parties, seeds=seeds or 3)
-        if name == "leaving":
-            return leaving(data, parties=parties, seeds=seeds or 3, kind=split)
         limit = min(len(data.X), 300)  # rows, and points of the smallest coreset
         if parties > limit:
             raise MissingData(f"--parties must be at most {limit}, got {parties}")
@@ -1261,7 +1136,6 @@ def main(
         "nmi": nmi_page,
         "clustering": clustering_page,
         "number": number_page,
-        "leaving": leaving_page,
     }
     for name in tables:
         results, entries = Results(context, "kernel_kmeans", name), {}

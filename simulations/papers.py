@@ -405,29 +405,6 @@ GROUPS: dict[str, Group] = {
             ),
         },
     ),
-    "kernel_kmeans-leaving": Group(
-        kernel_kmeans.leaving_page,
-        {
-            "kernel_kmeans-leaving": Piece(
-                "kernel_kmeans leaving --datasets groups-8 --datasets rings-2 "
-                "--datasets digits --datasets mushrooms",
-                ("mushrooms",),
-                quick="kernel_kmeans leaving --datasets digits --seeds 1",
-            )
-        },
-    ),
-    "kernel_kmeans-leaving-labels": Group(
-        kernel_kmeans.leaving_page,
-        {
-            "kernel_kmeans-leaving-labels": Piece(
-                "kernel_kmeans leaving --datasets digits --datasets mushrooms "
-                "--split labels",
-                ("mushrooms",),
-                quick="kernel_kmeans leaving --datasets digits --seeds 1 "
-                "--split labels",
-            )
-        },
-    ),
     **{
         f"kernel_kmeans-attacks-{name}": Group(
             page,

@@ -81,11 +81,6 @@ NOT_HERE = {
             "tests/wiring/test_flower_run.py"
         ),
     },
-    "docs/kernel-kmeans.md": {
-        r".* n-parties=5 --set min-parties=4 ": (
-            "three parties are here; tests/strategies/test_kernel_kmeans_leaving.py"
-        ),
-    },
     "docs/tutorials/three-files.md": {
         r"(python -m venv|source|pip)": "of a clean clone, which CI makes",
         r"": "tests/wiring/test_afternoon.py",

@@ -333,11 +333,6 @@ RUNS = {
         BOXED,
         False,
     ),
-    "fkkmeans columns": (
-        vf.FKKMeans(n_clusters=3, n_components=4, partition="vertical"),
-        COLUMNS,
-        False,
-    ),
     "mufc": (vf.MUFC(n_clusters=3), BOXED, False),
     "mufc full": (vf.MUFC(n_clusters=3, client_training="full"), BOXED, False),
 }

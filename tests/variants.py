@@ -62,9 +62,6 @@ _summed = _embedded | {"passes": 2} | _two
 _embedded |= {"clustering": "coreset", "coreset_size": 5} | _two
 _one_by_one = _embedded | {"eigensolver": "lanczos"}
 _without = _one_by_one | {"iterations": 1, "cem": False, "masking": "plain"}
-_rows_only = ("clustering", "coreset_size", *_two)
-_columns = {k: v for k, v in _embedded.items() if k not in _rows_only}
-_columns |= {"partition": "vertical", "block_bytes": 96}
 VARIANTS: dict[str, ProtocolStrategy] = {
     "fused": CoresetVRLR(**_regression, evaluate="full"),
     "paper": CoresetVRLR(**_regression, rounds="paper"),
@@ -124,7 +121,6 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fkk rows": FKKMeans(**_embedded),
     "fkk lanczos": FKKMeans(**_one_by_one),
     "fkk without cem": FKKMeans(**_without),
-    "fkk columns": FKKMeans(**_columns),
     "fkk predict": FKKMeansPrediction(MODEL),
     "fkk evaluate": FKKMeansEvaluation(MODEL),
     "mufc": MUFC(2, 0.05, box="-9,9", n_init=1, seed=3),

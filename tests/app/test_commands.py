@@ -383,16 +383,16 @@ def test_a_lost_superlink_is_a_sentence(monkeypatch):
 
 
 def test_a_simulated_run_that_fails_names_the_party(tmp_path):
-    """The third file has fewer than the 20 rows that a run with min-parties needs."""
-    for name, count in (("a", 40), ("b", 40), ("c", 10), ("d", 40)):
-        lines = [f"{name}{i},{i % 7},{i * i % 11}" for i in range(count)]
+    """The third file has numbers that are too large for their squares to be summed."""
+    for name, power in (("a", ""), ("b", ""), ("c", "e20"), ("d", "")):
+        lines = [f"{name}{i},{i % 7}{power},{i * i % 11}" for i in range(40)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["id,u,v", *lines]))
-    options = ["--data", tmp_path, "--id-column", "id", "--set", "min-parties=3"]
+    options = ["--data", tmp_path, "--id-column", "id"]
     code, out = call("simulate", "fk-kmeans", *options, "--set", "n-clusters=2")
     assert code == 1
     last = out.splitlines()[-1]
     assert last.startswith("the run failed: party 'c' failed in 'kernel_kmeans_begin'")
-    assert "at least 20 rows" in last
+    assert "must be below 2^120" in last
 
 
 @pytest.mark.parametrize("command", ["check", "init", "coordinator", "simulate"])

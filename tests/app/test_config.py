@@ -124,8 +124,7 @@ def test_a_whole_number_does_for_a_real_one():
         ("fdskl", "predict", {"bits": 32, "dealer": "rome"}),
         ("fdskl", "predict", {"solver": "direct", "block_bytes": 4096}),
         ("fk-kmeans", "train", {"n_clusters": 4, "gamma": 2, "threshold": 0.5}),
-        ("fk-kmeans", "train", {"standardize": True, "allow_missing": True}),
-        ("fk-kmeans", "train", {"partition": "vertical", "bits": 32}),
+        ("fk-kmeans", "train", {"standardize": True, "n_init": 5}),
         ("mufc", "train", {"local_clusters": 3, "box": "0,1", "field": "paper"}),
         ("mufc", "train", {"client_training": "full", "server_state": "/state"}),
         ("mufc", "unlearn", {"forget": "a:1", "lazy_counts": True}),
@@ -277,8 +276,6 @@ SPLIT = DEFAULTS | {"strategy": "fk-kmeans"}
         ({"strategy": "of another app"}, False),
         ({"strategy": "mufc"}, True),
         ({"strategy": "fk-kmeans"}, True),
-        ({"strategy": "fk-kmeans", "fk-kmeans.partition": "horizontal"}, True),
-        ({"strategy": "fk-kmeans", "fk-kmeans.partition": "vertical"}, False),
     ],
 )
 def test_which_runs_split_rows(run, rows):
@@ -301,10 +298,8 @@ def test_which_runs_need_no_labels(run, optional):
 
 
 def test_columns_that_are_split_are_standardized_by_their_parties():
-    vertical = SPLIT | {"fk-kmeans.partition": "vertical"}
-    for run in (vertical, DEFAULTS):
-        assert party_source(SIMULATED, run | {"standardize": True}).standardize
-        assert party_source({"data": "/a.csv", "standardize": True}, run).standardize
+    assert party_source(SIMULATED, DEFAULTS | {"standardize": True}).standardize
+    assert party_source({"data": "/a.csv", "standardize": True}, DEFAULTS).standardize
 
 
 def test_a_party_cannot_standardize_split_rows():

@@ -88,7 +88,6 @@ def check_alike(planned, ran):
             SHAPES,
         ),
         (CoresetVRLR(sampling="full", solver="central"), SHAPES),
-        (FKKMeans(**CLUSTERS, partition="vertical", block_bytes=9000), SHAPES),
     ],
 )
 def test_a_plan_costs_what_the_run_costs(strategy, shapes):
@@ -126,7 +125,6 @@ def test_a_plan_of_a_sample_costs_nearly_what_the_run_costs(strategy, shapes):
         (CoresetVRLR(size=100, test_fraction=0.2, seed=3, solver="central"), False),
         (CoresetVRLR(sampling="full", solver="central"), False),
         (FKKMeans(**CLUSTERS, clustering="coreset", coreset_size=100), True),
-        (FKKMeans(**CLUSTERS, partition="vertical", block_bytes=150_000), False),
         (
             FDSKL(
                 **KERNEL,

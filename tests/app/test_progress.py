@@ -83,14 +83,13 @@ def test_round_trips_are_planned_only_where_they_are_known(monkeypatch):
     assert planned_trips(CoresetVRLR(size=20, solver="central"), SHAPES) == 0
 
 
-@pytest.mark.parametrize("partition", ["horizontal", "vertical"])
 @pytest.mark.parametrize("warns", [True, False])
-def test_a_model_that_has_not_converged_says_so(partition, warns, caplog, monkeypatch):
+def test_a_model_that_has_not_converged_says_so(warns, caplog, monkeypatch):
     """A warning only where it matters: nearly no run is at rest when it ends."""
     monkeypatch.setattr(kernel_kmeans, "MOVING", 0.02 if warns else 1e9)
     caplog.set_level(logging.INFO, "vfl_flower")
     X = np.random.default_rng(0).normal(size=(3, 40, 4))
-    options = {"n_features": 32, "iterations": 2, "partition": partition, "seed": 0}
+    options = {"n_features": 32, "iterations": 2, "seed": 0}
     result = FKKMeans(2, **options).start(InProcessGrid([Party(own) for own in X]))
     (said,) = (r for r in caplog.records if "still moved" in r.getMessage())
     assert said.levelno == (logging.WARNING if warns else logging.INFO)
@@ -99,13 +98,10 @@ def test_a_model_that_has_not_converged_says_so(partition, warns, caplog, monkey
     assert "subspace-tol is 0.01" in text
     assert [warning in text for warning in result.warnings] == [True] * warns
     caplog.clear()
-    if partition == "horizontal":
-        options["subspace_tol"] = 0.0
-        still = FKKMeans(2, **options).start(InProcessGrid([Party(own) for own in X]))
-        assert ["still moved" in warning for warning in still.warnings] == [
-            True
-        ] * warns
-        assert ("still moved" in caplog.text) == warns
+    options["subspace_tol"] = 0.0
+    still = FKKMeans(2, **options).start(InProcessGrid([Party(own) for own in X]))
+    assert ["still moved" in warning for warning in still.warnings] == [True] * warns
+    assert ("still moved" in caplog.text) == warns
 
 
 def test_clusters_that_are_found_with_the_defaults_give_no_warning(caplog):

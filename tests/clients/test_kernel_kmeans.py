@@ -12,7 +12,7 @@ from vfl_flower import Party
 from vfl_flower.clients import kernel_kmeans as client
 from vfl_flower.clients.kernel_kmeans import Setup, State
 from vfl_flower.numerics.coresets import ClusterSummary
-from vfl_flower.numerics.kernel_embedding import bandwidth, embed_rows, feature_blocks
+from vfl_flower.numerics.kernel_embedding import embed_rows, feature_blocks
 from vfl_flower.numerics.kernel_kmeans import (
     eigenpairs,
     embed,
@@ -21,7 +21,6 @@ from vfl_flower.numerics.kernel_kmeans import (
     stack,
     step_size,
 )
-from vfl_flower.numerics.random_features import RandomFeatures
 from vfl_flower.protocol.contract import ContractError, flatten, structure
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.secure_aggregation import join_limbs
@@ -88,8 +87,6 @@ def test_what_leaves_only_into_a_sum_or_encrypted():
         "lloyd": {"inertia", "sizes", "counts", "sums", "silhouettes"},
         "assign": {"inertia", "sizes"},
         "evaluate": {"cost"},
-        "spread": {"spread"},
-        "angles": {"angles"},
     }
     assert [a for a, s in steps.items() if leaving(s, "secret")] == [f"{prefix}begin"]
     taken = {
@@ -138,8 +135,6 @@ def test_columns_that_are_too_large(size, squares):
     asked.X = asked.X.clip(-1, 1) * size
     with pytest.raises(PartyError, match=r"must be below 2\^120: scale the columns$"):
         client.begin(asked, means=True, squares=squares)
-    with pytest.raises(PartyError, match=r"must be below 2\^120: scale the columns$"):
-        client.spread(asked, "gaussian")
 
 
 # -- iterations ------------------------------------------------------------------------
@@ -306,53 +301,6 @@ def test_labels_stay_and_sums_leave():
     assert set(asked.part) == {*given, "seed", "P", "centers", "labels"}
 
 
-# -- split columns ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
-def test_spread_of_columns_far_from_0(kernel):
-    """They count if they vary by more than the rounding of their mean."""
-    X = np.random.default_rng(0).normal(size=(20_000, 3)) * 1e-3
-    far = np.column_stack([X + 5e8, np.full(len(X), 0.1)])  # the last one is constant
-    spread = join_limbs(client.spread(Party(far), kernel)["spread"])
-    near = join_limbs(client.spread(Party(far[:, :3] - 5e8), kernel)["spread"])
-    np.testing.assert_allclose(spread, near, rtol=1e-6)
-
-
-@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
-def test_spread_of_the_columns(kernel):
-    asked = party()
-    asked.X = asked.X + 1e6  # far from 0 for its spread
-    spread = join_limbs(client.spread(asked, kernel)["spread"])
-    deviations = asked.X.std(axis=0)
-    expected = deviations.sum() if kernel == "laplacian" else (deviations**2).sum()
-    np.testing.assert_allclose(spread, [expected], rtol=1e-9)
-
-
-@pytest.mark.parametrize("bits", [16, 32, 64])
-def test_angles_are_those_of_the_partys_own_seed(bits):
-    asked = party()
-    angles = client.angles(asked, 3, 6, bits, "gaussian", 0.5)["angles"]
-    seed = int.from_bytes(party().rng("features").bytes(16))
-    draws = RandomFeatures("gaussian", 2, bandwidth("gaussian", 0.5), seed)
-    np.testing.assert_array_equal(angles, draws.angles(asked.X, 3, 9, bits))
-    other = client.angles(party(2), 3, 6, bits, "gaussian", 0.5)["angles"]
-    assert not np.array_equal(angles, other)
-
-
-def test_angles_are_of_all_rows():
-    asked = party(consent=limited(N - 1))
-    with pytest.raises(PartyError, match=r"consent .* 11 rows"):
-        client.angles(asked, 0, 4, 16, "gaussian", 0.5)
-
-
-def test_labels_of_the_server_are_kept():
-    asked, labels = party(), np.arange(N, dtype=np.int32) % 3
-    assert client.labels(asked, labels) == {"kept": False}
-    np.testing.assert_equal(asked.part, {"labels": labels})
-    np.testing.assert_array_equal(asked.predictions.values, labels)
-
-
 # -- impossible requests ---------------------------------------------------------------
 
 R = np.ones((D_1, 2))
@@ -493,20 +441,6 @@ REFUSED = [
         lambda asked: client.assign(asked, np.ones((2, 3))),
         "centers must have",
     ),
-    # Split columns.
-    (
-        ready,
-        lambda asked: client.angles(asked, 0, 2**40, 16, "gaussian", 0.5),
-        "count must be a number of features",
-    ),
-    *(
-        (
-            ready,
-            lambda asked, g=gamma: client.angles(asked, 0, 2, 16, "laplacian", g),
-            "angles must be finite",
-        )
-        for gamma in (5e-324, 1e308)
-    ),
 ]
 
 
@@ -519,7 +453,6 @@ def test_a_request_that_cannot_be_is_refused(made, ask, rule):
 
 _SETUP = {f"setup.{k}": v for k, v in asdict(SETUP).items() if v is not None}
 _GRAM = {"t": 1, **_SETUP, "seed": SEED}
-_ANGLES = {"start": 0, "count": 2, "bits": 16, "kernel": "gaussian", "gamma": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -552,13 +485,6 @@ _ANGLES = {"start": 0, "count": 2, "bits": 16, "kernel": "gaussian", "gamma": 0.
         (client.assign, {"centers": np.ones(2)}, "centers"),
         (client.assign, {"centers": np.ones((0, 2))}, "centers"),
         (client.assign, {"centers": np.ones((4092, 2))}, "centers"),
-        (client.spread, {"kernel": "polynomial"}, "kernel"),
-        (client.angles, {**_ANGLES, "bits": 8}, "bits"),
-        (client.angles, {**_ANGLES, "count": 0}, "count"),
-        (client.angles, {**_ANGLES, "gamma": math.inf}, "gamma"),
-        (client.labels, {"labels": np.zeros(N - 1, np.int32)}, "labels"),
-        (client.labels, {"labels": np.full(N, -1)}, "labels"),
-        (client.labels, {"labels": np.zeros(N)}, "labels"),
     ],
 )
 def test_a_request_that_is_not_as_declared(step, values, name):
@@ -568,10 +494,9 @@ def test_a_request_that_is_not_as_declared(step, values, name):
 
 def test_a_request_as_declared():
     """What the table above differs from."""
-    for step, values in ((client.gram, _GRAM), (client.angles, _ANGLES)):
-        sizes = {"n_rows": N, "n_columns": 2}
-        arguments = structure(step.contract.request, values, sizes)
-        assert flatten(arguments) == values
+    sizes = {"n_rows": N, "n_columns": 2}
+    arguments = structure(client.gram.contract.request, _GRAM, sizes)
+    assert flatten(arguments) == _GRAM
 
 
 # -- k-means by sums -------------------------------------------------------------------

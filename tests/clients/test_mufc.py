@@ -491,7 +491,6 @@ def test_each_row_must_be_in_the_box(north):
     [
         (mufc.train, {"key": b"short"}, "key must have 16 bytes"),
         (mufc.train, {"model": "../x"}, "id of a model"),
-        (mufc.train, {"abandoned": ["../x"]}, "id of a model"),
         (mufc.forget, {"model": "../x"}, "id of a model"),
         (mufc.forget, {"model": "f" * 16}, "no state of model"),
         (mufc.forget, {"version": 2}, "keeps version 1"),

@@ -94,7 +94,6 @@ def agreed(**changes):
 LINEAR = {"method": "cg", "n": N, "l2": 1.0, "intercept": True, "test_fraction": 0.0}
 DISTDIM = {"local_clustering": "lloyd", "test_fraction": 0.0}
 STEP = {"loss": "logistic", "regularization": 0.0}
-ANGLES = {"kernel": "gaussian", "gamma": 0.1, "bits": 16, "start": 0}
 TRAIN = {"model": "0" * 16, "key": bytes(16), "keep": False}
 
 ATTACKS = {
@@ -193,10 +192,6 @@ ATTACKS = {
         *(kernel_kmeans.gram, begun, "degree"),
         {"t": 1, "setup": embedding(kernel="polynomial", degree=51)},
     ),
-    "angles of columns": (
-        *(kernel_kmeans.angles, party, "count"),
-        {**ANGLES, "count": 2**17},
-    ),
     "own clusters": (
         *(mufc.train, party, "local_clusters"),
         {**TRAIN, "settings": agreed(local_clusters=2**12 + 1)},
@@ -208,10 +203,6 @@ ATTACKS = {
     "centres of all": (
         *(mufc.commit, party, "centers"),
         {"version": 1, "run": "a", "centers": np.zeros((2**12 + 1, D))},
-    ),
-    "abandoned models": (
-        *(mufc.train, party, "abandoned"),
-        {**TRAIN, "settings": agreed(), "abandoned": ["0" * 16] * 101},
     ),
 }
 

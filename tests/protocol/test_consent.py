@@ -101,9 +101,16 @@ def test_an_empty_file_lets_sums_leave():
     assert Consent().least_parties == 3
 
 
+def test_a_file_of_an_earlier_version_is_read():
+    """It had a key for runs that continue without a party, which no run does now."""
+    assert Consent.parse({"parties-may-leave": False}) == Consent()
+
+
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
+        ("parties-may-leave = true", "'parties-may-leave' must be false or left out"),
+        ("parties-may-leave = 0", "'parties-may-leave' must be false or left out"),
         ("rows = 5", "'rows' is not a value"),
         ("min-parties = 2", "'min-parties' must be a whole number of at least 3"),
         ('two-parties = "yes"', "'two-parties' must be True or False"),
@@ -179,7 +186,6 @@ STRATEGIES = {
     "doubly stochastic": FDSKL(solver="doubly-stochastic", iterations=2, block=4),
     "kernel k-means": FKKMeans(2, 4, 8, 2, passes=2),
     "kernel coreset": FKKMeans(2, 4, 8, 2, clustering="coreset"),
-    "split columns": FKKMeans(2, 4, 8, 2, partition="vertical"),
     "mufc": MUFC(2),
     "mufc of rows": MUFC(2, client_training="init"),
 }
@@ -190,7 +196,7 @@ def test_a_strategy_needs_what_it_says_and_nothing_less(tmp_path, name):
     """One of five coresets of these rows has labels that no Gram matrix takes."""
     strategy = STRATEGIES[name]
     parties = made(tmp_path, [letting(*strategy.needs)] * 3)
-    if strategy.partition == "horizontal" or isinstance(strategy, FKKMeans):
+    if strategy.partition == "horizontal":
         for party in parties:
             party.y = None
     with repeated_draws(0):

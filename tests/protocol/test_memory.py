@@ -248,29 +248,3 @@ def test_rows_that_change_during_a_run(other):
     party = Party(X, ids=ids[::-1]) if isinstance(other, str) else Party(other)
     with pytest.raises(PartyError, match="have changed during the run"):
         run.memory.enter(frame, party)
-
-
-def test_parties_that_have_left_do_not_come_back():
-    run = Run()
-    keys = bytes([1]) * 32, bytes([2]) * 32, bytes([3]) * 32
-    whole = {"parties": 5, "peers": run.frame.peers + b"".join(keys), "fewest": 3}
-    run.leave(run.enter(**whole))
-    later = {"peers": None, "fewest": None}
-    party = run.enter(**later, left=[3])
-    assert (party.n_parties, party.n_left, party.fewest) == (4, 1, 3)
-    run.leave(party)
-    for left in (None, [], [4]):
-        with pytest.raises(PartyError, match="has left the run does not come back"):
-            run.enter(left=left)
-        run.frame = replace(run.frame, round=2)
-    run.leave(run.enter(left=[3, 4]))
-    with pytest.raises(PartyError, match="goes on with 3 parties or more, got 2"):
-        run.enter(left=[0, 3, 4])
-
-
-def test_all_parties_stay_unless_the_first_message_says_other():
-    run = Run()
-    keys = bytes([1]) * 32, bytes([2]) * 32
-    run.leave(run.enter(parties=4, peers=run.frame.peers + b"".join(keys)))
-    with pytest.raises(PartyError, match="all parties with which it began"):
-        run.enter(peers=None, fewest=3, left=[3])

@@ -36,7 +36,6 @@ from vfl_flower.protocol.messages import (
 )
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import PartyError
-from vfl_flower.protocol.replies import order_of
 from vfl_flower.protocol.steps import STEPS, Step, Sum, each
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.typing import Array
@@ -498,82 +497,6 @@ def test_names_of_parties_differ_however_data_are_split(partition, clock):
 def test_one_party_where_one_is_enough(clock):
     parties = greet(rows_of(4), partition="horizontal", least=1, masking="plain")
     assert (len(parties), parties.n_rows) == (1, 4)
-
-
-# -- a run without a party that failed -------------------------------------------------
-
-
-def given(*indices: int) -> dict[int, dict[str, Any]]:
-    """Return what nodes 100, 101, .. say of their place."""
-    return {100 + k: {"index": j, "name": f"n{j}"} for k, j in enumerate(indices)}
-
-
-@pytest.mark.parametrize(
-    ("indices", "order"),
-    [
-        ((0, 2, 3), [100, 101, 102]),
-        ((3, 0, 2), [101, 102, 100]),
-        ((7,), [100]),
-        ((1, 0), [101, 100]),
-    ],
-)
-def test_order_with_gaps(indices, order):
-    assert order_of(given(*indices), gaps=True) == order
-
-
-@pytest.mark.parametrize("indices", [(0, 0, 2), (2, -1, 0)])
-def test_order_with_gaps_that_is_none(indices):
-    with pytest.raises(FederationError, match="must be distinct, but 'n"):
-        order_of(given(*indices), gaps=True)
-
-
-def test_order_of_names_with_gaps():
-    replies = given(-1, -1)
-    replies[100]["name"], replies[101]["name"] = "b", "a"
-    assert order_of(replies, gaps=True) == order_of(replies) == [101, 100]
-
-
-def test_parties_without_one(clock):
-    grid = Edited(rows_of(3, 4, 5, 6))
-    parties = greet(grid, without=[1001], partition="horizontal")
-    assert [party.node_id for party in parties] == [1000, 1002, 1003]
-    assert parties.n_rows == 14
-    assert {m.metadata.dst_node_id for m in grid.sent} == {1000, 1002, 1003}
-    replies = parties.ask(probe)
-    assert replies.each("index") == [0, 1, 2]  # masks are between those that are left
-    sums = parties.secure_sum(total.summing(total=8.0))
-    np.testing.assert_array_equal(sums["total"], [6.0, 6.0])
-
-
-def test_parties_that_were_announced_without_one(clock):
-    """Nodes say that there are three; the server waits for the two others alone."""
-    grid = Edited(some(3), [{"n_parties": 3}] * 3)
-    parties = greet(grid, without=[1002], n_parties=3)
-    assert [party.node_id for party in parties] == [1000, 1001]
-    assert clock.now == 0
-
-
-def test_too_few_parties_are_left(clock):
-    """They have connected before, so that nobody else is waited for."""
-    with pytest.raises(FederationError, match="needs 2 parties, 1 left"):
-        greet(some(2), without=[1000])
-    assert clock.now == 0
-
-
-@pytest.mark.parametrize("kind", ["lose request", "lose reply"])
-def test_who_failed_is_known_by_node_and_name(kind, clock):
-    parties = greet(FaultyGrid(some(), [Fault(kind, "probe", 1)], clock))
-    with pytest.raises(PartyFailed) as caught:
-        parties.ask(probe)
-    assert caught.value.nodes == {1001: "party-1"}
-
-
-@pytest.mark.parametrize("step", [failing, refusing])
-def test_who_refused_is_known_by_node_and_name(step, clock):
-    with pytest.raises(PartyFailed) as caught:
-        greet(some()).ask(step)
-    name = caught.value.party
-    assert caught.value.nodes == {1000 + int(name[-1]): name}
 
 
 # -- two parties -----------------------------------------------------------------------

@@ -12,9 +12,7 @@ from simulations import kernel_kmeans
 from simulations.experiments import MissingData
 from simulations.kernel_kmeans import (
     CRITERIA,
-    FORMS,
     SOLVERS,
-    Leaving,
     Rows,
     app,
     clustering,
@@ -24,8 +22,6 @@ from simulations.kernel_kmeans import (
     floats_page,
     generated,
     interval,
-    leaving,
-    leaving_page,
     load,
     needed,
     nmi,
@@ -354,7 +350,7 @@ def test_both_forms_of_k_means_are_run_on_the_same_splits(data):
             assert float(cells[f"NMI, {form}"]) == pytest.approx(mean, abs=1e-3)
 
 
-# --- The number of clusters, and a party that leaves ----------------------------------
+# --- The number of clusters ----------------------------------------------------------
 
 
 def test_the_number_of_clusters_is_chosen_beside_pooled_criteria(monkeypatch):
@@ -381,32 +377,6 @@ def test_generated_rows_have_as_many_groups_as_their_name_says(name):
     else:
         centers = np.array([X[y == j].mean(axis=0) for j in range(y.max() + 1)])
         assert (assign(X, centers)[0] == y).mean() > 0.99
-
-
-def test_a_party_leaves_in_each_form(data, monkeypatch):
-    chosen = ["nobody leaves", "goes on, iteration 11", "begins again, iteration 11"]
-    monkeypatch.setattr(kernel_kmeans, "FORMS", {form: FORMS[form] for form in chosen})
-    entry = leaving(data, parties=4, seeds=1)
-    trips = {form: cells["round_trips"][0] for form, cells in entry["forms"].items()}
-    assert list(trips) == chosen
-    assert trips["goes on, iteration 11"] < trips["begins again, iteration 11"]
-    errors = [cells["error"][0] for cells in entry["forms"].values()]
-    assert max(errors) < 2 * min(errors)
-    assert all(cells["nmi"][0] > 0.7 for cells in entry["forms"].values())
-    heading, page = leaving_page({"blobs": entry})
-    assert heading == "## A party that leaves"
-    assert len(page.splitlines()) == 2 + len(chosen)
-
-
-@pytest.mark.parametrize(("action", "nth"), [("gram", 2), ("lloyd", 0)])
-def test_the_last_party_is_away_from_a_message_on(data, action, nth):
-    parts = np.split(data.X, 4)
-    grid = Leaving([Party(X) for X in parts], action, nth)
-    settings = {"iterations": 4, "n_init": 2, "min_parties": 3}
-    result = FKKMeans(3, 4, 20, **settings).start(grid)
-    assert result.model.missing == ["party-3"]
-    entry = result.ledger.entry(f"kernel_kmeans_{action}", "party-3")
-    assert entry.messages == nth + 1
 
 
 # --- The command ---------------------------------------------------------------------

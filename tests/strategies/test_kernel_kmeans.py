@@ -27,16 +27,14 @@ from vfl_flower.numerics.distributed_kmeans import (
     sample,
     split_budget,
 )
-from vfl_flower.numerics.kernel_embedding import bandwidth, feature_blocks
+from vfl_flower.numerics.kernel_embedding import feature_blocks
 from vfl_flower.numerics.kernel_kmeans import (
     default_threshold,
     feature_range,
     first_features,
 )
-from vfl_flower.numerics.kmeans import assign, weighted_kmeans
-from vfl_flower.numerics.random_features import RandomFeatures, features
+from vfl_flower.numerics.kmeans import assign
 from vfl_flower.protocol.messages import pack, unpack
-from vfl_flower.protocol.replies import order_of
 from vfl_flower.protocol.strategy import ProtocolResult, Run
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import FKKMeans
@@ -67,12 +65,6 @@ def by_rows(count: int = 3, X: np.ndarray | None = None) -> list[Party]:
     return [Party(x, name=name) for x, name in zip(blocks, NAMES, strict=False)]
 
 
-def by_columns(count: int = 3) -> list[Party]:
-    """Return parties with other columns of the same rows."""
-    cuts = {1: [], 2: [2], 3: [1, 3]}[count]
-    return [Party(x) for x in np.split(data()[0], cuts, axis=1)]
-
-
 def strategy(**settings: Any) -> FKKMeans:
     small = {
         "n_clusters": K,
@@ -82,20 +74,14 @@ def strategy(**settings: Any) -> FKKMeans:
         "subspace_tol": 0.0,
         "n_init": 3,
         "seed": SEED,
+        "clustering": "coreset",  # test_kernel_kmeans_sums.py has the default
     }
-    if settings.get("partition") != "vertical":
-        small["clustering"] = "coreset"  # test_kernel_kmeans_sums.py has the default
     return FKKMeans(**small | settings)
 
 
 @cache
 def run(count: int = 3, **settings: Any) -> ProtocolResult:
     return simulate(strategy(**settings), by_rows(count))
-
-
-@cache
-def vertical(count: int = 3, **settings: Any) -> ProtocolResult:
-    return simulate(strategy(partition="vertical", **settings), by_columns(count))
 
 
 def embedding(result: ProtocolResult, X: np.ndarray | None = None) -> np.ndarray:
@@ -399,28 +385,6 @@ def test_floats_of_the_k_means():
     assert sent.sum() <= (30 + 3 * K) * (S + 1)
 
 
-@pytest.mark.parametrize(
-    ("settings", "bits"),
-    [({}, 16), ({"bits": 32}, 32), ({"masking": "plain"}, 64)],
-)
-@pytest.mark.parametrize("block_bytes", [2000, 16_000_000])
-def test_round_trips_of_split_columns(settings, bits, block_bytes):
-    """Hello, spread, as many messages as hold the angles, labels."""
-    result = vertical(block_bytes=block_bytes, **settings)
-    count = first_features(D, S) + (T - 1) * D
-    blocks = math.ceil(count / (block_bytes * 8 // (bits * N)))
-    assert (blocks == 1) == (block_bytes > 2000)
-    assert trips(result.ledger) == {
-        "hello": 1,
-        "kernel_kmeans_spread": 1,
-        "kernel_kmeans_angles": blocks,
-        "kernel_kmeans_labels": 1,
-    }
-    assert uploaded(result.ledger, "kernel_kmeans_angles") == [count * N] * 3
-    given = vertical(gamma=0.01)
-    assert "kernel_kmeans_spread" not in given.ledger.waits
-
-
 # -- parties that drop out -------------------------------------------------------------
 
 HORIZONTAL = ("hello", *(f"kernel_kmeans_{a}" for a in ["begin", "gram", "local"]))
@@ -431,38 +395,11 @@ DROPPED = [
 TIMEOUT = 10.0
 
 
-def faulty(clock, *faults: Fault, names: bool = True, **settings: Any) -> Any:
-    """Return the result of four parties of which some fail, and the grid."""
-    federation = by_rows(4)
-    if not names:
-        federation = [Party(party.X) for party in federation]
-    grid = FaultyGrid(federation, faults, clock)
-    made = strategy(**settings)
-    result = made.start(grid, timeout=TIMEOUT)
-    made.complete(result.model, grid.memories())
-    return result, grid
-
-
-def rest_of(*missing: int) -> ProtocolResult:
-    kept = [party for m, party in enumerate(by_rows(4)) if m not in missing]
-    return simulate(strategy(), kept)
-
-
-def assert_same(result: ProtocolResult, expected: ProtocolResult) -> None:
-    """Raise unless it is the same model and the same metrics, bit for bit."""
-    actual, wanted = result.model.arrays(), expected.model.arrays()
-    for arrays in (actual, wanted):
-        del arrays["model"], arrays["missing"]
-    np.testing.assert_equal(actual, wanted)
-    metrics = result.metrics
-    del metrics["missing"]
-    assert metrics == expected.metrics
-
-
 @pytest.mark.parametrize(("action", "kind"), DROPPED)
 def test_a_party_that_drops_out_ends_the_run(action, kind, clock):
+    grid = FaultyGrid(by_rows(4), [Fault(kind, action, 1, nth=None)], clock)
     with pytest.raises(PartyFailed) as caught:
-        faulty(clock, Fault(kind, action, 1, nth=None))
+        strategy().start(grid, timeout=TIMEOUT)
     name = "node 1001" if action == "hello" else "weather"
     reason = "as planned" if kind == "raise" else "no reply within 10 s"
     assert str(caught.value).startswith(f"party {name!r} failed in {action!r}")
@@ -471,111 +408,9 @@ def test_a_party_that_drops_out_ends_the_run(action, kind, clock):
     assert caught.value.nodes == {1001: name}
 
 
-@pytest.mark.parametrize(("action", "kind"), DROPPED)
-def test_a_run_goes_on_without_a_party_that_drops_out(action, kind, clock):
-    """It is the run of the rest, and says whose rows it lacks."""
-    result, _ = faulty(clock, Fault(kind, action, 1, nth=None), allow_missing=True)
-    assert_same(result, rest_of(1))
-    name = "node 1001" if action == "hello" else "weather"
-    assert result.model.missing == [name]
-    assert result.metrics["missing"] == 1
-    assert result.model.note.endswith(f"; without {name}")
-    assert [len(labels) for labels in result.model.labels_] == [30] * 3
-
-
-def test_a_run_goes_on_without_the_party_that_drew_the_seed(clock):
-    fault = Fault("raise", "kernel_kmeans_gram", 0, nth=1)
-    result, _ = faulty(clock, fault, allow_missing=True)
-    assert_same(result, rest_of(0))
-    assert result.model.missing == ["airline"]
-
-
-def test_two_parties_that_drop_out_one_after_the_other(clock):
-    faults = [
-        Fault("raise", "kernel_kmeans_begin", 3, nth=None),
-        Fault("lose reply", "kernel_kmeans_sample", 0, nth=None),
-    ]
-    settings = {"allow_missing": True, "allow_two_parties": True}
-    result, _ = faulty(clock, *faults, **settings)
-    assert result.model.missing == ["bank", "airline"]
-    assert result.metrics["missing"] == 2
-    assert result.model.note.endswith("; without bank, airline")
-    kept = simulate(strategy(allow_two_parties=True), by_rows(4)[1:3])
-    assert_same(result, kept)
-
-
-def test_two_parties_that_are_left_are_refused(clock):
-    faults = [Fault("raise", "kernel_kmeans_gram", m, nth=None) for m in (0, 2)]
-    with pytest.raises(
-        FederationError, match="it needs at least three parties"
-    ) as caught:
-        faulty(clock, *faults, allow_missing=True)
-    text = str(caught.value)
-    assert "before that, party 'registry' failed in 'kernel_kmeans_gram'" in text
-    assert text.endswith("the run began again without airline, registry")
-
-
-def test_one_party_that_is_left_is_not_enough(clock):
-    """Although two are allowed, and all three are silent at once."""
-    faults = [Fault("lose reply", "kernel_kmeans_gram", m, nth=None) for m in (0, 1, 3)]
-    settings = {"allow_missing": True, "allow_two_parties": True}
-    with pytest.raises(FederationError, match="the run needs 2 parties, 1 left"):
-        faulty(clock, *faults, **settings)
-
-
-def test_the_messages_before_a_party_dropped_out_are_counted(clock):
-    fault = Fault("raise", "kernel_kmeans_local", 1, nth=None)
-    result, grid = faulty(clock, fault, allow_missing=True)
-    assert result.ledger.messages == grid._pushed
-    rest = rest_of(1).ledger
-    counts = trips(result.ledger)
-    assert counts["hello"] == counts["kernel_kmeans_begin"] == 2
-    assert counts["kernel_kmeans_gram"] == 2 * T
-    for (action, name), entry in rest.entries.items():
-        again = action in HORIZONTAL[:4]
-        messages = result.ledger.entries[action, name].messages
-        assert messages == entry.messages * (2 if again else 1)
-
-
-def test_no_party_is_called_by_the_name_of_a_missing_one(clock):
-    fault = Fault("raise", "kernel_kmeans_gram", 1, nth=None)
-    result, _ = faulty(clock, fault, names=False, allow_missing=True)
-    assert result.model.missing == ["party-1"]
-    last = [e for e in result.ledger.entries.values() if e.action.endswith("assign")]
-    assert {e.party for e in last} == {"party-0", "party-2", "party-3"}
-
-
-def test_missing_parties_are_awaited_no_more(clock):
-    """A run for four goes on with three."""
-    fault = Fault("raise", "kernel_kmeans_gram", 2, nth=None)
-    result, _ = faulty(clock, fault, allow_missing=True, n_parties=4)
-    assert result.model.missing == ["registry"]
-
-
-def test_partition_ids_may_have_gaps_only_where_parties_are_missing():
-    def replies(*indices: int) -> dict[int, dict[str, Any]]:
-        return {
-            1000 + j: {"index": index, "name": f"u{j}"}
-            for j, index in enumerate(indices)
-        }
-
-    assert order_of(replies(3, 0, 1), gaps=True) == [1001, 1002, 1000]
-    assert order_of(replies(2, 0, 1)) == [1001, 1002, 1000]
-    assert order_of(replies(-1, -1, -1), gaps=True) == [1000, 1001, 1002]
-    for indices, gaps in (
-        ((3, 0, 1), False),
-        ((1, 0, 1), True),
-        ((-1, 0, 2), True),
-        ((-1, -1, 2), True),
-    ):
-        with pytest.raises(FederationError, match=r"the partition-ids .* of 3"):
-            order_of(replies(*indices), gaps=gaps)
-
-
 # -- bad input: the constructor --------------------------------------------------------
 
 POLYNOMIAL = {"kernel": "polynomial"}
-COLUMNS = {"partition": "vertical"}
 PLAIN_LANCZOS = {"eigensolver": "lanczos", "masking": "plain"}
 CEM = "cem can be false only with eigensolver 'lanczos' and masking 'plain'"
 
@@ -595,7 +430,6 @@ CEM = "cem can be false only with eigensolver 'lanczos' and masking 'plain'"
         ({"n_init": 0}, "n_init", "at least 1"),
         ({"kernel": "cosine"}, "kernel", "polynomial"),
         ({"eigensolver": "power"}, "eigensolver", "block-lanczos"),
-        ({"partition": "diagonal"}, "partition", "vertical"),
         ({"masking": "none"}, "masking", "plain"),
         *(
             ({name: value}, name, f"above 0 .*'auto'.*{re.escape(repr(value))}")
@@ -611,9 +445,6 @@ CEM = "cem can be false only with eigensolver 'lanczos' and masking 'plain'"
         ({**POLYNOMIAL, "offset": -1.0}, "offset", "at least 0"),
         ({**POLYNOMIAL, "degree": 0}, "degree", "at least 1"),
         ({**POLYNOMIAL, "degree": 51}, "degree", "at most 50"),
-        ({**COLUMNS, "bits": 8}, "bits", "16"),
-        ({**COLUMNS, "block_bytes": 0}, "block_bytes", "at least 1"),
-        ({**COLUMNS, **POLYNOMIAL}, "kernel", "partition 'vertical'"),
         ({"cem": False}, CEM, "got 'gram' and 'ring'"),
         ({"cem": False, "eigensolver": "lanczos"}, CEM, "got 'lanczos' and 'ring'"),
         ({"cem": False, **POLYNOMIAL, **PLAIN_LANCZOS}, "kernel", "cem"),
@@ -626,19 +457,6 @@ CEM = "cem can be false only with eigensolver 'lanczos' and masking 'plain'"
                 ({"kernel": "laplacian"}, "kernel 'laplacian'", {"offset": 0.0}),
                 ({}, "eigensolver 'gram'", {"block_size": 4}),
                 ({"eigensolver": "lanczos"}, "eigensolver", {"block_size": 4}),
-                ({}, "partition 'horizontal'", {"bits": 32, "block_bytes": 9}),
-                (
-                    COLUMNS,
-                    "partition 'vertical'",
-                    {
-                        "eigensolver": "lanczos",
-                        "coreset_size": 30,
-                        "standardize": True,
-                        "allow_two_parties": True,
-                        "allow_missing": True,
-                        "cem": False,
-                    },
-                ),
             )
             for name, value in unused.items()
         ),
@@ -656,7 +474,7 @@ def test_the_seven_arguments_that_may_come_without_their_names():
     assert given == (3, 4, 8, 2)
     assert (made.kernel, made.gamma, made.eigensolver) == ("laplacian", 0.5, "lanczos")
     with pytest.raises(TypeError, match="positional"):
-        FKKMeans(3, 4, 8, 2, "laplacian", 0.5, "lanczos", "vertical")
+        FKKMeans(3, 4, 8, 2, "laplacian", 0.5, "lanczos", "auto")
 
 
 def test_one_party_is_enough_without_masks():
@@ -746,16 +564,6 @@ def test_constant_data(kernel, value):
     assert sentence.startswith("gamma needs a column that varies")
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, 1e7 / 3])
-@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
-def test_constant_data_of_split_columns(kernel, value):
-    """0.1 has no exact mean of 30: a deviation of 1e-17 is no spread."""
-    federation = [Party(np.full((30, 2), value)) for _ in range(3)]
-    sentence, messages = refusal(federation, kernel=kernel, partition="vertical")
-    assert sentence == "gamma 'auto' needs a column that varies"
-    assert messages == 6
-
-
 def test_data_that_are_zero():
     federation = split(np.zeros((30, 2)))
     sentence, _ = refusal(federation, kernel="polynomial")
@@ -839,23 +647,13 @@ def test_products_of_embedded_rows_estimate_the_kernel():
     assert kernel.std() > 0.2  # or a constant would do as well
 
 
-@pytest.mark.parametrize("train", [run, vertical])
-def test_saved_and_loaded(train, tmp_path):
-    model = train().model
+def test_saved_and_loaded(tmp_path):
+    model = run().model
     again = KernelKMeansModel.load(model.save(tmp_path / "m.npz"))
     np.testing.assert_equal(again.arrays(), model.arrays())
     np.testing.assert_equal(again.labels_, model.labels_)
     assert (again.note, again.number) == (model.note, model.number)
-    if train is run:
-        np.testing.assert_array_equal(
-            again.predict(data()[0]), model.predict(data()[0])
-        )
-
-
-def test_split_columns_label_no_new_rows():
-    for ask in (vertical().model.predict, vertical().model.transform):
-        with pytest.raises(ValueError, match="only a model of split rows"):
-            ask(data()[0])
+    np.testing.assert_array_equal(again.predict(data()[0]), model.predict(data()[0]))
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (5,), (3, 6)])
@@ -890,18 +688,15 @@ def test_what_is_recorded():
     assert result.metrics["smallest_cluster"] == sizes.min()
     assert result.metrics["largest_cluster"] == sizes.max()
     assert result.metrics["iterations"] == T
-    assert "missing" not in result.metrics
-    assert result.model.missing == []
     assert result.model.cluster_centers_.shape == (K, S)
 
 
-@pytest.mark.parametrize("partition", ["horizontal", "vertical"])
-def test_a_model_is_kept_where_all_have_a_state_dir(partition, tmp_path):
+def test_a_model_is_kept_where_all_have_a_state_dir(tmp_path):
     for with_one in (2, 3):
-        federation = by_rows() if partition == "horizontal" else by_columns()
+        federation = by_rows()
         for party in federation[:with_one]:
             party.state_dir = tmp_path
-        model = simulate(strategy(partition=partition), federation).model
+        model = simulate(strategy(), federation).model
         assert model.kept == (with_one == 3)
         assert model.n_columns == 5
 
@@ -940,12 +735,6 @@ def test_gamma_is_that_of_all_rows(kernel, standardize):
     result = run(5, kernel=kernel, standardize=standardize)
     assert math.isclose(result.model.gamma, numpy_gamma(kernel, X), rel_tol=1e-9)
     assert result.model.gamma == result.metrics["gamma"]
-
-
-@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
-def test_gamma_of_split_columns(kernel):
-    gamma = vertical(kernel=kernel).model.gamma
-    assert math.isclose(gamma, numpy_gamma(kernel, data()[0]), rel_tol=1e-9)
 
 
 def test_gamma_that_is_given_is_taken():
@@ -1089,18 +878,6 @@ def test_equal_rows_have_equal_labels_where_there_are_more_clusters(kernel, sett
         np.testing.assert_array_equal(model.predict(rows[which]), labels)
 
 
-def test_equal_rows_of_split_columns_have_equal_labels():
-    """An odd number of rows, so that the last are not computed as the others are."""
-    which = np.random.default_rng(0).integers(3, size=N - 7)
-    X = data()[0][:3][which]
-    small = {"n_clusters": 4, "n_components": 5, "iterations": 3}
-    for seed in range(8):
-        federation = [Party(x) for x in np.split(X, [2], axis=1)]
-        seeded = strategy(**small, partition="vertical", seed=seed)
-        labels = simulate(seeded, federation).model.labels_[0]
-        assert adjusted_rand_score(which, labels) == 1
-
-
 # -- what leaves a party ---------------------------------------------------------------
 
 
@@ -1117,15 +894,6 @@ def test_consent_bounds_the_points():
             simulate(strategy(**settings), federation)
         assert caught.value.action == "kernel_kmeans_sample"
         assert re.search("consent .*39 rows .* 40", caught.value.reason)
-
-
-def test_consent_of_split_columns():
-    """The server learns the angles of all rows."""
-    federation = by_columns()
-    federation[1].consent = limited(N - 1)
-    with pytest.raises(PartyFailed, match="lets 119 rows leave it") as caught:
-        simulate(strategy(partition="vertical"), federation)
-    assert caught.value.action == "kernel_kmeans_angles"
 
 
 # -- the early stop --------------------------------------------------------------------
@@ -1148,10 +916,6 @@ def test_the_run_ends_when_the_subspace_stands_still():
 def test_a_large_tolerance_ends_it_after_two():
     """The first has nothing to compare with."""
     assert run(iterations=8, subspace_tol=1e9).metrics["iterations"] == 2
-    result = vertical(iterations=8, subspace_tol=1e9, block_bytes=2000)
-    assert result.metrics["iterations"] == 2
-    whole = vertical(iterations=8, block_bytes=2000).ledger
-    assert result.ledger.round_trips < whole.round_trips
 
 
 @pytest.mark.parametrize(
@@ -1177,102 +941,10 @@ def test_no_early_stop_where_the_subspace_has_all_directions(eigensolver, thresh
     assert early.metrics["iterations"] == 2
 
 
-def test_no_early_stop_where_split_columns_have_few_distinct_rows():
-    rows = np.repeat(data()[0][:S], N // S, axis=0)
-    federation = [Party(x) for x in np.split(rows, [2], axis=1)]
-    settings = {"partition": "vertical", "subspace_tol": 0.01, "iterations": 4}
-    result = simulate(strategy(**settings), federation)
-    assert result.metrics["iterations"] == 4
-    assert max(column(result, "moved")[1:]) < 1e-6
-
-
 def test_an_early_stop_needs_more_directions_than_components():
     """The first has four features for five: only the second can tell that there are."""
     settings = {"n_features": 4, "threshold": 0.5, "subspace_tol": 1e9}
     assert run(iterations=8, **settings).metrics["iterations"] == 2
-
-
-# -- split columns ---------------------------------------------------------------------
-
-
-@cache
-def pooled_columns(kernel: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return eigenvalues, H and labels of all columns in one place."""
-    width = bandwidth(kernel, numpy_gamma(kernel, data()[0]))
-    frequencies = [
-        RandomFeatures(
-            kernel,
-            party.X.shape[1],
-            width,
-            int.from_bytes(stream(j, "features").bytes(16)),
-        )
-        for j, party in enumerate(by_columns())
-    ]
-
-    def draw(t: int) -> np.ndarray:
-        first = first_features(D, S)
-        start, stop = (
-            (0, first) if t == 1 else (first + (t - 2) * D, first + (t - 1) * D)
-        )
-        turns = [
-            draws.angles(party.X, start, stop, 64)
-            for draws, party in zip(frequencies, by_columns(), strict=True)
-        ]
-        return features(np.sum(turns, axis=0))
-
-    *_, last = pooled_fkkm(draw, T, S)
-    rng = Run(SEED).rng("k-means")
-    centers, _ = weighted_kmeans(last.H, K, np.ones(N), rng, 3)
-    values = last.values[:S] + (1 - last.eta) * last.threshold
-    return values, last.H, assign(last.H, centers)[0]
-
-
-@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [({"masking": "plain"}, 1e-9), ({"bits": 32}, 1e-5), ({"bits": 16}, 0.02)],
-)
-def test_split_columns_give_what_pooled_ones_do(settings, error, kernel):
-    values, _, labels = pooled_columns(kernel)
-    result = vertical(kernel=kernel, **settings)
-    np.testing.assert_allclose(result.model.eigenvalues_, values, rtol=error)
-    for party_labels in result.model.labels_:
-        if settings.get("bits") == 16:  # a row between two may go to the other
-            assert adjusted_rand_score(party_labels, labels) > 0.97
-        else:
-            np.testing.assert_array_equal(party_labels, labels)
-        np.testing.assert_array_equal(party_labels, result.model.labels_[0])
-
-
-@pytest.mark.parametrize("bits", [16, 32])
-def test_blocks_give_the_same(bits):
-    whole, blocks = (
-        vertical(bits=bits, block_bytes=size) for size in (16_000_000, 2000)
-    )
-    assert blocks.ledger.round_trips > whole.ledger.round_trips
-    actual, expected = whole.model.arrays(), blocks.model.arrays()
-    del actual["model"], expected["model"]
-    np.testing.assert_equal(actual, expected)
-
-
-def test_a_block_smaller_than_a_column_holds_one():
-    count = first_features(D, S)
-    result = vertical(iterations=1, block_bytes=1)
-    assert trips(result.ledger)["kernel_kmeans_angles"] == count
-
-
-def test_two_parties_with_split_columns():
-    result = vertical(2)
-    assert len(result.model.labels_) == 2
-    assert adjusted_rand_score(data()[1], result.model.labels_[1]) > 0.9
-
-
-def test_parties_with_other_rows_are_refused_where_columns_are_split():
-    X, _ = data()
-    federation = [Party(X, name="a"), Party(X[1:], name="b")]
-    sentence, messages = refusal(federation, partition="vertical")
-    assert re.search("same number of rows.*'a' has 120.*'b' has 119", sentence)
-    assert messages == 2
 
 
 # -- seeds -----------------------------------------------------------------------------
@@ -1321,14 +993,9 @@ def test_a_threshold_above_all_eigenvalues():
         run(threshold=1e9)
 
 
-@pytest.mark.parametrize("partition", ["horizontal", "vertical"])
-def test_columns_too_small_for_their_sums(partition):
-    X = 1e-12 * data()[0]
-    made = by_rows(X=X) if partition == "horizontal" else by_columns()
-    for party in made:
-        party.X = 1e-12 * party.X if partition == "vertical" else party.X
+def test_columns_too_small_for_their_sums():
     with pytest.raises(FederationError, match="add up to 1e-15 at least"):
-        simulate(strategy(partition=partition), made)
+        simulate(strategy(), by_rows(X=1e-12 * data()[0]))
 
 
 def test_a_number_of_numpy_is_a_number():
@@ -1437,16 +1104,12 @@ SECOND = [
     (WITHOUT, "project", other(projected=longer), "projected"),
     (WITHOUT, "expand", other(rows=longer), "rows"),
     (WITHOUT, "expand", other(rows=filled(math.nan)), "rows"),
-    (COLUMNS, "spread", other(spread=wider), "spread"),
-    (COLUMNS, "angles", other(angles=wider), "angles"),
-    (COLUMNS, "angles", other(angles=longer), "angles"),
-    (COLUMNS, "labels", other(kept=None), "kept"),
 ]
 
 
 def failing(settings, action, change, everyone=False):
     """Return why a run of three parties ends whose replies were changed."""
-    federation = by_columns() if "partition" in settings else by_rows()
+    federation = by_rows()
     names = dict(zip(federation, NAMES, strict=False))
     for party, name in names.items():
         party.name = name
@@ -1498,7 +1161,6 @@ def test_the_first_party_alone_draws_the_seed(values):
         ({}, "assign", other(inertia=shifted(63)), False),
         ({}, "assign", other(sizes=shifted(61)), False),
         (WITHOUT, "project", other(projected=longer), True),
-        (COLUMNS, "spread", other(spread=shifted(63)), False),
     ],
 )
 def test_a_sum_that_cannot_be_ends_the_run_with_all_names(
@@ -1510,19 +1172,12 @@ def test_a_sum_that_cannot_be_ends_the_run_with_all_names(
     assert "faulty" in text
 
 
-def test_any_angles_are_angles():
-    """Parties that send others than theirs spoil the clusters, and nothing else."""
-    grid = Changed(by_columns(), "angles", other(angles=lambda a: a[::-1].copy()))
-    result = strategy(**TINY, **COLUMNS).start(grid)
-    assert np.isfinite(result.metrics["inertia"])
-
-
 def test_eigenvalues_that_are_not_found_end_the_run_with_all_names(monkeypatch):
     def fail(*_):
         raise np.linalg.LinAlgError("Eigenvalues did not converge")
 
     monkeypatch.setattr("vfl_flower.numerics.kernel_kmeans.np.linalg.eigh", fail)
-    for settings, action in (({}, "gram"), (LANCZOS, "product"), (COLUMNS, "angles")):
+    for settings, action in (({}, "gram"), (LANCZOS, "product")):
         text = str(failing(settings, "none", other()))
         assert f"{STEPS}{action}" in text
         assert all(name in text for name in NAMES[:3])

@@ -8,10 +8,8 @@ it finds, also where that is more than one would like.
 import numpy as np
 import pytest
 from draws import repeated_draws
-from flwr.app import Error, Message
 from kernel_views import nibbles_are_uniform, sent
 from scipy.optimize import least_squares, linear_sum_assignment
-from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
 from transcripts import Recorder, actual, is_uniform, patterns
 
 from simulations.kernel_kmeans_attacks import (
@@ -20,24 +18,20 @@ from simulations.kernel_kmeans_attacks import (
     load,
     scaling,
     squared_distances,
-    up_to_linear,
     up_to_rotation,
 )
 from vfl_flower import FederationError, Party, PartyFailed
-from vfl_flower.numerics.kernel_embedding import bandwidth, embed_rows, feature_blocks
+from vfl_flower.numerics.kernel_embedding import embed_rows, feature_blocks
 from vfl_flower.numerics.kernel_kmeans import (
     compose,
     feature_range,
     stack,
     step_size,
 )
-from vfl_flower.numerics.random_features import RandomFeatures
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.secure_aggregation import (
-    LIMB,
     Relay,
     group,
-    join_limbs,
     new_private_key,
     public_key,
 )
@@ -70,8 +64,6 @@ def watch(parts, seed=None, draws=0, **settings):
     that an attack gives the same result each time. The attacker does not know it.
     """
     given = {**SMALL, **settings}
-    if given.get("partition") == "vertical":
-        del given["clustering"], given["coreset_size"]  # it has none
     if given.get("clustering") == "sums":
         given.pop("coreset_size")
     strategy = FKKMeans(**given, seed=seed)
@@ -224,18 +216,6 @@ def test_what_a_party_adds_to_a_sum_is_uniform_to_the_server(many, action, names
         if seen[m].size > 2000:
             assert is_uniform(seen[m])
     assert not nibbles_are_uniform(sum(seen[1:], seen[0]))
-
-
-@pytest.mark.parametrize("action", ["kernel_kmeans_spread", "kernel_kmeans_angles"])
-def test_what_a_party_adds_with_split_columns_is_uniform_to_the_server(action):
-    X = exponential(60, 6)
-    blocks = [X[:, :1], X[:, 1:3], X[:, 3:]]
-    grids = [watch(blocks, draws=m, partition="vertical") for m in range(12)]
-    name = action.removeprefix("kernel_kmeans_")
-    seen = [words(grids, action, [name], j) for j in range(3)]
-    for j in range(3):
-        assert nibbles_are_uniform(seen[j])
-        assert nibbles_are_uniform(seen[j] + seen[(j + 1) % 3])
 
 
 def forms(seed):
@@ -625,135 +605,6 @@ def test_without_the_seed_points_do_not_say_which_rows_they_are():
         areas.append(auc(score[held], score[~held]))
     assert abs(np.mean(areas) - 0.5) < 5 * np.std(areas) / np.sqrt(150)
     assert auc(scores(right)[held], scores(right)[~held]) == 1
-
-
-# -- a run that begins again without a party -------------------------------------------
-
-
-class Failing(Recorder):
-    """The last party takes part until its rows are to be clustered."""
-
-    def push_messages(self, messages):
-        """Answer in its place that there was an error."""
-        messages = list(messages)
-        numbers = super().push_messages(messages)
-        last = self.get_node_ids()[-1]
-        for message, number in zip(messages, numbers, strict=True):
-            action = message.metadata.message_type.partition(".")[2]
-            if (action, message.metadata.dst_node_id) == ("kernel_kmeans_local", last):
-                error = Message(Error(1002, "ValueError"), reply_to=message)
-                self._replies[number] = error
-        return numbers
-
-    def _keep(self, message, node, up):
-        if message.has_content():
-            super()._keep(message, node, up)
-
-
-@pytest.mark.parametrize(
-    ("settings", "shown"),
-    [
-        ({}, ["sum_x", "sum_squares"]),
-        ({"kernel": "laplacian"}, ["sum_x", "sum_squares"]),
-        ({"kernel": "polynomial"}, ["sum_squares"]),
-        ({"gamma": 0.1}, []),
-        ({"gamma": 0.1, "kernel": "laplacian"}, []),
-        ({"gamma": 0.1, "kernel": "polynomial"}, ["sum_squares"]),
-    ],
-)
-def test_who_fails_later_has_shown_its_sums_with_allow_missing(settings, shown):
-    """Sums with it less those without it: with one row, the row.
-
-    The features are others, so of W no such difference is left. A gamma that is given
-    needs no sums, but for the polynomial kernel: that of all squares, so |x|^2.
-    """
-    X = exponential(61)
-    grid = Failing([Party(rows) for rows in (X[:20], X[20:40], X[40:60], X[60:])])
-    result = FKKMeans(**SMALL, **settings, allow_missing=True).start(grid)
-    assert result.model.missing == ["party-3"]
-    begins = [e for e in grid.transcript if e.action == "kernel_kmeans_begin"]
-    rounds = [[e for e in begins if e.up][:4], [e for e in begins if e.up][4:]]
-    assert [len(entries) for entries in rounds] == [4, 3]
-    names = {name for e in begins for name in e.values if name.startswith("sum")}
-    assert names == set(shown)
-    by_column = settings.get("kernel") == "laplacian"
-    expected = {
-        "sum_x": X[60],
-        "sum_squares": X[60] ** 2 if by_column else [(X[60] ** 2).sum()],
-    }
-    for name in shown:
-        sums = []
-        for entries in rounds:
-            ring = group("ring", LIMB, len(entries))
-            total = sum(e.values[name] for e in entries)
-            sums.append(join_limbs(ring.decode(total)))
-        np.testing.assert_allclose(sums[0] - sums[1], expected[name], rtol=1e-12)
-
-
-# -- (f) split columns: the server has the angles of all rows --------------------------
-
-
-def unroll(turns):
-    """Return angles with their whole turns, up to a constant a feature.
-
-    Differences of rows that are close are below half a turn: go from neighbour to
-    neighbour, those with the largest kernel values first.
-    """
-    phases = np.exp(2j * np.pi * turns)
-    distance = 1 + 1e-9 - (phases @ phases.conj().T).real / turns.shape[1]
-    np.fill_diagonal(distance, 0)
-    order, before = breadth_first_order(minimum_spanning_tree(distance), 0, False)
-    whole = np.zeros_like(turns)
-    for i in order[1:]:
-        step = turns[i] - turns[before[i]]
-        whole[i] = whole[before[i]] + step - np.rint(step)
-    return whole
-
-
-def test_split_columns_show_the_server_all_rows_up_to_a_linear_map():
-    """It does not know the features, but that the angles are linear: rank d."""
-    X, widths = exponential(300, 5), (1, 2, 2)
-    blocks = np.split(X, np.cumsum(widths)[:-1], axis=1)
-    grid = watch(blocks, partition="vertical", n_features=64)
-    added = [sent(grid, "kernel_kmeans_angles", "angles", j)[0] for j in range(3)]
-    turns = sum(added[1:], added[0]) / 2.0**16
-    whole = unroll(turns)
-    whole = whole[:, np.argsort(whole.std(axis=0))[:32]]
-    U, sizes, _ = np.linalg.svd(whole - whole.mean(axis=0), full_matrices=False)
-    assert up_to_linear(U[:, :5] * sizes[:5], X) < 1e-3
-    masked = added[0] / 2.0**16
-    U, sizes, _ = np.linalg.svd(unroll(masked), full_matrices=False)
-    assert up_to_linear(U[:, :5] * sizes[:5], X) > 0.8  # under masks
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_who_knows_the_seed_of_split_columns_has_all_rows(known, caplog):
-    """The frequencies of all parties are then known: angles are linear equations.
-
-    Values have a deviation of 1, and angles 16 bits; columns are found up to a shift.
-    """
-    X, widths = exponential(300, 5), (1, 2, 2)
-    blocks = np.split(X, np.cumsum(widths)[:-1], axis=1)
-    settings = {"partition": "vertical", "n_features": 64}
-    grid = watch(blocks, seed=7 if known else None, **settings)
-    added = [sent(grid, "kernel_kmeans_angles", "angles", j)[0] for j in range(3)]
-    turns = sum(added[1:], added[0]) / 2.0**16
-    first = asked(grid, "kernel_kmeans_angles")[0]
-    width, frequencies = bandwidth("gaussian", first.values["gamma"]), []
-    for j, d in enumerate(widths):
-        party = Party(np.ones((1, d)), index=j)
-        party.seed = first.frame["seed"]
-        seed = int.from_bytes(party.rng("features").bytes(16))
-        draws = RandomFeatures("gaussian", d, width, seed)
-        frequencies.append(draws.weights(0, turns.shape[1])[0] / (2 * np.pi))
-    whole = unroll(turns)
-    kept = np.argsort(whole.std(axis=0))[:32]
-    inverse = np.linalg.pinv(np.hstack(frequencies)[kept].T)
-    columns = (whole - whole.mean(axis=0))[:, kept] @ inverse
-    worst = np.abs(columns - (X - X.mean(axis=0))).max()
-    assert worst < 1e-3 if known else worst > 1
-    warned = "who knows it can compute the rows of all parties" in caplog.text
-    assert warned == known
 
 
 @pytest.mark.parametrize("eigensolver", ["gram", "lanczos"])

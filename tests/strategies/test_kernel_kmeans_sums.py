@@ -262,16 +262,6 @@ def test_a_party_that_fails_ends_the_run(action):
 
 
 @pytest.mark.parametrize("action", STEPS)
-def test_a_run_goes_on_without_a_party_that_fails(action):
-    model = faulty(Fault("raise", action, 1, nth=None), allow_missing=True)
-    blocks = [party for m, party in enumerate(parties(4)) if m != 1]
-    rest = simulate(strategy(), blocks).model
-    assert model.missing == ["weather"]
-    np.testing.assert_array_equal(model.cluster_centers_, rest.cluster_centers_)
-    assert [len(labels) for labels in model.labels_] == [60] * 3
-
-
-@pytest.mark.parametrize("action", STEPS)
 def test_a_message_that_comes_twice_changes_nothing(action):
     """A pass that is asked for again has the same coins and the same noise."""
     model = faulty(Fault("duplicate", action, 1, nth=1))

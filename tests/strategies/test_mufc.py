@@ -1709,7 +1709,6 @@ def test_a_party_that_leaves_keeps_no_row(deployment):
         ({"privacy": "some"}, "one of 'scma', 'none'"),
         ({"server_points": "all"}, "one of 'uniform', 'weighted'"),
         ({"client_training": "long"}, "one of 'init', 'full'"),
-        ({"allow_missing": 1}, "True or False"),
         ({"server_state": 5}, "text or a path"),
         ({"n_parties": 1}, "0 or at least 2"),
     ],

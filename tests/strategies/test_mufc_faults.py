@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from faults import Clock, Fault, FaultyGrid
 from forgetting import (
-    FACTS,
-    agreed,
     centroid_ids,
     check,
     federation,
@@ -106,37 +104,13 @@ def test_one_of_many_drops_out(clock: Clock, action, kind, n):
     assert grid.struck
 
 
-def test_all_others_train(clock: Clock, tmp_path, quick):
-    """Where it is allowed: q is that of their rows, and they can forget.
-
-    Nothing stays of the first attempt; what another run has begun does.
-    """
-    parties, other = twenty(tmp_path, 20), "0123456789abcdef"
-    begun = parties[3]
-    ids = begun.ids.tolist()
-    ClientState.create(begun.state_dir, other, ids, agreed(), FACTS)
-    grid = FaultyGrid(parties, [Fault("raise", "mufc_train", BAD, nth=None)], clock)
-    server = tmp_path / "server"
-    strategy = MUFC(**SETTINGS, server_state=server, allow_missing=True, seed=1)
-    result = strategy.start(grid, timeout=TIMEOUT)
-    model = result.model.model
-    assert result.metrics["rows"] == 3 * 19
-    assert result.model.missing == ["c11"]
-    others = parties[:BAD] + parties[BAD + 1 :]
-    check(others, server, model)
-    assert list_models(server) == [model]
-    for party in others:
-        more = [other] if party is begun else []
-        assert list_models(party.state_dir) == sorted([model, *more])
-
-
 @pytest.mark.parametrize("kind", ["raise", "lose reply"])
 def test_a_party_that_fails_after_the_sum_ends_the_run(
     clock: Clock, three, tmp_path, kind
 ):
     """A second sum without it would show its counts; one model is saved, and named."""
     server = tmp_path / "server"
-    strategy = MUFC(**SETTINGS, server_state=server, allow_missing=True, seed=1)
+    strategy = MUFC(**SETTINGS, server_state=server, seed=1)
     three += federation(tmp_path, (14, 9, 6, 5))[3:]
     grid = FaultyGrid(three, [Fault(kind, "mufc_commit", 3, nth=None)], clock)
     with pytest.raises(PartyFailed) as caught:
@@ -158,7 +132,7 @@ def test_a_party_that_fails_after_the_sum_of_a_model_that_is_not_kept(
     three += federation(three[0].state_dir.parent, (14, 9, 6, 5))[3:]
     grid = FaultyGrid(three, [Fault("raise", "mufc_commit", 3, nth=None)], clock)
     with pytest.raises(PartyFailed) as caught:
-        MUFC(**SETTINGS, allow_missing=True).start(grid, timeout=TIMEOUT)
+        MUFC(**SETTINGS).start(grid, timeout=TIMEOUT)
     assert "saved" not in str(caught.value)
     assert [list_models(party.state_dir) for party in three] == [[]] * 4
 

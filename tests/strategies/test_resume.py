@@ -150,35 +150,6 @@ def models(folder):
     return [list_models(folder / name) for name in ("a", "b", "c", "d", "server")]
 
 
-def test_killed_anywhere_it_ends_without_the_party(tmp_path):
-    (tmp_path / "run").mkdir()
-    grid = Fours("", tmp_path / "run")
-    whole = trained(grid, allow_missing=True)
-    assert whole.model.missing == ["b"]
-    grid.snapshot()
-    number = whole.model.model
-    asked = [[number], [], [number], [number], [number]]
-    assert models(grid.folder) == asked
-    for k in (8, 13):  # as the model is given up, and later
-        again = Fours("", grid.copies[k])
-        result = trained(again, allow_missing=True)
-        np.testing.assert_equal(result.model.arrays(), whole.model.arrays())
-        assert models(again.folder) == asked, k
-
-
-def test_with_another_node_the_party_is_left_out_again(tmp_path):
-    """Its SuperNode has no registered key: the run asks it, and goes on without it."""
-    (tmp_path / "run").mkdir()
-    grid = Fours("", tmp_path / "run")
-    trained(grid, allow_missing=True)
-    again = Fours("", grid.copies[9], first=2000)
-    result = trained(again, allow_missing=True)
-    assert result.model.missing == ["b"]
-    number = result.model.model
-    asked = [[number], [], [number], [number], [number]]
-    assert models(again.folder) == asked
-
-
 def test_a_run_that_ended_with_a_failure_goes_on_when_that_is_mended(tmp_path):
     (tmp_path / "run").mkdir()
     grid = Fours("", tmp_path / "run")

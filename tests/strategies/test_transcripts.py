@@ -131,7 +131,7 @@ def names(text=""):
 
 
 START = "n l2 intercept test_fraction method"
-GREETING = "partition plan.kinds plan.seeded plan.parties plan.leaving"
+GREETING = "partition plan.kinds plan.seeded plan.parties"
 COMMON = "size test_fraction l2 classes"
 CLUSTERING = "clustering.n_clusters clustering.local_clustering clustering.alpha"
 CORESET = names("coreset.rows coreset.weights")
@@ -312,9 +312,6 @@ def test_every_step_of_coresets_is_in_a_transcript():
                 "local": "all of it",
                 "sample": "all of it",
                 "assign": "the sums over parties",
-                "spread": "the sum over parties",
-                "angles": "the angles: the features of",
-                "labels": "all of it",
             },
         ),
     ],
@@ -376,9 +373,6 @@ SAID = {
         "local": "cost",
         "sample": "points weights",
         "assign": "inertia sizes masked keeps",
-        "spread": "variances deviations masked",
-        "angles": "angles masked",
-        "labels": "keeps",
     },
 }
 """Words of the tables of the papers' pages for what is sent, by the step."""
@@ -643,9 +637,6 @@ KERNEL_DOWN = {
     "kernel_kmeans_assign": (names("centers"), []),
     "kernel_kmeans_predict": (set(), []),
     "kernel_kmeans_evaluate": (set(), []),
-    "kernel_kmeans_spread": (names("kernel"), []),
-    "kernel_kmeans_angles": (names("start count bits kernel gamma"), []),
-    "kernel_kmeans_labels": (names("labels"), []),
 }
 """What each message has, and groups of names of which it may have some."""
 
@@ -655,7 +646,6 @@ KERNEL_UP = {
     "kernel_kmeans_sample": names("points weights"),
     "kernel_kmeans_assign": names("kept"),
     "kernel_kmeans_predict": names("done"),
-    "kernel_kmeans_labels": names("kept"),
 }
 """What a party sends in the clear."""
 
@@ -668,17 +658,14 @@ KERNEL_SUMS = {
     "kernel_kmeans_lloyd": names("inertia sizes counts sums silhouettes"),
     "kernel_kmeans_assign": names("inertia sizes"),
     "kernel_kmeans_evaluate": names("cost"),
-    "kernel_kmeans_spread": names("spread"),
-    "kernel_kmeans_angles": names("angles"),
 }
 """What goes only into sums over all, which the server learns."""
 
 
 def clustering(**settings):
     """Return a small FKKMeans."""
-    rows = settings.get("partition") != "vertical"
     size = {"n_features": 8, "iterations": 3, "subspace_tol": 0, "n_init": 1}
-    if rows and settings.get("clustering") != "sums":
+    if settings.get("clustering") != "sums":
         size |= {"clustering": "coreset", "coreset_size": 20}
     return FKKMeans(2, 3, **{**size, **settings})
 
@@ -697,8 +684,6 @@ CLUSTERINGS = {
     "lanczos": lambda: clustering(eigensolver="lanczos"),
     "block-lanczos": lambda: clustering(eigensolver="block-lanczos", block_size=2),
     "paper": lambda: clustering(eigensolver="lanczos", threshold="paper"),
-    "vertical": lambda: clustering(partition="vertical"),
-    "vertical, 32 bits": lambda: clustering(partition="vertical", bits=32, gamma=1.0),
     "without cem": lambda: clustering(
         eigensolver="lanczos", masking="plain", cem=False, iterations=2
     ),
@@ -711,10 +696,8 @@ def row_parties(offset=0.0):
 
 
 def cluster(name, seed=None):
-    strategy = CLUSTERINGS[name]()
-    rows = strategy.partition == "horizontal"
     offset = 1e9 if name == "far" else 0.0
-    return record(strategy, row_parties(offset) if rows else parties(*data()), seed)
+    return record(CLUSTERINGS[name](), row_parties(offset), seed)
 
 
 @pytest.mark.parametrize("name", CLUSTERINGS)
@@ -732,9 +715,7 @@ def test_messages_of_clusterings_have_these_names_and_no_others(name):
             requests[e.party] = e
             _check_message(e)
     seeds = {k for e in transcript for k in e.values if k.startswith("seed")}
-    assert seeds == (
-        set() if name.startswith("vertical") else names("seed.0 seed.1 seed.2")
-    )
+    assert seeds == names("seed.0 seed.1 seed.2")
     begins = [e for e in transcript if e.action == "kernel_kmeans_begin" and not e.up]
     assert ["shift" in e.values for e in begins[3:]] == [True] * (len(begins) - 3)
     assert (len(begins) == 6) == (name == "far")
@@ -764,8 +745,7 @@ def _check_reply(e, request, plain):
     assert sums <= set(e.values)
     assert set(e.frame) == told_up(sums)
     for name in sums:
-        bits = request.values.get("bits", 64) // 8
-        assert e.values[name].dtype == ("<f8" if plain else f"<u{bits}"), (e, name)
+        assert e.values[name].dtype == ("<f8" if plain else "<u8"), (e, name)
     public = set(e.values) - sums
     if e.action == "kernel_kmeans_begin":
         sealed = names("seed.1 seed.2") if e.party == 0 else set()
@@ -801,7 +781,7 @@ def test_a_party_that_protects_itself_sends_no_functions_of_single_rows():
         CLUSTERINGS["without cem"]().start(grid)
 
 
-@pytest.mark.parametrize("name", ["gram", "lanczos", "vertical"])
+@pytest.mark.parametrize("name", ["gram", "lanczos"])
 def test_two_clusterings_of_a_seed_share_no_mask_and_give_the_same_model(name):
     (first, one), (second, two) = cluster(name, 6), cluster(name, 6)
     assert first.metrics == second.metrics
@@ -815,11 +795,10 @@ def test_two_clusterings_of_a_seed_share_no_mask_and_give_the_same_model(name):
 
 
 def test_consent_bounds_the_rows_of_the_coreset():
-    """And with split columns those of which angles leave the party."""
-    for name, federation in (("gram", row_parties()), ("vertical", parties(*data()))):
-        federation[1].consent = limited(3)
-        with pytest.raises(PartyFailed, match="consent lets 3 rows leave"):
-            simulate(CLUSTERINGS[name](), federation, seed=0)
+    federation = row_parties()
+    federation[1].consent = limited(3)
+    with pytest.raises(PartyFailed, match="consent lets 3 rows leave"):
+        simulate(clustering(), federation, seed=0)
 
 
 # -- what sums hide -----------------------------------------------------------------

@@ -436,11 +436,10 @@ def _data_rules(run_config: UserConfig) -> tuple[str, bool, bool]:
     name = str(run_config.get("strategy", ""))
     tasks = algorithms().get(name, ())
     for strategy in tasks[:1]:
-        partition = run_config.get(f"{name}.partition", strategy.partition)
         given = run_config.get("task", strategy.task)
         task = next((kind for kind in tasks if kind.task == given), strategy)
         open_ = task.unites or task.partition == "either"
-        return str(partition), strategy.encodes, open_
+        return strategy.partition, strategy.encodes, open_
     return "vertical", True, False
 
 

@@ -53,8 +53,6 @@ _RULES = """\
 min-parties = 3             # fewest parties of a run, at least 3
 two-parties = false         # true: also with one other party, which can then compute
                             # this party's part of each sum that it learns
-parties-may-leave = false   # true: also in runs that go on where a party leaves: the
-                            # others can then compute sums over its rows alone
 # dealers = ["server"]      # who may deal the randomness of products under shares:
                             # "server", or names of parties; without this line the
                             # server, in runs of three or more parties

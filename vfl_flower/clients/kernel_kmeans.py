@@ -27,7 +27,6 @@ from vfl_flower.numerics.kernel_embedding import (
     FeatureSetup,
     Kernel,
     Part,
-    bandwidth,
     embed_rows,
     feature_block_rows,
     feature_blocks,
@@ -37,17 +36,14 @@ from vfl_flower.numerics.kernel_kmeans import (
     compose,
     feature_range,
     moments,
-    rotation,
     stack,
     step_size,
-    variances,
 )
-from vfl_flower.numerics.random_features import RandomFeatures
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, SECRET, Reals, Whole, flat
 from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
 from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
-from vfl_flower.protocol.steps import goes_on, once, reveals, step
+from vfl_flower.protocol.steps import once, reveals, step
 from vfl_flower.secure_aggregation import split_limbs
 from vfl_flower.typing import Array
 
@@ -65,9 +61,6 @@ MOST_COMPONENTS = MOST_FEATURES // 4 - 5
 MOST_DEGREE = 50
 """Largest degree of the polynomial kernel, whose features have as many factors."""
 
-MOST_BYTES = 2**27
-"""Most bytes of angles in one message, so that no request exhausts memory."""
-
 MOST_CENTERS = 2**17
 """Most centres of all starts of k-means together."""
 
@@ -78,8 +71,6 @@ LARGEST_COST = 1e300
 """Largest cost of a party's own centres: the sum over parties must be finite."""
 
 Squares = Literal["", "column", "total"]
-AngleKernel = Literal["gaussian", "laplacian"]
-AngleBits = Literal[16, 32, 64]
 Seed = Annotated[bytes | None, SECRET]
 Features = Annotated[int, Ge(1), Le(MOST_FEATURES)]
 SmallMatrix = Annotated[Array, Reals("* *")]
@@ -158,10 +149,6 @@ class State:
         The embedding of the party's rows.
     clusters : ClusterSummary or None
         The party's own clustering of them.
-    left : int
-        Number of parties that have left before iteration t or earlier.
-    rotated : bool
-        Whether parties have left just before iteration t: W_t is then rotated.
     """
 
     seed: str = ""
@@ -172,8 +159,6 @@ class State:
     G: Array | None = None
     H: Array | None = None
     clusters: ClusterSummary | None = None
-    left: int = 0
-    rotated: bool = False
 
     @property
     def known_setup(self) -> Setup:
@@ -196,14 +181,6 @@ class State:
     def width(self) -> int:
         """Number of columns of W_t."""
         return self.n_features + (0 if self.B is None else self.B.shape[1])
-
-    @property
-    def rotation(self) -> Array:
-        """Rotation of W_t, by the seed that the parties alone know."""
-        rng = np.random.default_rng(
-            np.random.SeedSequence([int(self.seed, 16), self.t])
-        )
-        return rotation(self.width, rng)
 
 
 class Begin(TypedDict):
@@ -289,24 +266,6 @@ class Cost(TypedDict):
     cost: Annotated[Array, Reals("1"), IN_SUM]
 
 
-class Spread(TypedDict):
-    """Reply of :func:`spread`."""
-
-    spread: Annotated[Array, Reals("5 1"), IN_SUM]
-
-
-class Angles(TypedDict):
-    """Reply of :func:`angles`."""
-
-    angles: Annotated[Array, Reals("n_rows count"), IN_SUM]
-
-
-class Labels(TypedDict):
-    """Reply of :func:`labels`."""
-
-    kept: bool
-
-
 @contextmanager
 def _within_memory() -> Iterator[None]:
     """Refuse what does not fit in memory; the caller checks for overflow."""
@@ -337,11 +296,6 @@ def begin(
     """
     if _begun(party):
         raise PartyError("the iterations have begun: it is too late for this step")
-    if party.fewest is not None and party.n_rows < LEAST_ROWS:
-        raise PartyError(
-            "a run that goes on where parties leave needs at least "
-            f"{LEAST_ROWS} rows of each party, this one has fewer"
-        )
     state, reply = State(), Begin()
     if party.index == 0:
         state.seed = party.rng("features").bytes(16).hex()
@@ -440,11 +394,7 @@ def _gram(party: Party, state: State) -> Array:
         rows = W(part, A)
         return np.asarray(rows.T @ rows)
 
-    G = _reduce(party, state, gram_of, np.add, np.zeros((1, 1)))
-    if state.rotated:
-        Q = state.rotation
-        G = Q.T @ G @ Q
-    return G
+    return _reduce(party, state, gram_of, np.add, np.zeros((1, 1)))
 
 
 @_within_memory()
@@ -456,8 +406,6 @@ def _times(party: Party, state: State, R: Array) -> Array:
             f"shape {R.shape}"
         )
     R = np.asarray(R, dtype=np.float64)
-    if state.rotated:
-        R = state.rotation @ R
     W = _W(state)
     parts = _reduce(
         party, state, lambda part, A: [W(part, A) @ R], operator.add, list[Array]()
@@ -491,9 +439,6 @@ def _advance(
     communication `mechanism`. Where `t` is asked for again, the state stays as it is.
     """
     state = party.recall(State)
-    if party.n_left != state.left:
-        _carry(party, state, t, R)
-        return state
     if state.H is not None:
         raise PartyError("the iterations are over: the embedding has been made")
     if t not in (state.t, state.t + 1):
@@ -514,52 +459,9 @@ def _advance(
         state.seed, state.setup = state.seed or _seed(seed), setup
         state.P = np.zeros((0, 0)) if mechanism else None
     if R is not None:
-        if party.fewest is not None:
-            _check_scale(R)
         state.B = _times(party, state, R)
-    state.t, state.G, state.rotated = t, None, False
+    state.t, state.G = t, None
     return state
-
-
-def _carry(party: Party, state: State, t: int, R: Array | None) -> None:
-    """Begin an iteration after parties have left, from the subspace as it is.
-
-    The server may have the sums of all that this party was asked before, over all
-    parties. So the next sum over the rest is of other features, and of W_t after a
-    rotation that the server does not know: no number of it is that of a sum before.
-
-    What the party holds is B_t, of an iteration t whose features are now left out, or
-    H; `R` makes B_{t+1} of it.
-    """
-    held = state.B if state.H is None else state.H
-    if held is None or state.P is None:
-        raise PartyError("parties may leave only after the first iteration, with cem")
-    if t != state.t + 1:
-        raise PartyError(
-            f"after parties have left, iteration {state.t + 1} must follow"
-        )
-    if R is None or len(R) != held.shape[1] or not 1 <= R.shape[1] <= len(R):
-        raise PartyError(
-            f"R must have {held.shape[1]} rows and at most as many columns"
-        )
-    _check_scale(R)
-    if state.H is None:
-        state.P = np.vstack([state.P, np.zeros((state.n_features, len(R)))])
-    state.B, state.P = held @ R, state.P @ R
-    state.H = state.G = state.clusters = None
-    state.t, state.left, state.rotated = t, party.n_left, True
-
-
-def _check_scale(R: Array) -> None:
-    """Refuse what makes B_t large beside A_t, whose features hide it in a sum."""
-    if not np.linalg.norm(np.asarray(R, dtype=np.float64), 2) <= 1 + 1e-9:
-        raise PartyError("R must lengthen no vector where parties may leave")
-
-
-def _check_all_here(party: Party, state: State) -> None:
-    """Refuse to go on with what parties have shown that have left since."""
-    if party.n_left != state.left:
-        raise PartyError("after parties have left, an iteration must come first")
 
 
 def _seed(seed: bytes | None) -> str:
@@ -571,7 +473,6 @@ def _seed(seed: bytes | None) -> str:
 
 
 @step
-@goes_on
 def gram(
     party: Party,
     t: Natural,
@@ -586,7 +487,6 @@ def gram(
 
 
 @step
-@goes_on
 def product(
     party: Party,
     vectors: Annotated[Array, Reals("m b")],
@@ -599,7 +499,6 @@ def product(
     """Line 10 by Lanczos: W_t[m]^T W_t[m] c; `t` begins an iteration."""
     if t is None:
         state = party.recall(State)
-        _check_all_here(party, state)
     else:
         state = _advance(party, t, R, setup, seed, mechanism=True)
         state.G = _gram(party, state)
@@ -687,7 +586,6 @@ def expand(party: Party, g: Annotated[Array, Reals("*")]) -> Expansion:
 def _embed(party: Party, R: Array | None, H: Array | None) -> tuple[State, Array]:
     """Make the embedding, which ends the iterations; return it with the state."""
     state = party.recall(State)
-    _check_all_here(party, state)
     if not state.t or state.H is not None:
         raise PartyError("the embedding must be made once, after the iterations")
     if (R is None) == (H is None) or (R is None) != (state.P is None):
@@ -700,14 +598,13 @@ def _embed(party: Party, R: Array | None, H: Array | None) -> tuple[State, Array
         if not H.shape[1]:
             raise PartyError("the embedding must have a column")
         _check_size("H", H)
-    state.H, state.B, state.G, state.rotated = H, None, None, False
+    state.H, state.B, state.G = H, None, None
     party.cache.pop("kernel_kmeans", None)
     return state, H
 
 
 @step
 @once
-@goes_on
 def embed(
     party: Party,
     R: SmallMatrix | None = None,
@@ -723,7 +620,6 @@ def embed(
 
 
 @step
-@goes_on
 @reveals("row-sums")
 def lloyd(
     party: Party,
@@ -740,7 +636,6 @@ def lloyd(
     are.
     """
     state = party.recall(State)
-    _check_all_here(party, state)
     H = _embedded(state)
     (a, k), s = centers.shape[:2], H.shape[1]
     if centers.shape[2] != s:
@@ -756,7 +651,7 @@ def lloyd(
         raise PartyError(f"used must be at most the {k} centres of a start")
     party.share(np.arange(party.n_rows), "row-sums")
     # A pass that is asked for again has the coins that it had; any other has its own.
-    digest = hashlib.sha256(party.rng(f"lloyd{state.left or ''}").bytes(32))
+    digest = hashlib.sha256(party.rng("lloyd").bytes(32))
     for array in (centers, last, sizes, used):
         digest.update(b"" if array is None else array.tobytes())
     rng = np.random.default_rng(int.from_bytes(digest.digest()))
@@ -832,12 +727,10 @@ def _told_by(points: Array, H: Array, clusters: ClusterSummary) -> Array:
 
 @step
 @once
-@goes_on
 @reveals("row-sums")
 def assign(party: Party, centers: Centers) -> Clusters:
     """Line 20: label this party's rows; the labels stay here."""
     state = party.recall(State)
-    _check_all_here(party, state)
     H, setup = _embedded(state), state.known_setup
     if centers.shape[1] != H.shape[1]:
         raise PartyError(
@@ -922,60 +815,3 @@ def evaluate(party: Party) -> Cost:
     if not cost[0] <= LARGEST_COST:
         raise PartyError("new rows must have a finite cost: scale the columns")
     return {"cost": cost}
-
-
-# -- split columns --------------------------------------------------------------------
-
-
-@step
-def spread(party: Party, kernel: AngleKernel) -> Spread:
-    """Return the sum of the variances or (Laplacian) deviations of the columns."""
-    _, sum_x, _ = moments(party.rows)
-    mean = sum_x / party.n_rows
-    n, sum_x, sum_squares = moments(party.rows, mean)
-    _limbs(sum_squares)  # refuses what is too large
-    spreads = variances(n, sum_x, sum_squares, mean)
-    if kernel == "laplacian":
-        spreads = np.sqrt(spreads)
-    return {"spread": _limbs(np.array([spreads.sum()]))}
-
-
-@step
-@reveals("angles")
-def angles(
-    party: Party,
-    start: Count,
-    count: Natural,
-    bits: AngleBits,
-    kernel: AngleKernel,
-    gamma: Positive,
-) -> Angles:
-    """Return this party's part of the angles of all rows.
-
-    They are the angles of `count` features from number `start` on. The server learns
-    their sum over the parties.
-    """
-    if party.n_rows * count * bits // 8 > MOST_BYTES:
-        raise PartyError(
-            f"count must be a number of features whose angles take at most "
-            f"{MOST_BYTES} bytes, got {count}"
-        )
-    party.share(np.arange(party.n_rows), "angles")
-    seed = int.from_bytes(party.rng("features").bytes(16))
-    try:
-        with _within_memory():
-            width = bandwidth(kernel, gamma)
-            draws = RandomFeatures(kernel, party.rows.shape[1], width, seed)
-            return {"angles": draws.angles(party.rows, start, start + count, bits)}
-    except ValueError:
-        raise PartyError(
-            "the angles must be finite: choose another gamma, or scale the columns"
-        ) from None
-
-
-@step
-def labels(party: Party, labels: Annotated[Array, Whole("n_rows")]) -> Labels:
-    """Keep the labels that the server found."""
-    party.part = {"labels": labels}
-    party.predictions = Predictions(labels)
-    return {"kept": party.state_dir is not None}

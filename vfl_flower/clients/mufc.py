@@ -190,13 +190,8 @@ def train(
     settings: TrainingSettings,
     key: bytes = b"",
     keep: bool = True,
-    abandoned: Annotated[list[str], MaxLen(100)] | None = None,
 ) -> Trained:
-    """Lines 1 to 4: draw centroids, and give their quantised counts.
-
-    The states of `abandoned` models, which the run began and gave up when a party
-    failed, are removed.
-    """
+    """Lines 1 to 4: draw centroids, and give their quantised counts."""
     code = _code(party, settings, key)
     folder = party.state_dir if keep else None
     if folder is not None and not party.name:
@@ -204,9 +199,6 @@ def train(
             "to forget later it needs a name of its own, party-name: the place in a "
             "run may be another party's in the next"
         )
-    for number in abandoned or []:
-        if party.state_dir is not None:
-            ClientState(party.state_dir, number).remove_unfinished()
     _check_box(party, settings)
     with _refusing():
         drawn, sizes = seed_centroids(

@@ -37,12 +37,10 @@ class KernelKMeansModel(Model):
         Sum of the squared distances of the embedded rows to their closest centres.
     kept : bool
         Whether all parties have a ``state-dir`` and have kept their parts in it.
-    missing : list of str
-        Parties that failed, without which the model was trained, or its training was
-        finished.
     parts : list of dict, optional
-        One a party, if all are in one process: with split rows a
-        :class:`~vfl_flower.numerics.kernel_embedding.Part`, else only its ``labels``.
+        One a party, if all are in one process: a
+        :class:`~vfl_flower.numerics.kernel_embedding.Part`, without a map where the
+        model was trained without cem.
     sizes_ : Array, shape (k,)
         Rows of each cluster; shape (0,) in a model that is not complete.
     """
@@ -57,7 +55,6 @@ class KernelKMeansModel(Model):
     cluster_centers_: Array
     inertia_: float
     kept: bool = False
-    missing: list[str] = field(default_factory=list)
     parts: list[dict[str, Any]] | None = field(default=None, repr=False)
     sizes_: Array = field(default_factory=lambda: np.zeros(0))
 
@@ -73,20 +70,16 @@ class KernelKMeansModel(Model):
 
     @property
     def note(self) -> str:
-        """Say where the labels are, and who is missing."""
-        where = (
-            f"model {self.model}: labels and parts are in the parties' state-dirs"
-            if self.kept
-            else f"model {self.model}: parties without a state-dir keep no labels"
-        )
-        without = f"; without {', '.join(self.missing)}" if self.missing else ""
-        return where + without
+        """Say where the labels are."""
+        if self.kept:
+            return (
+                f"model {self.model}: labels and parts are in the parties' state-dirs"
+            )
+        return f"model {self.model}: parties without a state-dir keep no labels"
 
     @property
     def labels_(self) -> list[Array]:
         """Clusters of the training rows, an array of shape (n_m,) a party.
-
-        Only parties that took part have one, not those in `missing`.
 
         Raises
         ------
@@ -154,7 +147,6 @@ class KernelKMeansModel(Model):
             "centers": self.cluster_centers_,
             "inertia": np.array(self.inertia_),
             "kept": np.array(self.kept),
-            "missing": np.array(self.missing, dtype=str),
             "parties": np.array(len(self.parts or [])),
             "sizes": self.sizes_,
         }
@@ -180,7 +172,6 @@ class KernelKMeansModel(Model):
             stored["centers"],
             float(stored["inertia"]),
             bool(stored["kept"]),
-            stored["missing"].tolist(),
             parts or None,
             stored.get("sizes", np.zeros(0)),
         )

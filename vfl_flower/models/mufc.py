@@ -34,8 +34,6 @@ class MUFCModel(Model):
         Rows in each cluster; empty where no party has been asked.
     kept : bool
         Whether parties and server have kept what they need to forget.
-    missing : list of str
-        Names of parties that failed, without which the model was trained.
     lower, upper : Array, shape (d,) or ()
         The box by which the columns are scaled.
     labels_ : list of Array, optional
@@ -51,7 +49,6 @@ class MUFCModel(Model):
     inertia_: float = math.nan
     sizes_: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     kept: bool = False
-    missing: list[str] = field(default_factory=list)
     lower: Array = field(default_factory=lambda: np.array(-0.5))
     upper: Array = field(default_factory=lambda: np.array(0.5))
     labels_: list[Array] | None = field(default=None, repr=False)
@@ -63,12 +60,11 @@ class MUFCModel(Model):
 
     @property
     def note(self) -> str:
-        """Say whether the model can forget, and who is missing."""
+        """Say whether the model can forget."""
         ability = (
             "can forget" if self.kept else "cannot forget: not all have a state folder"
         )
-        without = f"; without {', '.join(self.missing)}" if self.missing else ""
-        return f"model {self.model}, version {self.version}, {ability}{without}"
+        return f"model {self.model}, version {self.version}, {ability}"
 
     @property
     def clusters(self) -> tuple[Array, Array]:
@@ -113,7 +109,6 @@ class MUFCModel(Model):
             "inertia": np.array(self.inertia_),
             "sizes": self.sizes_,
             "kept": np.array(self.kept),
-            "missing": np.array(self.missing, dtype=str),
             "lower": np.asarray(self.lower),
             "upper": np.asarray(self.upper),
         }
@@ -129,7 +124,6 @@ class MUFCModel(Model):
             float(values["inertia"]),
             values["sizes"],
             bool(values["kept"]),
-            values["missing"].tolist(),
             values["lower"],
             values["upper"],
         )

@@ -49,7 +49,6 @@ __all__ = [
     "gamma",
     "moments",
     "movement",
-    "rotation",
     "shrink",
     "stack",
     "step_size",
@@ -217,27 +216,6 @@ def shrink(values: Array, vectors: Array, cut: float) -> Array:
     kept = values > cut
     scale = np.sqrt((values[kept] - cut) / values[kept])
     return np.asarray(vectors[:, kept] * scale)
-
-
-def rotation(size: int, rng: np.random.Generator) -> Array:
-    """Draw a rotation, each as likely as any other (Haar measure).
-
-    Parameters
-    ----------
-    size : int
-        D + r.
-    rng : numpy.random.Generator
-        Source of the draw; the same one gives the same rotation.
-
-    Returns
-    -------
-    Array of float64, shape (size, size)
-        Q with Q^T Q = I. Of (W_t Q)^T (W_t Q) only the eigenvalues are those of
-        W_t^T W_t; the eigenvectors say nothing, and (W_t Q)(W_t Q)^T = W_t W_t^T.
-    """
-    Q, R = np.linalg.qr(rng.standard_normal((size, size)))
-    # Only with one choice of signs is Q unique, and its law that of Haar.
-    return np.asarray(Q * np.where(R.diagonal() < 0, -1.0, 1.0))
 
 
 def embed(values: Array, vectors: Array, eta: float, lam: float, s: int) -> Array:
@@ -508,8 +486,6 @@ class Subspace:
     dimension : int
         The most eigenvalues above rounding that an iteration has had; those beyond
         s + 1 are not always asked for.
-    carried : Array or None
-        What takes the place of R after parties have left; see `leave`.
     """
 
     D: int
@@ -524,7 +500,6 @@ class Subspace:
     lengths: Array = field(default_factory=lambda: np.zeros(0))
     moved: float = math.inf
     dimension: int = 0
-    carried: Array | None = None
 
     @property
     def eta(self) -> float:
@@ -578,39 +553,12 @@ class Subspace:
         self.dimension = max(self.dimension, count)
         if self.t == 1:
             self.threshold = self._threshold(values, trace)
-        elif self.carried is None:
+        else:
             turned = movement(values, vectors, self.lengths, self.eta, self.s)
             self.moved = turned / math.sqrt(self.eta)
         self.values, self.vectors = values, vectors
         cut = self.eta * self.threshold
         self.lengths = values[values > cut] - cut
-        self.carried = None
-
-    def leave(self, share: float, embedded: bool) -> None:
-        """Go on from the present subspace after parties have left.
-
-        Parameters
-        ----------
-        share : float
-            Share of the rows that are left. Eigenvalues of a kernel matrix grow with
-            its rows, so the threshold shrinks with them.
-        embedded : bool
-            Whether the other parties hold H, and not B_{t+1} of an iteration t + 1 in
-            which the sum was not opened. Its features then have weight 0.
-
-        Notes
-        -----
-        `moved` stays that of the last iteration with all rows before and after it: the
-        parties rotate the next W_t, whose eigenvectors say nothing of how it moved.
-        """
-        if embedded:  # H = U diag(eigenvalues)^(1/2) and B = U diag(lengths)^(1/2)
-            count = min(self.rank, self.s)
-            self.lengths = self.lengths[:count]
-            scale = np.sqrt(self.lengths / self.eigenvalues[:count])
-            self.carried = np.eye(len(self.eigenvalues), count) * scale
-        else:
-            self.t, self.carried = self.t + 1, np.eye(self.rank)
-        self.threshold *= share
 
     def _threshold(self, values: Array, trace: float) -> float:
         if self.rule == "auto":
@@ -627,9 +575,7 @@ class Subspace:
 
     @property
     def R(self) -> Array:
-        """R_t with B_{t+1} = W_t R_t; after parties have left, of what they hold."""
-        if self.carried is not None:
-            return self.carried
+        """R_t with B_{t+1} = W_t R_t."""
         return shrink(self.values, self.vectors, self.eta * self.threshold)
 
     @property

@@ -117,7 +117,7 @@ class Plan:
     seeded : bool
         Whether the run has a seed.
     parties : int
-        Number of parties, or the fewest with which the run goes on.
+        Number of parties.
     dealer : str or None
         Who deals correlated randomness, if somebody does.
     computes : str or None
@@ -127,8 +127,6 @@ class Plan:
         matrix is opened.
     wants : list of str or None
         What else may leave them, and need not.
-    leaving : bool
-        Whether the run goes on where a party leaves.
     """
 
     kinds: list[Kind]
@@ -138,7 +136,6 @@ class Plan:
     computes: Annotated[str, MaxLen(MOST_OF_NAME)] | None = None
     epsilon: NotNegative | None = None
     wants: list[Kind] | None = None
-    leaving: bool = False
 
 
 def _hello(
@@ -156,7 +153,6 @@ def _hello(
             dealer=plan.dealer,
             computes=plan.computes,
             epsilon=plan.epsilon,
-            leaving=plan.leaving,
         )
         if lacks:
             log.error("the consent of this party lacks: %s", "; ".join(lacks))
@@ -334,10 +330,7 @@ def _run(
     if frame.masking == "plain" and not allow_plain:
         raise PartyError("this party sends its addends only under masks")
     party.allow_plain = allow_plain
-    if frame.left and not step.goes_on:
-        raise PartyError(f"{step.action} needs all parties with which the run began")
-    known = memory.columns(frame), memory.fewest(frame)
-    frame = replace(frame, columns=known[0], fewest=known[1])
+    frame = replace(frame, columns=memory.columns(frame))
     if frame.columns is not None:
         arrange(party, frame.columns)
     if frame.model is not None:

@@ -25,7 +25,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from vfl_flower.files import make_private
-from vfl_flower.protocol.errors import FederationError, PartyFailed
+from vfl_flower.protocol.errors import FederationError
 from vfl_flower.version import __version__
 
 log = logging.getLogger("vfl_flower")
@@ -36,7 +36,7 @@ FILE = "checkpoint.sqlite"
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value BLOB)",
     """CREATE TABLE IF NOT EXISTS entries (place INTEGER PRIMARY KEY, action TEXT,
-    digest BLOB, seconds REAL, nodes TEXT, failure TEXT)""",
+    digest BLOB, seconds REAL, nodes TEXT)""",
     """CREATE TABLE IF NOT EXISTS replies (
     place INTEGER, node INTEGER, content BLOB, PRIMARY KEY (place, node))""",
 )
@@ -165,17 +165,10 @@ class Checkpoint:
         ------
         FederationError
             Other requests were made in its place.
-        PartyFailed
-            It failed, and the run began again without a party.
         """
         if self._db is None or not self.ahead:
             return None
-        asked, known, seconds, failure = self._entry("action, digest, seconds, failure")
-        if failure:
-            party, step, reason, nodes = json.loads(failure)
-            raise PartyFailed(
-                party, step, reason, {int(n): t for n, t in nodes.items()}
-            )
+        asked, known, seconds = self._entry("action, digest, seconds")
         if known != digest:  # which is of the action too
             raise FederationError(
                 f"the run cannot go on: its round trip {self._place + 1} asked "
@@ -213,41 +206,23 @@ class Checkpoint:
         self, action: str, digest: bytes, seconds: float, nodes: Sequence[int]
     ) -> None:
         """Keep the round trip, all of whose replies were added: it is on the disk."""
-        self._append(action, digest, seconds, json.dumps(list(nodes)), "")
+        if self._db is None:
+            return
+        entry = self._place, action, digest, seconds, json.dumps(list(nodes))
+        columns = "place, action, digest, seconds, nodes"  # an older file has more
+        insert = f"INSERT INTO entries ({columns}) VALUES (?, ?, ?, ?, ?)"
+        with self._errors():
+            if not self._db.in_transaction:
+                self._db.execute("BEGIN")
+            self._db.execute(insert, entry)
+            self._db.execute("COMMIT")
+        self._place += 1
+        self._held += 1
 
     def drop(self) -> None:
         """Forget the replies of a round trip that is not complete."""
         if self._db is not None and self._db.in_transaction:
             self._db.execute("ROLLBACK")
-
-    def failed(self, failure: PartyFailed) -> bool:
-        """Keep that the run begins again without the parties that failed.
-
-        Returns
-        -------
-        bool
-            Whether the checkpoint had it: the run goes on that did so before.
-        """
-        if self._db is None:
-            return False
-        if self.ahead:
-            self._place += 1
-            return True
-        what = [failure.party, failure.action, failure.reason, failure.nodes]
-        self._append(failure.action, b"", 0.0, "[]", json.dumps(what))
-        return False
-
-    def _append(self, *entry: Any) -> None:
-        if self._db is None:
-            return
-        with self._errors():
-            if not self._db.in_transaction:
-                self._db.execute("BEGIN")
-            insert = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)"
-            self._db.execute(insert, (self._place, *entry))
-            self._db.execute("COMMIT")
-        self._place += 1
-        self._held += 1
 
     # -- the file -------------------------------------------------------------------
 

@@ -76,7 +76,7 @@ def common_digest(
     frame : Frame
         The frame of the message.
     public_keys : list of bytes
-        Those of all parties that have not left, in party order.
+        Those of all parties, in party order.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def common_digest(
     """
     sha = hashlib.sha256()
     run = frame.seed, frame.private_draws, frame.masking, frame.model, frame.columns
-    sha.update(repr((*run, frame.fewest, public_keys)).encode())
+    sha.update(repr((*run, public_keys)).encode())
     if has_own(fields):
         blocks, salt = frame.blocks or b"", frame.salt or b""
         if len(blocks) != DIGEST_BYTES * frame.parties:

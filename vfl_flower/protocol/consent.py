@@ -109,7 +109,6 @@ class _Rules:
     computes: list[str] | None = None
     min_parties: Annotated[int, Ge(LEAST_PARTIES)] = LEAST_PARTIES
     two_parties: bool = False
-    parties_may_leave: bool = False
     allow_seed: bool = False
     trust_on_first_use: bool = False
     column_names: bool = False
@@ -137,9 +136,6 @@ class Consent(_Rules):
     two_parties : bool
         Whether to take part with one other party, which can then compute this party's
         part of each sum that it learns.
-    parties_may_leave : bool
-        Whether to take part in runs that go on where a party leaves, from which the
-        others can then compute sums over the rows of that party alone.
     allow_seed : bool
         Whether to take part in runs whose seed the server knows.
     trust_on_first_use : bool
@@ -236,6 +232,11 @@ class Consent(_Rules):
                 raise PartyError(f"consent: {key!r} must be written with '-'")
         rules = {k.replace("-", "_"): v for k, v in tables.items()}
         leaves, peers = rules.pop("leaves", {}), rules.pop("peers", {})
+        if rules.pop("parties_may_leave", False) is not False:  # an old key
+            raise PartyError(
+                "consent: 'parties-may-leave' must be false or left out, since every "
+                "run needs all of its parties until its end"
+            )
         try:
             plain = structure(fields_of(_Rules), rules, {})
             limits = {kind: _limit(kind, value) for kind, value in leaves.items()}
@@ -286,7 +287,6 @@ class Consent(_Rules):
         dealer: str | None = None,
         computes: str | None = None,
         epsilon: float | None = None,
-        leaving: bool = False,
     ) -> list[str]:
         """Return the lines that a ``consent.toml`` lacks for a run, which may be none.
 
@@ -306,15 +306,11 @@ class Consent(_Rules):
         epsilon : float, optional
             Of the noise in the Gram matrices that are opened; 0: there is none.
             Default: no Gram matrix is opened.
-        leaving : bool
-            Whether the run goes on where a party leaves; `parties` are then the fewest.
         """
         lines = []
         if parties < self.least_parties:
             two = parties == 2 and self.min_parties == LEAST_PARTIES
             lines.append("two-parties = true" if two else f"min-parties = {parties}")
-        if leaving and not self.parties_may_leave:
-            lines.append("parties-may-leave = true")
         if seeded and not self.allow_seed:
             lines.append("allow-seed = true")
         if dealer is not None and not self.accepts_dealer(dealer, parties):
@@ -331,7 +327,6 @@ class Consent(_Rules):
 
 FREE = Consent(
     min_parties=1,
-    parties_may_leave=True,
     allow_seed=True,
     column_names=True,
     leaves=dict.fromkeys(get_args(Kind), Limit()),

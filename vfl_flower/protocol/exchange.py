@@ -82,14 +82,6 @@ def _reason(error: Error) -> str:
     return reason or f"Flower's error code {error.code}"
 
 
-def _joined(failures: list[PartyFailed]) -> PartyFailed:
-    """Return one error for all nodes that failed in a round trip."""
-    nodes = {node: name for failure in failures for node, name in failure.nodes.items()}
-    reasons = "; ".join(dict.fromkeys(failure.reason for failure in failures))
-    names = ", ".join(failure.party for failure in failures)
-    return PartyFailed(names, failures[0].action, reasons, nodes)
-
-
 class Exchange:
     """Sends messages and waits for one reply each, polling often at first.
 
@@ -116,9 +108,6 @@ class Exchange:
         Seconds that one round trip may take.
     checkpoint : Checkpoint
         Answers the round trips that it holds, and keeps the others.
-    patient : bool
-        Whether a round trip in which a node fails waits for all others: each node then
-        has answered it, or has failed in it.
     """
 
     def __init__(
@@ -127,11 +116,8 @@ class Exchange:
         ledger: Ledger,
         timeout: float,
         checkpoint: Checkpoint | None = None,
-        *,
-        patient: bool = False,
     ) -> None:
         self.grid, self.ledger, self.timeout = grid, ledger, timeout
-        self.patient = patient
         self.checkpoint = checkpoint or Checkpoint()
         self._refused: set[tuple[str, int]] = set()
         # Messages of round trips that have failed, whose replies nobody has read.
@@ -191,10 +177,6 @@ class Exchange:
             opened = self._live(action, contents, names, checkpoint)
             seconds = time.monotonic() - start
             checkpoint.close(action, digest, seconds, list(contents))
-        except PartyFailed:
-            if self.patient:  # the round trip is over, and the run may go on
-                self.ledger.round_trip(action, time.monotonic() - start)
-            raise
         finally:
             checkpoint.drop()
         self.ledger.round_trip(action, seconds)
@@ -213,23 +195,7 @@ class Exchange:
         replies: dict[int, Opened] = {}
         attempts = dict.fromkeys(contents, 0)
         absent: dict[int, float] = {}
-        failures: list[PartyFailed] = []
-
-        def fail(failure: PartyFailed) -> None:
-            failures.append(failure)
-            if not self.patient:
-                raise failure
-
-        def push(nodes: Iterable[int]) -> dict[str, int]:
-            pushed: dict[str, int] = {}
-            for node in nodes:
-                try:
-                    pushed |= self._push(action, [node], names, contents)
-                except PartyFailed as failure:
-                    fail(failure)
-            return pushed
-
-        pending = push(contents)
+        pending = self._push(action, contents, names, contents)
         sent = time.monotonic()
         poll = FIRST_POLL
         while True:
@@ -250,20 +216,16 @@ class Exchange:
                 elif reply.code in _TRANSIENT and attempts[node] < RETRIES:
                     attempts[node] += 1
                     log.warning("asking %s again: %s", names[node], _reason(reply))
-                    pending |= push([node])
+                    pending |= self._push(action, [node], names, contents)
                 else:
                     if reply.code == REFUSED and not attempts[node]:
                         self._refused.add((action, node))
-                    if not self.patient:
-                        once = [(m, n) for m, n in pending.items() if not attempts[n]]
-                        self._unread |= {number: (action, n) for number, n in once}
-                        self._note(messages)
+                    once = [(m, n) for m, n in pending.items() if not attempts[n]]
+                    self._unread |= {number: (action, n) for number, n in once}
+                    self._note(messages)
                     failed = {node: names[node]}
-                    fail(PartyFailed(names[node], action, _reason(reply), failed))
-            over = {*replies, *(n for failure in failures for n in failure.nodes)}
-            if len(over) == len(contents):
-                if failures:
-                    raise _joined(failures)
+                    raise PartyFailed(names[node], action, _reason(reply), failed)
+            if len(replies) == len(contents):
                 return [replies[node] for node in contents]
             for number in self._held.keys() & pending.keys():
                 if not self._connected(node := pending[number]):
@@ -273,24 +235,21 @@ class Exchange:
             for node in [node for node in absent if self._connected(node)]:
                 log.warning("asking %s again: it is connected again", names[node])
                 del absent[node]
-                pending |= push([node])
+                pending |= self._push(action, [node], names, contents)
             now = time.monotonic()
             gone = {n: names[n] for n, since in absent.items() if now > since + ABSENCE}
             if gone:
-                absent = {n: since for n, since in absent.items() if n not in gone}
                 reason = f"not connected for {ABSENCE:g} s"
-                fail(PartyFailed(", ".join(gone.values()), action, reason, gone))
-                continue
+                raise PartyFailed(", ".join(gone.values()), action, reason, gone)
             if now > deadline:
-                silent = {node: names[node] for node in contents if node not in over}
+                silent = {node: names[node] for node in contents if node not in replies}
                 away = "".join(f"; {names[node]!r} is not connected" for node in absent)
-                late = PartyFailed(
+                raise PartyFailed(
                     ", ".join(silent.values()),
                     action,
                     f"no reply within {self.timeout:g} s{away}",
                     silent,
                 )
-                raise _joined([*failures, late])
             time.sleep(min(poll, max(0.0, deadline - now)))
             poll = min(poll * POLL_GROWTH, LAST_POLL)
 

@@ -31,10 +31,6 @@ MOST_CLIPPED = 2.0**40
 DIGEST_BYTES = 32
 """Bytes of a digest of what one party is told."""
 
-FEWEST = 3
-"""Fewest parties with which a run goes on where others leave: of two, each can compute
-the other's part of a sum."""
-
 
 @dataclass(frozen=True)
 class SumRequest:
@@ -115,11 +111,6 @@ class RunFrame:
         Of the digest of this party's inputs.
     state_key : bytes or None
         What opens the state that the party has on its disk.
-    fewest : int or None
-        Fewest parties with which the run goes on where others leave it, in the first
-        message; None: all must stay.
-    left : list of int or None
-        Places of the parties that have left the run.
     digest : bytes
         Digest of the message, and of the step that was asked.
     """
@@ -140,16 +131,7 @@ class RunFrame:
     blocks: bytes | None = None
     salt: bytes | None = None
     state_key: StateKey | None = None
-    fewest: Annotated[int, Ge(FEWEST)] | None = None
-    left: list[int] | None = None
     digest: bytes = b""
-
-    @property
-    def present(self) -> list[int]:
-        """Places of the parties that have not left the run."""
-        return [
-            place for place in range(self.parties) if place not in (self.left or ())
-        ]
 
 
 @dataclass(frozen=True)
@@ -207,8 +189,6 @@ class Frame(RunFrame):
             raise ContractError(
                 f"the place of a party must be below {frame.parties}, got {place}"
             )
-        if frame.left is not None and frame.index in frame.left:
-            raise ContractError("'left' must not have the party that is asked")
         if frame.peers is not None and len(frame.peers) != KEY_BYTES * frame.parties:
             raise ContractError("'peers' must hold a public key of each party")
         return frame
@@ -236,4 +216,4 @@ def _places(frame: Frame) -> list[int]:
     receivers = [place for s in frame.sums.values() for place in (s.to, s.relay)]
     senders = [seal.sender for seals in frame.sealed.values() for seal in seals]
     known = [place for place in receivers if place is not None]
-    return [frame.index, *senders, *known, *(frame.left or ())]
+    return [frame.index, *senders, *known]

@@ -427,18 +427,10 @@ def check_run(
     PartyError
         The text names the party and the rule.
     """
-    fewest = min(len(frame.present), frame.fewest or frame.parties)
-    if fewest < (least := consent.least_parties):
-        what = "may go on with" if frame.fewest else "has"
+    if frame.parties < (least := consent.least_parties):
         raise PartyError(
             f"a run must have at least {least} parties by this party's consent, this "
-            f"one {what} {fewest}"
-        )
-    if frame.fewest is not None and not consent.parties_may_leave:
-        raise PartyError(
-            "a run that goes on where a party leaves is refused: the others could then "
-            "compute sums over this party's rows alone; parties-may-leave in the "
-            "party's consent allows it"
+            f"one has {frame.parties}"
         )
     if not (frame.private_draws or consent.allow_seed):
         raise PartyError(

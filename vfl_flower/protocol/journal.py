@@ -110,7 +110,7 @@ class Journal:
     Parameters
     ----------
     session : int
-        Number of the last session; a run may begin again with a new one.
+        Number of the last session; a run may begin several, one after another.
     round : int
         The last round that was answered.
     digest, reply : bytes

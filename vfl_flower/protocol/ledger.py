@@ -105,7 +105,7 @@ class Ledger:
         self.entries = {}
         for entry in before:
             renamed = self.entry(entry.action, names.get(entry.party, entry.party))
-            for name in COUNTS:  # where a run began again a party has some already
+            for name in COUNTS:  # after a resume a party has some already
                 setattr(renamed, name, getattr(renamed, name) + getattr(entry, name))
 
     def round_trip(self, action: str, seconds: float) -> None:

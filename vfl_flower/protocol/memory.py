@@ -74,11 +74,6 @@ class Memory:
         return (known["session"], known["round"]) if known else (-1, 0)
 
     @property
-    def n_left(self) -> int:
-        """How many parties had left the run when this one was last asked."""
-        return len(self._session.get("left", ())) if self._session else 0
-
-    @property
     def state_key(self) -> bytes:
         """Key of what a disk has of the state of the session; b"" before any."""
         known = self._records.get(AT_REST)
@@ -211,9 +206,7 @@ class Memory:
         for name, wanted in frame.sums.items():
             if not again and wanted.sum <= known.get(f"sum.{name}", 0):
                 raise PartyError(f"the masks of {name} {wanted.sum} have been used")
-        self._check_left(frame)
-        party.index, party.n_parties = frame.index, len(frame.present)
-        party.n_left, party.fewest = len(frame.left or ()), self.fewest(frame)
+        party.index, party.n_parties = frame.index, frame.parties
         party.session = frame.session
         party.seed = frame.seed
         party.secret = int.from_bytes(known["secret"]) if frame.private_draws else 0
@@ -230,28 +223,6 @@ class Memory:
         """Return what the parties have signed, as the first message has told."""
         signed: bytes | None = self._session.get("credentials", frame.credentials)
         return signed
-
-    def fewest(self, frame: Frame) -> int | None:
-        """Return with how few parties the run goes on, as the first message has told.
-
-        None: all must stay.
-        """
-        known = self._session
-        told: int | None = known.get("fewest") if "peers" in known else frame.fewest
-        return told
-
-    def _check_left(self, frame: Frame) -> None:
-        """Raise ``PartyError`` where the run may not go on without those that left."""
-        if not frame.left and not self._session.get("left"):
-            return
-        if not set(self._session.get("left", ())) <= set(frame.left or ()):
-            raise PartyError("a party that has left the run does not come back")
-        if (fewest := self.fewest(frame)) is None:
-            raise PartyError("the run must have all parties with which it began")
-        if (count := len(frame.present)) < fewest:
-            raise PartyError(
-                f"the run goes on with {fewest} parties or more, got {count}"
-            )
 
     def columns(self, frame: Frame) -> list[str] | None:
         """Return the order of columns that the first message has told.
@@ -295,7 +266,7 @@ class Memory:
             The step is answered once in a session, and it was. Only right after that
             may the server ask for the same sums again, with wider bounds.
         """
-        known, key = self._session, _done(step, frame)
+        known, key = self._session, DONE + step.action
         if frame.round == known["round"]:
             return True
         if not step.once or key not in known:
@@ -337,8 +308,6 @@ class Memory:
                 session["columns"] = frame.columns
             if frame.credentials is not None:
                 session["credentials"] = frame.credentials
-            if frame.fewest is not None:
-                session["fewest"] = frame.fewest
         again = frame.round == session["round"]
         if again and reply != session["reply"]:
             raise PartyError(
@@ -355,10 +324,8 @@ class Memory:
         session.update({f"sum.{n}": wanted.sum for n, wanted in frame.sums.items()})
         session.update(round=frame.round, digest=frame.digest, reply=reply)
         session["last"] = step.action
-        if frame.left:
-            session["left"] = frame.left
         if step.once:
-            session[_done(step, frame)] = inputs
+            session[DONE + step.action] = inputs
         before = self._shared(party)  # a step can add rows, and take none back
         for kind, rows in party.shared.items():
             session[SHARED + kind] = pack_rows(rows | before.get(kind, rows))
@@ -392,11 +359,6 @@ class Memory:
         for key, array in (self._records.get(f"{name}.arrays") or {}).items():
             kept[key] = array.numpy()
         return kept
-
-
-def _done(step: Step[..., Any], frame: Frame) -> str:
-    """Return where a step that is answered once is noted; anew when parties left."""
-    return f"{DONE}{step.action}{len(frame.left) if frame.left else ''}"
 
 
 def _about(party: Party) -> str:

@@ -90,8 +90,6 @@ class Parties(Sequence[PartyInfo]):
     partition : {"vertical", "horizontal", "either"}
         Whether parties hold different columns of the same rows, different rows of the
         same columns, or anything.
-    without : sequence of int
-        Nodes that do not take part, although they are connected.
     model : str, optional
         Number of the model that the run is about: parties load their parts of it.
     adds : bool
@@ -113,9 +111,6 @@ class Parties(Sequence[PartyInfo]):
     epsilon : float, optional
         Of the noise in the Gram matrices that are opened, which their consent may find
         too large; 0: there is none. Default: no Gram matrix is opened.
-    fewest : int
-        Fewest parties with which the run goes on where others leave it, which the
-        parties are told; 0: all must stay.
     checkpoint : Checkpoint, optional
         The draws of the server, and the round trips that the run has made before.
 
@@ -151,7 +146,6 @@ class Parties(Sequence[PartyInfo]):
         n_parties: int = 0,
         least: int = 2,
         partition: str = "vertical",
-        without: Sequence[int] = (),
         model: str | None = None,
         adds: bool = False,
         columns: Sequence[str] = (),
@@ -162,28 +156,22 @@ class Parties(Sequence[PartyInfo]):
         dealer: str | None = None,
         computes: str | None = None,
         epsilon: float | None = None,
-        fewest: int = 0,
         checkpoint: Checkpoint | None = None,
     ) -> None:
         self._steps, self._needs, self._needs_less = steps, needs, needs_less
         self._wants = wants
         self._dealer, self._computes, self._epsilon = dealer, computes, epsilon
-        self._least, self._partition, self._without = least, partition, set(without)
+        self._least, self._partition = least, partition
         self.grid, self.ledger = grid, ledger
         self.timeout = timeout
         self.checkpoint = checkpoint or Checkpoint()
-        self._fewest, self._left = fewest, list[int]()
-        patient = fewest > 0
-        self._exchange = Exchange(
-            grid, ledger, timeout, self.checkpoint, patient=patient
-        )
+        self._exchange = Exchange(grid, ledger, timeout, self.checkpoint)
         self.session = self.checkpoint.number()
         self._seed, self._private_draws = seed, private_draws
         self.masking, self._model = masking, model
         self._adds, self.n_kept = adds, 0
         self._round = 0
         self._last: list[int] = []  # round in which each party was last asked
-        self._places: list[int] = []  # of those that have not left
         self._peers = b""
         self._state_keys: list[bytes | None] = []
         self._credentials: bytes | None = None
@@ -191,7 +179,7 @@ class Parties(Sequence[PartyInfo]):
         self.columns, self.gaps = list(columns), False
         self._infos: list[PartyInfo] = []
         self._greeted: dict[str, dict[str, Any]] = {}  # what a checkpoint holds
-        self._hello(max(0, n_parties - len(without)))
+        self._hello(n_parties)
 
     @overload
     def __getitem__(self, index: int) -> PartyInfo: ...
@@ -289,31 +277,6 @@ class Parties(Sequence[PartyInfo]):
                 "(in a run config allow-two-parties=true)"
             )
         log.warning("%s", reason)
-
-    def go_on_without(self, failure: PartyFailed) -> None:
-        """Let the parties that have failed leave the run, and go on with the others.
-
-        Only their masks cancel from now on, among them; those that left do not come
-        back. Each party answers only steps that are declared with
-        :func:`~vfl_flower.protocol.steps.goes_on`.
-
-        Raises
-        ------
-        PartyFailed
-            The failure: too few parties are left, or all must stay.
-        """
-        stay = [j for j, info in enumerate(self) if info.node_id not in failure.nodes]
-        if not 0 < self._fewest <= len(stay) < len(self):
-            raise failure
-        self.checkpoint.failed(failure)
-        self._left += [self._places[j] for j in range(len(self)) if j not in stay]
-        self._without |= set(failure.nodes)
-        self._infos = [self._infos[j] for j in stay]
-        self._places = [self._places[j] for j in stay]
-        self._last = [self._last[j] for j in stay]
-        self._state_keys = [self._state_keys[j] for j in stay]
-        names = ", ".join(failure.nodes.values())
-        log.warning("%s; the run goes on without %s", failure, names)
 
     def hurry(self, seconds: float) -> None:
         """Wait for a reply for so many seconds at most from now on."""
@@ -644,8 +607,8 @@ class Parties(Sequence[PartyInfo]):
                 masking=self.masking,
                 round=self._round,
                 previous=self._last[j],
-                parties=len(self) + len(self._left),
-                index=self._places[j],
+                parties=len(self),
+                index=j,
                 peers=None if self._last[j] else self._peers,
                 credentials=None if self._last[j] else self._credentials,
                 model=self._model,
@@ -654,8 +617,6 @@ class Parties(Sequence[PartyInfo]):
                 blocks=blocks.digests,
                 salt=blocks.salts[j] if blocks.salts else None,
                 state_key=self._state_keys[j],
-                fewest=None if self._last[j] else self._fewest or None,
-                left=self._left or None,
                 sums=dict(sums.get(j, {})),
                 sealed=sealed,
             )
@@ -766,10 +727,6 @@ class Parties(Sequence[PartyInfo]):
         deadline = time.monotonic() + self.timeout
         poll, told = FIRST_POLL, -1
         while len(nodes := self._nodes()) < wanted:
-            if self._without:  # those that are left have connected before
-                raise FederationError(
-                    f"the run needs {wanted} parties{source}, {len(nodes)} left"
-                )
             if len(nodes) != told:
                 told, left = len(nodes), max(0, round(deadline - time.monotonic()))
                 known = ", ".join(self._registered(nodes).values())
@@ -792,7 +749,7 @@ class Parties(Sequence[PartyInfo]):
         return nodes
 
     def _nodes(self) -> list[int]:
-        return sorted(set(self.grid.get_node_ids()) - self._without)
+        return sorted(self.grid.get_node_ids())
 
     def _hello(self, n_parties: int, source: str = "") -> None:
         held = self.checkpoint.nodes()
@@ -821,12 +778,12 @@ class Parties(Sequence[PartyInfo]):
                 reason = f"its reply is malformed: {error}"
                 raise PartyFailed(name, hello.action, reason, {node: name}) from None
         largest = max(replies, key=lambda node: replies[node]["n_parties"])
-        announced = replies[largest]["n_parties"] - len(self._without)
+        announced = replies[largest]["n_parties"]
         if announced > len(nodes):  # the others are still to connect
             name = replies[largest]["name"] or unnamed[largest]
             self._hello(announced, f" by what {name!r} says")
             return
-        order = order_of(replies, gaps=bool(self._without))
+        order = order_of(replies)
         names = {
             node: replies[node]["name"] or f"party-{replies[node]['index']}"
             for node in order
@@ -876,7 +833,7 @@ class Parties(Sequence[PartyInfo]):
             self._credentials = pack_credentials(
                 [Credential(**_told(replies[node])) for node in order]
             )
-        self._last, self._places = [0] * len(order), list(range(len(order)))
+        self._last = [0] * len(order)
         if not all("identity" in reply for reply in replies.values()):
             self.checkpoint.remove()  # a party without a state-dir cannot go on
         elif held:
@@ -901,12 +858,11 @@ class Parties(Sequence[PartyInfo]):
         plan = Plan(
             kinds=list(self._needs),
             seeded=seeded,
-            parties=min(count, self._fewest or count),
+            parties=count,
             dealer=self._dealer,
             computes=self._computes,
             epsilon=self._epsilon,
             wants=list(self._wants) or None,
-            leaving=self._fewest > 0,
         )
         values = flatten({"partition": self._partition, "plan": plan})
         more = {"goes_on": True} if goes_on else {}

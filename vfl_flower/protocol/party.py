@@ -98,11 +98,6 @@ class Party:
     ----------
     seed, n_parties : int
         Seed of the run, and number of parties T; set before each step.
-    n_left : int
-        Number of parties that have left the run, and are not among the T.
-    fewest : int or None
-        Fewest parties with which the run goes on where others leave it; None: all must
-        stay.
     secret : int
         The party's own part of the seed of its streams; 0 where the run repeats.
     run_secret : bytes
@@ -162,8 +157,6 @@ class Party:
     consent: Consent | None = field(default=None, repr=False)
     checked: InitVar[bool] = False
     n_parties: int = field(default=0, init=False)
-    n_left: int = field(default=0, init=False)
-    fewest: int | None = field(default=None, init=False)
     seed: int = field(default=0, init=False)
     secret: int = field(default=0, init=False, repr=False)
     run_secret: bytes = field(default=b"", init=False, repr=False)

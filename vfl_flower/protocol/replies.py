@@ -102,15 +102,13 @@ class Replies(Sequence[R]):
         return [reply[name] for reply in self.values]
 
 
-def order_of(replies: Mapping[int, Mapping[str, Any]], gaps: bool = False) -> list[int]:
+def order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
     """Return nodes in the order of their indices, or of names where none has an index.
 
     Parameters
     ----------
     replies : mapping of int to mapping
         What each node said in ``hello``.
-    gaps : bool
-        Whether indices may be missing, those of parties that do not take part.
 
     Raises
     ------
@@ -127,16 +125,15 @@ def order_of(replies: Mapping[int, Mapping[str, Any]], gaps: bool = False) -> li
             )
         return sorted(replies, key=lambda node: str(replies[node]["name"]))
     distinct = len(set(indices.values()) - {-1}) == len(replies)
-    if not distinct or (not gaps and max(indices.values()) >= len(replies)):
+    if not distinct or max(indices.values()) >= len(replies):
         listed = ", ".join(
             f"{replies[node]['name'] or f'node {node}'!r} has "
             + ("none" if index == -1 else str(index))
             for node, index in sorted(indices.items(), key=lambda item: item[1])
         )
         raise FederationError(
-            f"the partition-ids (or indexes) of {len(replies)} parties must be "
-            + ("distinct" if gaps else f"0 to {len(replies) - 1}, each once")
-            + f", but {listed}"
+            f"the partition-ids (or indexes) of {len(replies)} parties must be 0 to "
+            f"{len(replies) - 1}, each once, but {listed}"
         )
     return sorted(replies, key=lambda node: indices[node])
 

@@ -128,8 +128,6 @@ class Step(Question[P, R]):
         Whether a party answers it once in a session.
     parts_of : str
         The algorithm of whose models it makes and reads parts.
-    goes_on : bool
-        Whether a party answers it after others have left the run.
     """
 
     def __init__(
@@ -140,7 +138,6 @@ class Step(Question[P, R]):
         self.action = action or f"{self.algorithm}_{function.__name__}"
         self.reveals: tuple[Reveals, ...] = getattr(function, "reveals", ())
         self.once: bool = getattr(function, "once", False)
-        self.goes_on: bool = getattr(function, "goes_on", False)
         self.parts_of: str = getattr(function, "parts_of", self.algorithm)
         functools.update_wrapper(self, function)
         super().__init__(self, {})
@@ -238,16 +235,6 @@ def once(function: F) -> F:
     return function
 
 
-def goes_on(function: F) -> F:
-    """Declare that a party answers a step after others have left; below :func:`step`.
-
-    The server may have the sum over all parties too. So the step must make sure that
-    its sum over the rest says nothing of those that have left beside that one.
-    """
-    vars(function)["goes_on"] = True
-    return function
-
-
 def parts_of(algorithm: str) -> Callable[[F], F]:
     """Declare of which algorithm the parts of models are that a step makes or reads.
 
@@ -297,7 +284,6 @@ __all__ = [
     "Steps",
     "Sum",
     "each",
-    "goes_on",
     "once",
     "opened",
     "parts_of",

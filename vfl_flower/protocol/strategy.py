@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from vfl_flower.models.base import Model
 from vfl_flower.protocol.checkpoint import Checkpoint
 from vfl_flower.protocol.consent import Kind
-from vfl_flower.protocol.exchange import FederationError, PartyFailed
+from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.metrics import Metric
@@ -92,13 +92,6 @@ class Run:
     ----------
     seed : int
         Seed of the run.
-    missing : list of str
-        Parties that failed, without which the run has begun again.
-    begun : list of str
-        Numbers of the models that the run has begun, including those given up. Only a
-        protocol that needs them adds the number of its model.
-    final : bool
-        Set by a protocol that must not begin again even with `allow_missing`.
     curves : dict of str to list
         Set by a protocol where it has what pictures of the model need.
     """
@@ -107,13 +100,9 @@ class Run:
         self,
         seed: int,
         evaluate_fn: EvaluateFn | None = None,
-        missing: Sequence[str] = (),
-        begun: list[str] | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        self.seed, self.missing = seed, list(missing)
-        self._ledger, self.traces = ledger or Ledger(), Traces()
-        self.begun, self.final = [] if begun is None else begun, False
+        self.seed, self._ledger, self.traces = seed, ledger or Ledger(), Traces()
         self._evaluate_fn = evaluate_fn
         self.train_metrics: dict[int, MetricRecord] = {}
         self.evaluate_metrics: dict[int, MetricRecord] = {}
@@ -205,10 +194,6 @@ class ProtocolStrategy(Strategy):
     """Whether it fills missing values with means over all parties that hold rows."""
     unites: ClassVar[bool] = False
     """Whether it makes levels of text columns that parties then keep."""
-    allow_missing = False
-    """Whether a run begins again without a party that failed."""
-    min_parties = 0
-    """Fewest parties with which a run goes on where others leave it; 0: all stay."""
     adds: ClassVar[bool] = False
     """Whether the rows that parties keep with a model follow those of their data."""
     resumable: ClassVar[bool] = True
@@ -312,46 +297,18 @@ class ProtocolStrategy(Strategy):
         began = time.monotonic()
         watch = self._watch
         ledger = Ledger(watch=None if watch is None else watch.round_trip)
-        missing, failed = dict[int, str](), ""
-        begun: list[str] = []
-        while True:
-            left_out = list(dict.fromkeys(missing.values()))
-            run = Run(seed, evaluate_fn, left_out, begun, ledger)
-            parties = None
-            try:
-                parties = self.greet(
-                    grid,
-                    ledger,
-                    seed=seed,
-                    timeout=timeout,
-                    without=list(missing),
-                    checkpoint=checkpoint,
-                )
-                if watch is not None:
-                    watch.greeted(self, parties, ledger)
-                arrays = self.protocol(parties, run)
-                break
-            except Exception as error:
-                without = self._without(error, run)
-                # First, since a run that goes on does not meet what is tidied up.
-                known = False
-                if without and isinstance(error, PartyFailed):
-                    known = checkpoint.failed(error)
-                if parties is not None and not known:
-                    parties.leave_checkpoint()
-                    self.give_up(parties, run, error)
-                if without:
-                    log.warning("%s; the run begins again without it", error)
-                    missing |= without
-                    failed = str(error)
-                    continue
-                told = isinstance(error, PartyFailed) or not failed
-                if isinstance(error, FederationError) and not told:
-                    raise FederationError(
-                        f"{error}; before that, {failed}, and the run began again "
-                        f"without {', '.join(missing.values())}"
-                    ) from None
-                raise
+        run = Run(seed, evaluate_fn, ledger)
+        parties = self.greet(
+            grid, ledger, seed=seed, timeout=timeout, checkpoint=checkpoint
+        )
+        try:
+            if watch is not None:
+                watch.greeted(self, parties, ledger)
+            arrays = self.protocol(parties, run)
+        except Exception as error:
+            parties.leave_checkpoint()
+            self.give_up(parties, error)
+            raise
         ledger.watch = None
         recorded = run.train_metrics
         warnings = self.shortfalls(dict(recorded[max(recorded)])) if recorded else []
@@ -373,14 +330,8 @@ class ProtocolStrategy(Strategy):
             curves=run.curves,
         )
 
-    def _without(self, error: Exception, run: Run) -> dict[int, str]:
-        """Return the nodes, and their names, without which the run begins again."""
-        if not self.allow_missing or run.final or not isinstance(error, PartyFailed):
-            return {}
-        return error.nodes
-
-    def give_up(self, parties: Parties, run: Run, error: Exception) -> None:
-        """Tidy up after a protocol that failed, whether or not the run begins again.
+    def give_up(self, parties: Parties, error: Exception) -> None:
+        """Tidy up after a protocol that failed.
 
         What parties are asked here is not in the checkpoint.
         """
@@ -392,14 +343,13 @@ class ProtocolStrategy(Strategy):
         *,
         seed: int,
         timeout: float,
-        without: Sequence[int] = (),
         checkpoint: Checkpoint | None = None,
     ) -> Parties:
         """Ask the parties who they are, and whether they consent; no more than that.
 
         Parameters
         ----------
-        grid, ledger, seed, timeout, without, checkpoint
+        grid, ledger, seed, timeout, checkpoint
             As of :class:`~vfl_flower.protocol.parties.Parties`.
 
         Raises
@@ -417,7 +367,6 @@ class ProtocolStrategy(Strategy):
             n_parties=self.n_parties,
             least=self.least_parties,
             partition=self.partition,
-            without=without,
             model=self.works_with,
             adds=self.adds,
             columns=self.columns,
@@ -428,7 +377,6 @@ class ProtocolStrategy(Strategy):
             dealer=self.dealt_by,
             computes=self.computed_by,
             epsilon=self.gram_epsilon,
-            fewest=self.min_parties,
             checkpoint=checkpoint,
         )
         if parties.gaps and not self.fills:

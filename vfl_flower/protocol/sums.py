@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -40,8 +39,7 @@ class PartySums:
     public_keys : list of bytes
         Those of all parties, in party order.
     frame : Frame
-        The frame of the message. Where parties have left, it becomes that of a run of
-        the others, in their order, whose masks cancel among them alone.
+        The frame of the message.
     allow_plain : bool
         Whether the party sends its addends also without a mask.
 
@@ -59,13 +57,7 @@ class PartySums:
         frame: Frame,
         allow_plain: bool,
     ) -> None:
-        present = frame.present
-        if frame.left:
-            frame = replace(
-                frame, index=present.index(frame.index), parties=len(present)
-            )
-        self._private_key = private_key
-        self._public_keys = [public_keys[place] for place in present]
+        self._private_key, self._public_keys = private_key, public_keys
         self.frame, self.allow_plain = frame, allow_plain
         self._received: dict[str, Array] = {}
         self.common = b""
@@ -109,8 +101,6 @@ class PartySums:
             what must come from a party came in the clear, or the other way round.
         """
         request = step.contract.request
-        if self.frame.left and self.frame.sealed:
-            raise PartyError("nothing must be sealed after a party has left the run")
         if self.frame.sums:
             self.common = common_digest(
                 request, values, digests, self.frame, list(self._public_keys)

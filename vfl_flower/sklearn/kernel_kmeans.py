@@ -14,7 +14,7 @@ from vfl_flower.strategies.kernel_kmeans import FKKMeans
 from vfl_flower.typing import Array
 
 
-@estimates(FKKMeans, partition="horizontal", allow_missing=False)
+@estimates(FKKMeans)
 class KernelKMeans(ClusterMixin, SplitRows):
     """Kernel k-means whose rows are split over parties.
 

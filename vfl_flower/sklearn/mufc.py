@@ -18,7 +18,7 @@ from vfl_flower.strategies.mufc_tasks import MUFCUnlearn
 from vfl_flower.typing import Array
 
 
-@estimates(MUFC, server_state=..., allow_missing=False)
+@estimates(MUFC, server_state=...)
 class ForgettingKMeans(ClusterMixin, SplitRows):
     """k-means that can forget rows, which are split over parties.
 

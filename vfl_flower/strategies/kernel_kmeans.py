@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -34,11 +34,8 @@ from vfl_flower.numerics.kernel_kmeans import (
     above_rounding,
     eigenpairs,
     first_features,
-    stack,
 )
-from vfl_flower.numerics.kmeans import assign, weighted_kmeans
 from vfl_flower.numerics.lanczos import block_lanczos, lanczos
-from vfl_flower.numerics.random_features import features
 from vfl_flower.numerics.summed_kmeans import (
     LEAST_ROWS,
     Pass,
@@ -47,11 +44,10 @@ from vfl_flower.numerics.summed_kmeans import (
     summed_kmeans,
 )
 from vfl_flower.protocol.consent import Kind
-from vfl_flower.protocol.exchange import FederationError, PartyFailed
+from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import (
-    Bits,
     Natural,
     NotNegative,
     Positive,
@@ -61,14 +57,12 @@ from vfl_flower.protocol.settings import (
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.strategies import kernel_kmeans_metrics
-from vfl_flower.strategies.kernel_kmeans_columns import AngleColumns
 from vfl_flower.strategies.kernel_kmeans_setup import (
     Start,
     begin,
     check_sum,
     decomposed,
     faulty_sum,
-    gamma_of_columns,
 )
 from vfl_flower.typing import Array
 
@@ -88,7 +82,7 @@ where it moved so far, and 3 % where it moved less, as in 22 of 24 runs with 20.
 class FKKMeans(ProtocolStrategy):
     """Kernel k-means by random features and stochastic proximal gradients.
 
-    With split rows (``partition="horizontal"``), whose parties [1] calls users:
+    The parties hold different rows of the same columns; [1] calls them users:
 
     =============  =====================================  ==========================
     round trip     party m sends                          the server learns
@@ -120,25 +114,16 @@ class FKKMeans(ProtocolStrategy):
     sample         points of its embedding, weights       all of it
     =============  =====================================  ==========================
 
-    With split columns (``"vertical"``):
-
-    =============  =====================================  ==========================
-    spread         the spread of its columns, masked      the sum over parties
-    angles         its part of the angles of all rows,    the angles: the features of
-                   masked                                 each row, and its labels
-    labels         whether it keeps them                  all of it
-    =============  =====================================  ==========================
-
     Notes
     -----
     Differs from [1] in: 1. one message per iteration (``"gram"``), which carries the
     eigenvectors of the one before; 2. sums over parties under masks; 3. the seed of the
     features is a secret of the parties; 4. the first iteration and `threshold`; 5. the
     early stop; 6. k-means on sums (``numerics/summed_kmeans.py``), and the coreset
-    (``numerics/distributed_kmeans.py``); 7. a map for new rows; 8. split columns.
+    (``numerics/distributed_kmeans.py``); 7. a map for new rows.
 
-    Who knows the seed of the run knows the features: with split columns the server then
-    has all columns of all parties. With ``masking="plain"`` one party is enough.
+    Who knows the seed of the run knows the features. With ``masking="plain"`` one party
+    is enough.
 
     Examples
     --------
@@ -179,9 +164,6 @@ class FKKMeans(ProtocolStrategy):
     "block-lanczos": a message for each product with block_size vectors."""
 
     _: KW_ONLY
-    partition: Literal["horizontal", "vertical"] = "horizontal"
-    """What parties hold: "horizontal": different rows of the same columns; "vertical":
-    different columns of the same rows."""
     threshold: Positive | Literal["auto", "paper"] = "auto"
     """lambda: smaller eigenvalues of the kernel matrix K are not learned. "paper": the
     (k + 2)-th eigenvalue of the first iteration; "auto": an estimate of the (s + 1)-th
@@ -211,8 +193,7 @@ class FKKMeans(ProtocolStrategy):
     """Constant term of the polynomial kernel."""
     standardize: bool = False
     """Scale each column to mean 0 and standard deviation 1 over the rows of all
-    parties. With split columns each party does so on its own, with standardize in its
-    node config."""
+    parties."""
     cem: bool = True
     """Whether to use the paper's communication mechanism. False: Lanczos on all N rows
     as in section 4.1 of the paper; in one process only, for comparison."""
@@ -220,19 +201,6 @@ class FKKMeans(ProtocolStrategy):
     """Number of vectors of "block-lanczos"."""
     n_init: Natural = 30
     """Starts of k-means, of which the best is kept."""
-    bits: Bits = 16
-    """Bits of an angle, with split columns."""
-    block_bytes: Annotated[int, Ge(1), Le(party.MOST_BYTES)] = 16_000_000
-    """Bytes of angles that a party sends in one round trip, with split columns."""
-    allow_missing: bool = False
-    """Begin again without a party that fails or does not answer in time; the result
-    says so. The server then has sums with and without that party, and so their
-    difference. By default the run fails."""
-    min_parties: Annotated[int, Ge(3)] | Literal[0] = 0
-    """Fewest parties with which the run goes on where others fail or do not answer in
-    time after the first iteration: it continues from the present subspace with the rows
-    of those that stay. 0: all parties must stay. The page of the paper says what the
-    server and the others then learn of the rows of one that left."""
     allow_two_parties: bool = False
     """Train with two parties, although each can then compute sums of the other from the
     eigenvectors."""
@@ -240,11 +208,11 @@ class FKKMeans(ProtocolStrategy):
     model_class = KernelKMeansModel
     question = "Which clusters, of any shape, are in the rows?"
     explained = kernel_kmeans_metrics.TRAINING
+    partition = "horizontal"
     fills = True
     steps: ClassVar[Steps] = (
         *(party.begin, party.gram, party.product, party.project, party.expand),
         *(party.embed, party.lloyd, party.local, party.sample, party.assign),
-        *(party.spread, party.angles, party.labels),
     )
 
     def __post_init__(self) -> None:
@@ -265,15 +233,6 @@ class FKKMeans(ProtocolStrategy):
         if self.eigensolver != "block-lanczos":
             check_unused(self, ["block_size"], f"eigensolver {self.eigensolver!r}")
         unused = {
-            "horizontal": ["bits", "block_bytes"],
-            "vertical": [
-                *("eigensolver", "clustering", "passes", "coreset_size", "cem"),
-                "choose_clusters",
-                *("standardize", "allow_two_parties", "allow_missing", "min_parties"),
-            ],
-        }
-        check_unused(self, unused[self.partition], f"partition {self.partition!r}")
-        unused = {
             "sums": ["coreset_size"],
             "coreset": ["passes", "choose_clusters"],
         }
@@ -289,18 +248,6 @@ class FKKMeans(ProtocolStrategy):
                 f"n_init must be at most {party.MOST_CENTERS // tried} with "
                 f"{self.n_clusters} clusters, got {self.n_init}"
             )
-        if self.min_parties:
-            check_unused(self, ["allow_missing"], "min_parties above 0")
-            if not (self._sums and self.cem):
-                raise ValueError(
-                    "min_parties must be 0 with clustering 'coreset' or cem false, "
-                    f"whose parties send their own numbers, got {self.min_parties}"
-                )
-        if self.partition == "vertical" and self.kernel == "polynomial":
-            raise ValueError(
-                "kernel must be 'gaussian' or 'laplacian' with partition 'vertical', "
-                "whose parties send angles, got 'polynomial'"
-            )
         if not self.cem and (self.eigensolver, self.masking) != ("lanczos", "plain"):
             raise ValueError(
                 "cem can be false only with eigensolver 'lanczos' and masking 'plain', "
@@ -311,9 +258,7 @@ class FKKMeans(ProtocolStrategy):
 
     @property
     def needs(self) -> tuple[Kind, ...]:
-        """Row sums or embedded rows; with split columns the features of all rows."""
-        if self.partition == "vertical":
-            return ("angles",)
+        """Row sums, or embedded rows."""
         return ("row-sums",) if self._sums else ("embedded-rows", "row-sums")
 
     @property
@@ -326,13 +271,7 @@ class FKKMeans(ProtocolStrategy):
     @property
     def _sums(self) -> bool:
         """Whether k-means runs on sums over the parties."""
-        return self.partition == "horizontal" and self.clustering == "sums"
-
-    def scaled(self, share: float) -> Self:
-        """With split columns scale the blocks, which then have as many features."""
-        if self.partition == "horizontal":
-            return self
-        return self.replace(block_bytes=max(1, round(share * self.block_bytes)))
+        return self.clustering == "sums"
 
     @property
     def least_parties(self) -> int:
@@ -341,20 +280,42 @@ class FKKMeans(ProtocolStrategy):
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Algorithm 1, lines 1 to 20."""
-        horizontal = self.partition == "horizontal"
         self._check_sizes(parties)
         if self.seed is not None:  # a warning, since none of the defaults gives one
-            what = "can compute the rows of all parties"
+            what = "can compute the rows of the sample"
             if self._sums:
                 what = "knows the features, and by which coins rows are in sums"
-            elif horizontal:
-                what = "can compute the rows of the sample"
             log.warning("the run has a seed: who knows it %s", what)
         log.info("model %016x", parties.session)
-        if horizontal and len(parties) > 1:
+        if len(parties) > 1:
             parties.refuse_two("FKKMeans", self.allow_two_parties)
-        train = self._horizontal if horizontal else self._vertical
-        return train(parties, run)
+        space = self._subspace()
+        start = begin(
+            parties,
+            kernel=self.kernel,
+            gamma=self.gamma,
+            degree=self.degree,
+            offset=self.offset,
+            standardize=self.standardize,
+            D=space.D,
+            D_1=space.D_1,
+        )
+        gamma = start.setup.gamma
+        run.record(0, self._model(parties, space, gamma).to_record())
+        H = None if self.cem else self._without_cem(parties, run, space, start)
+        solve = self._by_gram if self.eigensolver == "gram" else self._by_products
+        while self.cem and not self._ends(space):  # lines 6 to 15
+            bound = space.next_eta * start.scale * parties.n_rows + space.mass
+            products = solve(parties, run, space, start, bound)
+            self._record(run, parties, space, gamma, products)
+        # Lines 16 to 19.
+        cluster = self._by_sums if self._sums else self._by_coreset
+        centers, sum_h, metrics = cluster(parties, run, space, start.scale, H)
+        # Line 20.
+        model = self._model(parties, space, gamma)
+        model.cluster_centers_ = centers
+        sizes = self._assign(parties, model, start.scale)
+        return self._finish(run, model, space, sizes, metrics, sum_h)
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the clusters are better than one, and the subspace settles."""
@@ -378,9 +339,7 @@ class FKKMeans(ProtocolStrategy):
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Give the model the parts of all parties that took part in its run."""
         assert isinstance(model, KernelKMeansModel)
-        ran = [memory for memory in memories if memory.run == model.model]
-        left = max((memory.n_left for memory in ran), default=0)
-        parts = [memory.part for memory in ran if memory.n_left == left]
+        parts = [memory.part for memory in memories if memory.run == model.model]
         model.parts = parts if parts and all(parts) else None
 
     def _check_sizes(self, parties: Parties) -> None:
@@ -401,17 +360,10 @@ class FKKMeans(ProtocolStrategy):
                 f"coreset_size must be at least the number of parties, {len(parties)}, "
                 f"got {self.coreset_size}"
             )
-        if self.min_parties > len(parties):
-            raise FederationError(
-                f"min_parties must be at most the {len(parties)} parties of the run, "
-                f"got {self.min_parties}"
-            )
         if not self.cem and N > MOST_ROWS_WITHOUT_CEM:
             raise FederationError(
                 f"cem must be true for more than {MOST_ROWS_WITHOUT_CEM} rows, got {N}"
             )
-
-    # -- both partitions ---------------------------------------------------------------
 
     def _subspace(self) -> Subspace:
         D, s, k = self.n_features, self.n_components, self.n_clusters
@@ -419,8 +371,7 @@ class FKKMeans(ProtocolStrategy):
         return Subspace(D, D_1, s, k, self.threshold)
 
     def _ends(self, space: Subspace) -> bool:
-        done = space.t >= self.iterations or space.still(self.subspace_tol)
-        return done and space.carried is None
+        return space.t >= self.iterations or space.still(self.subspace_tol)
 
     def _record(
         self,
@@ -444,23 +395,21 @@ class FKKMeans(ProtocolStrategy):
             )
         metrics = {"rank": space.rank, "products": products, "moved": space.moved}
         run.trace("moved", space.moved)
-        model = self._model(parties, run, space, gamma)
+        model = self._model(parties, space, gamma)
         run.record(space.t, model.to_record(), metrics)
 
     def _model(
-        self, parties: Parties, run: Run, space: Subspace, gamma: float
+        self, parties: Parties, space: Subspace, gamma: float
     ) -> KernelKMeansModel:
         """Return the model so far."""
-        columns = [info.n_columns for info in parties]
         return KernelKMeansModel(
             f"{parties.session:016x}",
             self.kernel,
             gamma,
-            columns[0] if self.partition == "horizontal" else sum(columns),
+            parties[0].n_columns,
             space.eigenvalues,
             np.zeros((0, 0)),
             math.nan,
-            missing=run.missing,
         )
 
     def _finish(
@@ -488,67 +437,13 @@ class FKKMeans(ProtocolStrategy):
             "smallest_cluster": int(sizes.min()),
             "largest_cluster": int(sizes.max()),
         } | more
-        if run.missing:
-            metrics["missing"] = len(run.missing)
         run.record(space.t + 1, record, metrics)
         if self.subspace_tol and space.moved < MOVING:  # else it is a warning
             for sentence in self._still_moves(metrics):
                 log.info("%s", sentence)
         return record
 
-    # -- split rows --------------------------------------------------------------------
-
-    def _horizontal(self, parties: Parties, run: Run) -> ArrayRecord:
-        space = self._subspace()
-        start = begin(
-            parties,
-            kernel=self.kernel,
-            gamma=self.gamma,
-            degree=self.degree,
-            offset=self.offset,
-            standardize=self.standardize,
-            D=space.D,
-            D_1=space.D_1,
-        )
-        gamma = start.setup.gamma
-        run.record(0, self._model(parties, run, space, gamma).to_record())
-        H = None if self.cem else self._without_cem(parties, run, space, start)
-        while True:
-            try:
-                return self._iterate_and_cluster(parties, run, space, start, H)
-            except PartyFailed as failure:
-                if not space.t:
-                    raise
-                before, names = parties.n_rows, failure.nodes.values()
-                parties.go_on_without(failure)
-                run.missing += names
-                iterating = failure.action in (party.gram.action, party.product.action)
-                space.leave(parties.n_rows / before, not iterating)
-                self._check_sizes(parties)
-
-    def _iterate_and_cluster(
-        self,
-        parties: Parties,
-        run: Run,
-        space: Subspace,
-        start: Start,
-        H: Array | None,
-    ) -> ArrayRecord:
-        """Lines 6 to 20, from the present subspace."""
-        gamma = start.setup.gamma
-        solve = self._by_gram if self.eigensolver == "gram" else self._by_products
-        while self.cem and not self._ends(space):  # lines 6 to 15
-            bound = space.next_eta * start.scale * parties.n_rows + space.mass
-            products = solve(parties, run, space, start, bound)
-            self._record(run, parties, space, gamma, products)
-        # Lines 16 to 19.
-        cluster = self._by_sums if self._sums else self._by_coreset
-        centers, sum_h, metrics = cluster(parties, run, space, start.scale, H)
-        # Line 20.
-        model = self._model(parties, run, space, gamma)
-        model.cluster_centers_ = centers
-        sizes = self._assign(parties, model, start.scale)
-        return self._finish(run, model, space, sizes, metrics, sum_h)
+    # -- iterations and clusters -------------------------------------------------------
 
     def _by_gram(
         self, parties: Parties, run: Run, space: Subspace, start: Start, bound: float
@@ -783,49 +678,6 @@ class FKKMeans(ProtocolStrategy):
         model.inertia_ = inertia
         model.kept = all(replies.each("kept"))
         return np.asarray(sizes)
-
-    # -- split columns -----------------------------------------------------------------
-
-    def _vertical(self, parties: Parties, run: Run) -> ArrayRecord:
-        assert self.kernel != "polynomial"
-        gamma = (
-            gamma_of_columns(parties, self.kernel)
-            if self.gamma == "auto"
-            else float(self.gamma)
-        )
-        space = self._subspace()
-        run.record(0, self._model(parties, run, space, gamma).to_record())
-        angles = AngleColumns(
-            parties,
-            self.kernel,
-            gamma,
-            bits=64 if self.masking == "plain" else self.bits,
-            block_bytes=self.block_bytes,
-            most=space.D_1 + (self.iterations - 1) * space.D,
-        )
-        B: Array | None = None
-        while True:
-            A = features(angles.take(space.next_size - space.rank))
-            W = stack(A, np.zeros((len(A), 0)) if B is None else B, space.next_eta)
-            G = W.T @ W
-            with decomposed(parties, party.angles):
-                space.step(*eigenpairs(G, *space.wanted), float(G.trace()))
-            self._record(run, parties, space, gamma)
-            if self._ends(space):
-                break
-            B = W @ space.R
-        H = W @ space.embedding
-        centers, inertia = weighted_kmeans(
-            H, self.n_clusters, np.ones(len(H)), run.rng("k-means"), self.n_init
-        )
-        centers = first_of_equals(centers)
-        labels = assign(H, centers)[0].astype(np.int32)
-        kept = parties.ask(party.labels, labels=labels).each("kept")
-        model = self._model(parties, run, space, gamma)
-        model.cluster_centers_, model.inertia_ = centers, inertia
-        model.kept = all(kept)
-        sizes = np.bincount(labels, minlength=self.n_clusters)
-        return self._finish(run, model, space, sizes, {}, H.sum(axis=0))
 
 
 def split_rows(parties: Parties, rows: Array) -> list[Array]:

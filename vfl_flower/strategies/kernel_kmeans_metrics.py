@@ -68,13 +68,6 @@ TRAINING: dict[str, Metric] = {
         "Number of clusters that the server has chosen, by how far apart they are.",
         kind="count",
     ),
-    "missing": Metric(
-        "Parties that failed",
-        "Parties without which the run began again, or went on: their rows are in no "
-        "cluster.",
-        "lower",
-        "count",
-    ),
 }
 
 LATER: dict[str, Metric] = {

@@ -246,27 +246,3 @@ def _check_spread(total: float) -> None:
             "gamma 'auto' needs columns whose squares add up to 1e-15 at least: scale "
             "the columns"
         )
-
-
-# -- split columns ---------------------------------------------------------------------
-
-
-def gamma_of_columns(parties: Parties, kernel: party.AngleKernel) -> float:
-    """Return gamma from the spread of all columns.
-
-    Raises
-    ------
-    FederationError
-        No column varies, or too little.
-    """
-    limbs = parties.secure_sum(party.spread.summing(spread=LIMB), kernel=kernel)
-    check_sum(parties, party.spread, limbs["spread"], LIMB)
-    spread = float(join_limbs(limbs["spread"])[0])
-    if spread < 0:
-        raise faulty_sum(parties, party.spread, "variances or deviations")
-    if spread == 0:
-        raise FederationError("gamma 'auto' needs a column that varies")
-    _check_spread(spread)
-    if kernel == "gaussian":
-        return float(1 / (4 * spread))
-    return float(math.sqrt(math.pi) / (2 * spread))

@@ -308,12 +308,13 @@ class ClusterTraining(MUFCTask):
         log.info("model %s", model)
         return self.train(parties, run, model)
 
-    def give_up(self, parties: Parties, run: Run, error: Exception) -> None:
+    def give_up(self, parties: Parties, error: Exception) -> None:
         """Let a training that failed leave no ids at the parties."""
         model = f"{parties.session:016x}"
         state = None if self.folder is None else ServerState(self.folder, model)
         saved = state is not None and state.exists and state.version > 0
-        if state is not None and model in run.begun and not saved:
+        asked = parties.ledger.of(party.train.action).messages > 0
+        if state is not None and asked and not saved:
             failed = error.nodes if isinstance(error, PartyFailed) else {}
             abandon(parties, model, list(failed))
 
@@ -323,18 +324,13 @@ class ClusterTraining(MUFCTask):
         key = new_key(parties, agreed)
         if agreed.privacy == "scma":
             code_of(parties, agreed, key)
-        abandoned = list(run.begun)
-        run.begun.append(model)
         replies = parties.ask(
             party.train.summing(**sums_of(agreed)),
             model=model,
             settings=agreed,
             key=key,
             keep=self.folder is not None,
-            abandoned=abandoned,
         )
-        # The server knows q. A second q without one party would reveal that party's.
-        run.final = True
         with naming_parties(parties):
             bins, counts, centers = self.cluster(parties, run, replies, agreed, key)
         centers = agreed.box.restore(centers)
@@ -361,7 +357,6 @@ class ClusterTraining(MUFCTask):
                 "party must be given for that"
             )
         trained = version_of(model, 1, centers, agreed, kept=state is not None)
-        trained.missing = run.missing
         try:
             rows = _total_rows(replies)
             return self.commit(parties, run, trained, agreed, rows, state, **few)
@@ -464,9 +459,6 @@ class MUFC(ClusterTraining):
     server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
     """Folder in which the server keeps what it needs to forget later. For that each
     party also needs a ``state-dir`` and a name of its own."""
-    allow_missing: bool = pydantic.Field(default=False, kw_only=True)
-    """Begin again without a party that fails before the server has the sum. Afterwards
-    the run ends: a second sum without that party would reveal its counts."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
