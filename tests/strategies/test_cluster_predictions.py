@@ -187,14 +187,12 @@ def test_other_columns_or_no_model(kind, tmp_path):
 
 
 def test_a_model_without_a_map_is_refused_before_any_row_is_read(tmp_path):
-    columns = [
-        Party(rows(40, 0)[:, [j]], name=name, state_dir=tmp_path / name)
-        for j, name in enumerate(NAMES)
-    ]
-    settings = {"n_features": 20, "iterations": 2, "partition": "vertical"}
-    model = simulate(FKKMeans(3, 4, **settings), columns, seed=1).model
+    made = parties(tmp_path)
+    settings = {"cem": False, "eigensolver": "lanczos", "masking": "plain"}
+    strategy = FKKMeans(3, 4, n_features=20, iterations=2, **settings)
+    model = simulate(strategy, made, seed=1).model
     with pytest.raises(PartyFailed, match="only a model of split rows"):
-        simulate(FKKMeansPrediction(model.model), columns)
+        simulate(FKKMeansPrediction(model.model), made)
 
 
 def test_consent_counts_what_an_evaluation_costs(kind, tmp_path):

@@ -282,11 +282,10 @@ def test_the_sealed_seed_is_uniform(many):
 
 
 def test_no_value_of_the_rows_is_in_a_message():
-    """No 8 bytes of a message are a number of X, split by rows or by columns."""
+    """No 8 bytes of a message are a number of X."""
     X = exponential(60, 6)
     for settings, parts in (
         ({}, [X[m::3] for m in range(3)]),
-        ({"partition": "vertical"}, np.split(X, 3, axis=1)),
         ({"kernel": "polynomial", "degree": 2}, [X[m::3] for m in range(3)]),
         ({"standardize": True, "kernel": "laplacian"}, [X[m::3] for m in range(3)]),
     ):

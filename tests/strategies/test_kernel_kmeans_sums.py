@@ -320,23 +320,14 @@ def test_a_reply_that_cannot_be_ends_the_run(action, name, change, everyone, rul
         ({"clustering": "means"}, "clustering must be"),
         ({"passes": 0}, "passes must be"),
         ({"n_init": 2**16}, f"n_init must be at most {2**17 // K} with {K} clusters"),
-        ({"partition": "vertical", "passes": 3}, "passes has no effect with partition"),
         (
             {"clustering": "coreset", "choose_clusters": True},
             "choose_clusters has no effect with clustering 'coreset'",
-        ),
-        (
-            {"partition": "vertical", "choose_clusters": True},
-            "choose_clusters has no effect with partition",
         ),
         ({"n_clusters": 1, "choose_clusters": True}, "n_clusters must be at least 2"),
         (
             {"n_init": 2**15, "choose_clusters": True},
             f"n_init must be at most {2**17 // (K * (K - 1))} with {K} clusters",
-        ),
-        (
-            {"partition": "vertical", "clustering": "coreset"},
-            "clustering has no effect",
         ),
     ],
 )
