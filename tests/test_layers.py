@@ -25,7 +25,7 @@ MODULES = ["vfl_flower"] + [
     module.name for module in pkgutil.walk_packages(vfl_flower.__path__, "vfl_flower.")
 ]
 
-LEAVES = {"typing", "version", "files", "rows"}
+LEAVES = {"typing", "version", "files", "rows", "shapes"}
 """Modules that import no layer of the package, and that every layer may import."""
 
 BELOW: dict[str, set[str]] = {
@@ -33,7 +33,7 @@ BELOW: dict[str, set[str]] = {
     "numerics": set(),
     "secure_aggregation": {"numerics"},
     "models": {"numerics"},
-    "protocol": {"secure_aggregation", "models"},
+    "protocol": {"numerics", "secure_aggregation", "models"},
     "data": {"protocol"},
     "clients": {"numerics", "secure_aggregation", "protocol"},
     "strategies": {"numerics", "secure_aggregation", "protocol", "models", "clients"},

@@ -253,7 +253,7 @@ def test_labels_of_clients_are_in_no_file(tmp_path):
     model = MUFCModel("00112233445566aa", 1, np.eye(3), labels_=labels)
     assert MUFCModel.load(model.save(tmp_path / "m.npz")).labels_ is None
     assert not any("label" in name for name in model.arrays())
-    assert "label" not in repr(model)
+    assert "labels_=<list of 2>" in repr(model)
 
 
 def test_nearest_centre_of_rows_of_all_columns():
@@ -314,7 +314,9 @@ def test_blocks_that_are_not_those_of_the_parties(model, spoil):
 def test_values_that_are_no_numbers(model, value):
     actual = blocks(model)
     actual[1] = np.array([[value] * actual[1].shape[1]] * len(actual[1]))
-    with pytest.raises(ValueError, match=r"(finite|real) numbers, .* at place 1, "):
+    with pytest.raises(
+        ValueError, match=r"at place 1, .* real numbers|numbers, .* at place 1, "
+    ):
         model.predict(actual)
 
 

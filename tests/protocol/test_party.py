@@ -50,7 +50,10 @@ NAN = np.array([[1.0, 2.0], [np.nan, 4.0], [5.0, -np.inf]])
         ({"X": np.ones(3)}, r"^X of the party must be a matrix .* got shape \(3,\)"),
         ({"X": np.ones((0, 2))}, r"^X of the party .* one row .* got shape \(0, 2\)"),
         ({"X": np.ones((2, 0))}, r"^X of the party .* column, got shape \(2, 0\)"),
-        ({"X": np.array([["a"], ["b"]])}, "^X .* real numbers, got dtype <U1"),
+        (
+            {"X": np.array([["a"], ["b"]])},
+            "^X .* real numbers, got text or dates of dtype <U1",
+        ),
         ({"X": np.ones((2, 1), dtype=complex)}, "^X .* real numbers, .* complex128"),
         ({"X": np.ones((2, 1), dtype=object)}, "^X .* real numbers, got dtype object"),
         ({"X": NAN, "name": "airline"}, "^X of party 'airline' .* infinite value, 2 "),
@@ -68,11 +71,6 @@ NAN = np.array([[1.0, 2.0], [np.nan, 4.0], [5.0, -np.inf]])
 def test_bad_data(arguments, rule):
     with pytest.raises(ValueError, match=rule):
         Party(**arguments)
-
-
-def test_large_finite_values_are_no_missing_ones():
-    Party(np.full((3, 2), 1e308))  # their sum overflows
-    Party(np.array([[1e308, -1e308], [1e308, 1e308]]))
 
 
 def test_missing_values_are_counted_over_blocks():

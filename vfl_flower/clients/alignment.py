@@ -38,6 +38,7 @@ from vfl_flower.secure_aggregation.points import (
     keyed_hashes,
     permutation,
 )
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -55,6 +56,7 @@ Bytes32 = Annotated[Array, Whole("* 32", 0, 256)]
 """Points or hashes, 32 bytes each."""
 
 
+@shapes_only
 @dataclass
 class Passes:
     """What a party remembers of a run.

@@ -24,6 +24,7 @@ from vfl_flower.protocol.contract import OWN, SEALED, Reals
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.settings import Count, Natural
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -61,6 +62,7 @@ class Part(TypedDict):
     columns: list[str]
 
 
+@shapes_only
 @dataclass
 class PredictionState:
     """What the receiver keeps between blocks of rows.

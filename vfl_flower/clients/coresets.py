@@ -40,6 +40,7 @@ from vfl_flower.protocol.contract import (
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 MOST_ROWS = 2**24
@@ -84,6 +85,7 @@ class Clustering:
     alpha: Approximation
 
 
+@shapes_only
 @dataclass(frozen=True, eq=False)
 class WeightedRows:
     """A coreset: the rows S and their weights w.
@@ -110,6 +112,7 @@ class WeightedRows:
             raise ContractError("'weights' must be from 1e-100 to 1e100")
 
 
+@shapes_only
 @dataclass
 class CoresetState:
     """What a party keeps to compute the score of any row again.

@@ -48,6 +48,7 @@ from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.secure_aggregation import PLACES, join_limbs, split_limbs
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -102,6 +103,7 @@ Opened = Annotated[Array, Reals("*"), SEALED]
 # -- what the server asks for ---------------------------------------------------------
 
 
+@shapes_only
 @dataclass(frozen=True)
 class SharedFeatures:
     """Features that all parties know, as Algorithm 3 has them; for comparison only.
@@ -189,6 +191,7 @@ class Problem:
 # -- what a party keeps ---------------------------------------------------------------
 
 
+@shapes_only
 @dataclass
 class Training:
     """What a party keeps of a model in training.
@@ -233,6 +236,7 @@ class Training:
     multiple: int = 0
 
 
+@shapes_only
 @dataclass
 class FDSKLState:
     """What a party keeps between messages, besides its part of the model.

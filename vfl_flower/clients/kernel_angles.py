@@ -21,6 +21,7 @@ from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.secure_aggregation.angle_shares import cosine_shares, hide_angles
 from vfl_flower.secure_aggregation.fixed_point import finest_gram_fixed_point
 from vfl_flower.secure_aggregation.shares import BLOCK_ROWS, Deal, Dealt
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 FRACTION = 16
@@ -124,6 +125,7 @@ def hidden_angles(
     return {roles.first: hidden, roles.second: hidden}
 
 
+@shapes_only
 @dataclass(frozen=True)
 class AngleSums:
     """The sums of all parties' angles, and what makes shares of features of them."""

@@ -45,6 +45,7 @@ from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
 from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.secure_aggregation import split_limbs
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 T = TypeVar("T")
@@ -80,6 +81,7 @@ Starts = Annotated[Array, Reals("a k s"), MinLen(1)]
 """Centres of each start."""
 
 
+@shapes_only
 @dataclass(frozen=True)
 class Setup:
     """Which random features the parties draw, apart from their seed.
@@ -125,6 +127,7 @@ class Setup:
         return features
 
 
+@shapes_only
 @dataclass
 class State:
     """What a party keeps between the messages of a run.

@@ -87,6 +87,7 @@ from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import once, parts_of, reveals, step, sums_over
 from vfl_flower.secure_aggregation.shares import Deal
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 MOST_TURNS = 2
@@ -179,6 +180,7 @@ class Joint:
 # -- what a party keeps ----------------------------------------------------------------
 
 
+@shapes_only
 @dataclass
 class KernelState:
     """What a party keeps between messages, besides its part of the model.
@@ -248,6 +250,7 @@ def training_rows(party: Party, task: Task) -> Array:
     return np.concatenate(_halves(party, task))
 
 
+@shapes_only
 @dataclass(frozen=True)
 class _Fitted:
     """A party's own columns on the training rows, and how local ones are made."""

@@ -60,11 +60,13 @@ from vfl_flower.secure_aggregation.triples import (
     hide_rows,
     seed_digest,
 )
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 
 
+@shapes_only
 @dataclass
 class RowsState:
     """What a party keeps of rows that are being scored.
@@ -84,6 +86,7 @@ class RowsState:
     rows: Array
 
 
+@shapes_only
 @dataclass
 class ScoresState:
     """What a party keeps between messages while rows are scored.

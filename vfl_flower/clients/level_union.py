@@ -35,6 +35,7 @@ from vfl_flower.secure_aggregation.texts import (
     Text,
     TextCode,
 )
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -51,6 +52,7 @@ Tokens = Annotated[Array, Whole("m 2", 0, 2**TOKEN_BITS), MaxLen(2**17)]
 """Keyed hashes of texts, two numbers each."""
 
 
+@shapes_only
 @dataclass
 class OwnTexts:
     """What a party remembers of a run.

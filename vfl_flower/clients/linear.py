@@ -37,6 +37,7 @@ from vfl_flower.protocol.contract import IN_SUM, Leaves, Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ bound; a warning says where one clips their entries."""
 WITHIN, WITHIN_WIDE = Leaves("sum", least=BOUND), Leaves("sum", least=WIDE_BOUND)
 
 
+@shapes_only
 @dataclass
 class LinearState:
     """What a party keeps of a linear problem and of its own block of the solution.

@@ -48,6 +48,7 @@ from vfl_flower.secure_aggregation.triples import (
     owner_digest,
     seed_digest,
 )
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 _HEAD, _TAIL = 64, 32
@@ -56,6 +57,7 @@ _HEAD, _TAIL = 64, 32
 Bytes = Whole("*", 0, 256)
 
 
+@shapes_only
 @dataclass
 class MomentsState:
     """What a party keeps of the Gram matrices.

@@ -57,6 +57,7 @@ from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.protocol.united import Levels
 from vfl_flower.secure_aggregation import SparseSum, split_limbs
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -76,6 +77,7 @@ Kind = Literal["unlearn", "forget-client"]
 Centers = Annotated[Array, Reals("k n_columns"), MinLen(1), MaxLen(MOST_CLUSTERS)]
 
 
+@shapes_only
 @dataclass
 class MUFCState:
     """What a party keeps from its counts to the end of the run.
@@ -659,6 +661,7 @@ def _wanted(state: ClientState, tags: set[bytes]) -> set[bytes]:
 # -- new rows -------------------------------------------------------------------------
 
 
+@shapes_only
 @dataclass(frozen=True, eq=False)
 class _NewRows:
     """The rows of the party's data that the model has not forgotten.

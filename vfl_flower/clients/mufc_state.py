@@ -42,6 +42,7 @@ from vfl_flower.protocol.parts import is_model_id
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.settings import Natural, Positive
 from vfl_flower.secure_aggregation import SparseSum
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 from vfl_flower.version import __version__
 
@@ -172,6 +173,7 @@ class TrainingSettings:
         return cls(**structure(fields_of(cls), stored | bounds, {}))
 
 
+@shapes_only
 @dataclass(frozen=True)
 class PartyFacts:
     """What a party must find again to forget, besides the settings of its training."""
@@ -186,6 +188,7 @@ class PartyFacts:
     """Names of the parties of the training; states of earlier versions have none."""
 
 
+@shapes_only
 @dataclass(frozen=True, eq=False)
 class LocalClusters:
     """The clusters of one party in one version.
@@ -205,6 +208,7 @@ class LocalClusters:
     sizes: Array
 
 
+@shapes_only
 @dataclass(frozen=True, eq=False)
 class GlobalClusters:
     """What the server keeps of one version.

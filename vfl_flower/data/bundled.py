@@ -13,6 +13,7 @@ from vfl_flower.data.encoding import Encoding, check_columns, encode_arrays
 from vfl_flower.data.files import choose, who_of
 from vfl_flower.data.source import PartySource
 from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 BUNDLED = {
@@ -167,6 +168,7 @@ def ids_of_bundled(source: PartySource) -> list[str] | None:
     return [str(number) for number in _rows(source, np.arange(n))]
 
 
+@shapes_only
 @dataclass(frozen=True)
 class _Regression:
     """Parameters of ``synthetic``: n rows, d columns in all."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from vfl_flower.data.source import PartySource
 from vfl_flower.files import check_no_link, write_whole
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 CACHE_FORMAT = 6
@@ -28,6 +29,7 @@ Shape = tuple[str, tuple[int, ...]]
 """Type and shape of an array in a file."""
 
 
+@shapes_only
 @dataclass(frozen=True)
 class Converted:
     """A party file after conversion: float64, rows in the file's order.

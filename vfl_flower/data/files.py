@@ -51,6 +51,7 @@ from vfl_flower.data.tables import (
 from vfl_flower.files import UnpackedSizeError
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.row_order import RowOrder, load_order
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 logger = logging.getLogger("vfl_flower")
@@ -382,6 +383,7 @@ class Plan:
         return [*self.features, *(n for n in (self.ids, self.label) if n is not None)]
 
 
+@shapes_only
 @dataclass
 class Survey:
     """What all rows of a file have told: columns, labels and ids, and every fault."""

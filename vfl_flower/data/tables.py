@@ -26,6 +26,7 @@ from vfl_flower.data.kinds import is_number, is_text, without_markers
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.files import check_growth, map_npz
 from vfl_flower.protocol.party import PartyError
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 TEXTS = {".csv": "", ".tsv": "\t"}
@@ -74,6 +75,7 @@ DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 """What may separate the fields of a row, in words."""
 
 
+@shapes_only
 @dataclass
 class Table:
     """Columns by name, whose rows can be read again and again.

@@ -10,9 +10,11 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from vfl_flower.models.base import Model, plain
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
 
 
+@shapes_only
 @dataclass
 class AlignmentModel(Model):
     """How many ids each set of parties shares.

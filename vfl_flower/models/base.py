@@ -243,7 +243,10 @@ def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
         )
     for block in blocks:
         check_index(blocks[0], block, "each matrix of predict")
-    arrays = [number_array(block, "a matrix of predict") for block in blocks]
+    arrays = [
+        number_array(block, f"the matrix of predict at place {place}, from 0,")
+        for place, block in enumerate(blocks)
+    ]
     shapes = [array.shape for array in arrays]
     if len(arrays) != len(widths) or any(
         len(shape) != 2 or shape[1] != width or shape[0] != shapes[0][0]

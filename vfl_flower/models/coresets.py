@@ -10,6 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from vfl_flower.models.base import Model, check_blocks, plain
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
 
 
@@ -92,6 +93,7 @@ class LinearModel(_InBlocks):
         return cls([named[f"coef_{j}"] for j in range(len(named))], intercept, number)
 
 
+@shapes_only
 @dataclass
 class KMeansModel(_InBlocks):
     """Cluster centres whose columns are split over parties.

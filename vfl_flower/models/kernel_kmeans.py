@@ -12,9 +12,11 @@ from flwr.app import ArrayRecord
 from vfl_flower.models.base import Model, plain
 from vfl_flower.numerics.kernel_embedding import Part, embed_rows, label_rows
 from vfl_flower.rows import Rows
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
 
 
+@shapes_only
 @dataclass
 class KernelKMeansModel(Model):
     """Clusters of a kernel; labels, and the map of rows to them, are at the parties.

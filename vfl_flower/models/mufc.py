@@ -11,9 +11,11 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from vfl_flower.models.base import Model, plain
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
 
 
+@shapes_only
 @dataclass
 class MUFCModel(Model):
     """Global clusters of a model that can forget.

@@ -21,6 +21,7 @@ from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import assign, draw, lloyd, seed_centers
 from vfl_flower.numerics.leverage import EPS, leverage_factor, leverage_scores
 from vfl_flower.rows import add_each
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 __all__ = [
@@ -58,6 +59,7 @@ def vrlr_sensitivities(scores: Array, n: int) -> Array:
     return np.asarray(scores + 1 / n)
 
 
+@shapes_only
 @dataclass(frozen=True, eq=False)
 class ClusterSummary:
     """What Algorithm 3 needs to know of a local clustering; no cluster is empty.

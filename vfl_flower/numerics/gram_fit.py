@@ -36,6 +36,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 __all__ = ["Block", "GramFit", "Target", "fit_grams", "probabilities"]
@@ -86,6 +87,7 @@ class Block(NamedTuple):
     stop: int
 
 
+@shapes_only
 @dataclass(frozen=True)
 class GramFit:
     """A ridge regression, and what sums tell of it.
@@ -170,6 +172,7 @@ def probabilities(scores: Array, slope: Array, offset: Array) -> Array:
     return np.asarray(odds / odds.sum(axis=1, keepdims=True))
 
 
+@shapes_only
 @dataclass(frozen=True)
 class _Half:
     """Sums of products about the means of n rows: of features and targets.

@@ -34,6 +34,7 @@ import numpy as np
 
 from vfl_flower.numerics.random_features import CHUNK
 from vfl_flower.rows import Rows, add_each, as_rows
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 __all__ = [
@@ -463,6 +464,7 @@ def gamma(
     return 1 / (4 * total)
 
 
+@shapes_only
 @dataclass
 class Subspace:
     """What the server knows of DSPGD: the eigenpairs of W_t^T W_t, not W_t itself.

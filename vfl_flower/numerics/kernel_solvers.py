@@ -38,6 +38,7 @@ from typing import Literal
 import numpy as np
 
 from vfl_flower.numerics.random_features import features
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 __all__ = ["LOSSES", "Fit", "Loss", "LossName", "fit", "named", "predict"]
@@ -136,6 +137,7 @@ def named(loss: str) -> Loss:
     return LOSSES[loss]
 
 
+@shapes_only
 @dataclass(frozen=True, eq=False)
 class Fit:
     r"""What `fit` found; :math:`f(x) = z(x)^T w + b` with :math:`z = \phi / \sqrt M`.

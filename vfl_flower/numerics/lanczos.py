@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 __all__ = ["Lanczos", "block_lanczos", "lanczos"]
@@ -31,6 +32,7 @@ __all__ = ["Lanczos", "block_lanczos", "lanczos"]
 EPS = float(np.finfo(np.float64).eps)
 
 
+@shapes_only
 @dataclass(frozen=True)
 class Lanczos:
     """What the Lanczos algorithm found of an n x n matrix R.

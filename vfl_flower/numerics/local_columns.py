@@ -25,6 +25,7 @@ import numpy as np
 
 from vfl_flower.numerics.gram_fit import Block
 from vfl_flower.numerics.moments import bounded_columns
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 __all__ = [
@@ -54,6 +55,7 @@ PAIRS = 2000
 Interval = tuple[float, float]
 
 
+@shapes_only
 @dataclass(frozen=True)
 class LocalColumns:
     """How a party makes its columns: arrays alone.

@@ -54,6 +54,7 @@ import numpy as np
 
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import assign, simplified_silhouettes
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 __all__ = [
@@ -84,6 +85,7 @@ TOLERANCE = 1e-3
 """Share by which a cost must be lower to count as lower."""
 
 
+@shapes_only
 @dataclass(frozen=True, eq=False)
 class Pass:
     """Sums of one pass over the rows, of one party or of all.
@@ -110,6 +112,7 @@ class Pass:
     silhouettes: Array | None = None
 
 
+@shapes_only
 @dataclass(frozen=True, eq=False)
 class Request:
     """What the server asks for in a pass.
@@ -132,6 +135,7 @@ class Request:
     used: Array | None = None
 
 
+@shapes_only
 @dataclass(frozen=True, eq=False)
 class Clustering:
     """The result of `summed_kmeans`.

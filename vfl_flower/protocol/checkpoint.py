@@ -26,6 +26,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from vfl_flower.files import make_private
 from vfl_flower.protocol.errors import FederationError
+from vfl_flower.shapes import shapes_only
 from vfl_flower.version import __version__
 
 log = logging.getLogger("vfl_flower")
@@ -42,6 +43,7 @@ _TABLES = (
 )
 
 
+@shapes_only
 class Past(NamedTuple):
     """A round trip that the checkpoint holds.
 

@@ -29,6 +29,7 @@ from vfl_flower.protocol.messages import (
     unpack,
 )
 from vfl_flower.protocol.names import printable
+from vfl_flower.shapes import shapes_only
 
 log = logging.getLogger("vfl_flower")
 
@@ -62,6 +63,7 @@ class _ReplyFrame(TypedDict):
     digest: bytes
 
 
+@shapes_only
 class Opened(NamedTuple):
     """A reply that arrived whole.
 

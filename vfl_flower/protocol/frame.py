@@ -17,6 +17,7 @@ from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.seals import Seal
 from vfl_flower.protocol.settings import Count, Natural
 from vfl_flower.protocol.vault import STATE_KEY_BYTES
+from vfl_flower.shapes import shapes_only
 
 Place = Annotated[int, Ge(0), Le(2**20)]
 
@@ -57,6 +58,7 @@ class SumRequest:
     relay: Place | None = None
 
 
+@shapes_only
 @dataclass(frozen=True)
 class Greeting:
     """What the first message of a run tells a party.
@@ -76,6 +78,7 @@ class Greeting:
     goes_on: bool = False
 
 
+@shapes_only
 @dataclass(frozen=True)
 class RunFrame:
     """What a later message tells a party of its run.
@@ -131,6 +134,7 @@ class RunFrame:
     digest: bytes = b""
 
 
+@shapes_only
 @dataclass(frozen=True)
 class Frame(RunFrame):
     """What a message tells a party of its run and of hidden values.

@@ -29,6 +29,7 @@ from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.row_sets import TABLES, RowSets, count_sets, write_anchor
 from vfl_flower.protocol.vault import Vault
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -104,6 +105,7 @@ _FORGET = (
 )
 
 
+@shapes_only
 @dataclass
 class Journal:
     """The line of one run in the journal of a party.
@@ -141,9 +143,9 @@ class Journal:
     shared: dict[str, bytes] = field(default_factory=dict)
     released: dict[str, Array] = field(default_factory=dict)
     trusted: dict[str, str] = field(default_factory=dict)
-    _run: str = field(default="", repr=False, compare=False)
-    _path: Path = field(default=Path(), repr=False, compare=False)
-    _db: sqlite3.Connection | None = field(default=None, repr=False, compare=False)
+    _run: str = field(default="", compare=False)
+    _path: Path = field(default=Path(), compare=False)
+    _db: sqlite3.Connection | None = field(default=None, compare=False)
 
     def _load(self) -> None:
         """Read the line of the run, if there is one."""

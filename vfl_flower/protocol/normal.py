@@ -52,7 +52,7 @@ def _is_broken(text: str) -> bool:
 
 def size_fault(largest: Any) -> str:
     """Return why the largest absolute values of columns do not do, or ""."""
-    largest = np.atleast_1d(largest)
+    largest = np.atleast_1d(np.asarray(largest, dtype=np.float64))
     if (largest > MOST_SIZE).any():
         return f"must have no value above {MOST_SIZE:g}, whose square is too large"
     if ((largest > 0) & (largest < LEAST_SIZE)).any():

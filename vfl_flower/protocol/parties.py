@@ -49,6 +49,7 @@ from vfl_flower.protocol.replies import PartyInfo, Replies, check_alike, order_o
 from vfl_flower.protocol.seals import Seal, Sealed
 from vfl_flower.protocol.steps import Each, P, Question, R, Step, Sum
 from vfl_flower.secure_aggregation import Field, Group, Tree, group, unmask_sum
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
 from vfl_flower.version import __version__
 
@@ -920,6 +921,7 @@ def _encrypted(name: str, reply: dict[str, Any]) -> Array:
     return part
 
 
+@shapes_only
 @dataclass(frozen=True)
 class _Blocks:
     """Digests of what each party alone is told, and their salts, if there are any."""
@@ -928,6 +930,7 @@ class _Blocks:
     salts: Sequence[bytes] = ()
 
 
+@shapes_only
 @dataclass(frozen=True)
 class _Reply(Generic[R]):
     """What one party has sent: in the clear, under masks, and for other parties."""

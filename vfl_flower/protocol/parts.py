@@ -25,6 +25,7 @@ import numpy as np
 
 from vfl_flower.files import check_no_link, read_npz, write_whole
 from vfl_flower.protocol.party import PartyError
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
 from vfl_flower.version import __version__
 
@@ -43,6 +44,7 @@ CHECKSUM = 64
 """Bytes of the checksum at the end of a file: a SHA-256 in hexadecimal digits."""
 
 
+@shapes_only
 @dataclass(frozen=True, eq=False)
 class ModelPart:
     """What one party keeps of one trained model.
@@ -63,8 +65,8 @@ class ModelPart:
 
     model: str
     strategy: str
-    settings: dict[str, Any] = field(default_factory=dict, repr=False)
-    arrays: Arrays = field(default_factory=dict, repr=False)
+    settings: dict[str, Any] = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
 
 
 def save_part(folder: Path, part: ModelPart) -> None:

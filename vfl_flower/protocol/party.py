@@ -23,6 +23,7 @@ from vfl_flower.rows import (
     check_index,
     number_array,
 )
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 S = TypeVar("S")
@@ -31,6 +32,7 @@ MOST_NUMBERS = 2**22
 """Numbers that a message may make of any party's rows; see :meth:`Party.afford`."""
 
 
+@shapes_only
 @dataclass(frozen=True, eq=False)
 class Predictions:
     """What a step has predicted, which stays at the party.
@@ -75,7 +77,7 @@ class Source(Protocol):
         """Remove copies of the rows, some of which the party may have to forget."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Party:
     """The data of one organisation, and what it remembers during a run.
 
@@ -166,30 +168,30 @@ class Party:
     index: int | None = None
     ids_digest: str | None = None
     state_dir: Path | None = None
-    consent: Consent | None = field(default=None, repr=False)
+    consent: Consent | None = field(default=None)
     checked: InitVar[bool] = False
     n_parties: int = field(default=0, init=False)
     seed: int = field(default=0, init=False)
-    secret: int = field(default=0, init=False, repr=False)
-    run_secret: bytes = field(default=b"", init=False, repr=False)
+    secret: int = field(default=0, init=False)
+    run_secret: bytes = field(default=b"", init=False)
     session: int = field(default=0, init=False)
     names: Sequence[str] = field(default=(), init=False)
-    agree: Callable[[int], bytes] | None = field(default=None, init=False, repr=False)
+    agree: Callable[[int], bytes] | None = field(default=None, init=False)
     allow_plain: bool = field(default=False, init=False)
-    encoding: dict[str, Any] | None = field(default=None, init=False, repr=False)
-    cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
-    part: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
-    predictions: Predictions | None = field(default=None, init=False, repr=False)
-    source: Source | None = field(default=None, init=False, repr=False)
+    encoding: dict[str, Any] | None = field(default=None, init=False)
+    cache: dict[str, Any] = field(default_factory=dict, init=False)
+    part: dict[str, Any] = field(default_factory=dict, init=False)
+    predictions: Predictions | None = field(default=None, init=False)
+    source: Source | None = field(default=None, init=False)
     texts: Mapping[str, Mapping[str, int]] = field(
         default_factory=dict, init=False, repr=False
     )
-    shared: dict[str, Array] = field(default_factory=dict, init=False, repr=False)
-    releases: Releases | None = field(default=None, init=False, repr=False)
-    row_sets: RowSets | None = field(default=None, init=False, repr=False)
-    order_key: str | None = field(default=None, init=False, repr=False)
-    _state: Any = field(default=None, init=False, repr=False)
-    _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    shared: dict[str, Array] = field(default_factory=dict, init=False)
+    releases: Releases | None = field(default=None, init=False)
+    row_sets: RowSets | None = field(default=None, init=False)
+    order_key: str | None = field(default=None, init=False)
+    _state: Any = field(default=None, init=False)
+    _kept: dict[str, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self, checked: bool) -> None:
         """Check the data once, when the party is made."""
@@ -199,6 +201,14 @@ class Party:
             self.state_dir = Path(self.state_dir)
         if self.ids is not None and self.ids_digest is None:
             self.ids_digest = digest_ids(self.ids)
+
+    def __repr__(self) -> str:
+        """Return its name and the sizes of its data, and no value of them."""
+        named = "" if self.name is None else f"{self.name!r}: "
+        labels = "" if self.y is None else f", {self.n_labels} labels"
+        rows, columns = self.X.shape
+        ids = ", ids" if self.ids_digest is not None else ""
+        return f"Party({named}{rows} rows, {columns} columns{labels}{ids})"
 
     def _check(self) -> None:
         if self.name is not None and not is_name(self.name):

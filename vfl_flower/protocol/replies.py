@@ -10,6 +10,7 @@ from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.seals import Sealed
 from vfl_flower.protocol.steps import R
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Arrays
 
 _ALIGN = (
@@ -48,6 +49,7 @@ class PartyInfo:
     lets: tuple[Kind, ...] = ()
 
 
+@shapes_only
 @dataclass(frozen=True)
 class Replies(Sequence[R]):
     """One reply per party, in party order, and the sums over all parties.

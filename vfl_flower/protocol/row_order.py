@@ -14,7 +14,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from vfl_flower.files import read_npz
 from vfl_flower.protocol import normal
 from vfl_flower.protocol.parts import read_private, write_private
 from vfl_flower.protocol.party import PartyError
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -87,6 +88,7 @@ def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
     return texts
 
 
+@shapes_only
 @dataclass(frozen=True, eq=False)
 class RowOrder:
     """The rows of one party that all parties hold, in the common order.
@@ -105,8 +107,8 @@ class RowOrder:
 
     name: str
     tag: str
-    salt: bytes = field(repr=False)
-    ids: Array = field(repr=False)
+    salt: bytes
+    ids: Array
 
     @classmethod
     def of(cls, name: str, tag: str, salt: bytes, ids: Sequence[bytes]) -> RowOrder:

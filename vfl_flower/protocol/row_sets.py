@@ -34,6 +34,7 @@ from vfl_flower.numerics.row_sets import (
 from vfl_flower.protocol.consent import LEAST_ROWS, Consent
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.secure_aggregation.masks import stream
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -65,6 +66,7 @@ REFUSED = "this party's guard refuses the rows of the request, and its log says 
 """All that the server learns of a refusal."""
 
 
+@shapes_only
 @dataclass(frozen=True, eq=False)
 class RowSet:
     """Some of the rows that a party has ever had.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 Kind = Literal["pad", "relay", "secret"]
@@ -88,6 +89,7 @@ class Seal:
         return stem(self.name) == stem(name)
 
 
+@shapes_only
 @dataclass(frozen=True)
 class Sealed:
     """A value that the server passes on and cannot open.
@@ -103,7 +105,7 @@ class Sealed:
     """
 
     to: int
-    parts: tuple[Array, ...] = field(repr=False)
+    parts: tuple[Array, ...]
     seals: tuple[Seal, ...]
 
     def __add__(self, other: Sealed) -> Sealed:

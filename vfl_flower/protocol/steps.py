@@ -30,6 +30,7 @@ from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.contract import Contract
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.seals import Sealed
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 P = ParamSpec("P")
@@ -65,6 +66,7 @@ class Sum:
             object.__setattr__(self, "bound", math.ldexp(1.0, power))
 
 
+@shapes_only
 @dataclass(frozen=True)
 class Each:
     """A value for each party; None: that party is not told."""

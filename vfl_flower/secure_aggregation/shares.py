@@ -28,12 +28,13 @@ import hmac
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from vfl_flower.secure_aggregation.fixed_point import reduce
 from vfl_flower.secure_aggregation.masks import context, derive_key, stream
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 LABEL = b"vfl_flower dealt randomness 1"
@@ -169,6 +170,7 @@ class Deal:
             yield slice(start, min(start + BLOCK_ROWS, self.rows))
 
 
+@shapes_only
 @dataclass(frozen=True)
 class Dealt:
     """What a dealer sends to one party for one use.
@@ -183,8 +185,8 @@ class Dealt:
         Keyed hash of use, receiver and correction, 32 bytes.
     """
 
-    seed: bytes = field(repr=False)
-    correction: Array = field(repr=False)
+    seed: bytes
+    correction: Array
     tag: bytes
 
     @classmethod

@@ -32,6 +32,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vfl_flower.numerics.prime_field import MERSENNE_61, PrimeField
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 KEY_BYTES = 16
@@ -151,6 +152,7 @@ def _elements(values: Array, group: PrimeField) -> Array:
     return values
 
 
+@shapes_only
 @dataclass(frozen=True)
 class SparseSum:
     """Code of a sparse sum: what a party sends, and what the server reads from the sum.
