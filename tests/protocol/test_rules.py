@@ -9,7 +9,6 @@ from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MinLen
 
 from vfl_flower.protocol.rules import describe
 from vfl_flower.protocol.settings import (
-    Bits,
     Count,
     Fraction,
     InRunConfig,
@@ -34,7 +33,7 @@ from vfl_flower.protocol.settings import (
         (Positive, "a number above 0"),
         (NotNegative, "a number of at least 0"),
         (Fraction, "a number of at least 0 and below 1"),
-        (Bits, "one of 16, 32"),
+        (Literal[16, 32], "one of 16, 32"),
         (Annotated[float, Ge(0), Le(1)], "a number of at least 0 and at most 1"),
         (Annotated[float, Interval(gt=0, le=1)], "a number above 0 and at most 1"),
         (Annotated[int, Lt(1000)], "a whole number below 1000"),

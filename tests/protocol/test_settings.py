@@ -12,7 +12,6 @@ import pytest
 from annotated_types import Ge
 
 from vfl_flower.protocol.settings import (
-    Bits,
     Fraction,
     InRunConfig,
     Natural,
@@ -63,7 +62,7 @@ class Example(Base):
     """Which kernel."""
     share: Fraction = 0.0
     """A share."""
-    bits: Bits = 16
+    bits: Literal[16, 32] = 16
     """Bits of an angle."""
     exact: bool = False
     """Whether it is exact."""

@@ -63,8 +63,6 @@ NotNegative = Annotated[float, Ge(0)]
 """A number from 0."""
 Fraction = Annotated[float, Ge(0), Lt(1)]
 """A share from 0 to below 1."""
-Bits = Literal[16, 32]
-"""Bits of an angle."""
 
 
 @dataclass(frozen=True)
