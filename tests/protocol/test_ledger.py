@@ -84,7 +84,7 @@ def test_costs_of_some_actions(ledger):
     assert ledger.of().messages == 0
 
 
-def test_a_run_that_begins_again_adds_to_what_its_parties_have(ledger):
+def test_a_run_that_is_resumed_adds_to_what_its_parties_have(ledger):
     """Nodes are greeted without a name, and then named."""
     ledger.rename({"node 1": "airline", "node 2": "weather"})
     ledger.entry("hello", "node 1").messages += 5
