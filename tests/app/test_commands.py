@@ -437,3 +437,9 @@ def test_times_and_sizes():
     assert [clock(s) for s in (5, 65, 3725)] == ["5 s", "1:05", "1:02:05"]
     assert [size(n) for n in (5, 1500, 2.71e7)] == ["5 B", "1.5 kB", "27.1 MB"]
     assert runs.describe(Progress("x", 1, 0, 1, 1)).startswith("     x ")
+
+
+def test_the_help_of_run_names_the_strategies():
+    """With click 8.5 and typer 0.20 it had no word on the argument."""
+    _, out = call("run", "--help")
+    assert "coreset-vrlr, coreset-vkmc" in " ".join(out.split())

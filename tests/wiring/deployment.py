@@ -41,7 +41,7 @@ from vfl_flower.protocol.consent import Kind
 NAMES = ("airline", "weather", "registry")
 """The parties; the last one holds the labels."""
 
-FORKING = (sys.executable, "-m", "vfl_flower.app.executor", "--no-fall-back")
+FORKING = (sys.executable, "-m", "vfl_flower.app.executor")
 """What runs the SuperNode of a party that answers with its installed package."""
 STOCK = ("flower-supernode",)
 """Flower's own SuperNode, which runs whatever bundle the server sends."""

@@ -6,29 +6,25 @@ The options are those of ``flower-supernode``::
         --auth-supernode-private-key airline.key --node-config 'data="/data/a.csv" ...'
 
 ``--bundle HASH`` (several times if need be) lets the code of another bundle run too.
-:mod:`vfl_flower.app.node` calls internal functions of Flower. Where the installed flwr
-has others, Flower's own ``flower-supernode`` starts with the same options, **which runs
-whatever bundle the server sends**; with ``--no-fall-back`` nothing starts instead.
+:mod:`vfl_flower.app.node` calls internal functions of Flower; where the installed flwr
+has others, nothing starts.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-log = logging.getLogger("vfl_flower")
+KNOWN = "1.40 to 1.42"
+"""Versions of flwr whose internal functions are those that this package calls."""
 
 
-def start(
-    arguments: Sequence[str], bundles: Iterable[str] = (), *, fall_back: bool = True
-) -> None:
+def start(arguments: Sequence[str], bundles: Iterable[str] = ()) -> None:
     """Serve a party in the foreground, until SIGINT or SIGTERM or for want of a server.
 
     Parameters
@@ -37,14 +33,11 @@ def start(
         The command line of ``flower-supernode``, without the program.
     bundles : iterable of str
         Hashes of bundles whose code may run besides the installed package.
-    fall_back : bool
-        With a flwr of another shape, let Flower's own SuperNode take the place of this
-        process; the log says so.
 
     Raises
     ------
     ImportError
-        The installed flwr has another shape, and `fall_back` is off.
+        The installed flwr has another shape.
     ValueError
         A hash is no SHA-256 in lower-case hexadecimal digits, or an option of
         ``flower-supernode`` has no meaning here.
@@ -58,17 +51,10 @@ def start(
 
         check_flower()
     except ImportError as error:
-        if not fall_back:
-            raise
-        log.warning(
-            "Flower's own SuperNode starts, since the installed flwr is not one that "
-            "vfl_flower knows: %s. It runs whatever bundle the server sends, and "
-            "starts a process anew for each message.",
-            error,
-        )
-        scripts = Path(sys.executable).parent
-        os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"
-        os.execvp("flower-supernode", ["flower-supernode", *arguments])
+        raise ImportError(
+            f"the SuperNode needs flwr {KNOWN}, and the installed version is "
+            f"{version('flwr')}: {error}"
+        ) from None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         run_node(arguments, pinned)
@@ -83,16 +69,16 @@ def main(
         list[str] | None,
         typer.Option(metavar="HASH", help="Let the code of this bundle run."),
     ] = None,
-    fall_back: Annotated[
-        bool, typer.Option(help="With an unknown flwr, start its own SuperNode.")
-    ] = True,
+    no_fall_back: Annotated[
+        bool, typer.Option("--no-fall-back", hidden=True)  # of units written earlier
+    ] = False,
 ) -> None:
     """Start a SuperNode that runs the installed package.
 
     All other options are those of flower-supernode.
     """
     try:
-        start(context.args, bundle or [], fall_back=fall_back)
+        start(context.args, bundle or [])
     except (ImportError, ValueError) as error:
         sys.exit(str(error))
 

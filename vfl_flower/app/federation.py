@@ -462,18 +462,15 @@ def supernode_command(
     ca: Path,
     port: int,
     bundles: Sequence[str] = (),
-    fall_back: bool = False,
     node_config: Path | None = None,
 ) -> list[str]:
     """Return the command of a party's SuperNode.
 
-    It runs the installed package, and bundles whose hashes are given; with `fall_back`
-    Flower's own SuperNode where the installed flwr is not one that this package knows.
-    Another node config can take the place of the folder's own.
+    It runs the installed package, and bundles whose hashes are given. Another node
+    config can take the place of the folder's own.
     """
     return [
         *SUPERNODE,
-        "--fall-back" if fall_back else "--no-fall-back",
         *(f"--bundle={digest}" for digest in bundles),
         f"--superlink={superlink}",
         f"--root-certificates={ca}",
@@ -511,13 +508,6 @@ def party(
             help="Run this bundle too, besides the installed package; repeatable.",
         ),
     ] = None,
-    fall_back: Annotated[
-        bool,
-        typer.Option(
-            help="With a flwr that this package does not know, start Flower's own "
-            "SuperNode, which runs whatever bundle the server sends."
-        ),
-    ] = False,
     systemd: Annotated[
         bool, typer.Option("--systemd", help="Print a systemd unit, start nothing.")
     ] = False,
@@ -567,7 +557,6 @@ def party(
             options = [f"--superlink={superlink}", f"--ca={ca}"]
             options += [f"--port={port}"] if port else []
             options += [f"--bundle={digest}" for digest in bundles or []]
-            options += ["--fall-back"] if fall_back else []
             options += [f"--data={absolute(data)}"] if data else []
             typer.echo(
                 unit(f"SuperNode of {source.name}", ["party", str(folder), *options])
@@ -578,7 +567,7 @@ def party(
         with _until_ended(folder / HOME) as shown:
             node_config = write_with_data(folder, absolute(data)) if data else None
             command = supernode_command(
-                folder, superlink, ca, port, bundles or [], fall_back, node_config
+                folder, superlink, ca, port, bundles or [], node_config
             )
             typer.echo(
                 f"Connecting to {superlink}. While no SuperLink answers there, the "

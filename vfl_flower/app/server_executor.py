@@ -6,20 +6,17 @@ It takes the place of Flower's ``flower-superexec``::
         --root-certificates ca.crt
 
 :mod:`vfl_flower.app.serverapps` calls internal functions of Flower. Where the installed
-flwr has others, ``flower-superexec`` starts instead, and a run takes longer to begin.
+flwr has others, nothing starts.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-log = logging.getLogger("vfl_flower")
+from vfl_flower.app.executor import KNOWN
 
 
 def start(
@@ -41,14 +38,7 @@ def start(
 
         check_flower()
     except ImportError as error:
-        log.warning("Flower's own SuperExec starts: %s", error)
-        scripts = Path(sys.executable).parent
-        os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}"
-        tls = [f"--root-certificates={root_certificates}"]
-        options = [f"--runtime-api-address={superlink}"]
-        options += tls if root_certificates else ["--insecure"]
-        options += [f"--parent-pid={parent}"] if parent else []
-        os.execvp("flower-superexec", ["flower-superexec", *options])
+        sys.exit(f"the SuperLink needs flwr {KNOWN}: {error}")
     serve(superlink, root_certificates, parent)
 
 
