@@ -258,6 +258,13 @@ def test_numerics_opens_no_file_and_has_no_global_generator(module):
     assert "default_rng()" not in source
 
 
+@pytest.mark.parametrize("module", modules_of("clients"))
+def test_no_secret_comes_from_a_generator(module):
+    """Party.secret_bytes gives one; numbers of the generator's stream may be public."""
+    drawn = [ast.unparse(call.func) for call in calls_of(module, "bytes")]
+    assert not [call for call in drawn if call.endswith(".bytes")]
+
+
 # -- files -----------------------------------------------------------------------------
 
 

@@ -138,7 +138,7 @@ def test_parties_stay_as_they_were(three):
     for party, old in zip(three, before, strict=True):
         np.testing.assert_array_equal(party.X, old.X)
         assert party.index is None
-        assert party.seed == party.n_parties == party.secret == 0
+        assert party.seed == party.n_parties == party.private_draws == 0
         assert party.remembered() == party.part == {}
 
 

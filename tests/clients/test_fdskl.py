@@ -179,7 +179,8 @@ def test_the_seed_is_drawn_once_a_run_from_a_stream_of_its_own():
     first = training(party).seed
     ask(party, stop=2)
     assert training(party).seed == first
-    for other in (a_party(1), a_party(0, seed=8), a_party(0, secret=5)):
+    private = a_party(0, private_draws=True, run_secret=bytes(32))
+    for other in (a_party(1), a_party(0, seed=8), private):
         ask(other)
         assert training(other).seed != first
     again = a_party(0)

@@ -108,7 +108,7 @@ def test_only_the_first_party_draws_the_seed():
     assert first.recall(State).seed == reply["seed"].decode()
     assert client.begin(other) == {}
     assert client.begin(party(0)) == reply  # asked again
-    another = client.begin(party(0, secret=5))
+    another = client.begin(party(0, private_draws=True, run_secret=bytes(32)))
     assert another != reply
 
 
@@ -531,7 +531,7 @@ def test_a_pass_says_the_same_where_it_is_asked_for_again():
     assert (first["sums"] != other["sums"]).all()
     np.testing.assert_array_equal(first["sizes"], [[N], [N]])
     assert (first["sums"][0] != first["sums"][1]).all()  # nor do starts share them
-    asked.secret = 5
+    asked.private_draws, asked.run_secret = True, bytes(32)
     secret = client.lloyd(asked, centers, centers, sizes)
     assert (first["sums"] != secret["sums"]).all()
 

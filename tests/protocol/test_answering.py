@@ -757,7 +757,7 @@ def test_data_of_the_party_stay_as_they_were(server):
     for party, X in zip(server.parties, before, strict=True):
         np.testing.assert_array_equal(party.X, X)
         assert party.remembered() == {}
-        assert party.n_parties == party.seed == party.secret == 0
+        assert party.n_parties == party.seed == party.private_draws == 0
 
 
 # -- private draws ---------------------------------------------------------------------
@@ -794,18 +794,18 @@ def test_seed_that_changes_during_the_run(server, change):
 
 
 def test_secret_is_new_in_each_session(server):
-    first, secret = drawn(server, **PRIVATE), server.private("secret")
+    first, secret = drawn(server, **PRIVATE), server.private("run_secret")
     server.values("hello")  # again in the same session
-    assert server.private("secret") == secret
+    assert server.private("run_secret") == secret
     server.greet(SESSION + 1)
-    assert server.private("secret") != secret
+    assert server.private("run_secret") != secret
     assert drawn(server, **PRIVATE) != first
 
 
 def test_no_secret_of_the_draws_leaves_the_party(server):
-    secret = server.private("secret")
-    assert len(secret) == 16
-    assert secret != server.private("secret", node=1)
+    secret = server.private("run_secret")
+    assert len(secret) == 32
+    assert secret != server.private("run_secret", node=1)
     for reply in (server.ask("hello"), server.ask("drawing", frame=PRIVATE)):
         for record in ("settings", "frame"):
             assert secret not in unbundle(reply.content)[record].values()

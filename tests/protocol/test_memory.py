@@ -66,11 +66,13 @@ def test_a_party_gets_its_place_and_the_keys():
     party = Party(X)
     frame = replace(run.frame, round=1)
     private, public = run.memory.enter(frame, party)
-    assert (party.index, party.n_parties, party.seed, party.secret) == (1, 2, 3, 0)
+    assert (party.index, party.n_parties, party.seed) == (1, 2, 3)
+    assert not party.private_draws
     assert len(private) == 32
     assert b"".join(public) == run.frame.peers
     run.memory.enter(replace(frame, private_draws=True), party)
-    assert party.secret > 2**64
+    assert party.private_draws
+    assert len(party.run_secret) == 32
 
 
 def test_the_number_of_a_run():

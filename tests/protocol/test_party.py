@@ -1,13 +1,18 @@
 """The party: its data are checked once, its streams are its own, its state is kept."""
 
 import hashlib
+import hmac
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from consents import limited
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from vfl_flower import Party
 from vfl_flower.protocol.party import PartyError, Predictions, digest_ids
@@ -106,7 +111,7 @@ def test_state_dir_is_a_path():
 @pytest.mark.parametrize(
     "name",
     [
-        *("n_parties", "seed", "secret", "releases", "allow_plain", "part"),
+        *("n_parties", "seed", "private_draws", "releases", "allow_plain", "part"),
         *("encoding", "predictions", "source", "shared", "cache"),
     ],
 )
@@ -162,22 +167,35 @@ def test_ids_are_read_where_they_are():
 
 # -- streams ---------------------------------------------------------------------------
 
+SECRET = bytes(range(32))
 
-def stream(
-    name: str = "draw", index: int = 0, seed: int = 0, secret: int = 0
-) -> list[int]:
+
+def drawing(index: int = 0, seed: int = 0, secret: bytes = b"") -> Party:
+    """Return a party of a run, which has no seed where there is a secret."""
     party = Party(X, index=index)
-    party.seed, party.secret = seed, secret
-    return party.rng(name).integers(2**62, size=4).tolist()
+    party.seed, party.private_draws, party.run_secret = seed, bool(secret), secret
+    return party
+
+
+def stream(name: str = "draw", **run: Any) -> list[int]:
+    numbers: list[int] = drawing(**run).rng(name).integers(2**62, size=4).tolist()
+    return numbers
+
+
+def derived(secret: bytes, *parts: bytes) -> bytes:
+    """Return a key of HKDF-SHA256, from two HMACs."""
+    info = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    pseudo_random = hmac.digest(bytes(32), secret, "sha256")
+    return hmac.digest(pseudo_random, info + b"\x01", "sha256")
 
 
 def test_a_stream_is_given_by_seed_party_and_name():
     first = stream()
     assert stream() == first
     others = [stream("cluster"), stream(index=1), stream(seed=1)]
-    others += [stream(secret=1), stream(secret=2), stream(secret=2**62 - 1)]
+    others += [stream(secret=bytes([k]) * 32) for k in range(3)]
     assert len({tuple(numbers) for numbers in [first, *others]}) == 7
-    assert stream(secret=2) == others[4]
+    assert stream(secret=bytes([1]) * 32) == others[4]
 
 
 def test_seed_and_party_are_not_added_up():
@@ -185,9 +203,40 @@ def test_seed_and_party_are_not_added_up():
     assert len(stream(seed=2**63 - 1)) == 4
 
 
-def test_no_stream_outside_a_run():
-    with pytest.raises(RuntimeError, match="only inside a step of a run"):
-        Party(X).rng("draw")
+def test_a_run_with_a_seed_draws_what_it_has_always_drawn():
+    party = drawing(index=2, seed=3)
+    entropy = np.random.SeedSequence([3, 2, zlib.crc32(b"draw")])
+    expected = np.random.default_rng(entropy).bytes(24)
+    assert party.rng("draw").bytes(24) == party.secret_bytes("draw", 24) == expected
+
+
+def test_each_private_stream_has_a_key_of_its_own():
+    """By hand: HKDF of the secret, which a generator's numbers do not give away."""
+    party = drawing(seed=3, secret=SECRET)
+    key = derived(SECRET, b"vfl_flower random stream 1", b"draw")
+    expected = np.random.default_rng(int.from_bytes(key)).bytes(24)
+    assert party.rng("draw").bytes(24) == expected
+    assert drawing(seed=4, secret=SECRET).rng("draw").bytes(24) == expected
+
+
+def test_private_secret_bytes_come_from_a_cipher():
+    party = drawing(secret=SECRET)
+    key = derived(SECRET, b"vfl_flower secret draw 1", b"draw")
+    cipher = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+    expected = cipher.update(bytes(40))
+    assert party.secret_bytes("draw", 40) == expected
+    assert party.secret_bytes("draw", 16) == expected[:16]  # asked again
+    assert party.secret_bytes("features", 40) != expected
+    assert party.rng("draw").bytes(40) != expected
+
+
+@pytest.mark.parametrize("secret", [b"", SECRET], ids=["seed", "private"])
+def test_no_stream_outside_a_run(secret):
+    party = drawing(secret=secret)
+    party.index = None
+    for draw in (party.rng, lambda name: party.secret_bytes(name, 16)):
+        with pytest.raises(RuntimeError, match="only inside a step of a run"):
+            draw("draw")
 
 
 # -- state -----------------------------------------------------------------------------
@@ -282,7 +331,7 @@ def test_what_is_no_state(state):
 def test_representation_shows_no_state():
     party = Party(X)
     party.remember(State(271828))
-    party.secret = 314159
+    party.run_secret = b"314159"
     party.part = {"seed": "secret"}
     party.encoding = {"levels": ["secret"]}
     party.predictions = Predictions(np.array([141421.0]))

@@ -255,7 +255,7 @@ def test_a_run_that_has_begun_takes_up_no_session(tmp_path):
 
 def secrets_of(grid):
     """Return what takes the masks off, and draws rows, of each party of a run."""
-    names = ("private_key", "secret", "run_secret")
+    names = ("private_key", "run_secret")
     known = [context.state["session"] for context in grid._contexts.values()]
     return [[session[name] for name in names] for session in known]
 

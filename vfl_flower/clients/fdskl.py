@@ -295,7 +295,7 @@ def _new_training(party: Party, setup: Setup) -> Training:
             "so that they mean the same at all of them"
         )
     _warn_of_scales(party)
-    seed = party.rng("features").bytes(16).hex()
+    seed = party.secret_bytes("features", 16).hex()
     training = Training(setup, seed, party.rows.shape[1], classes)
     if party.y is not None:
         C = len(classes) if setup.target == "multiclass" else 1

@@ -302,7 +302,7 @@ def begin(
         raise PartyError("the iterations have begun: it is too late for this step")
     state, reply = State(), Begin()
     if party.index == 0:
-        state.seed = party.rng("features").bytes(16).hex()
+        state.seed = party.secret_bytes("features", 16).hex()
         reply["seed"] = state.seed.encode()
     party.remember(state)
     if means or squares:
@@ -661,7 +661,7 @@ def lloyd(
         raise PartyError(f"used must be at most the {k} centres of a start")
     party.share(np.arange(party.n_rows), "row-sums")
     # A pass that is asked for again has the coins that it had; any other has its own.
-    digest = hashlib.sha256(party.rng("lloyd").bytes(32))
+    digest = hashlib.sha256(party.secret_bytes("lloyd", 32))
     for array in (centers, last, sizes, used):
         digest.update(b"" if array is None else array.tobytes())
     rng = np.random.default_rng(int.from_bytes(digest.digest()))

@@ -669,7 +669,7 @@ def _angles(
 
 def _seed(party: Party, joint: Joint) -> int:
     name = "relevant features" if joint.relevant else "features"
-    return int.from_bytes(party.rng(name).bytes(16))
+    return int.from_bytes(party.secret_bytes(name, 16))
 
 
 def _frequencies(party: Party, state: KernelState, joint: Joint, d: int) -> Array:

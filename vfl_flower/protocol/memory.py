@@ -145,7 +145,6 @@ class Memory:
                 {
                     "session": session,
                     "private_key": private,
-                    "secret": secrets.token_bytes(16),
                     "run_secret": secrets.token_bytes(32),
                     "round": 0,
                     "digest": b"",
@@ -211,7 +210,7 @@ class Memory:
         party.index, party.n_parties = frame.index, frame.parties
         party.session = frame.session
         party.seed = frame.seed
-        party.secret = int.from_bytes(known["secret"]) if frame.private_draws else 0
+        party.private_draws = frame.private_draws
         party.run_secret = known["run_secret"]
         party.shared = self._shared(party)
         # A step that is asked again does not see the part that it has left.

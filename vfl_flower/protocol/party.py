@@ -23,6 +23,7 @@ from vfl_flower.rows import (
     check_index,
     number_array,
 )
+from vfl_flower.secure_aggregation import labels, masks
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
@@ -112,8 +113,8 @@ class Party:
     ----------
     seed, n_parties : int
         Seed of the run, and number of parties T; set before each step.
-    secret : int
-        The party's own part of the seed of its streams; 0 where the run repeats.
+    private_draws : bool
+        Whether its streams come from `run_secret`, since the run has no seed.
     run_secret : bytes
         Random bytes of this party and this run, whatever its seed, for keys: the same
         for a step that is asked twice. Nothing that leaves the party may depend on them
@@ -172,7 +173,7 @@ class Party:
     checked: InitVar[bool] = False
     n_parties: int = field(default=0, init=False)
     seed: int = field(default=0, init=False)
-    secret: int = field(default=0, init=False)
+    private_draws: bool = field(default=False, init=False)
     run_secret: bytes = field(default=b"", init=False)
     session: int = field(default=0, init=False)
     names: Sequence[str] = field(default=(), init=False)
@@ -503,14 +504,27 @@ class Party:
         """Return the generator of one named stream of this party in this run.
 
         It depends on (seed, party, stream) alone, and where the run has no seed on a
-        secret of the party: a step that is asked twice draws the same, in process, in
+        key of the stream: a step that is asked twice draws the same, in process, in
         Ray and on a SuperNode.
         """
         if self.index is None:
             raise RuntimeError("a party has a generator only inside a step of a run")
         entropy = [self.seed, self.index, zlib.crc32(stream.encode())]
-        entropy += [self.secret] if self.secret else []
+        if self.private_draws:
+            parts = [labels.RANDOM_STREAM, stream.encode()]
+            entropy = [int.from_bytes(masks.derive_key(self.run_secret, parts))]
         return np.random.default_rng(np.random.SeedSequence(entropy))
+
+    def secret_bytes(self, stream: str, size: int) -> bytes:
+        """Return bytes of one named stream, the same each time, to be kept secret.
+
+        Where the run has no seed, they come from a cipher; no number that :meth:`rng`
+        draws says anything of them.
+        """
+        if self.index is None or not self.private_draws:
+            return self.rng(stream).bytes(size)
+        parts = [labels.SECRET_DRAW, stream.encode()]
+        return masks.stream(self.run_secret, parts)(size)
 
 
 def _name_of(kind: type) -> str:
