@@ -89,9 +89,9 @@ def computing(monkeypatch):
     places = []
     sums = answering.PartySums
 
-    def begun(private_key, public_keys, frame, allow_plain):
+    def begun(private_key, public_keys, frame, *rest):
         places.append(frame.index)
-        return sums(private_key, public_keys, frame, allow_plain)
+        return sums(private_key, public_keys, frame, *rest)
 
     monkeypatch.setattr(answering, "PartySums", begun)
     return places
@@ -302,6 +302,28 @@ def test_a_refused_run_leaves_no_keys_for_a_later_message(honest, computing, dev
     asked._last[VICTIM] = 0
     asked._peers, asked._credentials = None, None
     refused(asked, computing, "has lost the run's keys")
+
+
+REPLAYED = {"missing": None, "zeros": bytes(64), "of another list": b"earlier"}
+
+
+@pytest.mark.parametrize("signature", REPLAYED.values(), ids=REPLAYED)
+def test_a_hello_that_is_replayed_ends_at_the_second_message(honest, signature):
+    """The peer 'c' has lost its key of the session and answers no step."""
+    honest[VICTIM].consent = consent(honest)
+    if signature == b"earlier":
+        earlier = greet(honest)
+        distances(earlier)
+        signature = earlier._signed[2]
+    asked = greet(honest)
+    question = {"test_fraction": 0.0, "labels": False}
+    rows = np.arange(20, dtype=np.uint32)
+    for place in (0, VICTIM):
+        asked.ask_one(place, coresets.pooled_rows, rows=rows, **question)
+    if signature is not None:
+        asked._signed[2] = signature
+    with pytest.raises(PartyFailed, match="must sign the list of the parties' keys"):
+        asked.ask_one(VICTIM, coresets.pooled_rows, rows=rows + 20, **question)
 
 
 # -- seeds -----------------------------------------------------------------------------

@@ -1,12 +1,17 @@
 """What stays at a party after a training that failed, or after a removal."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from deviating import RealParties
 from forgetting import removal
 from transcripts import Recorder
 
 from vfl_flower import MUFC, FederationError, MUFCUnlearn, Party, PartyFailed, simulate
 from vfl_flower.clients.mufc_state import list_models
+from vfl_flower.protocol.consent import FREE
+from vfl_flower.protocol.identity import public_identity
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import mufc as strategies
 
@@ -43,6 +48,18 @@ def test_a_party_that_refuses_leaves_no_ids_anywhere(tmp_path):
     three[1] = Party(9 * X[:30], ids=np.arange(30), name="b", state_dir=tmp_path / "b")
     with pytest.raises(PartyFailed, match="party 'b' failed in 'mufc_train'"):
         simulate(MUFC(server_state=tmp_path / "server"), three)
+    assert left(tmp_path) == {"a": [], "b": [], "c": []}
+
+
+def test_a_party_gives_up_before_its_peers_have_signed_the_keys(tmp_path):
+    """The party that refuses has signed nothing, and nothing leaves the others."""
+    three = parties(tmp_path)
+    three[1].X = 9 * three[1].X
+    peers = {party.name: public_identity(party.state_dir) for party in three}
+    for party in three:
+        party.consent = replace(FREE, peers=peers)
+    with pytest.raises(PartyFailed, match="party 'b' failed in 'mufc_train'"):
+        MUFC(server_state=tmp_path / "server").start(RealParties(three))
     assert left(tmp_path) == {"a": [], "b": [], "c": []}
 
 

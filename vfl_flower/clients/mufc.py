@@ -147,9 +147,7 @@ class Added(Counts):
 
 
 class Abandoned(TypedDict):
-    """Reply of :func:`abandon`."""
-
-    done: bool
+    """Reply of :func:`abandon`: nothing."""
 
 
 class Committed(TypedDict):
@@ -230,7 +228,7 @@ def abandon(party: Party, model: str) -> Abandoned:
     """Remove the state of a training that the server has given up."""
     if party.state_dir is not None:
         ClientState(party.state_dir, model).remove_unfinished()
-    return {"done": True}
+    return {}
 
 
 def _code(party: Party, settings: TrainingSettings, key: bytes) -> SparseSum | None:

@@ -33,12 +33,19 @@ from vfl_flower.protocol.contract import (
     flatten,
     structure,
 )
-from vfl_flower.protocol.frame import KEY_BYTES, Frame, Greeting, StateKey
-from vfl_flower.protocol.identity import (
+from vfl_flower.protocol.frame import (
+    KEY_BYTES,
     SIGNATURE_BYTES,
+    Frame,
+    Greeting,
+    StateKey,
+)
+from vfl_flower.protocol.identity import (
+    check_list,
     check_run,
     credential_of,
     parse_credentials,
+    sign_list,
 )
 from vfl_flower.protocol.journal import Journal, journal_of, note_refusal
 from vfl_flower.protocol.memory import Memory
@@ -224,7 +231,7 @@ def answer(
         memory = Memory(context.state)
         party = _loaded(load, context, allow_plain)
         name = party.name or name
-        clipped = None
+        told: dict[str, Any] = {}
         with _journal(party, context, allow_plain) as journal:
             if journal is not None:
                 folder = party.state_dir
@@ -249,12 +256,11 @@ def answer(
                 # Requests of two steps may have the same content.
                 packed["digest"] += step.action.encode()
                 frame = Frame.parse(packed)
-                content, sent, clipped = _run(
+                content, sent, told = _run(
                     *(step, values, digests, frame, party, memory, journal),
                     *(allow_plain, asked_by),
                 )
-        seconds = time.perf_counter() - start
-        told = {"seconds": seconds} | ({"clipped": clipped} if clipped else {})
+        told["seconds"] = time.perf_counter() - start
         address(content, told, sent)
         return Message(bundle(content), reply_to=message)
     except CorruptMessage as error:
@@ -300,15 +306,15 @@ def _run(
     journal: Journal | None,
     allow_plain: bool,
     asked_by: Use,
-) -> tuple[RecordDict, bytes, bytes | None]:
+) -> tuple[RecordDict, bytes, dict[str, Any]]:
     """Run a step of the protocol.
 
     Returns
     -------
     RecordDict, bytes
         Its reply, and the digest of that.
-    bytes or None
-        What was clipped, masked.
+    dict of str to bytes
+        For its frame: what was clipped, masked, and the signature of the list of keys.
     """
     announced = copy.copy(party)  # before the run gives it a place
     if journal is not None:
@@ -320,9 +326,16 @@ def _run(
         journal.enter(party)
     if party.consent is not None:
         check_run(frame, announced, private_key, party.consent, journal)
-    if (signed := memory.credentials(frame)) is not None:
-        told = parse_credentials(signed, b"".join(public_keys))
-        party.names = [credential.name for credential in told]
+    listed, keys = memory.credentials(frame), b"".join(public_keys)
+    pinned = party.consent is not None and party.consent.peers is not None
+    if pinned and step.contract.reply and memory.lacks_signatures(frame):
+        check_list(frame.signed or b"", frame.session, keys, listed or b"")
+        memory.keep_signed()
+    told: dict[str, Any] = {}
+    if listed is not None:
+        party.names = [c.name for c in parse_credentials(listed, keys)]
+        if frame.peers is not None and journal is not None:
+            told["signed"] = sign_list(party, frame.session, keys, listed)
     if frame.masking == "plain" and not allow_plain:
         raise PartyError("this party sends its addends only under masks")
     party.allow_plain = allow_plain
@@ -351,7 +364,8 @@ def _run(
     if step.rows == "session":
         party.sum_over()
     reply = flatten(step(party, **arguments))
-    clipped = sums.hide(step, reply, _sizes(party))
+    if (clipped := sums.hide(step, reply, _sizes(party))) is not None:
+        told["clipped"] = clipped
     content = to_records(reply)
     sent = digest_of_values(content)
     if journal is not None:
@@ -363,7 +377,7 @@ def _run(
     if journal is not None:
         journal.keep(memory)
     keep_predictions(party, memory.run, frame.model)
-    return content, sent, clipped
+    return content, sent, told
 
 
 def _arguments(

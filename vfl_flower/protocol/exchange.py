@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from vfl_flower.protocol.checkpoint import Checkpoint, digest_of
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.errors import FederationError, PartyFailed
+from vfl_flower.protocol.frame import SIGNATURE_BYTES
 from vfl_flower.protocol.ledger import Entry, Ledger
 from vfl_flower.protocol.messages import (
     DAMAGED,
@@ -60,6 +61,7 @@ class _ReplyFrame(TypedDict):
 
     seconds: Annotated[float, Ge(0)]
     clipped: NotRequired[Annotated[bytes, Len(8, 8)]]
+    signed: NotRequired[Annotated[bytes, Len(SIGNATURE_BYTES, SIGNATURE_BYTES)]]
     digest: bytes
 
 
@@ -73,10 +75,13 @@ class Opened(NamedTuple):
         Values of the step, by flat names.
     clipped : bytes or None
         How many values the party clipped, under a mask; where it sends into sums.
+    signed : bytes or None
+        Its signature below the list of the parties' keys; in its first step.
     """
 
     values: dict[str, Any]
     clipped: bytes | None
+    signed: bytes | None
 
 
 def _reason(error: Error) -> str:
@@ -354,7 +359,7 @@ class Exchange:
             return Error(MALFORMED, f"its reply is malformed: {error}")
         entry.units_up += n_units(unbundle(content))
         entry.seconds_computed += told["seconds"]
-        return Opened(reply, told.get("clipped"))
+        return Opened(reply, told.get("clipped"), told.get("signed"))
 
 
 __all__ = ["Exchange", "FederationError", "Opened", "PartyFailed"]

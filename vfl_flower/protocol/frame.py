@@ -26,6 +26,9 @@ StateKey = Annotated[bytes, Len(STATE_KEY_BYTES, STATE_KEY_BYTES)]
 KEY_BYTES = 32
 """Bytes of a public key."""
 
+SIGNATURE_BYTES = 64
+"""Bytes of a signature."""
+
 MOST_CLIPPED = 2.0**40
 """Bound of a party's count of clipped values, which leaves it in a sum."""
 
@@ -101,6 +104,8 @@ class RunFrame:
         Public keys of all parties; in the first message.
     credentials : bytes or None
         What the parties have signed, beside the keys, where they have identities.
+    signed : bytes or None
+        Signatures of all parties below the list of their keys; in the second message.
     model : str or None
         Number of the model that the run is about.
     columns : list of str or None
@@ -126,6 +131,7 @@ class RunFrame:
     index: Place
     peers: bytes | None = None
     credentials: bytes | None = None
+    signed: bytes | None = None
     model: str | None = None
     columns: list[str] | None = None
     blocks: bytes | None = None

@@ -35,7 +35,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from vfl_flower.protocol.consent import Consent
 from vfl_flower.protocol.contract import ContractError
-from vfl_flower.protocol.frame import KEY_BYTES, Frame
+from vfl_flower.protocol.frame import KEY_BYTES, SIGNATURE_BYTES, Frame
 from vfl_flower.protocol.journal import Journal
 from vfl_flower.protocol.names import is_name
 from vfl_flower.protocol.parts import check_folder
@@ -47,10 +47,8 @@ log = logging.getLogger("vfl_flower")
 FILE = "identity.pem"
 """Name of the file in the ``state-dir``."""
 
-SIGNATURE_BYTES = 64
-"""Bytes of a signature."""
-
 _DOMAIN = b"vfl_flower identity 1"
+_LIST_DOMAIN = b"vfl_flower list of keys 1"
 _LENGTH_BYTES = 4
 _MOST_OF_FILE = 4096
 
@@ -273,6 +271,31 @@ def _has_form(credential: Credential) -> bool:
         and len(credential.identity) == KEY_BYTES
         and len(credential.signature) == SIGNATURE_BYTES
     )
+
+
+def sign_list(party: Party, session: int, keys: bytes, packed: bytes) -> bytes:
+    """Return the signature by which a party takes part with this list of keys.
+
+    A ``hello`` of a peer that has lost the session can be replayed; this signature
+    cannot, since it is of a list with fresh keys of the others.
+    """
+    assert party.state_dir is not None
+    listed = _encoded(_LIST_DOMAIN, session, keys, packed)
+    return load_identity(party.state_dir).sign(listed)
+
+
+def check_list(signatures: bytes, session: int, keys: bytes, packed: bytes) -> None:
+    """Raise ``PartyError`` unless all parties have signed the same list of keys."""
+    listed = _encoded(_LIST_DOMAIN, session, keys, packed)
+    for j, peer in enumerate(parse_credentials(packed, keys)):
+        signature = signatures[j * SIGNATURE_BYTES : (j + 1) * SIGNATURE_BYTES]
+        try:
+            Ed25519PublicKey.from_public_bytes(peer.identity).verify(signature, listed)
+        except InvalidSignature:
+            raise PartyError(
+                f"party {peer.name!r} must sign the list of the parties' keys before "
+                "this party answers a second message, but it has not"
+            ) from None
 
 
 # -- the party's checks ----------------------------------------------------------------

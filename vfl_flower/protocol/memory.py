@@ -225,6 +225,16 @@ class Memory:
         signed: bytes | None = self._session.get("credentials", frame.credentials)
         return signed
 
+    def lacks_signatures(self, frame: Frame) -> bool:
+        """Return whether all parties must yet sign the keys: in a second message."""
+        known = self._session
+        later = "peers" in known and frame.round != known["round"]
+        return later and "signed" not in known
+
+    def keep_signed(self) -> None:
+        """Keep that all parties have signed the list of their keys."""
+        self._session["signed"] = True
+
     def columns(self, frame: Frame) -> list[str] | None:
         """Return the order of columns that the first message has told.
 

@@ -170,6 +170,8 @@ class Parties(Sequence[PartyInfo]):
         self._peers = b""
         self._state_keys: list[bytes | None] = []
         self._credentials: bytes | None = None
+        self._signed: dict[int, bytes] = {}  # by parties, below the list of keys
+        self._unproven: set[int] = set()  # parties that lack these signatures
         self._columns: list[str] | None = None
         self.columns, self.gaps = list(columns), False
         self._infos: list[PartyInfo] = []
@@ -606,6 +608,7 @@ class Parties(Sequence[PartyInfo]):
                 index=j,
                 peers=None if self._last[j] else self._peers,
                 credentials=None if self._last[j] else self._credentials,
+                signed=self._signatures(j) if self._last[j] else None,
                 model=self._model,
                 columns=None if self._last[j] else self._columns,
                 blocks=blocks.digests,
@@ -617,11 +620,21 @@ class Parties(Sequence[PartyInfo]):
             self._last[j] = self._round
             messages[self[j].node_id] = pack(content, frame.pack())
         replies = self._exchange(step.action, messages, nodes)
+        for j, reply in zip(requests, replies, strict=True):
+            if reply.signed is not None:
+                self._signed[j] = reply.signed
         self._note(step, list(requests.values()), replies)
         return {
             j: self._checked(step, j, sizes[j], sums.get(j, {}), reply)
             for j, reply in zip(requests, replies, strict=True)
         }
+
+    def _signatures(self, j: int) -> bytes | None:
+        """Return the signatures of all parties, once, for a second message to j."""
+        if j not in self._unproven or len(self._signed) < len(self):
+            return None
+        self._unproven.remove(j)
+        return b"".join(self._signed[k] for k in range(len(self)))
 
     def _note(
         self,
@@ -755,7 +768,7 @@ class Parties(Sequence[PartyInfo]):
         except PartyFailed as failure:
             raise _named(failure) from None
         replies: dict[int, dict[str, Any]] = {}
-        for node, (reply, _) in zip(nodes, sent, strict=True):
+        for node, (reply, *_) in zip(nodes, sent, strict=True):
             name = _name_of(reply) or unnamed[node]
             if (version := reply.get("version")) != __version__:
                 raise FederationError(
@@ -827,6 +840,7 @@ class Parties(Sequence[PartyInfo]):
             self._credentials = pack_credentials(
                 [Credential(**_told(replies[node])) for node in order]
             )
+            self._unproven = set(range(len(order)))
         self._last = [0] * len(order)
         if not all("identity" in reply for reply in replies.values()):
             self.checkpoint.remove()  # a party without a state-dir cannot go on
@@ -879,7 +893,7 @@ class Parties(Sequence[PartyInfo]):
         contents = dict.fromkeys(nodes, self._greeting(len(nodes), goes_on=True))
         sent = self._exchange(hello.action, contents, unnamed, Checkpoint())
         where: dict[str, int] = {}
-        for node, (reply, _) in zip(nodes, sent, strict=True):
+        for node, (reply, *_) in zip(nodes, sent, strict=True):
             name = _name_of(reply) or f"party-{reply.get('index')}"
             if (before := self._greeted.get(name)) is None or name in where:
                 raise FederationError(
