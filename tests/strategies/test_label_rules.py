@@ -31,7 +31,7 @@ def columns():
 def parties(y, X=None):
     X = columns() if X is None else X
     return [
-        Party(block, y if j == 2 else None, name=f"p{j}")
+        Party(block, y if j == 2 else None, name=f"p{j}", checked=True)
         for j, block in enumerate(np.split(X, 3, axis=1))
     ]
 
@@ -241,8 +241,6 @@ def reads_labels(function, seen):
 
 
 WITHOUT_A_KIND = {
-    "coreset_additions_kept": "a digest of all data, which stays at the party",
-    "coreset_predictions_keep": "keeps labels at the party",
     "kernel_moments_fit": "follows multiply; numbers of the model that are declared",
     "kernel_scores_scores": "follows rows; errors of the model that are declared",
     "linear_moments_solve": "follows columns; numbers of the model that are declared",
