@@ -1017,7 +1017,7 @@ def test_a_secret_is_no_sum_and_a_sum_is_no_secret(clock):
     parties = greet()
     mine = told(parties)[2]
     seal = replace(mine.seals[0], kind="relay", group="ring", bound=1.0)
-    with pytest.raises(PartyFailed, match="'key'"):
+    with pytest.raises(PartyFailed, match="altered on its way, or is of another step"):
         hear(parties, [None, None, replace(mine, seals=(seal,))])
     parties = greet()
     mine = told(parties)[2]

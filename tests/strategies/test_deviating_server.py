@@ -13,7 +13,7 @@ from deviating import RealParties, sums_of
 from forgetting import removal
 
 from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
-from vfl_flower.clients import coresets, fdskl
+from vfl_flower.clients import coresets, fdskl, linear_moments
 from vfl_flower.protocol.consent import FREE, Consent, Limit
 from vfl_flower.protocol.contract import IN_SUM
 from vfl_flower.protocol.frame import Frame
@@ -97,6 +97,24 @@ def test_a_sum_of_one_question_is_the_sum(attack):
     seen = sums_of(strategy("ring"), parties(), action, as_told)
     for name, array in seen.items():
         assert error_of(array, truth[name]) < 1e-4
+
+
+@pytest.mark.parametrize("change", [{"n": 59}, {"intercept": False}], ids=str)
+def test_what_is_sealed_opens_only_under_the_same_question(monkeypatch, change):
+    """The Gram matrix was of columns that their owners had weighted differently."""
+    trip = Parties._round_trip
+
+    def tampered(self, step, requests, sums, *blocks):
+        if step is linear_moments.columns:
+            requests = dict(requests)
+            requests[VICTIM] = requests[VICTIM] | change
+        return trip(self, step, requests, sums, *blocks)
+
+    strategy = CoresetVRLR(solver="moments", sampling="full")
+    strategy.start(RealParties(columns()))
+    monkeypatch.setattr(Parties, "_round_trip", tampered)
+    with pytest.raises(PartyFailed, match="or the two were asked different things"):
+        strategy.start(RealParties(columns()))
 
 
 def distances(asked, blocks=None):

@@ -347,9 +347,10 @@ def _run(
     part = party.part
     sums = PartySums(private_key, public_keys, frame, allow_plain)
     party.agree = sums.agree
-    sums.open(step, values, digests)
+    sums.open(step, values, digests, memory.inputs)
     arguments = _arguments(step, values, party)
-    again = memory.repeats(frame, step, sums.common)
+    summed = sums.common if frame.sums else b""
+    again = memory.repeats(frame, step, summed)
     for revealed in step.reveals:
         if revealed.applies(arguments):
             once = int(revealed.counted)
@@ -370,7 +371,9 @@ def _run(
     sent = digest_of_values(content)
     if journal is not None:
         journal.leave(frame, party, sent, bytes_of_arrays(content))
-    memory.leave(frame, party, step, sums.common, sent)
+    memory.leave(frame, party, step, summed, sent)
+    if step.contract.seals:
+        memory.keep_inputs(step.action, frame.round, sums.common)
     memory.keep_uses(uses)
     if party.part is not part:
         memory.keep_part(party, step.parts_of)

@@ -10,6 +10,9 @@ An input that differs between parties is declared ``OWN``: the party's block of 
 say. For these the server sends to all parties a list of digests, one per party; each
 party checks that its own inputs have the digest in its place, and the list enters the
 masks. A digest is salted, so that no party can guess the inputs of another one.
+
+Bytes that a step seals for other parties are bound to the same digest: a party that was
+asked for the step with other inputs cannot open them.
 """
 
 from __future__ import annotations

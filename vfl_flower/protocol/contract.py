@@ -578,6 +578,12 @@ class Contract:
     request: Mapping[str, Field]
     reply: Mapping[str, Field] = field(default_factory=dict)
 
+    @property
+    def seals(self) -> bool:
+        """Whether a reply has bytes that are encrypted for other parties."""
+        ways = {f.leaves.how for f in self.reply.values() if f.leaves is not None}
+        return not ways.isdisjoint({"secret", "next", "private"})
+
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Contract:
         """Return the contract that a step's annotations declare.

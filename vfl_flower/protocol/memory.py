@@ -32,6 +32,13 @@ ARRAYS = "arrays."
 AT_REST = "at_rest"
 """Name of the record with the key of what a disk has of the state."""
 
+INPUTS = "inputs."
+"""Before a round and an action: key in the session of the inputs of a step that seals
+bytes for other parties."""
+
+MOST_AWAITED = 16
+"""Most round trips from a step that seals bytes to one that opens them."""
+
 DONE = "done."
 """Before an action: key in the session of the inputs of a step answered once."""
 
@@ -258,6 +265,19 @@ class Memory:
             for key, bits in self._session.items()
             if key.startswith(SHARED)
         }
+
+    def inputs(self, action: str, round: int) -> bytes | None:
+        """Return the digest of the common inputs of a step that seals bytes, if any."""
+        digest: bytes | None = self._session.get(f"{INPUTS}{round} {action}")
+        return digest
+
+    def keep_inputs(self, action: str, round: int, digest: bytes) -> None:
+        """Keep that digest, and forget those of rounds that nobody refers to."""
+        session = self._session
+        session[f"{INPUTS}{round} {action}"] = digest
+        for key in [key for key in session if key.startswith(INPUTS)]:
+            if int(key.removeprefix(INPUTS).split()[0]) < round - MOST_AWAITED:
+                del session[key]
 
     def repeats(self, frame: Frame, step: Step[..., Any], inputs: bytes) -> bool:
         """Return whether the party has given the answer to this message before.

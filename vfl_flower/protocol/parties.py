@@ -356,8 +356,9 @@ class Parties(Sequence[PartyInfo]):
         self, step: Step[Any, R], sums: Mapping[str, Sum], values: Mapping[str, Any]
     ) -> Replies[R]:
         wanted = {n: self._sum_request(s, self._round + 1) for n, s in sums.items()}
-        requests = self._requests(step, values, bool(sums))
-        blocks = self._blocks(step, requests) if sums else _Blocks()
+        bound = bool(sums) or step.contract.seals
+        requests = self._requests(step, values, bound)
+        blocks = self._blocks(step, requests) if bound else _Blocks()
         asked = dict.fromkeys(range(len(self)), wanted)
         replies = self._round_trip(step, dict(enumerate(requests)), asked, blocks)
         result: Replies[R] = Replies(
@@ -408,22 +409,22 @@ class Parties(Sequence[PartyInfo]):
         return int(total)
 
     def _requests(
-        self, step: Step[Any, Any], values: Mapping[str, Any], summed: bool
+        self, step: Step[Any, Any], values: Mapping[str, Any], bound: bool
     ) -> list[dict[str, Any]]:
         """Return the values of the request to each party.
 
         Raises
         ------
         ValueError
-            They differ in what must be common to all parties of a sum.
+            They differ in what must be common to all parties.
         """
         fields = step.contract.request
-        for name in values.keys() & fields.keys() if summed else ():
+        for name in values.keys() & fields.keys() if bound else ():
             common = fields[name].told is None and fields[name].leaves is None
             if common and isinstance(values[name], Each):
                 raise ValueError(
                     f"{name} must be the same for all parties of {step.action}, whose "
-                    "masks cancel only then"
+                    "masks cancel, and sealed bytes open, only then"
                 )
         return [self._values_for(j, values) for j in range(len(self))]
 
@@ -527,7 +528,7 @@ class Parties(Sequence[PartyInfo]):
                     f"masks cancel only together, got {len(tree.leaves)}"
                 )
         step, number = question.step, self._round + 1
-        told = self._requests(step, values, summed=True)
+        told = self._requests(step, values, bound=True)
         blocks = self._blocks(step, told)
         arrived: dict[tuple[str, int], Sealed] = {}
         for hop in range(max([1, *(len(tree.hops) for _, tree in sums.values())])):

@@ -46,8 +46,8 @@ class PartySums:
     Attributes
     ----------
     common : bytes
-        Digest of the inputs that are common to all parties of a sum; b"" before any
-        was opened, and where no sum is asked for.
+        Digest of the inputs that are common to all parties; b"" before any was opened,
+        and where no sum is asked for and the step seals no bytes for other parties.
     """
 
     def __init__(
@@ -88,11 +88,13 @@ class PartySums:
         step: Step[..., Any],
         values: dict[str, Any],
         digests: Mapping[str, bytes],
+        inputs: Callable[[str, int], bytes | None],
     ) -> None:
         """Open what is sealed for this party, and put it among the values.
 
         A part of a sum that travels on is added in :meth:`hide` and not shown to the
-        step. `digests` are those of the arrays as they came.
+        step. `digests` are those of the arrays as they came, and `inputs` gives that of
+        the inputs of a step in a round that this party was asked for too.
 
         Raises
         ------
@@ -101,7 +103,7 @@ class PartySums:
             what must come from a party came in the clear, or the other way round.
         """
         request = step.contract.request
-        if self.frame.sums:
+        if self.frame.sums or step.contract.seals:
             self.common = common_digest(
                 request, values, digests, self.frame, list(self._public_keys)
             )
@@ -123,7 +125,8 @@ class PartySums:
                 declared = declared_as(request, name)
                 if declared is not None and declared.leaves == NEXT:
                     self._check_ring(name, seals[0])
-                content = self._unsealed(parts[0], seals[0])
+                digest = inputs(seals[0].action, seals[0].round)
+                content = self._unsealed(parts[0], seals[0], digest or b"")
                 values[name] = content
                 if declared is not None and declared.leaves == PRIVATE:
                     if seals[0].sender != _number(name):
@@ -169,13 +172,24 @@ class PartySums:
             raise PartyError(f"{seal.name!r} must hold {adding.dtype} elements")
         return adding, np.frombuffer(content, dtype=adding.dtype)
 
-    def _unsealed(self, array: Array, seal: Seal) -> bytes:
+    def _unsealed(self, array: Array, seal: Seal, inputs: bytes | None = None) -> bytes:
+        name = seal.name if inputs is None else f"{seal.name} {inputs.hex()}"
         try:
             return self.relay.open(
-                seal.sender, array.tobytes(), seal.action, seal.name, seal.round
+                seal.sender, array.tobytes(), seal.action, name, seal.round
             )
         except ValueError as error:  # its sentence names step and sender, no more
-            raise PartyError(str(error)) from None
+            asked = "" if inputs is None else ", or the two were asked different things"
+            raise PartyError(f"{error}{asked}") from None
+
+    def _sealed(self, step: Step[..., Any], to: int, name: str, data: bytes) -> Array:
+        """Encrypt bytes for a party that was asked for this step with the same inputs.
+
+        Every party is asked for a step that seals bytes, so each has its own digest.
+        """
+        bound = f"{name} {self.common.hex()}"
+        data = self.relay.seal(to, data, step.action, bound, self.frame.round)
+        return np.frombuffer(data, dtype=np.uint8)
 
     def hide(
         self, step: Step[..., Any], reply: dict[str, Any], sizes: Sizes
@@ -203,16 +217,12 @@ class PartySums:
                 self._seal_for_all(step, name, reply)
                 continue
             if declared.leaves == NEXT:
-                to, data = (self.frame.index + 1) % self.frame.parties, reply[name]
-                data = self.relay.seal(to, data, step.action, name, self.frame.round)
-                reply[name] = np.frombuffer(data, dtype=np.uint8)
+                to = (self.frame.index + 1) % self.frame.parties
+                reply[name] = self._sealed(step, to, name, reply[name])
                 continue
             if declared.leaves == PRIVATE:
-                data = reply[name].tobytes()
-                data = self.relay.seal(
-                    _number(name), data, step.action, name, self.frame.round
-                )
-                reply[name] = np.frombuffer(data, dtype=np.uint8)
+                to, data = _number(name), reply[name].tobytes()
+                reply[name] = self._sealed(step, to, name, data)
                 continue
             wanted = self.frame.sums.get(name)
             if wanted is None:
@@ -295,8 +305,7 @@ class PartySums:
         secret = reply.pop(name)
         for j in range(self.frame.parties):
             if j != self.frame.index:
-                data = self.relay.seal(j, secret, step.action, name, self.frame.round)
-                reply[f"{name}.{j}"] = np.frombuffer(data, dtype=np.uint8)
+                reply[f"{name}.{j}"] = self._sealed(step, j, name, secret)
 
     def _adding(self, name: str, bound: float) -> Group:
         """Return the group of a sum, if it is valid and protects this party."""
