@@ -77,7 +77,7 @@ class View:
                 opening = PartySums(
                     memory["private_key"], keys, Frame.parse(e.frame), True
                 )
-                opening.open(ACTIONS[e.action], values, {})
+                opening.open(ACTIONS[e.action], values, {}, lambda *_: None)
                 self.messages.append(values)
                 self.frame = e.frame
 

@@ -250,12 +250,14 @@ def test_who_the_seed_is_not_for_cannot_open_it(many):
     frame = next(e.frame for e in entries if not e.up)
     peers, session = frame["peers"], frame["session"]
     keys = [peers[k : k + 32] for k in range(0, 96, 32)]
-    context = "kernel_kmeans_begin", "seed", frame["round"]
     messages = {
         to: sent(grid, "kernel_kmeans_begin", f"seed.{to}", 0)[0] for to in (1, 2)
     }
     states = [grid._contexts[node].state for node in grid.get_node_ids()]
     private = [state["session"]["private_key"] for state in states]
+    action, number = "kernel_kmeans_begin", frame["round"]
+    inputs = states[0]["session"][f"inputs.{number} {action}"].hex()
+    context = action, f"seed {inputs}", number
     ends = [Relay(private[m], keys, m, session) for m in range(3)]
     for to, message in messages.items():
         opened = ends[to].open(0, message.tobytes(), *context).decode()
