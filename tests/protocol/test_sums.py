@@ -1052,5 +1052,5 @@ def test_the_server_cannot_open_a_secret(clock):
 def test_what_is_sealed_is_not_printed(clock):
     parties = greet()
     for sealed in (ask(parties, "ring", 1).sealed["part"], told(parties)[1]):
-        assert "parts" not in repr(sealed)
+        assert "parts=<tuple of 1>" in repr(sealed)
         assert "arr" not in repr(sealed)

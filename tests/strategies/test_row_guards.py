@@ -19,7 +19,7 @@ from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.steps import Sum
+from vfl_flower.protocol.steps import Sum, each
 from vfl_flower.secure_aggregation import LIMB, join_limbs
 from vfl_flower.strategies import FKKMeans
 
@@ -158,11 +158,11 @@ def test_weights_of_the_server_do_not_isolate_a_row(tmp_path):
     rows, weights = np.arange(N), np.ones(N)
 
     def ask(weights):
-        """Ask the victim alone: what a dealer gives it does not matter yet."""
+        """Ask all parties, which the dealer has given nothing yet."""
         asked = federation.greet()
         roles = Roles(first=2, second=0, owners=[WIDTH, WIDTH, WIDTH + 1], rows=[N])
-        asked.ask_one(
-            *(VICTIM, linear_moments.columns),
+        asked.ask(
+            linear_moments.columns,
             roles=roles,
             counted=roles.columns,
             n=N,
@@ -170,7 +170,7 @@ def test_weights_of_the_server_do_not_isolate_a_row(tmp_path):
             test_fraction=0.0,
             evaluated=linear_moments.Evaluated(False, False),
             coreset=linear_moments.WeightedRows(rows.astype(np.uint32), weights),
-            dealt=np.zeros(0, np.uint8),
+            dealt=each([np.zeros(0, np.uint8)] * 3),
         )
 
     column_sums(federation.greet())  # of all rows, each with weight 1
