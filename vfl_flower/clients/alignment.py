@@ -30,6 +30,7 @@ from vfl_flower.protocol.row_order import (
     save_order,
 )
 from vfl_flower.protocol.steps import once, step, sums_over
+from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.masks import derive_key
 from vfl_flower.secure_aggregation.points import (
     POINT_BYTES,
@@ -169,7 +170,7 @@ def hash_with_key(
     ids = normal_ids(party.read_ids())
     _check_sizes(party, sizes)
     party.remember(Passes(list(sizes), 0, _digest(party, ids)))
-    key = derive_key(_shared_key(party), [b"vfl_flower keyed ids 1", salt])
+    key = derive_key(_shared_key(party), [labels.KEYED_IDS, salt])
     return {"hashes": keyed_hashes(ids, key)[_shuffle(party)]}
 
 
@@ -240,7 +241,7 @@ def _key(party: Party, purpose: str) -> bytes:
 
     It comes from the operating system's randomness, whatever the seed of the run.
     """
-    return derive_key(party.run_secret, [b"vfl_flower alignment 1", purpose.encode()])
+    return derive_key(party.run_secret, [labels.ALIGNMENT, purpose.encode()])
 
 
 def _digest(party: Party, ids: Sequence[bytes]) -> bytes:

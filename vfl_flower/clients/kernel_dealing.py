@@ -20,6 +20,7 @@ from vfl_flower.clients.moments_roles import Place, Roles, check_roles
 from vfl_flower.protocol.contract import PRIVATE
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.steps import parts_of, step, sums_over
+from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.angle_shares import deal_cosines
 from vfl_flower.secure_aggregation.fixed_point import FixedPoint
 from vfl_flower.secure_aggregation.masks import derive_key
@@ -169,7 +170,7 @@ def row_blocks(rows: int, columns: int) -> list[Array]:
 
 def root_of(party: Party) -> bytes:
     """Return the secret of a party that deals: what it deals twice is the same."""
-    return derive_key(party.run_secret, [b"vfl_flower dealer 2"])
+    return derive_key(party.run_secret, [labels.ANGLES_DEALER])
 
 
 class Delivered(TypedDict):

@@ -19,6 +19,7 @@ import numpy as np
 from vfl_flower.clients.moments import Elements
 from vfl_flower.clients.moments_roles import Roles
 from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.discrete_gaussian import LEAST, discrete_gaussian
 from vfl_flower.secure_aggregation.fixed_point import reduce
 from vfl_flower.secure_aggregation.masks import derive_key, stream
@@ -27,7 +28,7 @@ from vfl_flower.typing import Array
 
 
 def _root(party: Party) -> bytes:
-    return derive_key(party.run_secret, [b"vfl_flower noise 1"])
+    return derive_key(party.run_secret, [labels.NOISE])
 
 
 def drawn_noise(party: Party, roles: Roles) -> list[Array]:
@@ -70,7 +71,7 @@ def shared_noise(party: Party, roles: Roles) -> dict[int, Array]:
     party, roles : Party, Roles
         This party, and who does what.
     """
-    seed, sent = derive_key(_root(party), [b"share"]), []
+    seed, sent = derive_key(_root(party), [labels.NOISE_SHARE]), []
     for deal, noise in zip(
         roles.deals(party.session), drawn_noise(party, roles), strict=True
     ):

@@ -24,7 +24,7 @@ from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.row_order import normal_text
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.protocol.united import OTHER, save_levels
-from vfl_flower.secure_aggregation import SparseSum
+from vfl_flower.secure_aggregation import SparseSum, labels
 from vfl_flower.secure_aggregation.masks import derive_key
 from vfl_flower.secure_aggregation.texts import (
     KEY_BYTES,
@@ -156,7 +156,7 @@ def begin(party: Party, most_levels: MostLevels) -> Begun:
         )
     key = b""
     if party.index == 0:  # again the same for a step asked twice
-        key = derive_key(party.run_secret, [b"vfl_flower level union 1"])
+        key = derive_key(party.run_secret, [labels.LEVELS_KEY])
     party.remember(
         OwnTexts(
             columns,
@@ -265,6 +265,6 @@ def keep(
     state.united = np.frombuffer(json.dumps(levels).encode(), dtype=np.uint8)
     if party.state_dir is None:
         return {"kept": False}
-    salt = derive_key(state.key, [b"vfl_flower salt of levels 1"]).hex()
+    salt = derive_key(state.key, [labels.LEVELS_SALT]).hex()
     save_levels(party.state_dir, levels, salt)
     return {"kept": True}

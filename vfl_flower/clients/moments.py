@@ -28,6 +28,7 @@ from vfl_flower.clients.moments_roles import Roles, check_roles
 from vfl_flower.protocol.contract import PRIVATE, Whole
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.steps import once, step, sums_over
+from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.fixed_point import decode
 from vfl_flower.secure_aggregation.masks import derive_key
 from vfl_flower.secure_aggregation.shares import (
@@ -354,7 +355,7 @@ def deal(party: Party, roles: Roles) -> Delivered:
     check_roles(party, roles)
     if party.index != roles.dealer:
         return {}
-    root = derive_key(party.run_secret, [b"vfl_flower dealer 1"])
+    root = derive_key(party.run_secret, [labels.MOMENTS_DEALER])
     dealt = deal_all(roles.deals(party.session), root, roles)
     return {"delivered": dict(enumerate(dealt))}
 

@@ -33,6 +33,7 @@ from vfl_flower.numerics.row_sets import (
 )
 from vfl_flower.protocol.consent import LEAST_ROWS, Consent
 from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.masks import stream
 from vfl_flower.typing import Array
 
@@ -160,7 +161,7 @@ class RowSets:
     ) -> None:
         assert party.consent is not None
         self._db, self._path, self._party = db, path, party
-        take = stream(key, [b"vfl_flower row tags 1"])
+        take = stream(key, [labels.ROW_TAGS])
         self._coefficients = np.frombuffer(take(16 * MOST_OF_ID), "<u8").reshape(2, -1)
         self._consent: Consent = party.consent
         self._by_place = party.order_name is None

@@ -3,5 +3,25 @@
 A name and a version: count up when a derivation, or what is made of its key, changes.
 """
 
-SECRET_DRAW = b"vfl_flower secret draw 1"
+# Of the X25519 secret of two parties, or of a party's private key.
+PAIRWISE_MASK = b"vfl_flower pairwise mask 1"
+OWN_PAD = b"vfl_flower own pad 1"
+RELAYED_MESSAGE = b"vfl_flower relayed message 1"
+AGREED_SECRET = b"vfl_flower agreed secret 1"
+
+# Of the secret of a party and a run.
 RANDOM_STREAM = b"vfl_flower random stream 1"
+SECRET_DRAW = b"vfl_flower secret draw 1"
+MOMENTS_DEALER = b"vfl_flower dealer of moments 1"
+ANGLES_DEALER = b"vfl_flower dealer of angles 1"
+NOISE = b"vfl_flower noise 1"
+LEVELS_KEY = b"vfl_flower level union 1"
+ALIGNMENT = b"vfl_flower alignment 1"
+
+# Of a secret that was derived, dealt or shared.
+DEALT_RANDOMNESS = b"vfl_flower dealt randomness 1"
+NOISE_SHARE = b"vfl_flower noise share 1"
+TEXTS = b"vfl_flower texts 1"
+LEVELS_SALT = b"vfl_flower salt of levels 1"
+KEYED_IDS = b"vfl_flower keyed ids 1"
+ROW_TAGS = b"vfl_flower row tags 1"

@@ -19,15 +19,10 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.groups import Group, Take
 from vfl_flower.secure_aggregation.keys import KEY_BYTES, public_key, shared_secret
 from vfl_flower.typing import Array
-
-LABEL = b"vfl_flower pairwise mask 1"
-"""Protocol and version: count up when the key derivation or the stream changes."""
-
-PAD_LABEL = b"vfl_flower own pad 1"
-"""The same for a party's own pad."""
 
 _BLOCK = 1 << 16
 """Bytes at a time: they fit in a processor's cache, and allocators keep blocks of this
@@ -170,7 +165,7 @@ class PairwiseMasks:
         index = self._index
         parts = context(self._run_id, action, name, round)
         parts += [group.label.encode(), str(operator.index(count)).encode()]
-        parts = [PAD_LABEL, *parts, self._public_keys[index]]
+        parts = [labels.OWN_PAD, *parts, self._public_keys[index]]
         take = stream(self._secrets[index], parts)
         return _add_streams(np.zeros(count, group.dtype), group, [(True, take)])
 
@@ -185,7 +180,7 @@ class PairwiseMasks:
             if j != self._index:
                 pair = sorted((self._index, j))
                 keys = [self._public_keys[i] for i in pair]
-                take = stream(secret, [LABEL, *parts, *keys])
+                take = stream(secret, [labels.PAIRWISE_MASK, *parts, *keys])
                 streams.append((self._index < j, take))
         return _add_streams(elements, group, streams)
 

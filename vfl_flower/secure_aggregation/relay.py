@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.masks import context, derive_key, shared_secrets
-
-LABEL = b"vfl_flower relayed message 1"
-"""Protocol and version: count up when the key derivation or the cipher changes."""
 
 _NONCE = bytes(12)
 
@@ -148,7 +146,7 @@ class Relay:
             Index of the other one.
         """
         pair = sorted((self._index, operator.index(party)))
-        parts = [LABEL, *context(self._run_id, "agreed", "", 0)]
+        parts = [labels.AGREED_SECRET, str(self._run_id).encode()]
         parts += [self._public_keys[place] for place in pair]
         return derive_key(self._secrets[party], parts)
 
@@ -167,7 +165,7 @@ class Relay:
         if not 0 <= peer <= last:
             raise ValueError(f"{argument} must be between 0 and {last}, got {peer}")
         parts = [
-            LABEL,
+            labels.RELAYED_MESSAGE,
             *context(self._run_id, action, name, round),
             str(operator.index(sender)).encode(),
             str(operator.index(receiver)).encode(),

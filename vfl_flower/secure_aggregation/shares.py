@@ -32,12 +32,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.fixed_point import reduce
 from vfl_flower.secure_aggregation.masks import context, derive_key, stream
 from vfl_flower.typing import Array
-
-LABEL = b"vfl_flower dealt randomness 1"
-"""Protocol and version: count up when the key derivation or a stream changes."""
 
 SEED_BYTES = 32
 
@@ -115,7 +113,7 @@ class Deal:
         """Return what every key of this use is derived from, besides a seed."""
         numbers = (self.half, self.bits, len(self.shape), *self.shape, *self.owners)
         return [
-            LABEL,
+            labels.DEALT_RANDOMNESS,
             *context(self.run_id, self.action, name, self.round),
             *(str(number).encode() for number in numbers),
         ]

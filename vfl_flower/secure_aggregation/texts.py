@@ -26,6 +26,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from vfl_flower.numerics.prime_field import PrimeField
+from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.masks import derive_key
 from vfl_flower.typing import Array
 
@@ -85,7 +86,7 @@ class TextCode:
         if len(key) != KEY_BYTES:
             raise ValueError(f"key must have {KEY_BYTES} bytes, got {len(key)}")
         self._token_key, self._tag_key, first, second = (
-            derive_key(key, [b"vfl_flower texts 1", purpose])
+            derive_key(key, [labels.TEXTS, purpose])
             for purpose in (b"token", b"tag", b"siv 1", b"siv 2")
         )
         self._siv = AESSIV(first + second)

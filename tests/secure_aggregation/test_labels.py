@@ -1,0 +1,78 @@
+"""No two uses of a secret share a label, and all labels are in one place."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import vfl_flower
+from vfl_flower.secure_aggregation import (
+    PairwiseMasks,
+    Relay,
+    Ring,
+    labels,
+    masks,
+    public_key,
+    relay,
+)
+
+LABELS = {name: value for name, value in vars(labels).items() if name.isupper()}
+
+ROOT = Path(vfl_flower.__file__).parent
+
+SOURCES = sorted(ROOT.rglob("*.py"))
+
+CONTEXT = ("agreed", "", 0)
+
+
+@pytest.fixture
+def derived(monkeypatch):
+    """Return what party 0 derives: lists of secret, parts and key."""
+    calls = []
+
+    def derive_key(secret, parts, derive=masks.derive_key):
+        calls.append((secret, list(parts), derive(secret, parts)))
+        return calls[-1][2]
+
+    monkeypatch.setattr(masks, "derive_key", derive_key)
+    monkeypatch.setattr(relay, "derive_key", derive_key)
+    return calls
+
+
+def test_each_use_of_a_pair_of_keys_has_a_label_and_a_key_of_its_own(derived):
+    private = [bytes([k]) * 32 for k in (1, 2)]
+    args = private[0], list(map(public_key, private)), 0, 42
+    PairwiseMasks(*args).mask(Ring(2.0, 2), 1, *CONTEXT)
+    Relay(*args).seal(1, b"", *CONTEXT)
+    Relay(*args).agree(1)
+    secrets, parts, keys = zip(*derived, strict=True)
+    assert len(set(secrets)) == 1
+    assert [first for first, *_ in parts] == [
+        *(labels.PAIRWISE_MASK, labels.RELAYED_MESSAGE, labels.AGREED_SECRET)
+    ]
+    assert len(set(keys)) == 3
+
+
+def test_labels_differ_and_have_a_version():
+    assert len(set(LABELS.values())) == len(LABELS) > 10
+    for label in LABELS.values():
+        assert re.fullmatch(rb"vfl_flower [a-z ]+ [1-9]", label)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_no_key_has_its_label_from_elsewhere(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in ("derive_key", "stream"):
+                literals = [n for n in ast.walk(node) if isinstance(n, ast.Constant)]
+                assert not [n for n in literals if isinstance(n.value, bytes)]
+
+
+def test_each_label_has_one_use():
+    texts = [path.read_text(encoding="utf-8") for path in SOURCES]
+    for name in LABELS:
+        uses = re.findall(rf"\blabels\.{name}\b", "\n".join(texts))
+        assert len(uses) == 1, name
