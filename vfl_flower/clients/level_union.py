@@ -158,7 +158,7 @@ def begin(party: Party, most_levels: MostLevels) -> Begun:
         )
     key = b""
     if party.index == 0:  # again the same for a step asked twice
-        key = derive_key(party.run_secret, [labels.LEVEL_UNION])
+        key = derive_key(party.run_secret, [labels.LEVELS_KEY])
     party.remember(
         OwnTexts(
             columns,

@@ -15,7 +15,7 @@ SECRET_DRAW = b"vfl_flower secret draw 1"
 MOMENTS_DEALER = b"vfl_flower dealer of moments 1"
 ANGLES_DEALER = b"vfl_flower dealer of angles 1"
 NOISE = b"vfl_flower noise 1"
-LEVEL_UNION = b"vfl_flower level union 1"
+LEVELS_KEY = b"vfl_flower level union 1"
 ALIGNMENT = b"vfl_flower alignment 1"
 
 # Of a secret that was derived, dealt or shared.
