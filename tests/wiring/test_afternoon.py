@@ -170,6 +170,9 @@ def test_three_files_of_columns(tmp_path):
         shown = made.run("align", *aligned)
         common = set.intersection(*(ids_of(file) for file in files.values()))
         assert f"{len(common)}" in shown
+        for name in files:
+            said = made.said("align", name, "--accept", "2026-q4")
+            assert f"of {len(common)} rows" in said
         # There are too few rows for a Gram matrix of their 78 columns.
         sizes = ["--set", "size=200", "--set", "solver=central"]
         out = made.run("coreset-vrlr", *aligned, *sizes)
@@ -179,7 +182,7 @@ def test_three_files_of_columns(tmp_path):
         assert "100%" in shown[-1]
         assert "INFO" not in out
         assert "coresets_totals" in made.said("report", "--output-dir", "out")
-        assert made.commands == 14  # the afternoon of docs/deploy.md
+        assert made.commands == 17  # the afternoon of docs/deploy.md
         made.run("coreset-vkmc", *aligned, "--set", "size=100")
         made.parties[HOSPITAL].end()
         models = two_train(made, "2026-q4")
