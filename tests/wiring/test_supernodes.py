@@ -48,13 +48,13 @@ def write_rows(parties, j, ids, X):
 
 
 def test_clusters_forget_in_a_later_run(app, tmp_path, organisations):
-    """Ids in a party's own list, rows out of its file, and ids in the run config.
+    """Ids in the lists of two parties, and rows out of the file of one.
 
     The clustering was trained in one process, on the same files and folders.
     """
     rng, config = np.random.default_rng(0), {"strategy": "mufc"}
     data = []
-    for j, n in enumerate((60, 40, 5)):
+    for j, n in enumerate((60, 40, 25)):
         X = CENTERS[rng.integers(3, size=n)] + rng.uniform(-1, 1, (n, 2)) * [1, 9e4]
         data.append(([f"{j}-{i}" for i in range(n)], X))
         write_rows(organisations, j, *data[j])
@@ -67,10 +67,11 @@ def test_clusters_forget_in_a_later_run(app, tmp_path, organisations):
     parties = [load_from_context(context) for context in contexts]
     for party in parties:
         party.consent = FREE  # nobody signs in one process
+        party.names = list(NAMES)
     simulate(strategy, parties)
     (number,) = list_models(tmp_path / "state")
     server = ServerState(tmp_path / "state", number)
-    assert server.load().counts.sum() == 105
+    assert server.load().counts.sum() == 125
 
     folders = [Path(node["state-dir"]) for node in organisations.configs]
     ids, X = data[0]
@@ -86,8 +87,8 @@ def test_clusters_forget_in_a_later_run(app, tmp_path, organisations):
     assert "removed" in run.log
 
     now = server.load()
-    assert (now.version, now.counts.sum()) == (2, 102)
-    for folder, n in zip(folders, (59, 38, 5), strict=True):
+    assert (now.version, now.counts.sum()) == (2, 122)
+    for folder, n in zip(folders, (59, 38, 25), strict=True):
         state = ClientState(folder, number)
         assert (state.version, state.current().sizes.sum()) == (2, n)
         assert len(read(folder / f"predictions-{number}.csv")) == n
