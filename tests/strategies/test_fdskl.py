@@ -1430,9 +1430,9 @@ def test_scores_are_as_large_as_the_largest_label_of_all_holders():
 
 
 def test_labels_whose_scores_no_sum_can_hold():
+    federation = numbers(1e100)
+    federation[2].y = federation[2].y * 1e200  # past the checks of a Party
     with pytest.raises(PartyFailed, match=r"labels must be below 2\^800") as caught:
-        federation = numbers(1e100)
-        federation[2].y = federation[2].y * 1e200  # past the checks of a Party
         run(federation, **NUMBERS)
     assert (caught.value.party, caught.value.action) == ("party 2", "fdskl_start")
 
