@@ -236,6 +236,8 @@ class Reader:
         if words[0] == "vfl-flower":
             starts = words[1] in ("party", "coordinator") and "--systemd" not in words
             app, words = cli.app, [*words[1:], *["--systemd"] * starts]
+            if words[0] == "align":  # the state-dir takes the place of a folder
+                words[1] = str(state)
             if words[:2] == ["simulate", "fk-kmeans"]:
                 words += [f"--set={key}={value}" for key, value in FEW.items()]
         elif words[:2] == ["python", "-m"]:
