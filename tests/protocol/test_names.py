@@ -33,9 +33,12 @@ def test_a_plan_names_printable_parties_alone(field):
         structure(fields_of(Plan), plan | {field: FORGED}, {})
 
 
-def test_a_reply_to_hello_has_a_printable_name():
-    with pytest.raises(ContractError, match=r"name.*printable"):
-        structure(fields_of(Hello), {"name": FORGED}, {})
+@pytest.mark.parametrize("field", ["name", "version", "lacks", "columns"])
+def test_a_reply_to_hello_has_printable_texts(field):
+    text = [FORGED] if field in ("lacks", "columns") else FORGED
+    declared = {field: fields_of(Hello)[field]}
+    with pytest.raises(ContractError, match=rf"{field}.*printable|list of text"):
+        structure(declared, {field: text}, {})
 
 
 def test_advice_on_the_consent_quotes_names():

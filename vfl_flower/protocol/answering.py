@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from annotated_types import Ge, Len, MaxLen
+from annotated_types import Ge, Len, MaxLen, Predicate
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -80,7 +80,7 @@ Use = frozenset[tuple[str, str]]
 Uses = Mapping[str, Use]
 """Those that ask for a step, by its action."""
 
-Text = Annotated[str, MaxLen(200)]
+Text = Annotated[str, MaxLen(200), Predicate(str.isprintable)]
 
 
 class Hello(TypedDict):
