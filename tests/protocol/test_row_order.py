@@ -55,7 +55,6 @@ def test_written_alike(one, other):
     ("one", "other"),
     [
         *[("A7", "a7"), ("7", "007"), ("7", "7.0"), ("a b", "ab"), ("7", "+7")],
-        ("\ud800", "\ud801"),  # in damaged files, and no UTF-8
     ],
 )
 def test_not_alike(one, other):
@@ -67,9 +66,11 @@ def test_not_alike(one, other):
     [
         (None, "needs an id for each row: set id-column"),
         ([1, 2.5, "a"], "ids must be integers or text, 1 are neither"),
-        ([True, None, b"x"], "ids must be integers or text, 3 are neither"),
+        ([True, 2.5, b"x"], "ids must be integers or text, 3 are neither"),
         (np.array([1.0, 2.0]), "ids must be integers or text, 2 are neither"),
-        (["a", " ", ""], "ids must not be empty, 2 are"),
+        (["a", " ", ""], "ids must not be empty or missing, 2 are"),
+        (["a", None, float("nan")], "ids must not be empty or missing, 2 are"),
+        (["a", "\ud800"], "ids must be text of Unicode, 1 have half of a pair"),
         (["secret", "secret ", 7, "7", "b"], "must be distinct .* 2 rows repeat an id"),
     ],
 )
