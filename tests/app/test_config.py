@@ -1,13 +1,11 @@
 """Run config and node config: read in one place, wrong values said at once."""
 
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import vfl_flower
-from vfl_flower.app import config as config_module
 from vfl_flower.app import settings as pages
 from vfl_flower.app.config import (
     check_run_config,
@@ -15,7 +13,6 @@ from vfl_flower.app.config import (
     output_dir,
     party_source,
     run_keys,
-    without_secrets,
 )
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.data.source import PartySource
@@ -193,29 +190,6 @@ def test_key_that_does_not_apply(config, key):
 
 def test_a_changed_key_that_has_its_default_is_no_error():
     make_strategy(check_run_config({"strategy": "fdskl", "coreset-vrlr.size": 200}))
-
-
-@pytest.fixture
-def secret(monkeypatch):
-    """Make a setting one that no file and no error may show."""
-    keys = run_keys()
-    key = keys["mufc.clients"]
-    keys[key.name] = replace(key, setting=replace(key.setting, secret=True))
-    monkeypatch.setattr(config_module, "run_keys", lambda: keys)
-    return key.name
-
-
-def test_a_secret_setting_is_in_no_error(secret):
-    with pytest.raises(ValueError, match=secret) as caught:
-        check_run_config({secret: 1723})
-    assert "1723" not in str(caught.value)
-    assert "got int" in str(caught.value)
-
-
-def test_a_secret_setting_is_in_no_file(secret):
-    config = check_run_config({secret: "clinic-a:1723"})
-    assert "1723" not in str(without_secrets(config))
-    assert without_secrets(DEFAULTS) == DEFAULTS
 
 
 @pytest.mark.parametrize(

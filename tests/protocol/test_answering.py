@@ -336,6 +336,12 @@ def test_hello_tells_names_of_columns_only_where_consent_says_so(server):
     party = server.grid._parties[1000]
     party.columns, party.consent = NAMES, Consent(column_names=True, peers=None)
     assert server.values("hello", partition="horizontal")["names"] == NAMES
+    party.columns = [
+        "a\n\x1b[2K",
+        "b",
+    ]  # a header of a spreadsheet may have line breaks
+    names = server.values("hello", partition="horizontal")["names"]
+    assert names == ["a\\n\\x1b[2K", "b"]
     assert server.values("hello", partition="vertical")["names"] == []
 
 

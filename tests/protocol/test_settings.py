@@ -1,7 +1,5 @@
 """Settings are declared once; an error names the argument, the rule and the value."""
 
-import logging
-import traceback
 from dataclasses import KW_ONLY
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -20,7 +18,6 @@ from vfl_flower.protocol.settings import (
     check_unused,
     settings,
     settings_of,
-    values_of,
 )
 
 SECRET = "hunter2"
@@ -72,8 +69,6 @@ class Example(Base):
     """Names."""
     state: Annotated[str, InRunConfig("", folder="state")] = "/state"
     """Where the state is."""
-    forget: dict[str, list[int]] = pydantic.Field(default_factory=dict, repr=False)
-    """Ids to forget."""
 
     def __post_init__(self) -> None:
         """Check what the fields cannot say."""
@@ -161,7 +156,7 @@ def test_an_argument_without_a_name_is_named(args, sentence):
         (
             (1, 1, "linear", 0, 16, True, None, [], "", {}, 1, 2),
             {},
-            "Example takes at most 10 positional arguments, got 12",
+            "Example takes at most 9 positional arguments, got 12",
         ),
     ],
 )
@@ -180,44 +175,6 @@ def test_numbers_of_numpy_are_numbers():
     assert [type(v) for v in (example.size, example.share)] == [int, float]
 
 
-# -- secrets ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "forget", [SECRET, [SECRET], {"a": SECRET}, {"a": [1, SECRET]}, {SECRET: [0.5]}]
-)
-def test_a_secret_is_in_no_error(forget, caplog):
-    sentence = refusal(forget=forget)
-    kind = type(forget).__name__
-    assert sentence == f"forget must be a dictionary, got {kind}"
-    positional = (5, 1, "linear", 0, 16, False, None, [], "", forget)
-    with pytest.raises(ValueError, match=r"^forget must be") as caught:
-        Example(*positional)
-    error = caught.value
-    for text in (*error.args, repr(error), "".join(traceback.format_exception(error))):
-        assert SECRET not in text.replace(f'"{SECRET}"', "")
-    assert error.__context__ is None
-
-
-def test_a_secret_is_in_no_error_of_another_argument():
-    assert "271828" not in refusal(size=13, forget={"a": [271828]})
-    assert "271828" not in refusal(kernel="x", forget={"a": [271828]})
-    with pytest.raises(TypeError) as caught:
-        Example(5, weather=1, forget={"a": [271828]})
-    assert "271828" not in str(caught.value)
-
-
-def test_a_secret_is_in_no_text(caplog):
-    caplog.set_level(logging.DEBUG)
-    example = Example(5, forget={"a": [271828]})
-    assert example.forget == {"a": [271828]}
-    for text in (repr(example), str(example), str(values_of(example))):
-        assert "271828" not in text
-    assert values_of(example)["forget"] == "dict"
-    with pytest.raises(ValueError, match=r"no effect with x, got dict$"):
-        check_unused(example, ["forget"], "x")
-
-
 # -- what is read from a declaration ---------------------------------------------------
 
 
@@ -228,7 +185,7 @@ def setting(name: str) -> Setting:
 def test_settings_are_in_the_order_of_their_declaration():
     assert [s.name for s in settings_of(Example)] == [
         *("seed", "size", "bandwidth", "kernel", "share", "bits", "exact", "folder"),
-        *("columns", "state", "forget"),
+        *("columns", "state"),
     ]
 
 
@@ -251,14 +208,12 @@ def test_settings_are_in_the_order_of_their_declaration():
         ("folder", None, (), (), None),
         ("columns", [], (), (), None),
         ("state", "/state", (str,), (), ""),
-        ("forget", {}, (), (), None),
     ],
 )
 def test_what_a_setting_is(name, default, kinds, choices, in_run_config):
     actual = setting(name)
     assert (actual.default, actual.kinds) == (default, kinds)
     assert (actual.choices, actual.in_run_config) == (choices, in_run_config)
-    assert actual.secret == (name == "forget")
     assert actual.folder == ("state" if name == "state" else "")
 
 

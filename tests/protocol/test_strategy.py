@@ -26,8 +26,6 @@ class Trivial(ProtocolStrategy):
 
     factor: Positive = 2.0
     """What nothing depends on."""
-    password: str = pydantic.Field("", repr=False)
-    """What nobody may see."""
 
     model_class = LinearModel
 
@@ -85,9 +83,9 @@ def test_every_setting_says_what_it_means(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_setting_refuses_another_type_by_its_name(kind):
     for setting in settings_of(kind):
-        with pytest.raises(ValueError, match=f"^{setting.name} must be ") as caught:
+        rule = f"^{setting.name} must be .* got 271828j"
+        with pytest.raises(ValueError, match=rule):
             made(kind, **{setting.name: 271828j})
-        assert ("271828" in str(caught.value)) != setting.secret
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -391,6 +389,5 @@ def test_a_masking_of_its_own_is_the_strategys_own_matter(three, masking):
 
 def test_settings_that_were_changed_are_logged_at_the_start(grid, caplog):
     caplog.set_level(logging.INFO, "vfl_flower")
-    Trivial(factor=3, seed=4, password="hunter2").start(grid)
-    assert caplog.messages[0] == "Trivial(seed=4, factor=3.0, password='str')"
-    assert "hunter2" not in caplog.text
+    Trivial(factor=3, seed=4).start(grid)
+    assert caplog.messages[0] == "Trivial(seed=4, factor=3.0)"

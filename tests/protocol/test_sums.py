@@ -1033,10 +1033,21 @@ def test_a_sender_that_there_is_not(clock):
         hear(parties, [None, None, replace(mine, seals=(seal,))])
 
 
-def test_the_server_cannot_open_a_secret(clock):
-    """With a key of its own in the place of any party's."""
+def test_the_server_cannot_open_a_secret(clock, monkeypatch):
+    """With a key of its own in the place of any party's, and all else as it was."""
+    by_party, received = Relay.open, []
+
+    def recorded(relay, *message):
+        content = by_party(relay, *message)
+        received.append((message, content))
+        return content
+
     grid = Recorded(some())
-    data = told(greet(grid))[2].parts[0].tobytes()
+    parties = greet(grid)
+    monkeypatch.setattr(Relay, "open", recorded)
+    hear(parties, told(parties))
+    (_, *message), content = received[-1]
+    assert content == SECRET_BYTES
     frames = [unpack(message.content)[1] for message in grid.sent]
     frame = next(frame for frame in frames if "peers" in frame)
     keys = [frame["peers"][k : k + 32] for k in range(0, 96, 32)]
@@ -1046,7 +1057,7 @@ def test_the_server_cannot_open_a_secret(clock):
         server = Relay(private, forged, place, frame["session"])
         for sender in range(3):
             with pytest.raises(ValueError, match="was altered on its way"):
-                server.open(sender, data, "telling", "key", frame["round"])
+                by_party(server, sender, *message)
 
 
 def test_what_is_sealed_is_not_printed(clock):

@@ -95,6 +95,11 @@ BROKEN = {
         thirds(200),
         thirds(25),
     ),
+    "kernel, the last class is rare": (
+        CLASSES.replace(target="multiclass"),
+        thirds(200),
+        -thirds(25),
+    ),
     "kernel, balanced": (
         CLASSES.replace(class_weight="balanced"),
         np.arange(N) % 2.0,

@@ -186,25 +186,10 @@ def check_run_config(run_config: UserConfig) -> dict[str, Any]:
         if type(value) in kinds or (type(value) is int and float in kinds):
             continue
         wanted = " or ".join(_SAID[kind] for kind in kinds)
-        shown = _shown(keys[name], value)
         hint = ", write it in double quotes" if str in kinds else ""
-        raise ValueError(f"run config {name!r} must be {wanted}, got {shown}{hint}")
+        raise ValueError(f"run config {name!r} must be {wanted}, got {value!r}{hint}")
     defaults: dict[str, Any] = {name: key.default for name, key in keys.items()}
     return defaults | dict(run_config)
-
-
-def without_secrets(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checked run config without the values that no file may keep."""
-    keys = run_keys()
-    return {
-        name: "(not kept)" if keys[name].setting.secret and value else value
-        for name, value in config.items()
-    }
-
-
-def _shown(key: Key, value: object) -> str:
-    """Return a value as an error may show it."""
-    return type(value).__name__ if key.setting.secret else repr(value)
 
 
 def tasks_of(config: Mapping[str, Any]) -> dict[str, type[ProtocolStrategy]]:
@@ -251,7 +236,7 @@ def make_strategy(config: Mapping[str, Any]) -> ProtocolStrategy:
             raise ValueError(
                 f"run config {name!r} does not apply to strategy "
                 f"{config['strategy']!r} with task {config['task']!r}, got "
-                f"{_shown(key, value)}{hint}"
+                f"{value!r}{hint}"
             )
     if arguments["seed"] == -1:
         arguments["seed"] = None

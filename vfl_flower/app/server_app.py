@@ -18,7 +18,6 @@ from vfl_flower.app.config import (
     make_strategy,
     output_dir,
     run_keys,
-    without_secrets,
 )
 from vfl_flower.app.plan import dry_run
 from vfl_flower.app.progress import Reporter
@@ -106,7 +105,7 @@ def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
             f"output-dir must be a folder that can be written, and {results_in} cannot "
             f"({error.strerror}): name another one"
         ) from None
-    kept = without_secrets(config) | {"resume": ""}
+    kept = config | {"resume": ""}
     results, text = {}, ""
     with checkpoint_of(folder, kept, strategies) as checkpoint:
         for name, strategy in strategies.items():
@@ -126,7 +125,7 @@ def command_of(
     Parameters
     ----------
     config : mapping
-        A checked run config, without secrets.
+        A checked run config.
     n_parties : int
         How many took part.
     more : sequence of str
@@ -162,7 +161,7 @@ def checkpoint_of(
     folder : Path
         Of the run; removed if nothing is written to it.
     config : dict
-        The run config, without secrets.
+        The run config.
     strategies : dict
         What the run starts.
     """

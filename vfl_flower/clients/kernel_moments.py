@@ -403,7 +403,8 @@ def _check_targets(party: Party, state: KernelState, fitted: _Fitted) -> None:
         # With all classes and the ones, one target follows from the others.
         known = Y[:, : max(1, Y.shape[1] - 1)]
         of_holder = np.hstack([local_columns(fitted.local, fitted.X), known])
-        if np.abs(known).max() <= LARGEST and _bounded(of_holder, fitted.halves):
+        bounded = np.abs(Y).max() <= LARGEST and _bounded(of_holder, fitted.halves)
+        if bounded and _bounded(Y[:, -1:], fitted.halves):
             return
         rule = (
             f"labels must differ from the most frequent one in at least {LEAST_ROWS} "

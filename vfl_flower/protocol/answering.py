@@ -94,7 +94,7 @@ class Hello(TypedDict):
     n_labels: Annotated[int, Ge(0)]
     ids_digest: Text
     columns: list[Text]
-    names: list[Annotated[str, MaxLen(MOST_OF_COLUMN)]]
+    names: list[Annotated[str, MaxLen(MOST_OF_COLUMN), Predicate(str.isprintable)]]
     kinds: list[ColumnKind]
     levels_digest: Text
     gaps: bool

@@ -17,6 +17,7 @@ import numpy as np
 
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.names import printable
 from vfl_flower.protocol.party import Party, digest_ids
 from vfl_flower.rows import Rows
 
@@ -78,7 +79,7 @@ def declared(party: Party) -> Declared:
     told = party.consent is None or party.consent.column_names
     return {
         "columns": [_digest(name) for name in names],
-        "names": [name[:MOST_OF_COLUMN] for name in names if told],
+        "names": [printable(name)[:MOST_OF_COLUMN] for name in names if told],
         "kinds": [_kind(entry) for entry in entries],
         "levels_digest": digest_ids(np.array(texts)) if texts else "",
         "gaps": party.gaps,

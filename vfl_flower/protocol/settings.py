@@ -99,8 +99,6 @@ class Setting:
         Words that it may be; none where any word will do, or no word.
     kinds : tuple of type
         Types that the run config may give it: of bool, int, float and str.
-    secret : bool
-        Whether its value must stay out of every error and every log.
     in_run_config : bool, int, float, str or None
         The default in the run config; None: it has no key there.
     folder : str
@@ -113,7 +111,6 @@ class Setting:
     rule: str
     choices: tuple[str, ...]
     kinds: tuple[type, ...]
-    secret: bool
     in_run_config: bool | int | float | str | None
     folder: str = ""
 
@@ -128,9 +125,8 @@ def settings(cls: type[T]) -> type[T]:
     """Make a class the dataclass of its settings, each declared with a docstring.
 
     The constructor raises ``ValueError`` with one sentence that names the argument, the
-    rule and the value, and ``TypeError`` for an argument that it does not have. The
-    value of a field with ``repr=False`` is in no text; what ``__post_init__`` raises is
-    left as it is.
+    rule and the value, and ``TypeError`` for an argument that it does not have.
+    What ``__post_init__`` raises is left as it is.
     """
     config = pydantic.ConfigDict(
         strict=True,
@@ -218,7 +214,6 @@ def _settings_of(strategy: Any) -> tuple[Setting, ...]:
                 describe(hints[name]),
                 choices,
                 kinds,
-                info.repr is False,
                 in_run_config if type(in_run_config) in kinds else None,
                 "" if example is None else example.folder,
             )
@@ -236,12 +231,9 @@ def _text(strategy: type, name: str) -> str:
 
 
 def values_of(strategy: object) -> dict[str, Any]:
-    """Return the settings of a strategy by name; of secrets the type alone."""
-    return {
-        setting.name: type(value).__name__ if setting.secret else value
-        for setting in settings_of(type(strategy))
-        for value in [getattr(strategy, setting.name)]
-    }
+    """Return the settings of a strategy by name."""
+    names = [setting.name for setting in settings_of(type(strategy))]
+    return {name: getattr(strategy, name) for name in names}
 
 
 def check_unused(strategy: object, names: Sequence[str], where: str) -> None:
@@ -260,17 +252,13 @@ def check_unused(strategy: object, names: Sequence[str], where: str) -> None:
     for name in names:
         value = getattr(strategy, name)
         if value != declared[name].default:
-            shown = _shown(value, declared[name].secret)
+            shown = repr(value)[:200]
             raise ValueError(f"{name} has no effect with {where}, got {shown}")
 
 
 def _plain(value: Any) -> Any:
     """Return NumPy's numbers as Python's."""
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _shown(value: object, secret: bool) -> str:
-    return type(value).__name__ if secret else repr(value)[:200]
 
 
 def _kinds(hint: Any) -> tuple[tuple[str, ...], tuple[type, ...]]:
@@ -314,7 +302,7 @@ def _refusal(
     values = {**dict(zip(positional, args, strict=False)), **arguments}
     name = positional[name] if isinstance(name, int) else name
     setting = next(s for s in settings_of(strategy) if s.name == name)
-    shown = _shown(values[name], setting.secret)
+    shown = repr(values[name])[:200]
     return ValueError(f"{name} must be {setting.rule}, got {shown}")
 
 

@@ -14,6 +14,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from vfl_flower.protocol.party import PartyError
+from vfl_flower.secure_aggregation.labels import STATE_CIPHER, STATE_LABEL
+from vfl_flower.secure_aggregation.masks import derive_key
 
 STATE_KEY_BYTES = 32
 """Bytes of the key of a session's state."""
@@ -48,7 +50,8 @@ class Vault:
                 f"the key of a session's state must have {STATE_KEY_BYTES} bytes, got "
                 f"{len(key)}"
             )
-        self._key, self._cipher = key, AESGCM(key)
+        self._cipher = AESGCM(derive_key(key, [STATE_CIPHER]))
+        self._label_key = derive_key(key, [STATE_LABEL])
         self._session = b"vfl_flower session %d " % session
 
     def lock(self, name: bytes, value: bytes) -> bytes:
@@ -79,4 +82,4 @@ class Vault:
 
         A digest of labels, say, would tell them to whoever tries the likely ones.
         """
-        return hashlib.blake2b(digest, digest_size=32, key=self._key).digest()
+        return hashlib.blake2b(digest, digest_size=32, key=self._label_key).digest()

@@ -18,6 +18,10 @@ NOISE = b"vfl_flower noise 1"
 LEVELS_KEY = b"vfl_flower level union 1"
 ALIGNMENT = b"vfl_flower alignment 1"
 
+# Of the key of a session's state.
+STATE_CIPHER = b"vfl_flower state cipher 1"
+STATE_LABEL = b"vfl_flower state label 1"
+
 # Of a secret that was derived, dealt or shared.
 DEALT_RANDOMNESS = b"vfl_flower dealt randomness 1"
 NOISE_SHARE = b"vfl_flower noise share 1"
