@@ -7,6 +7,7 @@ import copy
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,7 +72,7 @@ def forget(party, ids=(), version=1, before=MODEL, run="b", **values):
 
 def commit(party, version, run):
     """Commit a version whose only centre is the middle of the box."""
-    return mufc.commit(party, version, run, np.zeros((1, 2)))
+    return mufc.commit(party, version, run, np.zeros((1, 2)), cost=True)
 
 
 def refusal(step, *arguments, **values):
@@ -119,7 +120,8 @@ def test_the_message_of_training(north, training, least):
     if least == 1:
         np.testing.assert_array_equal(labels, nearest(north.X, centroids))
     assert min(counts) >= least
-    expected = plain_q(centroids, np.bincount(labels), SETTINGS)
+    settings = replace(SETTINGS, client_training=training, min_rows_per_bin=least)
+    expected = plain_q(centroids, np.bincount(labels), settings)
     assert (
         dict(zip(map(tuple, bins.tolist()), counts.tolist(), strict=True)) == expected
     )
@@ -506,7 +508,7 @@ def test_induced_objective_by_hand(north):
     north.state_dir = None
     train(north, local_clusters=1)
     centers = np.array([[-0.3, 0.0], [0.3, 0.0]])
-    reply = mufc.commit(north, 1, MODEL, centers)
+    reply = mufc.commit(north, 1, MODEL, centers, cost=True)
     drawn = north.X[north.recall(mufc.MUFCState).drawn[0]]
     side = int(drawn[0] > 0)
     assert north.predictions.values.tolist() == [side] * 4

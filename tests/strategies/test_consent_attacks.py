@@ -209,48 +209,22 @@ def begun(asked):
 
 
 @refused("lets no row-sums leave it")
-def test_assign_does_not_single_out_a_row_without_consent(tmp_path):
-    """`lloyd` counts as row-sums since centres can single out rows; so can these."""
+def test_a_function_of_the_server_does_not_single_out_a_row(tmp_path):
+    """The 100th powers of a column are summed, which the farthest row outweighs."""
     grid = RealParties(made(tmp_path, letting(), same=False))
     asked = greet(grid, "horizontal")
-    begun(asked)
-    R = np.eye(8)[:, :4]
-    asked.secure_sum(kernel_kmeans.embed.summing(sum_h=1000.0), R=R)
-    H = np.concatenate(
-        [p.recall(kernel_kmeans.State).H for p in resumed(grid)]
-    )  # the truth, for the comparison
-
-    def ask(centers):
-        sums = asked.secure_sum(
-            kernel_kmeans.assign.summing(inertia=2.0**20, sizes=1e4), centers=centers
-        )
-        return sums["inertia"][0], np.rint(sums["sizes"])
-
-    # Bisection along a direction for a half-space that holds a single row.
-    rng = np.random.default_rng(1)
-    u = rng.normal(size=4)
-    u /= np.linalg.norm(u)
-    low, high = -5.0, 5.0  # a half-space h.u > b has all rows, or none
-    for _ in range(60):
-        b = (low + high) / 2
-        _, sizes = ask(np.array([u * (b - 10), u * (b + 10)]))
-        if sizes[1] == 1:
-            break
-        low, high = (b, high) if sizes[1] > 1 else (low, b)
-    assert sizes[1] == 1
-    # The other rows stay where they are; the single row's centre moves a little.
-    base = np.array([u * (b - 10), u * (b + 10)])
-    before = ask(base)[0]
-    gradient = np.zeros(4)
-    for k in range(4):
-        moved = base.copy()
-        moved[1, k] += 1e-3
-        after, sizes = ask(moved)
-        assert sizes[1] == 1
-        gradient[k] = (after - before - 1e-6) / 2e-3
-    row = base[1] - gradient
-    error = np.linalg.norm(H - row, axis=1).min() / np.linalg.norm(H.std(axis=0))
-    assert error > 0.1
+    first = asked.ask(kernel_kmeans.begin.summing())
+    shift, scale = np.array([-9.0, 0.0]), np.array([0.1, 0.0])
+    setup = kernel_kmeans.Setup(
+        *("polynomial", 1.0, 50, 0.0, 8, 8), shift=shift, scale=scale
+    )
+    seed = each(first.secrets["seed"])
+    sums = asked.secure_sum(
+        kernel_kmeans.gram.summing(gram=2.0**60), t=1, setup=setup, seed=seed
+    )
+    largest = (8 * sums["gram"][0]) ** 0.01 / scale[0] + shift[0]
+    truth = max(party.X[:, 0].max() for party in grid._parties.values())
+    assert abs(largest - truth) > 0.1
 
 
 def resumed(grid):
@@ -263,7 +237,7 @@ def resumed(grid):
 
 def test_a_refusal_does_not_tell_a_party_s_part_of_a_sum(tmp_path):
     """Where a product overflowed, fifty vectors told a number of it to 2e-13."""
-    grid = RealParties(made(tmp_path, letting(), same=False))
+    grid = RealParties(made(tmp_path, letting("row-sums"), same=False))
     asked = greet(grid, "horizontal")
     begun(asked)
     for size in (1e51, 1e308):
@@ -279,7 +253,7 @@ def test_a_refusal_does_not_tell_a_party_s_part_of_a_sum(tmp_path):
 @refused("must be a power of two")
 def test_the_number_of_clipped_values_does_not_tell_parts_of_a_sum(tmp_path):
     """Bound after bound it gave the largest numbers of single parties, to 2e-13."""
-    grid = RealParties(made(tmp_path, letting(), same=False))
+    grid = RealParties(made(tmp_path, letting("row-sums"), same=False))
     asked = greet(grid, "horizontal")
     begun(asked)
     spec = Sum()
@@ -361,10 +335,29 @@ def test_counted_rows_of_centroids_are_those_of_the_means(tmp_path):
     assert "lets 5 rows leave it as centroids" in asked.refusal
 
 
+@refused("lets no row-sums leave it")
+def test_an_objective_does_not_give_rows_over_many_sessions(tmp_path):
+    """Boxes and centres of the server's choice gave rows to 1e-12, in 125 sessions."""
+    grid = RealParties(made(tmp_path, letting("centroids"), same=False))
+    asked = greet(grid, "horizontal")
+    model = f"{asked.session:016x}"
+    sums = {"totals": Sum(2.0**40), "message": Sum(group="field")}
+    asked.ask(mufc.train.summing(**sums), model=model, settings=agreed(), key=bytes(16))
+    got = asked.secure_sum(
+        mufc.commit.summing(cost=Sum(LIMB), sizes=Sum(2.0**40)),
+        version=1,
+        run=model,
+        centers=np.zeros((1, 2)),
+        cost=True,
+    )
+    assert "cost" not in got
+
+
 @refused("mufc_commit is answered once in a session")
 def test_forgetting_a_row_does_not_give_the_row_in_one_session(tmp_path):
     """The cost of `commit` is exact, and the server asks for it at any centre."""
-    grid = RealParties(made(tmp_path, letting("centroids"), same=False))
+    consent = letting("centroids", "row-sums")
+    grid = RealParties(made(tmp_path, consent, same=False))
     victim = grid._parties[1000 + VICTIM]
     asked = greet(grid, "horizontal")
     model = f"{asked.session:016x}"
@@ -379,6 +372,7 @@ def test_forgetting_a_row_does_not_give_the_row_in_one_session(tmp_path):
                 version=version,
                 run=model,
                 centers=c[None],
+                cost=True,
             )["cost"]
             out.append(join_limbs(got)[0])
         return np.array(out)
@@ -403,7 +397,7 @@ def test_forgetting_a_row_does_not_give_the_row_in_one_session(tmp_path):
 @refused("lets 12 rows leave it as embedded-rows in one run")
 def test_points_of_an_embedding_count_as_the_rows_that_they_are(tmp_path):
     """They count as rows 0 .. m - 1, whichever rows were drawn."""
-    parties = made(tmp_path, letting(embedded_rows=12), same=False)
+    parties = made(tmp_path, letting("row-sums", embedded_rows=12), same=False)
     grid = RealParties(parties)
     rows = set()
     for _ in range(40):
@@ -422,7 +416,7 @@ def test_points_of_an_embedding_count_as_the_rows_that_they_are(tmp_path):
 
 def test_a_cost_of_its_own_clusters_needs_consent(tmp_path):
     """`local` says in the clear a party's own part of a sum: R^T G R about the mean."""
-    grid = RealParties(made(tmp_path, letting(), same=False))
+    grid = RealParties(made(tmp_path, letting("row-sums"), same=False))
     asked = greet(grid, "horizontal")
     begun(asked)
     got = one(asked, VICTIM, kernel_kmeans.local, n_clusters=1, R=np.eye(8)[:, :1])
@@ -494,7 +488,7 @@ def test_the_error_of_one_answer_does_not_tell_a_label(tmp_path, times):
 
     Of a row alone, or a hundred times among others: the mean is that of the one.
     """
-    n = 39
+    n = 60
     y = np.random.default_rng(3).integers(0, 2, n).astype(float)
     grid = RealParties(made(tmp_path, letting("angles"), n=n, labels=y))
     asked = greet(grid)
@@ -577,7 +571,7 @@ def test_a_sum_has_as_many_parties_as_the_consent_says(tmp_path):
     settings, key = agreed(), bytes(16)
     asked.ask(mufc.train.summing(**sums), model=model, settings=settings, key=key)
     asked.ask(
-        mufc.commit.summing(cost=Sum(LIMB), sizes=Sum(2.0**40)),
+        mufc.commit.summing(sizes=Sum(2.0**40)),
         version=1,
         run=model,
         centers=np.zeros((1, 2)),

@@ -273,9 +273,7 @@ def test_curves_of_a_linear_model_stay_where_one_consent_lacks_them(tmp_path, ca
         result = CoresetEvaluation(MODEL).start(RealParties(federation))
     assert result.curves == {}
     assert "test_loss" in result.metrics
-    said = (
-        "the result has no curves: the consent.toml of 'p1' would need 'curves = true'"
-    )
+    said = "the run has no curves: the consent.toml of 'p1' would need 'curves = true'"
     assert said in caplog.text
 
 

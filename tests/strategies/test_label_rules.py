@@ -206,9 +206,11 @@ def test_an_empty_consent_refuses_the_first_step_that_reads_labels(monkeypatch):
         asked(direct, {})
 
 
-def test_a_step_that_another_one_counts_is_not_counted_twice():
+def test_a_training_counts_its_columns_and_one_more():
+    """Without end, the counts of local columns would tell these columns."""
     result = asked(CLASSES, {"moments": Limit()})
-    counted = 2 * (result.metrics["local_columns"] + 2 + result.metrics["features"])
+    columns = result.metrics["local_columns"] + 2 + result.metrics["features"]
+    counted = 2 * columns + 1
     asked(CLASSES, {"moments": Limit(run=counted)})
     with pytest.raises(PartyFailed, match="lets moments leave it"):
         asked(CLASSES, {"moments": Limit(run=counted - 1)})

@@ -91,7 +91,7 @@ N, WIDTH, VICTIM = 60, 2, 1
 
 
 class Federation:
-    """Three parties with files, and a server that asks what it likes."""
+    """Three parties with files, and a server that asks what it likes of sums."""
 
     def __init__(self, folder, *kinds, y=None, **rules):
         rng = np.random.default_rng(0)
@@ -104,7 +104,7 @@ class Federation:
         ]
         self.parties[2].y = y
         peers = {p.name: public_identity(p.state_dir) for p in self.parties}
-        leaves = dict.fromkeys(kinds, Limit())
+        leaves = dict.fromkeys(("row-sums", *kinds), Limit())
         for party in self.parties:
             party.consent = Consent(leaves=leaves, peers=peers, **rules)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, MaxLen
 
 from vfl_flower.clients.evaluation import Told, told
 from vfl_flower.numerics.blocks import RowBlocks
@@ -32,8 +32,11 @@ log = logging.getLogger("vfl_flower")
 MOST_SUMS = 2**22
 """Most numbers in one message."""
 
+MOST_OUTPUTS = 2**10
+"""Most outputs of a model: the party keeps its part on disk."""
+
 Additive = Literal["linear", "k-means"]
-Outputs = Annotated[int, Ge(1), Le(2**10)]
+Outputs = Annotated[int, Ge(1), Le(MOST_OUTPUTS)]
 
 
 class Part(TypedDict):
@@ -120,7 +123,7 @@ class Answered(Told):
 def keep(
     party: Party,
     kind: Additive,
-    weights: Annotated[Array, Reals("k n_columns"), OWN],
+    weights: Annotated[Array, Reals("k n_columns"), MaxLen(MOST_OUTPUTS), OWN],
     intercept: float,
     receiver: Count,
 ) -> Kept:

@@ -721,6 +721,7 @@ def enough(
         )
     party.sum_over(rows)
     party.sum_over(rows[:fewer_rows])
+    party.share(rows.astype(np.intp), "angles")
     Y = _problem_labels(party, training, problem)
     summed = _collected(training, rows, stop, angles, added)
     training.rows, training.angles = rows, summed
@@ -878,6 +879,7 @@ def fit(
         return {"kept": _keep(party, training, features=features)}
     rows = problem.rows
     party.sum_over(rows)
+    party.share(rows.astype(np.intp), "angles")
     Y = _problem_labels(party, training, problem)
     stop = features or setup.n_features
     if training.angles is not None:

@@ -284,6 +284,7 @@ def _within_memory() -> Iterator[None]:
 
 @step
 @sums_over("session")
+@reveals("row-sums")
 def begin(
     party: Party,
     means: bool = False,
@@ -296,10 +297,12 @@ def begin(
     With `means` the sums of the columns, with `squares` those of their squares, by
     ``"column"`` or in ``"total"``; of rows less `shift` where the server asks again.
     With `known` also how many values of each column are not missing: the sums are then
-    of these.
+    of these. The server chooses what is summed in the steps that follow, such as a
+    power that one row outweighs, so all rows count as leaving.
     """
     if _begun(party):
         raise PartyError("the iterations have begun: it is too late for this step")
+    party.share(np.arange(party.n_rows), "row-sums")
     state, reply = State(), Begin()
     if party.index == 0:
         state.seed = party.secret_bytes("features", 16).hex()
@@ -478,6 +481,7 @@ def _seed(seed: bytes | None) -> str:
 
 @step
 @sums_over("session")
+@reveals("row-sums", counted=False)
 def gram(
     party: Party,
     t: Natural,
@@ -493,6 +497,7 @@ def gram(
 
 @step
 @sums_over("session")
+@reveals("row-sums", counted=False)
 def product(
     party: Party,
     vectors: Annotated[Array, Reals("m b")],
@@ -614,6 +619,7 @@ def _embed(party: Party, R: Array | None, H: Array | None) -> tuple[State, Array
 @step
 @sums_over("session")
 @once
+@reveals("row-sums", counted=False)
 def embed(
     party: Party,
     R: SmallMatrix | None = None,

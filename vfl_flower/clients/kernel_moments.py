@@ -331,7 +331,7 @@ class Fitted(TypedDict):
 @step
 @sums_over("request")
 @once
-@reveals("moments", counted=False)
+@reveals("moments")
 def prepare(party: Party, task: Task) -> Prepared:
     """Fit the local columns, and say how many there are."""
     if party.part:

@@ -40,6 +40,7 @@ from vfl_flower.numerics.mufc import (
     local_labels,
     merge_small,
     merged_sizes,
+    rounded_means,
     seed_centroids,
     surviving,
 )
@@ -153,7 +154,7 @@ class Abandoned(TypedDict):
 class Committed(TypedDict):
     """Reply of :func:`commit`."""
 
-    cost: Annotated[Array, Reals("5 1"), IN_SUM]
+    cost: NotRequired[Annotated[Array, Reals("5 1"), IN_SUM]]
     sizes: Annotated[Array, Reals("k"), COUNTS]
 
 
@@ -258,6 +259,8 @@ def _counts(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
         centroids, sizes = centroids[remain], merged_sizes(sizes, merged)
     if code is None:
         return {"centroids": centroids, "sizes": sizes}
+    if not few:
+        centroids = rounded_means(centroids, sizes)
     with _refusing():
         return {"message": code.encode(*settings.quantizer.count(centroids, sizes))}
 
@@ -284,18 +287,21 @@ def _taking_part(state: MUFCState) -> Array:
 @step
 @sums_over("earlier")
 @once
+@reveals("row-sums", when="cost")
 def commit(
     party: Party,
     version: Version,
     run: str,
     centers: Centers,
     kept: bool = True,
+    cost: bool = False,
 ) -> Committed:
     """Line 9: give each row the global cluster of its centroid; settle the version.
 
-    The induced objective and sizes go into sums over the parties. A party that leaves
-    keeps its audit log and nothing else; if the model is not kept, no party keeps
-    anything.
+    The sizes go into sums over the parties, and with `cost` the induced objective. Over
+    several sessions a server that chooses box and centres gets rows from it. A party
+    that leaves keeps its audit log and nothing else; if the model is not kept, no party
+    keeps anything.
     """
     state = party.recall(MUFCState)
     if party.n_rows != state.n_rows:
@@ -308,8 +314,13 @@ def commit(
         raise PartyError("centers must be in the box")
     blocks, centroids, labels = _local(party, state)
     labels = induced_labels(centroids, labels, scaled)
-    with _refusing():
-        cost = split_limbs(np.array([contributions(blocks, scaled, labels).sum()]))
+    sizes = np.bincount(labels, minlength=len(centers))
+    reply: Committed = {"sizes": sizes.astype(np.float64)}
+    if cost:
+        party.share(_taking_part(state), "row-sums")
+        total = contributions(blocks, scaled, labels).sum()
+        with _refusing():
+            reply["cost"] = split_limbs(np.array([total]))
     if party.state_dir is not None:
         client = ClientState(party.state_dir, state.model)
         _drop_predictions(party, state.model)
@@ -336,8 +347,7 @@ def commit(
     state.labels = labels
     if not state.leaves:
         party.predictions = Predictions(labels, rows, state.model)
-    sizes = np.bincount(labels, minlength=len(centers))
-    return {"cost": cost, "sizes": sizes.astype(np.float64)}
+    return reply
 
 
 # -- unlearning (Algorithms 3 and 4) --------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -47,12 +48,6 @@ def text_tags(texts: Iterable[object], coefficients: Array) -> Array:
     return np.concatenate(parts)
 
 
-def effective_number(weights: Array) -> float:
-    """Return (sum |w|)^2 / sum w^2, shape (m,); 0 of none."""
-    squares = float(np.square(weights).sum())
-    return float(np.abs(weights).sum()) ** 2 / squares if squares else 0.0
-
-
 def block_sums(mask: Array, weights: Array | None = None) -> Array:
     """Return the sums of the weights of each block, shape (256,).
 
@@ -76,42 +71,36 @@ def block_sums(mask: Array, weights: Array | None = None) -> Array:
     return sums
 
 
-def least_difference(
-    w: Array, v: Array, w_squares: Array, v_squares: float, products: Array | float
-) -> Array:
-    """Return the least of (sum |v - c w|)^2 / (|v|^2 - 2 c <v, w> + c^2 |w|^2) over c.
+def most_leverage(
+    v: Array, w: Array, v_squares: float, w_squares: float, rest: float
+) -> float:
+    """Return the largest share of one row in the squares of any combination of v and w.
 
-    Between two of the ratios v_i / w_i the numerator is the square of a linear function
-    and the denominator a quadratic one, so that the least value is at a ratio, at 0 or
-    at infinity.
+    The largest d_i^2 / |d|^2 of all d = a v + b w is the leverage of row i in the span
+    of v and w. 1: they are the same but for their scale, to within rounding.
 
     Parameters
     ----------
-    w, v : Array, shape (k, m) and (m,)
-        Weights of k sets and of another one, or their sums over blocks of rows: then
-        with `products` 0 the result is a lower bound.
-    w_squares, v_squares : Array of shape (k,), float
-        |w|^2 and |v|^2 of the single weights.
-    products : Array of shape (k,), or float
-        <v, w>.
-
-    Returns
-    -------
-    Array, shape (k,)
+    v, w : Array, shape (m,)
+        Weights of two sets at the rows that w has.
+    v_squares, w_squares : float
+        |v|^2 and |w|^2, of all rows.
+    rest : float
+        Largest weight of v at other rows.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.where(w > 0, v / w, np.inf)
-    order = np.argsort(ratios, axis=1)
-    c = np.take_along_axis(ratios, order, axis=1)
-    below_w = np.cumsum(np.take_along_axis(w, order, axis=1), axis=1)
-    below_v = np.cumsum(np.take_along_axis(np.broadcast_to(v, w.shape), order, 1), 1)
-    W, V = below_w[:, -1:], below_v[:, -1:]
-    w2, vw = np.reshape(w_squares, (-1, 1)), np.reshape(products, (-1, 1))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        sizes = c * (2 * below_w - W) + V - 2 * below_v
-        squares = v_squares - 2 * c * vw + c**2 * w2
-        # Where v is nearly c w, cancellation must not make the squares too small.
-        at_ratios = sizes**2 / np.maximum(squares, 1e-13 * v_squares)
-    at_ratios[~np.isfinite(c)] = np.inf
-    ends = np.hstack([V**2 / v_squares, W**2 / w2])
-    return np.asarray(np.minimum(at_ratios.min(axis=1), ends.min(axis=1)))
+    product = float(v @ w)
+    determinant = v_squares * w_squares - product**2
+    if determinant <= 1e-13 * v_squares * w_squares:
+        return 1.0
+    adjugate = v * v * w_squares - 2 * product * v * w + w * w * v_squares
+    largest = max(float(adjugate.max(initial=0.0)), rest * rest * w_squares)
+    return largest / determinant
+
+
+def sure_number(n: Array | float, m: Array | int, share: Array | float) -> Any:
+    """Return a lower bound on 1 / :func:`most_leverage`, from the sizes of two sets.
+
+    Of n rows without weights, and m with weights v of which one square is `share` of
+    all, a row has at most (share n + 1) / (n - m), since (sum v)^2 <= m |v|^2.
+    """
+    return (n - m) / (share * n + 1)

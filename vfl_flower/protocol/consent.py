@@ -51,7 +51,8 @@ KINDS: dict[Kind, str] = {
     "angles": "sums over parties from which a party learns columns up to a linear map",
     "centroids": "means of several rows, rounded, that stand for clusters",
     "predictions": "this party's part of the prediction of a row",
-    "row-sums": "numbers for single rows, in sums over the parties",
+    "row-sums": "numbers for single rows, or of functions that the server chooses, in "
+    "sums over the parties",
     "totals": "totals of scores, and the numbers of rows that were drawn by them",
     "coefficients": "this party's coefficients of a linear model",
     "levels": "texts of columns that enough rows of all parties have, to the others",

@@ -242,7 +242,7 @@ class Parties(Sequence[PartyInfo]):
         names = [self[j].name for j in places if kind not in self[j].lets]
         if names:
             log.info(
-                "the result has no %s: the consent.toml of %s would need '%s = true'",
+                "the run has no %s: the consent.toml of %s would need '%s = true'",
                 *(kind, ", ".join(map(repr, names)), kind),
             )
         return not names

@@ -27,8 +27,8 @@ import numpy as np
 from vfl_flower.files import make_private, write_whole
 from vfl_flower.numerics.row_sets import (
     block_sums,
-    effective_number,
-    least_difference,
+    most_leverage,
+    sure_number,
     text_tags,
 )
 from vfl_flower.protocol.consent import LEAST_ROWS, Consent
@@ -55,7 +55,8 @@ TABLES = (
     """CREATE TABLE IF NOT EXISTS row_orders (
     name TEXT PRIMARY KEY, row_set INTEGER, numbers BLOB)""",
     """CREATE TABLE IF NOT EXISTS row_sets (id INTEGER PRIMARY KEY, places INTEGER,
-    digest BLOB UNIQUE, squares REAL, weighted INTEGER, parties TEXT, blocks BLOB)""",
+    digest BLOB UNIQUE, squares REAL, n_weights INTEGER, largest REAL, parties TEXT,
+    blocks BLOB)""",
     """CREATE TABLE IF NOT EXISTS row_set_rows (
     id INTEGER PRIMARY KEY, bits BLOB, weights BLOB)""",
     "CREATE TABLE IF NOT EXISTS row_journal (inode INTEGER)",
@@ -116,11 +117,25 @@ class RowSet:
         """Sums of the weights of each block of rows, shape (256,)."""
         return block_sums(self.mask, self.weights)
 
+    @cached_property
+    def numbers(self) -> Array:
+        """Numbers of the rows, in their order."""
+        return np.flatnonzero(self.mask)
+
+    @cached_property
+    def values(self) -> Array:
+        """Weights of the rows, in their order."""
+        return np.ones(len(self.numbers)) if self.weights is None else self.weights
+
+    @property
+    def largest(self) -> float:
+        """The largest weight."""
+        return 1.0 if self.weights is None else float(self.weights.max(initial=0.0))
+
     @property
     def size(self) -> float:
-        """Number of rows, or their effective number by weight."""
-        w = self.weights
-        return self.squares if w is None else effective_number(w)
+        """Number of rows; with weights, the sum of squares over the largest square."""
+        return self.squares / self.largest**2 if self.largest else 0.0
 
     @property
     def packed_weights(self) -> bytes | None:
@@ -128,19 +143,22 @@ class RowSet:
         return None if self.weights is None else self.weights.tobytes()
 
     def apart(self, other: RowSet) -> float:
-        """Return in how many rows two sets differ, by weight."""
+        """Return in how many rows two sets differ.
+
+        With weights: 1 over the largest share of one row in what two sums, at any
+        scales, add up to.
+        """
         if self.weights is None and other.weights is None:
             first, second = (int.from_bytes(s.bits, "little") for s in (self, other))
             return float((first ^ second).bit_count())
-        size = max(len(self.mask), len(other.mask))
-        v, w = (s._dense(size) for s in (self, other))
-        squares = np.array([other.squares])
-        return float(least_difference(w[None], v, squares, self.squares, v @ w)[0])
-
-    def _dense(self, size: int) -> Array:
-        dense = np.zeros(size)
-        dense[np.flatnonzero(self.mask)] = 1.0 if self.weights is None else self.weights
-        return dense
+        few, many = sorted((self, other), key=lambda s: len(s.numbers))
+        places = np.searchsorted(many.numbers, few.numbers)
+        places = np.minimum(places, len(many.numbers) - 1)
+        shared = many.numbers[places] == few.numbers
+        at_few = np.where(shared, many.values[places], 0.0)
+        rest = np.delete(many.values, places[shared]).max(initial=0.0)
+        pair = at_few, few.values
+        return 1 / most_leverage(*pair, many.squares, few.squares, float(rest))
 
 
 class RowSets:
@@ -163,8 +181,7 @@ class RowSets:
     ) -> None:
         assert party.consent is not None
         self._db, self._path, self._party = db, path, party
-        take = stream(key, [labels.ROW_TAGS])
-        self._coefficients = np.frombuffer(take(16 * MOST_OF_ID), "<u8").reshape(2, -1)
+        self._key = key
         self._consent: Consent = party.consent
         self._by_place = party.order_name is None
         self._order = f"{party.order_name or 'places'} {party.n_rows}"
@@ -189,6 +206,8 @@ class RowSets:
         else:
             self._check_size(rows_of_sum)
             if not by_choice:
+                # Else all rows but one, asked for first, would make all rows refused.
+                self._check_rest(rows_of_sum, numbers)
                 self._check_distance(rows_of_sum)
             number = self._note(rows_of_sum, sha.digest())
         if rows is None:
@@ -210,7 +229,8 @@ class RowSets:
             ids = self._party.read_ids()
             if ids is None:
                 raise PartyError("rows that have a digest of their ids must have ids")
-            tags = text_tags(ids, self._coefficients)
+            drawn = stream(self._key, [labels.ROW_TAGS])(16 * MOST_OF_ID)
+            tags = text_tags(ids, np.frombuffer(drawn, "<u8").reshape(2, -1))
             stored = self._db.execute("SELECT tags FROM row_tags").fetchone()
             known_tags = np.frombuffer(stored[0] if stored else b"", "<u8")
             new = ~np.isin(tags, known_tags)
@@ -234,10 +254,11 @@ class RowSets:
         """Write a set into the journal, and return its number there."""
         s, parties = rows_of_sum, json.dumps([sorted(self._party.names)])
         blocks = s.blocks.astype("<f4").tobytes()
-        weighted = s.weights is not None
+        n_weights = 0 if s.weights is None else len(s.weights)
+        values = self._by_place, digest, s.squares, n_weights, s.largest
         number = self._db.execute(
-            "INSERT INTO row_sets VALUES (NULL, ?, ?, ?, ?, ?, ?)",
-            (self._by_place, digest, s.squares, weighted, parties, blocks),
+            "INSERT INTO row_sets VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
+            (*values, parties, blocks),
         ).lastrowid
         assert number is not None
         rows = number, s.bits, s.packed_weights
@@ -247,51 +268,62 @@ class RowSets:
     def _check_size(self, rows_of_sum: RowSet) -> None:
         if rows_of_sum.size < LEAST_ROWS:
             log.error(
-                "a request is refused: it is for a sum over %.0f rows, by weight, and "
-                "a sum must be over %d or more",
+                "a request is refused: it is for a sum over %.0f rows, or one row has "
+                "the weight that it had among so few, and a sum must be over %d or "
+                "more",
                 *(rows_of_sum.size, LEAST_ROWS),
             )
             raise PartyError(REFUSED)
 
+    def _check_rest(self, rows_of_sum: RowSet, numbers: Array) -> None:
+        """Refuse a set that leaves out few rows of the session, but for none."""
+        n, w = len(numbers), rows_of_sum.weights
+        if w is None:
+            rest = n - rows_of_sum.squares
+        elif (rest := sure_number(n, len(w), 1 / rows_of_sum.size)) < LEAST_ROWS:
+            rest = rows_of_sum.apart(RowSet.of(numbers, None))
+        if rest > 0:
+            self._check_apart(rest)
+
     def _check_distance(self, rows_of_sum: RowSet) -> None:
         """Refuse a set that differs from an earlier one by few rows."""
         least = self._consent.min_changed_rows
+        v = rows_of_sum
+        columns = "id, squares, n_weights, largest"
+        columns += ", blocks" if v.weights is None else ""
         earlier = self._db.execute(
-            "SELECT id, squares, weighted, blocks FROM row_sets WHERE places = ?",
-            (self._by_place,),
+            f"SELECT {columns} FROM row_sets WHERE places = ?", (self._by_place,)
         ).fetchall()
         if not earlier:
             return
-        blobs = b"".join(row[3] for row in earlier)
-        sums = np.frombuffer(blobs, "<f4").reshape(len(earlier), -1)
-        ids, squares, weighted = np.array([row[:3] for row in earlier]).T
-        if rows_of_sum.weights is None:
-            bounds = np.abs(sums - rows_of_sum.blocks).sum(axis=1)
-            rest = weighted > 0
+        ids, squares, n_weights, largest = np.array([row[:4] for row in earlier]).T
+        if v.weights is None:
+            blobs = b"".join(row[4] for row in earlier)
+            sums = np.frombuffer(blobs, "<f4").reshape(len(earlier), -1)
+            sure = sure_number(v.squares, n_weights, largest**2 / squares)
+            apart = np.abs(sums - v.blocks).sum(axis=1)
+            bounds = np.where(n_weights > 0, sure, apart)
         else:
-            # Rows without weights, far more of them: (sum |v - c w|)^2 is at least
-            # (|v|_1 + c (n - 2 m))^2, and the squares are at most |v|^2 + c^2 n.
-            apart = np.maximum(squares - 2 * rows_of_sum.mask.sum(), 0) ** 2 / squares
-            bounds = np.minimum(apart, rows_of_sum.size)
-            rest = (weighted > 0) | (bounds < least)
-        bounds[rest] = least_difference(
-            sums[rest], rows_of_sum.blocks, squares[rest], rows_of_sum.squares, 0.0
-        )
+            sure = sure_number(squares, len(v.weights), 1 / v.size)
+            bounds = np.where(n_weights > 0, 0.0, sure)
         for number in ids[bounds < least].astype(int).tolist():
             query = "SELECT bits, weights FROM row_set_rows WHERE id = ?"
             packed = self._db.execute(query, (number,)).fetchone()
-            apart = rows_of_sum.apart(RowSet.unpacked(*packed))
-            if apart < least:
-                log.error(
-                    "a request is refused: its rows differ from those of an earlier "
-                    "sum by %.0f, by weight, and must differ by %d or not at all, "
-                    "since the difference of the two sums would reveal the sum of "
-                    "those few. If your data or an alignment have changed, wait for "
-                    "more changes, or permit this by 'min-changed-rows = %d' in your "
-                    "consent.toml",
-                    *(apart, least, max(1, int(apart))),
-                )
-                raise PartyError(REFUSED)
+            self._check_apart(rows_of_sum.apart(RowSet.unpacked(*packed)))
+
+    def _check_apart(self, apart: float) -> None:
+        least = self._consent.min_changed_rows
+        if apart < least:
+            log.error(
+                "a request is refused: its rows differ from all rows or from those of "
+                "an earlier sum by %.0f, by weight, and must differ by %d or not at "
+                "all, since the difference of the two sums would reveal the sum of "
+                "those few. If your data or an alignment have changed, wait for more "
+                "changes, or permit this by 'min-changed-rows = %d' in your "
+                "consent.toml",
+                *(apart, least, max(1, int(apart))),
+            )
+            raise PartyError(REFUSED)
 
     def _check_parties(self, number: int) -> None:
         """Refuse a set of an earlier sum with other parties, or note these."""

@@ -97,6 +97,11 @@ class MUFCTask(ProtocolStrategy):
         """Centroids, to within a bin."""
         return ("centroids",)
 
+    @property
+    def wants(self) -> tuple[Kind, ...]:
+        """The objective of a version, whose rows count as summed by themselves."""
+        return ("row-sums",) if party.commit in self.steps else ()
+
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Add the clusters of the rows of each party, if all parties are here."""
         labels = [memory.remembered("labels") for memory in memories]
@@ -173,20 +178,24 @@ class MUFCTask(ProtocolStrategy):
     ) -> ArrayRecord:
         """Line 9: tell the parties the version that holds, and its centres.
 
-        Sets the sizes and the objective of `model`, which has `n_rows` rows, and adds
-        them to the server's `state`. `leaving` names the parties that leave the model,
-        `run_id` is the run that saved the version, by default this one, and `metrics`
-        are further values to record.
+        Sets the sizes of `model`, which has `n_rows` rows, and its objective if all
+        parties consent, and adds them to the server's `state`. `leaving` names the
+        parties that leave the model, `run_id` is the run that saved the version, by
+        default this one, and `metrics` are further values to record.
         """
+        cost = parties.let("row-sums", *range(len(parties)))
+        sums = {"sizes": Sum(float(MOST_ROWS))} | ({"cost": Sum(LIMB)} if cost else {})
         replies = parties.ask(
-            party.commit.summing(cost=Sum(LIMB), sizes=Sum(float(MOST_ROWS))),
+            party.commit.summing(**sums),
             version=model.version,
             run=run_id or f"{parties.session:016x}",
             centers=model.cluster_centers_,
             kept=model.kept,
+            cost=cost,
         )
         with naming_parties(parties):
-            model.inertia_ = _inertia(replies, n_rows * parties[0].n_columns)
+            if cost:
+                model.inertia_ = _inertia(replies, n_rows * parties[0].n_columns)
             model.sizes_ = _sizes(replies, n_rows)
         if state is not None:
             state.describe(model.version, model.sizes_, model.inertia_)
@@ -611,6 +620,8 @@ def worth(model: MUFCModel, agreed: TrainingSettings) -> dict[str, float]:
     each centre is the mean of its rows. With client_training "full" it is, but for the
     quantisation; with "init" a mean of drawn rows takes its place.
     """
+    if math.isnan(model.inertia_):
+        return {}
     told = {"inertia": model.inertia_}
     if agreed.client_training == "full":
         centers = agreed.box.scale(model.cluster_centers_)
