@@ -74,7 +74,7 @@ def test_no_scale_gives_a_row_a_larger_share(pairs, c):
     difference = v - c * w
     largest, squares = np.square(difference).max(), difference @ difference
     apart = weighted(v).apart(weighted(w))
-    assert apart == weighted(w).apart(weighted(v))
+    assert apart == pytest.approx(weighted(w).apart(weighted(v)))
     assert apart * largest <= (1 + 1e-6) * squares + 1e-9
 
 
@@ -178,6 +178,21 @@ def test_a_removal_that_the_party_chose_is_noted_and_not_refused(party):
     party.sum_over(EVERY[1:], by_choice=True)
     party.sum_over(EVERY[1:])
     refused(party, EVERY[2:])
+
+
+@pytest.mark.parametrize(("rules", "most"), [({}, 10), ({"most_row_sets": 3}, 3)])
+def test_there_are_fewer_sets_than_rows_to_solve_for(tmp_path, rules, most):
+    party, rng = Guarded(tmp_path, **rules), np.random.default_rng(0)
+    halves = [rng.permutation(N)[: N // 2] for _ in range(most)]
+    for rows in halves:
+        party.sum_over(rows)
+    refused(party, EVERY)
+    party.sum_over(halves[0])
+
+
+def test_weights_of_any_size_are_told_apart(party):
+    party.sum_over(EVERY, (np.random.default_rng(0).random(N) + 2) * 1e90)
+    refused(party, EVERY, np.r_[np.ones(N - 1), 1e100])
 
 
 def test_the_consent_says_how_many_rows_must_differ(tmp_path, caplog):

@@ -1323,6 +1323,7 @@ def _errors(
         log.warning("too few labels for their mean error to hide each: it is not told")
         return {"test_rows": 0}
     party.sum_over(state.rows[known])
+    party.share(state.rows[known].astype(np.intp), "angles")
     y, target, classes = y[known], model_part["target"], model_part["classes"]
     scores = probability = None
     if target == "binary":

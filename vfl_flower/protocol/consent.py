@@ -119,6 +119,7 @@ class _Rules:
     max_bytes: Natural | None = None
     max_refusals: Natural = 100
     min_changed_rows: Natural = LEAST_ROWS
+    most_row_sets: Natural | None = None
     accept_alignments: list[Literal["server"]] | None = None
 
 
@@ -157,6 +158,9 @@ class Consent(_Rules):
         Most messages that the party refuses, in all runs, before it answers none.
     min_changed_rows : int
         Fewest rows in which the rows of two sums must differ, unless they are the same.
+    most_row_sets : int or None
+        Most different sets of rows over which sums leave, for the life of the data;
+        None: a twentieth of the rows, and at least ten.
     accept_alignments : list of str or None
         Who may accept an order of rows beside the party's operator: "server".
     leaves : mapping of str to Limit

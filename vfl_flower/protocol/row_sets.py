@@ -47,6 +47,9 @@ lost, or restored from a backup."""
 MOST_OF_ID = 2**10
 """Characters of an id by which rows are told apart."""
 
+FEW_SETS = 10
+"""Sets of rows that are summed where a twentieth of the rows are fewer."""
+
 MOST_ORDERS = 8
 """Orders of rows of which the journal keeps the numbers."""
 
@@ -55,7 +58,7 @@ TABLES = (
     """CREATE TABLE IF NOT EXISTS row_orders (
     name TEXT PRIMARY KEY, row_set INTEGER, numbers BLOB)""",
     """CREATE TABLE IF NOT EXISTS row_sets (id INTEGER PRIMARY KEY, places INTEGER,
-    digest BLOB UNIQUE, squares REAL, n_weights INTEGER, largest REAL, parties TEXT,
+    digest BLOB UNIQUE, squares REAL, n_weights INTEGER, parties TEXT,
     blocks BLOB)""",
     """CREATE TABLE IF NOT EXISTS row_set_rows (
     id INTEGER PRIMARY KEY, bits BLOB, weights BLOB)""",
@@ -78,7 +81,7 @@ class RowSet:
     mask : Array of bool, shape (largest number + 1,)
         Which rows, by number.
     weights : Array, shape (m,), or None
-        Their weights, in the order of the numbers; None: all are 1.
+        Their weights over the largest, in the order of the numbers; None: all are 1.
     """
 
     mask: Array
@@ -92,6 +95,7 @@ class RowSet:
         if weights is None and mask.sum() == len(numbers):
             return cls(mask, None)
         w = np.bincount(numbers, weights=weights).astype(np.float64)[mask]
+        w /= w.max(initial=0.0) or 1.0
         return cls(mask, None if (w == 1).all() else w)
 
     @classmethod
@@ -128,14 +132,9 @@ class RowSet:
         return np.ones(len(self.numbers)) if self.weights is None else self.weights
 
     @property
-    def largest(self) -> float:
-        """The largest weight."""
-        return 1.0 if self.weights is None else float(self.weights.max(initial=0.0))
-
-    @property
     def size(self) -> float:
         """Number of rows; with weights, the sum of squares over the largest square."""
-        return self.squares / self.largest**2 if self.largest else 0.0
+        return self.squares
 
     @property
     def packed_weights(self) -> bytes | None:
@@ -206,6 +205,7 @@ class RowSets:
         else:
             self._check_size(rows_of_sum)
             if not by_choice:
+                self._check_count()
                 # Else all rows but one, asked for first, would make all rows refused.
                 self._check_rest(rows_of_sum, numbers)
                 self._check_distance(rows_of_sum)
@@ -255,9 +255,9 @@ class RowSets:
         s, parties = rows_of_sum, json.dumps([sorted(self._party.names)])
         blocks = s.blocks.astype("<f4").tobytes()
         n_weights = 0 if s.weights is None else len(s.weights)
-        values = self._by_place, digest, s.squares, n_weights, s.largest
+        values = self._by_place, digest, s.squares, n_weights
         number = self._db.execute(
-            "INSERT INTO row_sets VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO row_sets VALUES (NULL, ?, ?, ?, ?, ?, ?)",
             (*values, parties, blocks),
         ).lastrowid
         assert number is not None
@@ -275,6 +275,20 @@ class RowSets:
             )
             raise PartyError(REFUSED)
 
+    def _check_count(self) -> None:
+        """Refuse a new set where sums over all of them could be solved for the rows."""
+        most = self._consent.most_row_sets
+        if most is None:
+            most = max(FEW_SETS, self._party.n_rows // LEAST_ROWS)
+        if (count := count_sets(self._db)) >= most:
+            log.error(
+                "a request is refused: it is for a sum over another set of rows, and "
+                "%d have been summed, by as many as there are rows each could be "
+                "computed: permit more by 'most-row-sets = %d' in your consent.toml",
+                *(count, 2 * most),
+            )
+            raise PartyError(REFUSED)
+
     def _check_rest(self, rows_of_sum: RowSet, numbers: Array) -> None:
         """Refuse a set that leaves out few rows of the session, but for none."""
         n, w = len(numbers), rows_of_sum.weights
@@ -289,18 +303,18 @@ class RowSets:
         """Refuse a set that differs from an earlier one by few rows."""
         least = self._consent.min_changed_rows
         v = rows_of_sum
-        columns = "id, squares, n_weights, largest"
+        columns = "id, squares, n_weights"
         columns += ", blocks" if v.weights is None else ""
         earlier = self._db.execute(
             f"SELECT {columns} FROM row_sets WHERE places = ?", (self._by_place,)
         ).fetchall()
         if not earlier:
             return
-        ids, squares, n_weights, largest = np.array([row[:4] for row in earlier]).T
+        ids, squares, n_weights = np.array([row[:3] for row in earlier]).T
         if v.weights is None:
-            blobs = b"".join(row[4] for row in earlier)
+            blobs = b"".join(row[3] for row in earlier)
             sums = np.frombuffer(blobs, "<f4").reshape(len(earlier), -1)
-            sure = sure_number(v.squares, n_weights, largest**2 / squares)
+            sure = sure_number(v.squares, n_weights, 1 / squares)
             apart = np.abs(sums - v.blocks).sum(axis=1)
             bounds = np.where(n_weights > 0, sure, apart)
         else:
@@ -313,7 +327,7 @@ class RowSets:
 
     def _check_apart(self, apart: float) -> None:
         least = self._consent.min_changed_rows
-        if apart < least:
+        if not apart >= least:
             log.error(
                 "a request is refused: its rows differ from all rows or from those of "
                 "an earlier sum by %.0f, by weight, and must differ by %d or not at "
