@@ -12,7 +12,7 @@ from vfl_flower.protocol.consent import SERVER
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
-from vfl_flower.protocol.steps import each
+from vfl_flower.protocol.steps import Step, each
 from vfl_flower.secure_aggregation.shares import SEED_BYTES
 from vfl_flower.typing import Array
 
@@ -78,17 +78,20 @@ def roles_of(
     return Roles(holder, second, list(owners), list(rows), dealing, **more)
 
 
-def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
+def deal(
+    parties: Parties, roles: Roles, step: Step[..., Any] = party.deal, prefix: str = ""
+) -> dict[str, Any]:
     """Return what is dealt, as arguments of the step that makes the columns.
 
-    The server deals by itself; a party needs a round trip for it.
+    The server deals by itself; a party needs a round trip for it, in which it answers
+    `step`. The names of all that is private begin with `prefix`.
     """
     if roles.dealer is None:
         root = parties.checkpoint.token(SEED_BYTES)
         dealt = party.deal_all(roles.deals(parties.session), root, roles)
         return {"dealt": each(dealt)}
-    replies = parties.ask(party.deal, roles=roles)
-    return {"delivered": each(secret(replies, "delivered", len(parties)))}
+    replies, name = parties.ask(step, roles=roles), f"{prefix}delivered"
+    return {name: each(secret(replies, name, len(parties)))}
 
 
 def secret(replies: Replies[Any], name: str, count: int) -> list[dict[int, Array]]:
@@ -97,7 +100,13 @@ def secret(replies: Replies[Any], name: str, count: int) -> list[dict[int, Array
     return sent
 
 
-def multiply(parties: Parties, roles: Roles, opened: Replies[Any]) -> dict[int, Array]:
+def multiply(
+    parties: Parties,
+    roles: Roles,
+    opened: Replies[Any],
+    step: Step[..., Any] = party.gram,
+    prefix: str = "",
+) -> dict[int, Array]:
     """Let the two parties compute, and return the shares that the first one opens.
 
     Parameters
@@ -106,10 +115,14 @@ def multiply(parties: Parties, roles: Roles, opened: Replies[Any]) -> dict[int, 
         Who does what.
     opened : Replies
         Those to the step that makes the columns, with "openings" and "checks".
+    step : Step
+        The one that multiplies.
+    prefix : str
+        With which the names of all that is private begin.
     """
-    told = []
-    for name in ("openings", "checks"):
-        received = secret(opened, name, len(parties))
-        told.append([sent or None for sent in received])
-    replies = parties.ask(party.gram, openings=each(told[0]), checks=each(told[1]))
-    return secret(replies, "shares", len(parties))[roles.first]
+    received = {}
+    for name in (f"{prefix}openings", f"{prefix}checks"):
+        sent = secret(opened, name, len(parties))
+        received[name] = each([values or None for values in sent])
+    replies = parties.ask(step, **received)
+    return secret(replies, f"{prefix}shares", len(parties))[roles.first]
