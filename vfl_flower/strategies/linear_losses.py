@@ -10,13 +10,10 @@ from vfl_flower.clients.moments_roles import ROWS_PER_COLUMN
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import each
-from vfl_flower.strategies.moments import deal, multiply, roles_of, secret
+from vfl_flower.strategies.moments import dealt_here, passed_on, roles_of, secret
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
-
-PREFIX = "loss_"
-"""With which the names of all that is private in these steps begin."""
 
 TEST, TRAIN = "test_loss", "full_train_loss"
 """Names of the errors on the rows held out and on all training rows."""
@@ -71,6 +68,11 @@ def squared_errors(
         computes=computes,
         turn=party.TURN,
     )
+    if roles.dealer is None:
+        dealt = dealt_here(parties, roles)
+    else:
+        delivered = parties.ask(party.deal, roles=roles)
+        dealt = {"loss_delivered": passed_on(parties, delivered, "loss_delivered")}
     replies = parties.ask(
         party.parts,
         roles=roles,
@@ -79,14 +81,18 @@ def squared_errors(
         evaluated=party.Evaluated(TEST in sets, TRAIN in sets),
         intercept=intercept / unit,
         coefficients=None if coefficients is None else each(coefficients),
-        **deal(parties, roles, party.deal, PREFIX),
+        **dealt,
     )
-    shares = multiply(parties, roles, replies, party.gram, PREFIX)
+    shares = parties.ask(
+        party.gram,
+        loss_openings=passed_on(parties, replies, "loss_openings"),
+        loss_checks=passed_on(parties, replies, "loss_checks"),
+    )
     told = parties.ask_one(
         roles.first,
         party.losses,
         loss_units=secret(replies, "loss_units", len(parties))[roles.first],
-        loss_shares=shares,
+        loss_shares=secret(shares, "loss_shares", len(parties))[roles.first],
         scale=unit,
     )
     if told["standing_out"]:

@@ -12,7 +12,7 @@ from vfl_flower.protocol.consent import SERVER
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
-from vfl_flower.protocol.steps import Step, each
+from vfl_flower.protocol.steps import each
 from vfl_flower.secure_aggregation.shares import SEED_BYTES
 from vfl_flower.typing import Array
 
@@ -78,20 +78,21 @@ def roles_of(
     return Roles(holder, second, list(owners), list(rows), dealing, **more)
 
 
-def deal(
-    parties: Parties, roles: Roles, step: Step[..., Any] = party.deal, prefix: str = ""
-) -> dict[str, Any]:
+def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
     """Return what is dealt, as arguments of the step that makes the columns.
 
-    The server deals by itself; a party needs a round trip for it, in which it answers
-    `step`. The names of all that is private begin with `prefix`.
+    The server deals by itself; a party needs a round trip for it.
     """
     if roles.dealer is None:
-        root = parties.checkpoint.token(SEED_BYTES)
-        dealt = party.deal_all(roles.deals(parties.session), root, roles)
-        return {"dealt": each(dealt)}
-    replies, name = parties.ask(step, roles=roles), f"{prefix}delivered"
-    return {name: each(secret(replies, name, len(parties)))}
+        return dealt_here(parties, roles)
+    replies = parties.ask(party.deal, roles=roles)
+    return {"delivered": passed_on(parties, replies, "delivered")}
+
+
+def dealt_here(parties: Parties, roles: Roles) -> dict[str, Any]:
+    """Return what the server deals, as an argument of that step."""
+    root = parties.checkpoint.token(SEED_BYTES)
+    return {"dealt": each(party.deal_all(roles.deals(parties.session), root, roles))}
 
 
 def secret(replies: Replies[Any], name: str, count: int) -> list[dict[int, Array]]:
@@ -100,13 +101,12 @@ def secret(replies: Replies[Any], name: str, count: int) -> list[dict[int, Array
     return sent
 
 
-def multiply(
-    parties: Parties,
-    roles: Roles,
-    opened: Replies[Any],
-    step: Step[..., Any] = party.gram,
-    prefix: str = "",
-) -> dict[int, Array]:
+def passed_on(parties: Parties, replies: Replies[Any], name: str) -> Any:
+    """Return for each party what others have sent to it under a name, or None."""
+    return each([sent or None for sent in secret(replies, name, len(parties))])
+
+
+def multiply(parties: Parties, roles: Roles, opened: Replies[Any]) -> dict[int, Array]:
     """Let the two parties compute, and return the shares that the first one opens.
 
     Parameters
@@ -115,14 +115,10 @@ def multiply(
         Who does what.
     opened : Replies
         Those to the step that makes the columns, with "openings" and "checks".
-    step : Step
-        The one that multiplies.
-    prefix : str
-        With which the names of all that is private begin.
     """
-    received = {}
-    for name in (f"{prefix}openings", f"{prefix}checks"):
-        sent = secret(opened, name, len(parties))
-        received[name] = each([values or None for values in sent])
-    replies = parties.ask(step, **received)
-    return secret(replies, f"{prefix}shares", len(parties))[roles.first]
+    replies = parties.ask(
+        party.gram,
+        openings=passed_on(parties, opened, "openings"),
+        checks=passed_on(parties, opened, "checks"),
+    )
+    return secret(replies, "shares", len(parties))[roles.first]
