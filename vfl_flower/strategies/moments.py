@@ -101,7 +101,7 @@ def secret(replies: Replies[Any], name: str, count: int) -> list[dict[int, Array
     return sent
 
 
-def passed_on(parties: Parties, replies: Replies[Any], name: str) -> Any:
+def passed_on(parties: Parties, replies: Replies[Any], name: str) -> dict[int, Array]:
     """Return for each party what others have sent to it under a name, or None."""
     return each([sent or None for sent in secret(replies, name, len(parties))])
 
