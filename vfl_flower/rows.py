@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date, timedelta
+from numbers import Integral
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,6 +20,9 @@ import numpy as np
 from vfl_flower.typing import Array
 
 T = TypeVar("T")
+NO_NUMBERS = (str, bytes, date, timedelta, np.datetime64, np.timedelta64)
+"""Objects that NumPy would turn into numbers, and that are none."""
+
 Tuple = TypeVar("Tuple", bound=tuple[Any, ...])
 
 BLOCK_BYTES = 2**20
@@ -219,28 +224,49 @@ def check_index(first: Any, second: Any, what: str) -> None:
         )
 
 
+def indexed(values: Sequence[Any]) -> Any:
+    """Return the first of some tables that has a pandas index, or None."""
+    return next((v for v in values if hasattr(getattr(v, "index", 0), "equals")), None)
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether a value is a whole number, and no truth value."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def number_array(values: Any, what: str) -> Array:
     """Return values as an array, and refuse what NumPy would turn into numbers.
 
     Raises
     ------
     ValueError
-        Some are masked, or a column of a pandas object holds text or dates.
+        Some are masked, sparse, text, dates or integers above 2^53, rows differ in
+        length, or columns share a name.
     """
+    if hasattr(values, "to_pandas"):  # of Arrow or Polars
+        values = values.to_pandas()
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         count = int(np.ma.getmaskarray(values).sum())
         raise ValueError(f"{what} must have no masked value, {count} are")
+    if hasattr(values, "toarray"):
+        raise ValueError(f"{what} must be dense, got sparse data: give its toarray()")
     if hasattr(values, "iloc"):
         frame = values.to_frame() if values.ndim == 1 else values
+        if not frame.columns.is_unique:
+            raise ValueError(f"{what} must have columns of distinct names")
         kinds = [getattr(kind, "categories", kind) for kind in frame.dtypes]
         kinds = [getattr(getattr(k, "dtype", k), "kind", "O") for k in kinds]
         if wrong := [
-            str(frame.columns[j]) for j, k in enumerate(kinds) if k in "OSUMm"
+            str(frame.columns[j]) for j, k in enumerate(kinds) if k in "OSUMmc"
         ]:
             raise ValueError(
                 f"{what} must hold real numbers, and the dtype of {wrong[:5]} is text, "
-                "dates or object"
+                "dates, complex or object"
             )
+        for name, kind in zip(frame.columns, kinds, strict=True):
+            if kind in "iu":
+                numbers = frame[name].dropna().unique()
+                _check_digits([*numbers[[numbers.argmin(), numbers.argmax()]]], what)
         if len(set(map(str, frame.dtypes))) > 1 or not isinstance(
             frame.dtypes.iloc[0], np.dtype
         ):
@@ -249,15 +275,25 @@ def number_array(values: Any, what: str) -> Array:
                 for j in range(len(kinds))
             ]
             return columns[0] if values.ndim == 1 else np.column_stack(columns)
-    array = np.asarray(values)
-    texts = array.dtype.kind == "O" and any(isinstance(v, str) for v in array.flat)
-    if array.dtype.kind in "SUMmV" or texts:
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ValueError(f"{what} must have rows of one length") from None
+    kind = array.dtype.kind
+    texts = kind == "O" and any(isinstance(value, NO_NUMBERS) for value in array.flat)
+    if kind in "SUMmV" or texts:
         raise ValueError(
             f"{what} must hold real numbers, got text or dates of dtype {array.dtype}"
         )
-    whole = array.dtype.kind in "iu" and array.dtype.itemsize == 8 and array.size
-    if whole and max(-int(array.min()), int(array.max())) > 2**53:
+    if kind == "O":
+        _check_digits([v for v in array.flat if isinstance(v, Integral)], what)
+    elif kind in "iu" and array.dtype.itemsize == 8 and array.size:
+        _check_digits([array.min(), array.max()], what)
+    return array
+
+
+def _check_digits(whole: Sequence[Any], what: str) -> None:
+    if any(abs(int(number)) > 2**53 for number in whole):
         raise ValueError(
             f"{what} must have no integer above 2^53, whose last digits are lost"
         )
-    return array

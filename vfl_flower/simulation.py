@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import (
@@ -162,6 +163,17 @@ class InProcessGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
 
+def _check_order(tables: Sequence[Any]) -> None:
+    """Refuse parties whose tables have the same row labels, in different orders."""
+    for table in tables[1:]:
+        first = tables[0]
+        if not first.equals(table) and set(first) == set(table):
+            raise ValueError(
+                "parties must have their rows in one order, and the pandas indexes of "
+                "their X differ in it: align them, or give arrays of the same rows"
+            )
+
+
 def simulate(
     strategy: ProtocolStrategy,
     parties: Sequence[Party],
@@ -218,6 +230,8 @@ def simulate(
             f"{strategy.n_parties}"
         )
     grid = InProcessGrid(parties)
+    if strategy.partition == "vertical":
+        _check_order([p.row_labels for p in parties if p.row_labels is not None])
     result = SimulatedResult(**vars(strategy.start(grid, timeout=timeout)))
     strategy.complete(result.model, grid.memories())
     return result

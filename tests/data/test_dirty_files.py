@@ -178,9 +178,11 @@ def test_numbers_with_signs_for_thousands_are_refused(write, values):
     assert values[0] not in refusal(path)
 
 
-def test_digits_that_are_lost_are_said(write):
+def test_digits_that_are_lost_are_refused(write):
     path = write("a,x\n" + lines(lambda i: f"{10**18 + i},{i * i}"))
-    assert "above 2^53, of which the last digits are lost" in said(path)
+    assert "no integer above 2^53, whose last digits are lost" in refusal(path)
+    path = write("a,x\n" + lines(lambda i: f"{i}e18,{i * i}"))
+    assert "2^53" not in said(path)
 
 
 def test_texts_of_one_row_each_in_a_small_file(write):

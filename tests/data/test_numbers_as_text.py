@@ -171,4 +171,4 @@ def test_labels_have_the_guards_of_features(tmp_path):
     assert "coded" in {finding.about for finding in found}
     path = written(tmp_path, np.arange(400) * 2**50 + 1, "csv")
     found = check(PartySource(data=str(path), label_column="a")).findings
-    assert "digits" in {finding.about for finding in found}
+    assert "size" in {finding.about for finding in found}

@@ -136,9 +136,10 @@ def test_further_searches_find_a_lower_error(monkeypatch):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_probabilities_are_those_of_discriminant_analysis(classes):
+def test_weighted_probabilities_are_those_of_discriminant_analysis(classes):
     F, Y, half = table(classes)
-    fit = fit_grams(grams(F, Y, half), BLOCKS, "classes")
+    weights = np.ones(classes)
+    fit = fit_grams(grams(F, Y, half), BLOCKS, "classes", class_weights=weights)
     scores = cross_scores(F, Y, half, penalties_of(fit))
     labels = (Y[:, 0] > 0) * 1 if classes == 2 else Y.argmax(axis=1)
     # One of K scores follows from the others.
@@ -153,11 +154,46 @@ def test_probabilities_are_those_of_discriminant_analysis(classes):
         np.testing.assert_allclose(found.sum(axis=1), 1)
 
 
+def test_probabilities_are_the_best_line_and_stay_positive():
+    F, Y, half = table(2)
+    fit = fit_grams(grams(F, Y, half), BLOCKS, "classes")
+    scores = cross_scores(F, Y, half, penalties_of(fit))
+    slope, offset = np.polyfit(scores[:, 0], (1 + Y[:, 0]) / 2, 1)
+    line = slope * scores + offset
+    np.testing.assert_allclose(line, scores @ fit.slope + fit.offset, atol=0.01)
+    linear = ((fit.tail < line) & (line < 1 - fit.tail)).all(axis=1)
+    found = fit.probabilities(scores)
+    np.testing.assert_allclose(found[linear], line[linear], atol=0.01)
+    order = np.argsort(scores, axis=0)[:, 0]
+    assert (np.diff(found[order], axis=0) > 0).all()
+    assert 0 < found.min() < found.max() < 1
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_rare_classes_get_probabilities_that_hold(classes):
+    """Log odds of one covariance claim 0.98 where 0.72 are of the class."""
+    rng = np.random.default_rng(0)
+    F = rng.standard_normal((8000, 3))
+    logits = np.column_stack([np.zeros(8000), 2 * F[:, 0] - 3, 2 * F[:, 1] - 3])
+    logits = logits[:, :classes] + rng.gumbel(size=(8000, classes))
+    Y = 2.0 * (logits.argmax(axis=1)[:, None] == np.arange(classes)) - 1
+    Y = Y[:, 1:] if classes == 2 else Y
+    blocks = [Block("all", 0, 12)]
+    Z = np.hstack([F, np.maximum(F, 0), np.maximum(F - 1, 0), np.maximum(F - 2, 0)])
+    fit = fit_grams(grams(Z, Y, np.arange(8000) % 2), blocks, "classes")
+    found = fit.probabilities(fit.scores(Z))[:, -1]
+    for low in np.arange(0, 1, 0.2):
+        rows = (low <= found) & (found < low + 0.2)
+        if rows.sum() >= 50:
+            share = (Y[rows, -1] > 0).mean()
+            assert found[rows].mean() == pytest.approx(share, abs=0.12)
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_class_weights_are_prior_odds(classes):
     F, Y, half = table(classes)
     halves, counts = grams(F, Y, half), np.arange(1.0, classes + 1)
-    plain = fit_grams(halves, BLOCKS, "classes")
+    plain = fit_grams(halves, BLOCKS, "classes", class_weights=np.ones(classes))
     fit = fit_grams(halves, BLOCKS, "classes", class_weights=counts)
     np.testing.assert_array_equal(fit.weights, plain.weights)
     before = plain.probabilities(plain.scores(F))
@@ -284,7 +320,7 @@ def test_a_fit_under_noise_is_no_worse_than_the_mean_by_much(classes):
 def test_scores_under_noise_are_log_odds(classes):
     F, Y, half = table(classes, n=2000)
     halves = grams(F, Y, half)
-    plain = fit_grams(halves, BLOCKS, "classes")
+    plain = fit_grams(halves, BLOCKS, "classes", class_weights=np.ones(classes))
     fit = fit_grams(halves, BLOCKS, "classes", deviation=1e-6)
     expected = plain.probabilities(plain.scores(F))
     # Penalties of the whole are less by sqrt(2).

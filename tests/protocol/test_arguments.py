@@ -2,10 +2,17 @@
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+import scipy.sparse
 
 import vfl_flower as vf
-from vfl_flower.sklearn import CoresetKMeans, CoresetRegressor, ForgettingKMeans
+from vfl_flower.sklearn import (
+    CoresetKMeans,
+    CoresetRegressor,
+    ForgettingKMeans,
+    KernelClassifier,
+)
 
 N = 60
 RNG = np.random.default_rng(0)
@@ -54,12 +61,30 @@ BAD = {
     "categories": (FRAME.assign(a=pd.Categorical(["x", "y"] * (N // 2))), "'a'"),
     "nullable": (FRAME.astype("Float64").where(FRAME < 1), "missing|NaN"),
     "large integers": ((X * 2**60).astype(np.int64), "2\\^53"),
+    "large integers in a column": (FRAME.assign(a=2**53 + 1), "2\\^53"),
+    "large nullable integers": (
+        FRAME.assign(a=pd.array([2**60] * N, "Int64")),
+        "2\\^53",
+    ),
+    "large integers as objects": (np.full((N, 4), 2**53 + 1, object), "2\\^53"),
+    "bytes as object": (X.astype("S").astype(object), "text or dates"),
+    "dates as object": (np.full((N, 4), DATES[0], object), "text or dates"),
+    "a complex column": (FRAME.assign(a=X[:, 0] + 1j), "'a'"),
     "huge": (X * 1e200, "too large"),
     "tiny": (X * 1e-200, "too small"),
 }
 
 
-@pytest.mark.parametrize(("value", "words"), BAD.values(), ids=BAD)
+SHAPES = {
+    "sparse": (scipy.sparse.csr_array(X), "dense"),
+    "ragged": ([[1.0, 2.0], [3.0]], "one length"),
+    "names twice": (FRAME.set_axis(list("aabb"), axis=1), "distinct names"),
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), (BAD | SHAPES).values(), ids=[*BAD, *SHAPES]
+)
 def test_what_is_no_matrix_of_numbers_is_refused(value, words):
     with pytest.raises(ValueError, match=words):
         vf.Party(value)
@@ -120,3 +145,108 @@ def test_blocks_keep_the_names_and_the_order_of_columns():
     means = CoresetKMeans(n_clusters=2, size=20, random_state=0).fit(blocks)
     with pytest.raises(ValueError, match="masked"):
         means.predict(MASKED)
+
+
+OTHER = {
+    "columns of text": ({"columns": "abcd"}, "list of names"),
+    "columns without order": ({"columns": {*"abcd"}}, "list of names"),
+    "columns twice": ({"columns": [*"aabb"]}, "distinct names"),
+    "index as text": ({"index": "1"}, "whole number"),
+    "consent": ({"consent": True}, "Consent or None"),
+}
+
+
+@pytest.mark.parametrize(("values", "words"), OTHER.values(), ids=OTHER)
+def test_other_arguments_of_a_party_are_checked(values, words):
+    with pytest.raises(ValueError, match=words):
+        vf.Party(X, **values)
+
+
+def test_an_arrow_table_has_its_names_and_no_value_for_a_name():
+    party = vf.Party(pa.table(FRAME))
+    assert party.columns == list("abcd")
+    np.testing.assert_array_equal(party.X, X)
+
+
+LABELS = {
+    "None": ["a", "b", None],
+    "empty": ["a", "b", ""],
+    "nan as text": ["a", "b", "nan"],
+    "NA": pd.array(["a", "b", pd.NA], "string"),
+    "two types": [1, "b", "a"],
+    "blanks": ["a", "a ", "b"],
+    "case": ["a", "A", "b"],
+    "form": ["\u00e9", "e\u0301", "b"],
+}
+
+
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
+def test_classes_that_are_unclear_are_refused(labels):
+    y = pd.Series(labels, dtype=object)[np.arange(N) % 3].to_numpy()
+    with pytest.raises(ValueError, match=r"y must have (no missing|classes)"):
+        KernelClassifier().fit(X, y)
+
+
+def test_text_is_no_label_of_a_regression():
+    for y in (Y.astype(str).astype(object), pd.Series(Y).astype("string")):
+        with pytest.raises(ValueError, match="y must hold real numbers"):
+            CoresetRegressor().fit(X, y)
+
+
+def test_score_checks_labels_as_fit_does():
+    model = CoresetRegressor(sampling="full", random_state=0).fit(FRAME, Y)
+    assert model.score(FRAME, pd.Series(Y)) == pytest.approx(1)
+    for y in (pd.Series(Y)[::-1], Y.astype(str), np.ma.masked_less(Y, 0)):
+        with pytest.raises(ValueError, match="y must"):
+            model.score(FRAME, y)
+
+
+def test_the_index_of_any_block_counts():
+    blocks = [X[:, :2], FRAME[["c", "d"]]]
+    with pytest.raises(ValueError, match="y must have the index"):
+        CoresetRegressor().fit(blocks, pd.Series(Y)[::-1])
+    with pytest.raises(ValueError, match="must have the index"):
+        CoresetRegressor().fit([X[:, :1], FRAME[["b"]], FRAME[["c"]][::-1]], Y)
+
+
+def test_parties_whose_tables_have_other_orders_are_refused():
+    parties = [vf.Party(FRAME[["a"]]), vf.Party(FRAME[["b"]][::-1], y=Y)]
+    with pytest.raises(ValueError, match="rows in one order"):
+        vf.simulate(vf.CoresetVRLR(sampling="full"), parties)
+
+
+@pytest.mark.parametrize(
+    "given", [True, [True, 3], [[0.0, 1.0], [2.0, 3.0]], [[False, True], [2, 3]]]
+)
+def test_a_truth_value_or_a_float_is_no_number_of_columns(given):
+    with pytest.raises(ValueError, match="columns_per_party"):
+        CoresetRegressor(columns_per_party=given).fit(X, Y)
+
+
+@pytest.mark.parametrize("place", [True, 0.0, np.array([True, False])])
+def test_a_truth_value_or_a_float_is_no_place_of_a_party(place):
+    with pytest.raises(ValueError, match="label_party"):
+        CoresetRegressor(label_party=place).fit(X, Y)
+
+
+def test_a_fit_that_fails_changes_nothing():
+    model = CoresetRegressor(sampling="full", random_state=0).fit(X, Y)
+    before = model.predict(X)
+    model.columns_per_party = [[3, 2], [1, 0]]
+    with pytest.raises(ValueError, match="label_party"):
+        model.set_params(label_party=7).fit(X[:, ::-1], Y)
+    np.testing.assert_array_equal(model.predict(X), before)
+
+
+def test_clusters_forget_rows_of_fit_alone(tmp_path):
+    box = np.clip(X, -0.4, 0.4)
+    model = ForgettingKMeans(n_clusters=2, state_folder=tmp_path, random_state=0)
+    model.fit(box)
+    for wrong in (box[::-1], box / 2):
+        with pytest.raises(ValueError, match="rows of fit"):
+            model.forget(wrong, [0])
+    for rows in ([], np.ma.masked_array([0, 1], mask=[1, 0])):
+        with pytest.raises(ValueError, match="rows must"):
+            model.forget(box, rows)
+    assert model.forget(box, [3]).forgotten_.tolist() == [3]
+    assert model.forget(np.where(np.arange(N)[:, None] == 3, 0, box), [4]).labels_[4]

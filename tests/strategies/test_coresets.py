@@ -448,7 +448,7 @@ def test_units_of_saga(b):
             CoresetVRLR(M, test_fraction=0.25, evaluate="full", solver="central"),
             None,
             dict.fromkeys(
-                ("linear_losses_parts", "moments_gram", "linear_losses_losses"), 1
+                ("linear_losses_parts", "linear_losses_gram", "linear_losses_losses"), 1
             ),
         ),
         (

@@ -73,21 +73,21 @@ KERNEL = FDSKL(target="continuous", features=8, relevance=False)
 CLASSES = KERNEL.replace(target="binary")
 
 BROKEN = {
-    "linear, an outlier": (LINEAR, numbers(), changed(3, 1e9)),
+    "linear, an outlier": (LINEAR, numbers(), changed(4, 1e9)),
     "linear, few of a class": (LINEAR, numbers(), signs(3)),
     "linear, 19 other labels": (LINEAR, numbers(), signs(19)),
-    "linear, too large": (LINEAR, numbers(), changed(3, 1e300)),
+    "linear, too large": (LINEAR, numbers(), changed(4, 1e300)),
     "linear, no intercept": (
         LINEAR.replace(fit_intercept=False),
         numbers(),
-        changed(3, 1e9),
+        changed(4, 1e9),
     ),
-    "kernel, an outlier": (KERNEL, numbers(), changed(3, 1e9)),
-    "kernel, too large": (KERNEL, numbers(), changed(3, 1e300)),
+    "kernel, an outlier": (KERNEL, numbers(), changed(4, 1e9)),
+    "kernel, too large": (KERNEL, numbers(), changed(4, 1e300)),
     "kernel, relevance": (
         KERNEL.replace(relevance=True),
         numbers(),
-        changed(3, 1e9),
+        changed(4, 1e9),
     ),
     "kernel, few of a class": (CLASSES, np.arange(N) % 2.0, signs(25)),
     "kernel, a rare class": (
@@ -133,7 +133,7 @@ def test_the_server_sees_the_same_messages_whether_or_not_labels_break_a_rule(
 @pytest.mark.parametrize("intercept", [True, False])
 def test_the_constant_model_is_of_all_labels_whatever_rows_are_asked_for(intercept):
     """So that it tells of the rows only that their labels break a rule."""
-    told = []
+    errors = []
     for test_fraction in (0.2, 0.4):
         strategy = LINEAR.replace(test_fraction=test_fraction, fit_intercept=intercept)
         y = signs(3)
@@ -141,9 +141,9 @@ def test_the_constant_model_is_of_all_labels_whatever_rows_are_asked_for(interce
         assert result.model.intercept_ == pytest.approx(y.mean() * intercept)
         error = np.square(y - y.mean() * intercept).mean()
         assert result.metrics["train_loss"] == pytest.approx(error)
-        told.append([result.metrics[k] for k in ("train_loss", "test_loss", "test_r2")])
-    assert told[0] == told[1]
-    y = changed(3, 1e9)
+        errors.append(result.metrics["train_loss"])
+    assert errors[0] == errors[1]
+    y = changed(4, 1e9)
     _, result = view(KERNEL, y)
     assert result.metrics["cv_score"] == pytest.approx(y.var())
     assert result.metrics["regularization"] == 1.0

@@ -116,9 +116,9 @@ HIDDEN = {
 }
 EVALUATED = {
     "coresets_pooled_rows": set(),
-    "linear_losses_parts": {"openings", "units", "checks"},
-    "moments_deal": {"delivered"},
-    "moments_gram": {"shares"},
+    "linear_losses_parts": {"loss_openings", "loss_units", "loss_checks"},
+    "linear_losses_deal": {"loss_delivered"},
+    "linear_losses_gram": {"loss_shares"},
     "linear_losses_losses": set(),
 }
 CLEAR = {
@@ -148,7 +148,9 @@ def test_the_server_sees_uniform_bytes_and_the_error(dealer):
             else:
                 assert name in CLEAR[entry.action], name
     steps = {e.action for e in grid.transcript if e.up} - {"hello"}
-    assert steps == set(EVALUATED) - ({"moments_deal"} if dealer == "server" else set())
+    assert steps == set(EVALUATED) - (
+        {"linear_losses_deal"} if dealer == "server" else set()
+    )
     assert set(our_steps("linear_losses")) <= set(EVALUATED)
 
 
@@ -359,8 +361,7 @@ def asked(roles, **changes):
     one = Party(X[:, :2], name="p0", index=0)
     one.n_parties, one.session = 3, 5
     values = {"counted": 8, "n": N, "intercept": True, "test_fraction": 0.0}
-    values |= {"evaluated": linear_moments.Evaluated(False, False)} | changes
-    return linear_moments.columns(one, roles=roles, **values)
+    return linear_moments.columns(one, roles=roles, **values | changes)
 
 
 @pytest.mark.parametrize(
@@ -476,16 +477,16 @@ def read_column():
     roles = party.Roles(2, 1, [1, 1, 1], [N], dealer=2, turn=1)
     dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
     one = Party(X[:, :2], name="p0", index=0)
-    reply = asked_for_errors(one, roles, delivered={2: dealt})
+    reply = asked_for_errors(one, roles, loss_delivered={2: dealt})
     masks = party.hide(one, roles, [np.zeros((N, 1))], dealt)
     numbers = roles.numbers(N)
     opened, hidden = (
         unpack(sent[32:], numbers.bits, (N,))
-        for sent in (reply["openings"][2], masks[2])
+        for sent in (reply["loss_openings"][2], masks[2])
     )
     elements = subtract(opened, hidden, numbers.bits)
     column = decode(elements, numbers.bits, numbers.fraction) / moments_roles.NORM
-    mean, size, _ = reply["units"][2].view("<f8")
+    mean, size, _ = reply["loss_units"][2].view("<f8")
     return -(column * size * np.sqrt(N) + mean)
 
 
@@ -513,7 +514,7 @@ def test_errors_are_of_twenty_rows(rows):
     roles = party.Roles(2, 1, [1, 1, 1], [rows], turn=1)
     dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
     if rows == 20:
-        assert asked_for_errors(one, roles, dealt=dealt)["openings"]
+        assert asked_for_errors(one, roles, dealt=dealt)["loss_openings"]
     else:
         with pytest.raises(PartyError, match="must be of at least 20 rows"):
             asked_for_errors(one, roles, dealt=dealt)
@@ -541,7 +542,7 @@ def test_predictions_that_are_too_large_have_no_errors(coefficient):
     dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
     coefficients = np.array([coefficient, 0.0])
     reply = asked_for_errors(one, roles, dealt=dealt, coefficients=coefficients)
-    mean, size, stands_out = reply["units"][2].view("<f8")
+    mean, size, stands_out = reply["loss_units"][2].view("<f8")
     assert stands_out == (coefficient > 1)
     assert (mean == size == 0) == (coefficient > 1)
 
@@ -611,7 +612,7 @@ def test_a_column_of_one_row_reads_that_row_unless_its_party_leaves_it_out(monke
     guess, row, result = read_row(monkeypatch, 1)
     assert np.abs(guess - row).max() > 1
     assert result.metrics["left_out"] == 1
-    assert "columns left out, at least of one loss: 1;" in result.warnings[0]
+    assert "columns that the model leaves out: 1;" in result.warnings[0]
     assert result.model.coef_[0][0] == 0
 
 
@@ -669,10 +670,30 @@ def test_a_gram_matrix_of_few_rows_is_refused(rows, weights):
 
 
 def test_a_test_set_of_few_rows_has_no_loss(caplog):
-    strategy = CoresetVRLR(300, solver="moments", test_fraction=0.05)
+    strategy = CoresetVRLR(300, solver="moments", test_fraction=0.03)
     result = simulate(strategy, parties(), seed=0)
     assert "test_loss" not in result.metrics
-    assert "there is no test_loss: a Gram matrix of 8 columns" in caplog.text
+    assert "there is no test_loss: a Gram matrix of 3 columns" in caplog.text
+
+
+@pytest.mark.parametrize("dealer", ["server", "p0"])
+def test_errors_are_those_of_the_whole_model(dealer):
+    """With indicators, too rare among the rows held out for a Gram matrix of them."""
+    X, _ = data()
+    level = np.arange(N) % 8
+    X[:, :2] = np.column_stack([level == 1, level == 2])
+    y = X @ np.arange(2.0, 2.0 + X.shape[1]) + 3
+    run = CoresetVRLR(
+        sampling="full", test_fraction=0.2, evaluate="full", dealer=dealer
+    )
+    result = simulate(run, parties(4, 3, X, y), seed=0)
+    assert result.metrics["left_out"] == 0
+    assert result.metrics["test_r2"] == pytest.approx(1)
+    train, held_out = split_rows(N, 0.2, 0)
+    errors = y - result.model.predict(np.array_split(X, 4, axis=1))
+    for name, rows in ("test_loss", held_out), ("full_train_loss", train):
+        error = np.square(errors[rows]).mean()
+        assert result.metrics[name] == pytest.approx(error, abs=1e-8 * y @ y / N)
 
 
 # -- consent ---------------------------------------------------------------------------

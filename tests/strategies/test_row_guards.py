@@ -168,7 +168,6 @@ def test_weights_of_the_server_do_not_isolate_a_row(tmp_path):
             n=N,
             intercept=True,
             test_fraction=0.0,
-            evaluated=linear_moments.Evaluated(False, False),
             coreset=linear_moments.WeightedRows(rows.astype(np.uint32), weights),
             dealt=each([np.zeros(0, np.uint8)] * 3),
         )

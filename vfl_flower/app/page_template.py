@@ -229,7 +229,7 @@ it should be.</p>
 <tr><th scope="row">Bytes to evaluate</th>\
 {% for result in results.values() %}<td class="n">{{ result.evaluation_bytes_up|size }}\
 </td>{% endfor %}<td class="text">Of the bytes from all parties, those of steps that \
-only judge the model. 0 where that is in the messages of training.</td></tr>
+only judge the model.</td></tr>
 <tr><th scope="row">Time in all</th>\
 {% for result in results.values() %}<td class="n">{{ result.seconds|duration }}</td>\
 {% endfor %}<td class="text">From the start to the end at the server; what is not \

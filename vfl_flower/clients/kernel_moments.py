@@ -862,6 +862,8 @@ def fit(
         }
         if solved.slope is not None and solved.offset is not None:
             part |= {"slope": solved.slope, "offset": solved.offset}
+            if solved.tail is not None:
+                part["tail"] = solved.tail
             if task.balanced:
                 part |= _log_odds(part)
         reply["regularization"] = solved.alpha

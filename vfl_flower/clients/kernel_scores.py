@@ -407,7 +407,8 @@ def scores(
     answered = answers(opened_scores, part["target"], part["classes"])
     chances, more = None, {}
     if "slope" in part:
-        chances = probabilities(opened_scores, part["slope"], part["offset"])
+        calibration = part["slope"], part["offset"], part.get("tail")
+        chances = probabilities(opened_scores, *calibration)
         best = opened_scores.argmax(axis=1)[:, None]
         more = texts_of(party, answered) | {
             name: np.take_along_axis(values, best, axis=1)[:, 0]

@@ -12,14 +12,16 @@ party that gets the predictions computes them.
 
 from __future__ import annotations
 
-from typing import Annotated, TypedDict
+from dataclasses import dataclass
+from typing import Annotated, NotRequired, TypedDict
 
 import numpy as np
 from annotated_types import Ge, Le
 
+from vfl_flower.clients import moments
 from vfl_flower.clients.coresets import check_labels, test_rows, training_rows
 from vfl_flower.clients.linear import LinearState, solution_of
-from vfl_flower.clients.linear_moments import LARGEST, Columns, Evaluated
+from vfl_flower.clients.linear_moments import LARGEST
 from vfl_flower.clients.moments import (
     Bytes,
     MomentsState,
@@ -54,12 +56,58 @@ _NUMBERS = 3
 """What is told of a column: its mean, its length, and whether one row stands out."""
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """On which rows the model is evaluated, besides those of the coreset.
+
+    Attributes
+    ----------
+    test : bool
+        On the rows that are held out.
+    train : bool
+        On all training rows.
+    """
+
+    test: bool
+    train: bool
+
+
+class Delivered(TypedDict):
+    """Reply of :func:`deal`: for each party."""
+
+    loss_delivered: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+
+
+class Parts(TypedDict):
+    """Reply of :func:`parts`."""
+
+    loss_openings: Annotated[dict[int, Array], Bytes, PRIVATE]
+    loss_units: Annotated[dict[int, Array], Bytes, PRIVATE]
+    loss_checks: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+
+
+class Shares(TypedDict):
+    """Reply of :func:`gram`: of the second party, for the first."""
+
+    loss_shares: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+
+
 class Losses(TypedDict):
     """Reply of :func:`losses`: of each set of rows, the mean squared error and R^2."""
 
     losses: Annotated[Array, Reals("halves")]
     explained: Annotated[Array, Reals("halves")]
     standing_out: Annotated[int, Ge(0), Le(2**20)]
+
+
+@step
+@sums_over("none", "it sends random numbers alone")
+@once
+def deal(party: Party, roles: Roles) -> Delivered:
+    """Deal for the errors: a run has dealt for its model in a step of its own."""
+    check_roles(party, roles, turn=TURN)
+    dealt = moments.deal(party, roles)
+    return {"loss_delivered": dealt["delivered"]} if dealt else {}
 
 
 @step
@@ -75,8 +123,8 @@ def parts(
     intercept: float,
     coefficients: Annotated[Array | None, Reals("n_columns"), OWN] = None,
     dealt: Annotated[Array | None, Bytes, OWN] = None,
-    delivered: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-) -> Columns:
+    loss_delivered: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+) -> Parts:
     """Open the party's part of the predictions under the masks.
 
     Parameters
@@ -92,7 +140,7 @@ def parts(
     coefficients : Array, shape (d,), optional
         theta_j, in the unit of y; default: those that the party has solved for in this
         run, in the unit of the label scale.
-    dealt, delivered : Array of uint8, dict of int to Array of uint8
+    dealt, loss_delivered : Array of uint8, dict of int to Array of uint8
         What the dealer sends: the server, or a party.
     """
     check_labels(party)
@@ -130,15 +178,15 @@ def parts(
         size = np.linalg.norm(column)
         told += [mean, size, stands_out]
         blocks.append(NORM * column / (size or 1.0))
-    given = dealt_to(dealt, delivered, roles)
+    given = dealt_to(dealt, loss_delivered, roles)
     check = checks_of(party, roles, given)
-    reply: Columns = {
-        "openings": hide(party, roles, blocks, given),
-        "units": {roles.first: np.array(told, dtype="<f8").view(np.uint8)},
+    reply: Parts = {
+        "loss_openings": hide(party, roles, blocks, given),
+        "loss_units": {roles.first: np.array(told, dtype="<f8").view(np.uint8)},
     }
     if check is not None:
         other = roles.second if party.index == roles.first else roles.first
-        reply["checks"] = {other: check}
+        reply["loss_checks"] = {other: check}
         party.remember(MomentsState(roles, given, y_sizes=np.array(spreads)))
     return reply
 
@@ -157,10 +205,23 @@ def _rows(party: Party, test_fraction: float, evaluated: Evaluated) -> list[Arra
 @step
 @sums_over("earlier")
 @once
+def gram(
+    party: Party,
+    loss_openings: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    loss_checks: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+) -> Shares:
+    """Multiply the columns, as :func:`vfl_flower.clients.moments.gram` does."""
+    shares = moments.gram(party, loss_openings, loss_checks)
+    return {"loss_shares": shares["shares"]} if shares else {}
+
+
+@step
+@sums_over("earlier")
+@once
 def losses(
     party: Party,
-    units: Annotated[dict[int, Array], Bytes, PRIVATE],
-    shares: Annotated[dict[int, Array], Bytes, PRIVATE],
+    loss_units: Annotated[dict[int, Array], Bytes, PRIVATE],
+    loss_shares: Annotated[dict[int, Array], Bytes, PRIVATE],
     scale: Annotated[float, Ge(1e-50), Le(1e50)],
 ) -> Losses:
     """Open the Gram matrices, at the label holder, and tell the errors.
@@ -170,23 +231,23 @@ def losses(
 
     Parameters
     ----------
-    units, shares : dict of int to Array of uint8
+    loss_units, loss_shares : dict of int to Array of uint8
         What all parties, and the second one, have sent for this one.
     scale : float
         What the unit of the coefficients is in the unit of y.
     """
     state = party.recall(MomentsState)
-    grams = [gram / NORM**2 for gram in opened(party, state, shares)]
+    grams = [matrix / NORM**2 for matrix in opened(party, state, loss_shares)]
     spreads = state.y_sizes
-    told = np.array([_told(units, j, len(grams)) for j in range(party.n_parties)])
+    told = np.array([_told(loss_units, j, len(grams)) for j in range(party.n_parties)])
     if standing_out := int(np.count_nonzero(told[:, :, 2])):
         none = np.zeros(len(grams))
         return {"losses": none, "explained": none, "standing_out": standing_out}
     means, sizes = told[:, :, 0].sum(axis=0), told[:, :, 1].T
     errors = np.array(
         [
-            mean**2 + max(0.0, float(size @ gram @ size))
-            for gram, mean, size in zip(grams, means, sizes, strict=True)
+            mean**2 + max(0.0, float(size @ matrix @ size))
+            for matrix, mean, size in zip(grams, means, sizes, strict=True)
         ]
     )
     r2 = [explained(*pair) for pair in zip(errors, spreads**2, strict=True)]

@@ -5,14 +5,13 @@ for the other solvers (:mod:`vfl_flower.clients.linear`), and opens an orthonorm
 U_j of its columns, A_j = U_j R_j, under the masks of
 :mod:`vfl_flower.clients.moments`. The label holder gets R_j and the means, which tell
 no more than the Gram matrix of A_j that it opens, solves, and sends the coefficients of
-all parties to the server.
-
-The losses on other rows come from Gram matrices of them, of columns of length 1.
+all parties to the server. Errors on other rows are computed from the model afterwards
+(:mod:`vfl_flower.clients.linear_losses`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, NotRequired, TypedDict
 
@@ -23,7 +22,6 @@ from vfl_flower.clients.coresets import (
     WeightedRows,
     check_labels,
     numbers_of,
-    test_rows,
     training_rows,
 )
 from vfl_flower.clients.linear import Strength
@@ -45,7 +43,6 @@ from vfl_flower.clients.moments_roles import (
     withhold,
 )
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.evaluation import explained
 from vfl_flower.numerics.leverage import leverage_factor
 from vfl_flower.numerics.linear import Penalty, constant_noise
 from vfl_flower.numerics.moments import (
@@ -57,28 +54,12 @@ from vfl_flower.numerics.moments import (
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.settings import Fraction, Natural
+from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.typing import Array
 
 LARGEST = 1e100
 """Largest size of a mean or a length: no product overflows."""
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """On which rows the model is evaluated, besides those of the coreset.
-
-    Attributes
-    ----------
-    test : bool
-        On the rows that are held out.
-    train : bool
-        On all training rows.
-    """
-
-    test: bool
-    train: bool
 
 
 class Columns(TypedDict):
@@ -92,43 +73,30 @@ class Columns(TypedDict):
 class Solved(TypedDict):
     """Reply of :func:`solve`: of all columns in party order, and numbers of the whole.
 
-    ``losses`` are those of the coreset and of the other rows, ``explained`` is R^2 on
-    the rows held out, and ``left_out`` counts the columns that their parties have left
-    out of one of these. ``constant`` says that the label holder has not used its
-    labels: the model is then their mean over all of its rows, whatever rows were asked
-    for, and the losses are their variance.
+    ``loss`` is that of the coreset, and ``left_out`` counts the columns that their
+    parties have left out of the model. ``constant`` says that the label holder has not
+    used its labels: the model is then their mean over all of its rows, whatever rows
+    were asked for, and the loss is their variance.
     """
 
     coefficients: Annotated[Array, Reals("d")]
     intercept: Annotated[float, Ge(-1e150), Le(1e150)]
-    losses: Annotated[Array, Reals("halves")]
+    loss: NotNegative
     sigma_min: Annotated[float, Ge(0), Le(1)]
     left_out: Annotated[int, Ge(0)]
     constant: bool
-    explained: NotRequired[Annotated[float, Le(1)]]
 
 
-def _halves(
-    party: Party,
-    n: int,
-    test_fraction: float,
-    evaluated: Evaluated,
-    coreset: WeightedRows | None,
-) -> list[tuple[Array, Array | None]]:
-    """Return rows and weights of each Gram matrix, each row once."""
-    train = training_rows(party, test_fraction)
-    every = np.arange(party.n_rows) if train is None else train
+def _rows(
+    party: Party, test_fraction: float, coreset: WeightedRows | None
+) -> tuple[Array, Array | None]:
+    """Return the rows and weights of the Gram matrix, each row once."""
     if coreset is None:
-        halves: list[tuple[Array, Array | None]] = [(every, None)]
-    else:
-        rows, places = np.unique(numbers_of(coreset.rows), return_inverse=True)
-        weights = np.asarray(coreset.weights, dtype=np.float64)
-        halves = [(rows, np.bincount(places, weights=weights))]
-    if evaluated.test:
-        halves.append((test_rows(party, test_fraction), None))
-    if evaluated.train:
-        halves.append((every, None))
-    return halves
+        train = training_rows(party, test_fraction)
+        return np.arange(party.n_rows) if train is None else train, None
+    rows, places = np.unique(numbers_of(coreset.rows), return_inverse=True)
+    weights = np.asarray(coreset.weights, dtype=np.float64)
+    return rows, np.bincount(places, weights=weights)
 
 
 @step
@@ -143,7 +111,6 @@ def columns(
     n: Natural,
     intercept: bool,
     test_fraction: Fraction,
-    evaluated: Evaluated,
     coreset: WeightedRows | None = None,
     dealt: Annotated[Array | None, Bytes, OWN] = None,
     delivered: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
@@ -157,13 +124,11 @@ def columns(
     roles : Roles
         Who does what.
     counted : int
-        Number of columns of all Gram matrices together, as consent counts them.
+        Number of columns of the Gram matrix, as consent counts them.
     n : int
         Number of rows that the weights stand for.
     intercept : bool
         Whether columns and labels are taken about their means.
-    evaluated : Evaluated
-        On which rows else the model is evaluated.
     dealt, delivered : Array of uint8, dict of int to Array of uint8
         What the dealer sends: the server, or a party.
     """
@@ -172,62 +137,43 @@ def columns(
     d, holder = X_all.shape[1], party.index == roles.first
     check_epsilon(party)
     check_roles(party, roles, d + holder, turn=0)
-    halves = _halves(party, n, test_fraction, evaluated, coreset)
-    if counted != roles.columns * len(halves) or roles.rows != [
-        len(rows) for rows, _ in halves
-    ]:
-        raise PartyError("counted and rows must be those of the Gram matrices")
-    for rows, weights in halves:
-        check_rows(weights, len(rows), roles.columns)
-        party.sum_over(rows, weights)
-    blocks, units = [], []
-    mean, y_mean, y_sizes, suitable = np.zeros(d), 0.0, list[float](), True
-    kept, left_out = np.ones(d, dtype=bool), np.zeros(d, dtype=bool)
-    for half, (rows, weights) in enumerate(halves):
-        X = np.asarray(X_all.take(rows), dtype=np.float64)
-        w = np.ones(len(rows)) if weights is None else weights
-        root = np.sqrt(w / (n if half == 0 else len(rows)))
-        y = None if party.y is None else party.y[rows].astype(np.float64)
-        # The server chooses rows and weights, so that a refusal would tell it of
-        # values: what overflows is left out, as are columns that point to a row.
-        with np.errstate(over="ignore", invalid="ignore"):
-            if half == 0 and intercept:
-                mean = w @ X / w.sum()
-                y_mean = 0.0 if y is None else float(w @ y / w.sum())
-            A = np.subtract(X, mean)
-            A *= root[:, None]
-            if half == 0:
-                spread = np.sqrt(np.einsum("ij,ij->j", A, A) / (root @ root))
-                A[:, spread <= constant_noise(mean, len(rows)) * intercept] = 0.0
-            large = ~(np.maximum(np.abs(mean), np.linalg.norm(A, axis=0)) <= LARGEST)
-            A[:, large] = 0.0
-            t = None if y is None else root * (y - y_mean)
-            if t is not None and not np.hypot(y_mean, np.linalg.norm(t)) <= LARGEST:
-                suitable, t = False, np.zeros(len(t))
-        stays, fit = _bounded(X, A, y, t)
-        suitable &= fit
-        del X
-        if half == 0:
-            left_out, kept = large | (A.any(axis=0) & ~stays), stays
-            A[:, ~kept] = 0.0
-            part, R = canonical_basis(A, leverage_factor(RowBlocks(A)))
-            mean[large] = 0.0
-            units = [mean, R.ravel()]
-        else:
-            A[:, ~kept] = 0.0
-            left_out |= large | (A.any(axis=0) & ~stays)
-            A[:, ~stays] = 0.0
-            sizes = np.linalg.norm(A, axis=0)
-            A /= np.where(sizes > 0, sizes, 1.0)
-            part = A
-            units.append(sizes)
-        del A
-        if t is not None:
-            size = float(np.linalg.norm(t))
-            y_sizes.append(size)
-            part = np.column_stack([part, t / (size or 1.0)])
-        part *= NORM
-        blocks.append(part)
+    rows, weights = _rows(party, test_fraction, coreset)
+    if counted != roles.columns or roles.rows != [len(rows)]:
+        raise PartyError("counted and rows must be those of the Gram matrix")
+    check_rows(weights, len(rows), roles.columns)
+    party.sum_over(rows, weights)
+    X = np.asarray(X_all.take(rows), dtype=np.float64)
+    w = np.ones(len(rows)) if weights is None else weights
+    root = np.sqrt(w / n)
+    y = None if party.y is None else party.y[rows].astype(np.float64)
+    mean, y_mean, y_size, suitable = np.zeros(d), 0.0, 0.0, True
+    # The server chooses rows and weights, so that a refusal would tell it of
+    # values: what overflows is left out, as are columns that point to a row.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if intercept:
+            mean = w @ X / w.sum()
+            y_mean = 0.0 if y is None else float(w @ y / w.sum())
+        A = np.subtract(X, mean)
+        A *= root[:, None]
+        spread = np.sqrt(np.einsum("ij,ij->j", A, A) / (root @ root))
+        A[:, spread <= constant_noise(mean, len(rows)) * intercept] = 0.0
+        large = ~(np.maximum(np.abs(mean), np.linalg.norm(A, axis=0)) <= LARGEST)
+        A[:, large] = 0.0
+        t = None if y is None else root * (y - y_mean)
+        if t is not None and not np.hypot(y_mean, np.linalg.norm(t)) <= LARGEST:
+            suitable, t = False, np.zeros(len(t))
+    stays, fit = _bounded(X, A, y, t)
+    suitable &= fit
+    del X
+    left_out = np.count_nonzero(large | (A.any(axis=0) & ~stays))
+    A[:, ~stays] = 0.0
+    part, R = canonical_basis(A, leverage_factor(RowBlocks(A)))
+    del A
+    mean[large] = 0.0
+    if t is not None:
+        y_size = float(np.linalg.norm(t))
+        part = np.column_stack([part, t / (y_size or 1.0)])
+    part *= NORM
     if not suitable:
         withhold(
             party,
@@ -236,20 +182,19 @@ def columns(
             f"{LARGEST:g}, or a Gram matrix with them would tell a single row of all "
             "columns",
         )
-        for part in blocks:
-            part[:, -1] = 0.0
-        y_sizes, y_mean = [0.0] * len(y_sizes), _mean_of_all(party) * intercept
-    told = np.concatenate([*units, [np.count_nonzero(left_out)]])
+        part[:, -1] = 0.0
+        y_size, y_mean = 0.0, _mean_of_all(party) * intercept
+    told = np.concatenate([mean, R.ravel(), [left_out]])
     given = dealt_to(dealt, delivered, roles)
     check = checks_of(party, roles, given)
     reply: Columns = {
-        "openings": hide(party, roles, blocks, given),
+        "openings": hide(party, roles, [part], given),
         "units": {roles.first: told.astype("<f8").view(np.uint8)},
     }
     if check is not None:
         other = roles.second if holder else roles.first
         reply["checks"] = {other: check}
-        state = MomentsState(roles, given, None, y_mean, np.array(y_sizes))
+        state = MomentsState(roles, given, None, y_mean, np.array([y_size]))
         party.remember(replace(state, constant=not suitable))
     return reply
 
@@ -284,10 +229,8 @@ def solve(
     shares: Annotated[dict[int, Array], Bytes, PRIVATE],
     l1: Strength,
     l2: Strength,
-    test_fraction: Fraction,
-    evaluated: Evaluated,
 ) -> Solved:
-    """Open the Gram matrices and solve, at the label holder.
+    """Open the Gram matrix and solve, at the label holder.
 
     Each party has consented in :func:`columns` that its coefficients leave.
 
@@ -297,16 +240,13 @@ def solve(
         What all parties, and the second one, have sent for this one.
     l1, l2 : float
         Of the penalty.
-    test_fraction, evaluated : float, Evaluated
-        As of :func:`columns`.
     """
     state = party.recall(MomentsState)
-    roles, (scale, *y_sizes) = state.roles, state.y_sizes.tolist()
-    grams = [gram / NORM**2 for gram in opened(party, state, shares)]
+    roles, scale = state.roles, float(state.y_sizes[0]) or 1.0
     widths = [
         width - (owner == roles.first) for owner, width in enumerate(roles.owners)
     ]
-    told = [_units(units, owner, d, len(y_sizes)) for owner, d in enumerate(widths)]
+    told = [_units(units, owner, d) for owner, d in enumerate(widths)]
     mean = np.concatenate([unit[0] for unit in told])
     starts = np.cumsum([0, *widths])
     # The labels are the last of the first party's columns; here, of all.
@@ -316,32 +256,21 @@ def solve(
     for start, unit in zip(starts, told, strict=False):
         stop = start + len(unit[0])
         R[start:stop, start:stop] = unit[1]
-    gram = grams[0][np.ix_(order, order)]
-    scale = scale or 1.0
+    gram = opened(party, state, shares)[0][np.ix_(order, order)] / NORM**2
     theta, error = solve_moments(gram, R, Penalty(l1 / scale, l2))
-    losses = [scale**2 * error]
-    theta = scale * theta
-    for half, (other, y_size) in enumerate(zip(grams[1:], y_sizes, strict=True)):
-        sizes = np.concatenate([unit[3][half] for unit in told])
-        v = np.append(sizes * theta, -y_size)
-        losses.append(max(0.0, float(v @ other[np.ix_(order, order)] @ v)))
+    theta, loss = scale * theta, scale**2 * error
     if state.constant:
-        theta, losses = np.zeros(len(mean)), [_variance(party, state)] * len(losses)
+        theta, loss = np.zeros(len(mean)), _variance(party, state)
     blocks = [np.arange(a, b) for a, b in pairwise(starts)]
     blocks[roles.first] = np.append(blocks[roles.first], len(mean))
-    reply: Solved = {
+    return {
         "coefficients": theta,
         "intercept": state.y_mean - float(mean @ theta),
-        "losses": np.array(losses),
+        "loss": loss,
         "sigma_min": sigma_min_of_moments(gram, blocks),
         "left_out": sum(unit[2] for unit in told),
         "constant": state.constant,
     }
-    if evaluated.test and len(losses) > 1 and party.y is not None:
-        held_out = test_rows(party, test_fraction)
-        variance = losses[1] if state.constant else float(party.y[held_out].var())
-        reply["explained"] = explained(losses[1], variance)
-    return reply
 
 
 def _variance(party: Party, state: MomentsState) -> float:
@@ -352,17 +281,15 @@ def _variance(party: Party, state: MomentsState) -> float:
     return float(np.minimum(np.nan_to_num(error), LARGEST))
 
 
-def _units(
-    units: dict[int, Array], owner: int, d: int, halves: int
-) -> tuple[Array, Array, int, Array]:
-    """Return mean, R, number of columns left out, and lengths that a party has told."""
+def _units(units: dict[int, Array], owner: int, d: int) -> tuple[Array, Array, int]:
+    """Return the mean, R and the number of columns left out of a party."""
     data = units.get(owner, np.zeros(0, np.uint8)).tobytes()
-    if len(data) != 8 * (d + d * d + 1 + halves * d):
+    if len(data) != 8 * (d + d * d + 1):
         raise PartyError(f"units must be of the columns of the party at place {owner}")
     told = np.frombuffer(data, "<f8")
     if not np.abs(told).max(initial=0.0) <= LARGEST:
         raise PartyError(f"units must be numbers of at most {LARGEST:g} in size")
-    mean, R, sizes, count = np.split(told, [d, d + d * d, len(told) - 1])
+    mean, R, count = np.split(told, [d, d + d * d])
     if not 0 <= count[0] <= d:
         raise PartyError("units must have a number of columns that are left out")
-    return mean, R.reshape(d, d), int(count[0]), sizes.reshape(halves, d)
+    return mean, R.reshape(d, d), int(count[0])

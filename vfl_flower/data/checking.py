@@ -35,9 +35,6 @@ LEAST_OF_LEVEL = 5
 """Rows of the most frequent text of a column below which no text is a level to share:
 ids of which each has a few rows."""
 
-MOST_WHOLE = 2.0**53
-"""The float64 up to which each integer is one."""
-
 CODES = frozenset(sign * code for sign in (1, -1) for code in (99, 999, 9999, 99999))
 """Numbers that often stand for a missing value at an end of a column."""
 
@@ -162,10 +159,7 @@ def _of_column(
     if column.kind == "truth" and not column.typed:
         text = f"{what} holds yes and no, or true and false, which become 1 and 0"
         yield Finding("note", "yes-no", name, text, "", YES[:1])
-    doubts = [*_of_numbers(column, what)]
-    yield from doubts
-    if any(finding.about == "digits" for finding in doubts):
-        return
+    yield from _of_numbers(column, what)
     if numbers.constant:
         text = f"{what} has one value in all rows and tells nothing: leave it out"
         yield Finding(
@@ -196,10 +190,6 @@ def _of_numbers(column: Column, what: str) -> Iterator[Finding]:
     if column.kind == "written":
         text = f"{what} holds {numbers.known} {WRITTEN} which are read as numbers"
         yield Finding("warning", "notation", name, text)
-    if numbers.whole and MOST_WHOLE < numbers.largest < 2.0**64:
-        text = f"{what} holds integers above 2^53, of which the last digits are lost: "
-        text += "set it as id-column, or leave it out"
-        yield Finding("warning", "digits", name, text, "id-column or columns")
 
 
 def _of_extremes(column: Column, what: str) -> Iterator[Finding]:

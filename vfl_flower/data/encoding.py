@@ -170,7 +170,7 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
     if numbers.gaps == numbers.n:
         text = f"{what} has no value in any row"
         return [fault("empty", name, text, "columns")]
-    if numbers.known and (text := size_fault(numbers.largest)):
+    if numbers.known and (text := _size_fault(column)):
         return [fault("size", name, f"{what} {text}", "columns")]
     fixed = source.levels.get(name)
     if column.kind not in TEXT:
@@ -221,16 +221,27 @@ def _check_levels(
     return [fault("levels", name, text, "levels", examples)] if text else []
 
 
-def nearly_numbers(column: Column, what: str) -> list[Finding]:
+def _size_fault(column: Column) -> str:
+    """Return why the numbers of a column are too large or too small, or ""."""
+    if column.rounded:
+        return "must have no integer above 2^53, whose last digits are lost"
+    return size_fault(column.numbers.largest)
+
+
+def nearly_numbers(
+    column: Column, what: str, fewest: int = FEWEST_NUMBERS
+) -> list[Finding]:
     """Return why a column of text has numbers rather than levels; else nothing.
 
-    It does so where four rows in five hold numbers, and these are ten or more.
+    It does so where four rows in five hold numbers, and these are ten or more; `fewest`
+    or more where nothing stands beside them.
     """
     if column.kind != "text":
         return []
     name, (numbers, plain) = column.name, number_texts(column.levels)
     rows = sum(column.levels[level] for level in numbers)
-    if len(numbers) < FEWEST_NUMBERS or 5 * rows < 4 * sum(column.levels.values()):
+    least = fewest if plain else FEWEST_NUMBERS
+    if len(numbers) < least or 5 * rows < 4 * sum(column.levels.values()):
         return []
     mixed = sorted(column.levels.keys() - set(numbers))
     if plain:
@@ -619,7 +630,7 @@ class Labels:
                     refuse("labels", "must hold numbers, as in training")
                 return
             self.classes = sorted(column.levels)
-            if nearly := nearly_numbers(column, what):
+            if nearly := nearly_numbers(column, what, fewest=2):
                 self.faults += nearly
             elif column.overflow or not 2 <= len(self.classes) <= MAX_LEVELS:
                 got = "more" if column.overflow else len(self.classes)
@@ -640,7 +651,7 @@ class Labels:
             refuse("labels", "must hold the texts of classes, as in training")
         elif numbers.infinite:
             refuse("labels", f"must have no infinite value, {numbers.infinite} found")
-        elif text := size_fault(numbers.largest):
+        elif text := _size_fault(column):
             refuse("size", text)
 
     def numbers(self, array: Any, markers: frozenset[str]) -> Array:

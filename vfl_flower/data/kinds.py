@@ -84,6 +84,9 @@ _NEAR = re.compile(
     r"(\s*[/:'\u2044]\s*\d[\d.,]*)?)(?P<after>\D{0,12}[23]?)"
 )
 _SIGNS = str.maketrans("\u2010\u2011\u2012\u2013\u2212\u066b", "-----.")
+_RAISED = ("<supe", "<sub>", "<circ")
+"""How Unicode's decompositions begin of digits that are not on the line."""
+
 MOST_UNITS = 4
 """Ways of writing a number besides it, up to which a column of texts has numbers."""
 
@@ -181,6 +184,21 @@ def text_buffers(texts: Any) -> tuple[Array, Array]:
     if data is None:
         return at - at[0], np.empty(0, dtype=np.uint8)
     return at, np.frombuffer(data, dtype=np.uint8)[at[0] : at[-1]]
+
+
+def has_long_digits(column: Any) -> bool:
+    """Return whether a column of numbers has whole ones as its type, or of 16 digits.
+
+    Above 2^53 float64 loses their last digits.
+    """
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    column = decoded(column)
+    if not is_text(column.type):
+        return bool(types.is_integer(column.type))
+    digits = pc.match_substring_regex(column, r"^\s*[-+]?\d{16,}\s*$")
+    return pc.any(digits).as_py() is True
 
 
 def are_codes(texts: Mapping[str, int]) -> bool:
@@ -307,7 +325,10 @@ def _written(column: Any) -> Array | None:
 
     distinct, values = pc.unique(column.drop_null()), []
     for text in distinct:
+        raised = any(unicodedata.decomposition(c)[:5] in _RAISED for c in text.as_py())
         plain = unicodedata.normalize("NFKC", text.as_py()).translate(_SIGNS).strip()
+        if raised:  # 5\u00b2 is no 52
+            return None
         if plain.startswith('="') and plain.endswith('"'):
             plain = plain[2:-1]
         plain = plain.removeprefix("'")

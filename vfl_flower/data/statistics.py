@@ -14,6 +14,7 @@ from vfl_flower.data.kinds import (
     KINDS,
     codes_in,
     decoded,
+    has_long_digits,
     kind_of_type,
     parse,
     without_markers,
@@ -143,6 +144,8 @@ class Column:
         Whether there are too many texts to count.
     failed : bool
         Whether a block did not hold the kind, so that another pass is needed.
+    rounded : bool
+        Whether an integer is above 2^53, so that its last digits are lost.
     zeros : bool
         Whether a whole number as text has a leading zero.
     """
@@ -157,7 +160,7 @@ class Column:
         self.name, self.kinds, self._markers = name, list(kinds), markers
         self.kind: str | None = None
         self.numbers, self.spelled = Numbers(), Counter[str]()
-        self.overflow = self.failed = self.typed = self.zeros = False
+        self.overflow = self.failed = self.typed = self.zeros = self.rounded = False
         self._size = 0
         self._first = True
         self._hash = hashlib.blake2b(digest_size=16) if fingerprint else None
@@ -187,7 +190,7 @@ class Column:
             return
         block = without_markers(block, self._markers)
         if self.typed and self.kind != "levels":
-            self._count(parse(block, self.kind))
+            self._count(parse(block, self.kind), block)
         elif self.kind == "levels":
             self._add_levels(decoded(block))
         else:
@@ -199,7 +202,7 @@ class Column:
         while self.kind != "text":
             values = parse(block, str(self.kind))
             if values is not None and not self.failed:
-                self._count(values)
+                self._count(values, block)
                 if self.kind == "number" and self.numbers.whole and not self.zeros:
                     self.zeros = codes_in(block)
             if values is not None:
@@ -210,9 +213,11 @@ class Column:
         if not self.failed:
             self._add_levels(block)
 
-    def _count(self, values: Array | None) -> None:
+    def _count(self, values: Array | None, block: Any) -> None:
         assert values is not None
         self.numbers.add(without_coded(values, self._coded))
+        if self.numbers.known and self.numbers.largest > 2**53:
+            self.rounded = self.rounded or has_long_digits(block)
         if self._hash:
             self._hash.update(values.tobytes())
 

@@ -14,7 +14,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord
 
 from vfl_flower.files import UnpackedSizeError, read_npz, write_whole
-from vfl_flower.rows import Rows, check_index, number_array
+from vfl_flower.rows import Rows, check_index, indexed, number_array
 from vfl_flower.typing import Array, Arrays
 
 FORMAT = 1
@@ -242,7 +242,7 @@ def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
             f"{type(blocks).__name__}"
         )
     for block in blocks:
-        check_index(blocks[0], block, "each matrix of predict")
+        check_index(indexed(blocks), block, "each matrix of predict")
     arrays = [
         number_array(block, f"the matrix of predict at place {place}, from 0,")
         for place, block in enumerate(blocks)

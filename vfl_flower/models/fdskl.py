@@ -129,7 +129,8 @@ class KernelModel(Model):
         """
         scores, holder = self.decision_function(blocks), self._holder
         if "slope" in holder:
-            chances = gram_fit.probabilities(scores, holder["slope"], holder["offset"])
+            calibration = holder["slope"], holder["offset"], holder.get("tail")
+            chances = gram_fit.probabilities(scores, *calibration)
             return (
                 np.hstack([1 - chances, chances]) if scores.shape[1] == 1 else chances
             )
@@ -165,7 +166,7 @@ class KernelModel(Model):
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model with these arrays; see :meth:`arrays`."""
         stored = plain(arrays)
-        of_type_array = {"coef", "intercept", "classes", "slope", "offset"}
+        of_type_array = {"coef", "intercept", "classes", "slope", "offset", "tail"}
         of_type_array |= {"bandwidths", "counts", "densities", "relevance"}
         parts: list[dict[str, Any]] = []
         for j in range(len(stored["widths"])):

@@ -19,12 +19,16 @@ same factor: with :math:`P = (S + n D)^{-1} \partial L / \partial W`,
 :math:`\partial L / \partial \log d_b = - n d_b \sum_{j \in b} P_j \cdot W_j`. So a
 search over any number of blocks takes two factorisations a step.
 
-Classes are columns of -1 and +1, one for two classes and one a class for more. Scores
-become probabilities by linear discriminant analysis of the scores of the other half:
-class means and the common covariance follow from the same sums. Weights of classes are
-other prior probabilities: the Gram matrix of rows with weights would need the weights,
-and so the classes, at all parties; and where the classes have one covariance, only the
-intercept changes, since the coefficients point along
+Classes are columns of -1 and +1, one for two classes and one a class for more. Least
+squares estimate the probability of a class by (1 + f) / 2, so scores become
+probabilities by the line that fits the targets of the other half best; its values below
+`TAIL` of what the class has without the features shrink towards 0 and stay positive.
+Noise, and weights of classes, need log odds: by linear discriminant analysis of the
+scores of the other half, whose class means and common covariance follow from the same
+sums. Weights of classes are other prior probabilities: the Gram matrix of rows with
+weights would need the weights, and so the classes, at all parties; and where the
+classes have one covariance, only the intercept changes, since the coefficients point
+along
 :math:`(S_w + n D)^{-1} (\mu_+ - \mu_-)` whatever the weights are.
 """
 
@@ -66,6 +70,11 @@ POLISH = 5
 
 LEAST_WITHIN = 0.05
 """Smallest variance of scores within classes, in that of all scores, under noise."""
+
+TAIL = 0.2
+"""Share of p_c (1 - R^2) below which a probability of class c is no longer linear: the
+features do not explain as much. Mean log loss on eight data sets, in that of logistic
+regression: 0.98 for 0.05 and 0.4, 0.97 for 0.1 and 0.2, 1.07 by log odds."""
 
 LARGEST = 1e3
 """Largest penalty in the variance of a whole block: nothing of it is left."""
@@ -111,10 +120,13 @@ class GramFit:
     variance : Array, shape (K,)
         Of the targets: the error of their mean.
     slope : Array, shape (K, K), or None
-        Of classes: ``scores @ slope + offset`` are log odds for one target, and for
-        more, up to a constant a row, logarithms of the probabilities.
+        Of classes: ``scores @ slope + offset`` are probabilities up to `tail`; without
+        a tail log odds for one target, and for more, up to a constant a row, logarithms
+        of the probabilities.
     offset : Array, shape (K,), or None
         See there.
+    tail : Array, shape (classes,), or None
+        Probabilities below which those of a class shrink.
     """
 
     weights: Array
@@ -126,6 +138,7 @@ class GramFit:
     variance: Array
     slope: Array | None = None
     offset: Array | None = None
+    tail: Array | None = None
 
     def scores(self, features: Array) -> Array:
         """Return f of rows of features, shape (rows, K)."""
@@ -152,20 +165,33 @@ class GramFit:
         """
         if self.slope is None or self.offset is None:
             raise ValueError("probabilities must be of classes, and targets are real")
-        return probabilities(scores, self.slope, self.offset)
+        return probabilities(scores, self.slope, self.offset, self.tail)
 
 
-def probabilities(scores: Array, slope: Array, offset: Array) -> Array:
+def probabilities(
+    scores: Array, slope: Array, offset: Array, tail: Array | None = None
+) -> Array:
     """Return the probability of each class, shape (rows, K); of one target, that of +1.
 
     Parameters
     ----------
     scores : Array, shape (rows, K)
         f.
-    slope, offset : Array, shape (K, K) and (K,)
+    slope, offset, tail : Array, shape (K, K), (K,) and (classes,)
         Those of :class:`GramFit`.
+
+    Notes
+    -----
+    Below its tail t, a share x becomes ``t^2 / (2 t - x)``: continuous, with the slope
+    1 at t, increasing and positive.
     """
     logits = scores @ slope + offset
+    if tail is not None:
+        one = logits.shape[1] == 1
+        shares = np.hstack([1 - logits, logits]) if one else logits
+        small = tail**2 / (2 * tail - np.minimum(shares, tail))
+        shares = np.maximum(shares, small)
+        return np.asarray((shares / shares.sum(axis=1, keepdims=True))[:, one:])
     if logits.shape[1] == 1:
         return np.asarray(0.5 + 0.5 * np.tanh(0.5 * logits))
     odds = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -333,6 +359,11 @@ def fit_grams(
     )
     if kind == "continuous":
         return fit
+    if not (whole.n * (1 - np.abs(whole.y_mean)) / 2 >= 1).all():
+        raise ValueError("targets must be -1 and +1, and have rows of each class")
+    if not deviation and class_weights is None:
+        slope, offset, tail = _linear(models, error)
+        return replace(fit, slope=slope, offset=offset, tail=tail)
     least = LEAST_WITHIN if deviation else 0.0
     slope, offset = _calibrated(models, class_weights, least)
     if deviation:  # large penalties move the border: take the scores for log odds
@@ -541,6 +572,39 @@ def _uncertain(W: Array, spread: tuple[float, float]) -> Array:
     return np.asarray(lengths * (np.sqrt(2) * spread[0] * lengths + 2 * spread[1]))
 
 
+def _judged(models: Sequence[Judged]) -> list[tuple[float, Array, Array, Array, Array]]:
+    """Return n, the means of f and y, and sums f^T y and f^T f of each other half."""
+    sums = []
+    for W, half, other in models:
+        n, y_mean = other.n, other.y_mean
+        f_mean = (other.mean - half.mean) @ W + half.y_mean
+        with_y = W.T @ other.C + n * np.outer(f_mean, y_mean)
+        squares = W.T @ other.S @ W + n * np.outer(f_mean, f_mean)
+        sums.append((n, f_mean, y_mean, with_y, squares))
+    return sums
+
+
+def _linear(models: Sequence[Judged], error: Array) -> tuple[Array, Array, Array]:
+    """Return slope, offset and tail of probabilities, by the scores of the other half.
+
+    The line ``y = a + b f`` of each target alone, with 0 <= b <= 1.
+    """
+    parts = _judged(models)
+    n = sum(part[0] for part in parts)
+    f_mean = np.sum([part[0] * part[1] for part in parts], axis=0) / n
+    y_mean = np.sum([part[0] * part[2] for part in parts], axis=0) / n
+    with_y = np.diag(parts[0][3] + parts[1][3]) / n
+    squares = np.diag(parts[0][4] + parts[1][4]) / n
+    variance = np.maximum(squares - f_mean**2, 1e-300)
+    b = np.clip((with_y - f_mean * y_mean) / variance, 0.0, 1.0)
+    prior = (1 + y_mean) / 2
+    unexplained = np.clip(error / np.maximum(1 - y_mean**2, 1e-300), 0.0, 1.0)
+    if len(prior) == 1:
+        prior = np.append(1 - prior, prior)
+    tail = np.maximum(TAIL * prior * unexplained, 1e-9)
+    return np.diag(b / 2), (1 + y_mean - b * f_mean) / 2, tail
+
+
 def _calibrated(
     models: Sequence[Judged], class_weights: Array | None, least: float
 ) -> tuple[Array, Array]:
@@ -551,18 +615,12 @@ def _calibrated(
     ``f V^-1 mu_c - mu_c V^-1 mu_c / 2 + log p_c``.
     """
     sums, K = [], len(models[0][1].y_mean)
-    for W, half, other in models:
-        y_mean, n = other.y_mean, other.n
-        f_mean = (other.mean - half.mean) @ W + half.y_mean
-        with_y = W.T @ other.C + n * np.outer(f_mean, y_mean)
-        squares = W.T @ other.S @ W + n * np.outer(f_mean, f_mean)
+    for n, f_mean, y_mean, with_y, squares in _judged(models):
         if K == 1:
             y_mean, with_y = np.append(-y_mean, y_mean), np.hstack([-with_y, with_y])
         of_class = 0.5 * (n * f_mean + with_y.T)
         sums.append((0.5 * n * (1 + y_mean), of_class, squares))
     counts, of_class, squares = (sum(part) for part in zip(*sums, strict=True))
-    if counts.min() < 1:
-        raise ValueError("targets must be -1 and +1, and have rows of each class")
     n = counts.sum()
     mu = of_class / counts[:, None]
     mean = counts @ mu / n

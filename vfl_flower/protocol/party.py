@@ -21,6 +21,8 @@ from vfl_flower.rows import (
     Rows,
     as_rows,
     check_index,
+    indexed,
+    is_whole,
     number_array,
 )
 from vfl_flower.secure_aggregation import labels, masks
@@ -144,6 +146,8 @@ class Party:
     texts : mapping of str to mapping of str to int
         In how many rows each text is, by column, where the levels of columns are to be
         united and there is no `source`.
+    row_labels : pandas.Index or None
+        Index of the DataFrame that `X` was.
     shared : dict of str to Array of bool, shape (n,)
         Rows that :meth:`share` has counted in the run, by kind.
     row_sets : RowSets or None
@@ -191,6 +195,7 @@ class Party:
     releases: Releases | None = field(default=None, init=False)
     row_sets: RowSets | None = field(default=None, init=False)
     order_key: str | None = field(default=None, init=False)
+    row_labels: Any = field(default=None, init=False)
     _state: Any = field(default=None, init=False)
     _kept: dict[str, Any] = field(default_factory=dict, init=False)
 
@@ -218,10 +223,23 @@ class Party:
                 f"{str(self.name)[:40]!r}"
             )
         who = f"party {self.name!r}" if self.name else "the party"
+        if self.index is not None and not (is_whole(self.index) and self.index >= 0):
+            raise ValueError(f"index of {who} must be a whole number from 0")
+        if self.consent is not None and not isinstance(self.consent, Consent):
+            raise ValueError(f"consent of {who} must be a Consent or None")
+        for name in ("X", "y", "ids"):  # of Arrow or Polars
+            if hasattr(value := getattr(self, name), "to_pandas"):
+                setattr(self, name, value.to_pandas())
         if self.columns is None and hasattr(self.X, "columns"):  # a DataFrame
             self.columns = self.X.columns
         if self.columns is not None:
-            self.columns = [str(name) for name in self.columns]
+            names = self.columns
+            if isinstance(names, str | set | frozenset):
+                raise ValueError(f"columns of {who} must be a list of names")
+            self.columns = [str(name) for name in names]
+            if len(set(self.columns)) < len(self.columns):
+                raise ValueError(f"columns of {who} must be distinct names")
+        self.row_labels = getattr(indexed([self.X]), "index", None)
         check_index(self.X, self.y, f"y of {who}")
         check_index(self.X, self.ids, f"ids of {who}")
         if not isinstance(self.X, Rows):

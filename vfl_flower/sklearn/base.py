@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
@@ -11,16 +12,17 @@ from numbers import Integral
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, is_regressor
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from vfl_flower.models.base import check_blocks
 from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.normal import normal_text
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.settings import documented, settings_of
 from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
-from vfl_flower.rows import check_index, number_array
+from vfl_flower.rows import check_index, indexed, is_whole, number_array
 from vfl_flower.simulation import simulate
 from vfl_flower.typing import Array
 
@@ -82,6 +84,12 @@ class Estimator(BaseEstimator):
     _names: ClassVar[list[str]]
     _fixed: ClassVar[dict[str, Any]]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let ``fit`` and ``forget`` that fail leave the estimator as it was."""
+        super().__init_subclass__(**kwargs)
+        for name in {"fit", "forget"} & vars(cls).keys():
+            setattr(cls, name, whole_or_not(vars(cls)[name]))
+
     def _made(self, **settings: Any) -> ProtocolStrategy:
         """Return the strategy; `settings` are those that the estimator sets in fit."""
         chosen = {name: getattr(self, name) for name in self._names}
@@ -129,10 +137,8 @@ class SplitColumns(Estimator):
 
         `how` it is checked is what scikit-learn's ``validate_data`` takes.
         """
+        check_labels(X, y, numbers=how.get("y_numeric", False))
         X, given = whole(X, "columns_per_party", self.columns_per_party, axis=1)
-        check_index(X, y, "y")
-        if np.ma.is_masked(y):
-            raise ValueError("y must have no masked value")
         checked = validate_data(self, X, y, dtype=np.float64, **how)
         X, y = (checked, None) if isinstance(y, str) else checked
         n_columns = X.shape[1]
@@ -190,7 +196,8 @@ class Labelled(SplitColumns):
     def _parties(self, blocks: Sequence[Array], y: Array) -> list[Party]:
         """Return the parties, one of them with the labels y."""
         places = range(len(blocks))
-        if self.label_party not in [*places, *(j - len(blocks) for j in places)]:
+        allowed = [*places, *(j - len(blocks) for j in places)]
+        if not is_whole(self.label_party) or self.label_party not in allowed:
             raise ValueError(
                 f"label_party must be the place of one of the {len(blocks)} parties, "
                 f"got {self.label_party!r}"
@@ -230,6 +237,57 @@ class SplitRows(Estimator):
         return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
 
 
+class Scored:
+    """Checks the labels of ``score`` as those of ``fit``, before scikit-learn does."""
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return R^2, or the accuracy of classes, of the predictions for rows."""
+        check_labels(X, y, numbers=is_regressor(self))
+        check_labels(X, sample_weight, "sample_weight")
+        return float(super().score(X, y, sample_weight))  # type: ignore[misc]
+
+
+def check_labels(X: Any, y: Any, what: str = "y", numbers: bool = True) -> None:
+    """Refuse labels of other rows than X, masked ones, and classes that are unclear."""
+    check_index(indexed(as_blocks(X) or [X]), y, what)
+    if np.ma.is_masked(y):
+        raise ValueError(f"{what} must have no masked value")
+    if y is None or isinstance(y, str):
+        return
+    if numbers:
+        number_array(y, what)
+        return
+    classes = set(np.ravel(np.asarray(y, dtype=object)).tolist())
+    texts = [label for label in classes if isinstance(label, str)]
+    plain = {normal_text(text).casefold() for text in texts}
+    kinds = {type(label).__name__ for label in classes}
+    if kinds & {"NoneType", "NAType", "NaTType"} or plain & {"", "nan"}:
+        raise ValueError(f"{what} must have no missing label")
+    if texts and kinds - {"float"} - {type(text).__name__ for text in texts}:
+        raise ValueError(f"{what} must have classes that are all text or all numbers")
+    if len(plain) < len(texts):
+        raise ValueError(
+            f"{what} must have classes that differ in more than blanks, case or "
+            "Unicode's form: write each in one way"
+        )
+
+
+def whole_or_not(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that changes nothing of its object where it raises."""
+
+    @functools.wraps(method)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = dict(vars(self))
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+
+    return guarded
+
+
 def as_blocks(X: Any) -> list[Any]:
     """Return the matrices of a list of matrices; none where X is anything else.
 
@@ -261,6 +319,9 @@ def whole(X: Any, argument: str, given: Any, axis: int) -> tuple[Any, Any]:
         )
     sizes = [block.shape[axis] for block in blocks]
     arrays = [number_array(block, "a block of X") for block in blocks]
+    if axis == 1:
+        for block in blocks:
+            check_index(indexed(blocks), block, "each block")
     if not all(hasattr(block, "columns") for block in blocks):
         return np.concatenate(arrays, axis), sizes
     names = [list(block.columns) for block in blocks]
@@ -268,8 +329,6 @@ def whole(X: Any, argument: str, given: Any, axis: int) -> tuple[Any, Any]:
         raise ValueError("the blocks of X must have the same columns in one order")
     index = None
     if axis == 1:
-        for block in blocks:
-            check_index(blocks[0], block, "each block")
         index, names[0] = blocks[0].index, [*chain(*names)]
     import pandas as pd
 
@@ -325,7 +384,7 @@ def split(
     >>> [own.tolist() for own in split([1, 2], 3, "columns_per_party", "n_features")]
     [[0], [1, 2]]
     """
-    if isinstance(given, Integral):
+    if is_whole(given):
         parties = int(given)
         if not 1 <= parties <= n:
             raise ValueError(
@@ -339,7 +398,7 @@ def split(
             f"got {given!r}"
         )
     items: list[Any] = list(given)
-    if all(isinstance(item, Integral) for item in items):
+    if all(map(is_whole, items)):
         if min(items, default=0) < 1 or sum(items) != n:
             raise ValueError(
                 f"{argument} must be counts of at least 1 that add up to {what} = {n}, "
@@ -351,7 +410,7 @@ def split(
     places = {name: place for place, name in enumerate(names)}
     held = [[places.get(one, one) for one in item] for item in items]
     for one in chain(*held):
-        if one not in range(n):
+        if not is_whole(one) or one not in range(n):
             raise ValueError(f"{argument} has {one!r}, and X with {what} = {n} has not")
     if not all(held) or sorted(chain(*held)) != list(range(n)):
         raise ValueError(

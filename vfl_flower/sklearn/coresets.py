@@ -9,13 +9,13 @@ from sklearn.base import ClusterMixin, RegressorMixin
 
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.protocol.party import Party
-from vfl_flower.sklearn.base import Labelled, SplitColumns, estimates
+from vfl_flower.sklearn.base import Labelled, Scored, SplitColumns, estimates
 from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
 from vfl_flower.typing import Array
 
 
 @estimates(CoresetVRLR)
-class CoresetRegressor(RegressorMixin, Labelled):
+class CoresetRegressor(Scored, RegressorMixin, Labelled):
     """Linear regression on a coreset of rows whose columns are split over parties.
 
     Runs :class:`~vfl_flower.strategies.coresets.CoresetVRLR` in this process.

@@ -9,7 +9,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
-from vfl_flower.sklearn.base import Labelled, estimates
+from vfl_flower.sklearn.base import Labelled, Scored, estimates
 from vfl_flower.strategies.fdskl import FDSKL
 from vfl_flower.typing import Array
 
@@ -25,7 +25,7 @@ def _has_probabilities(estimator: KernelClassifier) -> bool:
 
 
 @estimates(FDSKL, target=...)
-class KernelClassifier(ClassifierMixin, Labelled):
+class KernelClassifier(Scored, ClassifierMixin, Labelled):
     """Kernel classifier whose columns are split over parties.
 
     Runs :class:`~vfl_flower.strategies.fdskl.FDSKL` in this process, with the target
@@ -87,7 +87,7 @@ class KernelClassifier(ClassifierMixin, Labelled):
 
 
 @estimates(FDSKL, target="continuous", loss="square", class_weight="none")
-class KernelRegressor(RegressorMixin, Labelled):
+class KernelRegressor(Scored, RegressorMixin, Labelled):
     """Kernel regression whose columns are split over parties.
 
     Runs :class:`~vfl_flower.strategies.fdskl.FDSKL` in this process, with the square

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,10 +14,16 @@ from vfl_flower.numerics.mufc import Box
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.requests import FORGET, request_changes
 from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.rows import number_array
 from vfl_flower.sklearn.base import SplitRows, estimates
 from vfl_flower.strategies.mufc import MUFC
 from vfl_flower.strategies.mufc_tasks import MUFCUnlearn
 from vfl_flower.typing import Array
+
+
+def digest_of(X: Array) -> str:
+    """Return the SHA-256 of a matrix."""
+    return hashlib.sha256(np.ascontiguousarray(X).tobytes()).hexdigest()
 
 
 @estimates(MUFC, server_state=...)
@@ -89,11 +96,11 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
             ``fit``, or a number is of none of the rows that the model has. Nothing is
             changed then.
         """
-        X, numbers = self._rows(X), np.asarray(rows)
-        if numbers.size and (numbers.ndim != 1 or numbers.dtype.kind not in "iu"):
+        X, numbers = self._rows(X), number_array(rows, "rows")
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
             raise ValueError(
-                "rows must be a list of numbers of rows, and no mask: got values of "
-                f"type {numbers.dtype}, shape {numbers.shape}"
+                "rows must be a list of numbers of rows, at least one, no mask: got "
+                f"values of type {numbers.dtype}, shape {numbers.shape}"
             )
         rows = np.unique(numbers.astype(np.int64))
         if self.state_folder is None:
@@ -105,6 +112,10 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
             )
         if not np.isin(rows, kept).all():
             raise ValueError("rows must be numbers of rows that the model has")
+        if self._digest != digest_of(X[kept]):
+            raise ValueError(
+                "X must have the rows of fit, unchanged and in their order"
+            )
         task = MUFCUnlearn(
             self._model.model, server_state=self._server_state, masking=self.masking
         )
@@ -149,6 +160,7 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         self.labels_ = np.full(len(X), -1)
         for own, labels in zip(held, self._model.labels_ or [], strict=True):
             self.labels_[np.setdiff1d(own, rows)] = labels
+        self._digest = digest_of(np.delete(X, self.forgotten_, axis=0))
         self.cluster_centers_ = self._model.cluster_centers_
         self.inertia_ = self._model.inertia_
         return self

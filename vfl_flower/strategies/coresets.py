@@ -42,7 +42,7 @@ from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies import coresets_metrics
 from vfl_flower.strategies.coreset_predictions import keep_parts
 from vfl_flower.strategies.linear import Problem, solve
-from vfl_flower.strategies.linear_losses import TEST, TRAIN, enough_rows, squared_errors
+from vfl_flower.strategies.linear_losses import TEST, TRAIN, squared_errors
 from vfl_flower.strategies.moments import (
     deal,
     multiply,
@@ -88,8 +88,8 @@ class CoresetVRLR(CoresetStrategy):
                    parties that compute
     gram           a share of the sums of products, for   nothing
                    the label holder
-    solve          the label holder alone: theta, losses  the model (``moments``)
-    parts          X_j theta_j of rows held out under     nothing (all other solvers)
+    solve          the label holder alone: theta, loss    the model (``moments``)
+    parts          X_j theta_j of rows held out under     nothing
                    masks, for two parties that compute
     losses         the label holder alone: the losses     the losses
     =============  =====================================  ==========================
@@ -115,8 +115,8 @@ class CoresetVRLR(CoresetStrategy):
     other solvers give ``converged``,
     ``iterations`` and, for cg, ``sigma_min_x``: an estimate of the same without the
     labels. ``moments`` gives ``left_out``, how many columns their
-    parties have left out because they point to single rows, and needs no further round
-    trip for the losses; with ``full`` sampling there is no ``sigma_min``.
+    parties have left out because they point to single rows; with ``full`` sampling
+    there is no ``sigma_min``.
 
     Examples
     --------
@@ -166,8 +166,7 @@ class CoresetVRLR(CoresetStrategy):
     """Rows in a round trip of saga; the paper has 1."""
     test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
     """Share of the rows held out. The label holder gets their mean squared error from
-    products under shares and tells it the server: with moments in the same messages,
-    otherwise in three more round trips."""
+    products under shares and reports it to the server, in three more round trips."""
     allow_two_parties: bool = False
     """Let cg and saga run between two parties, each of which then learns the other's
     part of the predictions from the residuals; and let two parties predict or evaluate,
@@ -177,12 +176,17 @@ class CoresetVRLR(CoresetStrategy):
     labelled = True
     question = "Which few rows give nearly the linear model of all rows?"
     explained = coresets_metrics.REGRESSION
+    evaluation_steps = (
+        *(linear_losses.deal, linear_losses.parts),
+        *(linear_losses.gram, linear_losses.losses),
+    )
     steps: ClassVar[Steps] = (
         *CoresetStrategy.steps,
         *(linear_party.start, linear_party.cg, linear_party.proximal),
         *(linear_party.saga, linear_party.coefficients),
-        *(moments_party.deal, linear_moments.columns, linear_losses.parts),
-        *(moments_party.gram, linear_moments.solve, linear_losses.losses),
+        *(moments_party.deal, linear_moments.columns),
+        *(moments_party.gram, linear_moments.solve),
+        *evaluation_steps,
         predictions_party.keep,
     )
 
@@ -234,21 +238,13 @@ class CoresetVRLR(CoresetStrategy):
             f"With solver='moments' the run asks for no rows, and instead for {kinds}"
         )
 
-    @property
-    def evaluation_steps(self) -> Steps:  # type: ignore[override]
-        """With ``moments`` none: the model is evaluated in the messages of training."""
-        if self.solver == "moments":
-            return ()
-        steps = linear_losses.parts, linear_losses.losses
-        return moments_party.deal, *steps, moments_party.gram
-
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the solver has converged, left nothing out, and is any use."""
         told = []
         if count := metrics.get("left_out"):
             told.append(
-                f"columns left out, at least of one loss: {count}; too few rows differ "
-                "from their most frequent value, or one row stands out"
+                f"columns that the model leaves out: {count}; too few rows differ from "
+                "their most frequent value, or one row stands out"
             )
         if metrics.get("standing_out"):
             told.append(
@@ -277,11 +273,11 @@ class CoresetVRLR(CoresetStrategy):
         coreset = self.draw(parties, run, scoring)
         w = coreset.weights
         metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
+        scale = 1.0
         if coreset.X is not None and coreset.y is not None:
             X, y = np.hstack(coreset.X), coreset.y
             theta, intercept = solve_pooled(X, y, w, n, penalty, self.fit_intercept)
             theta_j = np.split(theta, np.cumsum(widths)[:-1])
-            scale = float(np.sqrt((w @ y**2) / n))
             if (check := coreset.check) and check.X is not None:
                 assert check.y is not None
                 losses = (np.hstack(check.X) @ theta + intercept - check.y) ** 2
@@ -312,17 +308,19 @@ class CoresetVRLR(CoresetStrategy):
         if "train_loss" in metrics:
             value = penalty.value(np.concatenate(theta_j))
             metrics["objective"] = metrics["train_loss"] + value
-        if self.solver != "moments":
-            metrics |= squared_errors(
-                parties,
-                self._evaluated(parties, n),
-                coefficients=theta_j if self.pools else None,
-                intercept=intercept,
-                scale=scale or 1.0,
-                test_fraction=self.test_fraction,
-                dealer=self.dealer,
-                computes=self.computes,
-            )
+        metrics |= squared_errors(
+            parties,
+            {
+                TEST: self.n_test(parties),
+                TRAIN: n if self.evaluate == "full" else 0,
+            },
+            coefficients=None if self.solver in ("cg", "saga") else theta_j,
+            intercept=intercept,
+            scale=scale,
+            test_fraction=self.test_fraction,
+            dealer=self.dealer,
+            computes=self.computes,
+        )
         rows = [theta[None] for theta in theta_j]
         number = keep_parts(parties, "linear", rows, intercept, holder)
         arrays = LinearModel(theta_j, intercept, number).to_record()
@@ -340,41 +338,23 @@ class CoresetVRLR(CoresetStrategy):
                 "rows tells them"
             )
 
-    def _evaluated(self, parties: Parties, n: int) -> dict[str, int]:
-        """Return of how many rows the errors are that are asked for, by their names."""
-        return {
-            TEST: self.n_test(parties),
-            TRAIN: n if self.evaluate == "full" else 0,
-        }
-
     def _solve_moments(
         self, parties: Parties, coreset: Coreset, penalty: Penalty
     ) -> tuple[list[Array], float, dict[str, Any]]:
         """Have the label holder solve from a Gram matrix; return model and metrics."""
-        n, holder, full = (
-            self.n_train(parties),
-            parties.label_holder,
-            coreset.rows is None,
-        )
+        n, holder = self.n_train(parties), parties.label_holder
         owners = [info.n_columns + (j == holder) for j, info in enumerate(parties)]
         drawn = n if coreset.rows is None else len(np.unique(coreset.rows))
-        wanted = self._evaluated(parties, n)
-        if full:  # the rows are those of the coreset
-            wanted[TRAIN] = 0
-        halves = {"train_loss": drawn} | enough_rows(wanted, sum(owners))
-        evaluated = linear_moments.Evaluated(TEST in halves, TRAIN in halves)
         roles = roles_of(
-            *(parties, owners, list(halves.values()), self.dealer),
-            computes=self.computes,
+            *(parties, owners, [drawn], self.dealer), computes=self.computes
         )
         opened = parties.ask(
             linear_moments.columns,
             roles=roles,
-            counted=sum(owners) * len(halves),
+            counted=sum(owners),
             n=n,
             intercept=self.fit_intercept,
             test_fraction=self.test_fraction,
-            evaluated=evaluated,
             coreset=coreset.weighted,
             **deal(parties, roles),
         )
@@ -386,24 +366,14 @@ class CoresetVRLR(CoresetStrategy):
             shares=shares,
             l1=penalty.l1,
             l2=penalty.l2,
-            test_fraction=self.test_fraction,
-            evaluated=evaluated,
         )
         widths = [info.n_columns for info in parties]
-        theta, losses = solved["coefficients"], solved["losses"]
-        if len(theta) != sum(widths) or len(losses) != len(halves):
-            raise parties.failure(
-                holder,
-                linear_moments.solve,
-                f"its reply must have {sum(widths)} coefficients and {len(halves)} "
-                "losses",
-            )
-        metrics: dict[str, Any] = dict(zip(halves, losses.tolist(), strict=True))
-        if self.evaluate == "full" and full:
-            metrics[TRAIN] = metrics["train_loss"]
-        if "explained" in solved:
-            metrics["test_r2"] = solved["explained"]
-        if not full:
+        theta = solved["coefficients"]
+        if len(theta) != sum(widths):
+            reason = f"its reply must have {sum(widths)} coefficients"
+            raise parties.failure(holder, linear_moments.solve, reason)
+        metrics: dict[str, Any] = {"train_loss": solved["loss"]}
+        if coreset.rows is not None:
             metrics["sigma_min"] = solved["sigma_min"]
         metrics["left_out"] = solved["left_out"]
         warn_of_constant(solved["constant"])

@@ -63,7 +63,7 @@ REGRESSION: dict[str, Metric] = {
     ),
     "left_out": Metric(
         "Columns left out",
-        "Columns that point to single rows, and so are not used.",
+        "Columns that point to single rows, and so are no part of the model.",
         "lower",
         "count",
     ),

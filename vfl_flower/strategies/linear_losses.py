@@ -6,39 +6,17 @@ import logging
 from typing import Any
 
 from vfl_flower.clients import linear_losses as party
-from vfl_flower.clients.linear_moments import Evaluated
 from vfl_flower.clients.moments_roles import ROWS_PER_COLUMN
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import each
-from vfl_flower.strategies.moments import deal, multiply, roles_of, secret
+from vfl_flower.strategies.moments import dealt_here, passed_on, roles_of, secret
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 
 TEST, TRAIN = "test_loss", "full_train_loss"
 """Names of the errors on the rows held out and on all training rows."""
-
-
-def enough_rows(sets: dict[str, int], columns: int) -> dict[str, int]:
-    """Return the sets of rows of which a Gram matrix may be opened; tell of others.
-
-    Parameters
-    ----------
-    sets : dict of str to int
-        Numbers of rows by the names of the errors; of no row: nobody asks for it.
-    columns : int
-        Number of columns of the Gram matrix.
-    """
-    least = max(LEAST_ROWS, ROWS_PER_COLUMN * columns)
-    for name, rows in sets.items():
-        if 0 < rows < least:
-            log.warning(
-                "there is no %s: a Gram matrix of %d columns must be of at least %d "
-                "rows, there are %d",
-                *(name, columns, least, rows),
-            )
-    return {name: rows for name, rows in sets.items() if rows >= least}
 
 
 def squared_errors(
@@ -73,7 +51,15 @@ def squared_errors(
     computes : str
         Who computes with the label holder; "": the first of the others.
     """
-    sets = enough_rows(sets, len(parties))
+    least = max(LEAST_ROWS, ROWS_PER_COLUMN * len(parties))
+    for name, rows in sets.items():
+        if 0 < rows < least:
+            log.warning(
+                "there is no %s: a Gram matrix of %d columns must be of at least %d "
+                "rows, there are %d",
+                *(name, len(parties), least, rows),
+            )
+    sets = {name: rows for name, rows in sets.items() if rows >= least}
     if not sets:
         return {}
     unit = scale if coefficients is None else 1.0
@@ -82,22 +68,31 @@ def squared_errors(
         computes=computes,
         turn=party.TURN,
     )
+    if roles.dealer is None:
+        dealt = dealt_here(parties, roles)
+    else:
+        delivered = parties.ask(party.deal, roles=roles)
+        dealt = {"loss_delivered": passed_on(parties, delivered, "loss_delivered")}
     replies = parties.ask(
         party.parts,
         roles=roles,
         counted=len(parties) * len(sets),
         test_fraction=test_fraction,
-        evaluated=Evaluated(TEST in sets, TRAIN in sets),
+        evaluated=party.Evaluated(TEST in sets, TRAIN in sets),
         intercept=intercept / unit,
         coefficients=None if coefficients is None else each(coefficients),
-        **deal(parties, roles),
+        **dealt,
     )
-    shares = multiply(parties, roles, replies)
+    shares = parties.ask(
+        party.gram,
+        loss_openings=passed_on(parties, replies, "loss_openings"),
+        loss_checks=passed_on(parties, replies, "loss_checks"),
+    )
     told = parties.ask_one(
         roles.first,
         party.losses,
-        units=secret(replies, "units", len(parties))[roles.first],
-        shares=shares,
+        loss_units=secret(replies, "loss_units", len(parties))[roles.first],
+        loss_shares=secret(shares, "loss_shares", len(parties))[roles.first],
         scale=unit,
     )
     if told["standing_out"]:

@@ -84,17 +84,26 @@ def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
     The server deals by itself; a party needs a round trip for it.
     """
     if roles.dealer is None:
-        root = parties.checkpoint.token(SEED_BYTES)
-        dealt = party.deal_all(roles.deals(parties.session), root, roles)
-        return {"dealt": each(dealt)}
+        return dealt_here(parties, roles)
     replies = parties.ask(party.deal, roles=roles)
-    return {"delivered": each(secret(replies, "delivered", len(parties)))}
+    return {"delivered": passed_on(parties, replies, "delivered")}
+
+
+def dealt_here(parties: Parties, roles: Roles) -> dict[str, Any]:
+    """Return what the server deals, as an argument of that step."""
+    root = parties.checkpoint.token(SEED_BYTES)
+    return {"dealt": each(party.deal_all(roles.deals(parties.session), root, roles))}
 
 
 def secret(replies: Replies[Any], name: str, count: int) -> list[dict[int, Array]]:
     """Return what parties have sent to each party under a name, by the sender."""
     sent: list[dict[int, Array]] = replies.secrets.get(name, [{}] * count)
     return sent
+
+
+def passed_on(parties: Parties, replies: Replies[Any], name: str) -> dict[int, Array]:
+    """Return for each party what others have sent to it under a name, or None."""
+    return each([sent or None for sent in secret(replies, name, len(parties))])
 
 
 def multiply(parties: Parties, roles: Roles, opened: Replies[Any]) -> dict[int, Array]:
@@ -107,9 +116,9 @@ def multiply(parties: Parties, roles: Roles, opened: Replies[Any]) -> dict[int, 
     opened : Replies
         Those to the step that makes the columns, with "openings" and "checks".
     """
-    told = []
-    for name in ("openings", "checks"):
-        received = secret(opened, name, len(parties))
-        told.append([sent or None for sent in received])
-    replies = parties.ask(party.gram, openings=each(told[0]), checks=each(told[1]))
+    replies = parties.ask(
+        party.gram,
+        openings=passed_on(parties, opened, "openings"),
+        checks=passed_on(parties, opened, "checks"),
+    )
     return secret(replies, "shares", len(parties))[roles.first]

@@ -48,6 +48,7 @@ from vfl_flower.protocol.settings import Count, InRunConfig, Natural, settings
 from vfl_flower.protocol.steps import Steps, Sum
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.protocol.united import Levels
+from vfl_flower.rows import number_array
 from vfl_flower.secure_aggregation import LIMB, SparseSum, join_limbs
 from vfl_flower.strategies import mufc_metrics
 from vfl_flower.typing import Array
@@ -565,7 +566,9 @@ def parse_box(box: Bounds) -> tuple[Array, Array]:
             if len(lower) == 1:
                 lower, upper = lower[0], upper[0]
         else:
-            lower, upper = (np.asarray(bound, dtype=np.float64) for bound in box)
+            lower, upper = (
+                number_array(bound, "box").astype(np.float64) for bound in box
+            )
         lower, upper = np.asarray(lower), np.asarray(upper)
         Box(lower, upper)
     except (ValueError, TypeError):
