@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -39,6 +40,7 @@ from vfl_flower.app.federation import (
     RESTART,
     SUPERNODE,
     WHY_ENDED,
+    Shown,
     gate_command,
     server_executor_command,
     superlink_command,
@@ -46,7 +48,7 @@ from vfl_flower.app.federation import (
     unit,
     write_connection,
 )
-from vfl_flower.app.flower_run import START, wait_for
+from vfl_flower.app.flower_run import START, Processes, _Commands, wait_for
 from vfl_flower.app.node import HEARTBEAT
 from vfl_flower.app.options import check_there
 from vfl_flower.app.party_folder import consent_text, load_party_folder, needs_of
@@ -553,6 +555,32 @@ def test_what_a_command_has_started_ends_with_it_when_it_is_killed(tmp_path):
     parent.kill()
     parent.wait()
     wait_for(lambda: not started_in(tmp_path), START, "its end")
+
+
+def commands_of(processes):
+    processes._idle.append(commands := _Commands(processes.env))
+    return commands
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda processes: processes.start("it", "sleep", "600"),
+        lambda processes: Shown(processes).start("it", ["sleep", "600"]),
+        lambda processes: commands_of(processes).process,
+    ],
+    ids=["daemon", "shown", "for commands of Flower"],
+)
+def test_what_is_started_heeds_an_interrupt(tmp_path, start):
+    """Also where this process ignores it, as in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Processes(tmp_path) as processes:
+            started = start(processes)
+            started.send_signal(signal.SIGINT)
+            assert started.wait(START) != 0
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_unit_starts_the_same_command(place, airline, federation, take_part):
