@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from vfl_flower import Party
 from vfl_flower.protocol import exchange, parties
 from vfl_flower.protocol.metrics import SPREAD
 from vfl_flower.protocol.strategy import ProtocolStrategy
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # As shells start what runs in the background: commands of tests would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

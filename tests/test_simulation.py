@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
 from vfl_flower import Party
 from vfl_flower.protocol.contract import Reals
@@ -204,6 +205,29 @@ def test_two_runs_at_once_do_not_meet(three):
     result = outer.start(grids[0])
     assert result.arrays.object_id == alone[0].arrays.object_id
     assert outer.inner.arrays.object_id == alone[1].arrays.object_id
+
+
+def test_a_run_leaves_the_one_around_it_alone(three):
+    """As in a ServerApp: its messages are of its own run before and after."""
+    grid = InProcessGrid(three)
+    run = TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id
+    simulate(CoresetVKMC(2, size=12), three, seed=2)
+    assert run == (TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id)
+    assert run[0] == grid.run_id
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        CoresetVRLR(size=12, solver="central", evaluate="full", check_size=20),
+        CoresetVKMC(2, size=12),
+        FDSKL("square", target="continuous", solver="direct", features=4),
+    ],
+    ids=lambda strategy: type(strategy).__name__,
+)
+def test_metrics_are_numbers_of_python(three, strategy):
+    metrics = simulate(strategy, three, seed=1).metrics
+    assert {type(value) for value in metrics.values()} <= {int, float}
 
 
 def test_a_grid_serves_one_run_after_the_other(three):

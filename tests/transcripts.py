@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 from flwr.common.serde import message_to_proto
-from scipy.stats import chi2
+from scipy.stats import chi2, chisquare
 
 from vfl_flower import Party
 from vfl_flower.protocol.messages import n_bytes, unpack
@@ -92,6 +92,28 @@ def is_uniform(elements: Array) -> bool:
     assert expected > 5
     statistic = ((counts - expected) ** 2).sum() / expected
     return bool(chi2.isf(1 - 1e-9, 255) < statistic < chi2.isf(1e-9, 255))
+
+
+def assert_hidden(runs: Sequence[Sequence[Array]]) -> None:
+    """Raise unless what two runs hide of the same data is uniform, and never the same.
+
+    Small arrays have too few bytes for a test of each: the halves of all their bytes
+    are tested together, at the same rate.
+    """
+    small = []
+    for value, other in zip(*runs, strict=True):
+        assert value.dtype == other.dtype == np.uint8
+        words, others = (x[: x.size // 8 * 8].view("<u8") for x in (value, other))
+        assert value.shape == other.shape
+        assert not (words == others).any()
+        if value.size > 6000:
+            assert is_uniform(value)
+        else:
+            small += [value, other]
+    data = np.concatenate(small)
+    counts = np.bincount(np.concatenate([data >> 4, data & 15]), minlength=16)
+    assert counts.mean() > 20
+    assert chisquare(counts).pvalue > 1e-9
 
 
 def patterns(values: Array) -> set[bytes]:

@@ -46,14 +46,18 @@ class SimulatedResult(ProtocolResult):
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Let a run in this process leave no trace in that of a ServerApp around it."""
-    names = ("run_id", "node_id", "task_id")
-    kept = {n: getattr(TaskIdentity, f"_{n}", None) for n in names}
+    """Let a run in this process leave no trace in that of a ServerApp around it.
+
+    Where there is none, the identity stays: a run of another thread may need it.
+    """
+    names = ("_run_id", "_node_id", "_task_id")
+    identity = {name: getattr(TaskIdentity, name) for name in names}
     try:
         yield
     finally:
-        for name, value in kept.items():
-            setattr(TaskIdentity, f"_{name}", value)
+        for name, value in identity.items():
+            if value is not None:
+                setattr(TaskIdentity, name, value)
 
 
 class InProcessGrid(Grid):
@@ -229,9 +233,10 @@ def simulate(
             f"n_parties must be 0 or the {len(parties)} parties given, got "
             f"{strategy.n_parties}"
         )
-    grid = InProcessGrid(parties)
     if strategy.partition == "vertical":
         _check_order([p.row_labels for p in parties if p.row_labels is not None])
-    result = SimulatedResult(**vars(strategy.start(grid, timeout=timeout)))
-    strategy.complete(result.model, grid.memories())
+    with apart():
+        grid = InProcessGrid(parties)
+        result = SimulatedResult(**vars(strategy.start(grid, timeout=timeout)))
+        strategy.complete(result.model, grid.memories())
     return result

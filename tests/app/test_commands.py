@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shlex
+from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,11 +13,11 @@ import pytest
 from faults import Clock
 from typer.testing import CliRunner
 
-from vfl_flower import CoresetVRLR, load_model, simulate
+from vfl_flower import CoresetVRLR, __version__, load_model, simulate
 from vfl_flower.app import reports, runs, stored
 from vfl_flower.app.cli import app
 from vfl_flower.app.config import check_run_config, party_source
-from vfl_flower.app.flower_run import KILLED, RunFailed, _ended, why
+from vfl_flower.app.flower_run import KILLED, RunFailed, RunOutcome, _ended, why
 from vfl_flower.app.progress import Progress
 from vfl_flower.app.runs import Follower, gather
 from vfl_flower.app.server_app import command_of
@@ -436,6 +438,91 @@ def test_times_and_sizes():
     assert [clock(s) for s in (5, 65, 3725)] == ["5 s", "1:05", "1:02:05"]
     assert [size(n) for n in (5, 1500, 2.71e7)] == ["5 B", "1.5 kB", "27.1 MB"]
     assert runs.describe(Progress("x", 1, 0, 1, 1)).startswith("     x ")
+
+
+def test_the_version_is_printed():
+    assert call("--version") == (
+        0,
+        f"vfl-flower {__version__}, flwr {version('flwr')}\n",
+    )
+
+
+def test_the_help_has_whole_summaries():
+    for words in ([], ["models"]):
+        code, out = call(*words, "--help")
+        assert code == 0
+        assert not re.search(r"\w\.\.\.", out)
+
+
+@pytest.mark.parametrize("name", ["run", "simulate"])
+def test_a_shell_completes_strategies(name):
+    """As bash calls the command, once ``--install-completion`` has said how."""
+    words = {"COMP_WORDS": f"vfl-flower {name} coreset", "COMP_CWORD": "2"}
+    words |= {"_VFL_FLOWER_COMPLETE": "complete_bash"}
+    ended = CliRunner().invoke(app, [], env=words, prog_name="vfl-flower")
+    assert ended.stdout.split() == ["coreset-vrlr", "coreset-vkmc"]
+    assert "--install-completion" in call("--help")[1]
+
+
+@pytest.mark.parametrize("name", ["run", "simulate"])
+def test_a_misspelt_strategy_is_said_with_the_nearest_one(name):
+    code, out = call(name, "coreset-vrl")
+    assert code == 1
+    assert "got 'coreset-vrl': did you mean 'coreset-vrlr'?" in out
+
+
+def answer(*arguments):
+    """Return the JSON value that is all that a command prints on standard output."""
+    ended = CliRunner().invoke(app, [*map(str, arguments), "--format", "json"])
+    return ended.exit_code, json.loads(ended.stdout)
+
+
+def test_answers_are_json(files, tmp_path):
+    out = tmp_path / "runs"
+    assert simulated(files, out)[0] == 0
+    code, read = answer("report", "--output-dir", out)
+    assert code == 0
+    assert read["run_config"]["strategy"] == "coreset-vrlr"
+    assert (out / read["folder"] / "report.html") == Path(read["page"])
+    code, ((model),) = answer("models", "list", "--output-dir", out)
+    assert (model["strategy"], model["tasks"]) == ("coreset-vrlr", ["train"])
+    assert model["last run"] == Path(read["folder"]).name
+    code, ((shown),) = answer("models", "show", model["last run"], "--output-dir", out)
+    assert shown["kind"] == "linear"
+    assert shown["arrays"]["coef_0"] == {"shape": [2]}
+    code, (found,) = answer("check", files[0], "--id-column", "id")
+    assert (code, found["rows"], found["columns"]) == (0, 60, 2)
+    assert not any("examples" in finding for finding in found["findings"])
+
+
+def test_a_check_that_fails_is_json_with_its_findings(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n1,inf\n2,3\n")
+    code, (found,) = answer("check", tmp_path / "a.csv")
+    assert code == 1
+    (error,) = (f for f in found["findings"] if f["level"] == "error")
+    assert error["column"] == "b"
+
+
+def test_how_a_run_has_ended_is_json(monkeypatch):
+    """And its log is on standard error."""
+
+    def start(config, *given, **more):
+        print("step 1")
+        if config["coreset-vrlr.size"] == 1:
+            raise RunFailed("run 7 is finished:failed", "a party was lost")
+        return RunOutcome(7, "finished:completed", "")
+
+    monkeypatch.setattr(runs, "start", start)
+    arguments = ["run", "coreset-vrlr", "--set"]
+    assert answer(*arguments, "size=200") == (
+        0,
+        {"success": True, "run-id": "7", "status": "finished:completed"},
+    )
+    assert answer(*arguments, "size=1") == (
+        1,
+        {"success": False, "error-message": "the run failed: a party was lost"},
+    )
+    assert answer(*arguments, "size=x")[0] == 1
 
 
 def test_the_help_of_run_names_the_strategies():

@@ -9,11 +9,13 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
 import sys
 import tomllib
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +41,7 @@ from vfl_flower.app.federation import (
     RESTART,
     SUPERNODE,
     WHY_ENDED,
+    Shown,
     gate_command,
     server_executor_command,
     superlink_command,
@@ -46,7 +49,7 @@ from vfl_flower.app.federation import (
     unit,
     write_connection,
 )
-from vfl_flower.app.flower_run import START, wait_for
+from vfl_flower.app.flower_run import START, Processes, _Commands, wait_for
 from vfl_flower.app.node import HEARTBEAT
 from vfl_flower.app.options import check_there
 from vfl_flower.app.party_folder import consent_text, load_party_folder, needs_of
@@ -462,6 +465,32 @@ def test_a_pinned_key_is_never_changed(place, airline, take_part):
     assert (airline / "consent.toml").read_text() == text
 
 
+def test_a_party_replaces_its_key(place, airline, take_part):
+    """As the page says: new keys and card in its folder, and each peer pins them."""
+    old = Card.load(airline / "airline.card")
+    old.write(place / "old.card")
+    assert run("init", "weather", *OPTIONS).exit_code == 0
+    (place / "new").mkdir()
+    with chdir(place / "new"):
+        assert run("init", "airline", "--data", place / "a b.csv").exit_code == 0
+    weather = ("party", place / "weather", *take_part[2:])
+    assert run(*weather, "--peer", place / "old.card").exit_code == 0
+    for file in ("supernode.key", "airline.card", "state/identity.pem"):
+        shutil.copy2(place / "new" / "airline" / file, airline / file)
+    new = Card.load(airline / "airline.card")
+    assert public_identity(airline / "state") == new.identity != old.identity
+    assert run(*take_part, "--peer", place / "weather" / "weather.card").exit_code == 0
+    sentence = refused(*weather, "--peer", airline / "airline.card")
+    assert old.identity in sentence
+    consent = place / "weather" / "consent.toml"
+    lines = consent.read_text().splitlines(keepends=True)
+    rest = [line for line in lines if not line.startswith("airline =")]
+    assert len(rest) == len(lines) - 1
+    consent.write_text("".join(rest))
+    assert run(*weather, "--peer", airline / "airline.card").exit_code == 0
+    assert Consent.load(consent).peers == {"airline": new.identity}
+
+
 def test_a_card_of_ones_own_is_no_peer(place, airline, take_part):
     own = Card.load(airline / "airline.card")
     assert "has the name of this one" in refused(
@@ -553,6 +582,32 @@ def test_what_a_command_has_started_ends_with_it_when_it_is_killed(tmp_path):
     parent.kill()
     parent.wait()
     wait_for(lambda: not started_in(tmp_path), START, "its end")
+
+
+def commands_of(processes):
+    processes._idle.append(commands := _Commands(processes.env))
+    return commands
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda processes: processes.start("it", "sleep", "600"),
+        lambda processes: Shown(processes).start("it", ["sleep", "600"]),
+        lambda processes: commands_of(processes).process,
+    ],
+    ids=["daemon", "shown", "for commands of Flower"],
+)
+def test_what_is_started_heeds_an_interrupt(tmp_path, start):
+    """Also where this process ignores it, as in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Processes(tmp_path) as processes:
+            started = start(processes)
+            started.send_signal(signal.SIGINT)
+            assert started.wait(START) != 0
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_unit_starts_the_same_command(place, airline, federation, take_part):

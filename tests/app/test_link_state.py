@@ -3,6 +3,7 @@
 import shutil
 import sqlite3
 from contextlib import closing
+from functools import partial
 
 import pytest
 from flwr.app import ConfigRecord, RecordDict
@@ -128,18 +129,65 @@ def test_supernodes_stay_registered_and_a_run_has_failed(database):
     assert state.get_run_info(run_ids=[again])
 
 
-@pytest.mark.parametrize("damage", ["no database", "another schema"])
-def test_what_flower_does_not_know_is_made_anew(tmp_path, damage, caplog):
+def files_beside(path):
+    return [file for file in path.parent.iterdir() if file != path]
+
+
+def test_a_file_that_is_no_database_is_set_aside(tmp_path, caplog):
     path = tmp_path / "superlink.sqlite"
-    if damage == "no database":
-        path.write_bytes(SECRET * 100)
-    else:
-        with closing(sqlite3.connect(path)) as db, db:
-            db.execute("CREATE TABLE run (number)")
+    path.write_bytes(SECRET * 100)
     assert take_up(path, KEYS) == set()
-    assert path.stat().st_mode & 0o777 == 0o600
     assert path.stat().st_size == 0  # Flower makes its tables
-    assert f"{path} is made anew: " in caplog.text
+    (aside,) = files_beside(path)
+    assert aside.read_bytes() == SECRET * 100
+    assert [file.stat().st_mode & 0o777 for file in (path, aside)] == [0o600] * 2
+    assert f"it is now {aside}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["ALTER TABLE task RENAME TO work", "ALTER TABLE node RENAME status TO state"],
+)
+def test_tables_of_another_shape_are_set_aside_unchanged(database, change, caplog):
+    path, _ = database
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(change)
+    assert take_up(path, KEYS) == set()
+    (aside,) = files_beside(path)
+    with closing(sqlite3.connect(aside)) as db:
+        assert SECRET in b"".join(
+            c for (c,) in db.execute("SELECT content FROM objects")
+        )
+        assert db.execute("SELECT count(*) FROM node").fetchone() == (3,)
+    assert "is not one of Flower's databases (no such " in caplog.text
+
+
+def test_a_table_that_is_not_known_is_unchanged(database, caplog):
+    path, _ = database
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE accounts AS SELECT 'a user' AS name")
+    assert take_up(path, KEYS) == {*KEYS[:2]}
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT name FROM accounts").fetchall() == [("a user",)]
+    assert "unknown tables are unchanged: accounts" in caplog.text
+
+
+def test_all_tables_of_flower_are_known(database, caplog):
+    path, _ = database
+    take_up(path, KEYS)
+    assert "unknown tables" not in caplog.text
+
+
+def test_a_database_in_use_is_left_alone(database, monkeypatch):
+    """It may be that of a SuperLink that runs."""
+    path, _ = database
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, timeout=0))
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(OSError, match="database is locked"):
+            take_up(path, KEYS)
+    assert {f.name: f.read_bytes() for f in path.parent.iterdir()} == before
 
 
 def test_no_link_is_followed(tmp_path):

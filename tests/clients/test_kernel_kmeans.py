@@ -158,6 +158,19 @@ def test_the_next_iteration_keeps_what_the_server_says():
     np.testing.assert_allclose(asked.recall(State).B, B, atol=1e-12)
 
 
+@pytest.mark.parametrize("large", ["rows", "map"])
+def test_a_matrix_is_refused_whose_squares_overflow(large):
+    """In the rows B_2 = A_1 R / sqrt(D_1), or in the map R / sqrt(D_1) alone."""
+    asked = party(X=np.repeat(np.eye(2), N // 2, axis=0))
+    first_gram(asked)
+    lengths, vectors = np.linalg.svd(features_of(asked, 1))[1:]
+    assert lengths[0] > 2 > 1e-9 > lengths[-1]
+    place, size = (0, 0.5e145) if large == "rows" else (-1, 2e145)
+    R = size * math.sqrt(D_1) * vectors[[place]].T
+    with pytest.raises(PartyError, match="R must be small enough for its squares"):
+        client.gram(asked, 2, R)
+
+
 def test_an_iteration_that_is_asked_again_is_the_same():
     """With a wider bound, for a value that was clipped."""
     asked = party()

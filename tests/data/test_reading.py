@@ -135,7 +135,6 @@ def test_a_changed_part_is_read_again(tmp_path):
 
 
 def test_a_query(tmp_path):
-    pytest.importorskip("duckdb")
     FRAME.to_parquet(tmp_path / "x.parquet")
     sql = (
         f"duckdb:SELECT id, seats * 2 AS twice FROM '{tmp_path}/x.parquet' ORDER BY id"

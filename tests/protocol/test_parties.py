@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from annotated_types import Ge
 from consents import free
-from faults import Fault, FaultyGrid
+from faults import Fault, FaultyGrid, LyingGrid
 from flwr.app import Message
 from flwr.common.serde import context_from_proto, context_to_proto
 from malformed import in_bundle
@@ -26,6 +26,7 @@ from vfl_flower.protocol.contract import (
     Whole,
 )
 from vfl_flower.protocol.exchange import RETRIES
+from vfl_flower.protocol.frame import MOST_CLIPPED
 from vfl_flower.protocol.messages import (
     BUNDLE,
     n_bytes,
@@ -37,6 +38,7 @@ from vfl_flower.protocol.messages import (
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.steps import STEPS, Step, Sum, each
+from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.typing import Array
 
@@ -741,6 +743,23 @@ def test_clipping_is_said(clock, caplog):
     assert "2 values of total were clipped" in caplog.text
     assert parties.ledger.clipped == 2
     assert parties.ask(total.summing(total=8.0)).clipped == 0
+
+
+@pytest.mark.parametrize("count", [-1, 6, 7])
+def test_more_clipped_values_than_there_are_show_that_masks_do_not_cancel(clock, count):
+    """One party adds to the masked count; the three have six values in all."""
+
+    def lie(request, values, frame):
+        more, _ = group("ring", MOST_CLIPPED, 3).encode(np.array([float(count)]))
+        clipped = np.frombuffer(frame["clipped"], "<u8") + more
+        return pack(values, {**frame, "clipped": clipped.tobytes()})
+
+    parties = greet(LyingGrid(some(), "total", 1, lie))
+    if 0 <= count <= 6:
+        assert parties.ask(total.summing(total=8.0)).clipped == count
+    else:
+        with pytest.raises(FederationError, match="masks of total do not cancel"):
+            parties.ask(total.summing(total=8.0))
 
 
 @pytest.mark.parametrize("first", [1.0, Sum(1.0, "ring")])

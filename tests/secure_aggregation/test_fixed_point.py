@@ -75,14 +75,25 @@ def test_the_finest_ring_holds_the_largest_sum_and_half_of_it_would_not(
         assert rows * (2 * numbers.largest + 1) ** 2 >= 2 ** (bits - 1)
 
 
-def test_one_fraction_bit_more_than_the_bound_allows_overflows():
-    rows = 3 * 2**12
-    column = np.ones(rows)
-    good = finest_gram_fixed_point(rows, 1.0, 48)
+@pytest.mark.parametrize(
+    ("rows", "value", "bits"),
+    [
+        (3 * 2**12, 1.0, 48),
+        # With one bit more each number is half a unit from an integer and rounded up:
+        # the sum is 2^(bits - 1), too much, and would fit without the rounding.
+        (2**21, (2**13 - 0.5) / 2, 48),
+        (4, (2**30 - 0.5) / 2, 63),
+    ],
+)
+def test_one_fraction_bit_more_than_the_bound_allows_overflows(rows, value, bits):
+    column = np.full(rows, value)
+    good = finest_gram_fixed_point(rows, value, bits)
     for fraction, fits in ((good.fraction, True), (good.fraction + 1, False)):
-        elements, _ = FixedPoint(48, fraction, 1.0).encode(column)
-        opened = decode(elements @ elements, 48, 2 * fraction)
-        assert (opened == rows) == fits
+        numbers = FixedPoint(bits, fraction, value)
+        elements, _ = numbers.encode(column)
+        opened = decode(elements @ elements, bits, 2 * fraction)
+        error = gram_error(rows, value, numbers.error)
+        assert (abs(opened - rows * value**2) <= error) == fits
 
 
 @given(st.integers(1, 10**5), st.floats(0.1, 4), st.integers(0, 20))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from scipy.stats import chi2
-from transcripts import Recorder, actual, our_steps, patterns
+from transcripts import Recorder, actual, assert_hidden, our_steps, patterns
 
 from vfl_flower import CoresetVRLR, FederationError, Party, PartyFailed, simulate
 from vfl_flower.clients import linear_losses, linear_moments, moments_roles
@@ -127,27 +127,36 @@ CLEAR = {
 }
 
 
+def transcripts(strategy, hidden):
+    """Run twice; return all messages, and raise unless the hidden values are hidden."""
+    grids = [Recorder(parties(4)) for _ in range(2)]
+    results = [strategy.replace(seed=0).start(grid) for grid in grids]
+    runs = []
+    for grid in grids:
+        runs.append([])
+        for entry in grid.transcript:
+            for name, value in entry.values.items() if entry.up else ():
+                if name.rpartition("_")[0] in hidden.get(entry.action, ()):
+                    runs[-1].append(value)
+                elif entry.action.startswith(("linear", "moments")):
+                    assert name in CLEAR.get(entry.action, ()), name
+    assert_hidden(runs)
+    return results[0], grids[0].transcript
+
+
 @pytest.mark.parametrize("dealer", ["server", "p0"])
 def test_the_server_sees_uniform_bytes_and_the_error(dealer):
     """Where it has the rows of the sample, it sees no residual of those held out."""
     X, y = data()
-    grid = Recorder(parties(4))
     strategy = CoresetVRLR(
         20, sampling="uniform", solver="central", dealer=dealer, test_fraction=0.5
     )
-    result = strategy.replace(seed=0).start(grid)
+    result, transcript = transcripts(strategy, EVALUATED)
     held_out = split_rows(N, 0.5, 0)[1]
     residual = result.model.predict(np.array_split(X, 4, axis=1)) - y
-    seen = [e for e in grid.transcript if e.action.startswith(("linear", "moments"))]
+    seen = [e for e in transcript if e.action.startswith(("linear", "moments"))]
     assert not actual(patterns(residual[held_out]) | patterns(y[held_out]), seen)
-    for entry in seen:
-        for name, value in entry.values.items() if entry.up else ():
-            if name.rpartition("_")[0] in EVALUATED[entry.action]:
-                assert value.dtype == np.uint8
-                assert value.size < 6000 or uniform(value)
-            else:
-                assert name in CLEAR[entry.action], name
-    steps = {e.action for e in grid.transcript if e.up} - {"hello"}
+    steps = {e.action for e in transcript if e.up} - {"hello"}
     assert steps == set(EVALUATED) - (
         {"linear_losses_deal"} if dealer == "server" else set()
     )
@@ -157,25 +166,13 @@ def test_the_server_sees_uniform_bytes_and_the_error(dealer):
 @pytest.mark.parametrize("dealer", ["server", "p0"])
 def test_the_server_sees_uniform_bytes_and_the_model(dealer):
     X, y = data()
-    grid = Recorder(parties(4))
-    CoresetVRLR(solver="moments", sampling="full", dealer=dealer, seed=0).start(grid)
+    strategy = CoresetVRLR(solver="moments", sampling="full", dealer=dealer)
+    _, transcript = transcripts(strategy, HIDDEN)
     sums = patterns(np.column_stack([X[:, :6], y])[:20])
     sums |= patterns(X.T @ y) | patterns(X.mean(axis=0))
-    assert not actual(sums, grid.transcript)
-    seen = set()
-    for entry in grid.transcript:
-        if entry.action == "hello" or not entry.up:
-            continue
-        seen.add(entry.action)
-        public = CLEAR.get(entry.action, set())
-        for name, value in entry.values.items():
-            stem = name.rpartition("_")[0]
-            if stem in HIDDEN[entry.action]:
-                assert value.dtype == np.uint8
-                assert value.size < 6000 or uniform(value)
-            else:
-                assert name in public, name
-    assert seen == set(HIDDEN) - ({"moments_deal"} if dealer == "server" else set())
+    assert not actual(sums, transcript)
+    steps = {e.action for e in transcript if e.up} - {"hello"}
+    assert steps == set(HIDDEN) - ({"moments_deal"} if dealer == "server" else set())
     assert set(our_steps("moments", "linear_moments")) == set(HIDDEN)
 
 
@@ -215,18 +212,26 @@ def test_parties_that_compute_see_uniform_numbers_of_the_others(monkeypatch):
         assert not np.array_equal(first[j][:32], second[j][:32])
 
 
-def test_openings_can_be_made_without_the_data():
-    """With another mask they are those of any other columns: one seed is not known."""
+@pytest.mark.parametrize("known", [0, 1])
+def test_openings_can_be_made_without_the_data(monkeypatch, known):
+    """With another second mask other columns give them; a party knows one mask."""
     deal = party.Roles(1, 0, [2, 1], [50]).deals(7)[0]
-    rng = np.random.default_rng(0)
-    columns, others = rng.integers(2**63, size=(2, 50, 2), dtype="u8")
+    columns, others = np.random.default_rng(0).integers(
+        2**63, size=(2, 50, 2), dtype="u8"
+    )
     dealt = party.deal_owner(deal, bytes(32), 0)
+    seeds, elements = (dealt.seed, dealt.correction.tobytes()), type(deal).elements
     opened = party.hide_columns(deal, 0, dealt, columns)
-    # What P0 knows: its own seed. The mask of P1 that explains other columns exists.
-    own = deal.elements(dealt.seed, "matrix", 0, (50, 2))
-    explained = party.hide_columns(deal, 0, dealt, columns) + own
-    mask = (others - explained) & np.uint64(2**63 - 1)
-    assert np.array_equal((others - own - mask) & np.uint64(2**63 - 1), opened)
+    mask = deal.elements(seeds[known], "matrix", 0, columns.shape)
+    other_mask = subtract(subtract(others, mask, deal.bits), opened, deal.bits)
+
+    def other_elements(deal, seed, *use):
+        unknown = seed == seeds[1 - known]
+        return other_mask.copy() if unknown else elements(deal, seed, *use)
+
+    monkeypatch.setattr(type(deal), "elements", other_elements)
+    again = party.hide_columns(deal, 0, dealt, others)
+    np.testing.assert_array_equal(again, opened)
 
 
 # -- dealers ---------------------------------------------------------------------------
@@ -313,6 +318,14 @@ def test_a_dealer_neither_computes_nor_holds_labels(dealer):
     federation = parties(2 if dealer == "p0" else 3)
     with pytest.raises(FederationError, match="dealer must be 'server' or the name"):
         simulate(strategy, federation, seed=0)
+
+
+def test_the_labels_count_among_the_columns():
+    """Seven columns and the labels need 32 rows, which no party is asked for."""
+    grid = Recorder(parties())
+    with pytest.raises(FederationError, match=r"size must be at least 32 .* 8 columns"):
+        CoresetVRLR(31, solver="moments").start(grid)
+    assert {entry.action for entry in grid.transcript} == {"hello"}
 
 
 class Computing(Recorder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +11,16 @@ import typer.core
 
 from vfl_flower.app import label, reports, runs, simulate, stored
 from vfl_flower.app.federation import certificates, coordinator, init, party
-from vfl_flower.app.findings import print_findings, readings_of
+from vfl_flower.app.findings import as_json, print_findings, readings_of
 from vfl_flower.app.guard import align, journal
 from vfl_flower.app.options import (
     Columns,
+    Command,
     Delimiter,
     Encoding,
+    Format,
+    FormatOption,
+    Group,
     Header,
     IdColumn,
     Impute,
@@ -26,25 +31,43 @@ from vfl_flower.app.options import (
     Standardize,
     check_there,
     node_keys,
+    print_json,
 )
 from vfl_flower.app.party_folder import write_party_folder
+from vfl_flower.version import __version__
 
 typer.core.HAS_RICH = False  # with it, help has a backslash before each bracket
 
 app = typer.Typer(
     help="Federated learning over split columns or rows, with Flower.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
+    suggest_commands=False,  # click does
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"vfl-flower {__version__}, flwr {version('flwr')}")
+        raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the versions of this package and of Flower.",
+        ),
+    ] = False,
+) -> None:
     """Prepare a party, run strategies, and look at results."""
 
 
-@app.command("check")
+@app.command("check", cls=Command)
 def check_command(
     file: Annotated[str, typer.Argument(help="The party file, or a query of DuckDB.")],
     id_column: IdColumn = "",
@@ -67,6 +90,7 @@ def check_command(
         Path | None,
         typer.Option(help="Folder of a party to write too, as init does."),
     ] = None,
+    format_: FormatOption = Format.TEXT,
 ) -> None:
     """Say what must be mended in a party file, and how it will be read.
 
@@ -91,12 +115,16 @@ def check_command(
     try:
         check_there(file)
         readings = readings_of(config, list(dict.fromkeys(strategies or [])))
-        print_findings(readings, show)
+        if format_ == Format.JSON:
+            print_json(as_json(readings, show))
+        else:
+            print_findings(readings, show)
         if not all(checked.sound for checked, _ in readings):
             raise typer.Exit(1)
         if write is not None:
             write_party_folder(write, config)
-            typer.echo(f"\nwritten, for you alone to read: {write}/")
+            text = f"\nwritten, for you alone to read: {write}/"
+            typer.echo(text, err=format_ == Format.JSON)
     except ValueError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
@@ -105,15 +133,15 @@ def check_command(
         raise typer.Exit(1) from None
 
 
-app.command("run")(runs.run)
-app.command("report")(reports.report)
-app.command("simulate")(simulate.simulate)
-app.command("label")(label.main)
-app.add_typer(stored.app, name="models")
+app.command("run", cls=Command)(runs.run)
+app.command("report", cls=Command)(reports.report)
+app.command("simulate", cls=Command)(simulate.simulate)
+app.command("label", cls=Command)(label.main)
+app.add_typer(stored.app, name="models", cls=Group)
 
 
 for command in (init, certificates, coordinator, party, align, journal):
-    app.command()(command)
+    app.command(cls=Command)(command)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ from vfl_flower.app.flower_run import (
     Processes,
     RunFailed,
     free_port,
+    interruptible,
     wait_for,
 )
 from vfl_flower.app.link_state import forget_messages, take_up
@@ -619,6 +620,7 @@ class Shown:
             text=True,
             errors="replace",
             start_new_session=True,  # a Ctrl-C reaches this process alone
+            preexec_fn=interruptible,
         )
         self._names[process] = name
         for target in (self._show, self._watch):
@@ -648,9 +650,10 @@ class Shown:
 
     def _show(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            self._last.append(line)
-            print(line, end="", flush=True)
+        with process.stdout as lines:
+            for line in lines:
+                self._last.append(line)
+                print(line, end="", flush=True)
 
     def _watch(self, process: subprocess.Popen[str]) -> None:
         process.wait()

@@ -6,8 +6,9 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -107,6 +108,25 @@ def print_findings(readings: Sequence[Reading], show: bool) -> None:
             f"mend: {counts['error']}, to look at: {counts['warning']}, done: "
             f"{counts['note']}"
         )
+
+
+def as_json(readings: Sequence[Reading], show: bool) -> list[dict[str, Any]]:
+    """Return what is found, an object for each way in which strategies read the file.
+
+    Values of the data are among the findings only where `show` says so.
+    """
+    return [
+        {
+            "strategies": names,
+            "rows": checked.rows,
+            "columns": checked.columns,
+            "findings": [
+                {k: v for k, v in asdict(finding).items() if show or k != "examples"}
+                for finding in checked.findings
+            ],
+        }
+        for checked, names in readings
+    ]
 
 
 def _print_table(findings: Sequence[Finding], show: bool) -> None:

@@ -443,6 +443,7 @@ class Processes:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=interruptible,
             )
         self._started.append(process)
         return process
@@ -552,6 +553,14 @@ class Processes:
         return self.home / f"{name}.log"
 
 
+def interruptible() -> None:
+    """Heed SIGINT, which shells ignore in what they start in the background.
+
+    To be called in a process that is being started, and would otherwise inherit that.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class _Commands:
     """A process that has imported Flower and runs ``flwr`` commands, one at a time.
 
@@ -575,6 +584,7 @@ class _Commands:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
+                preexec_fn=interruptible,
             )
 
     def begin(self, arguments: Sequence[str], out: IO[bytes], err: IO[bytes]) -> None:

@@ -8,6 +8,7 @@ are of no more use, and neither are run configs.
 
 from __future__ import annotations
 
+import errno
 import logging
 import sqlite3
 from collections.abc import Collection, Iterator
@@ -19,11 +20,31 @@ from vfl_flower.files import make_private
 
 log = logging.getLogger("vfl_flower")
 
-_KEPT = frozenset({"alembic_version", "node", "nonce_store"})
-"""Tables that no run is in."""
+_CLEARED = (
+    *("message", "message_ins", "message_res", "task_message"),
+    *("objects", "object_children", "run_objects", "objectstore_locks"),
+    *("object_push_sessions", "object_push_session_roots"),
+    *("object_push_session_pending", "series_context", "compacted_contexts"),
+    *("task_event", "task_usage", "run_connector", "fab"),
+)
+"""Tables of messages and of what else a run leaves; each version lacks some."""
 
-_OF_RUNS = ("run", "task", "task_logs", "run_series", "series_runs")
-"""Tables by which Flower says what became of a run."""
+_COLUMNS = {
+    "node": "public_key, status",
+    "run": "run_id, primary_task_id, override_config",
+    "task": "task_id, run_id, finished_at, sub_status, details, active_until, token",
+    "task_logs": "task_id",
+    "run_series": "series_id",
+    "series_runs": "series_id, run_id",
+}
+"""What must be in the tables of SuperNodes, and in those of what became of a run."""
+
+_KEPT = {"alembic_version", "nonce_store", "automation", "federation_app"}
+_KEPT |= {"connector", "connector_oauth_session"}
+"""Further tables, which no run is in."""
+
+_BROKEN = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR)
+"""Errors of SQLite for a file that is damaged, or lacks a table or a column."""
 
 _UNFINISHED = """SELECT run.run_id FROM run JOIN task ON task.task_id = primary_task_id
     WHERE finished_at IS NULL"""
@@ -53,8 +74,8 @@ def take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
     Parameters
     ----------
     database : path
-        Made for the user alone where it is missing; made anew where Flower has tables
-        of another shape in it.
+        Made for the user alone where it is missing. One that is damaged, or lacks a
+        table or a column of Flower's, is set aside under another name.
     keys : collection of bytes
         Public keys of the SuperNodes that may connect, as Flower writes them.
 
@@ -66,16 +87,24 @@ def take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
     Raises
     ------
     OSError
-        The file cannot be used, or is a symbolic link.
+        The file cannot be used, or another process uses it, or it is a symbolic link.
     """
     make_private(database)
     database.chmod(0o600)
     try:
         return _take_up(database, keys)
     except sqlite3.Error as error:
-        log.warning("%s is made anew: %s", database, error)
+        if error.sqlite_errorcode & 0xFF not in _BROKEN:
+            raise OSError(errno.EBUSY, str(error), str(database)) from None
+        aside = f"{database}.{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+        log.warning(
+            "%s is not one of Flower's databases (%s): it is now %s, which may hold "
+            "messages, and all parties must register again",
+            *(database, error, aside),
+        )
         for end in ("-wal", "-shm", "-journal", ""):
-            Path(f"{database}{end}").unlink(missing_ok=True)
+            if (file := Path(f"{database}{end}")).exists():
+                file.rename(f"{aside}{end}")
         make_private(database)
         return set()
 
@@ -112,9 +141,15 @@ def _forget_messages(db: sqlite3.Connection) -> bool:
     """Remove all but runs and SuperNodes; return whether there are tables."""
     names = "SELECT name FROM sqlite_master WHERE type = 'table'"
     tables = {name for (name,) in db.execute(names) if not name.startswith("sqlite_")}
-    for name in sorted(tables - _KEPT - set(_OF_RUNS)):
-        db.execute(f'DELETE FROM "{name}"')
-    return bool(tables)
+    if not tables:
+        return False
+    for name, columns in _COLUMNS.items():
+        db.execute(f"SELECT {columns} FROM {name} LIMIT 0")
+    for name in tables.intersection(_CLEARED):
+        db.execute(f"DELETE FROM {name}")
+    if unknown := tables.difference(_CLEARED, _COLUMNS, _KEPT):
+        log.warning("unknown tables are unchanged: %s", ", ".join(sorted(unknown)))
+    return True
 
 
 @contextmanager

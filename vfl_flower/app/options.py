@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from vfl_flower.data.source import QUERY
 from vfl_flower.data.tables import files_of
@@ -46,6 +49,40 @@ Set = Annotated[
 Config = Annotated[
     Path | None, typer.Option(help="A TOML file of settings; --set wins.")
 ]
+
+
+class Format(StrEnum):
+    """How a command prints its answer."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="text, or one JSON value on standard output.")
+]
+
+
+class Command(typer.core.TyperCommand):
+    """A command of which the list of all commands has the whole summary."""
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Return the first sentence of the help, however long it is."""
+        return super().get_short_help_str(limit=1000)
+
+
+class Group(typer.core.TyperGroup):
+    """The same of a group of commands."""
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Return the first sentence of the help, however long it is."""
+        return super().get_short_help_str(limit=1000)
+
+
+def print_json(value: Any) -> None:
+    """Print the answer of a command as JSON."""
+    typer.echo(json.dumps(value, indent=2))
+
 
 _DEFAULTS = {"max-levels": 0, "header": True, "standardize": False, "impute": "mean"}
 

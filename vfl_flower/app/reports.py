@@ -14,6 +14,7 @@ from rich.table import Table
 
 from vfl_flower.app.config import output_dir
 from vfl_flower.app.figures import last
+from vfl_flower.app.options import Format, FormatOption, print_json
 from vfl_flower.app.report import PAGE, RESULT, read_result, write_page
 from vfl_flower.protocol.names import printable
 
@@ -210,6 +211,7 @@ def report(
     open_: Annotated[
         bool, typer.Option("--open", help="Open the page in the browser.")
     ] = False,
+    format_: FormatOption = Format.TEXT,
 ) -> None:
     """Show the report of a finished run, on the machine of its SuperLink.
 
@@ -217,11 +219,16 @@ def report(
     """
     try:
         folder = find_run(run, output_dir({"output-dir": output_dir_}))
-        print_report(folder, Console(highlight=False))
+        if format_ == Format.TEXT:
+            print_report(folder, Console(highlight=False))
         page = folder / PAGE
         if rebuild or not page.is_file():
             page = write_page(folder)
-        typer.echo(f"Page: {page}")
+        if format_ == Format.TEXT:
+            typer.echo(f"Page: {page}")
+        else:
+            paths = {"folder": str(folder), "page": str(page)}
+            print_json(paths | read_result(folder))
         if open_ and typer.launch(str(page)):
             raise ValueError("the browser cannot be opened: open the page in it")
     except (ValueError, OSError) as error:

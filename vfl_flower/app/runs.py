@@ -13,17 +13,26 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from vfl_flower.app.bundle import bundle_hash
 from vfl_flower.app.config import Key, check_run_config, run_keys
 from vfl_flower.app.federation import HOME
-from vfl_flower.app.flower_run import COLOR, Processes, RunFailed, flat, submit, written
-from vfl_flower.app.options import Config, Set, Task
+from vfl_flower.app.flower_run import (
+    COLOR,
+    Processes,
+    RunFailed,
+    RunOutcome,
+    flat,
+    submit,
+    written,
+)
+from vfl_flower.app.options import Config, Format, FormatOption, Set, Task, print_json
 from vfl_flower.app.progress import Progress
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.app.template import write_app
@@ -132,9 +141,11 @@ def gather(
         A key or a value breaks a rule.
     """
     if strategy not in ALGORITHMS:
+        near = get_close_matches(strategy, ALGORITHMS, n=1)
+        hint = "an algorithm of another package comes with its own Flower app"
         raise ValueError(
-            f"strategy must be one of {', '.join(ALGORITHMS)}, got {strategy!r}: an "
-            "algorithm of another package comes with its own Flower app"
+            f"strategy must be one of {', '.join(ALGORITHMS)}, got {strategy!r}: "
+            f"{f'did you mean {near[0]!r}?' if near else hint}"
         )
     config = {} if file is None else read_settings(file)
     config |= parse_settings(strategy, pairs)
@@ -196,6 +207,15 @@ Federation = Annotated[
 """Option of the commands that start runs."""
 
 
+Strategy = Annotated[
+    str,
+    typer.Argument(
+        help=f"{', '.join(ALGORITHMS)}.", autocompletion=lambda: [*ALGORITHMS]
+    ),
+]
+"""Argument of the commands that run a strategy."""
+
+
 def connection_of(name: str, federation: Path | None = None) -> str:
     """Return the connection to start a run on: a SuperLink, and no simulation.
 
@@ -238,7 +258,7 @@ def start(
     federation: Path | None = None,
     *,
     verbose: bool = False,
-) -> None:
+) -> RunOutcome:
     """Run a checked run config on a SuperLink with the installed package.
 
     Parameters
@@ -277,7 +297,7 @@ def start(
         tempfile.TemporaryDirectory() as folder,
         Processes(private=False) as processes,
     ):
-        submit(
+        return submit(
             processes,
             write_app(Path(folder)).parent,
             name,
@@ -288,7 +308,7 @@ def start(
 
 
 def run(
-    strategy: Annotated[str, typer.Argument(help=f"{', '.join(ALGORITHMS)}.")],
+    strategy: Strategy,
     task: Task = "train",
     set_: Set = None,
     config: Config = None,
@@ -302,28 +322,43 @@ def run(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Show all that Flower logs.")
     ] = False,
+    format_: FormatOption = Format.TEXT,
 ) -> None:
     """Start a run on a SuperLink and follow it; end with its true status.
 
     The exit code is 0 if the run has completed, and 1 if it was refused, failed or was
-    stopped, with the reason in a sentence.
+    stopped, with the reason in a sentence. With --format json the log is on standard
+    error.
     """
     more = {"dry_run": True} if dry_run else {}
+    as_json = format_ == Format.JSON
     try:
-        start(
-            gather(strategy, task, set_ or [], config, **more),
-            connection,
-            federation,
-            verbose=verbose,
-        )
+        settings = gather(strategy, task, set_ or [], config, **more)
+        with redirect_stdout(sys.stderr if as_json else sys.stdout):
+            outcome = start(settings, connection, federation, verbose=verbose)
     except (RunFailed, ValueError) as error:
+        if as_json:
+            print_json({"success": False, "error-message": reason_of(error)})
         fail(error)
     except KeyboardInterrupt:
         typer.echo("no longer followed: the run goes on", err=True)
         raise typer.Exit(130) from None
+    if as_json:
+        ended = {"run-id": str(outcome.run_id), "status": outcome.status}
+        print_json({"success": True, **ended})
 
 
-def fail(error: Exception) -> None:
+def reason_of(error: Exception) -> str:
+    """Return why a command ends, without what could steer a terminal."""
+    # The reason of a PartyFailed does not name the party, the whole of it does.
+    reason = error.reason if isinstance(error, RunFailed) else ""
+    if isinstance(error, PartyFailed):
+        reason = str(error)
+    text = f"the run failed: {reason}" if reason else f"Error: {error}"
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def fail(error: Exception) -> NoReturn:
     """Say why a command ends, and end it.
 
     Raises
@@ -331,10 +366,5 @@ def fail(error: Exception) -> None:
     typer.Exit
         Always.
     """
-    # The reason of a PartyFailed does not name the party, the whole of it does.
-    reason = error.reason if isinstance(error, RunFailed) else ""
-    if isinstance(error, PartyFailed):
-        reason = str(error)
-    text = f"the run failed: {reason}" if reason else f"Error: {error}"
-    typer.echo("\n".join(map(printable, text.split("\n"))), err=True)
+    typer.echo(reason_of(error), err=True)
     raise typer.Exit(1) from None

@@ -28,7 +28,7 @@ from vfl_flower.app.config import (
 )
 from vfl_flower.app.flower_run import RunFailed, written
 from vfl_flower.app.options import Config, IdColumn, Set, Task
-from vfl_flower.app.runs import Follower, fail, gather
+from vfl_flower.app.runs import Follower, Strategy, fail, gather
 from vfl_flower.app.server_app import execute
 from vfl_flower.app.template import write_app
 from vfl_flower.data import StoredRows, folder_files, is_file, load_party
@@ -39,7 +39,6 @@ from vfl_flower.data.tables import name_of, open_table
 from vfl_flower.protocol.parts import check_folder, load_part
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.simulation import InProcessGrid
-from vfl_flower.strategies import ALGORITHMS
 
 log = logging.getLogger("vfl_flower")
 
@@ -204,7 +203,7 @@ def load(source: PartySource, config: Mapping[str, Any]) -> Party:
 
 
 def simulate(
-    strategy: Annotated[str, typer.Argument(help=f"{', '.join(ALGORITHMS)}.")],
+    strategy: Strategy,
     party: Annotated[
         list[Path] | None,
         typer.Option(help="A party's file; once for each party, in party order."),

@@ -5,7 +5,7 @@ The parts that parties keep go by a run, in which each party removes its own.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from vfl_flower.app.config import output_dir
 from vfl_flower.app.flower_run import RunFailed
+from vfl_flower.app.options import Command, Format, FormatOption, print_json
 from vfl_flower.app.reports import OutputDir, Stored, find_models, stored_models
 from vfl_flower.app.runs import Federation, fail, gather, start
 from vfl_flower.models import load_model
@@ -26,30 +27,40 @@ app = typer.Typer(
 )
 
 
-@app.command("list")
-def list_models(output_dir_: OutputDir = "") -> None:
+@app.command("list", cls=Command)
+def list_models(
+    output_dir_: OutputDir = "", format_: FormatOption = Format.TEXT
+) -> None:
     """List the models of finished runs, the oldest first, with all their tasks."""
     try:
         folder = output_dir({"output-dir": output_dir_})
     except ValueError as error:
         fail(error)
-    table = Table("model", "strategy", "tasks", "last run", box=None, pad_edge=False)
     models: dict[str, list[Stored]] = {}
     for stored in stored_models(folder):
         models.setdefault(stored.name, []).append(stored)
+    rows = []
     for name, versions in models.items():
-        tasks = ", ".join(dict.fromkeys(version.task for version in versions))
-        cells = (name, versions[-1].strategy, tasks, versions[-1].file.parent.name)
-        table.add_row(*map(escape, cells))
+        tasks = list(dict.fromkeys(version.task for version in versions))
+        run = versions[-1].file.parent.name
+        rows.append((name, versions[-1].strategy, tasks, run))
+    titles = ("model", "strategy", "tasks", "last run")
+    if format_ == Format.JSON:
+        print_json([dict(zip(titles, row, strict=True)) for row in rows])
+        return
+    table = Table(*titles, box=None, pad_edge=False)
+    for name, strategy, tasks, run in rows:
+        table.add_row(*map(escape, (name, strategy, ", ".join(tasks), run)))
     if models:  # a name is copied whole, however narrow the terminal
         Console(highlight=False, width=1000).print(table)
     typer.echo(f"{len(models)} model{'s' * (len(models) != 1)} in {folder}")
 
 
-@app.command("show")
+@app.command("show", cls=Command)
 def show(
     model: Annotated[str, typer.Argument(help="The number, or the run.")],
     output_dir_: OutputDir = "",
+    format_: FormatOption = Format.TEXT,
 ) -> None:
     """Show what the files of a model hold."""
     try:
@@ -57,6 +68,9 @@ def show(
         models = find_models(model, folder)
         if not models:
             raise ValueError(f"there is no model {model!r} in {folder}")
+        if format_ == Format.JSON:
+            print_json([_described(stored) for stored in models])
+            return
         for stored in models:
             loaded = load_model(stored.file)
             title = f"{stored.name}: {loaded.kind}, {stored.strategy} {stored.task}"
@@ -70,7 +84,19 @@ def show(
         fail(error)
 
 
-@app.command("remove")
+def _described(stored: Stored) -> dict[str, Any]:
+    """Return what a file holds; of an array of several numbers its shape alone."""
+    loaded = load_model(stored.file)
+    named = {"model": stored.name, "strategy": stored.strategy, "task": stored.task}
+    arrays = {
+        name: array.item() if array.size == 1 else {"shape": array.shape}
+        for name, array in loaded.arrays().items()
+    }
+    about = {"kind": loaded.kind, "note": loaded.note, "file": str(stored.file)}
+    return named | about | {"arrays": arrays}
+
+
+@app.command("remove", cls=Command)
 def remove(
     model: Annotated[
         str, typer.Argument(help="The number; or the run, of a model without parts.")

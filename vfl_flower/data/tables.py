@@ -5,6 +5,7 @@ A :class:`Table` can be read several times and never holds more than a few batch
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import contextlib
 import csv
@@ -226,6 +227,32 @@ def _bytes(path: Path) -> Iterator[IO[bytes]]:
                 yield file
 
 
+class _Stoppable(io.RawIOBase):
+    """A file that pyarrow reads ahead on a thread of its own, until it is stopped.
+
+    A process that ends while that thread calls into Python aborts
+    (apache/arrow#34314): "terminate called without an active exception".
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._stopped = file, False
+
+    def readable(self) -> bool:
+        """Return True, as pyarrow asks."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes; none once it is stopped."""
+        return b"" if self._stopped else self._file.read(size)
+
+    def stop(self, reader: Iterator[Any]) -> None:
+        """End the file, and read what the thread has read ahead: then it has ended."""
+        self._stopped = True
+        with contextlib.suppress(ValueError, OSError):  # of a row that is cut short
+            for _ in reader:
+                pass
+
+
 def _encoding(path: Path, whole: bool) -> str:
     """Return the encoding: by its mark, UTF-8 where it is that, else a code page.
 
@@ -376,13 +403,11 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
         nonlocal ragged
         ragged = rows = 0
         plain = layout.encoding == "utf-8-sig"
-        # pyarrow reads ahead on its own thread. A process that ends while that thread
-        # calls into Python aborts (apache/arrow#34314), so it gets a path if it can.
         native = plain and path.suffix.lower() != ".zip"
         with (
-            contextlib.nullcontext(str(path)) if native else _bytes(path) as file,
+            contextlib.nullcontext() if native else _bytes(path) as packed,
             pacsv.open_csv(
-                file,
+                str(path) if packed is None else (file := _Stoppable(packed)),
                 pacsv.ReadOptions(
                     use_threads=False,
                     block_size=CSV_BLOCK,
@@ -406,7 +431,13 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
                     null_values=sorted(markers_of(source)),
                 ),
             ) as reader,
+            contextlib.ExitStack() as ended,
         ):
+            if packed is not None:
+                stop = functools.partial(file.stop, reader)
+                atexit.register(stop)  # where an exception holds this generator
+                ended.callback(atexit.unregister, stop)
+                ended.callback(stop)
             for batch in reader:
                 rows += batch.num_rows
                 if blank:

@@ -128,7 +128,10 @@ class Run:
             Numbers by name; they become ``Result.train_metrics_clientapp``.
         """
         if metrics is not None:
-            self.train_metrics[iteration] = MetricRecord(metrics)
+            plain = {
+                name: np.asarray(value).tolist() for name, value in metrics.items()
+            }
+            self.train_metrics[iteration] = MetricRecord(plain)
         if self._evaluate_fn is not None:
             evaluated = self._evaluate_fn(iteration, arrays)
             if evaluated is not None:
