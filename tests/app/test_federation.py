@@ -40,6 +40,7 @@ from vfl_flower.app.federation import (
     SUPERNODE,
     WHY_ENDED,
     gate_command,
+    locked,
     server_executor_command,
     superlink_command,
     supernode_command,
@@ -362,6 +363,24 @@ def test_a_port_that_is_taken(airline, federation):
         for option in ("--port", "--local-port"):
             sentence = refused(*words, "--host", "127.0.0.1", option, port)
             assert sentence.startswith(f"port {port} of 127.0.0.1 must be free")
+
+
+def test_a_second_coordinator_of_a_folder_changes_nothing(airline, federation):
+    words = ("coordinator", federation, "--card", airline / "airline.card")
+    holder = "from vfl_flower.app.federation import *; import sys, time"
+    code = f"{holder}\nwith locked(Path(sys.argv[1])): print(1, flush=True); input()"
+    command = [sys.executable, "-c", code, str(federation)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as first:
+        first.stdout.readline()
+        before = sorted(federation.rglob("*"))
+        sentence = refused(*words)
+        assert sorted(federation.rglob("*")) == before
+        first.kill()
+    assert f"{federation} already has a running coordinator" in sentence
+    assert f"process {first.pid} since 20" in sentence
+    with locked(federation):  # the lock ends with the process
+        pass
 
 
 def test_certificates_that_are_valid_no_longer(place, airline):

@@ -566,3 +566,15 @@ def test_what_it_ends_with(ends, code, monkeypatch):
     monkeypatch.setattr(node, "run_node", run_node)
     with pytest.raises(SystemExit, match=code):
         executor.start(["--insecure"])
+
+
+def test_a_refused_key_is_the_reason_by_which_it_ends(monkeypatch):
+    def refused(*_):
+        try:
+            raise ValueError("Client error '401 Unauthorized' for url 'https://x'")
+        except ValueError:
+            raise KeyboardInterrupt from None  # flwr interrupts its own process
+
+    monkeypatch.setattr(node, "run_node", refused)
+    with pytest.raises(SystemExit, match="401 Unauthorized"):
+        executor.start(["--insecure"])
