@@ -122,6 +122,8 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
             yield from _of_column(column, entries[column.name], source)
     if source.rows:
         yield from _to_unite(features, source)
+    if survey.id_forms is not None:
+        yield from survey.id_forms.findings()
     yield from _duplicates(features)
     yield from _scales(features, source)
     if survey.empty:

@@ -31,6 +31,7 @@ from vfl_flower.data.encoding import (
     text_kinds,
 )
 from vfl_flower.data.findings import Finding, fault, refuse
+from vfl_flower.data.id_forms import IdForms
 from vfl_flower.data.kinds import NUMERIC, text_buffers, without_markers
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.data.statistics import Column, medians, survey
@@ -397,6 +398,7 @@ class Survey:
     faults: list[Finding]
     rows: int
     empty: int
+    id_forms: IdForms | None
 
 
 def survey_file(
@@ -427,6 +429,7 @@ def survey_file(
         if not plan.wanted:
             refuse(plan.faults, who)
         ids = None if plan.ids is None else Ids(plan.ids, markers)
+        id_forms = IdForms(ids) if ids is not None and fingerprint else None
         rows = empty = 0
 
         def look(batch: Any) -> None:
@@ -435,7 +438,10 @@ def survey_file(
             if fingerprint and batch.num_columns > 1:  # for a check alone
                 empty += empty_rows(batch).true_count
             if ids is not None:
-                ids.add(batch.column(batch.schema.get_field_index(ids.name)))
+                array = batch.column(batch.schema.get_field_index(ids.name))
+                ids.add(array)
+                if id_forms is not None:
+                    id_forms.add(array)
 
         looked_at = [name for name in plan.wanted if name != plan.ids]
         columns = survey(
@@ -470,7 +476,9 @@ def survey_file(
         if ids is not None:
             more += ids.faults(who)
     faults += more
-    return Survey(table, plan, columns, labels, ids, encoding, faults, rows, empty)
+    return Survey(
+        table, plan, columns, labels, ids, encoding, faults, rows, empty, id_forms
+    )
 
 
 def _text_alone(source: PartySource) -> dict[str, list[str]]:

@@ -94,6 +94,8 @@ class Run:
         Seed of the run.
     curves : dict of str to list
         Set by a protocol where it has what pictures of the model need.
+    warnings : list of str
+        Added by a protocol: why the result may be worse than it should be.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Run:
         self.train_metrics: dict[int, MetricRecord] = {}
         self.evaluate_metrics: dict[int, MetricRecord] = {}
         self.curves: dict[str, list[Any]] = {}
+        self.warnings: list[str] = []
 
     def rng(self, stream: str) -> np.random.Generator:
         """Return the server's generator of one named stream."""
@@ -309,7 +312,9 @@ class ProtocolStrategy(Strategy):
             raise
         ledger.watch = None
         recorded = run.train_metrics
-        warnings = self.shortfalls(dict(recorded[max(recorded)])) if recorded else []
+        warnings = run.warnings
+        if recorded:
+            warnings += self.shortfalls(dict(recorded[max(recorded)]))
         for warning in warnings:
             log.warning("warning: %s", warning)
         return ProtocolResult(
