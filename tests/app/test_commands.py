@@ -325,6 +325,15 @@ def test_settings_are_read_as_their_keys_take_them(tmp_path):
     assert removal["model"] == number
 
 
+def test_a_setting_is_read_from_a_file_that_parties_share(tmp_path):
+    file = tmp_path / "bounds.txt"
+    file.write_text("# agreed in May\nage = 0, 120\n\n* = 0, 1  # all others\n")
+    config = gather("mufc", "train", [f"box=@{file}"])
+    assert config["mufc.box"] == "age = 0, 120;* = 0, 1"
+    with pytest.raises(ValueError, match=r"^set cannot read .*/none.txt: No such file"):
+        gather("mufc", "train", [f"box=@{tmp_path}/none.txt"])
+
+
 def test_a_line_a_step_and_none_of_flower(capsys):
     follower = Follower()
     lines = [Progress("hello", 1, 0, 1200, 6.0), Progress("x", 2, 4, 34_000, 72.0)]

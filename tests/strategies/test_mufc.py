@@ -48,7 +48,7 @@ from vfl_flower.strategies import (
     MUFCStatus,
     MUFCUnlearn,
 )
-from vfl_flower.strategies.mufc import parse_box
+from vfl_flower.strategies.mufc_box import parse_box
 from vfl_flower.strategies.mufc_tasks import LaterTask
 
 MODEL = "0123456789abcdef"

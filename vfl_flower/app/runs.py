@@ -76,8 +76,19 @@ def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(key: Key, text: str) -> bool | int | float | str:
-    """Return a value of the type that its key takes, and text where none fits."""
+    """Return a value of the type that its key takes, and text where none fits.
+
+    ``@FILE`` stands for the lines of a file, without comments and with ``;`` between.
+    """
     kinds = key.setting.kinds
+    if text.startswith("@"):
+        try:
+            lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
+            raise ValueError(f"set cannot read {text[1:]}: {reason}") from None
+        plain = (line.partition("#")[0].strip() for line in lines)
+        text = ";".join(filter(None, plain))
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         return text[1:-1]
     if bool in kinds and text.lower() in _WORDS:

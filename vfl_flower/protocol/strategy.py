@@ -403,6 +403,10 @@ class ProtocolStrategy(Strategy):
         """
         return {}, ""
 
+    def rehearsed(self) -> Self:
+        """Return the strategy that a rehearsal runs, on columns without names."""
+        return self.replace()
+
     def check(self) -> None:
         """Raise before any message where the strategy cannot run."""
 
