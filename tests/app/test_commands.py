@@ -124,6 +124,18 @@ def test_the_command_of_a_page_runs_it_again(files, tmp_path):
     assert losses[0] == losses[1]
 
 
+def test_the_command_of_a_run_on_a_federation_names_its_folder(tmp_path, monkeypatch):
+    home = tmp_path / "federation" / "flwr"
+    home.mkdir(parents=True)
+    (home / "superlink.sqlite").touch()
+    monkeypatch.setenv("FLWR_HOME", str(home))
+    checked = check_run_config({"resume": "20261122-1"})
+    assert command_of(checked, 3) == (
+        f"vfl-flower run coreset-vrlr --federation {home.parent} --set "
+        "resume=20261122-1"
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "command"),
     [

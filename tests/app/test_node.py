@@ -34,6 +34,7 @@ from vfl_flower.app.certificates import write_certificates, write_supernode_key
 from vfl_flower.app.node import Fleet, Node, check_flower
 from vfl_flower.app.template import project
 from vfl_flower.simulation import apart
+from vfl_flower.version import __version__
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
 
@@ -107,6 +108,7 @@ class Link:
         self.run, self.ended = Run.create_empty(7), set[int]()
         self.run.fab_hash = called or hash_of(bundle)
         self.run.override_config = {"seed": 5}
+        self.run.fab_version = "0.0.9"
         self.bundle = bundle
         self.objects: dict[str, bytes] = {}
         self.replies: list[str] = []
@@ -214,6 +216,8 @@ def test_another_bundle_is_refused_before_anything_is_fetched(start, other, capl
     assert hash_of(other) in reply.error.reason
     assert link.fetched == []
     assert "has not pinned the bundle" in caplog.text
+    versions = f"has version {__version__} of vfl_flower installed"
+    assert f"{versions} and the run is of version 0.0.9" in caplog.text
 
 
 def test_a_pinned_bundle_runs(start, other):
