@@ -237,6 +237,31 @@ def test_several_files_and_a_folder_of_parquet_are_data_too(place):
         assert run("init", name, "--data", data, *options).exit_code == 0
 
 
+def test_a_file_has_the_rows_and_labels_that_a_strategy_needs(place):
+    few = "id,a,y\n" + "".join(f"r{i},{i},{i % 2}\n" for i in range(5))
+    wide = ",".join(f"c{j}" for j in range(10))
+    cells = [",".join(str((i * j) % 17 + i / 9) for j in range(10)) for i in range(40)]
+    tables = {
+        "few": (few, "at least 20 rows for 1 columns, and the file has 5"),
+        "equal": (re.sub(r",[012]\n", ",1\n", ROWS), "has one value in all rows"),
+        "same": (re.sub(r",[012]\n", ",no\n", ROWS), "one value in all rows"),
+        "wide": (
+            f"id,{wide},y\n"
+            + "".join(f"r{i},{x},{i % 2}\n" for i, x in enumerate(cells)),
+            "coreset-vrlr needs at least 44 rows for 10 columns, and the file has 40",
+        ),
+    }
+    options = ("--id-column", "id", "--label-column", "y", "--for", "coreset-vrlr")
+    for name, (text, rule) in tables.items():
+        (place / f"{name}.csv").write_text(text)
+        done = run("check", f"{name}.csv", *options)
+        assert done.exit_code == 1, done.output
+        assert rule in " ".join(done.output.split())
+    assert run("check", "few.csv", *options[:4]).exit_code == 0
+    for strategy in algorithms():
+        assert "to mend: 0" in run("check", *OPTIONS[1:], "--for", strategy).output
+
+
 def test_a_file_is_checked_as_the_strategy_reads_it(place):
     """Text is an error for ``mufc``, which encodes nothing, and only there."""
     (place / "t.csv").write_text("a,b\n" + "1,x\n2,y\n" * 20)

@@ -326,7 +326,7 @@ def _of_labels(column: Column, classes: list[str] | None) -> Iterator[Finding]:
         text += "order" + "; the second is the positive one" * (len(classes) == 2)
         yield Finding("note", "classes", name, text, "", tuple(classes))
         yield from _of_spelling(column, what)
-    elif numbers.known and numbers.constant:
+    if (numbers.known and numbers.constant) or (classes and len(classes) == 1):
         text = f"{what} has one value in all rows"
         yield Finding("warning", "constant", name, text, "label-column")
     if column.kind in NUMERIC and column.kind != "truth":

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from vfl_flower.models.base import Model
 from vfl_flower.protocol.checkpoint import Checkpoint
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import LEAST_ROWS, Kind
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.memory import Memory
@@ -203,6 +203,8 @@ class ProtocolStrategy(Strategy):
     """Steps that it asks for, in the order of the protocol; no other one."""
     evaluation_steps: ClassVar[tuple[Step[..., Any], ...]] = ()
     """Steps that evaluate the model and do not train it."""
+    labelled: ClassVar[bool] = False
+    """Whether it learns from labels."""
     question: ClassVar[str] = ""
     """What somebody asks who runs it, as a sentence: the title of its report."""
     explained: ClassVar[Mapping[str, Metric]] = {}
@@ -414,6 +416,10 @@ class ProtocolStrategy(Strategy):
     def least_parties(self) -> int:
         """The fewest parties that make a run."""
         return 2
+
+    def fewest_rows(self, columns: int) -> int:
+        """Return how many rows a run needs at least with so many columns."""
+        return LEAST_ROWS
 
     @property
     def needs(self) -> tuple[Kind, ...]:
