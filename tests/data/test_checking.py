@@ -244,6 +244,14 @@ def test_several_wrong_options_are_said_together(write):
     assert [finding.option for finding in errors] == ["id-column", "label-column"]
 
 
+def test_a_wrong_column_is_said_with_the_nearest_one(write):
+    path = write("Patient_ID,b,outcome\n1,x,0\n2,y,1\n")
+    given = PartySource(data=str(path), id_column="patient_id", label_column="outcom")
+    errors = [f.text for f in check(given).findings if f.level == "error"]
+    assert errors[0].endswith("its id-column; did you mean 'Patient_ID'?")
+    assert errors[1].endswith("its label-column; did you mean 'outcome'?")
+
+
 def test_what_was_told_from_the_file_is_noted(write):
     path = write("a;b\n1,5;Köln\n2,5;Bonn\n".encode("latin-1"))
     found = check(PartySource(data=str(path))).findings

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -348,7 +349,7 @@ class Plan:
             faults.append(fault("options", ids, text, "id-column"))
             label = None
         if ids is not None and ids not in names:
-            text = f"{who} has no column {ids!r}, its id-column"
+            text = f"{who} has no column {ids!r}, its id-column{_hint(ids, names)}"
             faults.append(fault("options", ids, text, "id-column"))
             ids = None
         plan = cls([], ids, label if label in names else None, faults)
@@ -669,7 +670,9 @@ def _features(
     known = {None, *names, *elsewhere}
     if source.label_column not in known and not source.label_optional:
         where = "the data folder" if folder else who
-        text = f"{where} has no column {source.label_column!r}, its label-column"
+        label = source.label_column
+        hint = _hint(str(label), names)
+        text = f"{where} has no column {label!r}, its label-column{hint}"
         faults.append(fault("options", source.label_column, text, "label-column"))
     features = choose(candidates, source.columns, who, elsewhere - set(names))
     for name in features:
@@ -680,6 +683,13 @@ def _features(
                 "list the columns to use in columns"
             )
     return features
+
+
+def _hint(name: str, names: Sequence[str]) -> str:
+    """Return the name of a column that was probably meant, for an error."""
+    folded = {known.strip().casefold(): known for known in names}
+    near = get_close_matches(name.strip().casefold(), folded, n=1)
+    return f"; did you mean {folded[near[0]]!r}?" if near else ""
 
 
 @contextlib.contextmanager

@@ -265,6 +265,6 @@ def _counted(shown: Mapping[str, str]) -> str:
     if shown:
         return ""
     return (
-        " (columns are counted from 0, in the order of the data; 'column-names = true' "
-        "in each consent.toml lets their names be told)"
+        " (column 0 is the first of a party's data, without ids and labels; "
+        "'column-names = true' in each consent.toml lets names be shown instead)"
     )

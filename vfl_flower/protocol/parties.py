@@ -939,6 +939,12 @@ class Parties(Sequence[PartyInfo]):
             )
             kinds = any("[leaves]" in lines for lines in refusing.values())
             less = f". {self._needs_less}" if kinds and self._needs_less else ""
+            if len(lacks) == 2 and self._dealer is not None:
+                less += (
+                    ". With two parties, who deals and one party together compute the "
+                    "other's columns: neither party may operate the dealer (the "
+                    "server), a third organisation must"
+                )
             raise FederationError(
                 f"{len(refusing)} of {len(lacks)} parties refuse the run: {which}{less}"
             )

@@ -422,6 +422,11 @@ class ProtocolStrategy(Strategy):
         return LEAST_ROWS
 
     @property
+    def repeats(self) -> bool:
+        """Whether a run with a seed repeats to the last digit."""
+        return True
+
+    @property
     def needs(self) -> tuple[Kind, ...]:
         """What must leave the parties beyond sums, with these settings."""
         return ()

@@ -541,6 +541,11 @@ class FDSKL(ProtocolStrategy):
     # -- settings --------------------------------------------------------------------
 
     @property
+    def repeats(self) -> bool:
+        """With ``moments`` not to the last digit: shares round by private draws."""
+        return self.solver != "moments"
+
+    @property
     def enough_rows(self) -> int | None:
         """With the direct solver: where training and test use up the budget."""
         if self.solver != "direct":
