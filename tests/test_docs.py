@@ -398,7 +398,10 @@ def test_run_configs_make_a_strategy(words, monkeypatch):
 
 
 @parametrise("words", commands("vfl-flower run"))
-def test_settings_of_runs_make_a_strategy(words):
+def test_settings_of_runs_make_a_strategy(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = re.findall(r"(?m)^    (\S+ = .+, .+)$", PAGES["docs/mufc.md"])
+    Path("bounds.txt").write_text("\n".join(lines))
     task = [*options(words, "--task"), "train"][0]
     config = gather(words[2], task, options(words, "--set"))
     make_strategy(check_run_config(config))

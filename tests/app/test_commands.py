@@ -126,6 +126,18 @@ def test_the_command_of_a_page_runs_it_again(files, tmp_path):
     assert losses[0] == losses[1]
 
 
+def test_the_command_of_a_run_on_a_federation_names_its_folder(tmp_path, monkeypatch):
+    home = tmp_path / "federation" / "flwr"
+    home.mkdir(parents=True)
+    (home / "superlink.sqlite").touch()
+    monkeypatch.setenv("FLWR_HOME", str(home))
+    checked = check_run_config({"resume": "20261122-1"})
+    assert command_of(checked, 3) == (
+        f"vfl-flower run coreset-vrlr --federation {home.parent} --set "
+        "resume=20261122-1"
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "command"),
     [
@@ -324,6 +336,15 @@ def test_settings_are_read_as_their_keys_take_them(tmp_path):
     number = "1234567890123456"  # a text, although it looks like a number
     removal = gather("fdskl", "remove", [f"model={number}"])
     assert removal["model"] == number
+
+
+def test_a_setting_is_read_from_a_file_that_parties_share(tmp_path):
+    file = tmp_path / "bounds.txt"
+    file.write_text("# agreed in May\nage = 0, 120\n\n* = 0, 1  # all others\n")
+    config = gather("mufc", "train", [f"box=@{file}"])
+    assert config["mufc.box"] == "age = 0, 120;* = 0, 1"
+    with pytest.raises(ValueError, match=r"^set cannot read .*/none.txt: No such file"):
+        gather("mufc", "train", [f"box=@{tmp_path}/none.txt"])
 
 
 def test_a_line_a_step_and_none_of_flower(capsys):

@@ -43,6 +43,7 @@ from vfl_flower.app.federation import (
     WHY_ENDED,
     Shown,
     gate_command,
+    locked,
     server_executor_command,
     superlink_command,
     supernode_command,
@@ -186,8 +187,9 @@ def test_each_way_to_read_a_file_says_whose_it_is(place):
     words = ("init", "clinic", "--data", "rows.csv", "--id-column", "id")
     done = run(*words, "--for", "fk-kmeans", "--for", "mufc")
     assert done.exit_code == 1
-    first, second = done.output.split("For mufc:")
-    assert first.startswith("For fk-kmeans:")
+    both, only_one = done.output.split("For fk-kmeans:")
+    assert "id-column 'id' holds" in both
+    _, second = only_one.split("For mufc:")
     text = " ".join(second.split())
     assert "missing values and impute is none" in text
     assert "become its none" not in text
@@ -237,6 +239,31 @@ def test_several_files_and_a_folder_of_parquet_are_data_too(place):
     options = "--id-column", "id", "--label-column", "y"
     for name, data in (("one", "rows.parquet"), ("two", "rows.parquet/*.parquet")):
         assert run("init", name, "--data", data, *options).exit_code == 0
+
+
+def test_a_file_has_the_rows_and_labels_that_a_strategy_needs(place):
+    few = "id,a,y\n" + "".join(f"r{i},{i},{i % 2}\n" for i in range(5))
+    wide = ",".join(f"c{j}" for j in range(10))
+    cells = [",".join(str((i * j) % 17 + i / 9) for j in range(10)) for i in range(40)]
+    tables = {
+        "few": (few, "at least 20 rows for 1 columns, and the file has 5"),
+        "equal": (re.sub(r",[012]\n", ",1\n", ROWS), "has one value in all rows"),
+        "same": (re.sub(r",[012]\n", ",no\n", ROWS), "one value in all rows"),
+        "wide": (
+            f"id,{wide},y\n"
+            + "".join(f"r{i},{x},{i % 2}\n" for i, x in enumerate(cells)),
+            "coreset-vrlr needs at least 44 rows for 10 columns, and the file has 40",
+        ),
+    }
+    options = ("--id-column", "id", "--label-column", "y", "--for", "coreset-vrlr")
+    for name, (text, rule) in tables.items():
+        (place / f"{name}.csv").write_text(text)
+        done = run("check", f"{name}.csv", *options)
+        assert done.exit_code == 1, done.output
+        assert rule in " ".join(done.output.split())
+    assert run("check", "few.csv", *options[:4]).exit_code == 0
+    for strategy in algorithms():
+        assert "to mend: 0" in run("check", *OPTIONS[1:], "--for", strategy).output
 
 
 def test_a_file_is_checked_as_the_strategy_reads_it(place):
@@ -365,6 +392,24 @@ def test_a_port_that_is_taken(airline, federation):
         for option in ("--port", "--local-port"):
             sentence = refused(*words, "--host", "127.0.0.1", option, port)
             assert sentence.startswith(f"port {port} of 127.0.0.1 must be free")
+
+
+def test_a_second_coordinator_of_a_folder_changes_nothing(airline, federation):
+    words = ("coordinator", federation, "--card", airline / "airline.card")
+    holder = "from vfl_flower.app.federation import *; import sys, time"
+    code = f"{holder}\nwith locked(Path(sys.argv[1])): print(1, flush=True); input()"
+    command = [sys.executable, "-c", code, str(federation)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as first:
+        first.stdout.readline()
+        before = sorted(federation.rglob("*"))
+        sentence = refused(*words)
+        assert sorted(federation.rglob("*")) == before
+        first.kill()
+    assert f"{federation} already has a running coordinator" in sentence
+    assert f"process {first.pid} since 20" in sentence
+    with locked(federation):  # the lock ends with the process
+        pass
 
 
 def test_certificates_that_are_valid_no_longer(place, airline):

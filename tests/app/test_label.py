@@ -220,3 +220,12 @@ def test_a_node_config_without_quotes(tmp_path):
     with pytest.raises(SystemExit) as ended:
         main(["0123456789abcdef", "--node-config", "data=/a b", "--output", "x.csv"])
     assert "text values in double quotes" in str(ended.value.code)
+
+
+def test_a_model_of_mufc_labels_in_a_run(tmp_path):
+    number, state = "0123456789abcdef", tmp_path / "state"
+    state.mkdir(mode=0o700)
+    (state / f"{number}.sqlite").touch()
+    config = f'data="{tmp_path}/new.csv" state-dir="{state}"'
+    with pytest.raises(ValueError, match="run mufc --task predict --set model=0123"):
+        label.label(number, config, tmp_path / "out.csv")

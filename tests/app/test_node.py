@@ -34,6 +34,7 @@ from vfl_flower.app.certificates import write_certificates, write_supernode_key
 from vfl_flower.app.node import Fleet, Node, check_flower
 from vfl_flower.app.template import project
 from vfl_flower.simulation import apart
+from vfl_flower.version import __version__
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
 
@@ -107,6 +108,7 @@ class Link:
         self.run, self.ended = Run.create_empty(7), set[int]()
         self.run.fab_hash = called or hash_of(bundle)
         self.run.override_config = {"seed": 5}
+        self.run.fab_version = "0.0.9"
         self.bundle = bundle
         self.objects: dict[str, bytes] = {}
         self.replies: list[str] = []
@@ -214,6 +216,8 @@ def test_another_bundle_is_refused_before_anything_is_fetched(start, other, capl
     assert hash_of(other) in reply.error.reason
     assert link.fetched == []
     assert "has not pinned the bundle" in caplog.text
+    versions = f"has version {__version__} of vfl_flower installed"
+    assert f"{versions} and the run is of version 0.0.9" in caplog.text
 
 
 def test_a_pinned_bundle_runs(start, other):
@@ -565,4 +569,16 @@ def test_what_it_ends_with(ends, code, monkeypatch):
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(node, "run_node", run_node)
     with pytest.raises(SystemExit, match=code):
+        executor.start(["--insecure"])
+
+
+def test_a_refused_key_is_the_reason_by_which_it_ends(monkeypatch):
+    def refused(*_):
+        try:
+            raise ValueError("Client error '401 Unauthorized' for url 'https://x'")
+        except ValueError:
+            raise KeyboardInterrupt from None  # flwr interrupts its own process
+
+    monkeypatch.setattr(node, "run_node", refused)
+    with pytest.raises(SystemExit, match="401 Unauthorized"):
         executor.start(["--insecure"])

@@ -3,13 +3,20 @@
 import json
 import math
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from flwr.app import MetricRecord
 
-from vfl_flower import CoresetVRLR, Ledger
-from vfl_flower.app.report import markdown_table, summary_rows, write_report
+from vfl_flower import FDSKL, CoresetVRLR, Ledger
+from vfl_flower.app.report import (
+    changed,
+    markdown_table,
+    page_text,
+    summary_rows,
+    write_report,
+)
 from vfl_flower.models.coresets import LinearModel
 from vfl_flower.protocol.replies import PartyInfo
 from vfl_flower.protocol.strategy import ProtocolResult
@@ -146,3 +153,18 @@ def test_a_folder_that_cannot_be_made(tmp_path, results):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         write_report(tmp_path / "file" / "runs", results, SETTINGS)
+
+
+def test_settings_are_compared_with_the_defaults_of_the_run_config():
+    """Of test_fraction they are 0.2, where Python has 0."""
+    default, python = CoresetVRLR(test_fraction=0.2), CoresetVRLR()
+    assert changed(default, in_run=True) == {}
+    assert changed(python, in_run=True) == {"test_fraction": 0.0}
+    assert changed(default) == {"test_fraction": 0.2}
+
+
+def test_a_run_that_repeats_nearly_is_not_said_to_repeat_exactly():
+    run = result(1.0)
+    assert "the run repeats exactly" in page_text(run)
+    nearly = replace(run, strategy=FDSKL())
+    assert "the run repeats only nearly" in page_text(nearly)

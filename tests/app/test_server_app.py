@@ -14,7 +14,8 @@ from transcripts import Recorder
 from vfl_flower import FederationError, Party
 from vfl_flower.app.config import check_run_config
 from vfl_flower.app.figures import last
-from vfl_flower.app.server_app import RunEnded, main
+from vfl_flower.app.runs import resume_command
+from vfl_flower.app.server_app import RESUME, RunEnded, main
 from vfl_flower.protocol.checkpoint import FILE
 from vfl_flower.simulation import InProcessGrid
 
@@ -110,7 +111,15 @@ def test_a_run_that_failed_goes_on(tmp_path, capsys, caplog):
         main(grid(Failing), context(**config))
     (folder,) = (tmp_path / "runs").iterdir()
     assert [path.name for path in folder.iterdir()] == [FILE]
-    assert f'start it with resume="{folder.name}"' in caplog.text
+    command = caplog.text.partition(RESUME)[2].splitlines()[0].strip()
+    assert command == (
+        f"vfl-flower run coreset-vrlr --set output-dir={tmp_path}/runs --set "
+        f"resume={folder.name} --set coreset-vrlr.size=20 --set "
+        "coreset-vrlr.solver=central"
+    )
+    run_id = folder.name.rpartition("-")[2]
+    assert resume_command(config, run_id, None) == f"{RESUME} {command}\n"
+    assert resume_command(config, "1" + run_id, None) == ""
     with pytest.raises(RunEnded, match=r"must have coreset-vrlr\.size as"):
         main(
             grid(RealParties),
@@ -127,13 +136,16 @@ def test_a_run_that_failed_goes_on(tmp_path, capsys, caplog):
             main(grid(RealParties), context(**config, resume=name))
 
 
-def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, capsys):
+def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, capsys, caplog):
     config = {"dry-run": True, "compare": True, "output-dir": str(tmp_path / "runs")}
     config |= {"coreset-vrlr.size": 20, "coreset-vrlr.solver": "central"}
     grid = Recorder(parties())
     main(grid, context(**config))
     assert {entry.action for entry in grid.transcript} == {"hello"}
     assert list(tmp_path.iterdir()) == []
+    steps = [line for line in caplog.messages if line.startswith("dry run: ")]
+    assert steps[0] == "dry run: greeting the parties"
+    assert "dry run: rehearsing on 80 random rows" in steps
     out = capsys.readouterr().out
     for variant in ("coreset", "uniform", "full"):
         assert f"# Plan: CoresetVRLR, {variant}" in out

@@ -244,6 +244,14 @@ def test_several_wrong_options_are_said_together(write):
     assert [finding.option for finding in errors] == ["id-column", "label-column"]
 
 
+def test_a_wrong_column_is_said_with_the_nearest_one(write):
+    path = write("Patient_ID,b,outcome\n1,x,0\n2,y,1\n")
+    given = PartySource(data=str(path), id_column="patient_id", label_column="outcom")
+    errors = [f.text for f in check(given).findings if f.level == "error"]
+    assert errors[0].endswith("its id-column; did you mean 'Patient_ID'?")
+    assert errors[1].endswith("its label-column; did you mean 'outcome'?")
+
+
 def test_what_was_told_from_the_file_is_noted(write):
     path = write("a;b\n1,5;Köln\n2,5;Bonn\n".encode("latin-1"))
     found = check(PartySource(data=str(path))).findings
@@ -308,6 +316,39 @@ def test_ids_are_proposed_as_id_column_where_there_is_none(tmp_path):
     said = {f.column: f for f in findings}
     assert "set it as id-column, or leave it out" in said["patient"].text
     assert "id-column" not in said["account"].text  # its values are not distinct
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (
+            [f"ab-{i}" if i < 1009 else f"AB-{i}" for i in range(1000, 1050)],
+            "9 with small",
+        ),
+        ([f"AB{i}" + " X" * (i < 1003) for i in range(1000, 1050)], "3 ids with other"),
+        ([f"AB-{i}" for i in range(1, 9)] + ["AB-02"], "1 ids that differ"),
+        (
+            [str(i) for i in range(98_700, 112_000, 100)][::-1][:130],
+            "10 ids that have not",
+        ),
+    ],
+)
+def test_ids_that_are_not_written_alike(write, ids, words):
+    """No id is in a finding, and ids from 1 to n are no warning."""
+    path = write("id,x\n" + "".join(f"{text},{k}\n" for k, text in enumerate(ids)))
+    findings = check(PartySource(data=str(path), id_column="id")).findings
+    said = [f for f in findings if f.about == "id-form"]
+    assert any(f.level == "warning" and words in f.text for f in said), said
+    assert said[-1].level == "note"
+    assert not any(text in f.text for f in said for text in ids)
+
+
+def test_ids_written_alike_have_nothing_to_look_at(write):
+    for texts in (range(1, 2500), [f"0{i}" for i in range(10_000, 12_000)]):
+        path = write("id,x\n" + "".join(f"{text},1\n" for text in texts))
+        findings = check(PartySource(data=str(path), id_column="id")).findings
+        (note,) = [f for f in findings if f.about == "id-form"]
+        assert note.level == "note"
 
 
 # -- the command -----------------------------------------------------------------------

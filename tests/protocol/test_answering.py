@@ -282,6 +282,7 @@ def test_hello_says_these_facts_and_no_more(server):
         "columns": [],
         "names": [],
         "kinds": [],
+        "widths": [],
         "levels_digest": "",
         "gaps": False,
         "version": __version__,

@@ -471,6 +471,8 @@ def test_names_of_columns_are_compared_where_rows_are_split(clock):
     [
         ({"kinds": ["number"]}, "'kinds' must have one for each of 'columns'"),
         ({"kinds": ["number", "secret"]}, "'kinds'"),
+        ({"widths": [1]}, "'widths' must have one for each of 'columns'"),
+        ({"widths": [1, 0]}, "'widths'"),
         ({"columns": ["a" * 300, "b"]}, "'columns'"),
         ({"gaps": 1}, "'gaps'"),
     ],

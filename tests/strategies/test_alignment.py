@@ -78,6 +78,18 @@ def test_as_pythons_sets(lists):
         assert result.model.n_shared(*places) == len(expected)
 
 
+def test_a_party_that_writes_ids_in_another_way_is_a_warning():
+    """Only sizes are compared, and parties that overlap alike are no warning."""
+    ids = [f"AB{k}" for k in range(40)]
+    other = [text.lower() if k % 3 == 0 else text for k, text in enumerate(ids)]
+    result = vf.simulate(Alignment("q4"), parties(ids, other, ids))
+    (warning,) = result.warnings
+    assert "the ids of 'p1' overlap" in warning
+    assert "by 65% at most, and two others by 100%" in warning
+    assert not vf.simulate(Alignment("q4"), parties(ids, ids[9:], ids[:33])).warnings
+    assert not vf.simulate(Alignment("q4"), parties(ids, other)).warnings
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_round_trips_bytes_and_files(method, count, tmp_path):

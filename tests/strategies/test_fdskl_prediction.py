@@ -581,7 +581,7 @@ def spoil(folder, model, change):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": ""}, "model must be the number of a trained model, got none"),
+        ({"model": ""}, "model must be the number of a trained model, which its"),
         ({"bits": 64}, "bits must be one of 8, 16, 32, got 64"),
         ({"block_bytes": 0}, "block_bytes must be .* at least 1, got 0"),
         ({"topology": "line"}, "topology must be one of .*, got 'line'"),

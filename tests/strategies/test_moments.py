@@ -856,8 +856,10 @@ def test_a_dealer_is_refused_whatever_the_plan_says(
 ):
     federation = real(tmp_path, count, dealers=accepted)
     strategy = CoresetVRLR(solver="moments", sampling="full", dealer=dealer)
-    with pytest.raises(FederationError, match=f"would need dealers = ..{dealer}"):
+    rule = f"would need dealers = ..{dealer}"
+    with pytest.raises(FederationError, match=rule) as caught:
         strategy.start(RealParties(federation))
+    assert ("a third organisation must" in str(caught.value)) == (count == 2)
     monkeypatch.setattr(Parties, "_check_consent", lambda *_: None)
     with pytest.raises(PartyFailed, match=f"lets {dealer} deal no correlated"):
         strategy.start(RealParties(federation))

@@ -48,7 +48,7 @@ from vfl_flower.strategies import (
     MUFCStatus,
     MUFCUnlearn,
 )
-from vfl_flower.strategies.mufc import parse_box
+from vfl_flower.strategies.mufc_box import parse_box
 from vfl_flower.strategies.mufc_tasks import LaterTask
 
 MODEL = "0123456789abcdef"
@@ -1017,6 +1017,17 @@ def test_centres_labels_and_objective_after_an_addition(parties, folder, setting
         cost += ((party.X - centers[induced]) ** 2).sum()
     assert result.model.inertia_ == pytest.approx(cost, rel=1e-9)
     assert result.model.sizes_.sum() == 37
+
+
+def test_files_that_still_name_forgotten_ids_are_listed(parties, folder, caplog):
+    model = train(parties, folder).model.model
+    gone = ordinary(parties[0], model)
+    place = parties[0].state_dir
+    (place / "notes.csv").write_text(f"id,text\n{gone[0]},seen in May\n")
+    (place / "others.csv").write_text(f"id,text\n{gone[0]}0,seen in May\n")
+    forget(parties, folder, model, {"north": gone})
+    (said,) = [m for m in caplog.messages if "still name forgotten ids" in m]
+    assert said.endswith(": notes.csv")
 
 
 def test_without_new_rows_nothing_is_added(parties, folder, caplog):

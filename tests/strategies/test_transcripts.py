@@ -139,7 +139,7 @@ DOWN: dict[str, set[str]] = {
 UP: dict[str, set[str]] = {
     "hello": names(
         "name index n_parties n_rows n_columns n_labels ids_digest columns "
-        "names kinds levels_digest gaps version public_key lacks"
+        "names kinds widths levels_digest gaps version public_key lacks"
     ),
     "coresets_drawn_rows": names("rows"),
     "coresets_pooled_rows": names("X"),

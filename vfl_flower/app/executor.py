@@ -58,8 +58,10 @@ def start(arguments: Sequence[str], bundles: Iterable[str] = ()) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         run_node(arguments, pinned)
-    except KeyboardInterrupt:
-        sys.exit(0)
+    except KeyboardInterrupt as interrupt:
+        # On a refusal of its key, flwr interrupts its own process and logs nothing.
+        reason = str(interrupt.__context__)
+        sys.exit(reason if "401 Unauthorized" in reason else 0)
     sys.exit("the connection to the SuperLink has ended")
 
 

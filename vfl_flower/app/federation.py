@@ -7,6 +7,7 @@ and ``coordinator``. What they start runs in the foreground, and ends with them.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import getpass
 import http.client
 import json
@@ -23,6 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -74,6 +76,7 @@ from vfl_flower.app.party_folder import (
     write_party_folder,
     write_with_data,
 )
+from vfl_flower.files import make_private
 from vfl_flower.protocol.consent import KINDS, LEAST_PARTIES, in_order
 
 CONNECTION = "federation"
@@ -84,6 +87,9 @@ HOME = "flwr"
 
 DATABASE = "superlink.sqlite"
 """What the SuperLink keeps from one start to the next, in Flower's folder."""
+
+LOCK = "coordinator.lock"
+"""File that a coordinator locks in its folder, with its process and when it started."""
 
 RESTART = 10
 """Seconds after which systemd starts again what has failed, as often as it takes.
@@ -114,8 +120,10 @@ SuperLink still takes it for connected: wait 30 seconds.""",
 The certificate of the SuperLink must be of the authority in --ca, and for the host in
 --superlink, but it is not; the line with "certificate verify failed" says which.""",
     "401 Unauthorized": """\
-The SuperLink does not know this SuperNode any more: the coordinator has taken the key
-off its list, or has lost its own. Start this command again.""",
+The SuperLink has dropped this SuperNode, as its list of keys no longer contains this
+party's: the coordinator was started without this party's card, or its superlink.sqlite
+was replaced. Ask the coordinator to start with the card, then start this command
+again.""",
 }
 """What a SuperNode that ends has in its log, and what that means."""
 
@@ -358,11 +366,14 @@ def coordinator(
             command = ["coordinator", str(folder), *options]
             typer.echo(unit("SuperLink", [*command, f"--local-port={local_port}"]))
             return
-        for where, number in ((host, port), ("127.0.0.1", local_port)):
-            _check_free(where, number)
-        for card in parties:
-            typer.echo(f"card of {card.name}: {card.fingerprint}")
-        with _no_message_left(folder), _until_ended(home := folder / HOME) as shown:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(locked(folder))
+            for where, number in ((host, port), ("127.0.0.1", local_port)):
+                _check_free(where, number)
+            stack.enter_context(_no_message_left(folder))
+            shown = stack.enter_context(_until_ended(home := folder / HOME))
+            for card in parties:
+                typer.echo(f"card of {card.name}: {card.fingerprint}")
             write_connection(folder, local_port, home)
             known = take_up(home / DATABASE, [card.supernode_pem for card in parties])
             command = superlink_command(folder, local_port)
@@ -389,6 +400,31 @@ def coordinator(
                 f"{shlex.quote(str(folder))}\n"
             )
             shown.wait()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a coordinator's folder, which ends with the process.
+
+    Raises
+    ------
+    ValueError
+        Another coordinator holds it.
+    """
+    make_private(folder / LOCK)
+    with (folder / LOCK).open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = file.readline().strip() or "another process"
+            raise ValueError(
+                f"folder {folder} already has a running coordinator ({holder}): stop "
+                "it first, or give this one a folder of its own"
+            ) from None
+        file.truncate(0)
+        since = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+        print(f"process {os.getpid()} since {since}", file=file, flush=True)
+        yield
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from vfl_flower.app.config import UserConfig, party_source, tasks_of
 from vfl_flower.data.checking import Checked, check
-from vfl_flower.data.findings import Finding
+from vfl_flower.data.findings import Finding, fault
 from vfl_flower.data.source import PartySource
 from vfl_flower.protocol.names import printable
 
@@ -77,6 +77,9 @@ def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
     for source, names in sources:
         with silence():
             checked = check(source)
+        if names[0]:
+            faults = _of_strategies(names, checked)
+            checked = replace(checked, findings=[*faults, *checked.findings])
         for other, others in readings:
             if replace(checked, source=other.source) == other:
                 others += names
@@ -84,6 +87,27 @@ def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
         else:
             readings.append((checked, names))
     return readings
+
+
+def _of_strategies(names: Sequence[str], checked: Checked) -> list[Finding]:
+    """Return what a file lacks for training with some of the strategies."""
+    faults = []
+    label = checked.source.label_column
+    for name in names:
+        strategy = tasks_of({"strategy": name})["train"]()
+        least = strategy.fewest_rows(checked.columns)
+        if 0 < checked.rows < least:
+            text = f"{name} needs at least {least} rows for {checked.columns} columns, "
+            text += f"and the file has {checked.rows}: add rows or leave out columns"
+            faults.append(fault("strategy", None, text))
+        if strategy.labelled and any(
+            finding.about == "constant" and finding.column == label
+            for finding in checked.findings
+        ):
+            text = f"{name} needs labels of two classes or values, and label-column "
+            text += f"{label!r} has one value in all rows"
+            faults.append(fault("strategy", label, text, "label-column"))
+    return faults
 
 
 def print_findings(readings: Sequence[Reading], show: bool) -> None:

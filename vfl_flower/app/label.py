@@ -20,7 +20,7 @@ from flwr.common.config import parse_config_args
 from vfl_flower.app.config import party_source
 from vfl_flower.data import load_party, read_ids
 from vfl_flower.models import Model
-from vfl_flower.protocol.parts import load_part, write_predictions
+from vfl_flower.protocol.parts import is_model_id, load_part, write_predictions
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.strategies import algorithms
 
@@ -64,6 +64,11 @@ def label(model: str, node_config: str, output: Path) -> None:
                 "output must not be a file of the party: its data, or one that is in "
                 "its state-dir already"
             )
+    if is_model_id(model) and (source.state_dir / f"{model}.sqlite").exists():
+        raise ValueError(
+            f"model {model} is of mufc, whose parties label rows in a run: vfl-flower "
+            f"run mufc --task predict --set model={model}"
+        )
     part = load_part(source.state_dir, model)
     kind = _model_class(part.strategy)
     party = load_party(source, encoding=part.settings["encoding"])

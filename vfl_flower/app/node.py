@@ -63,7 +63,8 @@ from flwr.supernode.cli.flower_supernode import (
 from flwr.supernode.fleet_http_connection import http_request_response
 
 from vfl_flower.app.bundle import hash_of, installed_bundle
-from vfl_flower.protocol.names import escape_record
+from vfl_flower.protocol.names import escape_record, printable
+from vfl_flower.version import __version__
 
 log = logging.getLogger("flwr")
 log.addFilter(escape_record)  # the server chooses the types of messages
@@ -321,10 +322,13 @@ class Node:
                 expected = run.fab_hash
                 code = install_from_fab(bundle, self.scratch / expected, True)
         if run.fab_hash != expected:
+            version = printable(str(run.fab_version))[:20]
             raise NotAnswered(
                 ErrorCode.INVALID_FAB,
-                f"the party runs its installed package, bundle {self.installed[1]}, "
-                f"and has not pinned the bundle {run.fab_hash} of this run",
+                f"the party has version {__version__} of vfl_flower installed and the "
+                f"run is of version {version}: install the same version at both, or "
+                f"pin the run's bundle. The party runs bundle {self.installed[1]} and "
+                f"has not pinned the bundle {run.fab_hash} of this run",
             )
         context = Context(
             run_id=run_id,

@@ -295,7 +295,9 @@ How they travel</th><th scope="col">What the step reveals beyond sums</th></tr><
 <p>No seed was given: the parties drew in private, as they should outside experiments. \
 Another run draws otherwise, and its numbers differ a little.</p>
 {% else %}
-<p>The seed was {{ first.seed }}: on the same data the run repeats exactly.</p>
+<p>The seed was {{ first.seed }}: on the same data the run repeats \
+{% if first.repeats is false %}only nearly, since parties draw some secrets in \
+private{% else %}exactly{% endif %}.</p>
 {% endif %}
 <p>The folder of the run has all numbers of this page in <code>result.json</code>, \
 from which <code>vfl-flower report --rebuild</code> makes it again, and each model in \

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +19,8 @@ from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.consent import KINDS
 from vfl_flower.protocol.ledger import COUNTS, Entry, Ledger
 from vfl_flower.protocol.strategy import ProtocolStrategy
+
+log = logging.getLogger("vfl_flower")
 
 MOST_ROWS = 20_000
 """Most rows of a rehearsal, of all parties where they hold different rows."""
@@ -257,14 +261,16 @@ def plan(
     rows = min(wanted, MOST_ROWS, max(1, MOST_NUMBERS // width))
     counts = [rows] if rows == wanted else [rows // 4, rows // 2, rows]
     doublings = math.log2(wanted / rows)
-    with quietly():
-        # First, since the first rehearsal also waits for imports.
-        varying = _varying(strategy, shapes, min(rows, FEW_ROWS))
+    # First, since the first rehearsal also waits for imports.
+    few_rows = min(rows, FEW_ROWS)
+    with _rehearsing(few_rows):
+        varying = _varying(strategy, shapes, few_rows)
+    rehearsals = []
+    for count in counts:
         try:
-            rehearsals = [
-                rehearse(strategy.scaled(count / wanted), shapes, count)
-                for count in counts
-            ]
+            with _rehearsing(count):
+                part = strategy.scaled(count / wanted)
+                rehearsals.append(rehearse(part, shapes, count))
         except Exception as error:  # whatever a strategy raises is what there is to say
             few = f"{counts[0]:,} to " if len(counts) > 1 else ""
             reason = (
@@ -397,6 +403,14 @@ def _extended_ledger(
     return result
 
 
+@contextmanager
+def _rehearsing(rows: int) -> Iterator[None]:
+    """Log that a rehearsal starts, and nothing of what it logs itself."""
+    log.info("dry run: rehearsing on %s random rows", f"{rows:,}")
+    with quietly():
+        yield
+
+
 def dry_run(
     grid: Grid, strategies: Mapping[str, ProtocolStrategy], timeout: float
 ) -> str:
@@ -410,6 +424,7 @@ def dry_run(
     met = []
     for strategy in strategies.values():
         strategy.check()
+        log.info("dry run: greeting the parties")
         ledger = Ledger()
         parties = strategy.greet(grid, ledger, seed=strategy.seed or 0, timeout=timeout)
         shapes = [Shape.of(info) for info in parties]

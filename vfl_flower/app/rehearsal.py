@@ -126,7 +126,7 @@ def rehearse(
             start = time.perf_counter()
             try:
                 # Nobody watches a rehearsal.
-                ledger = strategy.replace().start(grid(parties)).ledger
+                ledger = strategy.rehearsed().start(grid(parties)).ledger
             except Exception:
                 if last == 0:
                     raise

@@ -21,7 +21,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from vfl_flower.app.bundle import bundle_hash
-from vfl_flower.app.config import Key, check_run_config, run_keys
+from vfl_flower.app.config import Key, check_run_config, output_dir, run_keys
 from vfl_flower.app.federation import HOME
 from vfl_flower.app.flower_run import (
     COLOR,
@@ -34,9 +34,10 @@ from vfl_flower.app.flower_run import (
 )
 from vfl_flower.app.options import Config, Format, FormatOption, Set, Task, print_json
 from vfl_flower.app.progress import Progress
-from vfl_flower.app.server_app import make_strategies
+from vfl_flower.app.server_app import RESUME, command_of, make_strategies
 from vfl_flower.app.template import write_app
 from vfl_flower.app.units import clock, size
+from vfl_flower.protocol.checkpoint import FILE
 from vfl_flower.protocol.errors import PartyFailed
 from vfl_flower.protocol.names import printable
 from vfl_flower.strategies import ALGORITHMS
@@ -85,8 +86,19 @@ def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(key: Key, text: str) -> bool | int | float | str:
-    """Return a value of the type that its key takes, and text where none fits."""
+    """Return a value of the type that its key takes, and text where none fits.
+
+    ``@FILE`` stands for the lines of a file, without comments and with ``;`` between.
+    """
     kinds = key.setting.kinds
+    if text.startswith("@"):
+        try:
+            lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
+            raise ValueError(f"set cannot read {text[1:]}: {reason}") from None
+        plain = (line.partition("#")[0].strip() for line in lines)
+        text = ";".join(filter(None, plain))
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         return text[1:-1]
     if bool in kinds and text.lower() in _WORDS:
@@ -165,11 +177,16 @@ class Follower:
     rewrites : bool
         The output is a terminal, where a line of the same step takes the place of the
         one before.
+
+    Attributes
+    ----------
+    resumable : bool
+        Whether the run has said how it is resumed.
     """
 
     def __init__(self, verbose: bool = False, rewrites: bool = False) -> None:
         self._verbose, self._rewrites = verbose, rewrites
-        self._step, self._ended = "", False
+        self._step, self._ended, self.resumable = "", False, False
 
     def __call__(self, line: str) -> None:
         """Show one line."""
@@ -181,6 +198,7 @@ class Follower:
             print("\x1b[1A\x1b[2K" * again + describe(progress), flush=True)
             return
         self._step = ""
+        self.resumable |= plain.startswith(RESUME)
         if self._verbose:
             print(plain, flush=True)
             return
@@ -284,7 +302,10 @@ def start(
     home = os.environ.get("FLWR_HOME", "")
     where = f"FLWR_HOME={shlex.quote(home)} " if home else ""
 
+    run_ids: list[str] = []
+
     def started(run_id: str) -> None:
+        run_ids.append(run_id)
         print(
             f"run {run_id}, bundle {bundle_hash()[:16]}. It goes on if this command "
             f"ends; to stop it:\n    {where}flwr stop {run_id} {name}",
@@ -292,19 +313,36 @@ def start(
         )
 
     print(f"starting a run on {name}", flush=True)
+    follower = Follower(verbose, sys.stdout.isatty())
+    try:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Processes(private=False) as processes,
+        ):
+            return submit(
+                processes,
+                write_app(Path(folder)).parent,
+                name,
+                run_config={key: written(key, value) for key, value in config.items()},
+                started=started,
+                show=follower,
+            )
+    except RunFailed:
+        if run_ids and not follower.resumable:  # as where its ServerApp was killed
+            print(resume_command(config, run_ids[0], federation), end="", flush=True)
+        raise
 
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Processes(private=False) as processes,
-    ):
-        return submit(
-            processes,
-            write_app(Path(folder)).parent,
-            name,
-            run_config={key: written(key, value) for key, value in config.items()},
-            started=started,
-            show=Follower(verbose, sys.stdout.isatty()),
-        )
+
+def resume_command(
+    config: Mapping[str, Any], run_id: str, federation: Path | None
+) -> str:
+    """Return how a run is resumed whose checkpoint is on this machine, or ""."""
+    complete = check_run_config(config)
+    for file in output_dir(complete).glob(f"*-{run_id}/{FILE}"):
+        resumed = complete | {"resume": file.parent.name}
+        command = command_of(resumed, complete["n-parties"], federation=federation)
+        return f"{RESUME} {command}\n"
+    return ""
 
 
 def run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from vfl_flower.app.config import (
     output_dir,
     run_keys,
 )
+from vfl_flower.app.federation import DATABASE, HOME
 from vfl_flower.app.plan import dry_run
 from vfl_flower.app.progress import Reporter
 from vfl_flower.app.report import write_page, write_report
@@ -31,6 +33,9 @@ from vfl_flower.protocol.strategy import ProtocolStrategy
 log = logging.getLogger("vfl_flower")
 
 app = ServerApp()
+
+RESUME = "to resume this run:"
+"""What stands before the command that resumes a run."""
 
 
 class RunEnded(FederationError):
@@ -107,7 +112,7 @@ def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
         ) from None
     kept = config | {"resume": ""}
     results, text = {}, ""
-    with checkpoint_of(folder, kept, strategies) as checkpoint:
+    with checkpoint_of(folder, kept, strategies, more) as checkpoint:
         for name, strategy in strategies.items():
             results[name] = strategy.watched_by(Reporter()).start(
                 grid, timeout=config["timeout"], checkpoint=checkpoint
@@ -118,9 +123,12 @@ def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
 
 
 def command_of(
-    config: Mapping[str, Any], n_parties: int, more: Sequence[str] = ()
+    config: Mapping[str, Any],
+    n_parties: int,
+    more: Sequence[str] = (),
+    federation: Path | None = None,
 ) -> str:
-    """Return the command that runs a run config again.
+    """Return the command that runs a run config again, or resumes it.
 
     Parameters
     ----------
@@ -131,9 +139,12 @@ def command_of(
     more : sequence of str
         What else the command of a run on this machine had, such as party files; none:
         where the run config names data, parties were simulated.
+    federation : Path, optional
+        Folder of the coordinator. Default: that of the SuperLink of this process.
     """
     keys = run_keys()
-    named = ("strategy", "task", "resume", "output-dir", "data")
+    named = ["strategy", "task", "data"]
+    named += ["resume", "output-dir"] * (not config["resume"])
     changed = {k: v for k, v in config.items() if v != keys[k].default}
     data = ["--data", str(config["data"])] if "data" in changed else []
     sets = [
@@ -146,13 +157,20 @@ def command_of(
         more = ["--parties", str(n_parties)]
     words = ["vfl-flower", "simulate" if more else "run", str(config["strategy"])]
     words += ["--task", str(config["task"])] if "task" in changed else []
+    home = Path(os.environ.get("FLWR_HOME", ""))
+    if federation is None and home.name == HOME and (home / DATABASE).exists():
+        federation = home.parent
+    words += [] if federation is None or more else ["--federation", str(federation)]
     words += [*data, *more, *(word for pair in sets for word in ("--set", pair))]
     return shlex.join(words)
 
 
 @contextmanager
 def checkpoint_of(
-    folder: Path, config: dict[str, Any], strategies: dict[str, ProtocolStrategy]
+    folder: Path,
+    config: dict[str, Any],
+    strategies: dict[str, ProtocolStrategy],
+    more: Sequence[str] = (),
 ) -> Iterator[Checkpoint]:
     """Keep a checkpoint in the folder of a run until the run is complete.
 
@@ -164,6 +182,8 @@ def checkpoint_of(
         The run config.
     strategies : dict
         What the run starts.
+    more : sequence of str
+        As of :func:`command_of`.
     """
     same = {k: v for k, v in config.items() if k not in ("timeout", "output-dir")}
     resumable = all(strategy.resumable for strategy in strategies.values())
@@ -179,7 +199,9 @@ def checkpoint_of(
                 folder.rmdir()
         elif checkpoint is not None:
             checkpoint.end()
-            log.error('to go on with this run, start it with resume="%s"', folder.name)
+            n_parties = next(iter(strategies.values())).n_parties or 3
+            again = command_of(config | {"resume": folder.name}, n_parties, more)
+            log.error("%s %s", RESUME, again)
         raise
 
 

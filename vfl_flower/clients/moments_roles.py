@@ -342,6 +342,8 @@ def check_rows(weights: Array | None, rows: int, columns: int) -> None:
     if effective < least:
         raise PartyError(
             f"a Gram matrix of {columns} columns must be of at least {least} rows, "
-            f"{ROWS_PER_COLUMN} a column and {LEAST_ROWS} in all, and one row must not "
-            f"have the weight of many; these count as {effective:.0f}"
+            f"{ROWS_PER_COLUMN} a column of all parties and {LEAST_ROWS} in all, and "
+            f"one row must not have the weight of many: these {rows} rows count as "
+            f"{effective:.0f}; raise the setting of their number (size, rows) or leave "
+            "out columns"
         )

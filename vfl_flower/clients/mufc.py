@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Literal, NotRequired, TypedDict
 
@@ -51,6 +52,7 @@ from vfl_flower.protocol.requests import (
     ADD,
     FORGET,
     LEAVE,
+    files_naming,
     finish_requests,
     read_requests,
 )
@@ -564,10 +566,19 @@ def _gone(state: ClientState, requests: dict[int, str]) -> set[bytes]:
 
 def _finish_requests(state: ClientState) -> None:
     """Take the requests that the state has served out of the party's files."""
-    removed = state.removed()
-    finish_requests(
-        state.folder, FORGET, lambda ids: [tag in removed for tag in state.tag(ids)]
-    )
+    removed, forgotten = state.removed(), list[str]()
+
+    def are_served(ids: list[str]) -> list[bool]:
+        served = [tag in removed for tag in state.tag(ids)]
+        forgotten.extend(compress(ids, served))
+        return served
+
+    finish_requests(state.folder, FORGET, are_served)
+    if files := files_naming(state.folder, forgotten):
+        log.warning(
+            "these files of the state-dir still name forgotten ids, take them out: %s",
+            ", ".join(files),
+        )
     finish_requests(state.folder, ADD, lambda ids: state.known(state.tag(ids)))
 
 

@@ -119,6 +119,8 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
             yield from _of_column(column, entries[column.name], source)
     if source.rows:
         yield from _to_unite(features, source)
+    if survey.id_forms is not None:
+        yield from survey.id_forms.findings()
     yield from _duplicates(features)
     yield from _scales(features, source)
     if survey.empty:
@@ -314,7 +316,7 @@ def _of_labels(column: Column, classes: list[str] | None) -> Iterator[Finding]:
         text += "order" + "; the second is the positive one" * (len(classes) == 2)
         yield Finding("note", "classes", name, text, "", tuple(classes))
         yield from _of_spelling(column, what)
-    elif numbers.known and numbers.constant:
+    if (numbers.known and numbers.constant) or (classes and len(classes) == 1):
         text = f"{what} has one value in all rows"
         yield Finding("warning", "constant", name, text, "label-column")
     if column.kind in NUMERIC and column.kind != "truth":

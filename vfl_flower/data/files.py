@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from vfl_flower.data.encoding import (
     text_kinds,
 )
 from vfl_flower.data.findings import Finding, fault, refuse
+from vfl_flower.data.id_forms import IdForms
 from vfl_flower.data.kinds import NUMERIC, text_buffers, without_markers
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.data.statistics import Column, medians, survey
@@ -347,7 +349,7 @@ class Plan:
             faults.append(fault("options", ids, text, "id-column"))
             label = None
         if ids is not None and ids not in names:
-            text = f"{who} has no column {ids!r}, its id-column"
+            text = f"{who} has no column {ids!r}, its id-column{_hint(ids, names)}"
             faults.append(fault("options", ids, text, "id-column"))
             ids = None
         plan = cls([], ids, label if label in names else None, faults)
@@ -397,6 +399,7 @@ class Survey:
     faults: list[Finding]
     rows: int
     empty: int
+    id_forms: IdForms | None
 
 
 def survey_file(
@@ -427,6 +430,7 @@ def survey_file(
         if not plan.wanted:
             refuse(plan.faults, who)
         ids = None if plan.ids is None else Ids(plan.ids, markers)
+        id_forms = IdForms(ids) if ids is not None and fingerprint else None
         rows = empty = 0
 
         def look(batch: Any) -> None:
@@ -435,7 +439,10 @@ def survey_file(
             if fingerprint and batch.num_columns > 1:  # for a check alone
                 empty += empty_rows(batch).true_count
             if ids is not None:
-                ids.add(batch.column(batch.schema.get_field_index(ids.name)))
+                array = batch.column(batch.schema.get_field_index(ids.name))
+                ids.add(array)
+                if id_forms is not None:
+                    id_forms.add(array)
 
         looked_at = [name for name in plan.wanted if name != plan.ids]
         columns = survey(
@@ -470,7 +477,9 @@ def survey_file(
         if ids is not None:
             more += ids.faults(who)
     faults += more
-    return Survey(table, plan, columns, labels, ids, encoding, faults, rows, empty)
+    return Survey(
+        table, plan, columns, labels, ids, encoding, faults, rows, empty, id_forms
+    )
 
 
 def _text_alone(source: PartySource) -> dict[str, list[str]]:
@@ -661,7 +670,9 @@ def _features(
     known = {None, *names, *elsewhere}
     if source.label_column not in known and not source.label_optional:
         where = "the data folder" if folder else who
-        text = f"{where} has no column {source.label_column!r}, its label-column"
+        label = source.label_column
+        hint = _hint(str(label), names)
+        text = f"{where} has no column {label!r}, its label-column{hint}"
         faults.append(fault("options", source.label_column, text, "label-column"))
     features = choose(candidates, source.columns, who, elsewhere - set(names))
     for name in features:
@@ -672,6 +683,13 @@ def _features(
                 "list the columns to use in columns"
             )
     return features
+
+
+def _hint(name: str, names: Sequence[str]) -> str:
+    """Return the name of a column that was probably meant, for an error."""
+    folded = {known.strip().casefold(): known for known in names}
+    near = get_close_matches(name.strip().casefold(), folded, n=1)
+    return f"; did you mean {folded[near[0]]!r}?" if near else ""
 
 
 @contextlib.contextmanager

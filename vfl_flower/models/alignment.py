@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import ClassVar, Self
 
 import numpy as np
@@ -12,6 +13,9 @@ from flwr.app import ArrayRecord
 from vfl_flower.models.base import Model, plain
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
+
+FAR_LESS = 0.8
+"""Overlap of a party beside that of two others, below which its ids are doubtful."""
 
 
 @shapes_only
@@ -56,6 +60,30 @@ class AlignmentModel(Model):
             Places of parties, from 0.
         """
         return int(self.counts_[self.held_[:, list(parties)].all(axis=1)].sum())
+
+    def outliers(self) -> list[tuple[int, float, float]]:
+        """Return parties whose ids overlap far less than those of two others do.
+
+        The overlap of two parties is the share of the ids of the smaller one that the
+        other holds too.
+
+        Returns
+        -------
+        list of tuple
+            The place of a party, its largest overlap, and that of two others.
+        """
+        T = self.held_.shape[1]
+        overlap = {
+            (i, j): self.n_shared(i, j) / min(self.n_shared(i), self.n_shared(j))
+            for i, j in combinations(range(T), 2)
+        }
+        outliers = []
+        for party in range(T) if T > 2 else ():
+            of_party = max(x for pair, x in overlap.items() if party in pair)
+            of_others = max(x for pair, x in overlap.items() if party not in pair)
+            if of_party < FAR_LESS * of_others:
+                outliers.append((party, of_party, of_others))
+        return outliers
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
         """Return how many ids each set of parties holds that no other party holds."""

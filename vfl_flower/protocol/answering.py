@@ -96,6 +96,7 @@ class Hello(TypedDict):
     columns: list[Text]
     names: list[Annotated[str, MaxLen(MOST_OF_COLUMN), Predicate(str.isprintable)]]
     kinds: list[ColumnKind]
+    widths: list[Natural]
     levels_digest: Text
     gaps: bool
     version: Text
@@ -174,6 +175,7 @@ def _hello(
         "columns": told["columns"],
         "names": told["names"],
         "kinds": told["kinds"],
+        "widths": told["widths"],
         "levels_digest": told["levels_digest"],
         "gaps": told["gaps"],
         "version": __version__,

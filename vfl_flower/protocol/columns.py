@@ -19,6 +19,7 @@ from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.names import printable
 from vfl_flower.protocol.party import Party, digest_ids
+from vfl_flower.protocol.settings import Natural
 from vfl_flower.rows import Rows
 
 ColumnKind = Literal["number", "date", "text"]
@@ -45,6 +46,8 @@ class Declared(TypedDict):
         The names, where the party's consent lets them leave it; else empty.
     kinds : list of str
         What each column holds.
+    widths : list of int
+        How many columns of X each becomes: text one for each of its levels.
     levels_digest : str
         SHA-256 of the levels of its text columns; "" without any.
     gaps : bool
@@ -54,6 +57,7 @@ class Declared(TypedDict):
     columns: list[str]
     names: list[str]
     kinds: list[ColumnKind]
+    widths: list[Natural]
     levels_digest: str
     gaps: bool
 
@@ -62,6 +66,7 @@ NO_COLUMNS: Declared = {
     "columns": [],
     "names": [],
     "kinds": [],
+    "widths": [],
     "levels_digest": "",
     "gaps": False,
 }
@@ -78,15 +83,17 @@ def declared(party: Party) -> Declared:
     texts += sorted({entry["united"] for entry in entries if entry.get("united")})
     told = party.consent is None or party.consent.column_names
     return {
-        "columns": [_digest(name) for name in names],
+        "columns": [column_digest(name) for name in names],
         "names": [printable(name)[:MOST_OF_COLUMN] for name in names if told],
         "kinds": [_kind(entry) for entry in entries],
+        "widths": [len(entry["levels"] or [0]) for entry in entries],
         "levels_digest": digest_ids(np.array(texts)) if texts else "",
         "gaps": party.gaps,
     }
 
 
-def _digest(name: str) -> str:
+def column_digest(name: str) -> str:
+    """Return what stands for the name of a column in messages."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
@@ -116,7 +123,7 @@ def without_names(names: Sequence[str], told: Sequence[Declared]) -> list[str]:
         What each has said of its columns.
     """
     most = max(len(said["columns"]) for said in told) + OTHER_PLACES
-    places = {_digest(f"x{place}") for place in range(most)}
+    places = {column_digest(f"x{place}") for place in range(most)}
     return [
         name
         for name, said in zip(names, told, strict=True)
@@ -140,7 +147,7 @@ def arrange(party: Party, order: Sequence[str]) -> None:
     PartyError
         They are not.
     """
-    entries = {_digest(entry["name"]): entry for entry in _entries(party)}
+    entries = {column_digest(entry["name"]): entry for entry in _entries(party)}
     if not entries or list(entries) == list(order):
         return
     if sorted(order) != sorted(entries) or len(entries) != len(_entries(party)):
@@ -259,6 +266,6 @@ def _counted(shown: Mapping[str, str]) -> str:
     if shown:
         return ""
     return (
-        " (columns are counted from 0, in the order of the data; 'column-names = true' "
-        "in each consent.toml lets their names be told)"
+        " (column 0 is the first of a party's data, without ids and labels; "
+        "'column-names = true' in each consent.toml lets names be shown instead)"
     )

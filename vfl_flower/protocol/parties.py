@@ -15,7 +15,13 @@ from flwr.serverapp import Grid
 
 from vfl_flower.protocol.answering import Plan, hello
 from vfl_flower.protocol.checkpoint import Checkpoint
-from vfl_flower.protocol.columns import Declared, agree, without_names
+from vfl_flower.protocol.columns import (
+    NO_COLUMNS,
+    ColumnKind,
+    Declared,
+    agree,
+    without_names,
+)
 from vfl_flower.protocol.common import has_own, own_digest
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.contract import (
@@ -120,6 +126,8 @@ class Parties(Sequence[PartyInfo]):
     columns : list of str
         Where parties hold rows, digests of the names of their columns, in the order
         that all take; empty if the columns have no names.
+    column_kinds, column_widths : dict
+        What each column of a file holds, and how many columns of X it becomes.
     gaps : bool
         Where parties hold rows, whether one of them has missing values.
 
@@ -174,6 +182,8 @@ class Parties(Sequence[PartyInfo]):
         self._unproven: set[int] = set()  # parties that lack these signatures
         self._columns: list[str] | None = None
         self.columns, self.gaps = list(columns), False
+        self.column_kinds: dict[str, ColumnKind] = {}
+        self.column_widths: dict[str, int] = {}
         self._infos: list[PartyInfo] = []
         self._greeted: dict[str, dict[str, Any]] = {}  # what a checkpoint holds
         self._hello(n_parties)
@@ -780,8 +790,10 @@ class Parties(Sequence[PartyInfo]):
                 replies[node] = structure(hello.contract.reply, reply, {})
                 if replies[node]["name"] != _name_of(reply):
                     raise ContractError("'name' must be printable text")
-                if len(reply["kinds"]) != len(reply["columns"]):
-                    raise ContractError("'kinds' must have one for each of 'columns'")
+                for each in ("kinds", "widths"):
+                    if len(reply[each]) != len(reply["columns"]):
+                        rule = f"{each!r} must have one for each of 'columns'"
+                        raise ContractError(rule)
             except ContractError as error:
                 reason = f"its reply is malformed: {error}"
                 raise PartyFailed(name, hello.action, reason, {node: name}) from None
@@ -814,6 +826,10 @@ class Parties(Sequence[PartyInfo]):
             self.gaps = any(replies[node]["gaps"] for node in order)
             told = (replies[node]["columns"] for node in order)
             self.columns = self._columns or next(filter(None, told), [])
+            named = next((said for said in declared if said["columns"]), NO_COLUMNS)
+            digests = named["columns"]
+            self.column_kinds = dict(zip(digests, named["kinds"], strict=True))
+            self.column_widths = dict(zip(digests, named["widths"], strict=True))
             if self._columns is not None:
                 log.info("all parties take their columns in the order of one")
         check_alike(order, names, replies, self._partition)
@@ -923,6 +939,12 @@ class Parties(Sequence[PartyInfo]):
             )
             kinds = any("[leaves]" in lines for lines in refusing.values())
             less = f". {self._needs_less}" if kinds and self._needs_less else ""
+            if len(lacks) == 2 and self._dealer is not None:
+                less += (
+                    ". With two parties, who deals and one party together compute the "
+                    "other's columns: neither party may operate the dealer (the "
+                    "server), a third organisation must"
+                )
             raise FederationError(
                 f"{len(refusing)} of {len(lacks)} parties refuse the run: {which}{less}"
             )

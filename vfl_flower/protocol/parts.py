@@ -299,7 +299,10 @@ def is_model_id(model: object) -> bool:
 def check_model(model: str) -> None:
     """Raise ``ValueError`` where a strategy's `model` is not the id of a model."""
     if not model:
-        raise ValueError("model must be the number of a trained model, got none")
+        raise ValueError(
+            "model must be the number of a trained model, which its training printed "
+            "and vfl-flower models lists (--set model=NUMBER), got none"
+        )
     if not is_model_id(model):
         raise ValueError(
             "model must be 8 to 32 lower-case hexadecimal digits, as its training "

@@ -6,6 +6,7 @@ message can write: the server decides when rows come and go, and the party which
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -134,6 +135,19 @@ def finish_requests(
         more = [line for line, is_done in zip(lines, done, strict=True) if not is_done]
         if len(more) < len(lines):
             _write(folder / name, more)
+
+
+def files_naming(folder: Path, ids: Sequence[str]) -> list[str]:
+    """Return the files of a folder that have one of the ids as a line or a cell."""
+    cells = {text.encode() for text in ids}
+    names = []
+    for path in sorted(folder.rglob("*")) if ids else ():
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as lines:
+                texts = (re.split(rb"[,;\t\"\r\n\0]", line) for line in lines)
+                if any(cells & {*map(bytes.strip, parts)} for parts in texts):
+                    names.append(str(path.relative_to(folder)))
+    return names
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:

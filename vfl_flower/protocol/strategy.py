@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from vfl_flower.models.base import Model
 from vfl_flower.protocol.checkpoint import Checkpoint
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import LEAST_ROWS, Kind
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.memory import Memory
@@ -94,6 +94,8 @@ class Run:
         Seed of the run.
     curves : dict of str to list
         Set by a protocol where it has what pictures of the model need.
+    warnings : list of str
+        Added by a protocol: why the result may be worse than it should be.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Run:
         self.train_metrics: dict[int, MetricRecord] = {}
         self.evaluate_metrics: dict[int, MetricRecord] = {}
         self.curves: dict[str, list[Any]] = {}
+        self.warnings: list[str] = []
 
     def rng(self, stream: str) -> np.random.Generator:
         """Return the server's generator of one named stream."""
@@ -203,6 +206,8 @@ class ProtocolStrategy(Strategy):
     """Steps that it asks for, in the order of the protocol; no other one."""
     evaluation_steps: ClassVar[tuple[Step[..., Any], ...]] = ()
     """Steps that evaluate the model and do not train it."""
+    labelled: ClassVar[bool] = False
+    """Whether it learns from labels."""
     question: ClassVar[str] = ""
     """What somebody asks who runs it, as a sentence: the title of its report."""
     explained: ClassVar[Mapping[str, Metric]] = {}
@@ -312,7 +317,9 @@ class ProtocolStrategy(Strategy):
             raise
         ledger.watch = None
         recorded = run.train_metrics
-        warnings = self.shortfalls(dict(recorded[max(recorded)])) if recorded else []
+        warnings = run.warnings
+        if recorded:
+            warnings += self.shortfalls(dict(recorded[max(recorded)]))
         for warning in warnings:
             log.warning("warning: %s", warning)
         return ProtocolResult(
@@ -401,6 +408,10 @@ class ProtocolStrategy(Strategy):
         """
         return {}, ""
 
+    def rehearsed(self) -> Self:
+        """Return the strategy that a rehearsal runs, on columns without names."""
+        return self.replace()
+
     def check(self) -> None:
         """Raise before any message where the strategy cannot run."""
 
@@ -408,6 +419,15 @@ class ProtocolStrategy(Strategy):
     def least_parties(self) -> int:
         """The fewest parties that make a run."""
         return 2
+
+    def fewest_rows(self, columns: int) -> int:
+        """Return how many rows a run needs at least with so many columns."""
+        return LEAST_ROWS
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a run with a seed repeats to the last digit."""
+        return True
 
     @property
     def needs(self) -> tuple[Kind, ...]:

@@ -109,7 +109,8 @@ class Alignment(ProtocolStrategy):
         if not len(common):
             raise FederationError(
                 f"all {len(parties)} parties must have ids in common, but no id is at "
-                "all of them: do they write ids in the same way?"
+                "all of them: compare how each party writes its ids, which vfl-flower "
+                "check shows at each party"
             )
         tag = hashlib.sha256(common.tobytes()).digest()
         told = [where.astype(np.uint32) for where in positions]
@@ -120,6 +121,13 @@ class Alignment(ProtocolStrategy):
             names = [i.name for i, done in zip(parties, kept, strict=True) if not done]
             log.warning("without a state-dir, not kept at: %s", ", ".join(names))
         model = AlignmentModel(self.alignment, tag.hex(), held, counts)
+        run.warnings += [
+            f"the ids of {parties[place].name!r} overlap with those of another party "
+            f"by {low:.0%} at most, and two others by {high:.0%}: compare how each "
+            "party writes its ids (case, signs, leading zeros, length), which "
+            "vfl-flower check shows at each party"
+            for place, low, high in model.outliers()
+        ]
         run.record(1, model.to_record(), {"common": len(common)})
         return model.to_record()
 

@@ -130,7 +130,7 @@ class CoresetVRLR(CoresetStrategy):
     ([[1.0, 2.0], [3.0, 4.0]], 5.0)
     """
 
-    size: Annotated[party.Size, InRunConfig(200)] = Field(2000, kw_only=False)
+    size: party.Size | Literal["auto"] = Field("auto", kw_only=False)
     regularizer: Literal["none", "ridge", "lasso", "elasticnet"] = "none"
     """Penalty R. The objective is ``sum_S w (x theta + b - y)^2 / n + R / n``."""
     alpha: Annotated[float, Ge(0), Le(1e50)] = 0.0
@@ -265,7 +265,7 @@ class CoresetVRLR(CoresetStrategy):
         if self.solver in ("cg", "saga"):
             parties.refuse_two(f"solver {self.solver!r}", self.allow_two_parties)
         if self.solver == "moments":
-            self._check_size(n, sum(widths) + 1)
+            self._check_size(parties, n)
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
         penalty = Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
         # A leverage score is at most 1: Algorithm 2 gives at most 1 + 1 / n.
@@ -327,16 +327,29 @@ class CoresetVRLR(CoresetStrategy):
         run.record(1, arrays, metrics)
         return arrays
 
-    def _check_size(self, n: int, columns: int) -> None:
+    def _check_size(self, parties: Parties, n: int) -> None:
         """Raise before any row is drawn where there are too few for the columns."""
-        least = max(LEAST_ROWS, ROWS_PER_COLUMN * columns)
-        size = n if self.sampling == "full" else min(self.size, n)
+        least = self.fewest_rows(sum(info.n_columns for info in parties))
+        size = n if self.sampling == "full" else min(self.sample_size(parties, n), n)
         if size < least:
-            raise FederationError(
-                f"size must be at least {least} with solver 'moments' and {columns} "
-                f"columns, the labels among them, got {size}: a Gram matrix of few "
-                "rows tells them"
+            held = ", ".join(f"{info.name} {info.n_columns}" for info in parties)
+            advice = (
+                f"set size to at least {least}"
+                if n >= least
+                else "leave out columns or take more rows"
             )
+            raise FederationError(
+                f"size must be at least {least} with solver 'moments', "
+                f"{ROWS_PER_COLUMN} for each column ({held}, and the labels), got "
+                f"{size} of {n} rows to train on, since a Gram matrix of fewer rows "
+                f"reveals them: {advice}"
+            )
+
+    def fewest_rows(self, columns: int) -> int:
+        """With ``moments``, those of which a Gram matrix may be opened."""
+        columns += 1  # the labels
+        per_column = ROWS_PER_COLUMN * columns if self.solver == "moments" else 0
+        return max(LEAST_ROWS, per_column)
 
     def _solve_moments(
         self, parties: Parties, coreset: Coreset, penalty: Penalty
@@ -451,7 +464,6 @@ class CoresetVKMC(CoresetStrategy):
     """Starts of the server's k-means, of which the best is kept."""
 
     model_class = KMeansModel
-    labelled = False
     question = "Which few rows give nearly the clusters of all rows?"
     explained = coresets_metrics.CLUSTERS
     steps: ClassVar[Steps] = (
@@ -465,7 +477,8 @@ class CoresetVKMC(CoresetStrategy):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        if self.sampling != "full" and self.n_clusters > self.size:
+        size = self.n_clusters if self.size == "auto" else self.size
+        if self.sampling != "full" and self.n_clusters > size:
             raise ValueError(
                 f"n_clusters must be at most size, got {self.n_clusters} for "
                 f"{self.size} rows"
@@ -515,7 +528,7 @@ class CoresetVKMC(CoresetStrategy):
             if (check := coreset.check) and check.X is not None:
                 losses = assign(np.hstack(check.X), C)[1]
                 metrics |= _estimate("check_cost", losses, check.weights, n)
-            if self.sampling != "full" and self.size > 1:
+            if self.sampling != "full" and len(w) > 1:
                 metrics["tau"] = tau(coreset.X, run.rng("tau"))
         else:
             replies = parties.ask(

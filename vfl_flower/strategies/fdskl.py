@@ -302,6 +302,7 @@ class FDSKL(ProtocolStrategy):
     compute differences between rows of the others' columns. "plain": no masks, angles
     in float64. The last two are for comparison, and run in one process only."""
 
+    labelled = True
     model_class = KernelModel
     question = "What is a good nonlinear classifier or regression?"
     explained = fdskl_metrics.METRICS
@@ -538,6 +539,11 @@ class FDSKL(ProtocolStrategy):
             model.parts = [cast(Part, part) for part in kept]
 
     # -- settings --------------------------------------------------------------------
+
+    @property
+    def repeats(self) -> bool:
+        """With ``moments`` not to the last digit: shares round by private draws."""
+        return self.solver != "moments"
 
     @property
     def enough_rows(self) -> int | None:

@@ -139,8 +139,9 @@ def begin(
         deviation = np.sqrt(variances(N, sum_x, squares, shift))
         if left_out := np.flatnonzero(deviation == 0).tolist():
             log.info(  # no warning: a constant column changes no distance
-                "columns %s, counted from 0, take no part: they are constant, or vary "
-                "too little for their distance from 0",
+                "these columns take no part, since they are constant or vary too "
+                "little: %s (0 is the first column of the first party's data, without "
+                "ids and labels)",
                 ", ".join(map(str, left_out[:20])),
             )
         moved = shift + sum_x / N

@@ -234,10 +234,13 @@ def _joint(
     if solver.epsilon and not solver.features:
         count = min(count, private_angles(task.rows, solver.epsilon))
     if others + 2 * count > room or count < 1:
+        columns = others + max(2, 2 * count)
         raise FederationError(
-            f"features must leave {ROWS_PER_COLUMN} rows in each half of {half} rows "
-            f"for each of the {others} other columns and of {max(2, 2 * count)} joint "
-            "ones: take fewer features, or more rows"
+            f"features must leave {ROWS_PER_COLUMN} rows in each half of the rows for "
+            f"each of {columns} columns ({others} of single parties and the labels, "
+            f"{columns - others} of all together), {ROWS_PER_COLUMN * columns} in all, "
+            f"and a half has {half}: set fewer features, or take more rows or fewer "
+            "columns"
         )
     if solver.bandwidth is not None:
         return party.Joint([solver.bandwidth], [count], [density], solver.bits)

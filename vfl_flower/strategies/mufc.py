@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import pydantic
@@ -33,7 +33,6 @@ from vfl_flower.models.base import Model
 from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.numerics.evaluation import most_chosen
 from vfl_flower.numerics.mufc import (
-    Box,
     Quantizer,
     number_of_clusters,
     server_centroids,
@@ -48,15 +47,18 @@ from vfl_flower.protocol.settings import Count, InRunConfig, Natural, settings
 from vfl_flower.protocol.steps import Steps, Sum
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.protocol.united import Levels
-from vfl_flower.rows import number_array
 from vfl_flower.secure_aggregation import LIMB, SparseSum, join_limbs
 from vfl_flower.strategies import mufc_metrics
+from vfl_flower.strategies.mufc_box import (
+    Bounds,
+    box_of,
+    followed,
+    named_bounds,
+    parse_box,
+)
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
-
-Bounds = str | pydantic.SkipValidation[tuple[Any, Any]]
-"""A box: text, or its lower and upper bounds."""
 
 StateFolder = Annotated[str | Path | None, InRunConfig("", folder="state")]
 """Folder of the server's states; empty in a run config: ``state`` in ``output-dir``."""
@@ -225,13 +227,16 @@ class ClusterTraining(MUFCTask):
     """K', the most centroids that a party has; 0: K."""
     box: Bounds = pydantic.Field(default="-0.5,0.5", kw_only=True)
     """Bounds of the columns, which are public and must not be taken from the rows: one
-    pair "lower,upper" for all columns, or a pair for each, "0,1;18,120". They set the
-    scale of each column."""
+    pair "lower,upper" for all columns, a pair for each, "0,1;18,120", or a pair by
+    name, "age=18,120;*=0,1", with "*" for all other columns of numbers; text that is
+    not named then gets -3.5,4.5. They set the scale of each column: the wider, the less
+    it counts. On the command line "@FILE" reads a file of such lines."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        parse_box(self.box)
+        if not named_bounds(self.box):
+            parse_box(self.box)
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether there are enough bins, and clusters to choose from."""
@@ -254,11 +259,18 @@ class ClusterTraining(MUFCTask):
         """Where the server keeps what it needs to forget; None: nowhere."""
         return None
 
+    def rehearsed(self) -> Self:
+        """Return a strategy for columns without names."""
+        return (
+            self.replace(box="-0.5,0.5") if named_bounds(self.box) else self.replace()
+        )
+
     def random_rows(
         self, rng: np.random.Generator, n_rows: int, n_columns: int
     ) -> Array:
         """Return rows in the box."""
-        lower, upper = (np.resize(bound, n_columns) for bound in parse_box(self.box))
+        box = parse_box(self.rehearsed().box)
+        lower, upper = (np.resize(bound, n_columns) for bound in box)
         return rng.uniform(lower, upper, size=(n_rows, n_columns))
 
     def settled(
@@ -280,13 +292,8 @@ class ClusterTraining(MUFCTask):
         FederationError
             The data do not fit the settings.
         """
-        d, n = parties[0].n_columns, parties.n_rows
-        lower, upper = parse_box(self.box)
-        if lower.ndim and len(lower) != d:
-            raise FederationError(
-                "box must have one pair of bounds, or one for each of the "
-                f"{d} columns, got {len(lower)}"
-            )
+        n = parties.n_rows
+        lower, upper = box_of(parties, self.box)
         if self.n_clusters > n:
             raise FederationError(
                 f"n_clusters must be at most the {n} rows of all parties, got "
@@ -369,7 +376,7 @@ class ClusterTraining(MUFCTask):
         trained = version_of(model, 1, centers, agreed, kept=state is not None)
         try:
             rows = _total_rows(replies)
-            return self.commit(parties, run, trained, agreed, rows, state, **few)
+            record = self.commit(parties, run, trained, agreed, rows, state, **few)
         except FederationError as error:
             if state is None:
                 raise
@@ -379,6 +386,9 @@ class ClusterTraining(MUFCTask):
             raise PartyFailed(
                 error.party, error.action, f"{error.reason}; {saved}", error.nodes
             ) from None
+        scaled = agreed.box.scale(trained.cluster_centers_)
+        run.warnings += followed(parties, self.box, scaled, trained.sizes_)
+        return record
 
 
 @settings
@@ -549,34 +559,6 @@ def abandon(parties: Parties, model: str, failed: Sequence[int]) -> None:
             ", ".join(left),
             model,
         )
-
-
-def parse_box(box: Bounds) -> tuple[Array, Array]:
-    """Return the lower and upper bounds of a box, each of shape () or (d,).
-
-    Raises
-    ------
-    ValueError
-        There is no such box.
-    """
-    try:
-        if isinstance(box, str):
-            pairs = [[float(v) for v in pair.split(",")] for pair in box.split(";")]
-            lower, upper = np.array(pairs, dtype=np.float64).T
-            if len(lower) == 1:
-                lower, upper = lower[0], upper[0]
-        else:
-            lower, upper = (
-                number_array(bound, "box").astype(np.float64) for bound in box
-            )
-        lower, upper = np.asarray(lower), np.asarray(upper)
-        Box(lower, upper)
-    except (ValueError, TypeError):
-        raise ValueError(
-            "box must be 'lower,upper', or one such pair a column with ';' between, "
-            f"lower below upper and their difference a finite number, got {box!r}"
-        ) from None
-    return lower, upper
 
 
 def new_key(parties: Parties, agreed: TrainingSettings) -> bytes:

@@ -63,6 +63,13 @@ class Coreset:
         return party.WeightedRows(self.rows, self.weights)
 
 
+AUTO_ROWS, AUTO_PER_COLUMN = 2000, 50
+"""Rows of a coreset of size "auto": at least, and for each column.
+
+With d of m rows as columns, the expected loss is about 1 + d / m of that of all rows.
+"""
+
+
 @dataclass(frozen=True)
 class Scoring:
     """What a party needs to know to compute its scores.
@@ -87,9 +94,9 @@ class CoresetStrategy(ProtocolStrategy):
     """What regression and k-means have in common: Algorithm 1 and the baselines."""
 
     _: KW_ONLY
-    size: Annotated[party.Size, InRunConfig(200)] = 2000
+    size: Annotated[party.Size | Literal["auto"], InRunConfig(200)] = 2000
     """m, the number of rows in the coreset, counting repeats; well below the number of
-    all rows."""
+    all rows. "auto": 50 for each column of all parties, from 2000 up to all rows."""
     sampling: Literal["coreset", "uniform", "full"] = "coreset"
     """"coreset": that of the paper; "uniform": rows drawn uniformly without
     replacement; "full": all rows."""
@@ -110,8 +117,6 @@ class CoresetStrategy(ProtocolStrategy):
         party.scores,
         party.pooled_rows,
     )
-    labelled: ClassVar[bool]
-    """Whether the labels of pooled rows are needed."""
     test_fraction = 0.0
     solver = "central"
 
@@ -154,6 +159,13 @@ class CoresetStrategy(ProtocolStrategy):
             if name != self.sampling
         }
 
+    def sample_size(self, parties: Parties, n: int) -> int:
+        """Return m, the size of a coreset of n rows to train on."""
+        if self.size != "auto":
+            return self.size
+        columns = sum(info.n_columns for info in parties)
+        return min(n, max(AUTO_ROWS, AUTO_PER_COLUMN * columns))
+
     def draw(self, parties: Parties, run: Run, scoring: Scoring) -> Coreset:
         """Return a coreset (Algorithm 1), a uniform sample, or all rows.
 
@@ -168,7 +180,8 @@ class CoresetStrategy(ProtocolStrategy):
         if self.sampling == "full":
             return self._all_rows(parties, n)
         if self.sampling == "uniform":
-            rows, weights = uniform(n, self.size, run.rng("uniform"))
+            m = self.sample_size(parties, n)
+            rows, weights = uniform(n, m, run.rng("uniform"))
             train = split_rows(parties.n_rows, self.test_fraction, run.seed)[0]
             rows = (rows if train is None else train[rows]).astype(np.uint32)
             if not self.pools:
@@ -180,7 +193,8 @@ class CoresetStrategy(ProtocolStrategy):
         self, parties: Parties, run: Run, n: int, scoring: Scoring
     ) -> Coreset:
         """DIS(m, g), Algorithm 1; and independently ``check_size`` more rows."""
-        fused, m, more = self.rounds == "fused", self.size, self.check_size
+        fused, more = self.rounds == "fused", self.check_size
+        m = self.sample_size(parties, n)
         if self.pools and m >= n:
             log.warning(
                 "size is %d, not below the number of training rows: nearly all "
@@ -304,7 +318,7 @@ class CoresetStrategy(ProtocolStrategy):
                 f"test_fraction must leave training rows, got {self.test_fraction} of "
                 f"{parties.n_rows} rows"
             )
-        if self.sampling == "uniform" and self.size > n:
+        if self.sampling == "uniform" and self.size != "auto" and self.size > n:
             raise FederationError(
                 f"size must be at most the number of training rows for uniform "
                 f"sampling, got {self.size} for {n} rows"
