@@ -389,7 +389,7 @@ def kernel_settings(count, target, settings):
         "masking": "circle",
     }
     given |= (
-        {"iterations": 8, "block": 16, "step": 0.5, "schedule": "constant"}
+        {"rows": 128, "features": 128} | ({} if "step" in settings else {"step": 0.5})
         if ds
         else {"budget": 64_000_000, "rows": 250, "features": 64}
     )
@@ -418,6 +418,7 @@ def fdskl(name, count=3, holders=(-1,), target="binary", seed=13, **settings):
 
 
 DS = {"solver": "doubly-stochastic"}
+ONE = {"rows": 30, "features": 30}
 PAPER = {"masking": "paper", "topology": "ring"}
 
 fdskl("direct")
@@ -446,8 +447,9 @@ fdskl(
     "direct plain ring laplacian", masking="plain", topology="ring", kernel="laplacian"
 )
 fdskl("ds", **DS)
-fdskl("ds one row", iterations=30, block=1, **DS)
-fdskl("ds square diminishing", loss="square", schedule="diminishing", **DS)
+fdskl("ds one row", iterations=30, **ONE | DS)
+fdskl("ds implicit", step="implicit", **DS)
+fdskl("ds explicit", step="explicit", **DS)
 fdskl("ds smooth hinge laplacian", loss="smooth_hinge", kernel="laplacian", **DS)
 fdskl("ds multiclass", target="multiclass", regularization=0.001, **DS)
 fdskl("ds continuous", target="continuous", **DS)

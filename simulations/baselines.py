@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 
 from simulations.experiments import Columns
-from vfl_flower.numerics.fdskl import LOSSES, Schedule, dsg_update, step_sizes
+from vfl_flower.numerics.fdskl import LOSSES, base_scores, dsg_update
 from vfl_flower.numerics.random_features import (
     RandomFeatures,
     draw_pairs,
@@ -125,12 +125,14 @@ def central_dsg(
     iterations: int = 125,
     block: int = 64,
     step: float = 1.0,
-    schedule: Schedule = "constant",
+    diminishing: bool = False,
     regularization: float = 1e-6,
     averaged: bool = False,
     seed: int = 0,
 ) -> Score:
     """Train by doubly stochastic gradients on pooled columns [2], Gaussian kernel.
+
+    f starts at the log odds or the mean of all labels, as in FDSKL.
 
     Parameters
     ----------
@@ -142,8 +144,10 @@ def central_dsg(
         s of the kernel; default: by the median heuristic.
     iterations, block : int
         T, and the rows and features of each iteration; `block` = 1 is [2].
-    step, schedule : float, str
-        gamma, and how it changes: "constant" as in [1], or "diminishing".
+    step : float
+        gamma.
+    diminishing : bool
+        Whether step t is gamma / t, and not gamma as in [1].
     regularization : float
         lambda.
     averaged : bool
@@ -178,16 +182,16 @@ def central_dsg(
         return total
 
     alpha, total = np.zeros((0, 1)), np.zeros((iterations * block, 1))
-    step_size = step_sizes(step, schedule)
+    base = base_scores(y[:, None], loss)
     for t in range(iterations):
         i = rng.integers(len(rows), size=block)
         old, new = dsg_update(
             alpha,
             phi(rows[i], slice(t * block, (t + 1) * block)),
-            f(rows[i], alpha),
+            base + f(rows[i], alpha),
             y[i, None],
             loss,
-            step_size(t + 1),
+            step / (t + 1) if diminishing else step,
             regularization,
         )
         alpha = np.concatenate([old, new])
@@ -197,7 +201,7 @@ def central_dsg(
     seconds = time.process_time() - start
     return Score(
         "DSG, pooled",
-        test_error(f(test, alpha)[:, 0], y_test),
+        test_error((base + f(test, alpha))[:, 0], y_test),
         seconds,
         settings={"block": block, "step": step, "iterations": iterations},
     )

@@ -2,14 +2,17 @@
 
 ::
 
+    python -m simulations.fdskl_stochastic defaults
     python -m simulations.fdskl_stochastic blocks --datasets ijcnn1
     python -m simulations.fdskl_stochastic changes
 
-=======  ============================================================================
-blocks   one instance and one feature an iteration, as in [1], beside blocks of them,
-         at the same number of inner products
-changes  many draws of one split, with one thing changed at a time
-=======  ============================================================================
+========  ===========================================================================
+defaults  the implicit step and the published update at their defaults, and the direct
+          solver at its own
+blocks    one instance and one feature an iteration, as in [1], beside blocks of them,
+          at the same number of inner products
+changes   many draws of one split, with one thing changed at a time
+========  ===========================================================================
 
 Data, parties and columns are those of :mod:`simulations.fdskl`.
 
@@ -43,18 +46,32 @@ from simulations.experiments import (
     tell,
 )
 from simulations.fdskl import (
+    AS_NUMBERS,
     BLOCKS,
     CLASSES,
     DATASETS,
+    NUMBERS,
+    SEVERAL,
     STEPS,
     iterations,
     load,
+    published,
     score,
     tuned,
 )
 
-BUDGETS = {"blocks": [1_000_000, 4_000_000], "changes": [1_000_000, 64_000_000]}
-"""Bytes of angles that a party sends, by table."""
+BUDGETS = {
+    "defaults": [],
+    **{"blocks": [1_000_000, 4_000_000], "changes": [1_000_000, 64_000_000]},
+}
+"""Bytes of angles that a party sends, by table; none: the default."""
+
+FORMS: dict[str, dict[str, Any]] = {
+    "direct": {},
+    "implicit": {"solver": "doubly-stochastic"},
+    "explicit": {"solver": "doubly-stochastic", "step": "explicit"},
+}
+"""Settings of the table of defaults."""
 
 TUNING = 5
 """Draws of pooled DSG whose mean test error chooses a step or a block."""
@@ -93,9 +110,68 @@ def federated(
     data: Columns, seed: int, budget: int, block: int, step: float, **more: Any
 ) -> Score:
     """Train with the doubly stochastic solver."""
-    settings = {"block": block, "step": step, "iterations": iterations(budget, block)}
-    chosen = {"solver": "doubly-stochastic", **settings, **more}
+    most = {"budget": 4 * budget}  # in float64 as many angles have as many bytes
+    chosen = published(budget, block, step) | most | more
     return score("doubly stochastic", data, seed, **chosen)
+
+
+# --- Defaults -------------------------------------------------------------------------
+
+
+def defaults(
+    name: str, folder: Path | None, *, budgets: Sequence[int], rows: int, seeds: int
+) -> list[Figures]:
+    """Train the forms at their defaults, with less bytes where a budget is given.
+
+    Returns
+    -------
+    list of dict
+        ``data``, ``base`` (error of the most frequent class, or of the mean), and
+        ``scores`` by form: error in %, or mean squared error over the variance.
+
+    Raises
+    ------
+    MissingData
+        The data set is not there.
+    """
+    given: Figures = {"bits": "auto"} | ({"budget": budgets[0]} if budgets else {})
+    if name in SEVERAL:
+        given["target"] = "multiclass"
+    elif name in AS_NUMBERS:
+        given |= {"target": "continuous", "loss": "square"}
+    bases: list[float] = []
+    scores: dict[str, list[Figures]] = {form: [] for form in FORMS}
+    for seed in range(seeds):
+        data = load(name, folder, seed, rows * 9 // 13, rows * 4 // 13)
+        y = data.train_and_test()[3]
+        counts = np.unique(y, return_counts=True)[1]
+        real = name in AS_NUMBERS
+        bases.append(float(y.var()) if real else 100 * (1 - counts.max() / len(y)))
+        for form, settings in FORMS.items():
+            result = asdict(score(form, data, seed, **given, **settings))
+            result["error"] /= bases[-1] if real else 1
+            scores[form].append(result)
+            tell(f"{name} {seed}, {form}: {result}")
+    base = 1.0 if name in AS_NUMBERS else float(np.mean(bases))
+    return [{"data": name, "base": base, "rows": len(data.X), "scores": scores}]
+
+
+def defaults_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the table of defaults."""
+    yield "## Defaults"
+    rows = []
+    for cell in measured:
+        digits = 3 if cell["data"] in AS_NUMBERS else 2
+        row = {"": cell["data"], "rows": f"{cell['rows']:,}"}
+        row["base"] = f"{cell['base']:.{digits}f}"
+        for form, runs in cell["scores"].items():
+            errors = [run["error"] for run in runs]
+            row[form] = f"{np.mean(errors):.{digits}f} ({np.std(errors):.{digits}f})"
+        for form, runs in cell["scores"].items():
+            size = np.mean([run["bytes"] for run in runs]) / 1e6
+            row[f"{form}: MB, round trips"] = f"{size:.1f}, {runs[0]['round_trips']}"
+        rows.append(row)
+    yield table(rows)
 
 
 # --- Blocks ---------------------------------------------------------------------------
@@ -225,8 +301,8 @@ def changes(
                 f"block {other}": errors_with(block=other),
                 "a third of the step": errors_with(step=step / 3),
                 "three times the step": errors_with(step=3 * step),
-                "step / t": errors_with(schedule="diminishing"),
                 "ten times lambda": errors_with(regularization=10 / n),
+                "pooled, step / t": pooled(diminishing=True),
                 "pooled, mean of the last half of f_t": pooled(averaged=True),
                 "pooled, the best of ten settings in each draw": [
                     tuned(data, budget, seed).error for seed in range(count)
@@ -263,19 +339,31 @@ def changes_page(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 # --- The command ----------------------------------------------------------------------
 
+PAGES: dict[str, Callable[[Sequence[Mapping[str, Any]]], Iterator[str]]] = {
+    "defaults": defaults_page,
+    "blocks": blocks_page,
+    "changes": changes_page,
+}
+
 app = new_app()
-TABLES = ("blocks", "changes")
+TABLES = ("defaults", "blocks", "changes")
 NAMES = [*DATASETS]
+OF_DEFAULTS = ("ijcnn1", "a9a", *SEVERAL, "cod_rna", "phishing", "w8a", *NUMBERS)
+ALL_NAMES = dict.fromkeys([*CLASSES, *SEVERAL, *AS_NUMBERS])
 
 
 @app.command()
 def main(
     context: typer.Context,
     tables: Annotated[list[str], tables_of(TABLES)],
-    datasets: Annotated[list[str], some_of(CLASSES, "Data sets.")] = NAMES,
-    seeds: Annotated[int, typer.Option(min=1, help="Splits for blocks.")] = 3,
+    datasets: Annotated[
+        list[str] | None, some_of(ALL_NAMES, "Data sets; by default those of a table.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Splits, but for changes.")] = 3,
     draws: Annotated[int, typer.Option(min=4, help="Draws for changes.")] = 20,
-    rows: Annotated[int, typer.Option(min=8, help="Of each data set.")] = 20_000,
+    rows: Annotated[
+        int | None, typer.Option(min=26, help="13,000 for defaults, else 20,000.")
+    ] = None,
     budgets: Annotated[
         list[int] | None, typer.Option(min=1, help="Bytes of angles of a party.")
     ] = None,
@@ -284,19 +372,24 @@ def main(
 ) -> None:
     """Measure the doubly stochastic solver."""
     measures: dict[str, Callable[..., list[Figures]]] = {
+        "defaults": partial(defaults, seeds=seeds),
         "blocks": partial(blocks, seeds=seeds),
         "changes": partial(changes, draws=draws),
     }
     for name in tables:
         results = Results(context, "fdskl_stochastic", name)
         measured: list[Figures] = []
-        for dataset in datasets:
-            with results.skipping(dataset, datasets):
+        of = name == "defaults"
+        some = datasets or (OF_DEFAULTS if of else NAMES)
+        for dataset in some:
+            with results.skipping(dataset, some):
                 measured += measures[name](
-                    dataset, data_dir, budgets=budgets or BUDGETS[name], rows=rows
+                    dataset,
+                    data_dir,
+                    budgets=budgets or BUDGETS[name],
+                    rows=rows or (13_000 if of else 20_000),
                 )
-        write = blocks_page if name == "blocks" else changes_page
-        tell(results.write(measured, write(measured)))
+        tell(results.write(measured, PAGES[name](measured)))
     tell(f"results in {output_dir.absolute()}")
 
 

@@ -211,6 +211,12 @@ GROUPS: dict[str, Group] = {
         )
         for name, page, of, few in (
             (
+                "defaults",
+                fdskl_stochastic.defaults_page,
+                fdskl_stochastic.OF_DEFAULTS,
+                "--seeds 1",
+            ),
+            (
                 "blocks",
                 fdskl_stochastic.blocks_page,
                 ("ijcnn1", "cod_rna"),

@@ -93,9 +93,9 @@ def test_unknown_key(key, near):
 @pytest.mark.parametrize(
     ("key", "value", "kind"),
     [
-        ("coreset-vrlr.size", "200", "a whole number"),
-        ("coreset-vrlr.size", 2.5, "a whole number"),
-        ("coreset-vrlr.size", True, "a whole number"),
+        ("fdskl.features", "200", "a whole number"),
+        ("fdskl.features", 2.5, "a whole number"),
+        ("fdskl.features", True, "a whole number"),
         ("coreset-vrlr.alpha", "high", "a number"),
         ("coreset-vrlr.alpha", True, "a number"),
         ("compare", 1, "true or false"),
@@ -189,7 +189,7 @@ def test_key_that_does_not_apply(config, key):
 
 
 def test_a_changed_key_that_has_its_default_is_no_error():
-    make_strategy(check_run_config({"strategy": "fdskl", "coreset-vrlr.size": 200}))
+    make_strategy(check_run_config({"strategy": "fdskl", "coreset-vrlr.size": "auto"}))
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def check_alike(planned, ran):
     [
         (MUFC(5), UNEQUAL),
         (FDSKL(**KERNEL, solver="direct", budget=100_000, block_bytes=30_000), SHAPES),
-        (FDSKL(**KERNEL, solver="doubly-stochastic", iterations=3), SHAPES),
+        (FDSKL(**KERNEL, solver="doubly-stochastic", step=0.5), SHAPES),
         (
             CoresetVRLR(
                 size=60, sampling="uniform", test_fraction=0.2, solver="central"
@@ -129,8 +129,7 @@ def test_a_plan_of_a_sample_costs_nearly_what_the_run_costs(strategy, shapes):
             FDSKL(
                 **KERNEL,
                 solver="doubly-stochastic",
-                iterations=8,
-                block=8,
+                features=64,
                 test_fraction=0.2,
                 block_bytes=150_000,
             ),
@@ -190,7 +189,13 @@ def test_a_budget_that_is_used_up_costs_no_more():
     planned = plan(strategy, shapes)
     assert (planned.rows, planned.extended) == (enough, False)
     check_alike(planned.ledger, simulate(strategy, parties_of(shapes)).ledger)
-    assert FDSKL(solver="doubly-stochastic").enough_rows is None
+
+
+def test_the_doubly_stochastic_solver_has_enough_rows_too():
+    """Beyond 31,250 rows and the quarter of the budget that a test takes."""
+    strategy = FDSKL(solver="doubly-stochastic")
+    assert strategy.enough_rows == 31_250
+    assert FDSKL(solver="moments").enough_rows is None
 
 
 def test_a_plan_says_what_fewer_bytes_cost():
@@ -294,7 +299,7 @@ def test_a_strategy_that_fails_says_why(caplog):
         (FDSKL(solver="direct", target="multiclass"), SHAPES),
         (FDSKL(solver="direct", loss="square", target="continuous"), SHAPES),
         (
-            FDSKL(solver="doubly-stochastic", iterations=2),
+            FDSKL(solver="doubly-stochastic"),
             [Shape(90, 2, 40), Shape(90, 2, 50), Shape(90, 1)],
         ),
     ],

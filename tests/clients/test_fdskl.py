@@ -14,6 +14,7 @@ from vfl_flower.clients.fdskl import (
     AngleRequest,
     FDSKLState,
     Problem,
+    Rule,
     Setup,
     SharedFeatures,
 )
@@ -35,6 +36,7 @@ SETUP = Setup(
     holders=[2],
     block=4,
 )
+SQUARE, IMPLICIT = Rule("square", 0.1, 0.5), Rule("logistic", 0.0)
 SHARED = SharedFeatures(seed="9", widths=[2, 2, 2], kept=[1, 1])
 
 
@@ -288,7 +290,7 @@ def test_labels_are_looked_at_before_the_first_reply(y, target, message):
     for call in (
         lambda party: ask(party, target=target),
         lambda party: fdskl.distances(party, "gaussian", target, 2),
-        lambda party: fdskl.start(party, 2, 0.0, replace(SETUP, target=target)),
+        lambda party: fdskl.start(party, 0.0, replace(SETUP, target=target), SQUARE),
     ):
         party = a_party(2, y)
         with pytest.raises(PartyError, match=message):
@@ -369,8 +371,8 @@ def test_whether_a_part_outlives_the_run_is_told(tmp_path):
     ask(party)
     assert fdskl.fit(party) == {"kept": True}
     party = a_party(0, state_dir=tmp_path / "none")
-    ask(party)
-    assert fdskl.iterate(party, 1, 0, "square", 0.1, keep=True) == {"kept": True}
+    fdskl.start(party, 0.0, SETUP, IMPLICIT)
+    assert fdskl.iterate(party, 1, 0, keep=True) == {"kept": True}
     assert not list(tmp_path.iterdir())
 
 
@@ -442,13 +444,34 @@ def test_a_part_holds_no_label_and_no_feature():
 def test_instances_are_known_labels_that_are_not_held_out():
     y = np.where(np.arange(40) % 2 == 0, labels(40), np.nan)
     party = a_party(2, y, n=40)
-    reply = fdskl.start(party, 30, 0.25, SETUP)
-    rows = reply["rows"]
-    assert (rows.shape, rows.dtype, reply["columns"]) == ((30, 4), np.uint32, 1)
     held_out = split_rows(40, 0.25, 7)[1]
     expected = set(range(0, 40, 2)) - set(held_out.tolist())
-    assert set(rows.ravel().tolist()) == expected
-    assert fdskl.start(a_party(0, n=40), 30, 0.25, SETUP) == {}
+    reply = fdskl.start(party, 0.25, SETUP, IMPLICIT, 2 * len(expected))
+    rows = reply["rows"]
+    assert (rows.dtype, reply["columns"]) == (np.uint32, 1)
+    for epoch in np.split(rows, 2):
+        assert sorted(epoch.tolist()) == sorted(expected)
+    assert fdskl.start(a_party(0, n=40), 0.25, SETUP, IMPLICIT) == {}
+
+
+@pytest.mark.parametrize(
+    ("rule", "target", "message"),
+    [
+        (Rule("square", 0.5, 3.0), "continuous", r"most 1 .*, got 3\.0 and 0\.5"),
+        (Rule("logistic", 0.0), "continuous", "loss must be 'square' for target"),
+    ],
+)
+def test_rules_that_are_refused(rule, target, message):
+    party = a_party(2, np.arange(12.0))
+    with pytest.raises(PartyError, match=message):
+        fdskl.start(party, 0.0, replace(SETUP, target=target), rule, 4)
+
+
+def test_iterations_come_after_the_start():
+    party = a_party(2, labels())
+    ask(party)
+    with pytest.raises(PartyError, match="instances must be picked before"):
+        fdskl.iterate(party, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -468,8 +491,8 @@ def test_the_size_of_labels_is_told_to_a_power_of_two(size, target, holders, sca
     y = np.arange(12.0) * size if target == "continuous" else labels() == 7.0
     party = a_party(2, y)
     setup = replace(SETUP, target=target, holders=holders)
-    assert fdskl.start(party, 1, 0.0, setup)["scale"] == scale
-    fdskl.iterate(party, 1, 0, "square", 0.1, keep=True)
+    assert fdskl.start(party, 0.0, setup, SQUARE, 4)["scale"] == scale
+    fdskl.iterate(party, 1, 0, keep=True)
     assert party.part["scale"] == fdskl.part(party)["scale"] == scale
 
 
@@ -479,7 +502,7 @@ def test_the_size_is_of_labels_that_are_known_and_not_held_out():
     y[held_out] = 1e6
     y[np.setdiff1d(np.arange(40), held_out)[0]] = np.nan
     setup = replace(SETUP, target="continuous", holders=[0, 2])
-    assert fdskl.start(a_party(2, y, n=40), 3, 0.25, setup)["scale"] == 1.0
+    assert fdskl.start(a_party(2, y, n=40), 0.25, setup, SQUARE, 3)["scale"] == 1.0
 
 
 def test_a_holder_of_labels_that_are_all_held_out():
@@ -487,55 +510,63 @@ def test_a_holder_of_labels_that_are_all_held_out():
     held_out = split_rows(40, 0.25, 7)[1]
     y[held_out] = labels(len(held_out))
     with pytest.raises(PartyError, match="knows no label of a row that is not held"):
-        fdskl.start(a_party(2, y, n=40), 3, 0.25, SETUP)
+        fdskl.start(a_party(2, y, n=40), 0.25, SETUP, IMPLICIT, 3)
 
 
 def test_two_steps_by_hand():
-    """Square loss, y = 3 and then 1, gamma = 1/2 and 1/4, lambda = 1/10.
+    """Square loss, y = 5, then 3, with a mean of 2, gamma = 1/2, lambda = 1/10.
 
-    Angles of 0 give phi = sqrt 2, of half a turn - sqrt 2. f = 0, so
-    alpha_1 = -1/2 * 2 (0 - 3) * sqrt 2 = 3 sqrt 2. Then f = sqrt 2 alpha_1 = 6, and
-    alpha_2 = -1/4 * 2 (6 - 1) * -sqrt 2 = 2.5 sqrt 2, alpha_1 *= 1 - 1/40.
+    Angles of 0 give phi = sqrt 2, of half a turn - sqrt 2. f = 2, so
+    alpha_1 = -1/2 * 2 (2 - 5) * sqrt 2 = 3 sqrt 2. Then f = 2 + sqrt 2 alpha_1 = 8, and
+    alpha_2 = -1/2 * 2 (8 - 3) * -sqrt 2 = 5 sqrt 2, alpha_1 *= 1 - 1/20.
     """
-    y = np.full(12, 3.0)
-    y[5] = 1.0
+    y = np.array([5.0, *[1.6] * 4, 3.0, *[1.6] * 6])
     party = a_party(2, y)
     setup = replace(SETUP, target="continuous", block=1, n_features=2)
-    fdskl.start(party, 2, 0.0, setup)
+    fdskl.start(party, 0.0, setup, SQUARE, 2)
 
     def iterate(**values):
-        return fdskl.iterate(party, 1, values.pop("size", 0), "square", 0.1, **values)
+        return fdskl.iterate(party, 1, values.pop("size", 0), **values)
 
     first = {"at": np.array([0]), "angles": np.array([0.0])}
-    assert iterate(size=1, **first)["scores"].tolist() == [[0.0]]
+    np.testing.assert_allclose(iterate(size=1, **first)["scores"], [[2.0]])
     second = {"at": np.array([5]), "angles": np.array([0.0, 0.5])}
-    reply = iterate(size=1, update=0.5, scores=np.array([0.0]), **second)
+    reply = iterate(size=1, learn=True, scores=np.array([2.0]), **second)
     np.testing.assert_allclose(training(party).alpha, [[3 * ROOT]])
-    np.testing.assert_allclose(reply["scores"], [[6.0]])
-    assert iterate(update=0.25, scores=np.array([6.0]), keep=True) == {"kept": False}
-    expected = [[3 * ROOT * 39 / 40], [2.5 * ROOT]]
+    np.testing.assert_allclose(reply["scores"], [[8.0]])
+    assert iterate(learn=True, scores=np.array([8.0]), keep=True) == {"kept": False}
+    expected = [[3 * ROOT * 19 / 20], [5 * ROOT]]
     np.testing.assert_allclose(party.part["coef"], expected)
-    assert party.part["intercept"].tolist() == [0.0]
-    assert not {"phi", "labels", "alpha"} & set(party.part)
-    assert training(party).phi is training(party).labels is None
+    np.testing.assert_allclose(party.part["intercept"], [2.0])
+    assert not {"waiting", "labels", "alpha"} & set(party.part)
+    assert training(party).waiting is training(party).labels is None
 
 
 def test_another_holders_step_only_scales():
     party = a_party(2, labels() == 7.0)
-    ask(party, holders=[0, 2], block=1)
+    fdskl.start(party, 0.0, replace(SETUP, holders=[0, 2], block=1), SQUARE, 1)
     training(party).alpha = np.array([[2.0]])
-    fdskl.iterate(party, 1, 0, "square", 0.1, update=0.5)
+    fdskl.iterate(party, 1, 0, learn=True)
     np.testing.assert_allclose(training(party).alpha, [[1.9]])
     at = {"at": np.array([1]), "angles": np.array([0.0])}
-    reply = fdskl.iterate(party, 1, 1, "square", 0.1, **at)
-    np.testing.assert_allclose(reply["scores"], [[1.9 * ROOT]])
-    assert training(party).phi is None
+    reply = fdskl.iterate(party, 1, 1, **at)
+    half = (2 / 3 - 1) / 2 / 2  # of 12 labels 4 are +1; the mean of two label holders
+    np.testing.assert_allclose(reply["scores"], [[1.9 * ROOT + 2 * half]])
+    assert training(party).waiting is None
+
+
+def test_another_holders_implicit_step_leaves_its_own_coefficients():
+    party = a_party(2, labels() == 7.0)
+    fdskl.start(party, 0.0, replace(SETUP, holders=[0, 2], block=1), IMPLICIT, 1)
+    training(party).alpha = np.array([[2.0]])
+    fdskl.iterate(party, 1, 0, learn=True)
+    assert training(party).alpha.tolist() == [[2.0]]
 
 
 def test_a_party_without_coefficients_gives_zeros():
     party = a_party(0)
-    ask(party)
-    reply = fdskl.iterate(party, 3, 2, "square", 0.1, update=0.5)
+    fdskl.start(party, 0.0, SETUP, IMPLICIT)
+    reply = fdskl.iterate(party, 3, 2, learn=True)
     assert reply["scores"].tolist() == [[0.0] * 3] * 2
 
 
@@ -668,7 +699,7 @@ def started(y=None, **settings):
     """Return a label holder that has picked its instances, in blocks of two."""
     party = a_party(2, np.arange(12.0) if y is None else y)
     setup = replace(SETUP, **{"target": "continuous", "block": 2} | settings)
-    fdskl.start(party, 2, 0.0, setup)
+    fdskl.start(party, 0.0, setup, SQUARE, 4)
     return party
 
 
@@ -679,6 +710,13 @@ def other():
     return party
 
 
+def unlabelled():
+    """Return such a party in the doubly stochastic form."""
+    party = a_party(0)
+    fdskl.start(party, 0.0, SETUP, SQUARE)
+    return party
+
+
 def predicting():
     """Return a label holder in a run that predicts."""
     party = a_party(2, part=fitted()[0].part)
@@ -686,8 +724,8 @@ def predicting():
     return party
 
 
-def iterate(party, size=0, update=0.5, **values):
-    return fdskl.iterate(party, 1, size, "square", 0.1, update, **values)
+def iterate(party, size=0, learn=True, **values):
+    return fdskl.iterate(party, 1, size, learn, **values)
 
 
 AT, ANGLES = np.array([0, 1]), np.zeros(4)
@@ -713,7 +751,7 @@ def test_steps_that_are_asked_too_early(call):
 
 @pytest.mark.parametrize(
     "call",
-    [lambda party: ask(party), lambda party: fdskl.start(party, 2, 0.0, SETUP)],
+    [lambda party: ask(party), lambda party: fdskl.start(party, 0.0, SETUP, IMPLICIT)],
 )
 def test_a_model_is_trained_once_in_a_run(call):
     with pytest.raises(PartyError, match="has its model already"):
@@ -838,10 +876,9 @@ def test_problems_that_cannot_be_solved(party, angles, given, rule):
 @pytest.mark.parametrize(
     ("party", "values", "rule"),
     [
-        (started, {"update": 11.0}, "update times regularization must be at most 1"),
         (started, {"at": AT}, "at and angles must come together"),
         (started, {"angles": ANGLES}, "at and angles must come together"),
-        (other, {"at": AT, "angles": ANGLES}, "holds no coefficients"),
+        (unlabelled, {"at": AT, "angles": ANGLES}, "holds no coefficients"),
         (started, {"scores": np.zeros(2)}, "scores must be of instances"),
         (started, {"at": AT, "angles": np.zeros(3)}, "the same features in each"),
         (started, {"at": AT, "angles": np.zeros(6)}, "angles must be of the 0 .*got 3"),
@@ -850,9 +887,8 @@ def test_problems_that_cannot_be_solved(party, angles, given, rule):
             {"at": AT, "angles": np.zeros(0)},
             "scores must be of instances of this party's own turn",
         ),
-        (started, {"at": AT, "angles": ANGLES, "update": 0.0}, "update must be above"),
         (started, {"at": AT, "angles": ANGLES, "size": 3}, "size and columns must be"),
-        (other, {"size": 2**40}, "size must be at most .* rows"),
+        (unlabelled, {"size": 2**40}, "size must be at most .* rows"),
         (
             lambda: started(np.where(np.arange(12) == 1, np.nan, np.arange(12))),
             {"at": AT, "angles": ANGLES},

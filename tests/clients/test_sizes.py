@@ -65,7 +65,7 @@ def trained(index):
 
 def training(index=1):
     asked = party(index, labels=index == 0)
-    fdskl.start(asked, 2, 0.0, setup(256))
+    fdskl.start(asked, 0.0, setup(256), fdskl.Rule("logistic", 0.0))
     return asked
 
 
@@ -92,9 +92,8 @@ def agreed(**changes):
 
 
 LINEAR = {"method": "cg", "n": N, "l2": 1.0, "intercept": True, "test_fraction": 0.0}
-DISTDIM = {"local_clustering": "lloyd", "test_fraction": 0.0}
-STEP = {"loss": "logistic", "regularization": 0.0}
 TRAIN = {"model": "0" * 16, "key": bytes(16), "keep": False}
+DISTDIM = {"local_clustering": "lloyd", "test_fraction": 0.0}
 
 ATTACKS = {
     "draws at once": (
@@ -164,7 +163,7 @@ ATTACKS = {
     ),
     "zeros of a training": (
         *(fdskl.iterate, training, "size"),
-        {"columns": 16, "size": 2**24, **STEP},
+        {"columns": 16, "size": 2**24},
     ),
     "zeros of predictions": (
         *(fdskl.answer, lambda: trained(1), "size"),

@@ -8,8 +8,9 @@ from scipy.optimize import minimize
 
 from vfl_flower.numerics.fdskl import (
     LOSSES,
-    SCHEDULES,
+    base_scores,
     dsg_update,
+    implicit_step,
     step_sizes,
     theorem4_iterations,
     theorem4_step,
@@ -38,9 +39,8 @@ def test_three_steps_by_hand():
     np.testing.assert_allclose(alpha[:, 0], [0.45125, 0.7125, 0.08], rtol=1e-14)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_one_instance_and_one_feature_is_algorithm_1(loss, schedule):
+def test_one_instance_and_one_feature_is_algorithm_1(loss):
     """50 iterations against the paper's loop over scalars, each coefficient."""
     rng = np.random.default_rng(0)
     T, n, lam, gamma = 50, 12, 0.01, 0.2
@@ -51,23 +51,21 @@ def test_one_instance_and_one_feature_is_algorithm_1(loss, schedule):
     expected: list[float] = []
     for t, i in enumerate(instances):
         f = sum(a * phi[i, j] for j, a in enumerate(expected))
-        step = gamma if schedule == "constant" else gamma / (t + 1)
         z = y[i] * f
         slope = {
             "square": 2 * (f - y[i]),
             "logistic": -y[i] / (1 + math.exp(z)),
             "smooth_hinge": -y[i] * (0 if z >= 1 else 1 - z if z > 0 else 1),
         }[loss]
-        expected = [(1 - step * lam) * a for a in expected]
-        expected.append(-step * slope * phi[i, t])
+        expected = [(1 - gamma * lam) * a for a in expected]
+        expected.append(-gamma * slope * phi[i, t])
 
-    size = step_sizes(gamma, schedule)
     alpha = np.zeros((0, 1))
     for t, i in enumerate(instances):
         f = phi[i, :t] @ alpha
         old, new = dsg_update(
             alpha, phi[i, t].reshape(1, 1), f[None], y[i].reshape(1, 1), loss,
-            size(t + 1), lam,
+            gamma, lam,
         )  # fmt: skip
         alpha = np.vstack([old, new])
     np.testing.assert_allclose(alpha[:, 0], expected, rtol=1e-10, atol=1e-14)
@@ -87,6 +85,114 @@ def test_a_block_is_the_mean_of_its_single_steps():
             single.append(at[j] * dsg_update(alpha, *one)[1])
     np.testing.assert_allclose(at @ new, np.mean(single, axis=0)[0], rtol=1e-12)
     np.testing.assert_allclose(old, 0.95 * alpha)
+
+
+def test_steps_of_several_sizes_are_those_of_each():
+    rng = np.random.default_rng(1)
+    phi, f = rng.normal(size=(3, 4)), rng.normal(size=(3, 2))
+    y, alpha = rng.choice([-1.0, 1.0], (3, 2)), rng.normal(size=(5, 2))
+    steps = np.array([0.25, 2.0])
+    old, new = dsg_update(alpha, phi, f, y, "logistic", steps, 0.0)
+    for k, step in enumerate(steps):
+        one = alpha[:, [k]], phi, f[:, [k]], y[:, [k]], "logistic", step, 0.0
+        its_old, its_new = dsg_update(*one)
+        np.testing.assert_allclose(old[:, [k]], its_old)
+        np.testing.assert_allclose(new[:, [k]], its_new)
+
+
+def test_f_starts_at_the_best_constant():
+    """Three of four are +1, and a row more of each class makes them 4 of 6."""
+    y = np.array([[1.0], [1.0], [1.0], [-1.0]])
+    np.testing.assert_allclose(base_scores(y, "logistic"), [math.log(2)])
+    assert base_scores(y, "square").tolist() == [0.5]
+    assert np.isfinite(base_scores(np.ones((9, 1)), "logistic")).all()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_steps_to_choose_from_end_where_a_step_on_the_same_features_diverges(loss):
+    """For the square loss: gamma L'' mu_1 = 2 is the last that does not."""
+    phi = np.random.default_rng(0).normal(size=(30, 5))
+    mu = np.linalg.eigvalsh(phi.T @ phi / phi.size)[-1]
+    expected = np.array([1.0, 2.0]) / (LOSSES[loss].curvature * mu)
+    np.testing.assert_allclose(step_sizes(phi, loss, (1.0, 2.0)), expected)
+    assert len(step_sizes(phi, loss)) == 7
+
+
+# -- the implicit step -----------------------------------------------------------------
+
+
+def a_batch(n=400, F=30, seed=0):
+    """Return turns of new features, their phi, an earlier f, and labels."""
+    rng = np.random.default_rng(seed)
+    X, omega = rng.normal(size=(n, 2)), rng.normal(size=(2, F + 1)) / (2 * math.pi)
+    turns = (X @ omega + rng.uniform(size=F + 1)) % 1
+    phi = math.sqrt(2) * np.cos(2 * math.pi * turns)
+    return turns[:, :F], phi[:, :F], phi[:, F:], X[:, :1] * X[:, 1:]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_an_implicit_step_minimises_the_proximal_objective(loss):
+    """Against a solver that knows nothing of axes, at gamma = 100."""
+    turns, phi, earlier, real = a_batch()
+    y, gamma, F = np.sign(real) if loss != "square" else real, 100.0, phi.shape[1]
+    scores = 0.3 + 2 * earlier
+
+    def objective(x):
+        f = scores + phi @ x[:F, None] + x[F] * earlier + x[F + 1]
+        return LOSSES[loss].value(f, y).mean() + F / (2 * gamma) * x[:F] @ x[:F]
+
+    rng = np.random.default_rng(0)
+    s, new, shift = implicit_step(
+        turns, scores, earlier, y, loss, 1 / gamma, rng, loss != "square"
+    )
+    x = np.concatenate([new[:, 0], s - 1, shift])
+    best = minimize(objective, x, options={"gtol": 1e-8}).fun
+    assert objective(x) <= best * (1 + 1e-5)
+    assert abs(s[0] - 1) > 0.1
+
+
+def test_labels_of_any_origin_and_unit_have_the_same_implicit_step():
+    turns, _, earlier, y = a_batch()
+
+    def step(unit, origin):
+        given = origin + unit * earlier, unit * earlier, origin + unit * y
+        rng = np.random.default_rng(0)
+        return implicit_step(turns, *given, "square", None, rng, False)
+
+    s, new, shift = step(1.0, 0.0)
+    for unit, origin in ((1.0, 1e6), (1e-6, 0.0), (1e6, -1e8)):
+        its_s, its_new, its_shift = step(unit, origin)
+        np.testing.assert_allclose(its_s, s, rtol=1e-4)
+        np.testing.assert_allclose(its_new / unit, new, atol=1e-4)
+        np.testing.assert_allclose(its_shift / unit, shift, atol=1e-4)
+
+
+def test_noise_is_hardly_ever_learned():
+    """In 20 draws the median of the largest coefficient is 0; that of labels 0.2."""
+    turns, _, earlier, real = a_batch()
+
+    def largest(y, seed):
+        given = turns, 0 * earlier, 0 * earlier, y, "logistic", None
+        return np.abs(implicit_step(*given, np.random.default_rng(seed), True)[1]).max()
+
+    noise = np.repeat([-1.0, 1.0], 200)[:, None]
+    draws = [np.random.default_rng(seed).permutation(noise) for seed in range(20)]
+    assert np.median([largest(y, seed) for seed, y in enumerate(draws)]) < 1e-3
+    assert largest(np.sign(real), 0) > 0.1
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_class_that_a_batch_lacks_keeps_its_scores(loss):
+    turns, _, earlier, real = a_batch()
+    y = np.hstack([np.sign(real), -np.sign(real), np.full_like(real, -1.0)])
+    before = np.hstack([earlier, earlier, earlier])
+    rng = np.random.default_rng(0)
+    given = turns, before, before, y, loss, None, rng, True
+    s, new, shift = implicit_step(*given)
+    assert (s[2], shift[2], np.abs(new[:, 2]).max()) == (1, 0, 0)
+    assert np.abs(new[:, :2]).max() > 0.01
+    alike = implicit_step(turns, before, before, np.full_like(y, -1.0), *given[4:])
+    assert not alike[1].any()
 
 
 def test_theorem_4_by_hand():
@@ -168,10 +274,6 @@ def test_theorem_4_refuses(name, value):
 def test_bad_input():
     with pytest.raises(ValueError, match="theta must be at most 1, got 2"):
         theorem4_iterations(**THEOREM, distance=1.0, theta=2)
-    with pytest.raises(ValueError, match="schedule must be one of"):
-        step_sizes(1.0, "cosine")
-    with pytest.raises(ValueError, match="step must be positive"):
-        step_sizes(0.0, "constant")
     alpha, one = np.zeros((0, 1)), np.ones((1, 1))
     for step, lam in ((0, 1), (-1, 1), (1, -1), (2, 1), (math.nan, 1)):
         with pytest.raises(ValueError, match="product"):

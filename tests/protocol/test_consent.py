@@ -183,7 +183,7 @@ STRATEGIES = {
     "distdim": CoresetVKMC(2, size=10, solver="distdim"),
     "full cost": CoresetVKMC(2, size=10, evaluate="full"),
     "direct": FDSKL(solver="direct", features=4, test_fraction=0.5),
-    "doubly stochastic": FDSKL(solver="doubly-stochastic", iterations=2, block=4),
+    "doubly stochastic": FDSKL(solver="doubly-stochastic", features=8),
     "kernel k-means": FKKMeans(2, 4, 8, 2, passes=2),
     "kernel coreset": FKKMeans(2, 4, 8, 2, clustering="coreset"),
     "mufc": MUFC(2),

@@ -22,6 +22,7 @@ from simulations.fdskl import (
     forms_page,
     iterations,
     load,
+    published,
     scaling,
     scaling_page,
     score,
@@ -105,8 +106,7 @@ def test_both_solvers_send_what_the_budget_says(data):
     """A party sends so many bytes up, besides the frames of its messages."""
     for arguments in (
         {"budget": 200_000},
-        {"solver": "doubly-stochastic", "block": 16, "step": 3.0}
-        | {"iterations": iterations(200_000, 16)},
+        published(200_000, block=16, step=3.0),
     ):
         made = score("x", data, 0, **arguments)
         # Three parties up, one sum down: angles, and five limbs of 1,000 distances;

@@ -29,7 +29,8 @@ HOPS = {
 
 def predicting(model, **settings):
     """Return predictions by a model that was trained on angles."""
-    return FDSKLPrediction(**{"solver": "direct", "model": model, **settings})
+    bits = {"bits": 16} if not {"masking", "solver"} & {*settings} else {}
+    return FDSKLPrediction(**{"solver": "direct", "model": model, **bits, **settings})
 
 
 def data(n=N, seed=0):
@@ -166,7 +167,7 @@ class Recorder(InProcessGrid):
         return super().push_messages(messages)
 
 
-DS = {"solver": "doubly-stochastic", "iterations": 6, "block": 8}
+DS = {"solver": "doubly-stochastic", "features": 48}
 
 
 @pytest.mark.parametrize(
@@ -582,7 +583,7 @@ def spoil(folder, model, change):
     ("settings", "message"),
     [
         ({"model": ""}, "model must be the number of a trained model, which its"),
-        ({"bits": 64}, "bits must be one of 8, 16, 32, got 64"),
+        ({"bits": 64}, "bits must be one of 8, 16, 32 or .auto., got 64"),
         ({"block_bytes": 0}, "block_bytes must be .* at least 1, got 0"),
         ({"topology": "line"}, "topology must be one of .*, got 'line'"),
         ({"masking": "ring"}, "masking must be one of .*, got 'ring'"),

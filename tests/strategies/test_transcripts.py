@@ -91,7 +91,7 @@ AT_HOME = [n for n in STRATEGIES if n not in POOLED]
 
 def kernel(solver="direct", **settings):
     """Return a small FDSKL on real labels."""
-    size = {"features": 8} if solver == "direct" else {"iterations": 3, "block": 4}
+    size = {"features": 8 if solver == "direct" else 12}
     given = {"target": "continuous", "test_fraction": 0.2, "block_bytes": 1200}
     return FDSKL("square", solver=solver, **{**given, **size, **settings})
 
@@ -107,7 +107,9 @@ FDSKL_STRATEGIES = {
     "direct, ring": lambda: kernel(topology="ring"),
     "direct, paper": lambda: kernel(topology="tree", masking="paper", block_bytes=6000),
     "doubly": lambda: kernel("doubly-stochastic"),
-    "doubly, 32 bits": lambda: kernel("doubly-stochastic", bits=32, test_fraction=0.0),
+    "doubly, 32 bits": lambda: kernel(
+        "doubly-stochastic", bits=32, test_fraction=0.0, block_bytes=2400
+    ),
     "doubly, tree": lambda: kernel("doubly-stochastic", topology="tree"),
     "doubly, paper": lambda: kernel(
         "doubly-stochastic", topology="ring", masking="paper", block_bytes=6000
@@ -388,9 +390,12 @@ FDSKL_DOWN = {
     "fdskl_held_out_angles": (REQUEST | names("send"), []),
     "fdskl_enough": (PROBLEM | names("stop fewer_rows fewer_features"), []),
     "fdskl_fit": (names(), [PROBLEM, names("offsets"), names("features")]),
-    "fdskl_start": (names("iterations test_fraction") | SETUP, [SHARED]),
+    "fdskl_start": (
+        names("test_fraction rule.loss rule.regularization") | SETUP,
+        [SHARED, names("rule.step"), names("instances")],
+    ),
     "fdskl_iterate": (
-        names("columns size loss regularization update keep"),
+        names("columns size learn keep"),
         [REQUEST, SCORED, names("offsets"), names("scores")],
     ),
     "fdskl_answer": (

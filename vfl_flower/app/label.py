@@ -66,8 +66,8 @@ def label(model: str, node_config: str, output: Path) -> None:
             )
     if is_model_id(model) and (source.state_dir / f"{model}.sqlite").exists():
         raise ValueError(
-            f"model {model} is of mufc, whose parties label rows in a run: vfl-flower "
-            f"run mufc --task predict --set model={model}"
+            f"model {model} can forget rows, and its parties label rows in a run: "
+            f"vfl-flower run STRATEGY --task predict --set model={model}"
         )
     part = load_part(source.state_dir, model)
     kind = _model_class(part.strategy)

@@ -18,7 +18,13 @@ import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
 
 from vfl_flower.clients.evaluation import Told, hides_each, texts_of, told
-from vfl_flower.numerics.fdskl import dsg_update
+from vfl_flower.numerics.fdskl import (
+    CANDIDATES,
+    base_scores,
+    dsg_update,
+    implicit_step,
+    step_sizes,
+)
 from vfl_flower.numerics.kernel_bandwidth import best_multiple
 from vfl_flower.numerics.kernel_model import (
     Part,
@@ -188,6 +194,20 @@ class Problem:
     balanced: bool = False
 
 
+@dataclass(frozen=True)
+class Rule:
+    """How label holders learn from a batch of the doubly stochastic form.
+
+    `step` is gamma of the published update; 0: the label holder chooses it, None: the
+    implicit step takes the place of that update. `regularization` is lambda, or of the
+    implicit step 1 / gamma, which with 0 cross-validation chooses.
+    """
+
+    loss: LossName
+    regularization: NotNegative
+    step: NotNegative | None = None
+
+
 # -- what a party keeps ---------------------------------------------------------------
 
 
@@ -206,10 +226,18 @@ class Training:
         Number of its columns, which must not change during the run.
     classes : Array
         At a label holder the labels of the classes, in the order of the columns of f.
-    alpha : Array, shape (M_l, C), or None
-        At a label holder the coefficients so far.
-    phi : Array, shape (B, F), or None
-        New features of the instances whose scores are awaited.
+    rule : Rule or None
+        In the doubly stochastic form how to learn.
+    alpha : Array, shape (M_l, K C), or None
+        At a label holder the coefficients so far, with each of K steps.
+    intercept : Array, shape (C,)
+        And the intercept.
+    steps : Array, shape (K,)
+        Step sizes of the published update.
+    losses : Array, shape (K,)
+        Sum of the mean losses of batches in the second half, before each is learned.
+    waiting : Array, shape (B, M_l), or None
+        Summed angles of the instances whose scores are awaited.
     labels : Array, shape (B, C), or None
         Labels of these instances.
     scale : float or None
@@ -227,8 +255,12 @@ class Training:
     seed: str
     n_columns: int
     classes: Array = field(default_factory=lambda: np.zeros(0))
+    rule: Rule | None = None
     alpha: Array | None = None
-    phi: Array | None = None
+    intercept: Array = field(default_factory=lambda: np.zeros(1))
+    steps: Array = field(default_factory=lambda: np.ones(1))
+    losses: Array = field(default_factory=lambda: np.zeros(1))
+    waiting: Array | None = None
     labels: Array | None = None
     scale: float | None = None
     rows: Array | None = None
@@ -298,8 +330,7 @@ def _new_training(party: Party, setup: Setup) -> Training:
     seed = party.secret_bytes("features", 16).hex()
     training = Training(setup, seed, party.rows.shape[1], classes)
     if party.y is not None:
-        C = len(classes) if setup.target == "multiclass" else 1
-        training.alpha = np.zeros((0, C))
+        training.alpha = np.zeros((0, columns_of(setup.target, classes)))
     return training
 
 
@@ -430,6 +461,11 @@ def classes_of(party: Party, target: Target) -> Array:
             f"this party's have {count}"
         )
     return classes
+
+
+def columns_of(target: Target, classes: Array) -> int:
+    """Return C."""
+    return len(classes) if target == "multiclass" else 1
 
 
 def _labels(party: Party, rows: Array) -> Array:
@@ -792,13 +828,17 @@ def _problem_labels(party: Party, training: Training, problem: Problem) -> Array
             f"{len(rows)}"
         )
     y = _labels(party, rows)
-    if problem.loss != "square" and setup.target == "continuous":
-        raise PartyError("loss must be 'square' for target 'continuous'")
+    _check_loss(problem.loss, setup.target)
     if problem.balanced and setup.target == "continuous":
         raise PartyError("balanced must be false for target 'continuous'")
     if setup.target == "multiclass":  # a rare class may have no row among these
         training.classes = np.unique(np.asarray(party.y)[rows.astype(np.intp)])
     return signs_of(y, setup.target, training.classes)
+
+
+def _check_loss(loss: LossName, target: Target) -> None:
+    if loss != "square" and target == "continuous":
+        raise PartyError("loss must be 'square' for target 'continuous'")
 
 
 def _collected(
@@ -946,7 +986,7 @@ def _joined(blocks: Mapping[int, Array]) -> Array:
 class Picked(TypedDict):
     """Reply of :func:`start`: a label holder gives all of it, the others nothing."""
 
-    rows: NotRequired[Annotated[Array, Whole("iterations block", below="n_rows")]]
+    rows: NotRequired[Annotated[Array, Whole("instances", below="n_rows")]]
     columns: NotRequired[Columns]
     scale: NotRequired[Scale]
 
@@ -963,31 +1003,44 @@ class Iterated(TypedDict):
 @sums_over("none", "it draws rows, and says of how many classes")
 @reveals("angles")
 def start(
-    party: Party, iterations: Natural, test_fraction: Fraction, setup: Setup
+    party: Party,
+    test_fraction: Fraction,
+    setup: Setup,
+    rule: Rule,
+    instances: Count = 0,
 ) -> Picked:
-    """Line 2 of Algorithm 1 for all iterations at once: pick local instances."""
-    if iterations * setup.block > MOST_FEATURES:
+    """Line 2 of Algorithm 1 for all iterations at once: pick local instances.
+
+    No row comes again before all rows have come.
+    """
+    if (rule.step or 0.0) * rule.regularization > 1:
         raise PartyError(
-            f"iterations times block must be at most {MOST_FEATURES}, got "
-            f"{iterations * setup.block}"
+            "step times regularization must be at most 1 (Theorem 4), got "
+            f"{rule.step} and {rule.regularization}"
         )
+    _check_loss(rule.loss, setup.target)
     training = _begin(party, setup)
-    if party.y is None or training.alpha is None:
+    training.rule = rule
+    if party.y is None:
         return {}
     known = ~np.isnan(party.y)
     known[split_rows(party.n_rows, test_fraction, party.seed)[1]] = False
-    if not known.any():
+    rows, several = np.flatnonzero(known), len(setup.holders) > 1
+    if not len(rows):
         raise PartyError("this party knows no label of a row that is not held out")
-    shape = (iterations, setup.block)
-    rows = party.rng("instances").choice(np.flatnonzero(known), size=shape)
-    several = setup.target == "continuous" and len(setup.holders) > 1
-    largest = np.abs(party.y[known]).max() if several else 1.0
+    largest = 1.0
+    if several and setup.target == "continuous":
+        largest = np.abs(party.y[rows]).max()
     if largest > 2.0**800:  # the bound of the sum of scores is 2^16 times as large
         raise PartyError("labels must be below 2^800 in size, for the sum of scores")
     training.scale = 2.0 ** math.ceil(math.log2(max(largest, 1e-100)))
+    Y = signs_of(party.y[rows], setup.target, training.classes)
+    training.intercept = base_scores(Y, rule.loss) / len(setup.holders)
+    rng = party.rng("instances")
+    epochs = [rng.permutation(rows) for _ in range(math.ceil(instances / len(rows)))]
     return {
-        "rows": rows.astype(np.uint32),
-        "columns": training.alpha.shape[1],
+        "rows": np.concatenate([rows[:0], *epochs])[:instances].astype(np.uint32),
+        "columns": Y.shape[1],
         "scale": training.scale,
     }
 
@@ -1000,9 +1053,7 @@ def iterate(
     party: Party,
     columns: Columns,
     size: Count,
-    loss: LossName,
-    regularization: NotNegative,
-    update: NotNegative = 0.0,
+    learn: bool = False,
     scores: Opened | None = None,
     at: Instances | None = None,
     angles: Opened | None = None,
@@ -1023,12 +1074,8 @@ def iterate(
         C.
     size : int
         For how many instances to send a part of the scores; 0: none.
-    loss : {"logistic", "smooth_hinge", "square"}
-        L.
-    regularization : float
-        lambda.
-    update : float
-        Size of the step to take; 0: none.
+    learn : bool
+        Whether a label holder takes a step.
     scores : Array, shape (B C,), optional
         Summed scores of the last message's instances, if this party picked them.
     at : Array of int, shape (B,), optional
@@ -1041,25 +1088,22 @@ def iterate(
         Keep the party's part of the model: the training ends.
     """
     training = _training(party)
-    alpha = training.alpha
-    if update * regularization > 1:
-        raise PartyError(
-            "update times regularization must be at most 1 (Theorem 4), got "
-            f"{update} and {regularization}"
-        )
+    rule = training.rule
+    if rule is None:
+        raise PartyError("instances must be picked before the iterations")
     if (at is None) != (angles is None):
         raise PartyError("at and angles must come together")
     reply: Iterated = {}
     alone = at is not None and not size
-    if update and alpha is not None and not alone:
-        if scores is None:
-            training.alpha = (1 - update * regularization) * alpha
-        else:
-            _learn(training, scores, loss, update, regularization)
+    if learn and training.alpha is not None and not alone:
+        if scores is not None:
+            _learn(party, training, rule, scores)
+        elif rule.step:
+            training.alpha = (1 - rule.step * rule.regularization) * training.alpha
     if at is not None and angles is not None:
         partial = _scores_of(party, training, at, _summed(angles, offsets, at))
         if alone:
-            _learn(training, partial, loss, update, regularization)
+            _learn(party, training, rule, partial)
         else:
             _check_scores(partial.shape, size, columns)
             reply["scores"] = partial
@@ -1069,12 +1113,16 @@ def iterate(
     if request is not None:
         reply["angles"] = _angles(party, request)["angles"]
     if keep:
-        reply["kept"] = _keep(party, training, training.alpha, loss=loss)
+        coef, intercept = training.alpha, training.intercept
+        if coef is not None:
+            best = int(np.nan_to_num(training.losses, nan=np.inf).argmin())
+            coef = np.split(coef, len(training.losses), axis=1)[best]
+        reply["kept"] = _keep(party, training, coef, intercept, None, rule.loss)
     return reply
 
 
 def _scores_of(party: Party, training: Training, at: Array, summed: Array) -> Array:
-    """Return this party's part of the scores of instances, shape (B, C)."""
+    """Return this party's part of the scores of instances, shape (B, K C)."""
     party.afford("at", *summed.shape)
     alpha, block = training.alpha, training.setup.block
     if alpha is None:
@@ -1085,34 +1133,56 @@ def _scores_of(party: Party, training: Training, at: Array, summed: Array) -> Ar
             f"angles must be of the {count} features of the label holder or of {block} "
             f"more, got {summed.shape[1]}"
         )
-    phi = features(summed)
-    if phi.shape[1] > count:  # this label holder's turn: the new features are its own
-        training.phi = phi[:, count:]
+    if summed.shape[1] > count:  # its turn: the new features are its own
+        training.waiting = summed
         training.labels = signs_of(
             _labels(party, at), training.setup.target, training.classes
         )
-    return np.asarray(phi[:, :count] @ alpha)
+    repeats = alpha.shape[1] // len(training.intercept)
+    intercept = np.tile(training.intercept, repeats)
+    return np.asarray(linear_scores(summed[:, :count], alpha) + intercept)
 
 
-def _learn(
-    training: Training,
-    scores: Array,
-    loss: LossName,
-    update: float,
-    regularization: float,
-) -> None:
+def _learn(party: Party, training: Training, rule: Rule, scores: Array) -> None:
     """Lines 9 and 10: the step of the iteration whose scores are known."""
-    phi, y, alpha = training.phi, training.labels, training.alpha
-    if phi is None or y is None or alpha is None:
+    angles, y, alpha = training.waiting, training.labels, training.alpha
+    if angles is None or y is None or alpha is None:
         raise PartyError("scores must be of instances of this party's own turn")
-    if scores.size != y.size:
-        raise PartyError(f"scores must be {y.size} numbers, got {scores.size}")
-    if not update:
-        raise PartyError(f"update must be above 0 with scores, got {update}")
-    scores = scores.reshape(y.shape)
-    old, new = dsg_update(alpha, phi, scores, y, loss, update, regularization)
-    training.alpha = np.concatenate([old, new])
-    training.phi = training.labels = None
+    K, setup = alpha.shape[1] // y.shape[1], training.setup
+    if scores.size != K * y.size:
+        raise PartyError(f"scores must be {K * y.size} numbers, got {scores.size}")
+    scores, count = scores.reshape(len(y), -1), len(alpha)
+    new = np.ascontiguousarray(angles[:, count:])
+    if rule.step is None:
+        old, coef, shift = implicit_step(
+            new,
+            scores,
+            linear_scores(angles[:, :count], alpha),
+            y,
+            rule.loss,
+            rule.regularization or None,
+            party.rng(f"cross-validation {count}"),
+            setup.target != "continuous",
+        )
+        alpha, training.intercept = old * alpha, training.intercept + shift
+    else:
+        phi = features(new)
+        if not count:
+            factors = CANDIDATES if len(setup.holders) == 1 else (1.0,)
+            sizes = step_sizes(phi, rule.loss, factors)
+            training.steps = np.array([rule.step]) if rule.step else sizes
+            K = len(training.steps)
+            alpha, scores = np.tile(alpha, K), np.tile(scores, K)
+            training.losses = np.zeros(K)
+        targets, steps = np.tile(y, K), np.repeat(training.steps, y.shape[1])
+        if 2 * count >= setup.n_features:
+            losses = LOSSES[rule.loss].value(scores, targets).mean(axis=0)
+            training.losses += losses.reshape(K, -1).mean(axis=1)
+        alpha, coef = dsg_update(
+            alpha, phi, scores, targets, rule.loss, steps, rule.regularization
+        )
+    training.alpha = np.concatenate([alpha, coef])
+    training.waiting = training.labels = None
 
 
 def _check_scores(shape: tuple[int, ...], size: int, columns: int) -> None:

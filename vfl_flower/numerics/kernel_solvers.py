@@ -161,6 +161,8 @@ class Fit:
         Each strength that was tried and its score.
     left_out : Array, shape (n, C), or None
         f of each row from a fit without it, in the unit of y; see `leave_out`.
+    turn : Array, shape (C,), or None
+        With `earlier`: what times it is added to f.
     """
 
     coef: Array
@@ -171,6 +173,7 @@ class Fit:
     passes: int = 0
     path: tuple[tuple[float, float], ...] = ()
     left_out: Array | None = None
+    turn: Array | None = None
 
 
 def predict(angles: Array, fitted: Fit, block_bytes: int = BLOCK_BYTES) -> Array:
@@ -216,6 +219,8 @@ def fit(
     *,
     classes: bool | None = None,
     weights: Array | None = None,
+    offset: Array | None = None,
+    earlier: Array | None = None,
     folds: int = 5,
     leave_out: bool = False,
     tol: float = 1e-3,
@@ -245,6 +250,10 @@ def fit(
     weights : Array, shape (n,), optional
         How much each row counts in the mean loss, and in what strengths are chosen by;
         above 0. The square loss then has no leave-one-out, and is like the others.
+    offset : Array, shape (n, C), optional
+        Scores to add to f, in the unit of y; the square loss is then like the others.
+    earlier : Array, shape (n, C), optional
+        Part of `offset`, whose multiple in f is fitted too, without a penalty.
     folds : int
         From 2 to n; more cost little, since all share the features.
     leave_out : bool
@@ -294,14 +303,22 @@ def fit(
         scale = np.abs(Y - center).max(axis=0)  # so that no square leaves the range
         scale *= ((Y - center) / scale).std(axis=0)
     Y = (Y - center) / scale
+    free = [np.ones((1, Y.shape[1]))]
+    if offset is not None:
+        offset = (offset - center) / scale
+    if earlier is not None:
+        spread = earlier.std(axis=0)
+        spread[spread == 0] = 1.0
+        free.insert(0, (earlier - earlier.mean(axis=0)) / spread)
     axes = _Axes(angles, block_bytes)
-    if loss == "square" and weights is None:
+    if loss == "square" and weights is None and offset is None:
         X, lam, path = _ridge(axes, Y, regularization, classes)
         converged = True
         left_out = _left_out(axes, Y, X, lam) if leave_out else None
     else:
         start, path, left_out = None, {}, None
-        judge = partial(_cross_validate, axes, Y, chosen_loss, folds, rng, weights)
+        given = axes, Y, chosen_loss, classes, folds, rng, weights, offset, free
+        judge = partial(_cross_validate, *given)
         if regularization is None:
             start, path, left_out = judge()
         elif leave_out:
@@ -311,12 +328,18 @@ def fit(
         if weights is not None:
             mean[:] = (weights / weights.sum())[:, None]
         X, _, converged = _minimise(
-            axes, Y, mean, chosen_loss, lam, start, tol, max_iter
+            axes, Y, mean, chosen_loss, lam, start, tol, max_iter, offset, free
         )
-    coef = axes.coefficients(X[:-1])
+    coef, turn = axes.coefficients(X[: len(axes.s)]), None
+    intercept = (X[-1] - axes.mean @ coef) * scale
+    if offset is None:
+        intercept += center
+    if earlier is not None:
+        turn = X[-2] * scale / spread
+        intercept -= turn * earlier.mean(axis=0)
     return Fit(
         coef=coef * scale,
-        intercept=(X[-1] - axes.mean @ coef) * scale + center,
+        intercept=intercept,
         regularization=lam,
         cv_score=path[lam][0] if path else None,
         converged=converged,
@@ -325,6 +348,7 @@ def fit(
         left_out=left_out * scale + center
         if leave_out and left_out is not None
         else None,
+        turn=turn,
     )
 
 
@@ -520,9 +544,12 @@ def _cross_validate(
     axes: _Axes,
     Y: Array,
     loss: Loss,
+    classes: bool,
     folds: int,
     rng: np.random.Generator,
-    weights: Array | None = None,
+    weights: Array | None,
+    offset: Array | None,
+    free: Sequence[Array],
     strengths: Sequence[float] = (),
 ) -> tuple[Array, dict[float, Score], Array]:
     """Try strengths, default `PATH`, each from the solution of the one before.
@@ -532,7 +559,7 @@ def _cross_validate(
 
     Returns
     -------
-    start : Array, shape (r + 1, C)
+    start : Array, shape (r + k, C)
         Mean solution of the folds at the best strength.
     path : dict
         Score of each strength that was tried.
@@ -549,17 +576,23 @@ def _cross_validate(
         trained = weights[:, None] * trained
     W = np.repeat(trained / trained.sum(axis=0), C, axis=1)
     targets = np.tile(Y, folds)
+    offset = None if offset is None else np.tile(offset, folds)
+    free = [np.tile(column, folds) for column in free]
     X: Array | None = None
     path: dict[float, Score] = {}
     idle, least = 0, (math.inf, math.inf)
     for lam in strengths or PATH.tolist():
-        X, F, reached = _minimise(axes, targets, W, loss, lam, X, CV_TOL, CV_ITER)
+        X, F, reached = _minimise(
+            axes, targets, W, loss, lam, X, CV_TOL, CV_ITER, offset, free
+        )
         left_out = F.reshape(n, folds, C)[np.arange(n), fold]
         wrong, losses = _wrong(left_out, Y), loss.value(left_out, Y)
         score = float(wrong.mean()), float(losses.mean())
         if weights is not None:
             part = weights / weights.sum()
             score = float(part @ wrong), float(part @ losses.mean(axis=1))
+        if not classes:
+            score = score[::-1]
         if not path or score < min(path.values()):
             start, best = X.reshape(-1, folds, C).mean(axis=1), left_out
         path[lam] = score
@@ -579,6 +612,8 @@ def _minimise(
     start: Array | None,
     tol: float,
     max_iter: int,
+    offset: Array | None,
+    free: Sequence[Array],
 ) -> tuple[Array, Array, bool]:
     r"""Minimise :math:`\sum_i W_{ik} L(f_{ik}, y_{ik}) + \lambda |a_k|^2 / 2`, each k.
 
@@ -591,17 +626,21 @@ def _minimise(
     Parameters
     ----------
     axes : _Axes
-        f = U a + b; x stacks a and b.
+        f = U a + b; x stacks a, the multiples of `free`, and b.
     Y, W : Array, shape (n, K)
         Labels, and weights of the rows, which add up to 1 in each column.
     loss, lam, tol, max_iter
         See `fit`.
-    start : Array, shape (r + 1, K), optional
+    start : Array, shape (r + k, K), optional
         x; default 0.
+    offset : Array, shape (n, K), optional
+        Is added to f.
+    free : sequence of Array, shape (n, K)
+        Columns without a penalty, of mean square 1 or of zeros; the last are ones.
 
     Returns
     -------
-    X : Array, shape (r + 1, K)
+    X : Array, shape (r + k, K)
         x.
     F : Array, shape (n, K)
         f.
@@ -610,15 +649,21 @@ def _minimise(
     """
     from scipy.optimize import minimize
 
-    penalty = np.append(np.full(len(axes.s), lam), 0.0)[:, None]
-    spread = np.append(axes.s / axes.n, 1.0)[:, None]
+    r, k = len(axes.s), len(free)
+    penalty = np.append(np.full(r, lam), np.zeros(k))[:, None]
+    spread = np.append(axes.s / axes.n, np.ones(k))[:, None]
     X = np.zeros((len(spread), Y.shape[1])) if start is None else start
 
     def evaluate(X: Array) -> tuple[Array, Array, Array, Array]:
         """Return the objectives, their gradients, f and the diagonals of B."""
-        F = axes.forward(X[:-1]) + X[-1]
+        F = axes.forward(X[:r])
+        for x, column in zip(X[r:], free, strict=True):
+            F += x * column
+        if offset is not None:
+            F += offset
         R = W * loss.derivative(F, Y)
-        G = np.vstack([axes.backward(R), R.sum(axis=0)]) + penalty * X
+        slopes = [(R * column).sum(axis=0) for column in free]
+        G = np.vstack([axes.backward(R), *slopes]) + penalty * X
         value = (W * loss.value(F, Y)).sum(axis=0) + (penalty * X**2).sum(axis=0) / 2
         curvature = (W * loss.second(F, Y)).sum(axis=0)
         # No less than the curvature of one row: a hinge may have none in any row.

@@ -26,6 +26,9 @@ Masking = Literal["circle", "paper", "plain"]
 CircleBits = Literal[8, 16, 32]
 """Bits of an angle that parties add under masks."""
 
+Bits = CircleBits | Literal["auto"]
+"""The setting: 8 for angles, and 16 with the solver ``moments``."""
+
 Topology = Literal["star", "ring", "tree"]
 """How sums travel: to the server, along a chain of parties, or along a tree of them."""
 
@@ -242,6 +245,13 @@ def check_block(M: int, bits: int, block_bytes: int, rows: int = 1) -> None:
             f"block_bytes must hold {'one row' if rows == 1 else f'{rows} rows'} of "
             f"{M} features, {least} bytes, got {block_bytes}"
         )
+
+
+def bits_of(bits: Bits, masking: Masking) -> party.Bits:
+    """Return the bits of an angle that a setting stands for."""
+    if masking != "circle":
+        return 64
+    return 8 if bits == "auto" else bits
 
 
 def check_topology(topology: Topology, masking: Masking) -> None:

@@ -27,7 +27,6 @@ from vfl_flower.clients.evaluation import curves_of, metrics_of
 from vfl_flower.models.base import Model
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.numerics import evaluation
-from vfl_flower.numerics.fdskl import Schedule, step_sizes
 from vfl_flower.numerics.kernel_bandwidth import WIDEST
 from vfl_flower.numerics.kernel_model import Part, Target
 from vfl_flower.numerics.kernel_solvers import LossName
@@ -55,10 +54,11 @@ from vfl_flower.secure_aggregation import LIMB
 from vfl_flower.strategies import fdskl_metrics, kernel_moments
 from vfl_flower.strategies.angles import (
     Angles,
-    CircleBits,
+    Bits,
     Masking,
     SummedAngles,
     Topology,
+    bits_of,
     check_block,
     check_topology,
     row_blocks,
@@ -70,6 +70,12 @@ log = logging.getLogger("vfl_flower")
 MOST_FEATURES = 2048
 """Most features to spend the budget on: the solver's time grows with their cube."""
 
+IMPLICIT_FEATURES = 1500
+"""The same with implicit steps: half of the bytes of the direct solver."""
+
+PUBLISHED_STEPS = 32
+"""Iterations of the published update for each label holder."""
+
 FIRST_FEATURES = 250
 """Fewest features to begin with where their number is chosen by what they gain."""
 
@@ -80,10 +86,13 @@ TEST_ROWS = 4000
 """Most rows held out to ask for where sizes are chosen: the standard error of a share
 of wrong ones is then 0.8 points at most."""
 
-_ANGLES = ("regularization", "topology", "block_bytes", "allow_two_parties")
+_ANGLES = (
+    *("regularization", "topology", "block_bytes", "allow_two_parties"),
+    *("budget", "rows", "features"),
+)
 _OF_SOLVER = {
-    "direct": ("budget", "tolerance", "rows", "features", "class_weight", *_ANGLES),
-    "doubly-stochastic": ("iterations", "block", "step", "schedule", *_ANGLES),
+    "direct": ("tolerance", "class_weight", *_ANGLES),
+    "doubly-stochastic": ("iterations", "step", *_ANGLES),
     "moments": (
         *("rows", "features", "dealer", "computes", "relevance", "class_weight"),
         *("epsilon", "delta"),
@@ -172,10 +181,10 @@ class FDSKL(ProtocolStrategy):
     Notes
     -----
     Differs from [1] in: 1. ``solver="direct"`` and ``"moments"``; 2.
-    ``masking="circle"``, with private features; 3. an intercept in the direct solver;
-    4. blocks of instances and features; 5. as many rows and features as lower the
-    error; 6. with ``masking="paper"`` the party whose phase stays is picked once for
-    each label holder, not at each call: a feature whose phase changes is another one.
+    ``masking="circle"``, with private features; 3. an intercept; 4. blocks of instances
+    and features; 5. ``step="implicit"``; 6. with ``masking="paper"`` the party whose
+    phase stays is picked once for each label holder, not at each call: a feature whose
+    phase changes is another one.
 
     Whoever knows the seed of a run knows the features of all parties: give a seed in
     experiments only.
@@ -251,47 +260,52 @@ class FDSKL(ProtocolStrategy):
     of a k-th of the bandwidth."""
     regularization: Positive | Literal["auto"] = "auto"
     """lambda in ``mean loss + lambda / 2 |f|^2``. "auto": chosen by cross-validation at
-    the label holder, without further messages; 1 / n with the doubly stochastic
-    solver."""
+    the label holder, without further messages. With the doubly stochastic solver it is
+    1 / gamma of the implicit steps; with a number as `step` "auto" is 1 / n, and with
+    "explicit" there is none."""
     budget: Natural = 64_000_000
-    """Most bytes of angles that a party sends to train the direct solver."""
+    """Most bytes of angles that a party sends to train, but for ``moments``. Implicit
+    steps take half of it with the features that are their default."""
     tolerance: NotNegative = 0.0
     """Where the direct solver stops asking for more rows and features, before it has
     used up the budget: where the last step, of twice as many of each, lowered the mean
     loss of rows left out by less than this share, 0.02 for example. Angles that were
     sent stay in use. 0, or a ring or a tree: all of the budget at once."""
     rows: Count = 0
-    """Rows that the direct solver trains on; 0: as many as the budget pays for, eight
-    for each feature. With ``moments``, 0: all, up to some 67 million numbers in the
-    features."""
+    """Rows to train on; 0: as many as the budget pays for, eight for each feature.
+    ``step="explicit"``, or a number, takes rows again where there are fewer. With
+    ``moments``, 0: all, up to some 67 million numbers in the features."""
     features: Count = 0
-    """Random features of the direct solver; 0: one for every eight rows, and more if
-    the budget pays for them, up to 2,048. With ``moments``, joint features of all
-    parties; 0: as many as leave four rows for each column in each half of the rows, up
-    to 2,048."""
-    bits: CircleBits = 16
-    """Bits of an angle on the circle. 8 take half of the bytes for the same rows and
-    features, at nearly the same test error wherever we measured it."""
+    """Random features in all; 0: one for every eight rows, and more if the budget pays
+    for them, up to 2,048, or 1,500 with implicit steps. The doubly stochastic solver
+    takes a multiple of `iterations`. With ``moments``, joint features of all parties;
+    0: as many as leave four rows for each column in each half of the rows, up to
+    2,048."""
+    bits: Bits = "auto"
+    """Bits of an angle on the circle. "auto": 8, and 16 with ``moments``. 16 take twice
+    the bytes for the same rows and features, at the same test error wherever we
+    measured it."""
     block_bytes: Natural = 16_000_000
     """Bytes of angles that a party sends in one round trip, to within one row."""
     topology: Topology = "star"
     """How sums travel. "star": to the server. "ring", "tree": from party to party along
     a chain or a binary tree, encrypted between them. In Flower each hop is a round
     trip, so a star is the fastest."""
-    iterations: Natural = 32
-    """Iterations of the doubly stochastic solver."""
-    block: Natural = 64
-    """New instances and new features in each iteration of the doubly stochastic solver;
-    1 in the paper."""
-    step: Positive = 1.0
-    """gamma, the size of the first step of the doubly stochastic solver."""
-    schedule: Schedule = "constant"
-    """Size of step t of the doubly stochastic solver. "constant": ``step``.
-    "diminishing": ``step / t``."""
+    iterations: Count = 0
+    """Iterations of the doubly stochastic solver, each with an equal share of the
+    features, which are new. 0: two for each label holder with implicit steps, of which
+    the first has twice as many rows as the second; otherwise 32. As many as `rows` and
+    `features` is the paper's Algorithm 1."""
+    step: Positive | Literal["implicit", "explicit"] = "implicit"
+    """How the doubly stochastic solver learns from a batch of new rows and features.
+    "implicit": the new coefficients minimise the loss of the batch, with a penalty that
+    cross-validation in the batch chooses, and earlier ones are scaled. A number: the
+    published update, with this gamma. "explicit": the published update with the best of
+    seven gammas by the loss of each batch before it is learned; with several label
+    holders with one that is sure to converge."""
     test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
     """Share of the rows held out. As many of them as a quarter of the budget pays for
-    (all with the doubly stochastic solver) serve to estimate the error, in extra round
-    trips."""
+    serve to estimate the error, in extra round trips."""
     allow_two_parties: bool = False
     """Allow two parties, although the label holder then gets the other's angles."""
     # Not the words of the base class, which masks sums with any word but "plain".
@@ -346,12 +360,14 @@ class FDSKL(ProtocolStrategy):
             check_unused(self, ["bits"], f"masking {self.masking!r}")
         if (
             self.solver == "doubly-stochastic"
-            and self.step * _number(self.regularization, 0.0) > 1
+            and _number(self.step, 0.0) * _number(self.regularization, 0.0) > 1
         ):
             raise ValueError(
                 "step times regularization must be at most 1 (Theorem 4), got "
                 f"{self.step} and {self.regularization}"
             )
+        if self.step == "explicit":
+            check_unused(self, ["regularization"], "step 'explicit'")
 
     def _check_moments(self) -> None:
         if not self.epsilon:
@@ -437,22 +453,21 @@ class FDSKL(ProtocolStrategy):
                 f"rows must be 0 or at least {least} of {parties.n_rows} rows, got "
                 f"{self.rows}"
             )
-        M = self.iterations * self.block
         sizes: list[tuple[int, int]] = []
+        batches: list[int] = []
         if direct:
             train, M = self._sample(train, run)
             sizes = self._sizes(len(train), M)
+            check_block(M, self._bits, self.block_bytes)
+        else:
+            share = len(train) / parties.n_rows
+            batches, M = self._batches([round(share * known) for known in labels])
         if len(sizes) > 1:  # each step's rows are the first ones of the next step's
             train = run.rng("order of rows").permutation(train)
-        check_block(M, self._bits, self.block_bytes, 1 if direct else self.block)
-        if not direct and self.step * _number(self.regularization, 1 / len(train)) > 1:
-            raise FederationError(
-                f"step must be at most the {len(train)} rows to train on with "
-                f"regularization 'auto' (Theorem 4), got {self.step}"
-            )
         first = train[: sizes[min(1, len(sizes) - 1)][0]] if direct else None
         bandwidth = self._bandwidth(parties, holders[0], first)
-        setup = self._setup(parties, run, holders, M, bandwidth)
+        block = M // max(1, len(batches))
+        setup = self._setup(parties, run, holders, M, block, bandwidth)
         model = KernelModel(
             f"{parties.session:016x}",
             self.kernel,
@@ -469,16 +484,15 @@ class FDSKL(ProtocolStrategy):
             M = model.n_features = int(trained.metrics["features"])
             bandwidth = model.bandwidth = bandwidth / trained.multiple
         else:
-            trained = self._doubly_stochastic(angles, len(train), setup)
+            trained = self._doubly_stochastic(angles, batches, len(train), setup)
         model.kept = trained.kept
         metrics = trained.metrics | {"features": M, "bandwidth": bandwidth}
         if len(test):
-            if direct:
-                most = max(1, self.budget // 4 // (M * self._bits // 8))
-                if len(sizes) > 1:
-                    most = min(most, TEST_ROWS)
-                order = run.rng("test rows").permutation(len(test))
-                test = np.sort(test[order[:most]])
+            most = max(1, self.budget // 4 // (M * self._bits // 8))
+            if len(sizes) > 1:
+                most = min(most, TEST_ROWS)
+            order = run.rng("test rows").permutation(len(test))
+            test = np.sort(test[order[:most]])
             reply = self._evaluate(
                 replace(angles, scale=trained.scale), test, M, trained.columns
             )
@@ -508,7 +522,7 @@ class FDSKL(ProtocolStrategy):
             self.features,
             None if self.bandwidth == "median" else float(self.bandwidth),
             self.dealer,
-            16 if self.bits == 16 else 32,
+            32 if self.bits == 32 else 16,
             self.relevance,
             self.computes,
             self._balanced,
@@ -547,8 +561,8 @@ class FDSKL(ProtocolStrategy):
 
     @property
     def enough_rows(self) -> int | None:
-        """With the direct solver: where training and test use up the budget."""
-        if self.solver != "direct":
+        """Where training and test use up the budget, but for ``moments``."""
+        if self.solver == "moments":
             return None
         size = self._bits // 8
         products = self.budget // size
@@ -570,9 +584,18 @@ class FDSKL(ProtocolStrategy):
                 "each party, and shows the label holder the other parties' columns up "
                 "to a linear map."
             )
-        if self.solver != "direct":
-            return ""
         n = n_rows - int(n_rows * self.test_fraction)
+        if self.solver != "direct":
+            try:
+                batches, M = self._batches([n])
+            except FederationError:
+                return ""
+            size = self._area(batches) * M // len(batches) * self._bits / 8e6
+            return (
+                f"For training a party sends the angles of {sum(batches):,} rows, in "
+                f"{len(batches)} batches, with up to {M:,} features, {size:.3g} MB. "
+                "Fewer `rows` or `features`, or a smaller `budget`, send less."
+            )
         try:
             rows, M = self._sample(np.arange(n), Run(0))
         except FederationError:
@@ -603,9 +626,7 @@ class FDSKL(ProtocolStrategy):
         """Scale the blocks, down to the least that the solver takes."""
         if self.solver == "moments":  # its messages have no blocks
             return self
-        direct = self.solver == "direct"
-        M = (self.features or MOST_FEATURES) if direct else self.iterations * self.block
-        least = (1 if direct else self.block) * M * self._bits // 8
+        least = (self.features or MOST_FEATURES) * self._bits // 8
         block_bytes = max(least, round(share * self.block_bytes))
         return self.replace(block_bytes=min(block_bytes, self.block_bytes))
 
@@ -635,10 +656,16 @@ class FDSKL(ProtocolStrategy):
 
     @property
     def _bits(self) -> party.Bits:
-        return self.bits if self.masking == "circle" else 64
+        return bits_of(self.bits, self.masking)
 
     def _setup(
-        self, parties: Parties, run: Run, holders: list[int], M: int, bandwidth: float
+        self,
+        parties: Parties,
+        run: Run,
+        holders: list[int],
+        M: int,
+        block: int,
+        bandwidth: float,
     ) -> party.Setup:
         shared = None
         if self.masking == "paper":
@@ -657,7 +684,7 @@ class FDSKL(ProtocolStrategy):
             bandwidth=bandwidth,
             n_features=M,
             holders=holders,
-            block=M if self.solver == "direct" else self.block,
+            block=block,
             shared=shared,
             tolerance=self.tolerance if self.solver == "direct" else 0.0,
             chooses=self.bandwidth == "auto",
@@ -708,6 +735,47 @@ class FDSKL(ProtocolStrategy):
             )
         rows = run.rng("rows").choice(train, size=m, replace=False, shuffle=False)
         return np.sort(rows), M
+
+    def _batches(self, labels: list[int]) -> tuple[list[int], int]:
+        """Return the rows of each iteration, and M, by what label holders know."""
+        L, known, size = len(labels), sum(labels), self._bits // 8
+        implicit, products = self.step == "implicit", self.budget // size
+        T = self.iterations or (2 * L if implicit else PUBLISHED_STEPS)
+        m = self.rows or min(known, products // self._first_features(products))
+        if implicit and m > known:
+            raise FederationError(
+                f"rows must be at most the {known} labels to train on, got {m}"
+            )
+        batches = [1] * T
+        for j, count in enumerate(labels):
+            turns = range(j, T, L)
+            weights = [1 / (t // L + 1) if implicit else 1.0 for t in turns]
+            for t, weight in zip(turns, weights, strict=True):
+                rows = m * count / known * weight / sum(weights)
+                batches[t] = max(1, math.floor(rows + 1e-9))
+        most = self.features or (IMPLICIT_FEATURES if implicit else MOST_FEATURES)
+        if not self.features:
+            largest = max(rows * (t + 1) for t, rows in enumerate(batches))
+            most = min(
+                most,
+                T * (products // self._area(batches)),
+                T * (self.block_bytes // size // largest),
+            )
+        block = most // T
+        if not block or self._area(batches) * block > products:
+            raise FederationError(
+                f"features must be at least the {T} iterations, and budget must pay "
+                f"for the angles of {sum(batches)} rows with them, got {most} features "
+                f"and {self.budget}"
+            )
+        for t, rows in enumerate(batches):
+            check_block((t + 1) * block, self._bits, self.block_bytes, rows)
+        return batches, T * block
+
+    @staticmethod
+    def _area(batches: list[int]) -> int:
+        """Return the angles of a run for each feature of an iteration."""
+        return sum(rows * (t + 1) for t, rows in enumerate(batches))
 
     def _sizes(self, m: int, M: int) -> list[tuple[int, int]]:
         """Return the numbers of rows and features to try, up to m and M.
@@ -854,7 +922,7 @@ class FDSKL(ProtocolStrategy):
         return blocks, offsets
 
     def _doubly_stochastic(
-        self, angles: Angles, n: int, setup: party.Setup
+        self, angles: Angles, batches: list[int], n: int, setup: party.Setup
     ) -> _Trained:
         """Algorithm 1, with the label holders taking turns.
 
@@ -862,50 +930,60 @@ class FDSKL(ProtocolStrategy):
         angles of iteration t and the step of t - 1, or with several label holders for
         the angles of t, the scores of t - 1 and the step of t - 2.
         """
-        parties, holders = angles.parties, angles.holders
+        parties, holders, L = angles.parties, angles.holders, len(angles.holders)
+        step = {"implicit": None, "explicit": 0.0}.get(str(self.step), self.step)
+        automatic = 1 / n if isinstance(self.step, float) else 0.0
+        rule = party.Rule(
+            self.loss,
+            _number(self.regularization, automatic),
+            cast(float | None, step),
+        )
         picked = parties.ask(
             party.start,
-            iterations=self.iterations,
             test_fraction=self.test_fraction,
             setup=setup,
+            rule=rule,
+            instances=angles.each(
+                {j: sum(batches[place::L]) for place, j in enumerate(holders)}
+            ),
         )
-        for j in holders:
+        instances: dict[int, Array] = {}
+        for place, j in enumerate(holders):
             self._check_learned(picked, j, "rows", "scale")
-        instances = {j: picked[j]["rows"] for j in holders}
+            cuts = np.cumsum(batches[place::L])[:-1]
+            turns = range(place, len(batches), L)
+            instances |= zip(turns, np.split(picked[j]["rows"], cuts), strict=True)
         columns = picked[holders[0]]["columns"]
         scale = max(picked[j]["scale"] for j in holders)
         angles = replace(angles, scale=scale)
-        step = step_sizes(self.step, self.schedule)
-        regularization = _number(self.regularization, 1 / n)
         pending: SummedAngles | None = None
         turn = 0  # the iteration of `pending`
         scored: tuple[int, Sealed] | None = None
-        trips = self.iterations + angles.star + (not angles.alone)
+        T = len(batches)
+        trips = T + angles.star + (not angles.alone)
         for t in range(trips):
             request: party.AngleRequest | None = None
-            if t < self.iterations:
-                rows = instances[holders[t % len(holders)]][t]
-                request = party.AngleRequest(rows, (t + 1) * self.block, angles.bits)
+            if t < T:
+                stop = (t + 1) * setup.block
+                request = party.AngleRequest(instances[t], stop, angles.bits)
                 if not angles.star:
                     pending, turn, request = angles.relay(request), t, None
             at, summed, offsets = angles.delivered(pending)
             sums = angles.sums() if request is not None else {}
-            size, learned = 0, scored[0] if scored else None
+            size, learn = 0, scored is not None
             if pending is not None and angles.alone:
-                learned = turn
+                learn = True
             elif pending is not None:
-                sums |= angles.scores(holders[turn % len(holders)])
+                sums |= angles.scores(holders[turn % L])
                 size = len(pending.rows)
             scores = {}
             if scored is not None:
-                scores[holders[scored[0] % len(holders)]] = opened(scored[1])
+                scores[holders[scored[0] % L]] = opened(scored[1])
             replies = angles.ask(
                 party.iterate.summing(**sums),
                 columns=columns,
                 size=size,
-                loss=self.loss,
-                regularization=regularization,
-                update=0.0 if learned is None else step(learned + 1),
+                learn=learn,
                 scores=angles.each(scores),
                 at=at,
                 angles=summed,
@@ -917,7 +995,9 @@ class FDSKL(ProtocolStrategy):
             pending = None
             if request is not None:
                 pending, turn = angles.summed(request.rows, replies.sealed), t
-        return _Trained(columns, all(replies.each("kept")), scale)
+        return _Trained(
+            columns, all(replies.each("kept")), scale, {"rows": sum(batches)}
+        )
 
     def _evaluate(
         self, angles: Angles, test: Array, M: int, columns: int

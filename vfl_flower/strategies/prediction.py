@@ -28,9 +28,10 @@ from vfl_flower.strategies import evaluation as words
 from vfl_flower.strategies import kernel_moments
 from vfl_flower.strategies.angles import (
     Angles,
-    CircleBits,
+    Bits,
     Masking,
     Topology,
+    bits_of,
     check_topology,
 )
 from vfl_flower.strategies.moments import roles_of
@@ -77,7 +78,7 @@ class FDSKLPrediction(ProtocolStrategy):
     """For moments: who deals correlated randomness; see :class:`FDSKL`."""
     computes: str = ""
     """For moments: who computes with the label holder; see :class:`FDSKL`."""
-    bits: CircleBits = 16
+    bits: Bits = "auto"
     """Bits of an angle on the circle; see :class:`FDSKL`."""
     block_bytes: Natural = 16_000_000
     """Bytes of angles that a party sends in one round trip, to within one row."""
@@ -186,7 +187,7 @@ class FDSKLPrediction(ProtocolStrategy):
                 ),
                 replies.each("local"),
                 columns,
-                16 if self.bits == 16 else 32,
+                32 if self.bits == 32 else 16,
                 self.evaluates,
                 curves,
                 replies,
@@ -195,7 +196,7 @@ class FDSKLPrediction(ProtocolStrategy):
             angles = Angles(
                 parties,
                 holders,
-                self.bits if self.masking == "circle" else 64,
+                bits_of(self.bits, self.masking),
                 self.topology,
                 kept=tuple(first["kept"]),
                 scale=max(replies[j]["scale"] for j in holders),
