@@ -76,7 +76,7 @@ min-changed-rows = 20       # fewest rows in which the rows of two sums must dif
                             # unless they are the same: the difference of the sums
                             # reveals the sum over those rows
 # most-row-sets = 50        # most different sets of rows over which sums leave, ever;
-                            # without this line a twentieth of the rows, at least 10
+                            # without this line a twentieth of the rows, at least 30
 # accept-alignments = ["server"]  # use an order of rows from "align" without
                             # 'vfl-flower align --accept' of this party's operator
 

@@ -251,10 +251,10 @@ def keep(
             "fewer"
         )
     counted = zip(state.pairs, state.counts.tolist(), strict=True)
-    if lacks := {text for text, rows in counted if rows >= least_rows} - set(texts):
+    if {text for text, rows in counted if rows >= least_rows} - set(texts):
         raise PartyError(
-            f"levels of at least {least_rows} rows must be kept, {len(lacks)} of this "
-            "party's are not among them"
+            f"levels of at least {least_rows} rows must be kept, and one or more of "
+            "this party's are not among them"
         )
     levels: dict[str, tuple[str, ...]] = {}
     for place, column in enumerate(state.columns):

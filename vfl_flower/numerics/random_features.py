@@ -449,8 +449,8 @@ def median_bandwidth(distances: Array, kernel: str, resolution: float = 0.0) -> 
         )
     if median == 0:
         raise ValueError(
-            "the median distance of rows must be positive, got 0: "
-            "the rows of most pairs are equal"
+            "the median distance of rows must be positive, got 0: the rows of most "
+            "pairs are equal, so give a bandwidth"
         )
     if not 0 < median < math.inf:
         raise ValueError(

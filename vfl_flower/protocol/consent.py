@@ -160,7 +160,7 @@ class Consent(_Rules):
         Fewest rows in which the rows of two sums must differ, unless they are the same.
     most_row_sets : int or None
         Most different sets of rows over which sums leave, for the life of the data;
-        None: a twentieth of the rows, and at least ten.
+        None: a twentieth of the rows, and at least 30.
     accept_alignments : list of str or None
         Who may accept an order of rows beside the party's operator: "server".
     leaves : mapping of str to Limit

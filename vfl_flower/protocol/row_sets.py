@@ -47,7 +47,7 @@ lost, or restored from a backup."""
 MOST_OF_ID = 2**10
 """Characters of an id by which rows are told apart."""
 
-FEW_SETS = 10
+FEW_SETS = 30
 """Sets of rows that are summed where a twentieth of the rows are fewer."""
 
 MOST_ORDERS = 8
@@ -205,7 +205,8 @@ class RowSets:
         else:
             self._check_size(rows_of_sum)
             if not by_choice:
-                self._check_count()
+                if rows is not None:
+                    self._check_count()
                 # Else all rows but one, asked for first, would make all rows refused.
                 self._check_rest(rows_of_sum, numbers)
                 self._check_distance(rows_of_sum)
