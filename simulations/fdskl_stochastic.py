@@ -67,7 +67,7 @@ BUDGETS = {
 """Bytes of angles that a party sends, by table; none: the default."""
 
 FORMS: dict[str, dict[str, Any]] = {
-    "direct": {},
+    "direct": {"bits": 8},
     "implicit": {"solver": "doubly-stochastic"},
     "explicit": {"solver": "doubly-stochastic", "step": "explicit"},
 }

@@ -247,11 +247,11 @@ def check_block(M: int, bits: int, block_bytes: int, rows: int = 1) -> None:
         )
 
 
-def bits_of(bits: Bits, masking: Masking) -> party.Bits:
+def bits_of(bits: Bits, masking: Masking, auto: CircleBits = 16) -> party.Bits:
     """Return the bits of an angle that a setting stands for."""
     if masking != "circle":
         return 64
-    return 8 if bits == "auto" else bits
+    return auto if bits == "auto" else bits
 
 
 def check_topology(topology: Topology, masking: Masking) -> None:
