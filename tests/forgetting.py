@@ -159,11 +159,8 @@ def plain_bins(y, settings):
 
 
 def plain_q(points, sizes, settings):
-    """Return {bin: rows} of centroids and their sizes; means of s rows to 1 / s."""
-    q, sizes = Counter(), np.asarray(sizes)
-    if settings.client_training == "full" and settings.min_rows_per_bin >= 5:
-        s = sizes[:, None]
-        points = np.clip(np.rint(points * s) / s, -0.5, 0.5)
+    """Return {bin: rows} of centroids and their sizes."""
+    q = Counter()
     for place, size in zip(plain_bins(points, settings), sizes, strict=True):
         q[tuple(place.tolist())] += int(size)
     return q

@@ -286,6 +286,8 @@ def test_commands_run(page, tmp_path, monkeypatch):
     monkeypatch.setattr(stored, "start", reader.start)
     for path, table in others(page).items():
         write(table, tmp_path / path)
+    if page == "docs/mufc.md":
+        (tmp_path / "bounds.txt").write_text("age = 0, 120\nincome = 0, 1000000\n")
     for line in RUN[page]:
         reader.type(line)
         if "forget-client" in line:  # the next lines are of a model of three parties

@@ -227,5 +227,5 @@ def test_a_model_of_mufc_labels_in_a_run(tmp_path):
     state.mkdir(mode=0o700)
     (state / f"{number}.sqlite").touch()
     config = f'data="{tmp_path}/new.csv" state-dir="{state}"'
-    with pytest.raises(ValueError, match="run mufc --task predict --set model=0123"):
+    with pytest.raises(ValueError, match="STRATEGY --task predict --set model=0123"):
         label.label(number, config, tmp_path / "out.csv")

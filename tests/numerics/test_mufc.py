@@ -34,7 +34,6 @@ from vfl_flower.numerics.mufc import (
     merge_small,
     merged_sizes,
     number_of_clusters,
-    rounded_means,
     seed_centroids,
     server_centroids,
     server_points,
@@ -1021,15 +1020,3 @@ def test_examples_in_docstrings():
 def test_a_party_imports_no_scikit_learn():
     code = "import sys, vfl_flower.numerics.mufc; assert 'sklearn' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_two_means_that_differ_by_a_row_do_not_reveal_it():
-    """The difference of two sums that are rounded is off by as much as rows differ."""
-    rng, errors = np.random.default_rng(0), []
-    for size in range(5, 200):
-        X = rng.uniform(-0.5, 0.5, size=(size + 1, 3))
-        sizes = np.array([size, size + 1])
-        means = rounded_means(np.array([X[:-1].mean(axis=0), X.mean(axis=0)]), sizes)
-        assert (np.abs(means - [X[:-1].mean(axis=0), X.mean(axis=0)]) <= 0.1).all()
-        errors.append(sizes[1] * means[1] - sizes[0] * means[0] - X[-1])
-    assert np.std(errors) > 0.9 * np.std(X)

@@ -130,12 +130,6 @@ def test_more_than_a_few_columns_are_counted():
     assert "'x5'" not in text
 
 
-def test_columns_of_one_name_cannot_be_told_apart():
-    X = np.ones((30, 2))
-    twice = [Party(X, columns=["a", "a"], name=n) for n in "pqr"]
-    assert "'p' has 2 of 1 names" in columns_of(*twice)
-
-
 def test_parties_without_names_follow_the_others():
     X = rows()
     parties = [Party(X[::3]), *straight(X)[1:]]
@@ -177,9 +171,6 @@ def test_a_party_takes_no_order_of_columns_that_it_lacks():
     for order in (wanted, wanted[:1], declared(party)["columns"] * 2):
         with pytest.raises(PartyError, match="each of the 2 columns of this party"):
             arrange(party, order)
-    twice = Party(np.ones((3, 3)), columns=["b", "a", "a"])
-    with pytest.raises(PartyError, match="each of the 3 columns of this party"):
-        arrange(twice, declared(Party(np.ones((3, 2)), columns=["a", "b"]))["columns"])
 
 
 def test_another_order_or_other_rows_are_arranged_anew():

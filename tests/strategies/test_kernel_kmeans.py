@@ -892,7 +892,7 @@ def test_consent_bounds_the_points():
             continue
         with pytest.raises(PartyFailed) as caught:
             simulate(strategy(**settings), federation)
-        assert caught.value.action == "kernel_kmeans_sample"
+        assert caught.value.action == "kernel_kmeans_begin"
         assert re.search("consent .*39 rows .* 40", caught.value.reason)
 
 

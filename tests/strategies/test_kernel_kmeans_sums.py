@@ -358,7 +358,7 @@ def test_all_rows_of_a_party_count_as_shared():
         PartyFailed, match="lets 129 rows leave it as row-sums"
     ) as caught:
         strategy().start(InProcessGrid(blocks))
-    assert caught.value.action == "kernel_kmeans_lloyd"
+    assert caught.value.action == "kernel_kmeans_begin"
     blocks[1].consent = limited(130)
     strategy().start(InProcessGrid(blocks))
 

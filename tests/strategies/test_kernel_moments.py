@@ -219,7 +219,9 @@ def test_balanced_classes_move_the_threshold_and_nothing_else(monkeypatch, targe
     solved = []
 
     def look(grams, blocks, kind, class_weights):
-        solved.append((fit_grams(grams, blocks, kind), class_weights))
+        alike = np.ones(len(class_weights))
+        plain = fit_grams(grams, blocks, kind, class_weights=alike)
+        solved.append((plain, class_weights))
         return fit_grams(grams, blocks, kind, class_weights=class_weights)
 
     monkeypatch.setattr(party, "fit_grams", look)
@@ -1341,7 +1343,7 @@ def test_consent_counts_columns_and_scores(tmp_path):
     training = strategy(features=16, test_fraction=0.1, seed=0)
     seeded = {"allow_seed": True}
     result = training.start(RealParties(real(tmp_path / "a", 3, **seeded)))
-    columns = 2 * (result.metrics["local_columns"] + 2 + 16)
+    columns = 2 * (result.metrics["local_columns"] + 2 + 16) + 1  # and the training
     for most, passes in ((columns, False), (columns + 1, True)):
         leaves = {"moments": Limit(life=most)}
         federation = real(tmp_path / str(most), 3, leaves=leaves, **seeded)
@@ -1353,11 +1355,11 @@ def test_consent_counts_columns_and_scores(tmp_path):
 
 
 def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_path):
-    """The four of the others, and those of both turns, which are alike here."""
+    """The four of the others, those of both turns, alike here, and the training."""
     training = strategy(features=16, seed=0, relevance=True)
     plain = real(tmp_path / "a", 3, allow_seed=True)
     result = training.start(RealParties(plain))
-    columns = 4 * (result.metrics["local_columns"] + 2 + 16)
+    columns = 4 * (result.metrics["local_columns"] + 2 + 16) + 1
     federation = real(tmp_path / "b", 3, allow_seed=True)
     strict = dataclasses.replace(
         federation[2].consent, leaves={"moments": Limit(life=columns + 3)}

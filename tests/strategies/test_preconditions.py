@@ -65,7 +65,7 @@ def test_one_party_must_hold_all_labels(solver, labels, words, clock):
             3,
             ("n_clusters", "columns", "4 for 3", "check_size"),
         ),
-        (CoresetVRLR(size=3), 2, ("size", "20", "3 columns", "got 3")),
+        (CoresetVRLR(size=3), 2, ("size", "20", "4 for each column", "got 3")),
         (CoresetVRLR(size=3, solver="cg"), 2, ("'cg'", "at least three parties")),
         (CoresetVRLR(size=3, solver="saga"), 2, ("'saga'", "at least three parties")),
     ],

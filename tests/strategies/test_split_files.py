@@ -388,4 +388,6 @@ def test_names_of_columns_leave_a_supernode_only_with_its_consent(folder, told):
         small(seed=1).start(grid)
     text = str(caught.value)
     assert ("'seen'" in text) == told
-    assert ("has no column 3 of 'p0', unlike 'p0' (columns are counted" in text) != told
+    assert (
+        "has no column 3 of 'p0', unlike 'p0' (column 0 is the first" in text
+    ) != told

@@ -41,7 +41,6 @@ from vfl_flower.numerics.mufc import (
     local_labels,
     merge_small,
     merged_sizes,
-    rounded_means,
     seed_centroids,
     surviving,
 )
@@ -247,10 +246,11 @@ def _counts(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
     state = party.recall(MUFCState)
     settings = state.settings
     _check_box(party, settings, state.drawn)
-    if _hides_rows(settings):  # each row that takes part is in a mean
-        party.share(_taking_part(state), "centroids")
-    else:
+    few = settings.client_training == "init" or settings.min_rows_per_bin < LEAST_ROWS
+    if few or code is None:
         party.share(state.drawn, "rows")
+    else:  # each row that takes part is in a mean
+        party.share(_taking_part(state), "centroids")
     if settings.client_training == "full":
         _, centroids, labels = _local(party, state)
         sizes = np.bincount(labels, minlength=len(centroids))
@@ -262,12 +262,6 @@ def _counts(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
         return {"centroids": centroids, "sizes": sizes}
     with _refusing():
         return {"message": code.encode(*settings.quantizer.count(centroids, sizes))}
-
-
-def _hides_rows(settings: TrainingSettings) -> bool:
-    """Return whether only rounded means of enough rows leave a party, and in sums."""
-    means = settings.client_training == "full" and settings.privacy != "none"
-    return means and settings.min_rows_per_bin >= LEAST_ROWS
 
 
 def _local(party: Party, state: MUFCState) -> tuple[RowBlocks, Array, Array]:
@@ -282,11 +276,7 @@ def _local(party: Party, state: MUFCState) -> tuple[RowBlocks, Array, Array]:
     full = state.settings.client_training == "full"
     least = state.settings.min_rows_per_bin
     with _same_values():
-        centroids, labels = local_clusters(blocks, places, full, least)
-    if _hides_rows(state.settings):
-        sizes = np.bincount(labels, minlength=len(centroids))
-        centroids = rounded_means(centroids, sizes)
-    return blocks, centroids, labels
+        return blocks, *local_clusters(blocks, places, full, least)
 
 
 def _taking_part(state: MUFCState) -> Array:

@@ -702,28 +702,6 @@ class Quantizer:
         return low, high - low
 
 
-def rounded_means(means: Array, sizes: Array) -> Array:
-    """Return means of s rows each, rounded to multiples of 1 / s of the cube's side.
-
-    Two means whose clusters differ by one row then leave that row anywhere in the cube:
-    s times the rounding is as large as its side, whatever gamma is.
-
-    Parameters
-    ----------
-    means : Array, shape (m, d)
-        Points in the cube.
-    sizes : Array of int, shape (m,)
-        Rows of each mean, at least 1.
-
-    Returns
-    -------
-    Array, shape (m, d)
-        Points in the cube.
-    """
-    s = sizes[:, None]
-    return np.asarray(np.clip(np.rint(means * s) / s, -0.5, 0.5))
-
-
 def _check_inside(points: Array, lower: Array, upper: Array, region: str) -> None:
     inside = ((points >= lower) & (points <= upper)).all(axis=0)
     if not inside.all():

@@ -207,8 +207,6 @@ class RowSets:
             if not by_choice:
                 if rows is not None:
                     self._check_count()
-                # Else all rows but one, asked for first, would make all rows refused.
-                self._check_rest(rows_of_sum, numbers)
                 self._check_distance(rows_of_sum)
             number = self._note(rows_of_sum, sha.digest())
         if rows is None:
@@ -290,16 +288,6 @@ class RowSets:
             )
             raise PartyError(REFUSED)
 
-    def _check_rest(self, rows_of_sum: RowSet, numbers: Array) -> None:
-        """Refuse a set that leaves out few rows of the session, but for none."""
-        n, w = len(numbers), rows_of_sum.weights
-        if w is None:
-            rest = n - rows_of_sum.squares
-        elif (rest := sure_number(n, len(w), 1 / rows_of_sum.size)) < LEAST_ROWS:
-            rest = rows_of_sum.apart(RowSet.of(numbers, None))
-        if rest > 0:
-            self._check_apart(rest)
-
     def _check_distance(self, rows_of_sum: RowSet) -> None:
         """Refuse a set that differs from an earlier one by few rows."""
         least = self._consent.min_changed_rows
@@ -324,21 +312,18 @@ class RowSets:
         for number in ids[bounds < least].astype(int).tolist():
             query = "SELECT bits, weights FROM row_set_rows WHERE id = ?"
             packed = self._db.execute(query, (number,)).fetchone()
-            self._check_apart(rows_of_sum.apart(RowSet.unpacked(*packed)))
-
-    def _check_apart(self, apart: float) -> None:
-        least = self._consent.min_changed_rows
-        if not apart >= least:
-            log.error(
-                "a request is refused: its rows differ from all rows or from those of "
-                "an earlier sum by %.0f, by weight, and must differ by %d or not at "
-                "all, since the difference of the two sums would reveal the sum of "
-                "those few. If your data or an alignment have changed, wait for more "
-                "changes, or permit this by 'min-changed-rows = %d' in your "
-                "consent.toml",
-                *(apart, least, max(1, int(apart))),
-            )
-            raise PartyError(REFUSED)
+            apart = rows_of_sum.apart(RowSet.unpacked(*packed))
+            if not apart >= least:
+                log.error(
+                    "a request is refused: its rows differ from those of an earlier "
+                    "sum by %.0f, by weight, and must differ by %d or not at all, "
+                    "since the difference of the two sums would reveal the sum of "
+                    "those few. If your data or an alignment have changed, wait for "
+                    "more changes, or permit this by 'min-changed-rows = %d' in your "
+                    "consent.toml",
+                    *(apart, least, max(1, int(apart))),
+                )
+                raise PartyError(REFUSED)
 
     def _check_parties(self, number: int) -> None:
         """Refuse a set of an earlier sum with other parties, or note these."""

@@ -14,7 +14,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from vfl_flower.protocol.party import PartyError
-from vfl_flower.secure_aggregation.labels import STATE_CIPHER, STATE_LABEL
+from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.masks import derive_key
 
 STATE_KEY_BYTES = 32
@@ -50,8 +50,8 @@ class Vault:
                 f"the key of a session's state must have {STATE_KEY_BYTES} bytes, got "
                 f"{len(key)}"
             )
-        self._cipher = AESGCM(derive_key(key, [STATE_CIPHER]))
-        self._label_key = derive_key(key, [STATE_LABEL])
+        self._cipher = AESGCM(derive_key(key, [labels.STATE_CIPHER]))
+        self._label_key = derive_key(key, [labels.STATE_LABEL])
         self._session = b"vfl_flower session %d " % session
 
     def lock(self, name: bytes, value: bytes) -> bytes:
