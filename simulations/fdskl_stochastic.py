@@ -148,7 +148,7 @@ def defaults(
         real = name in AS_NUMBERS
         bases.append(float(y.var()) if real else 100 * (1 - counts.max() / len(y)))
         for form, settings in FORMS.items():
-            result = asdict(score(form, data, seed, **given, **settings))
+            result = asdict(score(form, data, seed, **given | settings))
             result["error"] /= bases[-1] if real else 1
             scores[form].append(result)
             tell(f"{name} {seed}, {form}: {result}")

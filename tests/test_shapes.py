@@ -26,8 +26,8 @@ PUBLIC = {
     "data": "Packing CacheEntry Checked Plan Finding PartySource Layout",
     "models": "LinearModel KernelModel LevelUnionModel RemovedModel UsedModel",
     "numerics": "Block Loss Penalty Box Quantizer PrimeField",
-    "clients": "Clustering Setup AngleRequest MoreAngles Problem Task Joint Evaluated "
-    "Roles TrainingSettings",
+    "clients": "Clustering Setup AngleRequest MoreAngles Problem Rule Task Joint "
+    "Evaluated Roles TrainingSettings",
     "protocol": "Plan Limit _Rules Consent Reals Whole Many Leaves Told Field Contract "
     "SumRequest Credential Entry Seen Ledger Metric PartyInfo Seal InRunConfig Setting "
     "Sum Reveals ProtocolResult ProtocolStrategy Rows",

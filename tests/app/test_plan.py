@@ -131,7 +131,7 @@ def test_a_plan_of_a_sample_costs_nearly_what_the_run_costs(strategy, shapes):
                 solver="doubly-stochastic",
                 features=64,
                 test_fraction=0.2,
-                block_bytes=150_000,
+                block_bytes=300_000,
             ),
             False,
         ),

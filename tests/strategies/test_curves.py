@@ -35,7 +35,7 @@ LEAVES = ("moments", "angles", "predictions", "curves")
 SOLVERS = {
     "moments": {"relevance": False, "features": 16},
     "direct": {"features": 16},
-    "doubly-stochastic": {"features": 64},
+    "doubly-stochastic": {"features": 64, "bits": 16},
 }
 
 

@@ -27,7 +27,7 @@ CircleBits = Literal[8, 16, 32]
 """Bits of an angle that parties add under masks."""
 
 Bits = CircleBits | Literal["auto"]
-"""The setting: 8 for angles, and 16 with the solver ``moments``."""
+"""The setting: "auto" is 8 with the solver ``doubly-stochastic``, and otherwise 16."""
 
 Topology = Literal["star", "ring", "tree"]
 """How sums travel: to the server, along a chain of parties, or along a tree of them."""

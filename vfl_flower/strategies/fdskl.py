@@ -460,6 +460,11 @@ class FDSKL(ProtocolStrategy):
             sizes = self._sizes(len(train), M)
             check_block(M, self._bits, self.block_bytes)
         else:
+            if self.regularization == "auto" and _number(self.step, 0.0) > len(train):
+                raise FederationError(
+                    f"step must be at most the {len(train)} rows to train on with "
+                    f"regularization 'auto' (Theorem 4), got {self.step}"
+                )
             share = len(train) / parties.n_rows
             batches, M = self._batches([round(share * known) for known in labels])
         if len(sizes) > 1:  # each step's rows are the first ones of the next step's
@@ -760,7 +765,7 @@ class FDSKL(ProtocolStrategy):
             most = min(
                 most,
                 T * (products // self._area(batches)),
-                T * (self.block_bytes // size // largest),
+                T * max(1, self.block_bytes // size // largest),
             )
         block = most // T
         if not block or self._area(batches) * block > products:
