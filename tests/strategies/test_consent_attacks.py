@@ -482,6 +482,25 @@ def test_the_party_that_gets_distances_is_the_one_named(tmp_path):
     assert "lets 2 rows leave it as angles" in asked.refusal
 
 
+@refused("lets 25 rows leave it as angles")
+def test_labels_of_rows_without_angles_count_too(tmp_path):
+    """They were fitted to angles of other rows, and all labels followed."""
+    y = np.random.default_rng(3).integers(0, 2, 60).astype(float)
+    asked = greet(RealParties(made(tmp_path, letting(angles=25), n=60, labels=y)))
+    request = fdskl.AngleRequest(np.arange(25, dtype=np.uint32), 4, 16)
+    sealed = asked.ask(
+        fdskl.angles.summing(angles_2=Sum(1.0, "circle16", to=2)),
+        request=request,
+        setup=fdskl.Setup("binary", "gaussian", 1.0, 4, [2], 4),
+    ).sealed["angles_2"]
+    problem = fdskl.Problem(np.arange(25, 50, dtype=np.uint32), "square", 1e9)
+    asked.ask(
+        fdskl.fit,
+        problem=each([None, None, problem]),
+        angles=each([None, None, {0: opened(sealed)}]),
+    )
+
+
 @pytest.mark.parametrize("times", [1, 100])
 def test_the_error_of_one_answer_does_not_tell_a_label(tmp_path, times):
     """It told 39 of 39 labels, in a session each.
