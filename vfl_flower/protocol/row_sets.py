@@ -281,9 +281,10 @@ class RowSets:
             most = max(FEW_SETS, self._party.n_rows // LEAST_ROWS)
         if (count := count_sets(self._db)) >= most:
             log.error(
-                "a request is refused: it is for a sum over another set of rows, and "
-                "%d have been summed, by as many as there are rows each could be "
-                "computed: permit more by 'most-row-sets = %d' in your consent.toml",
+                "a request is refused: it is for a sum over a new set of rows, after "
+                "sums over %d others, and sums over as many sets as there are rows "
+                "could be solved for the rows: permit more by 'most-row-sets = %d' in "
+                "your consent.toml",
                 *(count, 2 * most),
             )
             raise PartyError(REFUSED)
