@@ -206,7 +206,7 @@ class FKKMeans(ProtocolStrategy):
     eigenvectors."""
 
     model_class = KernelKMeansModel
-    question = "Which clusters, of any shape, are in the rows?"
+    question = "Which clusters are in the rows?"
     explained = kernel_kmeans_metrics.TRAINING
     partition = "horizontal"
     fills = True
