@@ -324,7 +324,7 @@ def test_a_level_that_a_party_has_often_enough_cannot_be_left_out(monkeypatch):
 
     deviating(monkeypatch, fewer)
     error = refusal(LevelUnion(), *THREE)
-    assert (error.party, "1 of this party's" in error.reason) == ("p2", True)
+    assert (error.party, "one or more of this party's" in error.reason) == ("p2", True)
 
 
 def test_a_smaller_threshold_is_refused(monkeypatch):
