@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from vfl_flower import Party
-from vfl_flower.numerics.row_sets import BLOCKS, block_sums
+from vfl_flower.numerics.row_sets import BLOCKS, block_sums, sure_number
 from vfl_flower.protocol.consent import Consent
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.row_sets import (
@@ -78,6 +78,23 @@ def test_no_scale_gives_a_row_a_larger_share(pairs, c):
     apart = weighted(v).apart(weighted(w))
     assert apart == pytest.approx(weighted(w).apart(weighted(v)))
     assert apart / WEIGHTED * largest <= (1 + 1e-6) * squares + 1e-9
+
+
+@given(
+    weights=st.lists(st.floats(0.01, 1), min_size=1, max_size=12),
+    n=st.integers(13, 60),
+    shared=st.integers(0, 12),
+)
+def test_what_sizes_say_is_no_more_than_the_difference(weights, n, shared):
+    """Of m rows with weights, and n without of which some are the same."""
+    v, w = np.zeros(100), np.zeros(100)
+    v[: len(weights)] = weights
+    w[min(shared, len(weights)) :][:n] = 1.0
+    sets = weighted(v), weighted(w)
+    assume(sets[0].weights is not None)
+    share = 1 / sets[0].squares
+    sure = WEIGHTED * sure_number(n, len(weights), share)
+    assert sure <= sets[0].apart(sets[1]) * (1 + 1e-9)
 
 
 def weighted(v):

@@ -501,6 +501,43 @@ def test_labels_of_rows_without_angles_count_too(tmp_path):
     )
 
 
+@refused("lets 25 rows leave it as angles")
+def test_an_evaluation_of_rows_without_angles_counts_too(tmp_path):
+    """Their labels were compared with answers for other rows."""
+    y = np.random.default_rng(3).integers(0, 2, 60).astype(float)
+    grid = RealParties(made(tmp_path, letting(angles=25), n=60, labels=y))
+    asked = greet(grid)
+    number = f"{asked.session:016x}"
+    rows = np.arange(25, dtype=np.uint32)
+    request = fdskl.AngleRequest(rows, 4, 16)
+    group = Sum(1.0, "circle16", to=2)
+
+    def angles(asked, step, **values):
+        question = step.summing(angles_2=group)
+        return asked.ask(question, request=request, **values).sealed["angles_2"]
+
+    setup = fdskl.Setup("binary", "gaussian", 1.0, 4, [2], 4)
+    sealed = angles(asked, fdskl.angles, setup=setup)
+    asked.ask(
+        fdskl.fit,
+        problem=each([None, None, fdskl.Problem(rows, "square", 1e9)]),
+        angles=each([None, None, {0: opened(sealed)}]),
+    )
+    asked = Parties(grid, Ledger(), seed=0, private_draws=True, model=number)
+    asked.ask(fdskl.part)
+    sealed = angles(asked, fdskl.answer, columns=1, size=0)
+    asked.ask_one(
+        2,
+        fdskl.answer,
+        columns=1,
+        size=0,
+        at=rows + 25,
+        angles=opened(sealed),
+        evaluate=True,
+        last=True,
+    )
+
+
 @pytest.mark.parametrize("times", [1, 100])
 def test_the_error_of_one_answer_does_not_tell_a_label(tmp_path, times):
     """It told 39 of 39 labels, in a session each.

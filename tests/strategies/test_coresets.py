@@ -1141,6 +1141,10 @@ def test_the_size_follows_the_number_of_columns_and_is_said_where_it_is_too_smal
         CoresetVRLR(test_fraction=0.2, sampling="full"), parties, seed=1
     )
     assert auto.metrics["test_loss"] < 1.05 * everything.metrics["test_loss"]
+    few = [party.take(np.arange(800)) for party in parties]
+    small = simulate(CoresetVRLR(), few, seed=1)
+    assert "coresets_totals" not in {action for action, _ in small.ledger.entries}
+    assert small.metrics["weight_sum"] == 800  # all rows, instead of as many draws
     with pytest.raises(FederationError) as caught:
         simulate(CoresetVRLR(size=150), parties)
     assert str(caught.value).startswith(

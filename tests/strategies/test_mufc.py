@@ -1162,7 +1162,10 @@ def test_consent_bounds_what_an_addition_sends(parties, folder):
         )
     for party in more:
         party.consent = without_objective(3)
-    assert add(more, folder, model).metrics["added"] == 8
+    result = add(more, folder, model)
+    assert result.metrics["added"] == 8
+    assert "inertia" not in result.metrics
+    assert np.isnan(result.model.inertia_)
     check(more, folder, model)
 
 

@@ -78,6 +78,25 @@ def test_each_step_says_over_which_rows_it_adds_up(action):
         assert step.why, "what hides a single row?"
 
 
+WITHOUT_KIND = {
+    "kernel_kmeans_project": "in one process alone",
+    "kernel_scores_scores": "after kernel_scores_rows, which asks for moments",
+    "level_union_count": "after level_union_begin, which asks for levels",
+}
+"""Steps that add up rows and ask for no kind themselves, and what comes before them."""
+
+
+def test_with_an_empty_consent_no_step_adds_up_rows():
+    """The server may choose what is summed, too."""
+    without = {
+        action
+        for action, step in STEPS.items()
+        if step.rows in ("session", "request", "party")
+        and all(reveal.optional for reveal in step.reveals)
+    }
+    assert without == set(WITHOUT_KIND)
+
+
 def test_groups_that_a_party_forms_have_a_test_of_their_own(request):
     folder = request.config.rootpath / "tests"
     for action, name in GROUPS.items():

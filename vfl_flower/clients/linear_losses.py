@@ -53,7 +53,7 @@ TURN = 1
 that a model is solved from."""
 
 _NUMBERS = 3
-"""What is told of a column: its mean, its length, and whether one row stands out."""
+"""What is sent of a column: its mean, its length, and whether one row stands out."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def parts(
     sets = _rows(party, test_fraction, evaluated)
     if counted != len(sets) * roles.columns or roles.rows != list(map(len, sets)):
         raise PartyError("counted and rows must be those of the Gram matrices")
-    blocks, told, spreads = [], [], []
+    blocks, sent, spreads = [], [], []
     for rows in sets:
         check_rows(None, len(rows), roles.columns)
         party.sum_over(rows)
@@ -176,13 +176,13 @@ def parts(
             column[:] = mean = spread = 0.0
         spreads.append(spread)
         size = np.linalg.norm(column)
-        told += [mean, size, stands_out]
+        sent += [mean, size, stands_out]
         blocks.append(NORM * column / (size or 1.0))
     given = dealt_to(dealt, loss_delivered, roles)
     check = checks_of(party, roles, given)
     reply: Parts = {
         "loss_openings": hide(party, roles, blocks, given),
-        "loss_units": {roles.first: np.array(told, dtype="<f8").view(np.uint8)},
+        "loss_units": {roles.first: np.array(sent, dtype="<f8").view(np.uint8)},
     }
     if check is not None:
         other = roles.second if party.index == roles.first else roles.first
@@ -227,7 +227,7 @@ def losses(
     """Open the Gram matrices, at the label holder, and tell the errors.
 
     Where one row stands out in a column, its party has put zeros in its place, and the
-    errors that are told are 0: the right ones would be those of the row.
+    errors that are sent are 0: the right ones would be those of the row.
 
     Parameters
     ----------
@@ -239,11 +239,13 @@ def losses(
     state = party.recall(MomentsState)
     grams = [matrix / NORM**2 for matrix in opened(party, state, loss_shares)]
     spreads = state.y_sizes
-    told = np.array([_told(loss_units, j, len(grams)) for j in range(party.n_parties)])
-    if standing_out := int(np.count_nonzero(told[:, :, 2])):
+    sent = np.array(
+        [_sent_of(loss_units, j, len(grams)) for j in range(party.n_parties)]
+    )
+    if standing_out := int(np.count_nonzero(sent[:, :, 2])):
         none = np.zeros(len(grams))
         return {"losses": none, "explained": none, "standing_out": standing_out}
-    means, sizes = told[:, :, 0].sum(axis=0), told[:, :, 1].T
+    means, sizes = sent[:, :, 0].sum(axis=0), sent[:, :, 1].T
     errors = np.array(
         [
             mean**2 + max(0.0, float(size @ matrix @ size))
@@ -258,12 +260,12 @@ def losses(
     }
 
 
-def _told(units: dict[int, Array], owner: int, halves: int) -> Array:
-    """Return what a party has told of its columns, shape (halves, 3)."""
+def _sent_of(units: dict[int, Array], owner: int, halves: int) -> Array:
+    """Return what a party has sent of its columns, shape (halves, 3)."""
     data = units.get(owner, np.zeros(0, np.uint8)).tobytes()
     if len(data) != 8 * halves * _NUMBERS:
         raise PartyError(f"units must be of the columns of the party at place {owner}")
-    told = np.frombuffer(data, "<f8").reshape(halves, _NUMBERS)
-    if not np.abs(told).max(initial=0.0) <= LARGEST:
+    sent = np.frombuffer(data, "<f8").reshape(halves, _NUMBERS)
+    if not np.abs(sent).max(initial=0.0) <= LARGEST:
         raise PartyError(f"units must be numbers of at most {LARGEST:g} in size")
-    return told
+    return sent

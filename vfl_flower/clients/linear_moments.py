@@ -184,12 +184,12 @@ def columns(
         )
         part[:, -1] = 0.0
         y_size, y_mean = 0.0, _mean_of_all(party) * intercept
-    told = np.concatenate([mean, R.ravel(), [left_out]])
+    sent = np.concatenate([mean, R.ravel(), [left_out]])
     given = dealt_to(dealt, delivered, roles)
     check = checks_of(party, roles, given)
     reply: Columns = {
         "openings": hide(party, roles, [part], given),
-        "units": {roles.first: told.astype("<f8").view(np.uint8)},
+        "units": {roles.first: sent.astype("<f8").view(np.uint8)},
     }
     if check is not None:
         other = roles.second if holder else roles.first
@@ -246,14 +246,14 @@ def solve(
     widths = [
         width - (owner == roles.first) for owner, width in enumerate(roles.owners)
     ]
-    told = [_units(units, owner, d) for owner, d in enumerate(widths)]
-    mean = np.concatenate([unit[0] for unit in told])
+    sent = [_units(units, owner, d) for owner, d in enumerate(widths)]
+    mean = np.concatenate([unit[0] for unit in sent])
     starts = np.cumsum([0, *widths])
     # The labels are the last of the first party's columns; here, of all.
     label = int(sum(roles.owners[: roles.first + 1])) - 1
     order = [place for place in range(roles.columns) if place != label] + [label]
     R = np.zeros((len(mean), len(mean)))
-    for start, unit in zip(starts, told, strict=False):
+    for start, unit in zip(starts, sent, strict=False):
         stop = start + len(unit[0])
         R[start:stop, start:stop] = unit[1]
     gram = opened(party, state, shares)[0][np.ix_(order, order)] / NORM**2
@@ -268,7 +268,7 @@ def solve(
         "intercept": state.y_mean - float(mean @ theta),
         "loss": loss,
         "sigma_min": sigma_min_of_moments(gram, blocks),
-        "left_out": sum(unit[2] for unit in told),
+        "left_out": sum(unit[2] for unit in sent),
         "constant": state.constant,
     }
 
@@ -286,10 +286,10 @@ def _units(units: dict[int, Array], owner: int, d: int) -> tuple[Array, Array, i
     data = units.get(owner, np.zeros(0, np.uint8)).tobytes()
     if len(data) != 8 * (d + d * d + 1):
         raise PartyError(f"units must be of the columns of the party at place {owner}")
-    told = np.frombuffer(data, "<f8")
-    if not np.abs(told).max(initial=0.0) <= LARGEST:
+    sent = np.frombuffer(data, "<f8")
+    if not np.abs(sent).max(initial=0.0) <= LARGEST:
         raise PartyError(f"units must be numbers of at most {LARGEST:g} in size")
-    mean, R, count = np.split(told, [d, d + d * d])
+    mean, R, count = np.split(sent, [d, d + d * d])
     if not 0 <= count[0] <= d:
         raise PartyError("units must have a number of columns that are left out")
     return mean, R.reshape(d, d), int(count[0])

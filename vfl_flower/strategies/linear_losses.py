@@ -88,16 +88,16 @@ def squared_errors(
         loss_openings=passed_on(parties, replies, "loss_openings"),
         loss_checks=passed_on(parties, replies, "loss_checks"),
     )
-    told = parties.ask_one(
+    reply = parties.ask_one(
         roles.first,
         party.losses,
         loss_units=secret(replies, "loss_units", len(parties))[roles.first],
         loss_shares=secret(shares, "loss_shares", len(parties))[roles.first],
         scale=unit,
     )
-    if told["standing_out"]:
-        return {"standing_out": told["standing_out"]}
-    errors, explained = told["losses"], told["explained"]
+    if reply["standing_out"]:
+        return {"standing_out": reply["standing_out"]}
+    errors, explained = reply["losses"], reply["explained"]
     if not len(errors) == len(explained) == len(sets):
         reason = f"its reply must have {len(sets)} losses and as many shares explained"
         raise parties.failure(roles.first, party.losses, reason)

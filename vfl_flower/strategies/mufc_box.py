@@ -139,14 +139,14 @@ def box_of(parties: Parties, box: Bounds) -> tuple[Array, Array]:
         pairs += [bounds] * parties.column_widths[column]
     if len(pairs) != d:
         raise FederationError(
-            f"the {d} columns of the parties must be those of which they told names"
+            f"the names that the parties have sent must be those of their {d} columns"
         )
     lower, upper = np.array(pairs).T
     return lower, upper
 
 
 def followed(parties: Parties, box: Bounds, scaled: Array, sizes: Array) -> list[str]:
-    """Return whether clusters follow one column, or text, and hardly anything else.
+    """Return a warning where clusters follow one column, or text, and little else.
 
     Parameters
     ----------

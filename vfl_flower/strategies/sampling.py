@@ -96,7 +96,8 @@ class CoresetStrategy(ProtocolStrategy):
     _: KW_ONLY
     size: Annotated[party.Size | Literal["auto"], InRunConfig(200)] = 2000
     """m, the number of rows in the coreset, counting repeats; well below the number of
-    all rows. "auto": 50 for each column of all parties, from 2000 up to all rows."""
+    all rows. "auto": 50 for each column of all parties and at least 2000; all rows,
+    without draws, where there are no more than that."""
     sampling: Literal["coreset", "uniform", "full"] = "coreset"
     """"coreset": that of the paper; "uniform": rows drawn uniformly without
     replacement; "full": all rows."""
@@ -177,7 +178,9 @@ class CoresetStrategy(ProtocolStrategy):
             How the parties compute the scores.
         """
         n = self.n_train(parties)
-        if self.sampling == "full":
+        if self.sampling == "full" or (
+            self.size == "auto" and self.sample_size(parties, n) == n
+        ):
             return self._all_rows(parties, n)
         if self.sampling == "uniform":
             m = self.sample_size(parties, n)
