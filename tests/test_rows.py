@@ -5,6 +5,7 @@ import operator
 from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -15,7 +16,14 @@ import vfl_flower as vf
 from vfl_flower.data.rows import ArrowRows, arrow_rows
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.protocol.party import PartyError
-from vfl_flower.rows import WINDOW_BYTES, ArrayRows, Rows, add_each, as_rows
+from vfl_flower.rows import (
+    WINDOW_BYTES,
+    ArrayRows,
+    Rows,
+    add_each,
+    as_rows,
+    number_array,
+)
 
 
 class ByNumbers(Rows):
@@ -361,3 +369,17 @@ def test_a_run_has_the_bits_of_a_run_on_arrays(name, kind, tmp_path):
     assert len(expected) > 2
     for key, value in expected.items():
         assert np.array_equal(value, actual[key]), key
+
+
+@pytest.mark.parametrize("values", [[pd.NA] * 3, []])
+def test_a_column_of_integers_may_have_no_value(values):
+    column = pd.Series(pd.array(values, "Int64"))
+    array = number_array(column, "X")
+    assert array.shape == (len(values),)
+    assert np.isnan(array).all()
+
+
+def test_an_integer_of_a_column_must_keep_its_digits():
+    column = pd.Series(pd.array([pd.NA, 2**53 + 1], "Int64"))
+    with pytest.raises(ValueError, match=r"X must have no integer above 2\^53"):
+        number_array(column, "X")

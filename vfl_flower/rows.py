@@ -265,8 +265,10 @@ def number_array(values: Any, what: str) -> Array:
             )
         for name, kind in zip(frame.columns, kinds, strict=True):
             if kind in "iu":
-                numbers = frame[name].dropna().unique()
-                _check_digits([*numbers[[numbers.argmin(), numbers.argmax()]]], what)
+                numbers = frame[name].dropna()
+                _check_digits(
+                    [numbers.min(), numbers.max()] if len(numbers) else [], what
+                )
         if len(set(map(str, frame.dtypes))) > 1 or not isinstance(
             frame.dtypes.iloc[0], np.dtype
         ):

@@ -489,7 +489,7 @@ def test_a_shell_completes_strategies(name):
 def test_a_misspelt_strategy_is_said_with_the_nearest_one(name):
     code, out = call(name, "coreset-vrl")
     assert code == 1
-    assert "got 'coreset-vrl': did you mean 'coreset-vrlr'?" in out
+    assert "got 'coreset-vrl'; did you mean 'coreset-vrlr'?" in out
 
 
 def answer(*arguments):

@@ -14,6 +14,7 @@ from transcripts import Recorder, actual, patterns
 from vfl_flower import CoresetVKMC, CoresetVRLR, FederationError, Party, PartyFailed
 from vfl_flower.clients import coreset_predictions as party
 from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.contract import ContractError, structure
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import ModelPart, load_part, save_part
@@ -307,3 +308,16 @@ def test_without_a_state_dir_nothing_is_kept(tmp_path):
     result = MODELS["moments"].start(InProcessGrid(federation))
     assert result.model.number is None
     assert not list(tmp_path.glob("*/*.npz"))
+
+
+@pytest.mark.parametrize(("outputs", "taken"), [(1024, True), (1025, False)])
+def test_a_party_keeps_no_model_of_any_size(outputs, taken):
+    """No kind is asked for, and the part lies on the party's disk."""
+    sizes = {"n_rows": 9, "n_columns": 2, "n_parties": 3}
+    message = {"kind": "k-means", "intercept": 0.0, "receiver": 2}
+    message["weights"] = np.zeros((outputs, 2))
+    if taken:
+        structure(party.keep.contract.request, message, sizes)
+        return
+    with pytest.raises(ContractError, match="weights"):
+        structure(party.keep.contract.request, message, sizes)

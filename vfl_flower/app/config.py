@@ -17,6 +17,7 @@ from annotated_types import Ge
 
 from vfl_flower.data.levels import parse_levels
 from vfl_flower.data.source import QUERY, PartySource
+from vfl_flower.protocol.names import did_you_mean
 from vfl_flower.protocol.settings import (
     Count,
     Natural,
@@ -179,8 +180,7 @@ def check_run_config(run_config: UserConfig) -> dict[str, Any]:
     keys = run_keys()
     for name, value in run_config.items():
         if name not in keys:
-            near = difflib.get_close_matches(name, keys, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, list(keys))
             raise ValueError(f"run config has no key {name!r}{hint}")
         kinds = keys[name].setting.kinds
         if type(value) in kinds or (type(value) is int and float in kinds):

@@ -14,7 +14,6 @@ import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -39,7 +38,7 @@ from vfl_flower.app.template import write_app
 from vfl_flower.app.units import clock, size
 from vfl_flower.protocol.checkpoint import FILE
 from vfl_flower.protocol.errors import PartyFailed
-from vfl_flower.protocol.names import printable
+from vfl_flower.protocol.names import did_you_mean, printable
 from vfl_flower.strategies import ALGORITHMS
 
 _FLOWERS = re.compile(
@@ -78,8 +77,7 @@ def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
             given_name = item.partition("=")[0].strip()
             # As they may be given: those of this strategy without its name.
             short = {key.removeprefix(f"{strategy}."): key for key in keys}
-            near = get_close_matches(given_name, short, n=1)
-            hint = f"; did you mean {short[near[0]]!r}?" if near else ""
+            hint = did_you_mean(given_name, short)
             raise ValueError(f"run config has no key {given_name!r}{hint}")
         values[name] = _value(keys[name], text.strip())
     return values
@@ -153,11 +151,10 @@ def gather(
         A key or a value breaks a rule.
     """
     if strategy not in ALGORITHMS:
-        near = get_close_matches(strategy, ALGORITHMS, n=1)
-        hint = "an algorithm of another package comes with its own Flower app"
+        hint = did_you_mean(strategy, [*ALGORITHMS])
+        hint = hint or ": an algorithm of another package comes with its own Flower app"
         raise ValueError(
-            f"strategy must be one of {', '.join(ALGORITHMS)}, got {strategy!r}: "
-            f"{f'did you mean {near[0]!r}?' if near else hint}"
+            f"strategy must be one of {', '.join(ALGORITHMS)}, got {strategy!r}{hint}"
         )
     config = {} if file is None else read_settings(file)
     config |= parse_settings(strategy, pairs)

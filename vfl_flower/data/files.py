@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +50,7 @@ from vfl_flower.data.tables import (
     open_table,
 )
 from vfl_flower.files import UnpackedSizeError
+from vfl_flower.protocol.names import did_you_mean
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.row_order import RowOrder, load_order
 from vfl_flower.shapes import shapes_only
@@ -349,7 +349,8 @@ class Plan:
             faults.append(fault("options", ids, text, "id-column"))
             label = None
         if ids is not None and ids not in names:
-            text = f"{who} has no column {ids!r}, its id-column{_hint(ids, names)}"
+            text = f"{who} has no column {ids!r}, its id-column"
+            text += did_you_mean(ids, names)
             faults.append(fault("options", ids, text, "id-column"))
             ids = None
         plan = cls([], ids, label if label in names else None, faults)
@@ -671,7 +672,7 @@ def _features(
     if source.label_column not in known and not source.label_optional:
         where = "the data folder" if folder else who
         label = source.label_column
-        hint = _hint(str(label), names)
+        hint = did_you_mean(str(label), names)
         text = f"{where} has no column {label!r}, its label-column{hint}"
         faults.append(fault("options", source.label_column, text, "label-column"))
     features = choose(candidates, source.columns, who, elsewhere - set(names))
@@ -683,13 +684,6 @@ def _features(
                 "list the columns to use in columns"
             )
     return features
-
-
-def _hint(name: str, names: Sequence[str]) -> str:
-    """Return the name of a column that was probably meant, for an error."""
-    folded = {known.strip().casefold(): known for known in names}
-    near = get_close_matches(name.strip().casefold(), folded, n=1)
-    return f"; did you mean {folded[near[0]]!r}?" if near else ""
 
 
 @contextlib.contextmanager

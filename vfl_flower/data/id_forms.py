@@ -100,6 +100,6 @@ class IdForms:
         lengths = " to ".join(map(str, ends))
         text = (
             f"{what} holds ids of {lengths} characters: {', '.join(kinds)}; they must "
+            "be written alike at all parties, with the same case and leading zeros"
         )
-        text += "be written alike at all parties, with the same case and leading zeros"
         yield Finding("note", "id-form", name, text, "id-column")

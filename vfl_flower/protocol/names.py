@@ -6,8 +6,10 @@ are printable by contract, and the package's log escapes whatever else it is giv
 
 from __future__ import annotations
 
+import difflib
 import logging
 import traceback
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from annotated_types import MaxLen, Predicate
@@ -24,6 +26,20 @@ def is_name(name: object) -> bool:
     return (
         isinstance(name, str) and 0 < len(name) <= MOST_OF_NAME and name.isprintable()
     )
+
+
+def did_you_mean(name: str, known: Iterable[str] | Mapping[str, str]) -> str:
+    """Return a hint at what was meant by an unknown name, for the end of an error.
+
+    >>> did_you_mean("Sise", ["seed", "size"])
+    "; did you mean 'size'?"
+    >>> did_you_mean("sise", {"size": "example.size"})
+    "; did you mean 'example.size'?"
+    """
+    meant = known if isinstance(known, Mapping) else {text: text for text in known}
+    folded = {text.strip().casefold(): meant[text] for text in meant}
+    near = difflib.get_close_matches(name.strip().casefold(), folded, n=1)
+    return f"; did you mean {folded[near[0]]!r}?" if near else ""
 
 
 def printable(text: object) -> str:
