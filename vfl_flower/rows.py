@@ -265,7 +265,7 @@ def number_array(values: Any, what: str) -> Array:
             )
         for name, kind in zip(frame.columns, kinds, strict=True):
             if kind in "iu":
-                numbers = frame[name].dropna()
+                numbers = frame[name].dropna().to_numpy()
                 _check_digits(
                     [numbers.min(), numbers.max()] if len(numbers) else [], what
                 )

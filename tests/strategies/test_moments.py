@@ -561,7 +561,7 @@ def test_predictions_that_are_too_large_have_no_errors(coefficient):
 
 
 @pytest.mark.parametrize(
-    ("told", "rule"),
+    ("sent", "rule"),
     [
         ({}, "at place 1"),
         ({1: np.zeros(2)}, "at place 1"),
@@ -569,11 +569,11 @@ def test_predictions_that_are_too_large_have_no_errors(coefficient):
         ({1: np.array([np.nan, 1, 0])}, "at most 1e"),
     ],
 )
-def test_units_of_another_party_are_refused_unless_they_are_whole(told, rule):
+def test_units_of_another_party_are_refused_unless_they_are_whole(sent, rule):
     """They are encrypted for the label holder, so that no contract sees them."""
-    units = {j: numbers.view(np.uint8) for j, numbers in told.items()}
+    units = {j: numbers.view(np.uint8) for j, numbers in sent.items()}
     with pytest.raises(PartyError, match=rule):
-        linear_losses._told(units, 1, 1)
+        linear_losses._sent_of(units, 1, 1)
 
 
 def test_errors_need_the_labels_of_all_rows():

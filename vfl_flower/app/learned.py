@@ -186,7 +186,8 @@ def _seen_at_defaults(name: str) -> dict[str, Seen]:
     """Return what training sends at the defaults of a run config."""
     config = check_run_config({"strategy": name, "seed": 0, "alignment": "rows"})
     strategy = make_strategy(config)
-    shapes = [Shape(600, 3), Shape(600, 3), Shape(600, 3, 600)]  # enough for curves
+    n = 3000  # enough for curves, and more than a coreset has
+    shapes = [Shape(n, 3), Shape(n, 3), Shape(n, 3, n)]
     with quietly():
         return rehearse(strategy, shapes).ledger.seen
 
