@@ -254,6 +254,17 @@ def test_a_stopped_iteration_says_so():
     assert not fit(angles, Y, "logistic", 1e-6, RNG(0), max_iter=2).converged
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_multiple_of_scores_that_separate_the_classes_is_bounded():
+    """The loss alone has no optimum then."""
+    angles, _, Y = data(n=37, C=3)
+    scores = Y * RNG(0).uniform(0.3, 8, size=Y.shape)
+    given = {"offset": scores, "earlier": scores}
+    actual = fit(angles, Y, "logistic", 1.0, RNG(0), **given)
+    assert actual.converged
+    assert np.abs(actual.turn).max() < 100
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_features_without_spread(loss):
     """Of equal rows only the intercept is left."""

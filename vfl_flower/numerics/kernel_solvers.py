@@ -253,7 +253,8 @@ def fit(
     offset : Array, shape (n, C), optional
         Scores to add to f, in the unit of y; the square loss is then like the others.
     earlier : Array, shape (n, C), optional
-        Part of `offset`, whose multiple in f is fitted too, without a penalty.
+        Part of `offset`, whose multiple in f is fitted too, with the penalty of
+        `LARGEST_TURN` alone.
     folds : int
         From 2 to n; more cost little, since all share the features.
     leave_out : bool
@@ -603,6 +604,11 @@ def _cross_validate(
     return start, path, best
 
 
+LARGEST_TURN = 10.0
+"""Standard deviation of a Gaussian prior on what `earlier` changes in a score: where it
+separates the classes, the loss alone has no optimum."""
+
+
 def _minimise(
     axes: _Axes,
     Y: Array,
@@ -636,7 +642,8 @@ def _minimise(
     offset : Array, shape (n, K), optional
         Is added to f.
     free : sequence of Array, shape (n, K)
-        Columns without a penalty, of mean square 1 or of zeros; the last are ones.
+        Columns of mean square 1 or of zeros with the penalty of `LARGEST_TURN`, except
+        for the last, ones without a penalty.
 
     Returns
     -------
@@ -650,7 +657,9 @@ def _minimise(
     from scipy.optimize import minimize
 
     r, k = len(axes.s), len(free)
-    penalty = np.append(np.full(r, lam), np.zeros(k))[:, None]
+    penalty = np.full((r + k, 1), lam)
+    penalty[r:] = 1 / (axes.n * LARGEST_TURN**2)
+    penalty[-1] = 0
     spread = np.append(axes.s / axes.n, np.ones(k))[:, None]
     X = np.zeros((len(spread), Y.shape[1])) if start is None else start
 
