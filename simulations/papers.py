@@ -388,6 +388,18 @@ GROUPS: dict[str, Group] = {
             ),
         },
     ),
+    "kernel_kmeans-gamma": Group(
+        kernel_kmeans.gamma_page,
+        {
+            "kernel_kmeans-gamma": Piece(
+                "kernel_kmeans gamma --datasets circles-2 --datasets moons-2 "
+                "--datasets digits --datasets mushrooms --datasets covtype15k "
+                "--datasets celltype",
+                ("mushrooms", "covtype15k", "celltype"),
+                quick="kernel_kmeans gamma --datasets circles-2 --rows 300 --seeds 1",
+            )
+        },
+    ),
     **{
         f"kernel_kmeans-attacks-{name}": Group(
             page,
