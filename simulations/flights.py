@@ -66,7 +66,7 @@ def main(
     """Put the errors of parties alone into the report of the last run, and print it."""
     run = find_run("", runs)
     record = read_result(run)
-    (result,) = record["results"].values()
+    result = next(iter(record["results"].values()))
     tables = {
         file.stem: pd.read_parquet(file).drop(columns=ID)
         for file in sorted(folder.glob("*.parquet"))
