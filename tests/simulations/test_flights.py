@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from simulations import flights
+from simulations.experiments import ROOT
 from vfl_flower import CoresetVRLR, Party, simulate
 from vfl_flower.app.flights import FILES, ID, LABEL, make_party_files
 from vfl_flower.app.report import write_report
@@ -28,7 +29,8 @@ def test_joining_pays(tmp_path):
     tables = {name: table.to_numpy(float) for name, table in columns.items()}
     train, test = split_rows(len(y), 0.2, 0)
     assert y[test].var() == pytest.approx(1758.914, rel=1e-6)
-    assert flights.losses(tables, y, train, test) == pytest.approx(
+    actual = flights.losses(tables, y, train, test)
+    assert actual == pytest.approx(
         {
             "pooled": 293.6184,
             "1_insurer alone": 1700.4,
@@ -37,6 +39,9 @@ def test_joining_pays(tmp_path):
         },
         rel=1e-4,
     )
+    for page in ("README.md", "docs/simulate.md"):
+        text = (ROOT / page).read_text()
+        assert all(f" {loss:,.0f}  {name}" in text for name, loss in actual.items())
 
 
 def test_the_report_of_the_last_run_gets_the_errors(tmp_path, capsys):
