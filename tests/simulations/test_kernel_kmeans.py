@@ -10,6 +10,7 @@ import pytest
 
 from simulations import kernel_kmeans
 from simulations.experiments import MissingData
+from simulations.kernel_baselines import split_among
 from simulations.kernel_kmeans import (
     CRITERIA,
     SOLVERS,
@@ -365,6 +366,35 @@ def test_the_number_of_clusters_is_chosen_beside_pooled_criteria(monkeypatch):
     assert heading == "## Number of clusters"
     assert choices.splitlines()[2].split("|")[2:4] == [" 5 ", "      5 "]
     assert len(costs.splitlines()) == 3
+
+
+def test_multiples_of_gamma_stand_beside_k_means(data):
+    entry = kernel_kmeans.gamma(data, parties=3, seeds=2)
+    assert list(entry["scores"]) == ["k-means", "1", "2", "5", "20"]
+    assert all(len(runs) == 2 for runs in entry["scores"].values())
+    assert np.min([entry["scores"][key] for key in ("k-means", "1")]) > 0.7
+    strategy = FKKMeans(data.k, gamma=5 * entry["gamma"])
+    parts = split_among(len(data.X), 3, np.random.default_rng([1, 3]), "equal", data.y)
+    model = simulate(strategy, [Party(data.X[rows]) for rows in parts], seed=1).model
+    expected = kernel_kmeans.agreements(
+        data.y[np.concatenate(parts)], np.concatenate(model.labels_)
+    )
+    assert entry["scores"]["5"][1] == pytest.approx(expected, abs=0.02)
+    heading, nmi, ari = kernel_kmeans.gamma_page({"blobs": entry})
+    assert heading == "## Width of the kernel"
+    for page, place in ((nmi, 0), (ari, 1)):
+        names, _, row = ([c.strip() for c in r.split("|")] for r in page.splitlines())
+        cell = dict(zip(names, row, strict=True))["20 x"]
+        mean = np.mean([run[place] for run in entry["scores"]["20"]])
+        assert float(cell.split()[0]) == pytest.approx(mean, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["circles-2", "moons-2"])
+def test_circles_and_moons_are_standardised(name):
+    X, y = generated(name)
+    assert (len(X), set(y.tolist())) == (kernel_kmeans.GENERATED, {0, 1})
+    np.testing.assert_allclose(X.mean(axis=0), 0, atol=1e-12)
+    np.testing.assert_allclose(X.std(axis=0), 1)
 
 
 @pytest.mark.parametrize("name", ["groups-8", "grid-9", "rings-2"])

@@ -242,14 +242,6 @@ def note(
     )
 
 
-def leave_room(axes: Axes, values: Sequence[float]) -> None:
-    """Leave room beside values for their numbers, and mark few of them."""
-    low, high = min(values), max(values)
-    room = 0.35 * (high - low) or 0.1 * abs(high) or 1.0
-    axes.set_xlim(low - room, high + room)
-    mark_few(axes)
-
-
 def mark_few(axes: Axes) -> None:
     """Mark few places of the lower axis."""
     from matplotlib.ticker import MaxNLocator

@@ -19,11 +19,9 @@ from vfl_flower.app.drawing import (
     draw_bars,
     floats,
     in_lines,
-    leave_room,
     make_figure,
     mark_few,
     note,
-    short_label,
     tick,
     unit_square,
 )
@@ -39,6 +37,9 @@ MOST_BARS = 12
 MAIN = ("test_error", "test_loss", "full_train_loss", "full_cost", "check_cost")
 """Metrics, of the same rows, by which a figure compares results: the first that all
 of them have."""
+
+TOGETHER = "all parties, nothing pooled"
+"""The model of a run, beside those of parties alone."""
 
 
 def figures_of(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
@@ -80,61 +81,65 @@ def finite(value: object) -> bool:
 
 
 def _comparison(results: Mapping[str, Mapping[str, Any]]) -> Figure | None:
-    """Return what each result of a comparison is worth, and what it has cost."""
+    """Return what each result of a comparison is worth, and what it has cost.
+
+    A result may have ``beside``: a metric of models of no run, by their names, and a
+    ``text`` that says what they are.
+    """
     metrics = {name: last(result) for name, result in results.items()}
     shared = [m for m in MAIN if all(finite(v.get(m)) for v in metrics.values())]
-    if len(results) < 2 or not shared:
+    first = next(iter(results.values()))
+    others = first.get("beside", {})
+    beside = others.get(shared[0], {}) if shared else {}
+    if len(results) + len(beside) < 2 or not shared:
         return None
-    main, first = shared[0], next(iter(results.values()))
+    main = shared[0]
     title = first["explained"].get(main, {}).get("title", main)
-    values = [float(of[main]) for of in metrics.values()]
+    values = [float(of[main]) for of in metrics.values()] + [*beside.values()]
     spreads = [float(of.get(f"{main}{SPREAD}", 0.0)) for of in metrics.values()]
+    spreads += [0.0] * len(beside)
     sent = [result["ledger"]["bytes_up"] for result in results.values()]
-    names = list(results)
-    bars = ""
+    names = [*([TOGETHER] if beside and len(results) == 1 else results), *beside]
+    text = f"{title}; lower is better, and bars start at 0"
     if any(spreads):
-        bars = (
+        text += (
             ". A line spans two standard errors to each side: results whose lines "
             "overlap do not differ for certain"
         )
+    text += f". {others['text']}" if beside else ". Right: what it cost in bytes."
+    panels: list[Any] = [(values, FIRST, in_lines(title), "{:,.4g}".format)]
+    if not beside:
+        panels.append((sent, SECOND, "bytes that all parties sent", size))
 
     def draw(canvas: Canvas) -> None:
-        value, cost = canvas.subplots(1, 2, sharey=True)
-        places = np.arange(len(names))[::-1]
-        lines = 2 * np.array(spreads) if any(spreads) else None
-        value.errorbar(values, places, xerr=lines, fmt="o", color=FIRST, capsize=4)
-        leave_room(value, [*np.subtract(values, spreads), *np.add(values, spreads)])
-        for place, number in zip(places, values, strict=True):
-            note(value, f"{number:.4g}", (number, place), (0, 9))
-        value.set_xlabel(in_lines(title))
-        value.set_yticks(places, [short_label(name) for name in names])
-        value.set_ylim(-0.6, len(names) - 0.4)
-        for axes in (value, cost):
-            axes.grid(False, axis="y")
-            axes.tick_params(axis="y", length=0)
-        cost.barh(places, sent, height=0.5, color=SECOND)
-        cost.set_xlabel("bytes that all parties sent")
-        cost.set_xlim(0, 1.25 * max(sent, default=1))
-        cost.set_xticks([])
-        for place, count in zip(places, sent, strict=True):
-            note(cost, size(count), (count, place), (4, -4), ha="left")
+        row = canvas.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        lengths = 2 * np.array(spreads)
+        for axes, (bars, color, label, shown) in zip(row, panels, strict=True):
+            draw_bars(axes, names, [bars], [color])
+            ends = np.add(bars, lengths) if bars is values else bars
+            for place, (bar, end) in enumerate(zip(bars, ends, strict=True)):
+                at = (end, len(bars) - 1 - place)
+                note(axes, shown(bar), at, (4, -4), ha="left")
+            axes.set_xlim(0, 1.25 * max(ends) or 1)
+            axes.set_xticks([0])
+            axes.set_xlabel(label)
+        if any(spreads):
+            places = np.arange(len(names))[::-1]
+            row[0].errorbar(
+                values, places, xerr=lengths, fmt="none", color=INK, capsize=4
+            )
 
     listed = "; ".join(
-        f"{name} {value:.4g} for {size(count)}"
-        for name, value, count in zip(names, values, sent, strict=True)
+        f"{name} {value:,.4g}" for name, value in zip(names, values, strict=True)
     )
+    costs = ", ".join(map(size, sent))
     return make_figure(
         "comparison",
-        "Beside its baselines",
-        f"Left: {title[0].lower()}{title[1:]}; lower is better{bars}. Right: what it "
-        "cost in bytes.",
-        f"{title} and bytes of each result: {listed}.",
-        {
-            "result": names,
-            main: values,
-            "standard_error": spreads,
-            "bytes_up": sent,
-        },
+        "Beside each party alone" if beside else "Beside its baselines",
+        text,
+        f"{title} of each result: {listed}. Bytes that the parties sent: {costs}.",
+        {"result": names, main: values, "standard_error": spreads}
+        | ({} if beside else {"bytes_up": sent}),
         draw,
         height=1.1 + 0.55 * len(names),
     )

