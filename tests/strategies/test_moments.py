@@ -11,10 +11,18 @@ from deviating import RealParties
 from scipy.stats import chi2
 from transcripts import Recorder, actual, assert_hidden, our_steps, patterns
 
-from vfl_flower import CoresetVRLR, FederationError, Party, PartyFailed, simulate
+from vfl_flower import (
+    CoresetVRLR,
+    FederationError,
+    Party,
+    PartyFailed,
+    load_model,
+    simulate,
+)
 from vfl_flower.clients import linear_losses, linear_moments, moments_roles
 from vfl_flower.clients import moments as party
 from vfl_flower.clients.coresets import WeightedRows
+from vfl_flower.numerics.row_clip import RowClip
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.errors import PartyError
@@ -23,6 +31,8 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import digest_ids
 from vfl_flower.secure_aggregation.fixed_point import decode
 from vfl_flower.secure_aggregation.shares import subtract, unpack
+from vfl_flower.simulation import InProcessGrid
+from vfl_flower.strategies import CoresetEvaluation
 from vfl_flower.strategies import moments as server
 
 N = 600
@@ -707,6 +717,143 @@ def test_errors_are_those_of_the_whole_model(dealer):
     for name, rows in ("test_loss", held_out), ("full_train_loss", train):
         error = np.square(errors[rows]).mean()
         assert result.metrics[name] == pytest.approx(error, abs=1e-8 * y @ y / N)
+
+
+# -- columns in which no row stands out ------------------------------------------------
+
+
+def rare_and_far(n=3000, seed=0):
+    """Return 18 columns like those of the set elevators, and labels.
+
+    Two columns differ in row 7 alone, one in five rows; in row 7 three others are far.
+    """
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 18)) @ rng.normal(size=(18, 18))
+    X[:, [2, 8, 14]] = 0.0
+    y = X @ rng.normal(size=18) + 5 * rng.normal(size=n)
+    X[7, [2, 8]] = -1e-3, 400.0
+    X[[7, 70, 700, 1700, 2700], 14] = 1.0
+    X[7, [0, 7, 13]] += 300 * X[:, [0, 7, 13]].std(axis=0)
+    return X, y
+
+
+def over_optimum(model, X, y):
+    """Return the loss over that of least squares on all rows, pooled."""
+    ones = np.column_stack([X, np.ones(len(X))])
+    best = y - ones @ np.linalg.lstsq(ones, y, rcond=None)[0]
+    errors = y - model.predict(np.array_split(X, 3, axis=1))
+    return np.square(errors).sum() / np.square(best).sum()
+
+
+@pytest.mark.parametrize(("sampling", "n"), [("coreset", 12_000), ("full", 3000)])
+def test_a_row_that_stands_out_costs_no_column(sampling, n, monkeypatch):
+    """At the default; the losses of 30 seeds were 1.005 to 1.024, and 2.08 without it.
+
+    So with other draws at most one loss in ten is above 1.03 (95 % confidence), and the
+    median of three at most once in 35 runs; these draws have fixed seeds.
+    """
+    X, y = rare_and_far(n)
+    run = CoresetVRLR("auto", sampling=sampling)
+
+    def median():
+        models = [simulate(run, parties(3, 2, X, y), seed=s).model for s in range(3)]
+        return np.median([over_optimum(model, X, y) for model in models])
+
+    assert median() < 1.03
+    with monkeypatch.context() as without:
+        nothing = RowClip(*np.zeros((4, 6)), np.zeros((6, 0)))
+        nothing = dataclasses.replace(nothing, place=np.arange(6), scale=np.ones(6))
+        without.setattr(linear_moments, "row_clip", lambda *_, **__: nothing)
+        assert median() > 1.2
+
+
+def test_its_party_learns_what_became_of_its_columns_and_the_server_a_count(caplog):
+    X, y = rare_and_far()
+    X[:, [3, 5]] = 0.0
+    X[:10, 3] = X[10:25, 5] = 1.0
+    federation = parties(3, 2, X, y)
+    federation[0].columns = list("abcdef")
+    result = simulate(CoresetVRLR(sampling="full"), federation, seed=0)
+    lines = [r.message for r in caplog.records if "columns of this" in r.message]
+    assert "left out: none;" in lines[0]
+    assert "few rows differ in them: d, f;" in lines[0]
+    assert "left out: 2;" in lines[1]
+    assert "few rows differ in them: none;" in lines[1]
+    assert 0 < int(lines[0].rpartition(" ")[2]) < 20
+    assert result.metrics["left_out"] == 2
+
+
+def test_columns_without_trouble_stay_as_they_are(monkeypatch):
+    """At a party where nothing would be left out, the rule is not asked."""
+    asked = []
+    original = linear_moments.row_clip
+    monkeypatch.setattr(
+        linear_moments,
+        "row_clip",
+        lambda X, *rest, **rules: asked.append(X) or original(X, *rest, **rules),
+    )
+    simulate(CoresetVRLR(sampling="full"), parties(), seed=0)
+    assert not asked
+    X, y = rare_and_far()
+    X[:, :6] = np.random.default_rng(1).normal(size=(len(X), 6))
+    model = simulate(CoresetVRLR(sampling="full"), parties(3, 2, X, y), seed=0).model
+    assert [X.shape[1] for X in asked] == [6, 6]
+    assert sorted(model.clips) == [1, 2]
+
+
+def test_a_column_that_is_left_out_sends_no_mean(monkeypatch):
+    """With known other values, the mean of a column of one row is that row's value."""
+    sent = []
+    original = linear_moments._units
+    monkeypatch.setattr(
+        linear_moments, "_units", lambda *a: sent.append(original(*a)) or sent[-1]
+    )
+    read_row(monkeypatch, 1)
+    (mean, R, left_out), *_ = sent
+    assert mean[0] == 0
+    assert not R[:, 0].any()
+    assert left_out == 1
+
+
+@pytest.mark.parametrize("solver", ["moments", "central"])
+@pytest.mark.parametrize("dealer", ["server", "p0"])
+def test_errors_are_those_of_rows_as_the_model_takes_them(solver, dealer):
+    X, y = rare_and_far()
+    run = CoresetVRLR(
+        1000, solver=solver, test_fraction=0.3, evaluate="full", dealer=dealer
+    )
+    result = simulate(run, parties(3, 2, X, y), seed=2)
+    errors = y - result.model.predict(np.array_split(X, 3, axis=1))
+    assert sorted(result.model.clips) == ([0, 1, 2] if solver == "moments" else [])
+    for name, rows in zip(
+        ("full_train_loss", "test_loss"), split_rows(len(y), 0.3, 2), strict=True
+    ):
+        if name in result.metrics:  # central: the far row would stand out
+            error = np.square(errors[rows]).mean()
+            assert result.metrics[name] == pytest.approx(error, rel=1e-6)
+        else:
+            assert solver == "central"
+
+
+def test_a_saved_model_takes_rows_as_before(tmp_path):
+    X, y = rare_and_far()
+    model = simulate(CoresetVRLR(1000), parties(3, 2, X, y), seed=0).model
+    blocks = np.array_split(X, 3, axis=1)
+    again = load_model(model.save(tmp_path / "model.npz"))
+    np.testing.assert_array_equal(again.predict(blocks), model.predict(blocks))
+    plain = dataclasses.replace(model, clips={})
+    assert np.abs(plain.predict(blocks) - model.predict(blocks))[7] > 100
+
+
+def test_parties_predict_as_the_model_does(tmp_path):
+    X, y = rare_and_far()
+    federation = parties(3, 2, X, y)
+    for j, organisation in enumerate(federation):
+        organisation.state_dir = tmp_path / str(j)
+    model = simulate(CoresetVRLR(1000), federation, seed=0).model
+    told = CoresetEvaluation(model.number).start(InProcessGrid(federation)).metrics
+    errors = y - model.predict(np.array_split(X, 3, axis=1))
+    assert told["test_loss"] == pytest.approx(np.square(errors).mean(), rel=1e-6)
 
 
 # -- consent ---------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from vfl_flower.clients.evaluation import Told, told
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import mean_and_error
 from vfl_flower.numerics.kmeans import partial_distances
+from vfl_flower.numerics.row_clip import RowClip, clipped
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, SEALED, Reals
 from vfl_flower.protocol.party import Party, PartyError, Predictions
@@ -40,7 +41,7 @@ Outputs = Annotated[int, Ge(1), Le(MOST_OUTPUTS)]
 
 
 class Part(TypedDict):
-    """What a party keeps of the model.
+    """What a party keeps of the model, beside its :class:`RowClip` where it has one.
 
     Attributes
     ----------
@@ -137,7 +138,8 @@ def keep(
         "n_parties": party.n_parties,
         "columns": list(party.columns or ()),
     }
-    party.part = dict(part)
+    clip = RowClip.of(party.remembered())
+    party.part = {**part, **(clip.arrays() if clip else {})}
     return {"kept": party.state_dir is not None}
 
 
@@ -196,8 +198,11 @@ def addends(party: Party, start: Count, stop: Natural, curves: bool = False) -> 
         )
     rows = np.arange(start, stop)
     party.share(rows, "predictions")
+    clip = RowClip.of(party.part)
     parts = [
-        X @ weights.T if own["kind"] == "linear" else partial_distances(X, weights)
+        clipped(clip, X) @ weights.T
+        if own["kind"] == "linear"
+        else partial_distances(X, weights)
         for X in RowBlocks(party.rows, rows=rows)
     ]
     total = np.concatenate(parts) if parts else np.zeros((0, len(weights)))

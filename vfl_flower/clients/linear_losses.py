@@ -41,6 +41,7 @@ from vfl_flower.clients.moments_roles import (
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import explained
 from vfl_flower.numerics.moments import bounded_columns
+from vfl_flower.numerics.row_clip import RowClip, clipped
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
 from vfl_flower.protocol.party import Party, PartyError
@@ -150,6 +151,7 @@ def parts(
     if coefficients is None:
         state = party.recall(LinearState)
         coefficients, scale = solution_of(state), state.scale
+    clip = RowClip.of(party.remembered())
     sets = _rows(party, test_fraction, evaluated)
     if counted != len(sets) * roles.columns or roles.rows != list(map(len, sets)):
         raise PartyError("counted and rows must be those of the Gram matrices")
@@ -159,7 +161,9 @@ def parts(
         party.sum_over(rows)
         spread = 0.0
         with np.errstate(over="ignore", invalid="ignore"):
-            part = RowBlocks(party.rows, rows=rows).per_row(lambda X: -X @ coefficients)
+            part = RowBlocks(party.rows, rows=rows).per_row(
+                lambda X: -clipped(clip, X) @ coefficients
+            )
             if party.y is not None:
                 y = party.y[rows].astype(np.float64) / scale
                 part += y - intercept
@@ -187,7 +191,8 @@ def parts(
     if check is not None:
         other = roles.second if party.index == roles.first else roles.first
         reply["loss_checks"] = {other: check}
-        party.remember(MomentsState(roles, given, y_sizes=np.array(spreads)))
+        sizes_of = np.array(spreads)
+        party.remember(MomentsState(roles, given, y_sizes=sizes_of, clip=clip))
     return reply
 
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -21,13 +21,16 @@ from vfl_flower.clients import linear as linear_party
 from vfl_flower.clients import linear_losses, linear_moments
 from vfl_flower.clients import moments as moments_party
 from vfl_flower.clients.moments_roles import ROWS_PER_COLUMN
+from vfl_flower.models.base import Model
 from vfl_flower.models.coresets import KMeansModel, LinearModel
 from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.coresets import importance_estimate, sigma_min, tau
 from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
 from vfl_flower.numerics.linear import Penalty, center, mean_squared_error, solve_pooled
+from vfl_flower.numerics.row_clip import RowClip
 from vfl_flower.protocol.consent import LEAST_ROWS, Kind, in_order
 from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import (
@@ -257,6 +260,13 @@ class CoresetVRLR(CoresetStrategy):
                 f"before it reached tol {self.tol:g}: raise max-iter or tol"
             )
         return told + evaluation.shortfalls(metrics)
+
+    def complete(self, model: Model, memories: Sequence[Memory]) -> None:
+        """Add how parties take rows that stand out, if all are in this process."""
+        assert isinstance(model, LinearModel)
+        for j, memory in enumerate(memories):
+            if clip := RowClip.of(memory.after):
+                model.clips[j] = clip
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, solve on it, evaluate."""
