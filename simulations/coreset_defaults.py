@@ -48,7 +48,7 @@ def made(n: int = 12_000, seed: int = 0) -> tuple[Array, Array]:
     X[:, [2, 8, 14]] = 0.0
     y = X @ rng.normal(size=18) + 5 * rng.normal(size=n)
     X[7, [2, 8]] = -1e-3, 400.0
-    X[[7, 70, 700, 7_000, 7_001], 14] = 1.0
+    X[[7, 70, 700, 1700, 2700], 14] = 1.0
     X[7, [0, 7, 13]] += 300 * X[:, [0, 7, 13]].std(axis=0)
     return X, y
 

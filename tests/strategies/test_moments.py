@@ -11,6 +11,7 @@ from deviating import RealParties
 from scipy.stats import chi2
 from transcripts import Recorder, actual, assert_hidden, our_steps, patterns
 
+from simulations.coreset_defaults import made
 from vfl_flower import (
     CoresetVRLR,
     FederationError,
@@ -22,7 +23,7 @@ from vfl_flower import (
 from vfl_flower.clients import linear_losses, linear_moments, moments_roles
 from vfl_flower.clients import moments as party
 from vfl_flower.clients.coresets import WeightedRows
-from vfl_flower.numerics.row_clip import RowClip
+from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.errors import PartyError
@@ -722,19 +723,9 @@ def test_errors_are_those_of_the_whole_model(dealer):
 # -- columns in which no row stands out ------------------------------------------------
 
 
-def rare_and_far(n=3000, seed=0):
-    """Return 18 columns like those of the set elevators, and labels.
-
-    Two columns differ in row 7 alone, one in five rows; in row 7 three others are far.
-    """
-    rng = np.random.default_rng(seed)
-    X = rng.normal(size=(n, 18)) @ rng.normal(size=(18, 18))
-    X[:, [2, 8, 14]] = 0.0
-    y = X @ rng.normal(size=18) + 5 * rng.normal(size=n)
-    X[7, [2, 8]] = -1e-3, 400.0
-    X[[7, 70, 700, 1700, 2700], 14] = 1.0
-    X[7, [0, 7, 13]] += 300 * X[:, [0, 7, 13]].std(axis=0)
-    return X, y
+def rare_and_far(n=3000):
+    """Return 18 columns and labels; in row 7 two rare columns differ, three are far."""
+    return made(n)
 
 
 def over_optimum(model, X, y):
@@ -761,9 +752,7 @@ def test_a_row_that_stands_out_costs_no_column(sampling, n, monkeypatch):
 
     assert median() < 1.03
     with monkeypatch.context() as without:
-        nothing = RowClip(*np.zeros((4, 6)), np.zeros((6, 0)))
-        nothing = dataclasses.replace(nothing, place=np.arange(6), scale=np.ones(6))
-        without.setattr(linear_moments, "row_clip", lambda *_, **__: nothing)
+        without.setattr(linear_moments, "row_clip", lambda *_: np.zeros((0, 0)))
         assert median() > 1.2
 
 
@@ -775,30 +764,59 @@ def test_its_party_learns_what_became_of_its_columns_and_the_server_a_count(capl
     federation[0].columns = list("abcdef")
     result = simulate(CoresetVRLR(sampling="full"), federation, seed=0)
     lines = [r.message for r in caplog.records if "columns of this" in r.message]
-    assert "left out: none;" in lines[0]
-    assert "few rows differ in them: d, f;" in lines[0]
-    assert "left out: 2;" in lines[1]
-    assert "few rows differ in them: none;" in lines[1]
+    assert (
+        "added up with others: ['d', 'f']; columns left out of the model: []"
+        in (lines[0])
+    )
+    assert "others: []; columns left out of the model: ['2'];" in lines[1]
     assert 0 < int(lines[0].rpartition(" ")[2]) < 20
     assert result.metrics["left_out"] == 2
 
 
 def test_columns_without_trouble_stay_as_they_are(monkeypatch):
     """At a party where nothing would be left out, the rule is not asked."""
-    asked = []
-    original = linear_moments.row_clip
-    monkeypatch.setattr(
-        linear_moments,
-        "row_clip",
-        lambda X, *rest, **rules: asked.append(X) or original(X, *rest, **rules),
-    )
-    simulate(CoresetVRLR(sampling="full"), parties(), seed=0)
-    assert not asked
     X, y = rare_and_far()
     X[:, :6] = np.random.default_rng(1).normal(size=(len(X), 6))
     model = simulate(CoresetVRLR(sampling="full"), parties(3, 2, X, y), seed=0).model
-    assert [X.shape[1] for X in asked] == [6, 6]
-    assert sorted(model.clips) == [1, 2]
+    assert sorted(model.clips) == ["clip_1", "clip_2"]
+    rows, plain = clipped(model.clips["clip_1"], X[:, 6:12]), [0, 1, 3, 4, 5]
+    moved = (rows[:, plain] != X[:, 6:12][:, plain]).any(axis=1)
+    assert 0 < moved.sum() < 20
+    assert moved[7]
+    monkeypatch.setattr(linear_moments, "row_clip", lambda *_: np.zeros((0, 0)))
+    plain_run = simulate(CoresetVRLR(sampling="full"), parties(), seed=0)
+    monkeypatch.undo()
+    ruled = simulate(CoresetVRLR(sampling="full"), parties(), seed=0)
+    assert not ruled.model.clips
+    for a, b in zip(plain_run.model.coef_, ruled.model.coef_, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_the_map_of_rows_does_not_depend_on_the_rows_that_are_asked_for():
+    """Else two Gram matrices would differ by what it does with a single row."""
+    X, y = rare_and_far()
+    runs = (
+        simulate(CoresetVRLR(1000, **settings), parties(3, 2, X, y), seed=seed)
+        for seed, settings in ((0, {}), (1, {"test_fraction": 0.3}), (2, {}))
+    )
+    first, *others = (run.model.clips for run in runs)
+    for clips in others:
+        assert clips.keys() == first.keys()
+        for name, array in clips.items():
+            np.testing.assert_array_equal(array, first[name])
+
+
+def test_rows_that_are_moved_do_not_make_a_column_less_rare():
+    """Three training rows of a column are 1, and 19 others are moved off 0."""
+    X, y = rare_and_far()
+    train, test = split_rows(len(X), 0.3, 2)
+    X[:, 4] = 0.0
+    X[[*train[100:103], *test[:27]], 4] = 1.0
+    X[train[200:218], 0] += 1e4
+    run = CoresetVRLR(sampling="full", test_fraction=0.3)
+    result = simulate(run, parties(3, 2, X, y), seed=2)
+    assert result.metrics["left_out"] == 4
+    assert result.model.coef_[0][4] == 0
 
 
 def test_a_column_that_is_left_out_sends_no_mean(monkeypatch):
@@ -824,7 +842,7 @@ def test_errors_are_those_of_rows_as_the_model_takes_them(solver, dealer):
     )
     result = simulate(run, parties(3, 2, X, y), seed=2)
     errors = y - result.model.predict(np.array_split(X, 3, axis=1))
-    assert sorted(result.model.clips) == ([0, 1, 2] if solver == "moments" else [])
+    assert len(result.model.clips) == 3 * (solver == "moments")
     for name, rows in zip(
         ("full_train_loss", "test_loss"), split_rows(len(y), 0.3, 2), strict=True
     ):
@@ -1007,7 +1025,7 @@ def test_a_dealer_is_refused_whatever_the_plan_says(
     with pytest.raises(FederationError, match=rule) as caught:
         strategy.start(RealParties(federation))
     assert ("a third organisation must" in str(caught.value)) == (count == 2)
-    monkeypatch.setattr(Parties, "_check_consent", lambda *_: None)
+    monkeypatch.setattr(Parties, "_check_consent", lambda *_: np.zeros((0, 0)))
     with pytest.raises(PartyFailed, match=f"lets {dealer} deal no correlated"):
         strategy.start(RealParties(federation))
 

@@ -37,6 +37,7 @@ from vfl_flower.clients.moments import (
 from vfl_flower.clients.moments_roles import (
     MOST_LEVERAGE,
     NORM,
+    PART_NUMBERS,
     Roles,
     check_epsilon,
     check_roles,
@@ -52,7 +53,7 @@ from vfl_flower.numerics.moments import (
     sigma_min_of_moments,
     solve_moments,
 )
-from vfl_flower.numerics.row_clip import row_clip
+from vfl_flower.numerics.row_clip import clipped, row_clip, sums
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
 from vfl_flower.protocol.party import Party, PartyError
@@ -149,49 +150,45 @@ def columns(
     X = np.asarray(X_all.take(rows), dtype=np.float64)
     w = np.ones(len(rows)) if weights is None else weights
     root = np.sqrt(w / n)
-    y, t, y_mean, y_size, suitable = None, None, 0.0, 0.0, True
+    y = None if party.y is None else party.y[rows].astype(np.float64)
+    mean, y_mean, y_size, suitable = np.zeros(d), 0.0, 0.0, True
+    # From the party's rows alone, whatever rows and weights the server asks for: sums
+    # over two sets of rows differ by rows that are in one of them, and not by the map.
+    every = np.arange(0, party.n_rows, max(1, party.n_rows * d // PART_NUMBERS))
+    clip = row_clip(X_all.take(every), intercept, LEAST_ROWS, MOST_LEVERAGE)
+    Z, X = sums(clip, X), clipped(clip, X)
     # The server chooses rows and weights, so that a refusal would tell it of
     # values: what overflows is left out, as are columns that point to a row.
-    if party.y is not None:
-        y = party.y[rows].astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):
-            y_mean = float(w @ y / w.sum()) * intercept
-            t = root * (y - y_mean)
-            suitable = bool(np.hypot(y_mean, np.linalg.norm(t)) <= LARGEST)
-        if suitable and t.any():
-            suitable = bool(_bounded(y[:, None], t[:, None])[0])
-        if not suitable:
-            t[:] = 0.0
-    target = None if t is None or not t.any() else y
-    mean, A, large = _centered(X, w, root, intercept)
-    varied, place = np.asarray(A.any(axis=0)), np.arange(d)
-    clip, moved = None, 0
-    stays = _bounded(X, A, target, t)
-    used = varied & (X != X[:1]).any(axis=0)  # a constant one says nothing of rows
-    if (used & ~stays).any():
-        clip = row_clip(
-            *(X, root, target, used),
-            intercept=intercept,
-            least_rows=LEAST_ROWS,
-            most_leverage=MOST_LEVERAGE,
-        )
-        X, place, moved = clip(X), clip.place, clip.moved(X)
-        mean, A, _ = _centered(X, w, root, intercept)
-        stays = _bounded(X, A, target, t)
-    del X
-    left_out = large | (varied & ~(stays[place] & (place >= 0)))
-    if clip is not None or left_out.any():
+    with np.errstate(over="ignore", invalid="ignore"):
+        if intercept:
+            mean = w @ X / w.sum()
+            y_mean = 0.0 if y is None else float(w @ y / w.sum())
+        A = np.subtract(X, mean)
+        A *= root[:, None]
+        spread = np.sqrt(np.einsum("ij,ij->j", A, A) / (root @ root))
+        A[:, spread <= constant_noise(mean, len(rows)) * intercept] = 0.0
+        large = ~(np.maximum(np.abs(mean), np.linalg.norm(A, axis=0)) <= LARGEST)
+        A[:, large] = 0.0
+        t = None if y is None else root * (y - y_mean)
+        if t is not None and not np.hypot(y_mean, np.linalg.norm(t)) <= LARGEST:
+            suitable, t = False, np.zeros(len(t))
+    # Rows that are moved differ from the most frequent value, and support nothing.
+    stays, fit = _bounded(Z, A, y, t)
+    suitable &= fit
+    T = clip[2 : 2 + d] if len(clip) else np.eye(d)
+    left_out = (T != 0) @ (large | (A.any(axis=0) & ~stays)) | ~T.any(axis=1)
+    if len(clip) or left_out.any():
+        names = np.array(party.columns or range(d), dtype=str)
+        added = names[T.any(axis=1) & (np.diag(T) == 0)].tolist()
         log.warning(
-            "in the linear model, columns of this party that are left out: %s; that "
-            "are added to others, since few rows differ in them: %s; rows moved "
-            "towards the mean, since they stand out: %d",
-            _names(party, left_out),
-            _names(party, ~left_out & (place != np.arange(d))),
-            moved,
+            "columns of this party in which few rows differ and that are added up with "
+            "others: %s; columns left out of the model: %s; far rows moved: %d",
+            *(added, names[left_out].tolist(), (X != Z).any(axis=1).sum()),
         )
+    del Z, X
     A[:, ~stays] = 0.0
-    mean[~A.any(axis=0)] = 0.0
     part, R = canonical_basis(A, leverage_factor(RowBlocks(A)))
+    mean[~A.any(axis=0)] = 0.0
     del A
     if t is not None:
         y_size = float(np.linalg.norm(t))
@@ -217,44 +214,22 @@ def columns(
     if check is not None:
         other = roles.second if holder else roles.first
         reply["checks"] = {other: check}
-    dealt = given[: len(given) * (check is not None)]  # the two that compute need it
-    state = MomentsState(roles, dealt, None, y_mean, np.array([y_size]))
-    party.remember(replace(state, constant=not suitable, clip=clip))
+    state = MomentsState(roles, given, None, y_mean, np.array([y_size]), clip=clip)
+    party.remember(replace(state, constant=not suitable))
     return reply
 
 
-def _names(party: Party, chosen: Array) -> str:
-    """Return the names of columns, or their numbers from 0, for the party's log."""
-    names = party.columns or range(len(chosen))
-    return ", ".join(str(names[k]) for k in np.flatnonzero(chosen).tolist()) or "none"
-
-
-def _centered(
-    X: Array, w: Array, root: Array, intercept: bool
-) -> tuple[Array, Array, Array]:
-    """Return the means, the columns A_j, and which are zeros since they overflow."""
-    mean = np.zeros(X.shape[1])
-    with np.errstate(over="ignore", invalid="ignore"):
-        if intercept:
-            mean = w @ X / w.sum()
-        A = np.subtract(X, mean)
-        A *= root[:, None]
-        spread = np.sqrt(np.einsum("ij,ij->j", A, A) / (root @ root))
-        A[:, spread <= constant_noise(mean, len(X)) * intercept] = 0.0
-        large = ~(np.maximum(np.abs(mean), np.linalg.norm(A, axis=0)) <= LARGEST)
-    A[:, large] = 0.0
-    return mean, A, large
-
-
 def _bounded(
-    X: Array, A: Array, y: Array | None = None, t: Array | None = None
-) -> Array:
-    """Return which columns point to no single row, also beside the labels."""
-    if y is None or t is None:
-        return bounded_columns(X.T, A, LEAST_ROWS, MOST_LEVERAGE)
-    columns, scaled = [*X.T, y], np.column_stack([A, t])
+    X: Array, A: Array, y: Array | None, t: Array | None
+) -> tuple[Array, bool]:
+    """Return which columns point to no single row, and whether labels do not."""
     rules = LEAST_ROWS, MOST_LEVERAGE
-    return bounded_columns(columns, scaled, *rules, labels=True)[:-1]
+    if y is not None and t is not None and t.any():
+        with_labels = np.column_stack([A, t])
+        kept = bounded_columns([*X.T, y], with_labels, *rules, labels=True)
+        if kept[-1]:
+            return kept[:-1], True
+    return bounded_columns(X.T, A, *rules), t is None or not t.any()
 
 
 def _mean_of_all(party: Party) -> float:

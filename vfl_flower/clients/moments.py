@@ -25,7 +25,6 @@ from typing import Annotated, NotRequired, TypedDict
 import numpy as np
 
 from vfl_flower.clients.moments_roles import Roles, check_roles
-from vfl_flower.numerics.row_clip import RowClip
 from vfl_flower.protocol.contract import PRIVATE, Whole
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.steps import once, step, sums_over
@@ -84,8 +83,8 @@ class MomentsState:
         Of a computing party those of the triples.
     constant : bool
         Whether the first party has zeros in the place of its labels.
-    clip : RowClip or None
-        How a linear model takes the party's rows; None: as they are.
+    clip : Array
+        How a linear model takes the party's rows; see ``numerics/row_clip.py``.
     """
 
     roles: Roles
@@ -97,7 +96,7 @@ class MomentsState:
     sums: Array = field(default_factory=lambda: np.zeros((0, 0), np.uint64))
     proofs: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
     constant: bool = False
-    clip: RowClip | None = None
+    clip: Array = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 class Delivered(TypedDict):

@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from vfl_flower.models.base import Model, check_blocks, plain
-from vfl_flower.numerics.row_clip import RowClip, clipped
+from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
 
@@ -49,9 +49,8 @@ class LinearModel(_InBlocks):
         Prediction at the origin, in the unit of y.
     model : str
         Number under which the parties keep their blocks; "" where they do not.
-    clips : dict of int to RowClip
-        How the parties take rows that stand out, by party, where all of them are in one
-        process, as after ``simulate``; :meth:`predict` takes rows as they are without.
+    clips : dict of str to Array
+        How parties take rows that stand out, where all are in one process.
     """
 
     kind: ClassVar[str] = "linear"
@@ -59,7 +58,7 @@ class LinearModel(_InBlocks):
     coef_: list[Array]
     intercept_: float = 0.0
     model: str = ""
-    clips: dict[int, RowClip] = field(default_factory=dict, repr=False)
+    clips: Arrays = field(default_factory=dict, repr=False)
 
     def predict(self, blocks: Sequence[Array]) -> Array:
         """Return the predictions for new rows.
@@ -80,18 +79,15 @@ class LinearModel(_InBlocks):
             The blocks are not those of the training parties.
         """
         X = check_blocks(blocks, [len(coef) for coef in self.coef_])
-        partial = (
-            clipped(self.clips.get(j), X[j]) @ coef for j, coef in enumerate(self.coef_)
-        )
+        rows = [clipped(self.clips.get(f"clip_{j}"), X_j) for j, X_j in enumerate(X)]
+        partial = (X_j @ coef for X_j, coef in zip(rows, self.coef_, strict=True))
         return np.asarray(sum(partial) + self.intercept_)
 
     def arrays(self) -> Arrays:
-        """Return ``coef_0 .. coef_<T-1>``, ``intercept``, and ``clip_<j>.*``."""
+        """Return ``coef_0 .. coef_<T-1>``, ``intercept`` and ``clip_<j>``."""
         named = {f"coef_{j}": coef for j, coef in enumerate(self.coef_)}
-        for j, clip in self.clips.items():
-            named |= clip.arrays(f"clip_{j}.")
         named |= {"intercept": np.array(self.intercept_, dtype=np.float64)}
-        return named | self._numbered()
+        return named | self.clips | self._numbered()
 
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
@@ -99,12 +95,9 @@ class LinearModel(_InBlocks):
         named = plain(arrays)
         number = str(named.pop("model", ""))
         intercept = float(named.pop("intercept"))
-        count = sum(name.startswith("coef_") for name in named)
-        clips = {j: RowClip.of(named, f"clip_{j}.") for j in range(count)}
-        return cls(
-            [named[f"coef_{j}"] for j in range(count)],
-            *(intercept, number, {j: clip for j, clip in clips.items() if clip}),
-        )
+        clips = {k: named.pop(k) for k in list(named) if k.startswith("clip_")}
+        coef = [named[f"coef_{j}"] for j in range(len(named))]
+        return cls(coef, intercept, number, clips)
 
 
 @shapes_only

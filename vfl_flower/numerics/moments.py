@@ -135,17 +135,11 @@ def sigma_min_of_moments(gram: Array, blocks: Sequence[Array]) -> float:
     return float(np.sqrt(min(1.0, kept.min(initial=1.0))))
 
 
-def support_of(column: Array) -> int:
-    """Return how many rows differ from the most frequent value."""
-    return len(column) - int(np.unique(column, return_counts=True)[1].max())
-
-
 def bounded_columns(
     columns: Iterable[Array],
     A: Array,
     least_rows: int,
     most_leverage: float,
-    *,
     labels: bool = False,
 ) -> Array:
     """Return which columns point to no single row.
@@ -167,17 +161,17 @@ def bounded_columns(
         Largest leverage score of a row; while one is larger, the column goes that
         counts most in the combination that points to it.
     labels : bool
-        Whether the last column is that of the labels, which stay beside the others:
-        alone they must point to no row.
+        Whether the last column is that of labels, which go after all others.
 
     Returns
     -------
     Array of bool, shape (d,)
         The columns that stay. Of those that do not, rare levels count with the rest.
     """
+    support = [len(x) - np.unique(x, return_counts=True)[1].max() for x in columns]
     norms = np.linalg.norm(A, axis=0)
-    kept = (np.array([*map(support_of, columns)]) >= least_rows) & (norms > 0)
-    while kept[: len(kept) - labels].any():
+    kept = (np.array(support) >= least_rows) & (norms > 0)
+    while kept.any():
         gram = sum(B.T @ B for B in _scaled(A, norms, kept))
         W = whiten(np.asarray(gram), np.zeros(kept.sum()))
         rows, leverages = [], []
@@ -189,8 +183,7 @@ def bounded_columns(
         if max(leverages) <= most_leverage:
             break
         pointing = np.abs(W @ rows[int(np.argmax(leverages))])
-        removable = len(pointing) - labels
-        kept[np.flatnonzero(kept)[pointing[:removable].argmax()]] = False
+        kept[np.flatnonzero(kept)[pointing[: max(1, len(W) - labels)].argmax()]] = False
     return np.asarray(kept)
 
 

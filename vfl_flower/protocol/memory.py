@@ -394,13 +394,8 @@ class Memory:
 
     def remembered(self, name: str) -> Array | None:
         """Return an array that the steps remember in the run, if it is there."""
-        value = self.after.get(name)
+        value = self._kept("after").get(name)
         return value if isinstance(value, np.ndarray) else None
-
-    @property
-    def after(self) -> dict[str, Any]:
-        """What the steps remember in the run, as arrays and scalars by name."""
-        return self._kept("after")
 
     def _kept(self, name: str) -> dict[str, Any]:
         """Return what was packed into two records of a state."""
