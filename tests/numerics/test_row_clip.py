@@ -132,3 +132,9 @@ def test_labels_stay_beside_columns_that_point_to_a_row():
         A = np.column_stack([x, y]) - np.mean([x, y], axis=1)
         stays = bounded_columns([x, y], A, 20, 0.5, labels=True)
         assert stays.tolist() == [False, True]
+
+
+def test_a_rare_last_column_alone_is_left_out():
+    """No sum takes it, and it is none of its own."""
+    X = np.column_stack([np.arange(100.0), np.arange(100) == 3])
+    assert not clipped(clip_of(X), X)[:, 1].any()

@@ -73,8 +73,7 @@ def _sums(X: Array, used: Array, least_rows: int) -> tuple[Array, Array]:
             T[k, k], T[k, group[0]] = 0.0, differ / np.abs(X[:, k] - s[k]).sum()
             if (X[:, group] != s[group]).any(axis=1).sum() >= least_rows:
                 last, group = group[0], []
-    rest = T[group, group[:1]]
+    T[group, last] = T[group, group[:1]] * (last >= 0)
     T[group, group[:1]] = 0.0
-    T[group, last] = rest * (last >= 0)
     size = np.where(np.diag(T) > 0, np.diag(T), 1.0)
     return s, T * 2.0 ** -np.round(np.log2(size))

@@ -246,8 +246,8 @@ class CoresetVRLR(CoresetStrategy):
         if count := metrics.get("left_out"):
             told.append(
                 f"columns that the model leaves out: {count}; too few rows differ from "
-                "their most frequent value, or one row stands out (each party's log "
-                "names its own)"
+                "their most frequent value, or one row stands out; their party's log "
+                "names them"
             )
         if metrics.get("standing_out"):
             told.append(
