@@ -19,6 +19,7 @@ from vfl_flower.clients.evaluation import Told, told
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import mean_and_error
 from vfl_flower.numerics.kmeans import partial_distances
+from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, SEALED, Reals
 from vfl_flower.protocol.party import Party, PartyError, Predictions
@@ -54,6 +55,8 @@ class Part(TypedDict):
         Places of the receiver and of the party in training, and how many parties.
     columns : list of str
         Names of its columns; none where they have none.
+    clip : Array
+        How a linear model takes its rows; see ``numerics/row_clip.py``.
     """
 
     kind: Additive
@@ -63,6 +66,7 @@ class Part(TypedDict):
     index: int
     n_parties: int
     columns: list[str]
+    clip: NotRequired[Array]
 
 
 @shapes_only
@@ -136,6 +140,7 @@ def keep(
         "index": party.index or 0,
         "n_parties": party.n_parties,
         "columns": list(party.columns or ()),
+        "clip": party.remembered().get("clip", np.zeros((0, 0))),
     }
     party.part = dict(part)
     return {"kept": party.state_dir is not None}
@@ -198,7 +203,8 @@ def addends(party: Party, start: Count, stop: Natural, curves: bool = False) -> 
     party.share(rows, "predictions")
     parts = [
         X @ weights.T if own["kind"] == "linear" else partial_distances(X, weights)
-        for X in RowBlocks(party.rows, rows=rows)
+        for block in RowBlocks(party.rows, rows=rows)
+        for X in [clipped(own.get("clip"), block)]
     ]
     total = np.concatenate(parts) if parts else np.zeros((0, len(weights)))
     if party.index == own["receiver"]:

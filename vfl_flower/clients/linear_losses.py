@@ -41,6 +41,7 @@ from vfl_flower.clients.moments_roles import (
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import explained
 from vfl_flower.numerics.moments import bounded_columns
+from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
 from vfl_flower.protocol.party import Party, PartyError
@@ -150,16 +151,18 @@ def parts(
     if coefficients is None:
         state = party.recall(LinearState)
         coefficients, scale = solution_of(state), state.scale
+    clip = party.remembered().get("clip", np.zeros((0, 0)))
     sets = _rows(party, test_fraction, evaluated)
     if counted != len(sets) * roles.columns or roles.rows != list(map(len, sets)):
         raise PartyError("counted and rows must be those of the Gram matrices")
-    blocks, sent, spreads = [], [], []
+    blocks, sent, sds = [], [], []
     for rows in sets:
         check_rows(None, len(rows), roles.columns)
         party.sum_over(rows)
         spread = 0.0
         with np.errstate(over="ignore", invalid="ignore"):
-            part = RowBlocks(party.rows, rows=rows).per_row(lambda X: -X @ coefficients)
+            blocks_of = RowBlocks(party.rows, rows=rows)
+            part = blocks_of.per_row(lambda X: -clipped(clip, X) @ coefficients)
             if party.y is not None:
                 y = party.y[rows].astype(np.float64) / scale
                 part += y - intercept
@@ -174,7 +177,7 @@ def parts(
         )
         if stands_out:  # no refusal: it would tell a server of values
             column[:] = mean = spread = 0.0
-        spreads.append(spread)
+        sds.append(spread)
         size = np.linalg.norm(column)
         sent += [mean, size, stands_out]
         blocks.append(NORM * column / (size or 1.0))
@@ -187,7 +190,7 @@ def parts(
     if check is not None:
         other = roles.second if party.index == roles.first else roles.first
         reply["loss_checks"] = {other: check}
-        party.remember(MomentsState(roles, given, y_sizes=np.array(spreads)))
+        party.remember(MomentsState(roles, given, y_sizes=np.array(sds), clip=clip))
     return reply
 
 

@@ -11,6 +11,7 @@ all parties to the server. Errors on other rows are computed from the model afte
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, NotRequired, TypedDict
@@ -36,6 +37,7 @@ from vfl_flower.clients.moments import (
 from vfl_flower.clients.moments_roles import (
     MOST_LEVERAGE,
     NORM,
+    PART_NUMBERS,
     Roles,
     check_epsilon,
     check_roles,
@@ -51,12 +53,15 @@ from vfl_flower.numerics.moments import (
     sigma_min_of_moments,
     solve_moments,
 )
+from vfl_flower.numerics.row_clip import clipped, row_clip, sums
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
 
 LARGEST = 1e100
 """Largest size of a mean or a length: no product overflows."""
@@ -147,6 +152,11 @@ def columns(
     root = np.sqrt(w / n)
     y = None if party.y is None else party.y[rows].astype(np.float64)
     mean, y_mean, y_size, suitable = np.zeros(d), 0.0, 0.0, True
+    # From the party's rows alone, whatever rows and weights the server asks for: sums
+    # over two sets of rows differ by rows that are in one of them, and not by the map.
+    every = np.arange(0, party.n_rows, max(1, party.n_rows * d // PART_NUMBERS))
+    clip = row_clip(X_all.take(every), intercept, LEAST_ROWS, MOST_LEVERAGE)
+    Z, X = sums(clip, X), clipped(clip, X)
     # The server chooses rows and weights, so that a refusal would tell it of
     # values: what overflows is left out, as are columns that point to a row.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -162,14 +172,24 @@ def columns(
         t = None if y is None else root * (y - y_mean)
         if t is not None and not np.hypot(y_mean, np.linalg.norm(t)) <= LARGEST:
             suitable, t = False, np.zeros(len(t))
-    stays, fit = _bounded(X, A, y, t)
+    # Rows that are moved differ from the most frequent value, and support nothing.
+    stays, fit = _bounded(Z, A, y, t)
     suitable &= fit
-    del X
-    left_out = np.count_nonzero(large | (A.any(axis=0) & ~stays))
+    T = clip[2 : 2 + d] if len(clip) else np.eye(d)
+    left_out = (T != 0) @ (large | (A.any(axis=0) & ~stays)) | ~T.any(axis=1)
+    if len(clip) or left_out.any():
+        names = np.array(party.columns or range(d), dtype=str)
+        added = names[T.any(axis=1) & (np.diag(T) == 0)].tolist()
+        log.warning(
+            "columns of this party in which few rows differ and that are added up with "
+            "others: %s; columns left out of the model: %s; far rows moved: %d",
+            *(added, names[left_out].tolist(), (X != Z).any(axis=1).sum()),
+        )
+    del Z, X
     A[:, ~stays] = 0.0
     part, R = canonical_basis(A, leverage_factor(RowBlocks(A)))
+    mean[~A.any(axis=0)] = 0.0
     del A
-    mean[large] = 0.0
     if t is not None:
         y_size = float(np.linalg.norm(t))
         part = np.column_stack([part, t / (y_size or 1.0)])
@@ -184,7 +204,7 @@ def columns(
         )
         part[:, -1] = 0.0
         y_size, y_mean = 0.0, _mean_of_all(party) * intercept
-    sent = np.concatenate([mean, R.ravel(), [left_out]])
+    sent = np.concatenate([mean, R.ravel(), [left_out.sum()]])
     given = dealt_to(dealt, delivered, roles)
     check = checks_of(party, roles, given)
     reply: Columns = {
@@ -194,8 +214,8 @@ def columns(
     if check is not None:
         other = roles.second if holder else roles.first
         reply["checks"] = {other: check}
-        state = MomentsState(roles, given, None, y_mean, np.array([y_size]))
-        party.remember(replace(state, constant=not suitable))
+    state = MomentsState(roles, given, None, y_mean, np.array([y_size]), clip=clip)
+    party.remember(replace(state, constant=not suitable))
     return reply
 
 
@@ -203,13 +223,13 @@ def _bounded(
     X: Array, A: Array, y: Array | None, t: Array | None
 ) -> tuple[Array, bool]:
     """Return which columns point to no single row, and whether labels do not."""
+    rules = LEAST_ROWS, MOST_LEVERAGE
     if y is not None and t is not None and t.any():
         with_labels = np.column_stack([A, t])
-        kept = bounded_columns([*X.T, y], with_labels, LEAST_ROWS, MOST_LEVERAGE)
+        kept = bounded_columns([*X.T, y], with_labels, *rules, labels=True)
         if kept[-1]:
             return kept[:-1], True
-    bounded = bounded_columns(X.T, A, LEAST_ROWS, MOST_LEVERAGE)
-    return bounded, t is None or not t.any()
+    return bounded_columns(X.T, A, *rules), t is None or not t.any()
 
 
 def _mean_of_all(party: Party) -> float:

@@ -83,6 +83,8 @@ class MomentsState:
         Of a computing party those of the triples.
     constant : bool
         Whether the first party has zeros in the place of its labels.
+    clip : Array
+        How a linear model takes the party's rows; see ``numerics/row_clip.py``.
     """
 
     roles: Roles
@@ -94,6 +96,7 @@ class MomentsState:
     sums: Array = field(default_factory=lambda: np.zeros((0, 0), np.uint64))
     proofs: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
     constant: bool = False
+    clip: Array = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 class Delivered(TypedDict):

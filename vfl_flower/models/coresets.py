@@ -10,6 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from vfl_flower.models.base import Model, check_blocks, plain
+from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
 
@@ -48,6 +49,8 @@ class LinearModel(_InBlocks):
         Prediction at the origin, in the unit of y.
     model : str
         Number under which the parties keep their blocks; "" where they do not.
+    clips : dict of str to Array
+        How parties take rows that stand out, where all are in one process.
     """
 
     kind: ClassVar[str] = "linear"
@@ -55,6 +58,7 @@ class LinearModel(_InBlocks):
     coef_: list[Array]
     intercept_: float = 0.0
     model: str = ""
+    clips: Arrays = field(default_factory=dict, repr=False)
 
     def predict(self, blocks: Sequence[Array]) -> Array:
         """Return the predictions for new rows.
@@ -75,14 +79,15 @@ class LinearModel(_InBlocks):
             The blocks are not those of the training parties.
         """
         X = check_blocks(blocks, [len(coef) for coef in self.coef_])
-        partial = (X_j @ coef for X_j, coef in zip(X, self.coef_, strict=True))
+        rows = [clipped(self.clips.get(f"clip_{j}"), X_j) for j, X_j in enumerate(X)]
+        partial = (X_j @ coef for X_j, coef in zip(rows, self.coef_, strict=True))
         return np.asarray(sum(partial) + self.intercept_)
 
     def arrays(self) -> Arrays:
-        """Return ``coef_0 .. coef_<T-1>`` and ``intercept``."""
+        """Return ``coef_0 .. coef_<T-1>``, ``intercept`` and ``clip_<j>``."""
         named = {f"coef_{j}": coef for j, coef in enumerate(self.coef_)}
         named |= {"intercept": np.array(self.intercept_, dtype=np.float64)}
-        return named | self._numbered()
+        return named | self.clips | self._numbered()
 
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
@@ -90,7 +95,9 @@ class LinearModel(_InBlocks):
         named = plain(arrays)
         number = str(named.pop("model", ""))
         intercept = float(named.pop("intercept"))
-        return cls([named[f"coef_{j}"] for j in range(len(named))], intercept, number)
+        clips = {k: named.pop(k) for k in list(named) if k.startswith("clip_")}
+        coef = [named[f"coef_{j}"] for j in range(len(named))]
+        return cls(coef, intercept, number, clips)
 
 
 @shapes_only

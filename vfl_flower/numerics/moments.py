@@ -136,7 +136,11 @@ def sigma_min_of_moments(gram: Array, blocks: Sequence[Array]) -> float:
 
 
 def bounded_columns(
-    columns: Iterable[Array], A: Array, least_rows: int, most_leverage: float
+    columns: Iterable[Array],
+    A: Array,
+    least_rows: int,
+    most_leverage: float,
+    labels: bool = False,
 ) -> Array:
     """Return which columns point to no single row.
 
@@ -156,6 +160,8 @@ def bounded_columns(
     most_leverage : float
         Largest leverage score of a row; while one is larger, the column goes that
         counts most in the combination that points to it.
+    labels : bool
+        Whether the last column is that of labels, which go after all others.
 
     Returns
     -------
@@ -177,7 +183,7 @@ def bounded_columns(
         if max(leverages) <= most_leverage:
             break
         pointing = np.abs(W @ rows[int(np.argmax(leverages))])
-        kept[np.flatnonzero(kept)[pointing.argmax()]] = False
+        kept[np.flatnonzero(kept)[pointing[: max(1, len(W) - labels)].argmax()]] = False
     return np.asarray(kept)
 
 

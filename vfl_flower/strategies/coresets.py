@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from vfl_flower.clients import linear as linear_party
 from vfl_flower.clients import linear_losses, linear_moments
 from vfl_flower.clients import moments as moments_party
 from vfl_flower.clients.moments_roles import ROWS_PER_COLUMN
+from vfl_flower.models.base import Model
 from vfl_flower.models.coresets import KMeansModel, LinearModel
 from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.coresets import importance_estimate, sigma_min, tau
@@ -28,6 +29,7 @@ from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
 from vfl_flower.numerics.linear import Penalty, center, mean_squared_error, solve_pooled
 from vfl_flower.protocol.consent import LEAST_ROWS, Kind, in_order
 from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import (
@@ -114,9 +116,9 @@ class CoresetVRLR(CoresetStrategy):
     residuals of these rows, so there is no absolute error and no standard error. The
     other solvers give ``converged``,
     ``iterations`` and, for cg, ``sigma_min_x``: an estimate of the same without the
-    labels. ``moments`` gives ``left_out``, how many columns their
-    parties have left out because they point to single rows; with ``full`` sampling
-    there is no ``sigma_min``.
+    labels. ``moments`` gives ``left_out``, how many columns their parties have left out
+    because they point to single rows, after they have added up rare columns and moved
+    far rows towards the mean; with ``full`` sampling there is no ``sigma_min``.
 
     Examples
     --------
@@ -244,7 +246,8 @@ class CoresetVRLR(CoresetStrategy):
         if count := metrics.get("left_out"):
             told.append(
                 f"columns that the model leaves out: {count}; too few rows differ from "
-                "their most frequent value, or one row stands out"
+                "their most frequent value, or one row stands out; their party's log "
+                "names them"
             )
         if metrics.get("standing_out"):
             told.append(
@@ -257,6 +260,12 @@ class CoresetVRLR(CoresetStrategy):
                 f"before it reached tol {self.tol:g}: raise max-iter or tol"
             )
         return told + evaluation.shortfalls(metrics)
+
+    def complete(self, model: Model, memories: Sequence[Memory]) -> None:
+        """Add how parties take rows that stand out, if all are in this process."""
+        assert isinstance(model, LinearModel)
+        clips = {f"clip_{j}": m.remembered("clip") for j, m in enumerate(memories)}
+        model.clips = {k: v for k, v in clips.items() if v is not None and len(v)}
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, solve on it, evaluate."""
