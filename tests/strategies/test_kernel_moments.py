@@ -270,6 +270,17 @@ def test_round_trips_and_bytes():
     assert expected < sent < expected + 15_000
 
 
+@pytest.mark.parametrize("rows", [0, 800])
+def test_rows_that_do_not_fit_are_in_a_warning(monkeypatch, rows, caplog):
+    monkeypatch.setattr(server, "PART_NUMBERS", 600 * 24)
+    result = simulate(strategy(features=24, rows=rows), parties(), seed=0)
+    assert result.metrics["rows"] == 600
+    (warning,) = result.warnings
+    assert warning.startswith(f"{(rows or N) - 600} of {rows or N} rows to train on")
+    assert "28,800 numbers" in warning
+    assert warning in caplog.text
+
+
 @pytest.mark.parametrize("dealer", ["server", "p0"])
 def test_parts_of_the_rows_follow_each_other(monkeypatch, dealer):
     """A part takes a round trip more, and the Gram matrices are the same."""
