@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from draws import repeated_draws
-from scipy.stats import chi2
+from scipy.stats import chi2, spearmanr
 from transcripts import Recorder, actual, assert_hidden, patterns
 
 from simulations import moments_pooled
@@ -1234,6 +1234,47 @@ def test_a_label_of_few_rows_is_refused():
     X, _ = data()
     with pytest.raises(PartyFailed, match="labels must differ from the most frequent"):
         simulate(strategy(target="binary"), parties(3, 2, X, np.arange(N) < 25), seed=0)
+
+
+def heavy(kind, n=1200):
+    """Return columns, a signal and labels of it that stand out."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, 6))
+    signal = X[:, 0] + X[:, 5]
+    if kind == "lognormal":
+        return X, signal, np.exp(3 / np.sqrt(2) * signal)
+    if kind == "cauchy":
+        return X, signal, signal + 0.3 * rng.standard_cauchy(n)
+    return X, signal, np.where(np.arange(n) == 7, 1e12, signal)
+
+
+@pytest.mark.parametrize("kind", ["lognormal", "cauchy", "one outlier"])
+def test_labels_that_stand_out_are_clipped(kind, caplog):
+    """At what five rows of each half reach: the model still follows the order."""
+    X, signal, y = heavy(kind)
+    federation = parties(3, 2, X, y)
+    result = simulate(strategy(features=16), federation, seed=0)
+    assert "labels are clipped at values that 5 rows of each" in caplog.text
+    predicted = result.model.predict(np.array_split(X, 3, axis=1))
+    assert spearmanr(predicted, signal)[0] > 0.6
+
+
+def test_columns_that_stand_out_beside_labels_are_zeros():
+    """As in the set gas: columns and labels are large in the same rows."""
+    rng, n = np.random.default_rng(0), 2052
+    scale = np.exp(1.5 * rng.normal(size=(n, 1)))
+    Z = rng.normal(size=(n, 4))
+    X = Z @ rng.normal(size=(4, 128)) + scale * rng.normal(size=(n, 128))
+    y = Z[:, 0] + 0.3 * scale[:, 0] * rng.normal(size=n)
+    result = simulate(strategy(features=16), parties(3, 2, X, y), seed=0)
+    holder = unpack_local(result.model.parts[2])
+    columns = local_columns(holder, X[:, 86:])
+    assert len(holder.muted) > 0
+    assert not columns[:, holder.muted].any()
+    for rows in split_halves(n, 0.0, n, 0):
+        both = np.column_stack([columns[rows], y[rows]])
+        both = both[:, both.any(axis=0)] - both[:, both.any(axis=0)].mean(axis=0)
+        assert (np.linalg.qr(both)[0] ** 2).sum(axis=1).max() <= 0.5 + 1e-6
 
 
 def test_features_leave_four_rows_each():

@@ -136,7 +136,11 @@ def sigma_min_of_moments(gram: Array, blocks: Sequence[Array]) -> float:
 
 
 def bounded_columns(
-    columns: Iterable[Array], A: Array, least_rows: int, most_leverage: float
+    columns: Iterable[Array],
+    A: Array,
+    least_rows: int,
+    most_leverage: float,
+    fixed: int = 0,
 ) -> Array:
     """Return which columns point to no single row.
 
@@ -156,6 +160,8 @@ def bounded_columns(
     most_leverage : float
         Largest leverage score of a row; while one is larger, the column goes that
         counts most in the combination that points to it.
+    fixed : int
+        How many of the last columns stay: by themselves they point to no single row.
 
     Returns
     -------
@@ -165,7 +171,9 @@ def bounded_columns(
     support = [len(x) - np.unique(x, return_counts=True)[1].max() for x in columns]
     norms = np.linalg.norm(A, axis=0)
     kept = (np.array(support) >= least_rows) & (norms > 0)
-    while kept.any():
+    free = len(kept) - fixed
+    kept[free:] = True
+    while kept[:free].any():
         gram = sum(B.T @ B for B in _scaled(A, norms, kept))
         W = whiten(np.asarray(gram), np.zeros(kept.sum()))
         rows, leverages = [], []
@@ -176,7 +184,7 @@ def bounded_columns(
             leverages.append(lengths[largest])
         if max(leverages) <= most_leverage:
             break
-        pointing = np.abs(W @ rows[int(np.argmax(leverages))])
+        pointing = np.abs(W @ rows[int(np.argmax(leverages))])[: kept[:free].sum()]
         kept[np.flatnonzero(kept)[pointing.argmax()]] = False
     return np.asarray(kept)
 
