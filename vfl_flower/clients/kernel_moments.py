@@ -418,8 +418,11 @@ def _check_targets(party: Party, state: KernelState, fitted: _Fitted) -> None:
     rule = "all rows to train on must have a label"
     if not np.isnan(y).any():
         Y = _targets(party, state)[:, :-1]
+        # So many that none is `LARGEST` deviations from the mean.
+        rows = max(REACHED, int(len(y) / LARGEST**2))
         if not _bounded(Y, halves) and _task(state).target == "continuous":
-            ends = reached([np.sort(y[halves == half]) for half in (0, 1)])
+            ordered = [np.sort(y[halves == half]) for half in (0, 1)]
+            ends = reached(ordered, rows)
             state.lowest, state.highest = ends
             Y = _targets(party, state)[:, :-1]
         if _bounded(Y, halves):
@@ -429,7 +432,7 @@ def _check_targets(party: Party, state: KernelState, fitted: _Fitted) -> None:
                     "%d of %d labels are clipped at values that %d rows of each half "
                     "reach, since labels that stand out would reveal single rows of "
                     "other parties: the model does not learn how far they are beyond",
-                    *(beyond, len(y), REACHED),
+                    *(beyond, len(y), rows),
                 )
             state.muted = _muted(fitted, Y)
             if len(state.muted):

@@ -340,23 +340,25 @@ def bounded_in_halves(
     return kept
 
 
-def reached(parts: Sequence[Array]) -> tuple[float, float]:
-    """Return the values at or beyond which `REACHED` rows of each half are.
+def reached(parts: Sequence[Array], rows: int = REACHED) -> tuple[float, float]:
+    """Return the values at or beyond which so many rows of each half are.
 
     Parameters
     ----------
     parts : sequence of Array
         The values of each half, in order.
+    rows : int
+        How many.
 
     Returns
     -------
     lowest, highest : float
         Zeros if a half has fewer rows.
     """
-    if min(map(len, parts), default=0) < REACHED:
+    if min(map(len, parts), default=0) < rows:
         return 0.0, 0.0
-    low = float(max(part[REACHED - 1] for part in parts))
-    return low, float(min(part[-REACHED] for part in parts))
+    low = float(max(part[rows - 1] for part in parts))
+    return low, float(min(part[-rows] for part in parts))
 
 
 def _unit(ordered: Sequence[Array]) -> tuple[float, float, float, float]:
