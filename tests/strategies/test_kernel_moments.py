@@ -67,6 +67,7 @@ from vfl_flower.secure_aggregation.fixed_point import (
 )
 from vfl_flower.secure_aggregation.shares import Deal, Dealt, subtract, unpack
 from vfl_flower.secure_aggregation.triples import deal_predictions, hide_rows
+from vfl_flower.strategies import fdskl
 from vfl_flower.strategies import kernel_moments as server
 from vfl_flower.strategies.prediction import FDSKLPrediction
 
@@ -270,12 +271,20 @@ def test_round_trips_and_bytes():
     assert expected < sent < expected + 15_000
 
 
+def test_a_model_of_few_rows_has_a_warning(monkeypatch):
+    (warning,) = simulate(strategy(features=8), parties(), seed=0).warnings
+    assert "900 rows to train on allow few features: with less than 2,000" in warning
+    monkeypatch.setattr(fdskl, "FEW_ROWS", N)
+    assert not simulate(strategy(features=8), parties(), seed=0).warnings
+
+
 @pytest.mark.parametrize("rows", [0, 800])
 def test_rows_that_do_not_fit_are_in_a_warning(monkeypatch, rows, caplog):
     monkeypatch.setattr(server, "PART_NUMBERS", 600 * 24)
     result = simulate(strategy(features=24, rows=rows), parties(), seed=0)
     assert result.metrics["rows"] == 600
-    (warning,) = result.warnings
+    warning, few = result.warnings
+    assert few.startswith("600 rows to train on allow few features")
     assert warning.startswith(f"{(rows or N) - 600} of {rows or N} rows to train on")
     assert "28,800 numbers" in warning
     assert warning in caplog.text

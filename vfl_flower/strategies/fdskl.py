@@ -82,6 +82,10 @@ FIRST_FEATURES = 250
 LEAST_TRIED = 1000
 """Fewest rows to compare with where only the number of rows is chosen."""
 
+FEW_ROWS = 2000
+"""With fewer rows to train on, ``moments`` warns of an error above that of the direct
+solver: it has one column for every eight rows."""
+
 TEST_ROWS = 4000
 """Most rows held out to ask for where sizes are chosen: the standard error of a share
 of wrong ones is then 0.8 points at most."""
@@ -551,6 +555,13 @@ class FDSKL(ProtocolStrategy):
             "numbers, and a smaller number of features takes more rows"
         )
         run.warnings += left_out("to train on", metrics["rows"], solver.rows, limit)
+        if metrics["rows"] < FEW_ROWS and not self.epsilon:
+            run.warnings.append(
+                f"{metrics['rows']:,} rows to train on allow few features: with less "
+                f"than {FEW_ROWS:,} the error may be several times that of solver "
+                "'direct', above all where columns of different parties interact; that "
+                "solver reveals more to the label holder"
+            )
         model.bandwidth, model.n_features = metrics["bandwidth"], metrics["features"]
         run.record(1, model.to_record(), metrics)
         return model.to_record()
