@@ -172,6 +172,8 @@ def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> 
     target = (y[rows] - shift) / scale
     if solver.epsilon and real:
         target = np.clip(target, -privacy.MOST_TARGET, privacy.MOST_TARGET)
+    muted = steps._muted(fitted[-1], target[:, None])
+    fitted[-1] = replace(fitted[-1], local=replace(fitted[-1].local, muted=muted))
 
     def turn(joint: steps.Joint, multiple: int) -> tuple[list[Array], GramFit]:
         M = sum(sizes) + 2 * joint.angles

@@ -130,7 +130,7 @@ def test_labels_stay_beside_columns_that_point_to_a_row():
         x = size * y
         x[7] += 3
         A = np.column_stack([x, y]) - np.mean([x, y], axis=1)
-        stays = bounded_columns([x, y], A, 20, 0.5, labels=True)
+        stays = bounded_columns([x, y], A, 20, 0.5, fixed=1)
         assert stays.tolist() == [False, True]
 
 

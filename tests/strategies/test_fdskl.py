@@ -866,6 +866,17 @@ def test_evaluation_has_a_quarter_of_the_budget_and_rows_at_random():
     assert set(asked[0].tolist()) != set(test[:8].tolist())
 
 
+@pytest.mark.parametrize("solver", ["direct", "doubly-stochastic"])
+def test_rows_that_the_budget_leaves_out_are_in_a_warning(solver):
+    settings = {"solver": solver, "features": 16, "test_fraction": 0.25}
+    result, _, _ = run(parties(), budget=1024, **settings)
+    used, n = int(result.metrics["rows"]), N - N // 4
+    left = [f"{n - used} of {n} rows to train on", f"{N // 4 - 8} of {N // 4} rows to "]
+    assert all(map(str.startswith, result.warnings, left))
+    assert len(result.warnings) >= 2
+    assert not any("left out" in w for w in run(parties(), **settings)[0].warnings)
+
+
 def test_bandwidth_is_that_of_the_median_distance_of_pairs():
     """1,000 pairs that all parties draw alike among the rows to train on."""
     X, _ = data()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from draws import repeated_draws
-from scipy.stats import chi2
+from scipy.stats import chi2, spearmanr
 from transcripts import Recorder, actual, assert_hidden, patterns
 
 from simulations import moments_pooled
@@ -67,6 +67,7 @@ from vfl_flower.secure_aggregation.fixed_point import (
 )
 from vfl_flower.secure_aggregation.shares import Deal, Dealt, subtract, unpack
 from vfl_flower.secure_aggregation.triples import deal_predictions, hide_rows
+from vfl_flower.strategies import fdskl
 from vfl_flower.strategies import kernel_moments as server
 from vfl_flower.strategies.prediction import FDSKLPrediction
 
@@ -268,6 +269,25 @@ def test_round_trips_and_bytes():
     # check the triples at both; joint ones of these two; angles of 2 bytes for both.
     expected = rows * (16 * columns + 2 * 8 * 40 + 3 * 2 * 2 * 12)
     assert expected < sent < expected + 15_000
+
+
+def test_a_model_of_few_rows_has_a_warning(monkeypatch):
+    (warning,) = simulate(strategy(features=8), parties(), seed=0).warnings
+    assert "900 rows to train on allow few features: with less than 2,000" in warning
+    monkeypatch.setattr(fdskl, "FEW_ROWS", N)
+    assert not simulate(strategy(features=8), parties(), seed=0).warnings
+
+
+@pytest.mark.parametrize("rows", [0, 800])
+def test_rows_that_do_not_fit_are_in_a_warning(monkeypatch, rows, caplog):
+    monkeypatch.setattr(server, "PART_NUMBERS", 600 * 24)
+    result = simulate(strategy(features=24, rows=rows), parties(), seed=0)
+    assert result.metrics["rows"] == 600
+    warning, few = result.warnings
+    assert few.startswith("600 rows to train on allow few features")
+    assert warning.startswith(f"{(rows or N) - 600} of {rows or N} rows to train on")
+    assert "28,800 numbers" in warning
+    assert warning in caplog.text
 
 
 @pytest.mark.parametrize("dealer", ["server", "p0"])
@@ -1223,6 +1243,47 @@ def test_a_label_of_few_rows_is_refused():
     X, _ = data()
     with pytest.raises(PartyFailed, match="labels must differ from the most frequent"):
         simulate(strategy(target="binary"), parties(3, 2, X, np.arange(N) < 25), seed=0)
+
+
+def heavy(kind, n=1200):
+    """Return columns, a signal and labels of it that stand out."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n, 6))
+    signal = X[:, 0] + X[:, 5]
+    if kind == "lognormal":
+        return X, signal, np.exp(3 / np.sqrt(2) * signal)
+    if kind == "cauchy":
+        return X, signal, signal + 0.3 * rng.standard_cauchy(n)
+    return X, signal, np.where(np.arange(n) == 7, 1e12, signal)
+
+
+@pytest.mark.parametrize("kind", ["lognormal", "cauchy", "one outlier"])
+def test_labels_that_stand_out_are_clipped(kind, caplog):
+    """At what five rows of each half reach: the model still follows the order."""
+    X, signal, y = heavy(kind)
+    federation = parties(3, 2, X, y)
+    result = simulate(strategy(features=16), federation, seed=0)
+    assert "labels are clipped at values that 5 rows of each" in caplog.text
+    predicted = result.model.predict(np.array_split(X, 3, axis=1))
+    assert spearmanr(predicted, signal)[0] > 0.6
+
+
+def test_columns_that_stand_out_beside_labels_are_zeros():
+    """As in the set gas: columns and labels are large in the same rows."""
+    rng, n = np.random.default_rng(0), 2052
+    scale = np.exp(1.5 * rng.normal(size=(n, 1)))
+    Z = rng.normal(size=(n, 4))
+    X = Z @ rng.normal(size=(4, 128)) + scale * rng.normal(size=(n, 128))
+    y = Z[:, 0] + 0.3 * scale[:, 0] * rng.normal(size=n)
+    result = simulate(strategy(features=16), parties(3, 2, X, y), seed=0)
+    holder = unpack_local(result.model.parts[2])
+    columns = local_columns(holder, X[:, 86:])
+    assert len(holder.muted) > 0
+    assert not columns[:, holder.muted].any()
+    for rows in split_halves(n, 0.0, n, 0):
+        both = np.column_stack([columns[rows], y[rows]])
+        both = both[:, both.any(axis=0)] - both[:, both.any(axis=0)].mean(axis=0)
+        assert (np.linalg.qr(both)[0] ** 2).sum(axis=1).max() <= 0.5 + 1e-6
 
 
 def test_features_leave_four_rows_each():

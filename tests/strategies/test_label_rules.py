@@ -62,6 +62,18 @@ def signs(rows):
     return (np.arange(N) < rows).astype(float)
 
 
+def rarely(value=1.0):
+    """Return labels that differ from one value in 25 rows."""
+    return np.where(np.arange(N) < 25, numbers(), value)
+
+
+def bursts():
+    """Return columns, and labels, that are large in the same rows."""
+    rng = np.random.default_rng(0)
+    scale = np.exp(1.1 * rng.normal(size=(N, 1)))
+    return scale * rng.normal(size=(N, 30)), (scale * rng.normal(size=(N, 1)))[:, 0]
+
+
 def thirds(rare):
     y = np.arange(N) % 2.0
     y[:rare] = -1.0
@@ -82,12 +94,12 @@ BROKEN = {
         numbers(),
         changed(4, 1e9),
     ),
-    "kernel, an outlier": (KERNEL, numbers(), changed(4, 1e9)),
-    "kernel, too large": (KERNEL, numbers(), changed(4, 1e300)),
+    "kernel, few other labels": (KERNEL, numbers(), rarely()),
+    "kernel, too large": (KERNEL, numbers(), changed(np.s_[:100], 1e300)),
     "kernel, relevance": (
         KERNEL.replace(relevance=True),
         numbers(),
-        changed(4, 1e9),
+        rarely(),
     ),
     "kernel, few of a class": (CLASSES, np.arange(N) % 2.0, signs(25)),
     "kernel, a rare class": (
@@ -130,6 +142,31 @@ def test_the_server_sees_the_same_messages_whether_or_not_labels_break_a_rule(
         simulate(strategy, parties(bad), seed=1)  # one process: the user may know
 
 
+@pytest.mark.parametrize(
+    ("y", "X", "text"),
+    [
+        (changed(4, 1e9), columns(), "of 600 labels are clipped"),
+        (changed(4, 1e300), columns(), "of 600 labels are clipped"),
+        (bursts()[1], bursts()[0], "local columns of this party are zeros"),
+    ],
+    ids=["an outlier", "too large", "beside columns"],
+)
+def test_the_server_sees_the_same_messages_where_labels_are_clipped_or_columns_muted(
+    caplog, y, X, text
+):
+    """And the same number of columns, of which some are zeros."""
+    usual, _ = view(KERNEL, numbers(), X)
+    caplog.clear()
+    caplog.set_level(logging.INFO)
+    seen, result = view(KERNEL, y, X)
+    assert [s[:3] for s in seen if s[0] != "hello"] == [
+        s[:3] for s in usual if s[0] != "hello"
+    ]
+    assert text in caplog.text
+    assert "are not used" not in caplog.text
+    assert result.metrics["cv_score"] > 0
+
+
 @pytest.mark.parametrize("intercept", [True, False])
 def test_the_constant_model_is_of_all_labels_whatever_rows_are_asked_for(intercept):
     """So that it tells of the rows only that their labels break a rule."""
@@ -143,7 +180,7 @@ def test_the_constant_model_is_of_all_labels_whatever_rows_are_asked_for(interce
         assert result.metrics["train_loss"] == pytest.approx(error)
         errors.append(result.metrics["train_loss"])
     assert errors[0] == errors[1]
-    y = changed(4, 1e9)
+    y = rarely()
     _, result = view(KERNEL, y)
     assert result.metrics["cv_score"] == pytest.approx(y.var())
     assert result.metrics["regularization"] == 1.0

@@ -11,6 +11,7 @@ rows are scored in :mod:`vfl_flower.clients.kernel_scores`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -70,10 +71,12 @@ from vfl_flower.numerics.kernel_moments import (
     pack_local,
 )
 from vfl_flower.numerics.local_columns import (
+    REACHED,
     LocalColumns,
     bounded_in_halves,
     fit_local_columns,
     local_columns,
+    reached,
     scaled_columns,
 )
 from vfl_flower.numerics.privacy import MOST_TARGET, column_weights, noise_deviation
@@ -89,6 +92,8 @@ from vfl_flower.protocol.steps import once, parts_of, reveals, step, sums_over
 from vfl_flower.secure_aggregation.shares import Deal
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
 
 MOST_TURNS = 2
 """Most sets of Gram matrices in a run: one that tells the relevance of columns, and the
@@ -208,8 +213,12 @@ class KernelState:
         What its scaled columns are multiplied with; empty: nothing.
     y_mean, y_scale : float
         At the label holder: of the labels of the training rows.
+    lowest, highest : float
+        At the label holder: where its real labels are clipped.
     classes : Array
         At the label holder the labels of the classes.
+    muted : Array of int
+        At the label holder its local columns that are 0 for the sake of the labels.
     constant : bool
         Whether its labels break a rule, so that zeros take the place of targets.
     """
@@ -227,7 +236,10 @@ class KernelState:
     relevance: Array = field(default_factory=lambda: np.zeros(0))
     y_mean: float = 0.0
     y_scale: float = 1.0
+    lowest: float = -np.inf
+    highest: float = np.inf
     classes: Array = field(default_factory=lambda: np.zeros(0))
+    muted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     constant: bool = False
 
 
@@ -385,6 +397,7 @@ def _targets(party: Party, state: KernelState) -> Array:
         return np.column_stack([Y, np.ones(len(Y))])
     y = np.asarray(party.y[rows], dtype=np.float64)
     if task.target == "continuous":
+        y = np.clip(y, state.lowest, state.highest)
         with np.errstate(over="ignore", invalid="ignore"):
             state.y_mean, state.y_scale = float(y.mean()), float(y.std()) or 1.0
             y = (y - state.y_mean) / state.y_scale
@@ -395,33 +408,85 @@ def _targets(party: Party, state: KernelState) -> Array:
 
 
 def _check_targets(party: Party, state: KernelState, fitted: _Fitted) -> None:
-    """Withhold labels that would have a Gram matrix tell a single row."""
+    """Withhold labels that would have a Gram matrix tell a single row.
+
+    Real labels that do so are clipped first, and local columns that do so beside the
+    labels are muted: no count of columns, which the server gets, depends on labels.
+    """
     assert party.y is not None
+    y, halves = party.y[training_rows(party, _task(state))], fitted.halves
     rule = "all rows to train on must have a label"
-    if not np.isnan(party.y[training_rows(party, _task(state))]).any():
+    if not np.isnan(y).any():
         Y = _targets(party, state)[:, :-1]
-        # With all classes and the ones, one target follows from the others.
-        known = Y[:, : max(1, Y.shape[1] - 1)]
-        of_holder = np.hstack([local_columns(fitted.local, fitted.X), known])
-        bounded = np.abs(Y).max() <= LARGEST and _bounded(of_holder, fitted.halves)
-        if bounded and _bounded(Y[:, -1:], fitted.halves):
+        # So many that none is `LARGEST` deviations from the mean.
+        rows = max(REACHED, int(len(y) / LARGEST**2))
+        if not _bounded(Y, halves) and _task(state).target == "continuous":
+            ordered = [np.sort(y[halves == half]) for half in (0, 1)]
+            ends = reached(ordered, rows)
+            state.lowest, state.highest = ends
+            Y = _targets(party, state)[:, :-1]
+        if _bounded(Y, halves):
+            beyond = int(((y < state.lowest) | (y > state.highest)).sum())
+            if beyond:
+                log.warning(
+                    "%d of %d labels are clipped at values that %d rows of each half "
+                    "reach, since labels that stand out would reveal single rows of "
+                    "other parties: the model does not learn how far they are beyond",
+                    *(beyond, len(y), rows),
+                )
+            state.muted = _muted(fitted, Y)
+            if len(state.muted):
+                log.info(
+                    "%d of %d local columns of this party are zeros, since together "
+                    "with the labels they would reveal single rows of other parties",
+                    *(len(state.muted), fitted.local.n_columns),
+                )
             return
+        fewest = [
+            min(len(x) - np.unique(x, return_counts=True)[1].max() for x in part.T)
+            for part in (Y[halves == half] for half in (0, 1))
+        ]
         rule = (
             f"labels must differ from the most frequent one in at least {LEAST_ROWS} "
             "rows of each half, each class must have so many, and no number may stand "
-            "out by itself, or a Gram matrix would tell a single row of all columns; "
-            "another run draws other halves"
+            "out by itself, or a Gram matrix would tell a single row of all columns: "
+            f"the halves have {fewest[0]} and {fewest[1]} such rows; take more rows or "
+            "fewer classes, or run again, which draws other halves"
         )
     withhold(party, rule)
     state.constant = True
 
 
-def _bounded(columns: Array, halves: Array) -> bool:
-    """Return whether columns point to no single row of a half."""
-    kept = bounded_in_halves(
-        columns, halves, least=LEAST_ROWS, most_leverage=MOST_LEVERAGE
+def _known(Y: Array) -> Array:
+    """Return the targets without the last class, which follows from the others."""
+    return Y[:, : max(1, Y.shape[1] - 1)]
+
+
+def _bounded(Y: Array, halves: Array) -> bool:
+    """Return whether targets point to no single row of a half."""
+    return bool(np.abs(Y).max() <= LARGEST) and all(
+        bounded_in_halves(
+            columns, halves, least=LEAST_ROWS, most_leverage=MOST_LEVERAGE
+        ).all()
+        for columns in (_known(Y), Y[:, -1:])
     )
-    return bool(kept.all())
+
+
+def _muted(fitted: _Fitted, Y: Array) -> Array:
+    """Return the local columns without which targets and columns point to no row."""
+    known, local = _known(Y), local_columns(fitted.local, fitted.X)
+    kept = np.ones(local.shape[1], dtype=bool)
+    while True:
+        stays = bounded_in_halves(
+            np.hstack([local[:, kept], known]),
+            fitted.halves,
+            least=LEAST_ROWS,
+            most_leverage=MOST_LEVERAGE,
+            fixed=known.shape[1],
+        )
+        if stays.all():
+            return np.flatnonzero(~kept)
+        kept[np.flatnonzero(kept)[~stays[: kept.sum()]]] = False
 
 
 @step
@@ -617,7 +682,7 @@ def _hide(
     offset, rows = roles.rows[0], roles.rows_of(part)
     chosen = np.r_[rows[0], offset + rows[1].start : offset + rows[1].stop]
     X = fitted.X[chosen]
-    made = local_columns(fitted.local, X)
+    made = local_columns(replace(fitted.local, muted=state.muted), X)
     if party.y is not None:
         made = np.column_stack([made, _targets(party, state)[chosen]])
     outputs = made.shape[1] - fitted.local.n_columns - 1  # at the label holder
@@ -840,7 +905,7 @@ def fit(
         "local": fitted.local.n_columns,
         "widths": widths,
         "outputs": moments.roles.owners[state.first] - widths[state.first] - 1,
-        **pack_local(fitted.local),
+        **pack_local(replace(fitted.local, muted=state.muted)),
     }
     if settings.relevant:
         part["relevance"] = state.relevance

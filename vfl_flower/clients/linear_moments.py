@@ -224,11 +224,9 @@ def _bounded(
 ) -> tuple[Array, bool]:
     """Return which columns point to no single row, and whether labels do not."""
     rules = LEAST_ROWS, MOST_LEVERAGE
-    if y is not None and t is not None and t.any():
+    if y is not None and t is not None and bounded_columns([y], t[:, None], *rules)[0]:
         with_labels = np.column_stack([A, t])
-        kept = bounded_columns([*X.T, y], with_labels, *rules, labels=True)
-        if kept[-1]:
-            return kept[:-1], True
+        return bounded_columns([*X.T, y], with_labels, *rules, fixed=1)[:-1], True
     return bounded_columns(X.T, A, *rules), t is None or not t.any()
 
 

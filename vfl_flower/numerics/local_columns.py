@@ -19,7 +19,7 @@ The columns are of three kinds:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -34,6 +34,7 @@ __all__ = [
     "bounded_in_halves",
     "fit_local_columns",
     "local_columns",
+    "reached",
     "scaled_columns",
 ]
 
@@ -80,6 +81,9 @@ class LocalColumns:
     bounded : bool
         Whether a row of the columns has a length of at most 1, for noise of a given
         size: values and waves of sqrt(1/2) each, and there are no others.
+    muted : Array of int
+        Columns that are 0, since beside the labels they point to a single row. They
+        count among the columns, whose number must not depend on labels.
     """
 
     center: Array
@@ -93,6 +97,7 @@ class LocalColumns:
     highs: Array
     frequencies: Array
     bounded: bool = False
+    muted: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def n_columns(self) -> int:
@@ -165,16 +170,19 @@ def local_columns(fitted: LocalColumns, X: Array) -> Array:
         values /= np.maximum(1.0, np.linalg.norm(values, axis=1, keepdims=True))
         waves = np.hstack([np.cos(angles), np.sin(angles)])
         waves /= np.sqrt(max(1, angles.shape[1]))
-        return np.asarray(np.sqrt(0.5) * np.hstack([values, waves]))
-    return np.hstack(
-        [
-            Z[:, fitted.values] / CLIP,
-            np.isnan(X[:, fitted.gaps]),
-            (at > fitted.lows) & (at <= fitted.highs),
-            np.cos(angles),
-            np.sin(angles),
-        ]
-    )
+        columns = np.sqrt(0.5) * np.hstack([values, waves])
+    else:
+        columns = np.hstack(
+            [
+                Z[:, fitted.values] / CLIP,
+                np.isnan(X[:, fitted.gaps]),
+                (at > fitted.lows) & (at <= fitted.highs),
+                np.cos(angles),
+                np.sin(angles),
+            ]
+        )
+    columns[:, fitted.muted] = 0.0
+    return np.asarray(columns)
 
 
 def fit_local_columns(
@@ -298,6 +306,7 @@ def bounded_in_halves(
     *,
     least: int,
     most_leverage: float,
+    fixed: int = 0,
 ) -> Array:
     """Return which columns point to no single row of a half.
 
@@ -313,6 +322,8 @@ def bounded_in_halves(
         Fewest rows of each half that differ from the most frequent value of a column.
     most_leverage : float
         Largest leverage score of a row of a half, about the means.
+    fixed : int
+        How many of the last columns stay, which by themselves pass.
 
     Returns
     -------
@@ -324,9 +335,30 @@ def bounded_in_halves(
     for half in np.unique(halves):
         rows = F[halves == half][:, kept]
         centered = rows - rows.mean(axis=0)
-        stays = bounded_columns(rows.T, centered, least, most_leverage)
+        stays = bounded_columns(rows.T, centered, least, most_leverage, fixed)
         kept[np.flatnonzero(kept)[~stays]] = False
     return kept
+
+
+def reached(parts: Sequence[Array], rows: int = REACHED) -> tuple[float, float]:
+    """Return the values at or beyond which so many rows of each half are.
+
+    Parameters
+    ----------
+    parts : sequence of Array
+        The values of each half, in order.
+    rows : int
+        How many.
+
+    Returns
+    -------
+    lowest, highest : float
+        Zeros if a half has fewer rows.
+    """
+    if min(map(len, parts), default=0) < rows:
+        return 0.0, 0.0
+    low = float(max(part[rows - 1] for part in parts))
+    return low, float(min(part[-rows] for part in parts))
 
 
 def _unit(ordered: Sequence[Array]) -> tuple[float, float, float, float]:
@@ -338,15 +370,11 @@ def _unit(ordered: Sequence[Array]) -> tuple[float, float, float, float]:
         The known values of all rows in order, then those of each half.
     """
     every, *parts = ordered
-    if min(map(len, parts), default=0) < REACHED:
-        return 0.0, 0.0, 0.0, 0.0
-    low = float(max(part[REACHED - 1] for part in parts))
-    high = float(min(part[-REACHED] for part in parts))
-    center = float(np.median(every))
+    low, high = reached(parts)
     sd = float(np.std(np.clip(every, low, high))) if low < high else 0.0
     if not sd > 0:
         return 0.0, 0.0, 0.0, 0.0
-    return center, sd, low, high
+    return float(np.median(every)), sd, low, high
 
 
 def _supported(x: Array, parts: Sequence[Array], least: int) -> bool:

@@ -140,7 +140,7 @@ def bounded_columns(
     A: Array,
     least_rows: int,
     most_leverage: float,
-    labels: bool = False,
+    fixed: int = 0,
 ) -> Array:
     """Return which columns point to no single row.
 
@@ -160,8 +160,8 @@ def bounded_columns(
     most_leverage : float
         Largest leverage score of a row; while one is larger, the column goes that
         counts most in the combination that points to it.
-    labels : bool
-        Whether the last column is that of labels, which go after all others.
+    fixed : int
+        How many of the last columns stay: by themselves they point to no single row.
 
     Returns
     -------
@@ -171,7 +171,9 @@ def bounded_columns(
     support = [len(x) - np.unique(x, return_counts=True)[1].max() for x in columns]
     norms = np.linalg.norm(A, axis=0)
     kept = (np.array(support) >= least_rows) & (norms > 0)
-    while kept.any():
+    free = len(kept) - fixed
+    kept[free:] = True
+    while kept[:free].any():
         gram = sum(B.T @ B for B in _scaled(A, norms, kept))
         W = whiten(np.asarray(gram), np.zeros(kept.sum()))
         rows, leverages = [], []
@@ -182,8 +184,8 @@ def bounded_columns(
             leverages.append(lengths[largest])
         if max(leverages) <= most_leverage:
             break
-        pointing = np.abs(W @ rows[int(np.argmax(leverages))])
-        kept[np.flatnonzero(kept)[pointing[: max(1, len(W) - labels)].argmax()]] = False
+        pointing = np.abs(W @ rows[int(np.argmax(leverages))])[: kept[:free].sum()]
+        kept[np.flatnonzero(kept)[pointing.argmax()]] = False
     return np.asarray(kept)
 
 

@@ -215,7 +215,10 @@ def _task(solver: Solver, count: int) -> party.Task:
         columns = min(COLUMNS, most)
     rows = min(solver.rows, most_numbers(solver) // columns)
     room = rows // 2 // ROWS_PER_COLUMN
-    left = max(0, room - solver.features - TARGETS) if solver.features else room // 2
+    left = room // 2
+    if solver.features:
+        room = min(room, most_numbers(solver) // rows)
+        left = max(0, room - solver.features - TARGETS)
     most = min(MOST_LOCAL, left // count)
     privacy = solver.epsilon, solver.delta
     return party.Task(
