@@ -1,7 +1,7 @@
 """What the defaults learn from real tables that nobody tuned them for.
 
-Each has to beat the trivial model by a margin, and to stay within a factor of a model of
-the pooled table.
+Each has to beat the trivial model by a margin, and to stay within a factor of a model
+of the pooled table.
 """
 
 import importlib.util
