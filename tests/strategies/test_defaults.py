@@ -11,10 +11,11 @@ import pandas as pd
 import pytest
 from sklearn import datasets
 from sklearn.cluster import KMeans
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.linear_model import RidgeCV
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
-from sklearn.svm import SVC
+from sklearn.svm import SVC, SVR
 
 from vfl_flower.app.flights import LABEL, make_party_files
 from vfl_flower.sklearn import (
@@ -68,7 +69,7 @@ def halves(X, y):
         (CoresetRegressor(**COLUMNS), 1.03),
         (CoresetRegressor(solver="central", **COLUMNS), 1.03),
         (CoresetRegressor(solver="cg", **COLUMNS), 1.03),
-        (CoresetRegressor(solver="central", size=200, **COLUMNS), 1.1),
+        (CoresetRegressor(solver="central", size=200, **COLUMNS), 1.2),
     ],
     ids=["moments", "central", "cg", "central 200"],
 )
@@ -90,29 +91,29 @@ def test_saga(table):
 
 
 @pytest.mark.parametrize(
-    ("model", "factor"),
+    ("model", "most", "factor"),
     [
-        (KernelRegressor(**COLUMNS), 1.1),
-        (KernelRegressor(solver="direct", **COLUMNS), 1.1),
-        (KernelRegressor(**STEPS), 1.1),
-        (KernelRegressor(step="explicit", **STEPS), 1.2),
+        (KernelRegressor(**COLUMNS), 0.8, 1.1),
+        (KernelRegressor(solver="direct", **COLUMNS), 0.8, 1.1),
+        (KernelRegressor(**STEPS), 0.8, 1.1),
+        (KernelRegressor(step="explicit", **STEPS), 0.95, 1.8),  # wants more rows
     ],
     ids=["moments", "direct", "implicit", "explicit"],
 )
 @pytest.mark.parametrize("name", ["diabetes", FLIGHTS])
-def test_kernel_regression(table, name, model, factor):
+def test_kernel_regression(table, name, model, most, factor):
     X, X_new, y, y_new = halves(*table(name))
     X, y = X[:3000], y[:3000]
-    pooled = RidgeCV(np.logspace(-4, 4, 17)).fit(X, y)
+    pooled = TransformedTargetRegressor(SVR(), transformer=StandardScaler())
     error = 1 - model.fit(X, y).score(X_new, y_new)
-    assert error < 0.8
-    assert error < factor * (1 - pooled.score(X_new, y_new))
+    assert error < most
+    assert error < factor * (1 - pooled.fit(X, y).score(X_new, y_new))
 
 
 @pytest.mark.parametrize(
     ("model", "factor"),
     [
-        (KernelClassifier(**COLUMNS), 2),
+        (KernelClassifier(**COLUMNS), 3),
         (KernelClassifier(solver="direct", **COLUMNS), 2),
         (KernelClassifier(**STEPS), 2),
         (KernelClassifier(step="explicit", **STEPS), 5),
@@ -122,6 +123,10 @@ def test_kernel_regression(table, name, model, factor):
 @pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer", "digits"])
 def test_classes(table, name, model, factor):
     X, X_new, y, y_new = halves(*table(name))
+    if model.solver == "moments" and np.bincount(y).min() < 50:
+        with pytest.raises(ValueError, match="20 rows of each half"):
+            model.fit(X, y)
+        return
     pooled = SVC().fit(X, y)
     wrong = np.sum(model.fit(X, y).predict(X_new) != y_new)
     assert wrong < 0.3 * np.sum(y_new != np.bincount(y).argmax())
