@@ -265,7 +265,7 @@ def test_clusters_forget(tmp_path):
     np.testing.assert_array_equal(model.predict(GROUPS), model.labels_)
     before = model.labels_.copy()
 
-    assert model.forget(GROUPS, [5, 0, 5]) is model
+    assert model.forget(GROUPS, [5, 0]) is model
     assert model.result_.metrics["removed"] == 2
     model.forget(GROUPS, np.array([119]))
     assert (model.result_.metrics["removed"], model.result_.model.version) == (1, 3)
@@ -283,9 +283,13 @@ def test_clusters_forget(tmp_path):
     with pytest.raises(ValueError, match="the 120 rows of fit, got 119"):
         model.forget(GROUPS[1:], [1])
     mask = np.arange(120) == 7
-    for wrong in (mask, pd.Series(mask), mask.tolist(), [7, 7.5], [7, None], [[7]]):
-        with pytest.raises(ValueError, match=r"^rows must be a list of numbers"):
+    masks = mask, pd.Series(mask), mask.tolist(), mask.astype(int)
+    for wrong in (*masks, [7, 7.5], [7, None], [7, True], [[7]], [7, 7]):
+        with pytest.raises(ValueError, match=r"^rows must .*no mask"):
             model.forget(GROUPS, wrong)
+    shuffled = pd.DataFrame(GROUPS).sample(frac=1, random_state=0)
+    with pytest.raises(ValueError, match="as the index of X is in another order"):
+        model.forget(shuffled, shuffled.index[:2])
     assert model.forgotten_.tolist() == [0, 5, 119]
 
 

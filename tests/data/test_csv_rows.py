@@ -45,10 +45,13 @@ def test_a_row_with_a_value_is_no_empty_row(write):
 @pytest.mark.parametrize("ending", ["parquet", "feather"])
 def test_rows_without_a_value_are_pointed_out(tmp_path, ending):
     frame = pd.DataFrame({"a": [1.0, None, 3.0] * 9, "b": ["x", None, "y"] * 9})
+    frame["id"] = pd.Categorical([f"p{i}" for i in range(len(frame))])
     path = tmp_path / f"n.{ending}"
     getattr(frame, f"to_{ending}")(path)
-    texts = [f.text for f in check(PartySource(data=str(path))).findings]
-    assert any("9 rows have no value in any column" in text for text in texts)
+    texts = [
+        f.text for f in check(PartySource(data=str(path), id_column="id")).findings
+    ]
+    assert any("9 rows have no value in any feature" in text for text in texts)
 
 
 def test_a_quote_that_takes_lines_is_refused_with_its_line(write):

@@ -451,7 +451,7 @@ def _check_targets(party: Party, state: KernelState, fitted: _Fitted) -> None:
             "rows of each half, each class must have so many, and no number may stand "
             "out by itself, or a Gram matrix would tell a single row of all columns: "
             f"the halves have {fewest[0]} and {fewest[1]} such rows; take more rows or "
-            "fewer classes, or run again, which draws other halves"
+            "fewer classes, or run again with other halves, without a seed"
         )
     withhold(party, rule)
     state.constant = True

@@ -124,11 +124,12 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
     yield from _duplicates(features)
     yield from _scales(features, source)
     if survey.empty:
-        text = f"{survey.empty} rows have no value in any column, and become means or "
-        text += "the like: take them out"
+        text = f"{survey.empty} rows have no value in any feature, and become means "
+        text += "or the like: take them out"
         yield Finding("warning", "rows", None, text)
     for name in survey.plan.wanted:
-        if name in survey.table.categories and survey.columns[name].kind != "levels":
+        read = survey.columns.get(name)  # ids have none
+        if name in survey.table.categories and read and read.kind != "levels":
             text = f"column {name!r} holds categories that are numbers or dates, and "
             text += "is read as these: write them as text where they are classes"
             yield Finding("warning", "categories", name, text)
@@ -207,6 +208,10 @@ def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
     if column.kind != "date" and numbers.kurtosis() > HEAVY:
         text = f"{what} has heavy tails (kurtosis above {HEAVY:g}), so that few rows "
         text += "decide: write its logarithm, or cut it off"
+        if numbers.at_least + numbers.at_most == numbers.known:
+            rarer = min(numbers.at_least, numbers.at_most)
+            text = f"{what} has two values, one of them in {rarer} of {numbers.known} "
+            text += "rows, which decide alone: leave it out, or take more such rows"
         examples = (f"{numbers.least:g}", f"{numbers.most:g}")
         yield Finding("warning", "tails", name, text, "columns", examples)
 

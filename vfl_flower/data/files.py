@@ -437,8 +437,8 @@ def survey_file(
         def look(batch: Any) -> None:
             nonlocal rows, empty
             rows += batch.num_rows
-            if fingerprint and batch.num_columns > 1:  # for a check alone
-                empty += empty_rows(batch).true_count
+            if fingerprint and len(plan.features) > 1:  # for a check alone
+                empty += empty_rows(batch.select(plan.features)).true_count
             if ids is not None:
                 array = batch.column(batch.schema.get_field_index(ids.name))
                 ids.add(array)

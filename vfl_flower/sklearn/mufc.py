@@ -87,7 +87,8 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         X : Array, shape (n, d), or a list of blocks
             The rows of ``fit``, all of them; those forgotten before are not read.
         rows : Array of int, shape (m,)
-            Numbers of the rows to forget, from 0; no mask.
+            Numbers of the rows to forget, from 0, each once; no mask, and no labels of
+            an index in another order.
 
         Raises
         ------
@@ -96,13 +97,27 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
             ``fit``, or a number is of none of the rows that the model has. Nothing is
             changed then.
         """
-        X, numbers = self._rows(X), number_array(rows, "rows")
-        if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        index, numbers = getattr(X, "index", None), number_array(rows, "rows")
+        X = self._rows(X)
+        mixed = isinstance(rows, list) and any(isinstance(row, bool) for row in rows)
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or mixed:
             raise ValueError(
                 "rows must be a list of numbers of rows, at least one, no mask: got "
                 f"values of type {numbers.dtype}, shape {numbers.shape}"
             )
-        rows = np.unique(numbers.astype(np.int64))
+        labels = hasattr(rows, "to_numpy") and hasattr(index, "to_numpy")
+        if labels and np.asarray(index).tolist() != list(range(len(X))):
+            raise ValueError(
+                "rows must be numbers from 0, as the index of X is in another order: "
+                "give those of a mask, np.flatnonzero(mask)"
+            )
+        rows, counts = np.unique(numbers.astype(np.int64), return_counts=True)
+        if counts.max(initial=1) > 1:
+            number, count = rows[counts > 1][0], counts.max()
+            raise ValueError(
+                f"rows must have each number once, and be no mask: {number} is there "
+                f"{count} times"
+            )
         if self.state_folder is None:
             raise ValueError("state_folder must be a folder at fit and now, got None")
         kept = np.setdiff1d(np.arange(len(self.labels_)), self.forgotten_)

@@ -557,8 +557,8 @@ class FDSKL(ProtocolStrategy):
         run.warnings += left_out("to train on", metrics["rows"], solver.rows, limit)
         if metrics["rows"] < FEW_ROWS and not self.epsilon:
             run.warnings.append(
-                f"{metrics['rows']:,} rows to train on allow few features: with less "
-                f"than {FEW_ROWS:,} the error may be several times that of solver "
+                f"{metrics['rows']:,} rows to train on allow few features: with fewer "
+                f"than {FEW_ROWS:,} rows the error may be several times that of solver "
                 "'direct', above all where columns of different parties interact; that "
                 "solver reveals more to the label holder"
             )
