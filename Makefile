@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+DEMO := $(VENV)/.demo
 INSTALLED := $(VENV)/.installed
+INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 
 # BLAS threads of several processes at once slow each other down.
 export OMP_NUM_THREADS := 1
@@ -23,15 +25,21 @@ help:
 	@echo "make bench  run the benchmarks at a small size"
 	@echo "make papers measure the figures of docs/papers that are missing; QUICK=1: in minutes"
 
-$(INSTALLED): pyproject.toml
+$(PY):
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("vfl-flower needs Python 3.11 or newer, $(PYTHON) is %d.%d: name another one, as in make PYTHON=python3.12" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile -e ".[demo,dev,docs]"
-	@# On all cores, where pip compiles on one, and without the tests of other packages.
-	@$(PY) -W ignore -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
+
+$(DEMO): pyproject.toml | $(PY)
+	$(INSTALL) -e ".[demo]"
 	@touch $@
 
-demo: $(INSTALLED)
+$(INSTALLED): pyproject.toml | $(PY)
+	$(INSTALL) -e ".[demo,dev,docs]"
+	@# On all cores, where pip compiles on one, and without the tests of other packages.
+	@$(PY) -W ignore -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
+	@touch $@ $(DEMO)
+
+demo: $(DEMO)
 	$(PY) -m vfl_flower.app.flights .demo/parties
 	$(PY) -m vfl_flower.app.flower_run --num-supernodes 3 \
 		--run-config simulations/flights.toml \
