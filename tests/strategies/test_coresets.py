@@ -1074,6 +1074,16 @@ def test_sums_of_what_is_under_no_mask(strategy, action, name):
         strategy.start(grid)
 
 
+@pytest.mark.parametrize("solver", ["central", "moments"])
+def test_a_size_that_all_rows_have_is_a_warning(solver):
+    X, y = data()
+    strategy = CoresetVRLR(len(X), solver=solver, seed=1)
+    (warning,) = run(strategy, parties(X, y))[0].warnings
+    assert "all rows (sampling 'full', or size 'auto') take fewer bytes" in warning
+    assert ("come to the server" in warning) == (solver == "central")
+    assert not run(strategy.replace(size="auto"), parties(X, y))[0].warnings
+
+
 def test_labels_are_those_of_the_label_holder():
     X, y = data()
     strategy = CoresetVRLR(20, seed=1, solver="central")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,8 +19,6 @@ from vfl_flower.protocol.settings import InRunConfig, settings
 from vfl_flower.protocol.steps import Step, Steps, each
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.typing import Array
-
-log = logging.getLogger("vfl_flower")
 
 MESSAGE_NUMBERS = 2**22
 """Numbers in one message of a party that sends or evaluates all rows: 32 MB."""
@@ -198,11 +195,12 @@ class CoresetStrategy(ProtocolStrategy):
         """DIS(m, g), Algorithm 1; and independently ``check_size`` more rows."""
         fused, more = self.rounds == "fused", self.check_size
         m = self.sample_size(parties, n)
-        if self.pools and m >= n:
-            log.warning(
-                "size is %d, not below the number of training rows: nearly all "
-                "rows come to the server",
-                m,
+        if m >= n:
+            run.warnings.append(
+                f"size is {m:,}, not below the {n:,} training rows: all rows "
+                "(sampling 'full', or size 'auto') take fewer bytes and round trips"
+                + ", and nearly all come to the server"
+                * self.pools
             )
         # Round 1, lines 2-4.
         replies = parties.ask(
