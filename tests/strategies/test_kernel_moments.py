@@ -273,7 +273,7 @@ def test_round_trips_and_bytes():
 
 def test_a_model_of_few_rows_has_a_warning(monkeypatch):
     (warning,) = simulate(strategy(features=8), parties(), seed=0).warnings
-    assert "900 rows to train on allow few features: with less than 2,000" in warning
+    assert "900 rows to train on allow few features: with fewer than 2,000" in warning
     monkeypatch.setattr(fdskl, "FEW_ROWS", N)
     assert not simulate(strategy(features=8), parties(), seed=0).warnings
 
