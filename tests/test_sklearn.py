@@ -284,7 +284,7 @@ def test_clusters_forget(tmp_path):
         model.forget(GROUPS[1:], [1])
     mask = np.arange(120) == 7
     masks = mask, pd.Series(mask), mask.tolist(), mask.astype(int)
-    for wrong in (*masks, [7, 7.5], [7, None], [7, True], [[7]], [7, 7]):
+    for wrong in (*masks, [7, 7.5], [7, None], [7, True], (7, mask[7]), [[7]], [7, 7]):
         with pytest.raises(ValueError, match=r"^rows must .*no mask"):
             model.forget(GROUPS, wrong)
     shuffled = pd.DataFrame(GROUPS).sample(frac=1, random_state=0)

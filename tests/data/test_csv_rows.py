@@ -54,6 +54,15 @@ def test_rows_without_a_value_are_pointed_out(tmp_path, ending):
     assert any("9 rows have no value in any feature" in text for text in texts)
 
 
+def test_a_column_with_one_rarer_value_is_no_heavy_tail(write):
+    """Nobody can write the logarithm of 0."""
+    path = write(
+        "a,b\n" + "".join(f"{int(i == 7)},{i % 9}\n" for i in range(90)), "n.csv"
+    )
+    (text,) = [f.text for f in check(PartySource(data=str(path))).findings]
+    assert "column 'a' has two values, one of them in 1 of 90 rows" in text
+
+
 def test_a_quote_that_takes_lines_is_refused_with_its_line(write):
     lines = [f"{i},{'xyz'[i % 3]},{i % 7}" for i in range(30)]
     lines[3], lines[20] = '3,"5 in,1', '20,n",2'

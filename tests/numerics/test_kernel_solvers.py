@@ -260,9 +260,10 @@ def test_the_multiple_of_scores_that_separate_the_classes_is_bounded():
     angles, _, Y = data(n=37, C=3)
     scores = Y * RNG(0).uniform(0.3, 8, size=Y.shape)
     given = {"offset": scores, "earlier": scores}
-    actual = fit(angles, Y, "logistic", 1.0, RNG(0), **given)
-    assert actual.converged
-    assert np.abs(actual.turn).max() < 100
+    for strength in 1, 1.0:
+        actual = fit(angles, Y, "logistic", strength, RNG(0), **given)
+        assert actual.converged
+        assert np.abs(actual.turn).max() < 100
 
 
 @pytest.mark.parametrize("loss", LOSSES)

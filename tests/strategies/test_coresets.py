@@ -1078,10 +1078,15 @@ def test_sums_of_what_is_under_no_mask(strategy, action, name):
 def test_a_size_that_all_rows_have_is_a_warning(solver):
     X, y = data()
     strategy = CoresetVRLR(len(X), solver=solver, seed=1)
-    (warning,) = run(strategy, parties(X, y))[0].warnings
-    assert "all rows (sampling 'full', or size 'auto') take fewer bytes" in warning
+    drawn, every, one_less = (
+        strategy.replace(size=size).start(InProcessGrid(parties(X, y)))
+        for size in (len(X), "auto", len(X) - 1)
+    )
+    (warning,) = drawn.warnings
+    assert "all of them (sampling 'full', or size 'auto') take fewer round" in warning
     assert ("come to the server" in warning) == (solver == "central")
-    assert not run(strategy.replace(size="auto"), parties(X, y))[0].warnings
+    assert every.ledger.round_trips < drawn.ledger.round_trips
+    assert not [*every.warnings, *one_less.warnings]
 
 
 def test_labels_are_those_of_the_label_holder():

@@ -657,7 +657,7 @@ def _minimise(
     from scipy.optimize import minimize
 
     r, k = len(axes.s), len(free)
-    penalty = np.full((r + k, 1), lam)
+    penalty = np.full((r + k, 1), float(lam))
     penalty[r:] = 1 / (axes.n * LARGEST_TURN**2)
     penalty[-1] = 0
     spread = np.append(axes.s / axes.n, np.ones(k))[:, None]

@@ -99,7 +99,8 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         """
         index, numbers = getattr(X, "index", None), number_array(rows, "rows")
         X = self._rows(X)
-        mixed = isinstance(rows, list) and any(isinstance(row, bool) for row in rows)
+        some = rows if isinstance(rows, list | tuple) else ()
+        mixed = any(isinstance(row, bool | np.bool_) for row in some)
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or mixed:
             raise ValueError(
                 "rows must be a list of numbers of rows, at least one, no mask: got "

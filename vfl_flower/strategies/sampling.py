@@ -196,11 +196,11 @@ class CoresetStrategy(ProtocolStrategy):
         fused, more = self.rounds == "fused", self.check_size
         m = self.sample_size(parties, n)
         if m >= n:
+            anyway = ", and most come to the server anyway" if self.pools else ""
             run.warnings.append(
-                f"size is {m:,}, not below the {n:,} training rows: all rows "
-                "(sampling 'full', or size 'auto') take fewer bytes and round trips"
-                + ", and nearly all come to the server"
-                * self.pools
+                f"size is {m:,}, not below the {n:,} training rows: all of them "
+                "(sampling 'full', or size 'auto') take fewer round trips and have no "
+                f"error of sampling{anyway}"
             )
         # Round 1, lines 2-4.
         replies = parties.ask(
