@@ -8,7 +8,6 @@ cells that are missing if it was ended::
 ==========  ========================================================================
 errors      test errors of moments, linear, kernel and boosted models
 parties     the protocol with 2, 3 and 5 parties beside its model from pooled columns
-noise       test errors with noise of some epsilon
 gram        Gram matrices under shares beside NumPy's
 roles       seconds, memory and bytes of each role
 coresets    ``CoresetVRLR(solver="moments")`` beside least squares on all rows
@@ -58,14 +57,13 @@ from simulations.moments_cells import (
     role_cell,
 )
 from simulations.moments_costs import COLUMNS, ROLES
-from simulations.moments_pooled import DELTA
 
 NOT_MEASURED = "not measured"
 Cells = Mapping[str, Figures]
 """Figures by the names of cells, such as "errors kc_house 20 boosting"."""
 
 STEM = "fdskl-moments-results"
-TABLES = ("errors", "parties", "noise", "gram", "roles", "coresets")
+TABLES = ("errors", "parties", "gram", "roles", "coresets")
 
 
 # --- The page -----------------------------------------------------------------------
@@ -211,29 +209,6 @@ def errors_page(cells: Cells, size: Size) -> Iterator[str]:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
-
-
-def noise_page(cells: Cells, size: Size) -> Iterator[str]:
-    """Yield the utility curves."""
-    yield "## Noise: error against epsilon"
-    yield (
-        "Three parties, so the noise of two; delta is "
-        f"{DELTA:g}; rows and errors are those of the table above, with its seeds."
-    )
-    rows = []
-    for epsilon in size.epsilons:
-        row = {"epsilon": f"{epsilon:g}"}
-        for name in size.noisy:
-            values = seeds_of(cells, size, f"noise {name} {{}} {epsilon:g}")
-            row[_unit(size, name)] = mean_of(values, _digits(size, name))
-        rows.append(row)
-    for title, model in {"without": "moments", "linear, without": "linear"}.items():
-        row = {"epsilon": title}
-        for name in size.noisy:
-            values = seeds_of(cells, size, f"errors {name} {{}} {model}")
-            row[_unit(size, name)] = mean_of(values, _digits(size, name))
-        rows.append(row)
-    yield shown(rows)
 
 
 def _digits(size: Size, name: str) -> int:
@@ -400,7 +375,6 @@ def in_short(cells: Cells, size: Size) -> Iterator[str]:
     """Yield what a reader should take away, of what is measured: a list."""
     points = [
         *_errors_in_short(cells, size),
-        *_noise_in_short(cells, size),
         *_costs_in_short(cells, size),
     ]
     if points:
@@ -434,28 +408,6 @@ def _errors_in_short(cells: Cells, size: Size) -> Iterator[str]:
             and missed on {_listed(missed)}."""
 
 
-def _noise_in_short(cells: Cells, size: Size) -> Iterator[str]:
-    said = []
-    for name in size.noisy:
-        noisy = {
-            f"with epsilon {epsilon:g}": values
-            for epsilon in sorted(size.epsilons, reverse=True)
-            if len(values := seeds_of(cells, size, f"noise {name} {{}} {epsilon:g}"))
-            == len(size.seeds)
-        }
-        without = mean_errors(cells, size, name)
-        if not noisy or not {"moments", "linear"} <= without.keys():
-            continue
-        ends = dict.fromkeys([next(iter(noisy)), [*noisy][-1]])
-        figures = [(without["moments"], "without noise")]
-        figures += [(float(np.mean(noisy[end])), end) for end in ends]
-        figures += [(without["linear"], "of the linear model without noise")]
-        texts = (f"{x:.{_digits(size, name)}f} {what}" for x, what in figures)
-        said.append(f"of {_unit(size, name)}: {', '.join(texts)}")
-    if said:
-        yield f"**Noise.** Mean test error {'; '.join(said)}."
-
-
 def _costs_in_short(cells: Cells, size: Size) -> Iterator[str]:
     found = [cells.get(f"parties {size.one} {count}") for count in size.parties]
     if runs := [cell for cell in found if cell]:
@@ -487,7 +439,7 @@ def _range(cells: Sequence[Figures], figure: str, form: str) -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
-PAGES = (errors_page, noise_page, gram_page, roles_page, parties_page, coresets_page)
+PAGES = (errors_page, gram_page, roles_page, parties_page, coresets_page)
 
 
 def paragraphs(measured: Mapping[str, Any], size: Size) -> Iterator[str]:

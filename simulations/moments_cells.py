@@ -62,12 +62,8 @@ class Size:
     ----------
     targets : dict of str to Target
         Data sets of the table of errors.
-    noisy : tuple of str
-        Those of noise.
     seeds : tuple of int
         Of splits and models.
-    epsilons : tuple of float
-        Of noise.
     one : str
         The data set of the tables of parties and of coresets.
     parties : tuple of int
@@ -85,9 +81,7 @@ class Size:
     """
 
     targets: Mapping[str, Target]
-    noisy: tuple[str, ...]
     seeds: tuple[int, ...]
-    epsilons: tuple[float, ...]
     one: str
     parties: tuple[int, ...]
     grams: tuple[tuple[int, int, int], ...]
@@ -109,9 +103,7 @@ FULL = Size(
         "cod_rna": Target(0.7),
         "covtype": Target(3.0, (EQUAL,)),
     },
-    noisy=("kc_house", "a9a", "ijcnn1"),
     seeds=(20, 21, 22),
-    epsilons=(0.5, 1.0, 2.0, 4.0, 8.0),
     one="kc_house",
     parties=(2, 3, 5),
     grams=(
@@ -127,9 +119,7 @@ FULL = Size(
 )
 QUICK = Size(
     targets={"generated": Target(1.3, ("boosting",), "times"), "classes": Target(0.7)},
-    noisy=("generated",),
     seeds=(20,),
-    epsilons=(8.0,),
     one="generated",
     parties=(2, 3),
     grams=((256, 32, 2), (256, 32, 3)),
@@ -180,7 +170,6 @@ def error(
     model: str,
     *,
     features: int = 0,
-    epsilon: float = 0.0,
 ) -> Figures:
     """Fit a model and return its errors on the test rows.
 
@@ -198,7 +187,6 @@ def error(
             *(X, y, 3, seed),
             features=features,
             relevance=model != ONE_TURN,
-            epsilon=epsilon,
         )
     else:
         few = slice(EQUAL_ROWS if model == EQUAL else len(y))
@@ -407,9 +395,6 @@ def plan(size: Size, folder: Path | None) -> Iterator[Cell]:
                 yield Cell(f"errors {name} {seed} {model}", measure, cheap)
 
     yield from errors(*MODELS[:-1])
-    for name, epsilon, seed in product(size.noisy, size.epsilons, size.seeds):
-        measure = partial(error, name, folder, seed, "moments", epsilon=epsilon)
-        yield Cell(f"noise {name} {seed} {epsilon:g}", measure)
     for count in size.parties:
         measure = partial(protocol, size.one, folder, size.seeds[0], count, few)
         yield Cell(f"parties {size.one} {count}", measure)

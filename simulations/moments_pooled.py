@@ -14,17 +14,13 @@ import numpy as np
 from simulations.baselines import Fitted, is_binary
 from vfl_flower import Party
 from vfl_flower.clients import kernel_moments as steps
-from vfl_flower.numerics import privacy
-from vfl_flower.numerics.gram_fit import GramFit, fit_grams
+from vfl_flower.numerics.gram_fit import GramFit, fit_gram
 from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.kernel_moments import cumulants, median_of
 from vfl_flower.numerics.local_columns import local_columns, scaled_columns
 from vfl_flower.numerics.relevance import relevance_of
 from vfl_flower.strategies import kernel_moments as server
 from vfl_flower.typing import Array
-
-DELTA = 1e-6
-"""Of the noise."""
 
 
 @dataclass(frozen=True)
@@ -96,36 +92,6 @@ def columns(
     return np.hstack(parts, dtype=np.float32)
 
 
-def noise_of(
-    sizes: list[int], parties: int, M: int, deviation: float, rng: np.random.Generator
-) -> Array:
-    """Return the sum of the parties' noise in a Gram matrix, symmetric.
-
-    Parameters
-    ----------
-    sizes : list of int
-        Numbers of local columns of each kind, of each party; the last one opens it.
-    parties, M : int
-        Numbers of parties, and of all features; one target and the ones follow.
-    deviation : float
-        Of one party's noise beside the diagonal.
-    rng : numpy.random.Generator
-        Source of the draw: that of the protocol is another one.
-    """
-    kinds, place = len(sizes) // parties, np.arange(M + 2)
-    total = np.zeros((M + 2, M + 2))
-    for j in range(parties - 1):
-        start = sum(sizes[: j * kinds])
-        stop = start + sum(sizes[j * kinds : (j + 1) * kinds])
-        mine = (place >= start) & (place < stop)
-        mine |= (place >= sum(sizes)) & (place < M)
-        drawn = rng.normal(0.0, deviation, total.shape)
-        noise = np.triu(drawn, 1)
-        noise += noise.T + np.sqrt(2) * np.diag(np.diag(drawn))
-        total += noise * (mine[:, None] | mine)
-    return total
-
-
 def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> Pooled:
     """Train a model of two classes, -1 and +1, or of numbers.
 
@@ -143,8 +109,7 @@ def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> 
     for j, member in enumerate(parties):
         member.index, member.n_parties, member.seed = j, len(parties), seed
     task = server._task(solver, len(parties))
-    half = steps._halves(parties[0], task)
-    rows = np.concatenate(half)
+    rows = steps.training_rows(parties[0], task)
     fitted = [steps._fitted(member, task) for member in parties]
     states = [steps.KernelState(task) for _ in parties]
     sizes = [b.stop - b.start for f in fitted for b in f.local.blocks]
@@ -170,56 +135,27 @@ def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> 
     real = task.target == "continuous"
     shift, scale = (y[rows].mean(), y[rows].std()) if real else (0.0, 1.0)
     target = (y[rows] - shift) / scale
-    if solver.epsilon and real:
-        target = np.clip(target, -privacy.MOST_TARGET, privacy.MOST_TARGET)
     muted = steps._muted(fitted[-1], target[:, None])
     fitted[-1] = replace(fitted[-1], local=replace(fitted[-1].local, muted=muted))
 
-    def turn(joint: steps.Joint, multiple: int) -> tuple[list[Array], GramFit]:
+    def turn(joint: steps.Joint, multiple: int) -> tuple[Array, GramFit]:
         M = sum(sizes) + 2 * joint.angles
-        grams = [np.zeros((M + 2, M + 2)) for _ in half]
-        ends = np.cumsum([0, *map(len, half)])
-        for gram, start, stop in zip(grams, ends, ends[1:], strict=False):
-            for part in np.array_split(np.arange(start, stop), -(-stop // 4096)):
-                of_part = [replace(f, X=f.X[part]) for f in fitted]
-                F = columns(parties, of_part, states, joint, multiple)
-                F = np.column_stack([F, target[part], np.ones(len(part))])
-                F = F.astype(np.float32)
-                gram += F.T @ F
-        deviation, of_target = 0.0, None
-        if solver.epsilon:
-            angles, count = joint.angles, len(parties)
-            weights = privacy.column_weights(angles, count, 1, real)
-            units = np.repeat(
-                [weights[0], 1.0, *weights[1:]], [sum(sizes), 2 * angles, 1, 1]
-            )
-            each = privacy.noise_deviation(solver.epsilon, solver.delta, angles)
-            rng = np.random.default_rng([seed, 77])
-            for gram in grams:
-                gram *= np.outer(units, units)
-                gram += noise_of(sizes, count, M, each, rng)
-                units[:M] = 1.0
-                gram /= np.outer(units, units)
-                units[: sum(sizes)] = weights[0]
-            deviation = float(each * np.sqrt(count - 1))
-            of_target = float(deviation / weights[1])
-        fit = fit_grams(
-            grams,
-            steps.blocks_of([*sizes, *(2 * c for c in joint.counts)]),
-            "continuous" if real else "classes",
-            deviation=deviation,
-            target_deviation=of_target,
-        )
-        if solver.epsilon:
-            fit.weights[: sum(sizes)] *= weights[0]
-        return grams, fit
+        gram = np.zeros((M + 2, M + 2))
+        for part in np.array_split(np.arange(len(rows)), -(-len(rows) // 4096)):
+            of_part = [replace(f, X=f.X[part]) for f in fitted]
+            F = columns(parties, of_part, states, joint, multiple)
+            F = np.column_stack([F, target[part], np.ones(len(part))])
+            F = F.astype(np.float32)
+            gram += F.T @ F
+        blocks = steps.blocks_of([*sizes, *(2 * c for c in joint.counts)])
+        return gram, fit_gram(gram, blocks, "continuous" if real else "classes")
 
     multiple = 1
-    if solver.relevance and solver.bandwidth is None and not solver.epsilon:
+    if solver.relevance and solver.bandwidth is None:
         pilot = server._pilot(joint)
-        grams, solved = turn(pilot, 1)
+        gram, solved = turn(pilot, 1)
         holder = parties[-1]
-        B = steps.drawn_probes(grams, solved, pilot, holder.rng("probes"))
+        B = steps.drawn_probes(gram, solved, pilot, holder.rng("probes"))
         for member, f, state in zip(parties, fitted, states, strict=True):
             omega = steps._frequencies(member, state, pilot, f.X.shape[1])
             state.relevance = np.sqrt(relevance_of(omega.T @ B))
@@ -237,7 +173,6 @@ def moments(
     *,
     features: int = 0,
     relevance: bool = True,
-    epsilon: float = 0.0,
 ) -> Fitted:
     """Fit as ``FDSKL(solver="moments")`` does where the last party has the labels."""
     blocks = np.array_split(X, parties, axis=1)
@@ -248,14 +183,12 @@ def moments(
     target: Target = "binary" if is_binary(y) else "continuous"
     solver = server.Solver(
         *(target, "gaussian", 0.0, len(y), features, None, "server", 16, relevance),
-        epsilon=epsilon,
-        delta=DELTA,
     )
     model = pooled(members, y, solver, seed)
     settings = {
         "rows": steps._task(model.states[0]).rows,
         "columns": len(model.fit.weights),
-        "halves": float(model.fit.error[0] / model.fit.variance[0]),
+        "cv_score": float(model.fit.error[0] / model.fit.variance[0]),
     }
 
     def score(new: Array) -> tuple[Array, Array | None]:

@@ -92,7 +92,6 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fdskl tolerance": FDSKL(**_kernel, budget=48_000, tolerance=1e-6),
     "fdskl moments": FDSKL(**_shared, test_fraction=0.25),
     "fdskl moments dealer": FDSKL(**_shared, test_fraction=0.25, dealer="airline"),
-    "fdskl moments noise": FDSKL(**_shared, epsilon=50.0),
     "fdskl steps": FDSKL(**_kernel | _steps),
     "fdskl holders": FDSKL(**_kernel | _steps),
     "k-means kept": CoresetVKMC(**_clusters),
@@ -308,8 +307,7 @@ def parties_of(variant: str, count: int = 2) -> list[Party]:
     made |= dict.fromkeys(("fkk predict", "fkk evaluate"), new_row_parties)
     of_moments = [v for v in VARIANTS if v.startswith("moments")]
     made |= dict.fromkeys(of_moments, moments_parties)
-    of_moments = ("fdskl moments", "fdskl moments noise")
-    made |= dict.fromkeys(of_moments, moments_parties)
+    made["fdskl moments"] = moments_parties
     made["fdskl moments predict"] = lambda count: new_parties_of_sums()
     dealt = ("moments dealer", "fdskl moments dealer")
     made |= dict.fromkeys(dealt, lambda count: moments_parties(3))  # who deals is one

@@ -11,20 +11,16 @@ from hypothesis import strategies as st
 from vfl_flower.numerics.local_columns import (
     CLIP,
     LocalColumns,
-    bounded_in_halves,
+    bounded,
     fit_local_columns,
     local_columns,
     scaled_columns,
 )
 
 
-def halves_of(n):
-    return np.arange(n) % 2
-
-
 def fitted_to(X, most=200, **options):
     rng = np.random.default_rng(0)
-    return fit_local_columns(X, halves_of(len(X)), most=most, rng=rng, **options)
+    return fit_local_columns(X, most=most, rng=rng, **options)
 
 
 def support(column):
@@ -41,7 +37,7 @@ def support(column):
 )
 @example(seed=5590642, most=38, kinds=["normal"])
 @settings(max_examples=30, deadline=None)
-def test_no_column_points_to_a_row_of_a_half(seed, most, kinds):
+def test_no_column_points_to_a_row(seed, most, kinds):
     rng, n = np.random.default_rng(seed), 400
     make = {
         "normal": lambda: rng.standard_normal(n),
@@ -53,34 +49,31 @@ def test_no_column_points_to_a_row_of_a_half(seed, most, kinds):
         "constant": lambda: np.full(n, 3.0),
     }
     X = np.array([make[kind]() for kind in kinds]).reshape(len(kinds), n).T
-    half = rng.permutation(n) % 2
-    fitted = fit_local_columns(X, half, most=most, least=20, rng=rng)
+    fitted = fit_local_columns(X, most=most, least=20, rng=rng)
     F, Z = local_columns(fitted, X), scaled_columns(fitted, X)
     assert F.shape == (n, fitted.n_columns)
     assert fitted.n_columns <= most
     assert np.abs(F).max(initial=0) <= 1
     assert Z.shape == X.shape
     assert np.abs(Z).max(initial=0) <= CLIP
-    for k in (0, 1):
-        rows = F[half == k]
-        assert min(map(support, rows.T), default=20) >= 20
-        assert min(map(support, Z[half == k].T[Z.any(axis=0)]), default=20) >= 20
-        # Of directions that rounding leaves in a Gram matrix.
-        U, S, _ = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
-        U = U[:, 1e-5 * S.max(initial=0) < S]
-        assert (U**2).sum(axis=1).max() <= 0.5 + 1e-6
-    assert bounded_in_halves(F, half, least=20, most_leverage=0.5).all()
+    assert min(map(support, F.T), default=20) >= 20
+    assert min(map(support, Z.T[Z.any(axis=0)]), default=20) >= 20
+    # Of directions that rounding leaves in a Gram matrix.
+    U, S, _ = np.linalg.svd(F - F.mean(axis=0), full_matrices=False)
+    U = U[:, 1e-5 * S.max(initial=0) < S]
+    assert (U**2).sum(axis=1).max() <= 0.5 + 1e-6
+    assert bounded(F, least=20, most_leverage=0.5).all()
 
 
 def test_values_are_in_units_of_training_and_clipped_at_its_ends():
-    """The ends are the fifth values of each half: 8 and 391 of 0 .. 399."""
+    """The ends are the fifth values of either side: 4 and 395 of 0 .. 399."""
     x = np.arange(400.0)
     fitted = fitted_to(x[:, None], bins=2, waves=0)
-    assert fitted.lowest.tolist() == [9]
-    assert fitted.highest.tolist() == [390]
-    sd = np.clip(x, 9, 390).std()
-    new = np.array([[-1e9], [9], [199.5], [300], [1e9], [np.nan]])
-    expected = (np.array([9, 9, 199.5, 300, 390, 199.5]) - 199.5) / sd
+    assert fitted.lowest.tolist() == [4]
+    assert fitted.highest.tolist() == [395]
+    sd = np.clip(x, 4, 395).std()
+    new = np.array([[-1e9], [4], [199.5], [300], [1e9], [np.nan]])
+    expected = (np.array([4, 4, 199.5, 300, 395, 199.5]) - 199.5) / sd
     np.testing.assert_allclose(scaled_columns(fitted, new)[:, 0], expected)
     np.testing.assert_allclose(local_columns(fitted, new)[:, 0], expected / CLIP)
 
@@ -120,10 +113,10 @@ def test_a_column_of_two_values_is_its_value_alone():
 def test_columns_of_few_rows_are_not_let_go(rows):
     """Nonzero in few rows, in all but a few, or two columns that differ in these."""
     rng = np.random.default_rng(0)
-    rare = 1.0 * (np.arange(400) < 2 * rows)
+    rare = 1.0 * (np.arange(400) < rows)
     twin = rng.standard_normal(400)
     F = np.column_stack([rare, 1 - rare, twin, twin + 1e-3 * rare, rng.random(400)])
-    kept = bounded_in_halves(F, halves_of(400), least=20, most_leverage=0.5)
+    kept = bounded(F, least=20, most_leverage=0.5)
     expected = [False, False, True, rows == 3, True]
     if rows == 1:
         assert not kept[:2].any()
@@ -183,12 +176,10 @@ def test_a_fit_is_arrays_that_a_file_can_hold():
     [
         ({"X": np.ones(4)}, "X must be a matrix"),
         ({"X": np.full((4, 1), np.inf)}, "without infinite values"),
-        ({"halves": np.zeros(3)}, "halves must have 4 numbers"),
         ({"most": -1}, "most must be at least 0, got -1"),
     ],
 )
 def test_wrong_arguments_are_named(change, message):
-    given = {"X": np.ones((4, 1)), "halves": np.zeros(4), "most": 5} | change
-    X, halves = given.pop("X"), given.pop("halves")
+    given = {"X": np.ones((4, 1)), "most": 5} | change
     with pytest.raises(ValueError, match=message):
-        fit_local_columns(X, halves, rng=np.random.default_rng(0), **given)
+        fit_local_columns(**given, rng=np.random.default_rng(0))

@@ -169,7 +169,6 @@ def test_a_model_that_lacks_a_seed_is_not_judged(error, met):
 def in_words(cells, **changed):
     """Return the list of what a reader should take away, on a9a alone."""
     size = dataclasses.replace(FULL, targets={"a9a": FULL.targets["a9a"]}, **changed)
-    size = dataclasses.replace(size, noisy=("a9a",))
     return "".join(text for text in in_short(cells, size) if text.startswith("- "))
 
 
@@ -188,13 +187,6 @@ def test_what_a_page_says_in_short_follows_from_its_figures():
     assert "Targets" not in few
     better = in_words(cells_of(moments=3.0, boosting=4.0, kernel=5.0))
     assert "met on a9a, and missed on none" in better
-    for seed in FULL.seeds:
-        for epsilon, error in ((8.0, 5.5), (2.0, 5.7), (0.5, 7.25)):
-            cells[f"noise a9a {seed} {epsilon:g}"] = {"error": error}
-    assert (
-        "of a9a, %: 5.00 without noise, 5.50 with epsilon 8, 7.25 with epsilon 0.5, "
-        "6.00 of the linear model without noise."
-    ) in in_words(cells)
     del cells["errors a9a 20 linear"]
     assert "linear" not in in_words(cells)
     assert in_words({}) == ""

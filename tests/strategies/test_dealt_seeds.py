@@ -161,14 +161,14 @@ def test_open_a_dealer_of_false_angles_is_not_found_out(monkeypatch):
         dealt, wrong = original(deals, root, roles), original(deals, OTHER, roles)
         return [wrong[0], *dealt[1:]]
 
-    spreads, fit = [], kernel_moments.fit_grams
+    spreads, fit = [], kernel_moments.fit_gram
 
-    def look(grams, *args):
-        first = grams[0] / grams[0][-1, -1]
+    def look(gram, *args, **more):
+        first = gram / gram[-1, -1]
         spreads.append(np.diag(first)[-10:-2] - first[-10:-2, -1] ** 2)
-        return fit(grams, *args)
+        return fit(gram, *args, **more)
 
-    monkeypatch.setattr(kernel_moments, "fit_grams", look)
+    monkeypatch.setattr(kernel_moments, "fit_gram", look)
     strategy = LINEAR["kernel"].replace(bandwidth=1e9)
     simulate(strategy, parties(), seed=0)
     monkeypatch.setattr(kernel_dealing, "_deal_angles", false)

@@ -522,12 +522,16 @@ def test_a_label_holder_that_deals_reads_no_column(monkeypatch):
         read_column()
 
 
-def test_errors_have_no_noise_and_are_refused_where_consent_wants_it():
+def test_errors_of_fewer_rows_than_consent_wants_are_refused():
     X, _ = data()
-    leaves = {"moments": Limit(epsilon=1.0)}
-    one = Party(X[:, :2], name="p0", index=0, consent=Consent(leaves=leaves))
-    with pytest.raises(PartyError, match="noise of epsilon 1 or less, this run has no"):
-        asked_for_errors(one, party.Roles(2, 1, [1, 1, 1], [N], turn=1))
+    consent = Consent(leaves={"moments": Limit(rows=N + 1)})
+    one = Party(X[:, :2], name="p0", index=0, consent=consent)
+    roles = party.Roles(2, 1, [1, 1, 1], [N], turn=1)
+    with pytest.raises(PartyError, match=f"at least {N + 1} rows in each Gram matrix"):
+        asked_for_errors(one, roles)
+    one.consent = Consent(leaves={"moments": Limit(rows=N)})
+    dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
+    assert asked_for_errors(one, roles, dealt=dealt)["loss_openings"]
 
 
 @pytest.mark.parametrize("rows", [19, 20])

@@ -40,7 +40,7 @@ OpenedAngles = Annotated[Array, Reals("*"), SEALED]
 """Sums of all parties' angles, which this party alone can open, flattened."""
 
 
-def joint_fraction(rows: int, noisy: bool = False) -> int:
+def joint_fraction(rows: int) -> int:
     """Return the fraction bits of the features of training rows, an even number.
 
     A cosine with f of them is off by some ``2^-(f / 2)``. In a ring of 48 bits few rows
@@ -49,16 +49,14 @@ def joint_fraction(rows: int, noisy: bool = False) -> int:
     Parameters
     ----------
     rows : int
-        Of both halves together.
-    noisy : bool
-        Whether parties add noise to sums of products, far more than rounding does.
+        To train on.
 
     Examples
     --------
     >>> [joint_fraction(rows) for rows in (300, 3000, 30_000)]
     [26, 24, 16]
     """
-    if noisy or rows >= FEW_ROWS:
+    if rows >= FEW_ROWS:
         return FRACTION
     rows = max(rows, 1)
     numbers = finest_gram_fixed_point(rows, LARGEST, square_sum=MOST_JOINT * rows)

@@ -196,7 +196,7 @@ def deal(
     """
     reply: Delivered = {}
     if roles is not None:
-        fraction = joint_fraction(sum(roles.rows), roles.noise > 0)
+        fraction = joint_fraction(sum(roles.rows))
         check_roles(party, roles, fraction=fraction)
         if party.index == roles.dealer:
             dealt = deal_turn(party.session, root_of(party), roles)

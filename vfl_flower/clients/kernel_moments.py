@@ -2,8 +2,8 @@
 
 The features of a row are local columns, which each party makes of its own ones, and
 joint ones (:mod:`vfl_flower.clients.kernel_angles`), which nobody knows: the two
-parties that compute have shares of them. The label holder opens the Gram matrix of each
-half of the rows (:mod:`vfl_flower.clients.moments`) and solves.
+parties that compute have shares of them. The label holder opens the Gram matrix of the
+rows (:mod:`vfl_flower.clients.moments`) and solves.
 
 What a dealer gives for it is in :mod:`vfl_flower.clients.kernel_dealing`, and how new
 rows are scored in :mod:`vfl_flower.clients.kernel_scores`.
@@ -30,7 +30,6 @@ from vfl_flower.clients.kernel_angles import (
     joint_fraction,
 )
 from vfl_flower.clients.kernel_dealing import root_of, turn_cosines_of
-from vfl_flower.clients.kernel_noise import added_noise, check_noise, shared_noise
 from vfl_flower.clients.kernel_relevance import (
     PROBES,
     hidden_frequencies,
@@ -56,34 +55,31 @@ from vfl_flower.clients.moments_roles import (
     LARGEST,
     MOST_LEVERAGE,
     Roles,
-    check_epsilon,
     check_roles,
     check_rows,
     withhold,
 )
-from vfl_flower.numerics.gram_fit import Block, GramFit, fit_grams
+from vfl_flower.numerics import split
+from vfl_flower.numerics.gram_fit import Block, GramFit, fit_gram
 from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.kernel_moments import (
     cumulants,
     joint_angles,
     joint_frequencies,
-    normal_cumulants,
     pack_local,
 )
 from vfl_flower.numerics.local_columns import (
     REACHED,
     LocalColumns,
-    bounded_in_halves,
+    bounded,
     fit_local_columns,
     local_columns,
     reached,
     scaled_columns,
 )
-from vfl_flower.numerics.privacy import MOST_TARGET, column_weights, noise_deviation
 from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.numerics.relevance import derivative_products, relevance_of
 from vfl_flower.numerics.relevance import probes as draw_probes
-from vfl_flower.numerics.split import split_halves
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import IN_SUM, OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.party import Party, PartyError
@@ -108,10 +104,6 @@ KINDS = 3
 MOST_CUMULANT = 2.0**39
 """Largest cumulant of distances in units of relevance; larger ones are clipped."""
 
-ASSUMED = 0.6
-"""Deviation that scaled columns are said to have where there is noise: their own
-distances would tell of rows. Chosen as :data:`vfl_flower.numerics.privacy.LOCAL` is."""
-
 MOST_KERNELS = 8
 """Most bandwidths."""
 
@@ -133,13 +125,11 @@ class Task:
     test_fraction : float
         Share of the rows held out.
     rows : int
-        How many of the others there are in both halves together.
-    most : int
-        Most local columns of a party.
+        How many of the others are trained on.
+    most, values : int
+        Most local columns of a party, and if these are more, of values alone.
     balanced : bool
         Whether classes count as if they had equally many rows.
-    epsilon, delta : float
-        What noise gives the rows of each party; an epsilon of 0: there is no noise.
     """
 
     target: Target
@@ -147,9 +137,8 @@ class Task:
     test_fraction: Fraction
     rows: Natural
     most: Count
+    values: Count
     balanced: bool = False
-    epsilon: NotNegative = 0.0
-    delta: Fraction = 0.0
 
 
 @dataclass(frozen=True)
@@ -249,17 +238,13 @@ def _task(state: KernelState) -> Task:
     return state.task
 
 
-def _halves(party: Party, task: Task) -> list[Array]:
-    """Return the rows of each half, from what all parties know and no label."""
+def training_rows(party: Party, task: Task) -> Array:
+    """Return the numbers of the rows, from what all parties know and no label."""
+    n, fraction = party.n_rows, task.test_fraction
     try:
-        return split_halves(party.n_rows, task.test_fraction, task.rows, party.seed)
+        return split.training_rows(n, fraction, task.rows, party.seed)
     except ValueError as error:
         raise PartyError(str(error)) from None
-
-
-def training_rows(party: Party, task: Task) -> Array:
-    """Return the numbers of the rows of both halves."""
-    return np.concatenate(_halves(party, task))
 
 
 @shapes_only
@@ -268,7 +253,6 @@ class _Fitted:
     """A party's own columns on the training rows, and how local ones are made."""
 
     X: Array
-    halves: Array
     local: LocalColumns
 
 
@@ -278,19 +262,14 @@ def _fitted(party: Party, task: Task) -> _Fitted:
     if known is not None and known[0] == (party.session, task):
         fitted: _Fitted = known[1]
         return fitted
-    halves = _halves(party, task)
-    X = np.asarray(party.rows.take(np.concatenate(halves)), dtype=np.float64)
-    half = np.repeat([0, 1], [len(rows) for rows in halves])
-    rng = party.rng("local columns")
+    X = np.asarray(party.rows.take(training_rows(party, task)), dtype=np.float64)
     local = fit_local_columns(
         X,
-        half,
-        most=task.most,
+        most=max(task.most, min(X.shape[1], task.values)),
         least=LEAST_ROWS,
-        bounded=bool(task.epsilon),
-        rng=rng,
+        rng=party.rng("local columns"),
     )
-    fitted = _Fitted(X, half, local)
+    fitted = _Fitted(X, local)
     party.cache["kernel_moments"] = (party.session, task), fitted
     return fitted
 
@@ -315,7 +294,6 @@ class Multiplied(TypedDict):
     turn_cosines: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     joint_openings: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     gram_shares: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
-    noise: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     frequencies: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     distances: NotRequired[Annotated[Array, Reals("3"), IN_SUM]]
 
@@ -348,15 +326,7 @@ def prepare(party: Party, task: Task) -> Prepared:
     """Fit the local columns, and say how many there are."""
     if party.part:
         raise PartyError("this run has its model already")
-    check_epsilon(party, task.epsilon)
-    if task.epsilon and not 0 < task.delta * party.n_rows < 1:
-        raise PartyError(
-            f"delta must be above 0 and below 1 / {party.n_rows} rows, got "
-            f"{task.delta:g}"
-        )
-    halves = _halves(party, task)
-    for rows in (*halves, np.concatenate(halves)):
-        party.sum_over(rows)
+    party.sum_over(training_rows(party, task))
     fitted = _fitted(party, task)
     state = KernelState(task)
     reply: Prepared = {
@@ -376,9 +346,7 @@ def prepare(party: Party, task: Task) -> Prepared:
 
 
 def _distances(party: Party, task: Task, fitted: _Fitted) -> Array:
-    """Return the cumulants of distances; with noise, not those of the rows."""
-    if task.epsilon:
-        return normal_cumulants(fitted.X.shape[1], task.kernel, ASSUMED)
+    """Return the cumulants of distances."""
     scaled = scaled_columns(fitted.local, fitted.X)
     return cumulants(scaled, task.kernel, party.rng("pairs"))
 
@@ -401,8 +369,6 @@ def _targets(party: Party, state: KernelState) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
             state.y_mean, state.y_scale = float(y.mean()), float(y.std()) or 1.0
             y = (y - state.y_mean) / state.y_scale
-        if task.epsilon:
-            y = np.clip(y, -MOST_TARGET, MOST_TARGET)
     Y = signs_of(y, task.target, state.classes)
     return np.column_stack([Y, np.ones(len(Y))])
 
@@ -414,24 +380,22 @@ def _check_targets(party: Party, state: KernelState, fitted: _Fitted) -> None:
     labels are muted: no count of columns, which the server gets, depends on labels.
     """
     assert party.y is not None
-    y, halves = party.y[training_rows(party, _task(state))], fitted.halves
+    y = party.y[training_rows(party, _task(state))]
     rule = "all rows to train on must have a label"
     if not np.isnan(y).any():
         Y = _targets(party, state)[:, :-1]
         # So many that none is `LARGEST` deviations from the mean.
         rows = max(REACHED, int(len(y) / LARGEST**2))
-        if not _bounded(Y, halves) and _task(state).target == "continuous":
-            ordered = [np.sort(y[halves == half]) for half in (0, 1)]
-            ends = reached(ordered, rows)
-            state.lowest, state.highest = ends
+        if not _bounded(Y) and _task(state).target == "continuous":
+            state.lowest, state.highest = reached(np.sort(y), rows)
             Y = _targets(party, state)[:, :-1]
-        if _bounded(Y, halves):
+        if _bounded(Y):
             beyond = int(((y < state.lowest) | (y > state.highest)).sum())
             if beyond:
                 log.warning(
-                    "%d of %d labels are clipped at values that %d rows of each half "
-                    "reach, since labels that stand out would reveal single rows of "
-                    "other parties: the model does not learn how far they are beyond",
+                    "%d of %d labels are clipped at values that %d rows reach, since "
+                    "labels that stand out would reveal single rows of other parties: "
+                    "the model does not learn how far they are beyond",
                     *(beyond, len(y), rows),
                 )
             state.muted = _muted(fitted, Y)
@@ -442,16 +406,12 @@ def _check_targets(party: Party, state: KernelState, fitted: _Fitted) -> None:
                     *(len(state.muted), fitted.local.n_columns),
                 )
             return
-        fewest = [
-            min(len(x) - np.unique(x, return_counts=True)[1].max() for x in part.T)
-            for part in (Y[halves == half] for half in (0, 1))
-        ]
+        fewest = min(len(x) - np.unique(x, return_counts=True)[1].max() for x in Y.T)
         rule = (
             f"labels must differ from the most frequent one in at least {LEAST_ROWS} "
-            "rows of each half, each class must have so many, and no number may stand "
-            "out by itself, or a Gram matrix would tell a single row of all columns: "
-            f"the halves have {fewest[0]} and {fewest[1]} such rows; take more rows or "
-            "fewer classes, or run again with other halves, without a seed"
+            "rows to train on, each class must have so many, and no number may stand "
+            "out by itself, or a Gram matrix would reveal a single row of all columns: "
+            f"there are {fewest} such rows; take more rows or fewer classes"
         )
     withhold(party, rule)
     state.constant = True
@@ -462,12 +422,10 @@ def _known(Y: Array) -> Array:
     return Y[:, : max(1, Y.shape[1] - 1)]
 
 
-def _bounded(Y: Array, halves: Array) -> bool:
-    """Return whether targets point to no single row of a half."""
+def _bounded(Y: Array) -> bool:
+    """Return whether targets point to no single row."""
     return bool(np.abs(Y).max() <= LARGEST) and all(
-        bounded_in_halves(
-            columns, halves, least=LEAST_ROWS, most_leverage=MOST_LEVERAGE
-        ).all()
+        bounded(columns, least=LEAST_ROWS, most_leverage=MOST_LEVERAGE).all()
         for columns in (_known(Y), Y[:, -1:])
     )
 
@@ -477,9 +435,8 @@ def _muted(fitted: _Fitted, Y: Array) -> Array:
     known, local = _known(Y), local_columns(fitted.local, fitted.X)
     kept = np.ones(local.shape[1], dtype=bool)
     while True:
-        stays = bounded_in_halves(
+        stays = bounded(
             np.hstack([local[:, kept], known]),
-            fitted.halves,
             least=LEAST_ROWS,
             most_leverage=MOST_LEVERAGE,
             fixed=known.shape[1],
@@ -509,7 +466,6 @@ def multiply(
     multiple: Annotated[int, Ge(1), Le(MOST_MULTIPLE)] = 1,
     triple: Annotated[Array | None, Bytes, OWN] = None,
     probes: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    noise: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
 ) -> Multiplied:
     """Hide a part of the rows, open the part before it, multiply the part before that.
 
@@ -517,15 +473,15 @@ def multiply(
     columns of part `trip` under the masks, and sends its angles plus random ones. The
     two that compute make shares of the joint features of part ``trip - 1`` and open
     them under the masks, each for the other one; then they multiply all that was opened
-    of part ``trip - 2``. At last the second party sends its share of the Gram matrices.
+    of part ``trip - 2``. At last the second party sends its share of the Gram matrix.
 
     Parameters
     ----------
     roles : Roles
         Who does what.
     counted : int
-        Number of columns of both Gram matrices, as consent counts them, in the first
-        trip; then 0.
+        Number of columns of the Gram matrix, as consent counts them, in the first trip;
+        then 0.
     joint : Joint
         Which joint features there are.
     trip : int
@@ -548,8 +504,6 @@ def multiply(
         columns.
     probes : dict of int to Array of uint8
         What the label holder has sent for it after that turn.
-    noise : dict of int to Array of uint8
-        In the last trip shares of the noise of the parties that do not compute.
     """
     state = party.recall(KernelState)
     if trip == 0:
@@ -581,8 +535,8 @@ def multiply(
             f"in the first, got {trip}"
         )
     parts = roles.parts  # as many as there are rows, so only of roles that were checked
-    if counted != (0 if trip else 2 * roles.columns):
-        raise PartyError("counted must be the columns of both Gram matrices, once")
+    if counted != (0 if trip else roles.columns):
+        raise PartyError("counted must be the columns of the Gram matrix, once")
     if trip > len(parts) + 1:
         raise PartyError(f"trip must be at most {len(parts) + 1}, got {trip}")
     if trip and multiple != (state.multiple or multiple):
@@ -606,8 +560,6 @@ def multiply(
     if party.index not in (roles.first, roles.second):
         if angles is not None:
             raise PartyError("angles must be for the two parties that compute")
-        if roles.noise and trip == len(parts):
-            reply["noise"] = shared_noise(party, roles)
         return reply
     if trip == 1:
         prove(party, moments, triple_checks)
@@ -626,8 +578,7 @@ def multiply(
         moments.joint = open_joint(party, moments, shares, part)
         reply["joint_openings"] = {_other_of(party, roles): moments.joint}
     if trip == len(parts) + 1:
-        more = added_noise(party, roles, noise) if roles.noise else []
-        made = shares_of(party, moments, more)
+        made = shares_of(party, moments)
         if "shares" in made:
             reply["gram_shares"] = made["shares"]
     return reply
@@ -639,15 +590,13 @@ def _check_turn(party: Party, state: KernelState, roles: Roles, joint: Joint) ->
     fitted, width = _fitted(party, task), 0
     if party.y is not None:
         width = _outputs(state) + 1
-    sizes = [len(rows) for rows in _halves(party, task)]
-    fraction = joint_fraction(sum(sizes), task.epsilon > 0)
+    fraction = joint_fraction(task.rows)
     check_roles(party, roles, fitted.local.n_columns + width, fraction)
-    if roles.rows != sizes:
-        raise PartyError("rows must be those of the two halves")
-    turns = 1 if task.epsilon else MOST_TURNS
-    if roles.turn != state.turns or roles.turn >= turns or party.part:
+    if roles.rows != [task.rows]:
+        raise PartyError("rows must be those to train on, of one Gram matrix")
+    if roles.turn != state.turns or roles.turn >= MOST_TURNS or party.part:
         raise PartyError(
-            f"turn must be the next one, {state.turns}, and below {turns}, got "
+            f"turn must be the next one, {state.turns}, and below {MOST_TURNS}, got "
             f"{roles.turn}"
         )
     lengths = {len(joint.bandwidths), len(joint.counts), len(joint.densities)}
@@ -656,17 +605,7 @@ def _check_turn(party: Party, state: KernelState, roles: Roles, joint: Joint) ->
             "joint must have a cosine and a sine for each angle, and a count and a "
             "density for each bandwidth"
         )
-    try:
-        least = (
-            noise_deviation(task.epsilon, task.delta, joint.angles)
-            if task.epsilon
-            else 0.0
-        )
-    except ValueError as error:
-        raise PartyError(str(error)) from None
-    check_noise(roles, least)
-    for size in sizes:
-        check_rows(None, size, roles.columns)
+    check_rows(party, None, task.rows, roles.columns)
 
 
 def _hide(
@@ -679,34 +618,15 @@ def _hide(
 ) -> None:
     """Put the local columns of a part of the rows and its angles in the reply."""
     roles, fitted = moments.roles, _fitted(party, _task(state))
-    offset, rows = roles.rows[0], roles.rows_of(part)
-    chosen = np.r_[rows[0], offset + rows[1].start : offset + rows[1].stop]
+    (chosen,) = roles.rows_of(part)
     X = fitted.X[chosen]
     made = local_columns(replace(fitted.local, muted=state.muted), X)
     if party.y is not None:
         made = np.column_stack([made, _targets(party, state)[chosen]])
-    outputs = made.shape[1] - fitted.local.n_columns - 1  # at the label holder
-    of_local, of_targets, of_ones = _weights(party, state, outputs)
-    made[:, : fitted.local.n_columns] *= of_local
-    if party.y is not None:
-        made[:, fitted.local.n_columns : -1] *= of_targets
-        made[:, -1] *= of_ones
-    blocks = np.split(made, [rows[0].stop - rows[0].start])
-    reply["own_openings"] = hide(party, roles, blocks, moments.dealt, part)
+    reply["own_openings"] = hide(party, roles, [made], moments.dealt, part)
     angles = _angles(party, state, joint, fitted.local, X)
     deals = _angle_deals(party, roles)
     reply["angles"] = hidden_angles(party, roles, deals, state.angles, angles, part)
-
-
-def _weights(
-    party: Party, state: KernelState, outputs: int
-) -> tuple[float, float, float]:
-    """Return what local columns, targets and ones are multiplied with."""
-    task, joint = _task(state), state.joint
-    if joint is None or not task.epsilon:
-        return 1.0, 1.0, 1.0
-    real = task.target == "continuous"
-    return column_weights(joint.angles, party.n_parties, max(1, outputs), real)
 
 
 def _angle_deals(party: Party, roles: Roles) -> list[Deal]:
@@ -830,8 +750,8 @@ def relevance(
         return {}
     if joint is None or gram_shares is None or triples is None:
         raise PartyError("relevance must have the shares of the second party")
-    if joint.relevant or _task(state).epsilon:
-        raise PartyError("relevance must follow a first turn without noise")
+    if joint.relevant:
+        raise PartyError("relevance must follow a first turn")
     roles, index = moments.roles, party.index or 0
     others = [j for j in range(party.n_parties) if j != index]
     if sorted(frequencies or {}) != others or len(widths) != party.n_parties:
@@ -841,12 +761,12 @@ def relevance(
     if counted != sum(widths[j] for j in others):
         raise PartyError("counted must be the number of the other parties' columns")
     fitted = _fitted(party, _task(state))
-    grams, solved, _ = _solve(party, state, kinds, gram_shares, fitted.local)
+    gram, solved, _ = _solve(party, state, kinds, gram_shares, fitted.local)
     rng = party.rng("probes")
     if state.constant:
         B = rng.standard_normal((joint.angles, PROBES)) / np.sqrt(joint.angles)
     else:
-        B = drawn_probes(grams, solved, joint, rng)
+        B = drawn_probes(gram, solved, joint, rng)
     omega = _frequencies(party, state, joint, fitted.X.shape[1])
     state.relevance = np.sqrt(relevance_of(omega.T @ B))
     reply: dict[int, Array] = {}
@@ -931,7 +851,7 @@ def fit(
                 part["tail"] = solved.tail
             if task.balanced:
                 part |= _log_odds(part)
-        reply["regularization"] = solved.alpha
+        reply["regularization"] = float(solved.penalties.min())
         reply["cv_score"] = float(scale**2 * solved.error.mean())
         reply["constant"] = state.constant
     party.part = part
@@ -945,13 +865,13 @@ def _solve(
     kinds: Sequence[int],
     gram_shares: dict[int, Array],
     local: LocalColumns,
-) -> tuple[list[Array], GramFit, Array]:
-    """Open the Gram matrices and solve; their order is that of the result.
+) -> tuple[Array, GramFit, Array]:
+    """Open the Gram matrix and solve; its order is that of the result.
 
     Returns
     -------
-    list of Array, shape (columns, columns)
-        The matrices: local columns, joint ones by bandwidth, targets and ones.
+    Array, shape (columns, columns)
+        The matrix: local columns, joint ones by bandwidth, targets and ones.
     GramFit
         The solution.
     Array of int, shape (columns,)
@@ -967,38 +887,26 @@ def _solve(
     if len(kinds) != KINDS * party.n_parties or widths != expected:
         raise PartyError("kinds must be the local columns of the Gram matrices")
     order = _order(roles, local.n_columns, settings)
-    grams = [gram[np.ix_(order, order)] for gram in opened(party, moments, gram_shares)]
+    (gram,) = opened(party, moments, gram_shares)
+    gram = gram[np.ix_(order, order)]
     sizes = [*kinds, *(2 * count for count in settings.counts)]
     real = task.target == "continuous"
     M, outputs = sum(sizes), len(order) - sum(sizes) - 1
-    of_local, *of_others = _weights(party, state, outputs)
-    more: dict[str, Any] = {}
-    if roles.noise:
-        units = np.repeat([1.0, *of_others], [M, outputs, 1])
-        grams = [gram / np.outer(units, units) for gram in grams]
-        # Of the other parties, all of which have some in joint features.
-        more["deviation"] = roles.noise * np.sqrt(party.n_parties - 1)
-        more["target_deviation"] = more["deviation"] / of_others[0]
-    if task.balanced:
-        more["class_weights"] = _balance(grams, outputs)
+    weights = _balance(gram, outputs) if task.balanced else None
     try:
         if not state.constant:
-            solved = fit_grams(
-                grams, blocks_of(sizes), "continuous" if real else "classes", **more
+            solved = fit_gram(
+                gram,
+                blocks_of(sizes),
+                "continuous" if real else "classes",
+                class_weights=weights,
             )
     except ValueError as error:
-        rule = str(error)
-        if roles.noise:
-            rule = (
-                "epsilon must be larger, or the rows more: with this noise no fit of a "
-                "half is any good for the other one"
-            )
-        withhold(party, rule)
+        withhold(party, str(error))
         state.constant = True
     if state.constant:
         solved = _constant(party, state, M)
-    solved.weights[: sum(kinds)] *= of_local
-    return grams, solved, order
+    return gram, solved, order
 
 
 def _constant(party: Party, state: KernelState, M: int) -> GramFit:
@@ -1018,7 +926,7 @@ def _constant(party: Party, state: KernelState, M: int) -> GramFit:
         odds = shares / (1 - shares) if len(ones) == 1 else shares
         more = {"slope": np.zeros((len(ones),) * 2), "offset": np.log(odds)}
     none = np.zeros((M, len(ones)))
-    return GramFit(none, intercept, 1.0, np.ones(1), ones, ones, ones, **more)
+    return GramFit(none, intercept, np.ones(1), ones, ones, **more)
 
 
 def _log_odds(part: dict[str, Any]) -> dict[str, Any]:
@@ -1040,9 +948,9 @@ def _log_odds(part: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _balance(grams: Sequence[Array], outputs: int) -> Array:
+def _balance(gram: Array, outputs: int) -> Array:
     """Return the inverse number of rows of each class, by the sums of the targets."""
-    ones = np.sum([gram[-1 - outputs :, -1] for gram in grams], axis=0)
+    ones = gram[-1 - outputs :, -1]
     counts = 0.5 * (ones[-1] + ones[:-1])
     if outputs == 1:
         counts = np.append(ones[-1] - counts, counts)
@@ -1059,7 +967,7 @@ def blocks_of(sizes: Sequence[int]) -> list[Block]:
 
 
 def drawn_probes(
-    grams: Sequence[Array], solved: GramFit, joint: Joint, rng: np.random.Generator
+    gram: Array, solved: GramFit, joint: Joint, rng: np.random.Generator
 ) -> Array:
     """Return B for frequencies times their bandwidths, shape (A, probes).
 
@@ -1067,8 +975,8 @@ def drawn_probes(
 
     Parameters
     ----------
-    grams : sequence of Array
-        As they are solved; joint features are the last ones, by bandwidth.
+    gram : Array
+        As it is solved; joint features are the last ones, by bandwidth.
     solved : GramFit
         The solution.
     joint : Joint
@@ -1076,8 +984,7 @@ def drawn_probes(
     rng : numpy.random.Generator
         Source of the draw.
     """
-    total, M = np.sum(grams, axis=0), len(solved.weights)
-    n, A = total[-1, -1], joint.angles
+    M, n, A = len(solved.weights), gram[-1, -1], joint.angles
     # Cosines and then sines of all angles.
     starts = M - 2 * A + 2 * np.cumsum([0, *joint.counts[:-1]])
     cosines = [
@@ -1086,10 +993,10 @@ def drawn_probes(
     sines = [part + len(part) for part in cosines]
     place = np.concatenate([*cosines, *sines])
     weights = solved.weights
-    mean = total[:M, -1] @ weights / n
-    squares = np.einsum("jk,jk->k", weights, total[:M, :M] @ weights) / n
+    mean = gram[:M, -1] @ weights / n
+    squares = np.einsum("jk,jk->k", weights, gram[:M, :M] @ weights) / n
     power = float((squares - mean**2).sum())
-    H = derivative_products(total[np.ix_(place, place)], weights[place], n)
+    H = derivative_products(gram[np.ix_(place, place)], weights[place], n)
     units = np.repeat(joint.bandwidths, joint.counts)
     return draw_probes(H / np.outer(units, units) / max(power, 1e-12), PROBES, rng)
 

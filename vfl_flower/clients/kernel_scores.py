@@ -31,7 +31,6 @@ from vfl_flower.clients.kernel_dealing import (
     row_cosines_of,
     row_deal,
 )
-from vfl_flower.clients.kernel_moments import KernelState, training_rows
 from vfl_flower.clients.moments import (
     Bytes,
     Elements,
@@ -103,8 +102,6 @@ class ScoresState:
         Their rows.
     evaluated : bool
         Whether the label holder has told the errors of its answers, once a session.
-    protected : Array of uint8, shape (ceil(n / 8),)
-        A bit for each row that was trained on with noise; empty: there are none.
     """
 
     turns: int = 0
@@ -112,7 +109,6 @@ class ScoresState:
     scores: Array = field(default_factory=lambda: np.zeros((0, 1)))
     scored: Array = field(default_factory=lambda: np.zeros(0, np.uint32))
     evaluated: bool = False
-    protected: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
 
 
 class HiddenRows(TypedDict):
@@ -140,17 +136,6 @@ def _features(party: Party, rows: Array) -> tuple[dict[str, Any], Array, LocalCo
         )
     X = np.asarray(party.rows.take(rows.astype(np.intp)), dtype=np.float64)
     return party.part, X, unpack_local(party.part)
-
-
-def _protected(party: Party) -> Array:
-    """Return which rows this session has trained on with noise, a bit each."""
-    try:
-        task = party.recall(KernelState).task
-    except PartyError:  # a run that does not train
-        task = None
-    if task is None or not task.epsilon:
-        return np.zeros(0, np.uint8)
-    return np.packbits(np.isin(np.arange(party.n_rows), training_rows(party, task)))
 
 
 @step
@@ -198,13 +183,8 @@ def rows(
     try:
         state = party.recall(ScoresState)
     except PartyError:  # the first rows of a run
-        state = ScoresState(protected=_protected(party))
+        state = ScoresState()
         party.remember(state)
-    protected = np.unpackbits(state.protected)
-    if len(protected) and protected[numbers.astype(np.intp)].any():
-        raise PartyError(
-            "scores must be of rows that were not trained on with noise: they have none"
-        )
     if roles.turn != state.turns:
         raise PartyError(f"turn must be {state.turns}, got {roles.turn}")
     state.turns += 1

@@ -34,7 +34,6 @@ from vfl_flower.clients.moments_roles import (
     MOST_LEVERAGE,
     NORM,
     Roles,
-    check_epsilon,
     check_roles,
     check_rows,
 )
@@ -145,7 +144,6 @@ def parts(
         What the dealer sends: the server, or a party.
     """
     check_labels(party)
-    check_epsilon(party)
     check_roles(party, roles, 1, turn=TURN)
     scale = 1.0
     if coefficients is None:
@@ -157,7 +155,7 @@ def parts(
         raise PartyError("counted and rows must be those of the Gram matrices")
     blocks, sent, sds = [], [], []
     for rows in sets:
-        check_rows(None, len(rows), roles.columns)
+        check_rows(party, None, len(rows), roles.columns)
         party.sum_over(rows)
         spread = 0.0
         with np.errstate(over="ignore", invalid="ignore"):

@@ -39,7 +39,6 @@ from vfl_flower.clients.moments_roles import (
     NORM,
     PART_NUMBERS,
     Roles,
-    check_epsilon,
     check_roles,
     check_rows,
     withhold,
@@ -140,12 +139,11 @@ def columns(
     check_labels(party)
     X_all = party.rows
     d, holder = X_all.shape[1], party.index == roles.first
-    check_epsilon(party)
     check_roles(party, roles, d + holder, turn=0)
     rows, weights = _rows(party, test_fraction, coreset)
     if counted != roles.columns or roles.rows != [len(rows)]:
         raise PartyError("counted and rows must be those of the Gram matrix")
-    check_rows(weights, len(rows), roles.columns)
+    check_rows(party, weights, len(rows), roles.columns)
     party.sum_over(rows, weights)
     X = np.asarray(X_all.take(rows), dtype=np.float64)
     w = np.ones(len(rows)) if weights is None else weights

@@ -532,24 +532,18 @@ def prove(
     state.proofs = np.frombuffer(b"".join(proofs), np.uint8)
 
 
-def shares_of(party: Party, state: MomentsState, noise: Sequence[Array] = ()) -> Shares:
+def shares_of(party: Party, state: MomentsState) -> Shares:
     """Return the shares of the second party; the first one keeps its own.
 
     Parameters
     ----------
     party, state : Party, MomentsState
         One that computes, with all products, and the proofs.
-    noise : sequence of Array of uint64, optional
-        What it adds to its share of each Gram matrix.
     """
     roles, made = state.roles, []
     proofs = np.split(state.proofs, len(roles.rows))
     for half, triple, _ in _triples(party, state, roles.whole):
-        share = triple.share()
-        if len(noise):  # a share is one of twice the Gram matrix
-            doubled = noise[half] << np.uint64(1)
-            share = add(share, doubled, bits=triple.deal.bits + 1)
-        made += [pack(share, 64), proofs[half]]
+        made += [pack(triple.share(), 64), proofs[half]]
     sent = np.concatenate(made)
     if party.index == roles.second:
         return {"shares": {roles.first: sent}}

@@ -16,10 +16,9 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from vfl_flower.numerics.privacy import row_bound
 from vfl_flower.protocol.consent import LEAST_ROWS, SERVER
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.settings import Count, NotNegative
+from vfl_flower.protocol.settings import Count
 from vfl_flower.secure_aggregation.fixed_point import (
     FixedPoint,
     finest_gram_fixed_point,
@@ -58,10 +57,6 @@ PART_NUMBERS = 2**25
 """Most numbers in the columns of the rows that are multiplied together: so many that no
 message has more than some 300 MB, and no party or server more than 1.5 GB in all."""
 
-NOISE_DEVIATIONS = 20
-"""Deviations that an entry is off by at most, for each party, with its noise: 14 on the
-diagonal."""
-
 Place = Annotated[int, Ge(0), Le(2**20)]
 
 
@@ -89,9 +84,6 @@ class Roles:
         and as many fraction bits as fit.
     turn : int
         Which of the run's sets of Gram matrices these are.
-    noise : float
-        Standard deviation of each party's noise in an entry beside the diagonal; with
-        noise, rows have a squared length of at most that of :func:`row_bound`.
     """
 
     first: Place
@@ -102,7 +94,6 @@ class Roles:
     joint: Count = 0
     fraction: Count = 0
     turn: Count = 0
-    noise: NotNegative = 0.0
 
     @property
     def columns(self) -> int:
@@ -115,9 +106,6 @@ class Roles:
             return encoding(rows)
         total = sum(self.rows)
         largest = MOST_JOINT * total
-        if self.noise:
-            largest = row_bound(self.joint // 2) * total
-            largest += NOISE_DEVIATIONS * self.noise * len(self.owners)
         return gram_fixed_point(total, LARGEST, self.fraction, square_sum=largest)
 
     @property
@@ -267,30 +255,6 @@ def check_roles(
         )
 
 
-def check_epsilon(party: Party, epsilon: float = 0.0) -> None:
-    """Refuse Gram matrices with less noise than this party's consent asks for.
-
-    Parameters
-    ----------
-    party : Party
-        The party.
-    epsilon : float
-        Of the noise; 0: there is none.
-
-    Raises
-    ------
-    PartyError
-        The text names the rule.
-    """
-    limit = party.consent.leaves.get("moments") if party.consent is not None else None
-    if limit is not None and not limit.accepts_noise(epsilon):
-        got = f"epsilon {epsilon:g}" if epsilon else "no noise"
-        raise PartyError(
-            "this party's consent lets moments leave it with noise of epsilon "
-            f"{limit.epsilon:g} or less, this run has {got}"
-        )
-
-
 def withhold(party: Party, rule: str) -> None:
     """Note at the label holder why it does not use its labels: they break a rule.
 
@@ -318,11 +282,13 @@ def withhold(party: Party, rule: str) -> None:
     )
 
 
-def check_rows(weights: Array | None, rows: int, columns: int) -> None:
+def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> None:
     """Refuse a Gram matrix of few rows.
 
     Parameters
     ----------
+    party : Party
+        The party.
     weights : Array, shape (m,), or None
         Weights of the rows, each of which is there once; None: all alike.
     rows, columns : int
@@ -331,14 +297,22 @@ def check_rows(weights: Array | None, rows: int, columns: int) -> None:
     Raises
     ------
     PartyError
-        There are fewer than four rows a column, or than 20; of rows with weights their
-        effective number counts, (sum w)^2 / sum w^2 (Kish).
+        There are fewer than four rows a column, than 20, or than this party's consent
+        asks for; of rows with weights their effective number counts, (sum w)^2 / sum
+        w^2 (Kish).
     """
     effective = float(rows)
     if weights is not None and rows:
         shares = weights / weights.sum()
         effective = float(1 / (shares**2).sum())
     least = max(LEAST_ROWS, ROWS_PER_COLUMN * columns)
+    limit = party.consent.leaves.get("moments") if party.consent is not None else None
+    if limit is not None and limit.rows is not None and effective < limit.rows:
+        raise PartyError(
+            "this party's consent lets moments leave it of at least "
+            f"{limit.rows} rows in each Gram matrix: these {rows} rows count as "
+            f"{effective:.0f}; raise the setting of their number (size, rows)"
+        )
     if effective < least:
         raise PartyError(
             f"a Gram matrix of {columns} columns must be of at least {least} rows, "

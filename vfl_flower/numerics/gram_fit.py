@@ -1,35 +1,52 @@
-r"""Ridge regression from the Gram matrices of two halves of the rows, and nothing else.
+r"""Ridge regression from one Gram matrix of the rows, and nothing else.
 
-The rows are split in two halves. Of each half k only the sums of products are known,
+Only the sums of products are known,
 
-.. math:: G_k = [\Phi_k, Y_k, 1]^T [\Phi_k, Y_k, 1],
+.. math:: G = [\Phi, Y, 1]^T [\Phi, Y, 1],
 
 with M features, K targets and a column of ones. The features come in blocks, and block
 b has a penalty :math:`d_b` of its own, so its kernel has the weight :math:`1 / d_b`:
 
-.. math:: W = (S + n D)^{-1} C, \qquad S = \Phi_c^T \Phi_c, \quad C = \Phi_c^T Y_c,
+.. math:: W = A^{-1} C, \qquad A = S + n D, \quad S = \Phi_c^T \Phi_c, \quad
+    C = \Phi_c^T Y_c,
 
-about the means of the rows of the fit. The penalties are those with the smallest mean
-squared error of a fit on each half, judged on the other,
+about the means of the rows. The penalties have the largest *evidence*: the probability
+of the targets, where weights are normal with the variances :math:`1 / d_b` in units of
+that of the residuals, which is integrated out [1], [2]. Its negative logarithm is
 
-.. math:: L(d) = \tfrac12 \sum_k \frac1{n_{1-k}} \| Y_{1-k} - \Phi_{1-k} W_k - a_k\|^2,
+.. math:: \ell(d) = \sum_k \tfrac{n-1}2 \log(T_{kk} - C_k^T A^{-1} C_k)
+    + \tfrac K2 (\log |A| - \log |n D|), \qquad T = Y_c^T Y_c,
 
-which is a quadratic form in :math:`G_{1-k}`. Its gradient needs one more solve with the
-same factor: with :math:`P = (S + n D)^{-1} \partial L / \partial W`,
-:math:`\partial L / \partial \log d_b = - n d_b \sum_{j \in b} P_j \cdot W_j`. So a
-search over any number of blocks takes two factorisations a step.
+.. math:: \frac{\partial \ell}{\partial \log d_b} = n d_b \sum_{j \in b} \Big(
+    \sum_k \tfrac{n-1}2 \frac{W_{jk}^2}{T_{kk} - C_k^T W_k} + \tfrac K2 (A^{-1})_{jj}
+    \Big) - \tfrac K2 M_b.
+
+The scores g of a row without that row are approximately those of generalised
+cross-validation [3],
+
+.. math:: y - g = \frac{y - f}{1 - \nu / n}, \qquad \nu = 1 + M
+    - n \sum_j d_{b(j)} (A^{-1})_{jj},
+
+and their sums of products follow from G. Their mean squared error is the `error`.
 
 Classes are columns of -1 and +1, one for two classes and one a class for more. Least
 squares estimate the probability of a class by (1 + f) / 2, so scores become
-probabilities by the line that fits the targets of the other half best; its values below
-`TAIL` of what the class has without the features shrink towards 0 and stay positive.
-Noise, and weights of classes, need log odds: by linear discriminant analysis of the
-scores of the other half, whose class means and common covariance follow from the same
-sums. Weights of classes are other prior probabilities: the Gram matrix of rows with
-weights would need the weights, and so the classes, at all parties; and where the
-classes have one covariance, only the intercept changes, since the coefficients point
-along
+probabilities by the line that fits the targets best by g; its values below `TAIL` of
+what the class has without the features shrink towards 0 and stay positive. Weights of
+classes need log odds: by linear discriminant analysis of g, whose class means and
+common covariance follow from the same sums. Weights of classes are other prior
+probabilities: the Gram matrix of rows with weights would need the weights, and so the
+classes, at all parties; and where the classes have one covariance, only the intercept
+changes, since the coefficients point along
 :math:`(S_w + n D)^{-1} (\mu_+ - \mu_-)` whatever the weights are.
+
+References
+----------
+[1] D. J. C. MacKay, "Bayesian interpolation", Neural Computation 4, 1992.
+[2] M. E. Tipping, "Sparse Bayesian learning and the relevance vector machine", JMLR 1,
+2001.
+[3] G. H. Golub, M. Heath and G. Wahba, "Generalized cross-validation as a method for
+choosing a good ridge parameter", Technometrics 21, 1979.
 """
 
 from __future__ import annotations
@@ -43,22 +60,17 @@ import numpy as np
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
-__all__ = ["Block", "GramFit", "Target", "fit_grams", "probabilities"]
+__all__ = ["Block", "GramFit", "Target", "fit_gram", "probabilities"]
 
 Target = Literal["continuous", "classes"]
 """Real targets, or -1 and +1."""
 
 STARTS = 10.0 ** np.arange(-6.0, 2.0)
-"""Penalties, in the variance of a whole block, of which the best one starts: first one
-for all blocks, then block by block."""
+"""Penalties of all blocks, in the variance of a whole block, of which the best one
+starts the search."""
 
-STEPS = 12
+STEPS = 30
 """Most steps of a search over the penalties of the blocks."""
-
-PASSES, GAIN = 4, 1e-4
-"""Most searches, each from where the one before ended, and the share of the error that
-each must gain. Where one of them alone ends, the last digits of the Gram matrices may
-decide."""
 
 THIN = 768
 """Number of features beyond which the search begins with about so many of them. The
@@ -68,28 +80,17 @@ kernel of a block is the same with fewer of its random features, and so is its w
 POLISH = 5
 """See `THIN`."""
 
-LEAST_WITHIN = 0.05
-"""Smallest variance of scores within classes, in that of all scores, under noise."""
-
 TAIL = 0.2
 """Share of p_c (1 - R^2) below which a probability of class c is no longer linear: the
 features do not explain as much. Mean log loss on eight data sets, in that of logistic
 regression: 0.98 for 0.05 and 0.4, 0.97 for 0.1 and 0.2, 1.07 by log odds."""
 
-LARGEST = 1e3
-"""Largest penalty in the variance of a whole block: nothing of it is left."""
+SMALLEST, LARGEST = 1e-7, 1e3
+"""Penalties in the variance of a whole block: nearly nothing is left out, or all."""
 
 
 class Block(NamedTuple):
-    """Consecutive features with one penalty.
-
-    Attributes
-    ----------
-    name : str
-        For people.
-    start, stop : int
-        Its features.
-    """
+    """Consecutive features with one penalty: for people a name, and where they are."""
 
     name: str
     start: int
@@ -99,42 +100,28 @@ class Block(NamedTuple):
 @shapes_only
 @dataclass(frozen=True)
 class GramFit:
-    """A ridge regression, and what sums tell of it.
+    """A ridge regression, and what the sums show of it.
 
     Attributes
     ----------
-    weights : Array, shape (M, K)
+    weights, intercept : Array, shape (M, K) and (K,)
         W, in units of the targets.
-    intercept : Array, shape (K,)
-        In units of the targets.
-    alpha : float
-        The smallest penalty of a block.
-    block_weights : Array, shape (blocks,)
-        sqrt(alpha / d_b), in (0, 1].
-    error : Array, shape (K,)
-        Mean squared error of each target, of fits on a half judged on the other.
-    error_se : Array, shape (K,)
-        Its standard error: the larger one of half the difference of the two halves and
-        ``error sqrt(2 / n)``, that of normal residuals. Fourth powers of residuals are
-        no sums of products; with heavy tails the true one is larger.
-    variance : Array, shape (K,)
-        Of the targets: the error of their mean.
-    slope : Array, shape (K, K), or None
+    penalties : Array, shape (blocks,)
+        d.
+    error, variance : Array, shape (K,)
+        Mean squared error of g, and of the mean of the targets.
+    slope, offset : Array, shape (K, K) and (K,), or None
         Of classes: ``scores @ slope + offset`` are probabilities up to `tail`; without
         a tail log odds for one target, and for more, up to a constant a row, logarithms
         of the probabilities.
-    offset : Array, shape (K,), or None
-        See there.
     tail : Array, shape (classes,), or None
         Probabilities below which those of a class shrink.
     """
 
     weights: Array
     intercept: Array
-    alpha: float
-    block_weights: Array
+    penalties: Array
     error: Array
-    error_se: Array
     variance: Array
     slope: Array | None = None
     offset: Array | None = None
@@ -148,20 +135,7 @@ class GramFit:
     def probabilities(self, scores: Array) -> Array:
         """Return the probability of each class; of one target, that of +1.
 
-        Parameters
-        ----------
-        scores : Array, shape (rows, K)
-            f.
-
-        Returns
-        -------
-        Array, shape (rows, K)
-            Rows of several targets sum to 1.
-
-        Raises
-        ------
-        ValueError
-            The targets are real numbers.
+        Raises a ValueError if the targets are real numbers.
         """
         if self.slope is None or self.offset is None:
             raise ValueError("probabilities must be of classes, and targets are real")
@@ -173,17 +147,9 @@ def probabilities(
 ) -> Array:
     """Return the probability of each class, shape (rows, K); of one target, that of +1.
 
-    Parameters
-    ----------
-    scores : Array, shape (rows, K)
-        f.
-    slope, offset, tail : Array, shape (K, K), (K,) and (classes,)
-        Those of :class:`GramFit`.
-
-    Notes
-    -----
-    Below its tail t, a share x becomes ``t^2 / (2 t - x)``: continuous, with the slope
-    1 at t, increasing and positive.
+    Scores have the shape (rows, K); the others are those of :class:`GramFit`. Below its
+    tail t, a share x becomes ``t^2 / (2 t - x)``: continuous, with the slope 1 at t,
+    increasing and positive.
     """
     logits = scores @ slope + offset
     if tail is not None:
@@ -200,22 +166,8 @@ def probabilities(
 
 @shapes_only
 @dataclass(frozen=True)
-class _Half:
-    """Sums of products about the means of n rows: of features and targets.
-
-    Attributes
-    ----------
-    S : Array, shape (M, M)
-        Of features.
-    C : Array, shape (M, K)
-        Of features and targets.
-    T : Array, shape (K, K)
-        Of targets.
-    mean, y_mean : Array, shape (M,) and (K,)
-        The means.
-    n : float
-        Number of rows.
-    """
+class _Sums:
+    """S, C and T about the means of n rows, and the means of features and targets."""
 
     S: Array
     C: Array
@@ -225,50 +177,27 @@ class _Half:
     n: float
 
 
-def _about_means(gram: Array, M: int) -> _Half:
+def _about_means(gram: Array, M: int) -> _Sums:
     n = float(gram[-1, -1])
     mean = gram[:-1, -1] / n
     sums = gram[:-1, :-1] - np.outer(n * mean, mean)
     sums = np.asarray(0.5 * (sums + sums.T))
-    return _Half(sums[:M, :M], sums[:M, M:], sums[M:, M:], mean[:M], mean[M:], n)
+    return _Sums(sums[:M, :M], sums[:M, M:], sums[M:, M:], mean[:M], mean[M:], n)
 
 
-def _without_negative(half: _Half) -> _Half:
-    """Return the half with the nearest sums of features that a half can have."""
-    values, vectors = np.linalg.eigh(half.S)
-    return replace(half, S=(vectors * np.maximum(values, 0.0)) @ vectors.T)
-
-
-def _together(first: _Half, second: _Half) -> _Half:
-    """Return the sums over both halves, about the means of all rows."""
-    n = first.n + second.n
-    share = first.n * second.n / n
-    step, y_step = first.mean - second.mean, first.y_mean - second.y_mean
-    return _Half(
-        first.S + second.S + np.outer(share * step, step),
-        first.C + second.C + np.outer(share * step, y_step),
-        first.T + second.T + np.outer(share * y_step, y_step),
-        (first.n * first.mean + second.n * second.mean) / n,
-        (first.n * first.y_mean + second.n * second.y_mean) / n,
-        n,
-    )
-
-
-def fit_grams(
-    halves: Sequence[Array],
+def fit_gram(
+    gram: Array,
     blocks: Sequence[Block],
     kind: Target,
     *,
     class_weights: Array | None = None,
     noise: float = 1e-6,
-    deviation: float = 0.0,
-    target_deviation: float | None = None,
 ) -> GramFit:
-    r"""Choose the penalties by the halves, and fit on all rows.
+    r"""Choose the penalties by evidence, and fit.
 
     Parameters
     ----------
-    halves : two Arrays, shape (M + K + 1, M + K + 1)
+    gram : Array, shape (M + K + 1, M + K + 1)
         Sums of products of M features, K targets and a column of ones.
     blocks : sequence of Block
         Of the M features, in order and without gaps.
@@ -281,20 +210,6 @@ def fit_grams(
         Errors of G, relative to the lengths of the two columns. No penalty is below
         ``10 noise sqrt(M)`` of the largest mean square of a feature of its block, ten
         times what such errors can make of a direction without variance.
-    deviation : float
-        Standard deviation of independent noise in the entries of G that have features;
-        0: there is none. With noise the sums of features are replaced by the nearest
-        ones without negative eigenvalues, and no penalty is below a quarter of the
-        largest eigenvalue of such noise, ``2 deviation sqrt(M)``. Ridges of about that
-        size are those of O. Sheffet ("Old Techniques in Differentially Private Linear
-        Regression", ALT 2019) and Y.-X. Wang ("Revisiting differentially private linear
-        regression", UAI 2018); here the other half chooses them. Scores of classes are
-        then log odds, and `slope` and `offset` change nothing.
-    target_deviation : float, optional
-        That of the entries of features with targets; default: the same. Noise of both
-        makes the error of a half on the other one uncertain, by a deviation of
-        ``(sqrt(2) deviation |w|^2 + 2 target_deviation |w|) / n`` at most, which is
-        added to it: or the least error would be one that noise makes small.
 
     Returns
     -------
@@ -304,215 +219,128 @@ def fit_grams(
     Raises
     ------
     ValueError
-        The halves, blocks or class weights do not fit, a sum is not finite, a half has
+        The matrix, blocks or class weights do not fit, a sum is not finite, there are
         fewer than two rows, or no penalty gives a fit.
 
     Notes
     -----
-    About 20 Cholesky factorisations of order M, and of order `THIN` up to 16 for each
-    block and 64 more; if M is smaller, of order M up to four times as many.
-    Memory is that of five matrices of order M beside `halves`.
+    Each of some 40 steps takes a Cholesky factor of order M and its inverse, or of
+    order `THIN` until the last few. Memory is that of four matrices of order M beside
+    `gram`.
     """
-    M = _check(halves, blocks, kind)
-    first, second = (_about_means(np.asarray(gram, np.float64), M) for gram in halves)
-    if deviation:
-        first, second = _without_negative(first), _without_negative(second)
-    squares = np.add(*(np.diag(gram)[:M] for gram in halves)) / (first.n + second.n)
-    largest = [squares[b.start : b.stop].max(initial=0.0) for b in blocks]
+    M = _check(gram, blocks, kind)
+    sums = _about_means(np.asarray(gram, np.float64), M)
+    largest = [np.diag(gram)[b.start : b.stop].max(initial=0.0) for b in blocks]
+    floors = 10 * noise * np.sqrt(M) * np.array(largest) / sums.n
     sizes = [block.stop - block.start for block in blocks]
     block = np.repeat(np.arange(len(sizes)), sizes)
-    least = deviation * np.sqrt(M) / (first.n + second.n)
-    floors = np.maximum(10 * noise * np.sqrt(M) * np.array(largest), least)
-    spread = deviation, deviation if target_deviation is None else target_deviation
-    search = _Search(first, second, block, least, spread)
-    levels = [*STARTS, LARGEST] if deviation else STARTS
-    starts = [np.full(len(sizes), np.log(start)) for start in levels]
+    search = _Evidence(sums, block, floors)
+    starts = [np.full(len(sizes), np.log(start)) for start in STARTS]
     if M > THIN:
         thin = _thinned(sizes, THIN)
-        parts = _part(first, thin), _part(second, thin)
-        few = _Search(*parts, block[thin], least, spread)
-        logs = few.best(starts, STEPS, floors)
-        logs = search.best([logs], POLISH, floors)
-    else:  # noise makes runs differ by far more
-        logs = search.best(starts, STEPS, floors, 1 if deviation else PASSES)
+        few = _Evidence(_part(sums, thin), block[thin], floors)
+        # Fewer features of a block have less variance, in which its penalty is.
+        starts = [few.best(starts, STEPS)]
+    logs = search.best(starts, POLISH if M > THIN else STEPS)
     penalties = np.exp(logs) * search.units
-    each = penalties[block]
-    models = [
-        (_solve(half, each)[0], half, other)
-        for half, other in ((first, second), (second, first))
-    ]
-    errors = np.array([_errors(*m) + _uncertain(m[0], spread) / m[2].n for m in models])
-    whole = _together(first, second)
-    # Noise of both halves together is less of their rows by sqrt(2).
-    W, _ = _solve(whole, each / np.sqrt(2) if deviation else each)
-    error = errors.mean(axis=0)
-    difference = np.abs(errors[0] - errors[1]) / 2
-    alpha = float(penalties.min(initial=LARGEST))
+    W, inverse, _ = _factored(sums, penalties[block])
+    left = 1 - (1 + M - sums.n * float(penalties[block] @ inverse)) / sums.n
+    away = _Away.of(sums, W, max(left, 1 / sums.n))
     fit = GramFit(
         weights=W,
-        intercept=whole.y_mean - whole.mean @ W,
-        alpha=alpha,
-        block_weights=np.sqrt(alpha / penalties),
-        error=error,
-        error_se=np.maximum(difference, error * np.sqrt(2 / whole.n)),
-        variance=np.diag(whole.T) / whole.n,
+        intercept=sums.y_mean - sums.mean @ W,
+        penalties=penalties,
+        error=away.error,
+        variance=np.diag(sums.T) / sums.n,
     )
     if kind == "continuous":
         return fit
-    if not (whole.n * (1 - np.abs(whole.y_mean)) / 2 >= 1).all():
+    if not (sums.n * (1 - np.abs(sums.y_mean)) / 2 >= 1).all():
         raise ValueError("targets must be -1 and +1, and have rows of each class")
-    if not deviation and class_weights is None:
-        slope, offset, tail = _linear(models, error)
+    if class_weights is None:
+        slope, offset, tail = _linear(away)
         return replace(fit, slope=slope, offset=offset, tail=tail)
-    least = LEAST_WITHIN if deviation else 0.0
-    slope, offset = _calibrated(models, class_weights, least)
-    if deviation:  # large penalties move the border: take the scores for log odds
-        fit = replace(fit, weights=W @ slope, intercept=fit.intercept @ slope + offset)
-        slope, offset = np.eye(len(offset)), np.zeros(len(offset))
-    return GramFit(**{**vars(fit), "slope": slope, "offset": offset})
+    slope, offset = _calibrated(away, class_weights)
+    return replace(fit, slope=slope, offset=offset)
 
 
-def _check(halves: Sequence[Array], blocks: Sequence[Block], kind: Target) -> int:
+def _check(gram: Array, blocks: Sequence[Block], kind: Target) -> int:
     """Return M."""
     M = blocks[-1].stop if blocks else 0
     starts = [0, *(block.stop for block in blocks[:-1])]
-    if any(
+    if not M or any(
         block.start != start or block.stop < start
         for block, start in zip(blocks, starts, strict=False)
     ):
-        raise ValueError("blocks must follow each other without gaps from feature 0")
-    if len(halves) != 2:
-        raise ValueError(f"halves must be 2 Gram matrices, got {len(halves)}")
-    size = len(halves[0])
-    if any(gram.shape != (size, size) for gram in halves) or size < M + 2:
         raise ValueError(
-            f"halves must be square, of {M} features, targets and ones, got shapes "
-            f"{' and '.join(str(gram.shape) for gram in halves)}"
+            "blocks must have features, and follow each other without gaps from 0"
         )
-    if not all(np.isfinite(gram).all() for gram in halves):
-        raise ValueError("halves must be of finite sums")
-    if min(gram[-1, -1] for gram in halves) < 2:
-        raise ValueError("halves must be of at least 2 rows each")
-    K = size - M - 1
-    if kind == "classes" and K == 2:
+    if gram.shape != (len(gram), len(gram)) or len(gram) < M + 2:
+        raise ValueError(
+            f"gram must be square, of {M} features, targets and ones, got shape "
+            f"{gram.shape}"
+        )
+    if not np.isfinite(gram).all():
+        raise ValueError("gram must be of finite sums")
+    if gram[-1, -1] < 2:
+        raise ValueError("gram must be of at least 2 rows")
+    if kind == "classes" and len(gram) - M - 1 == 2:
         raise ValueError("two classes must be one target of -1 and +1, got 2 targets")
     return M
 
 
-class _Search:
-    """The error of the other half, as a function of the penalties of the blocks.
+class _Evidence:
+    """l as a function of the logarithms of penalties, in the variance of a block.
 
-    Parameters
-    ----------
-    first, second : _Half
-        The halves.
-    block : Array of int, shape (M,)
-        The block of each feature.
-    least : float
-        Smallest unit of a penalty: noise can leave nothing of a whole block.
-    spread : tuple of two floats
-        Deviations of noise of features, and of features with targets.
+    Floors are the smallest penalties, shape (blocks,).
     """
 
-    def __init__(
-        self,
-        first: _Half,
-        second: _Half,
-        block: Array,
-        least: float = 0.0,
-        spread: tuple[float, float] = (0.0, 0.0),
-    ) -> None:
-        self.block, self.count = block, int(block.max(initial=-1)) + 1
-        self._pairs, self._spread = ((first, second), (second, first)), spread
-        n = first.n + second.n
-        variances = (np.diag(first.S) + np.diag(second.S)) / n
-        total = np.bincount(block, weights=variances, minlength=self.count)
-        self.units = np.maximum(np.where(total > 0, total, 1.0), least)
-        targets = (np.diag(first.T) + np.diag(second.T)) / n
-        self._scales = np.where(targets > 0, targets, 1.0) * len(targets)
+    def __init__(self, sums: _Sums, block: Array, floors: Array) -> None:
+        self._sums, self._block, self._count = sums, block, len(floors)
+        total = np.bincount(block, np.diag(sums.S) / sums.n, self._count)
+        self.units = np.where(total > 0, total, 1.0)
+        self._sizes = np.bincount(block, minlength=self._count)
+        lows = np.log(np.maximum(floors / self.units, SMALLEST))
+        self._bounds = np.minimum(lows, np.log(LARGEST)), np.log(LARGEST)
 
     def __call__(self, logs: Array) -> tuple[float, Array]:
-        """Return L, relative to the variance of the targets, and its gradient.
+        """Return l and its gradient; infinity where rounding leaves no fit."""
+        sums, n, K = self._sums, self._sums.n, self._sums.T.shape[1]
+        penalties = np.exp(logs) * self.units
+        try:
+            W, inverse, root = _factored(sums, penalties[self._block])
+        except np.linalg.LinAlgError:
+            return np.inf, np.zeros(self._count)
+        targets = np.diag(sums.T)
+        rest = targets - np.einsum("jk,jk->k", sums.C, W)
+        if (rest < 0).any():
+            return np.inf, np.zeros(self._count)
+        rest = np.maximum(rest, 1e-12 * np.where(targets > 0, targets, 1.0))
+        loss = (n - 1) / 2 * np.log(rest).sum() + K * np.log(root).sum()
+        loss -= K / 2 * (self._sizes @ np.log(n * penalties))
+        each = (n - 1) / 2 * (W**2 / rest).sum(axis=1) + K / 2 * inverse
+        slope = n * penalties * np.bincount(self._block, each, self._count)
+        return float(loss), slope - K / 2 * self._sizes
 
-        Parameters
-        ----------
-        logs : Array, shape (blocks,)
-            log d_b, in units of the variance of a whole block.
-        """
-        penalties = (np.exp(logs) * self.units)[self.block]
-        total, gradient = 0.0, np.zeros(self.count)
-        for half, other in self._pairs:
-            try:
-                W, factor = _solve(half, penalties)
-            except np.linalg.LinAlgError:
-                return LARGEST, np.zeros(self.count)
-            shift = (half.mean - other.mean) @ W - (half.y_mean - other.y_mean)
-            errors = _errors(W, half, other)
-            errors += _uncertain(W, self._spread) / other.n
-            if (errors < 0).any():  # of noise that large weights make larger
-                return LARGEST, np.zeros(self.count)
-            total += float((errors / self._scales).sum()) / 2
-            slopes = (other.S @ W - other.C) / other.n
-            slopes += np.outer(half.mean - other.mean, shift)
-            of_features, of_targets = self._spread
-            lengths = np.maximum(np.linalg.norm(W, axis=0), 1e-300)
-            slopes += W * (np.sqrt(2) * of_features + of_targets / lengths) / other.n
-            P = _solved(factor, slopes / self._scales)
-            products = half.n * penalties * (P * W).sum(axis=1)
-            gradient -= np.bincount(self.block, products, minlength=self.count)
-        return total, gradient
-
-    def best(
-        self, starts: Sequence[Array], steps: int, floors: Array, passes: int = 1
-    ) -> Array:
-        """Return the best logs that are found in some steps from the best start.
-
-        Parameters
-        ----------
-        starts : sequence of Array, shape (blocks,)
-            As in :meth:`__call__`.
-        steps : int
-            Most steps of L-BFGS.
-        floors : Array, shape (blocks,)
-            Smallest penalties.
-        passes : int
-            Most searches, block by block and then by these steps.
-        """
+    def best(self, starts: Sequence[Array], steps: int) -> Array:
+        """Return the best logs that are found in some steps from the best start."""
         from scipy.optimize import minimize
 
-        if not self.count:
-            return np.zeros(0)
-        highs = np.full(self.count, np.log(LARGEST))
-        lows = np.log(np.maximum(floors, 1e-12 * self.units) / self.units)
-        lows = np.minimum(lows, highs)
-        starts = [np.clip(start, lows, highs) for start in starts]
+        lows, high = self._bounds
+        starts = [np.clip(start, lows, high) for start in starts]
         losses = [self(start)[0] for start in starts]
         least, start = min(losses), starts[int(np.argmin(losses))]
-        if least >= LARGEST:
-            raise ValueError("halves must be Gram matrices: none of the fits is one")
-        for _ in range(passes):
-            before = least
-            # A block of which little or all is left has no slope.
-            for place in range(self.count if len(starts) > 1 else 0):
-                tried = [start.copy() for _ in STARTS]
-                for logs, level in zip(tried, STARTS, strict=True):
-                    logs[place] = np.clip(np.log(level), lows[place], highs[place])
-                losses = [self(logs)[0] for logs in tried]
-                if min(losses) < least:
-                    least, start = min(losses), tried[int(np.argmin(losses))]
-            found = minimize(
-                self,
-                start,
-                jac=True,
-                method="L-BFGS-B",
-                bounds=np.column_stack([lows, highs]),
-                options={"maxiter": steps, "maxfun": 2 * steps, "gtol": 1e-7},
-            )
-            if found.fun < least:
-                least, start = float(found.fun), np.asarray(found.x)
-            if least > (1 - GAIN) * before:
-                break
-        return start
+        if not np.isfinite(least):
+            raise ValueError("gram must be a Gram matrix: no penalty gives a fit")
+        found = minimize(
+            lambda logs: (min((told := self(logs))[0] - least, 1e12), told[1]),
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[(low, high) for low in lows],
+            options={"maxiter": steps, "maxfun": 2 * steps, "gtol": 1e-7},
+        )
+        return np.asarray(found.x if found.fun < 0 else start)
 
 
 def _thinned(sizes: Sequence[int], most: int) -> Array:
@@ -533,113 +361,87 @@ def _thinned(sizes: Sequence[int], most: int) -> Array:
     return np.concatenate(parts)
 
 
-def _part(half: _Half, kept: Array) -> _Half:
-    S = half.S[np.ix_(kept, kept)]
-    return _Half(S, half.C[kept], half.T, half.mean[kept], half.y_mean, half.n)
+def _part(sums: _Sums, kept: Array) -> _Sums:
+    S = sums.S[np.ix_(kept, kept)]
+    return _Sums(S, sums.C[kept], sums.T, sums.mean[kept], sums.y_mean, sums.n)
 
 
-Factor = tuple[Array, bool]
-Judged = tuple[Array, _Half, _Half]
-"""W, the half that it was fitted on, and the other one."""
+def _factored(sums: _Sums, penalties: Array) -> tuple[Array, Array, Array]:
+    """Return W, the diagonal of A^-1 and that of the Cholesky factor of A.
 
-
-def _solve(half: _Half, penalties: Array) -> tuple[Array, Factor]:
-    """Return W, and the factor of S + n D; a LinAlgError if there is none."""
-    from scipy.linalg import cho_factor
-
-    A = half.S.copy()
-    A[np.diag_indices_from(A)] += half.n * penalties
-    factor: Factor = cho_factor(A, lower=True, overwrite_a=True, check_finite=False)
-    return _solved(factor, half.C), factor
-
-
-def _solved(factor: Factor, right: Array) -> Array:
-    from scipy.linalg import cho_solve
-
-    return np.asarray(cho_solve(factor, right, check_finite=False))
-
-
-def _errors(W: Array, half: _Half, other: _Half) -> Array:
-    """Return the mean squared errors of a fit on a half, judged on the other."""
-    shift = (half.mean - other.mean) @ W - (half.y_mean - other.y_mean)
-    squares = np.einsum("jk,jk->k", W, other.S @ W - 2 * other.C) + np.diag(other.T)
-    return np.asarray(squares / other.n + shift**2)
-
-
-def _uncertain(W: Array, spread: tuple[float, float]) -> Array:
-    """Return the deviation of n times an error of another half, by its noise."""
-    lengths = np.linalg.norm(W, axis=0)
-    return np.asarray(lengths * (np.sqrt(2) * spread[0] * lengths + 2 * spread[1]))
-
-
-def _judged(models: Sequence[Judged]) -> list[tuple[float, Array, Array, Array, Array]]:
-    """Return n, the means of f and y, and sums f^T y and f^T f of each other half."""
-    sums = []
-    for W, half, other in models:
-        n, y_mean = other.n, other.y_mean
-        f_mean = (other.mean - half.mean) @ W + half.y_mean
-        with_y = W.T @ other.C + n * np.outer(f_mean, y_mean)
-        squares = W.T @ other.S @ W + n * np.outer(f_mean, f_mean)
-        sums.append((n, f_mean, y_mean, with_y, squares))
-    return sums
-
-
-def _linear(models: Sequence[Judged], error: Array) -> tuple[Array, Array, Array]:
-    """Return slope, offset and tail of probabilities, by the scores of the other half.
-
-    The line ``y = a + b f`` of each target alone, with 0 <= b <= 1.
+    Raises a LinAlgError if there is no factor.
     """
-    parts = _judged(models)
-    n = sum(part[0] for part in parts)
-    f_mean = np.sum([part[0] * part[1] for part in parts], axis=0) / n
-    y_mean = np.sum([part[0] * part[2] for part in parts], axis=0) / n
-    with_y = np.diag(parts[0][3] + parts[1][3]) / n
-    squares = np.diag(parts[0][4] + parts[1][4]) / n
-    variance = np.maximum(squares - f_mean**2, 1e-300)
-    b = np.clip((with_y - f_mean * y_mean) / variance, 0.0, 1.0)
-    prior = (1 + y_mean) / 2
-    unexplained = np.clip(error / np.maximum(1 - y_mean**2, 1e-300), 0.0, 1.0)
+    from scipy.linalg import cho_factor, cho_solve, lapack
+
+    A = sums.S.copy()
+    A[np.diag_indices_from(A)] += sums.n * penalties
+    root, lower = cho_factor(A, lower=True, overwrite_a=True, check_finite=False)
+    W = cho_solve((root, lower), sums.C, check_finite=False)
+    inverse, _ = lapack.dtrtri(root, lower=1)
+    squares = np.einsum("ij,ij->j", np.tril(inverse), inverse)
+    return np.asarray(W), squares, np.diag(root)
+
+
+class _Away(NamedTuple):
+    """Sums over the n rows of the scores g, each without its row."""
+
+    n: float
+    mean: Array
+    with_y: Array
+    squares: Array
+    error: Array
+
+    @classmethod
+    def of(cls, sums: _Sums, W: Array, left: float) -> _Away:
+        """Return the sums of ``g = y - (y - f) / left``, which has the mean of y."""
+        with_y, squares = W.T @ sums.C, W.T @ sums.S @ W
+        error = np.diag(sums.T - 2 * with_y + squares) / sums.n / left**2
+        c, T, y_mean = 1 / left, sums.T, sums.y_mean
+        means = sums.n * np.outer(y_mean, y_mean)
+        gg = (1 - c) ** 2 * T + c * (1 - c) * (with_y + with_y.T) + c**2 * squares
+        gy = (1 - c) * T + c * with_y
+        return cls(sums.n, y_mean, gy + means, gg + means, error)
+
+
+def _linear(away: _Away) -> tuple[Array, Array, Array]:
+    """Return slope, offset and tail of probabilities.
+
+    The line ``y = a + b g`` of each target alone, with 0 <= b <= 1.
+    """
+    mean, n = away.mean, away.n
+    variance = np.maximum(np.diag(away.squares) / n - mean**2, 1e-300)
+    b = np.clip((np.diag(away.with_y) / n - mean**2) / variance, 0.0, 1.0)
+    prior = (1 + mean) / 2
+    unexplained = np.clip(away.error / np.maximum(1 - mean**2, 1e-300), 0.0, 1.0)
     if len(prior) == 1:
         prior = np.append(1 - prior, prior)
     tail = np.maximum(TAIL * prior * unexplained, 1e-9)
-    return np.diag(b / 2), (1 + y_mean - b * f_mean) / 2, tail
+    return np.diag(b / 2), (1 + (1 - b) * mean) / 2, tail
 
 
-def _calibrated(
-    models: Sequence[Judged], class_weights: Array | None, least: float
-) -> tuple[Array, Array]:
-    """Return slope and offset of log odds, by the scores of the other half.
+def _calibrated(away: _Away, class_weights: Array) -> tuple[Array, Array]:
+    """Return slope and offset of log odds.
 
     With class means mu_c and the common covariance V of the scores, the log of the
     probability of c is, up to a constant,
     ``f V^-1 mu_c - mu_c V^-1 mu_c / 2 + log p_c``.
     """
-    sums, K = [], len(models[0][1].y_mean)
-    for n, f_mean, y_mean, with_y, squares in _judged(models):
-        if K == 1:
-            y_mean, with_y = np.append(-y_mean, y_mean), np.hstack([-with_y, with_y])
-        of_class = 0.5 * (n * f_mean + with_y.T)
-        sums.append((0.5 * n * (1 + y_mean), of_class, squares))
-    counts, of_class, squares = (sum(part) for part in zip(*sums, strict=True))
-    n = counts.sum()
-    mu = of_class / counts[:, None]
+    n, K, y_mean, with_y = away.n, len(away.mean), away.mean, away.with_y
+    if K == 1:
+        y_mean, with_y = np.append(-y_mean, y_mean), np.hstack([-with_y, with_y])
+    counts = 0.5 * n * (1 + y_mean)
+    mu = 0.5 * (n * away.mean + with_y.T) / counts[:, None]
     mean = counts @ mu / n
-    within = (squares - (mu.T * counts) @ mu) / n
-    spread = float(np.trace(squares / n - np.outer(mean, mean)))
-    ridge = 1e-6 * spread * np.eye(K)
-    within = 0.5 * (within + within.T) + ridge
-    if least:  # noise can make any of it negative
-        values, vectors = np.linalg.eigh(within)
-        within = (vectors * np.maximum(values, least * abs(spread))) @ vectors.T
+    within = (away.squares - (mu.T * counts) @ mu) / n
+    spread = float(np.trace(away.squares / n - np.outer(mean, mean)))
+    within = 0.5 * (within + within.T) + 1e-6 * spread * np.eye(K)
     slope = np.linalg.pinv(within, hermitian=True) @ mu.T
-    prior = counts / n
-    if class_weights is not None:
-        if np.shape(class_weights) != prior.shape or not np.min(class_weights) > 0:
-            raise ValueError(
-                f"class_weights must be {len(prior)} positive numbers, one a class, "
-                f"got {len(np.ravel(class_weights))}"
-            )
-        prior = prior * class_weights
+    if np.shape(class_weights) != counts.shape or not np.min(class_weights) > 0:
+        raise ValueError(
+            f"class_weights must be {len(counts)} positive numbers, one a class, got "
+            f"{len(np.ravel(class_weights))}"
+        )
+    prior = counts / n * class_weights
     offset = np.log(prior) - 0.5 * np.einsum("ck,kc->c", mu, slope)
     if K == 1:
         return slope[:, 1:] - slope[:, :1], offset[1:] - offset[:1]

@@ -53,32 +53,6 @@ def cumulants(X: Array, kernel: Kernel, rng: np.random.Generator) -> Array:
     return np.array([mean, (centered**2).mean(), (centered**3).mean()])
 
 
-def normal_cumulants(columns: int, kernel: Kernel, deviation: float = 1.0) -> Array:
-    """Return the cumulants of the distances of independent normal columns.
-
-    Those of a party that tells nothing of its rows.
-
-    Parameters
-    ----------
-    columns : int
-        Number of columns.
-    kernel : {"gaussian", "laplacian"}
-        As for :func:`cumulants`.
-    deviation : float
-        Of each column.
-
-    Returns
-    -------
-    Array, shape (3,)
-    """
-    powers = deviation ** np.arange(1, 4)
-    if kernel == "gaussian":
-        return np.asarray(columns * powers**2 * [2.0, 8.0, 64.0])
-    share = 2 / math.pi  # of the squared mean of |z| in that of z^2
-    third = 2 * math.sqrt(2 * share) * (2 * share - 1)
-    return np.asarray(columns * powers * [math.sqrt(2 * share), 2 - 2 * share, third])
-
-
 def median_of(cumulants: Array) -> float:
     """Return the median of a distribution of distances from its first three cumulants.
 

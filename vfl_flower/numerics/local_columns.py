@@ -2,11 +2,10 @@ r"""Columns that a party makes of its own columns alone, for a Gram matrix.
 
 Who opens a Gram matrix reads a row where a column, or a combination of columns that it
 knows, is nonzero in that row alone. So each column here has a *support*: at least
-`least` rows of each half differ from its most frequent value. Real columns are clipped
-at values that `REACHED` rows of each half reach on either side, and at 8 standard
-deviations, so new rows are not far beyond those of training. No row has a leverage
-above a bound (:func:`bounded_in_halves`, which the party calls on all columns that it
-lets go).
+`least` rows differ from its most frequent value. Real columns are clipped at values
+that `REACHED` rows reach on either side, and at 8 standard deviations, so new rows are
+not far beyond those of training. No row has a leverage above a bound (:func:`bounded`,
+which the party calls on all columns that it lets go).
 
 The columns are of three kinds:
 
@@ -18,7 +17,6 @@ The columns are of three kinds:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -31,7 +29,7 @@ from vfl_flower.typing import Array
 __all__ = [
     "CLIP",
     "LocalColumns",
-    "bounded_in_halves",
+    "bounded",
     "fit_local_columns",
     "local_columns",
     "reached",
@@ -45,10 +43,7 @@ WAVE_BANDWIDTH = 0.5
 """Bandwidth of the waves, in the median distance of two rows over sqrt 2."""
 
 REACHED = 5
-"""Rows of each half that are at or beyond either end of a column, once clipped."""
-
-BOUNDED_WAVES = 8
-"""Most frequencies of waves where rows are bounded."""
+"""Rows that are at or beyond either end of a column, once clipped."""
 
 PAIRS = 2000
 """Pairs of rows whose distances give the median."""
@@ -78,9 +73,6 @@ class LocalColumns:
         An interval is ``low < x <= high``, in the unit of the source column.
     frequencies : Array, shape (d, m)
         Of the waves, in radians per unit of the scaled columns.
-    bounded : bool
-        Whether a row of the columns has a length of at most 1, for noise of a given
-        size: values and waves of sqrt(1/2) each, and there are no others.
     muted : Array of int
         Columns that are 0, since beside the labels they point to a single row. They
         count among the columns, whose number must not depend on labels.
@@ -96,7 +88,6 @@ class LocalColumns:
     lows: Array
     highs: Array
     frequencies: Array
-    bounded: bool = False
     muted: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
@@ -163,38 +154,27 @@ def local_columns(fitted: LocalColumns, X: Array) -> Array:
     Z = scaled_columns(fitted, X)
     at = X[:, fitted.interval_columns]
     angles = Z @ fitted.frequencies
-    if fitted.bounded:
-        values = Z[:, fitted.values]
-        # About 1 before: a scaled column has a mean square of 1.
-        values /= np.sqrt(max(1, len(fitted.values)))
-        values /= np.maximum(1.0, np.linalg.norm(values, axis=1, keepdims=True))
-        waves = np.hstack([np.cos(angles), np.sin(angles)])
-        waves /= np.sqrt(max(1, angles.shape[1]))
-        columns = np.sqrt(0.5) * np.hstack([values, waves])
-    else:
-        columns = np.hstack(
-            [
-                Z[:, fitted.values] / CLIP,
-                np.isnan(X[:, fitted.gaps]),
-                (at > fitted.lows) & (at <= fitted.highs),
-                np.cos(angles),
-                np.sin(angles),
-            ]
-        )
+    columns = np.hstack(
+        [
+            Z[:, fitted.values] / CLIP,
+            np.isnan(X[:, fitted.gaps]),
+            (at > fitted.lows) & (at <= fitted.highs),
+            np.cos(angles),
+            np.sin(angles),
+        ]
+    )
     columns[:, fitted.muted] = 0.0
     return np.asarray(columns)
 
 
 def fit_local_columns(
     X: Array,
-    halves: Array,
     *,
     most: int,
     least: int = 20,
     bins: int = 16,
     waves: int = 32,
     most_leverage: float = 0.5,
-    bounded: bool = False,
     rng: np.random.Generator,
 ) -> LocalColumns:
     """Choose the columns by the training rows of a party.
@@ -203,21 +183,17 @@ def fit_local_columns(
     ----------
     X : Array, shape (n, d)
         Training rows, missing values NaN.
-    halves : Array of int, shape (n,)
-        The half of each row.
     most : int
         Largest number of columns. Values come first, then intervals, as many for each
         source column as there is room for, then waves.
     least : int
-        Fewest rows of each half that differ from the most frequent value of a column.
+        Fewest rows that differ from the most frequent value of a column.
     bins : int
         Most intervals of a source column.
     waves : int
         Most frequencies, each of two columns.
     most_leverage : float
-        Largest leverage of a row in the columns of each half.
-    bounded : bool
-        As in :class:`LocalColumns`: few waves, and neither intervals nor gaps.
+        Largest leverage of a row.
     rng : numpy.random.Generator
         Draws the frequencies, and the pairs of rows for their bandwidth.
 
@@ -229,25 +205,16 @@ def fit_local_columns(
     Raises
     ------
     ValueError
-        `X` is not a matrix of finite or missing values, `halves` has another length,
-        or `most` is negative.
+        `X` is not a matrix of finite or missing values, or `most` is negative.
     """
     X = np.asarray(X, dtype=np.float64)
     if X.ndim != 2 or np.isinf(X).any():
         raise ValueError(
             f"X must be a matrix without infinite values, got shape {X.shape}"
         )
-    if np.shape(halves) != (len(X),):
-        raise ValueError(
-            f"halves must have {len(X)} numbers, got shape {np.shape(halves)}"
-        )
     if most < 0:
         raise ValueError(f"most must be at least 0, got {most}")
-    parts = [np.flatnonzero(halves == half) for half in np.unique(halves)]
-    ordered = [
-        [np.sort(x[~np.isnan(x)]) for x in (column, *(column[part] for part in parts))]
-        for column in X.T
-    ]
+    ordered = [np.sort(column[~np.isnan(column)]) for column in X.T]
     known, d = ~np.isnan(X), X.shape[1]
     units = np.array([_unit(rows) for rows in ordered]).reshape(d, 4).T.copy()
     nothing = np.zeros(0, dtype=np.int64)
@@ -256,18 +223,15 @@ def fit_local_columns(
         *(center, scale, lowest, highest),
         *(nothing, nothing, nothing),
         *(np.zeros(0), np.zeros(0), np.zeros((d, 0))),
-        bounded=bounded,
     )
     Z = scaled_columns(fitted, X)
-    supported = np.array([_supported(z, parts, least) for z in Z.T], dtype=bool)
+    supported = np.array([_supported(z, least) for z in Z.T], dtype=bool)
     Z[:, ~supported] = 0.0
     fitted.scale[~supported] = 0.0
     values = np.flatnonzero(supported)[:most]
-    gaps = np.flatnonzero([_supported(k, parts, least) for k in known.T])
-    gaps = gaps[: 0 if bounded else most - len(values)]
+    gaps = np.flatnonzero([_supported(k, least) for k in known.T])
+    gaps = gaps[: most - len(values)]
     room = most - len(values) - len(gaps)
-    if bounded:
-        bins, waves = 0, min(waves, BOUNDED_WAVES)
     for count in range(bins, 1, -1):
         found = [
             (column, low, high)
@@ -292,129 +256,77 @@ def fit_local_columns(
     )
     # Without a column, directions that were too short to count may do so.
     while not (
-        kept := bounded_in_halves(
-            local_columns(fitted, X), halves, least=least, most_leverage=most_leverage
+        kept := bounded(
+            local_columns(fitted, X), least=least, most_leverage=most_leverage
         )
     ).all():
         fitted = _kept(fitted, kept)
     return fitted
 
 
-def bounded_in_halves(
-    columns: Array,
-    halves: Array,
-    *,
-    least: int,
-    most_leverage: float,
-    fixed: int = 0,
+def bounded(
+    columns: Array, *, least: int, most_leverage: float, fixed: int = 0
 ) -> Array:
-    """Return which columns point to no single row of a half.
+    """Return which columns point to no single row, shape (m,).
 
-    An honest party lets no others go, its labels included.
-
-    Parameters
-    ----------
-    columns : Array, shape (n, m)
-        All columns of the party.
-    halves : Array of int, shape (n,)
-        The half of each row.
-    least : int
-        Fewest rows of each half that differ from the most frequent value of a column.
-    most_leverage : float
-        Largest leverage score of a row of a half, about the means.
-    fixed : int
-        How many of the last columns stay, which by themselves pass.
-
-    Returns
-    -------
-    Array of bool, shape (m,)
-        See :func:`vfl_flower.numerics.moments.bounded_columns`.
+    An honest party lets no others go, its labels included. As
+    :func:`vfl_flower.numerics.moments.bounded_columns`, about the means of all columns
+    of the party, shape (n, m); `fixed` of the last ones stay, which by themselves pass.
     """
     F = np.asarray(columns, dtype=np.float64)
-    kept = np.ones(F.shape[1], dtype=bool)
-    for half in np.unique(halves):
-        rows = F[halves == half][:, kept]
-        centered = rows - rows.mean(axis=0)
-        stays = bounded_columns(rows.T, centered, least, most_leverage, fixed)
-        kept[np.flatnonzero(kept)[~stays]] = False
-    return kept
+    centered = F - F.mean(axis=0)
+    return bounded_columns(F.T, centered, least, most_leverage, fixed)
 
 
-def reached(parts: Sequence[Array], rows: int = REACHED) -> tuple[float, float]:
-    """Return the values at or beyond which so many rows of each half are.
+def reached(ordered: Array, rows: int = REACHED) -> tuple[float, float]:
+    """Return the values at or beyond which so many rows are; zeros if there are fewer.
 
-    Parameters
-    ----------
-    parts : sequence of Array
-        The values of each half, in order.
-    rows : int
-        How many.
-
-    Returns
-    -------
-    lowest, highest : float
-        Zeros if a half has fewer rows.
+    Values are in order.
     """
-    if min(map(len, parts), default=0) < rows:
+    if len(ordered) < rows:
         return 0.0, 0.0
-    low = float(max(part[rows - 1] for part in parts))
-    return low, float(min(part[-rows] for part in parts))
+    return float(ordered[rows - 1]), float(ordered[-rows])
 
 
-def _unit(ordered: Sequence[Array]) -> tuple[float, float, float, float]:
+def _unit(ordered: Array) -> tuple[float, float, float, float]:
     """Return center, scale, lowest and highest of a source column; zeros if constant.
 
-    Parameters
-    ----------
-    ordered : sequence of Array
-        The known values of all rows in order, then those of each half.
+    Its known values are in order.
     """
-    every, *parts = ordered
-    low, high = reached(parts)
-    sd = float(np.std(np.clip(every, low, high))) if low < high else 0.0
+    low, high = reached(ordered)
+    sd = float(np.std(np.clip(ordered, low, high))) if low < high else 0.0
     if not sd > 0:
         return 0.0, 0.0, 0.0, 0.0
-    return float(np.median(every)), sd, low, high
+    return float(np.median(ordered)), sd, low, high
 
 
-def _supported(x: Array, parts: Sequence[Array], least: int) -> bool:
-    """Return whether enough rows of each half differ from the most frequent value."""
-    return all(
-        len(part) - np.unique(x[part], return_counts=True)[1].max(initial=0) >= least
-        for part in parts
-    )
+def _supported(x: Array, least: int) -> bool:
+    """Return whether enough rows differ from the most frequent value."""
+    most = int(np.unique(x, return_counts=True)[1].max(initial=0))
+    return len(x) - most >= least
 
 
-def _intervals(ordered: Sequence[Array], least: int, count: int) -> list[Interval]:
-    """Return intervals of about as many rows each, and at least `least` of each half.
+def _intervals(ordered: Array, least: int, count: int) -> list[Interval]:
+    """Return at most `count` intervals of about as many rows each, at least `least`.
 
     A value that many rows have takes one, and the others share the rest. The last one
     is left out, since it follows from the others and the ones; so 0/1 columns have
-    none: their values are one.
-
-    Parameters
-    ----------
-    ordered : sequence of Array
-        The known values of all rows in order, then those of each half.
-    count : int
-        Most intervals.
+    none: their values are one. The known values of the column are in order.
     """
-    every, *parts = ordered
-    if not len(every) or np.searchsorted(every, every[0], "right") == np.searchsorted(
-        every, every[-1]
-    ):
+    if not len(ordered) or np.searchsorted(
+        ordered, ordered[0], "right"
+    ) == np.searchsorted(ordered, ordered[-1]):
         return []
     found: list[Interval] = []
-    low, start, begun = -np.inf, 0, [0] * len(parts)
+    low, start, begun = -np.inf, 0, 0
     for left in range(count, 0, -1):
-        if start == len(every):
+        if start == len(ordered):
             break
-        edge = float(every[start - 1 + -(-(len(every) - start) // left)])
-        start = int(np.searchsorted(every, edge, "right"))
-        ends = [int(np.searchsorted(part, edge, "right")) for part in parts]
-        if min(np.subtract(ends, begun), default=0) >= least:
+        edge = float(ordered[start - 1 + -(-(len(ordered) - start) // left)])
+        start = int(np.searchsorted(ordered, edge, "right"))
+        if start - begun >= least:
             found.append((low, edge))
-            low, begun = edge, ends
+            low, begun = edge, start
     return found[:-1]
 
 

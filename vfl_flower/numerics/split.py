@@ -36,21 +36,20 @@ def split_rows(n: int, test_fraction: float, seed: int) -> tuple[Array | None, A
     return np.sort(order[n_test:]), np.sort(order[:n_test])
 
 
-def split_halves(n: int, test_fraction: float, rows: int, seed: int) -> list[Array]:
-    """Draw two halves of the training rows; whoever knows the arguments agrees.
+def training_rows(n: int, test_fraction: float, rows: int, seed: int) -> Array:
+    """Draw some of the training rows; whoever knows the arguments agrees.
 
     Parameters
     ----------
     n, test_fraction, seed : int, float, int
         As for :func:`split_rows`.
     rows : int
-        Number of rows of both halves, at least 2.
+        Number of rows, at least 2.
 
     Returns
     -------
-    list of Array
-        Sorted numbers of the rows of each half; the first has one more where `rows` is
-        odd.
+    Array
+        Their sorted numbers.
 
     Raises
     ------
@@ -61,7 +60,5 @@ def split_halves(n: int, test_fraction: float, rows: int, seed: int) -> list[Arr
     train = np.arange(n) if train is None else train
     if not 2 <= rows <= len(train):
         raise ValueError(f"rows must be from 2 to {len(train)}, got {rows}")
-    rng = np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(b"halves")]))
-    order = rng.permutation(train)[:rows]
-    half = -(-rows // 2)
-    return [np.sort(order[:half]), np.sort(order[half:])]
+    rng = np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(b"rows")]))
+    return np.sort(rng.permutation(train)[:rows])

@@ -65,7 +65,7 @@ from vfl_flower.protocol.messages import (
 from vfl_flower.protocol.names import Name
 from vfl_flower.protocol.parts import check_folder, load_part, write_predictions
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.settings import Natural, NotNegative
+from vfl_flower.protocol.settings import Natural
 from vfl_flower.protocol.steps import Step
 from vfl_flower.protocol.sums import PartySums
 from vfl_flower.version import __version__
@@ -127,9 +127,6 @@ class Plan:
         Who deals correlated randomness, if somebody does.
     computes : str or None
         Who computes with the party that has the labels, where the run names it.
-    epsilon : float or None
-        Of the noise in the Gram matrices that are opened, 0 for none; None: no Gram
-        matrix is opened.
     wants : list of str or None
         What else may leave them, and need not.
     """
@@ -139,7 +136,6 @@ class Plan:
     parties: Natural
     dealer: Name | None = None
     computes: Name | None = None
-    epsilon: NotNegative | None = None
     wants: list[Kind] | None = None
 
 
@@ -157,7 +153,6 @@ def _hello(
             parties=plan.parties,
             dealer=plan.dealer,
             computes=plan.computes,
-            epsilon=plan.epsilon,
         )
         if lacks:
             log.error("the consent of this party lacks: %s", "; ".join(lacks))

@@ -26,7 +26,7 @@ from annotated_types import Ge
 
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.errors import PartyError
-from vfl_flower.protocol.settings import Count, Natural, Positive
+from vfl_flower.protocol.settings import Count, Natural
 from vfl_flower.secure_aggregation import parse_key
 from vfl_flower.typing import Array
 
@@ -88,17 +88,13 @@ class Limit:
         In one run.
     life : int or None
         In all runs, for the life of the data.
-    epsilon : float or None
-        Of `moments`, the largest epsilon of the noise in them; None: they need none.
+    rows : int or None
+        Of `moments`, the fewest rows of a Gram matrix; None: 20, and four a column.
     """
 
     run: Count | None = None
     life: Count | None = None
-    epsilon: Positive | None = None
-
-    def accepts_noise(self, epsilon: float) -> bool:
-        """Return whether noise of an epsilon is enough; 0: there is none."""
-        return self.epsilon is None or 0 < epsilon <= self.epsilon
+    rows: Natural | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +302,6 @@ class Consent(_Rules):
         parties: int,
         dealer: str | None = None,
         computes: str | None = None,
-        epsilon: float | None = None,
     ) -> list[str]:
         """Return the lines that a ``consent.toml`` lacks for a run, which may be none.
 
@@ -323,9 +318,6 @@ class Consent(_Rules):
         computes : str, optional
             Who computes with the party that has the labels; default: the first of the
             others.
-        epsilon : float, optional
-            Of the noise in the Gram matrices that are opened; 0: there is none.
-            Default: no Gram matrix is opened.
         """
         lines = []
         if parties < self.least_parties:
@@ -338,10 +330,6 @@ class Consent(_Rules):
         if computes is not None and not self.accepts_computing(computes):
             lines.append(f"computes = [{_quoted(computes)}]")
         leaves = [f"{kind} = true" for kind in kinds if kind not in self.leaves]
-        limit = self.leaves.get("moments", Limit())
-        if epsilon is not None and not limit.accepts_noise(epsilon):
-            noise = f"{{ epsilon = {epsilon:g} }}" if epsilon else "true"
-            leaves.append(f"moments = {noise} (it has epsilon = {limit.epsilon:g})")
         return [*lines, *(["[leaves]"] if leaves else []), *leaves]
 
 
@@ -381,8 +369,8 @@ def _limit(kind: str, value: object) -> Limit | None:
         limit = Limit(**structure(fields_of(Limit), value, {}))
     except ContractError as error:
         raise ContractError(f"{kind}: {error}") from None
-    if limit.epsilon is not None and kind != "moments":
-        raise ContractError(f"{kind} must have no 'epsilon': 'moments' alone has one")
+    if limit.rows is not None and kind != "moments":
+        raise ContractError(f"{kind} must have no 'rows': 'moments' alone has them")
     return limit
 
 

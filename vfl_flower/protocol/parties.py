@@ -113,9 +113,6 @@ class Parties(Sequence[PartyInfo]):
     computes : str, optional
         Who computes with the label holder, which their consent may refuse; default: the
         first of the others.
-    epsilon : float, optional
-        Of the noise in the Gram matrices that are opened, which their consent may find
-        too large; 0: there is none. Default: no Gram matrix is opened.
     checkpoint : Checkpoint, optional
         The draws of the server, and the round trips that the run has made before.
 
@@ -159,12 +156,11 @@ class Parties(Sequence[PartyInfo]):
         wants: Sequence[Kind] = (),
         dealer: str | None = None,
         computes: str | None = None,
-        epsilon: float | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> None:
         self._steps, self._needs, self._needs_less = steps, needs, needs_less
         self._wants = wants
-        self._dealer, self._computes, self._epsilon = dealer, computes, epsilon
+        self._dealer, self._computes = dealer, computes
         self._least, self._partition = least, partition
         self.grid, self.ledger = grid, ledger
         self.timeout = timeout
@@ -886,7 +882,6 @@ class Parties(Sequence[PartyInfo]):
             parties=count,
             dealer=self._dealer,
             computes=self._computes,
-            epsilon=self._epsilon,
             wants=list(self._wants) or None,
         )
         values = flatten({"partition": self._partition, "plan": plan})

@@ -383,7 +383,6 @@ class ProtocolStrategy(Strategy):
             wants=self.wants,
             dealer=self.dealt_by,
             computes=self.computed_by,
-            epsilon=self.gram_epsilon,
             checkpoint=checkpoint,
         )
         if parties.gaps and not self.fills:
@@ -452,14 +451,6 @@ class ProtocolStrategy(Strategy):
     @property
     def computed_by(self) -> str | None:
         """Name of the party that computes with the label holder; None: the first."""
-        return None
-
-    @property
-    def gram_epsilon(self) -> float | None:
-        """Epsilon of the noise in the Gram matrices that are opened, 0: no noise.
-
-        None: no Gram matrix is opened.
-        """
         return None
 
     @property

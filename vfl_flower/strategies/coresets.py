@@ -226,11 +226,6 @@ class CoresetVRLR(CoresetStrategy):
         return self.computes or None if self.dealt_by else None
 
     @property
-    def gram_epsilon(self) -> float | None:
-        """There is no noise in the Gram matrices that somebody deals for."""
-        return 0.0 if self.dealt_by else None
-
-    @property
     def needs_less(self) -> str:
         """With ``central`` the server asks for rows."""
         if not self.pools:

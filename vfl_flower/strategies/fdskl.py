@@ -99,7 +99,6 @@ _OF_SOLVER = {
     "doubly-stochastic": ("iterations", "step", *_ANGLES),
     "moments": (
         *("rows", "features", "dealer", "computes", "relevance", "class_weight"),
-        *("epsilon", "delta"),
     ),
 }
 """Settings that have an effect with some of the solvers only."""
@@ -132,8 +131,8 @@ class FDSKL(ProtocolStrategy):
     relevance      each party its frequencies, masked;    nothing
                    the label holder mixtures of
                    derivatives, masked, for each party
-    fit            the label holder: the error of the     the error, and lambda
-                   halves, and lambda; each party
+    fit            the label holder: an estimate of the   the error, and lambda
+                   error, and lambda; each party
                    whether it keeps its part
     scores         of rows held out, in three round       the metrics, the
                    trips: as in multiply; then the label  curves
@@ -142,10 +141,10 @@ class FDSKL(ProtocolStrategy):
     =============  =====================================  ==========================
 
     No number of a row leaves a party but under masks. The label holder learns the
-    model, the sums of products of all features on two halves of the rows, and f(x) of
-    the rows held out. With `relevance` each party learns how much the model changes
-    with each of its own columns. Who deals the correlated randomness and works with one
-    of the two parties that compute reads the features of all rows.
+    model, the sums of products of all features, and f(x) of the rows held out. With
+    `relevance` each party learns how much the model changes with each of its own
+    columns. Who deals the correlated randomness and works with one of the two parties
+    that compute reads the features of all rows.
 
     With ``solver="direct"`` and ``"doubly-stochastic"``:
 
@@ -231,14 +230,7 @@ class FDSKL(ProtocolStrategy):
     """For moments: solve twice. After a first turn with fewer features each party gets
     to know how much the model changes with each of its own columns, on average, and
     scales them for the second turn, in four more round trips. Not where a party deals,
-    the bandwidth is given, or there is an `epsilon`."""
-    epsilon: NotNegative = pydantic.Field(default=0.0, kw_only=True)
-    """For moments: above 0, each party adds Gaussian noise to the sums of products, so
-    that they are (epsilon, delta)-differentially private for the values of a training
-    row at one party, given its scales; a small one takes fewer features. Needs the
-    package dp-accounting. Scores of rows have no noise."""
-    delta: Fraction = pydantic.Field(default=1e-6, kw_only=True)
-    """See epsilon; above 0, and below 1 / rows."""
+    or the bandwidth is given."""
     _: KW_ONLY
     target: Target = "binary"
     """What the labels are. "binary": two values. "multiclass": up to 100 values, each
@@ -251,8 +243,8 @@ class FDSKL(ProtocolStrategy):
     a class with n_c of n rows weighs n / (K n_c) in the loss, as in scikit-learn. With
     ``moments`` the fit has no weights, which would be the labels: the label holder
     moves the threshold between the classes, to equal prior probabilities, where the
-    scores of the halves are normal with one variance. Probabilities are then those of
-    classes of the same size."""
+    scores of a class are normal, with one variance for all classes. Probabilities are
+    then those of classes of the same size."""
     bandwidth: Positive | Literal["median", "auto"] = "median"
     """Bandwidth of the kernel, in the unit of the columns; with ``moments``, of the
     scaled ones. "median": from the median distance of 1,000 pairs of rows, in two more
@@ -283,8 +275,7 @@ class FDSKL(ProtocolStrategy):
     """Random features in all; 0: one for every eight rows, and more if the budget pays
     for them, up to 2,048, or 1,500 with implicit steps. The doubly stochastic solver
     takes a multiple of `iterations`. With ``moments``, joint features of all parties;
-    0: as many as leave four rows for each column in each half of the rows, up to
-    2,048."""
+    0: as many as leave four rows for each column, up to 2,048."""
     bits: Bits = "auto"
     """Bits of an angle on the circle. "auto": 16, and 8 with ``doubly-stochastic``,
     which take half of the bytes for the same rows and features, at nearly the same
@@ -374,10 +365,6 @@ class FDSKL(ProtocolStrategy):
             check_unused(self, ["regularization"], "step 'explicit'")
 
     def _check_moments(self) -> None:
-        if not self.epsilon:
-            check_unused(self, ["delta"], "epsilon 0")
-        elif not self.delta:
-            raise ValueError("delta must be above 0 with an epsilon, got 0.0")
         if self.loss == "smooth_hinge":
             raise ValueError(
                 "loss must be 'square', or left out, with solver 'moments', got "
@@ -408,11 +395,6 @@ class FDSKL(ProtocolStrategy):
     def computed_by(self) -> str | None:
         """With ``moments`` who computes with the label holder, where it is named."""
         return self.computes or None
-
-    @property
-    def gram_epsilon(self) -> float | None:
-        """With ``moments`` that of the setting."""
-        return self.epsilon if self.solver == "moments" else None
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Choose a bandwidth, train, and measure the error on the rows held out."""
@@ -546,8 +528,6 @@ class FDSKL(ProtocolStrategy):
             self.relevance,
             self.computes,
             self._balanced,
-            self.epsilon,
-            self.delta,
         )
         metrics, run.curves, model.kept = kernel_moments.train(parties, solver, test)
         limit = (
@@ -555,7 +535,7 @@ class FDSKL(ProtocolStrategy):
             "numbers, and a smaller number of features takes more rows"
         )
         run.warnings += left_out("to train on", metrics["rows"], solver.rows, limit)
-        if metrics["rows"] < FEW_ROWS and not self.epsilon:
+        if metrics["rows"] < FEW_ROWS:
             run.warnings.append(
                 f"{metrics['rows']:,} rows to train on allow few features: with fewer "
                 f"than {FEW_ROWS:,} rows the error may be several times that of solver "

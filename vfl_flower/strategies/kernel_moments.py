@@ -21,7 +21,6 @@ from vfl_flower.clients.moments_roles import (
 )
 from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.kernel_moments import median_of
-from vfl_flower.numerics.privacy import noise_deviation, private_angles
 from vfl_flower.numerics.random_features import Kernel, median_bandwidth
 from vfl_flower.protocol.consent import SERVER
 from vfl_flower.protocol.exchange import FederationError
@@ -66,6 +65,10 @@ TARGETS = 16
 MOST_LOCAL = 512
 """Most local columns of a party."""
 
+MOST_SHARE, MANY_ROWS = 0.5, 12_000
+"""Most of the columns that are local, and the rows of which their share would be all:
+half of the columns from 6,000 rows."""
+
 MOST_PARTS = 2
 """Most parts of the rows: each takes a round trip, as a party that deals does."""
 
@@ -97,8 +100,6 @@ class Solver:
         Of an angle.
     relevance : bool
         Whether a turn with fewer features tells the relevance of columns.
-    epsilon, delta : float
-        What noise gives the rows of each party; an epsilon of 0: there is no noise.
     """
 
     target: Target
@@ -112,8 +113,6 @@ class Solver:
     relevance: bool = True
     computes: str = ""
     balanced: bool = False
-    epsilon: float = 0.0
-    delta: float = 0.0
 
 
 def train(
@@ -152,19 +151,16 @@ def train(
     columns = sum(info.n_columns for info in parties)
     density = min(1.0, max(DENSITY, LEAST_COLUMNS / columns))
     joint = _joint(solver, task, median, density, sum(owners))
-    sizes = [-(-task.rows // 2), task.rows // 2]
     roles = roles_of(
         parties,
-        *(owners, sizes, solver.dealer),
+        *(owners, [task.rows], solver.dealer),
         computes=solver.computes,
         joint=2 * joint.angles,
-        fraction=joint_fraction(task.rows, solver.epsilon > 0),
+        fraction=joint_fraction(task.rows),
     )
     flat = [size for of_party in kinds for size in of_party]
     probes: dict[str, Any] = {}
-    if solver.epsilon:
-        roles = _noisy(solver, roles, joint)
-    elif solver.relevance and solver.bandwidth is None and roles.dealer is None:
+    if solver.relevance and solver.bandwidth is None and roles.dealer is None:
         pilot = _pilot(joint)
         of_pilot = replace(roles, joint=2 * pilot.angles)
         probes = relevance(parties, of_pilot, pilot, flat, outputs)
@@ -181,8 +177,6 @@ def train(
         "rows": task.rows,
         "bandwidth": max(joint.bandwidths) / turn.multiple,
     }
-    if solver.epsilon:
-        metrics |= {"epsilon": solver.epsilon, "delta": solver.delta}
     for name in ("regularization", "cv_score"):
         if name not in fitted[holder]:
             raise fitted.failure(holder, f"its reply lacks {name!r}")
@@ -207,43 +201,38 @@ def most_numbers(solver: Solver) -> int:
 def _task(solver: Solver, count: int) -> party.Task:
     """Return what is learned of which rows: so many that no message is too large.
 
-    Local columns have what joint ones leave of those that the rows allow, or half.
+    Local columns have what joint ones leave of those that the rows allow, or a share
+    that is `MOST_SHARE` of many rows; with few rows joint ones are worth more, but for
+    the values of the parties' columns.
     """
     columns = 2 * solver.features or COLUMNS
-    if solver.epsilon and not solver.features:  # few features, and so more rows
-        most = 2 * private_angles(solver.rows, solver.epsilon) + MOST_LOCAL
-        columns = min(COLUMNS, most)
     rows = min(solver.rows, most_numbers(solver) // columns)
-    room = rows // 2 // ROWS_PER_COLUMN
-    left = room // 2
+    room = rows // ROWS_PER_COLUMN
+    left, values = int(room * min(MOST_SHARE, rows / MANY_ROWS)), room // 2
     if solver.features:
         room = min(room, most_numbers(solver) // rows)
-        left = max(0, room - solver.features - TARGETS)
-    most = min(MOST_LOCAL, left // count)
-    privacy = solver.epsilon, solver.delta
+        left = values = max(0, room - solver.features - TARGETS)
+    most, values = (min(MOST_LOCAL, columns // count) for columns in (left, values))
     return party.Task(
-        *(solver.target, solver.kernel, solver.test_fraction, rows, most),
-        *(solver.balanced, *privacy),
+        *(solver.target, solver.kernel, solver.test_fraction, rows),
+        *(most, values, solver.balanced),
     )
 
 
 def _joint(
     solver: Solver, task: party.Task, median: float, density: float, others: int
 ) -> party.Joint:
-    """Return the joint features: as many as the rows of a half allow."""
-    half = task.rows // 2
-    room = min(half // ROWS_PER_COLUMN, MOST_COLUMNS, most_numbers(solver) // task.rows)
+    """Return the joint features: as many as the rows allow."""
+    rows = task.rows
+    room = min(rows // ROWS_PER_COLUMN, MOST_COLUMNS, most_numbers(solver) // rows)
     count = solver.features // 2 or min(MOST_FEATURES, room - others) // 2
-    if solver.epsilon and not solver.features:
-        count = min(count, private_angles(task.rows, solver.epsilon))
     if others + 2 * count > room or count < 1:
         columns = others + max(2, 2 * count)
         raise FederationError(
-            f"features must leave {ROWS_PER_COLUMN} rows in each half of the rows for "
-            f"each of {columns} columns ({others} of single parties and the labels, "
-            f"{columns - others} of all together), {ROWS_PER_COLUMN * columns} in all, "
-            f"and a half has {half}: set fewer features, or take more rows or fewer "
-            "columns"
+            f"features must leave {ROWS_PER_COLUMN} rows for each of {columns} columns "
+            f"({others} of single parties and the labels, {columns - others} of all "
+            f"together), {ROWS_PER_COLUMN * columns} in all, and there are {rows}: set "
+            "fewer features, or take more rows or fewer columns"
         )
     if solver.bandwidth is not None:
         return party.Joint([solver.bandwidth], [count], [density], solver.bits)
@@ -256,24 +245,6 @@ def _joint(
     given = {bandwidth: size for bandwidth, size in counts.items() if size}
     densities = [density] * len(given)
     return party.Joint([*given], [*given.values()], densities, solver.bits)
-
-
-def _noisy(solver: Solver, roles: Roles, joint: party.Joint) -> Roles:
-    """Return the roles with the noise that each party needs."""
-    try:
-        noise = noise_deviation(solver.epsilon, solver.delta, joint.angles)
-        # A little more: parties may find another last digit.
-        noisy = replace(roles, noise=noise * (1 + 1e-6))
-        noisy.deals(0)
-    except ValueError as error:
-        raise FederationError(str(error)) from None
-    log.info(
-        "each party but the label holder adds noise of deviation %.3g to sums of "
-        "products, and the relevance of columns is not asked for: epsilon is %g",
-        noise,
-        solver.epsilon,
-    )
-    return noisy
 
 
 def _pilot(joint: party.Joint) -> party.Joint:
@@ -483,14 +454,12 @@ def gram_matrices(
         if before is not None and earlier is not None:
             told["own_openings"] = _told(parties, earlier, "own_openings")
             told["joint_openings"] = _told(parties, before, "joint_openings")
-        if roles.noise and before is not None and trip == parts + 1:
-            told["noise"] = _told(parties, before, "noise")
         once = {"distances": _BOUND} if joint.relevant and trip == 0 else {}
         asked = party.multiply.summing(**sums, **once)
         replies = parties.ask(
             asked if trip < parts else party.multiply,
             roles=roles,
-            counted=0 if trip else 2 * roles.columns,
+            counted=0 if trip else roles.columns,
             joint=joint,
             trip=trip,
             multiple=multiple,
@@ -513,9 +482,7 @@ def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> R
     """
     owners = [0 if j == roles.first else width for j, width in enumerate(local)]
     fraction = kernel_dealing.NEW_ROWS.fraction
-    return replace(
-        roles, owners=owners, rows=[rows], fraction=fraction, turn=turn, noise=0.0
-    )
+    return replace(roles, owners=owners, rows=[rows], fraction=fraction, turn=turn)
 
 
 def score_rows(
