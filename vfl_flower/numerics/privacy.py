@@ -46,15 +46,8 @@ FEWEST = 8
 def noise_multiplier(epsilon: float, delta: float) -> float:
     """Return the deviation of Gaussian noise for a sensitivity of 1.
 
-    Parameters
-    ----------
-    epsilon, delta : float
-        Above 0; `delta` below 1.
-
-    Raises
-    ------
-    ValueError
-        The library is not installed.
+    `epsilon` and `delta` are above 0, and `delta` is below 1. Raises ValueError if the
+    library is not installed.
     """
     try:
         from dp_accounting.pld.common import DifferentialPrivacyParameters
@@ -76,17 +69,8 @@ def row_bound(angles: int) -> float:
 def noise_deviation(epsilon: float, delta: float, angles: int) -> float:
     """Return s, the deviation of each party's noise beside the diagonal.
 
-    Parameters
-    ----------
-    epsilon, delta : float
-        What each party's rows are to have.
-    angles : int
-        Number of angles: pairs of joint features.
-
-    Raises
-    ------
-    ValueError
-        See :func:`noise_multiplier`.
+    `angles` is the number of pairs of joint features. Raises ValueError as
+    :func:`noise_multiplier` does.
     """
     return noise_multiplier(epsilon, delta) * row_bound(angles)
 
@@ -96,14 +80,8 @@ def column_weights(
 ) -> tuple[float, float, float]:
     """Return what local columns, targets and ones are multiplied with in the matrices.
 
-    Whole numbers over 256, which fixed point has exactly.
-
-    Parameters
-    ----------
-    angles, parties, outputs : int
-        Numbers of angles, parties and targets.
-    real : bool
-        Whether targets are real numbers, and not -1 and +1.
+    They are whole numbers over 256, which fixed point represents exactly. `real` says
+    whether targets are real numbers, and not -1 and +1.
     """
     local = angles * LOCAL / parties  # a party's row has a length of at most 1
     targets = angles * TARGETS / (MOST_TARGET**2 if real else outputs)
