@@ -43,25 +43,10 @@ _BITS = 192
 
 
 def discrete_gaussian(take: Take, sigma: float, count: int) -> Array:
-    """Return independent numbers of a discrete Gaussian.
+    """Return independent numbers of a discrete Gaussian, int64, shape (count,).
 
-    Parameters
-    ----------
-    take : callable
-        From a number of bytes to so many uniform ones, such as a key stream.
-    sigma : float
-        Standard deviation, from `LEAST` to 2^57.
-    count : int
-        How many numbers.
-
-    Returns
-    -------
-    Array of int64, shape (count,)
-
-    Raises
-    ------
-    ValueError
-        If `sigma` is out of range.
+    `take` returns so many uniform bytes, such as from a key stream. Raises ValueError
+    unless sigma, the standard deviation, is from `LEAST` to 2^57.
     """
     if not LEAST <= sigma <= 2.0**57:
         raise ValueError(f"sigma must be between 2^20 and 2^57, got {sigma:.6g}")
@@ -96,16 +81,8 @@ def _narrow(take: Take, sigma: float, count: int) -> Array:
 def table(sigma: float) -> tuple[Array, Array]:
     """Return the distribution function of a discrete Gaussian, in two words of 64 bits.
 
-    Parameters
-    ----------
-    sigma : float
-        Standard deviation.
-
-    Returns
-    -------
-    Array of uint64, shape (2 t,); Array of uint64, shape (2 t,)
-        Threshold k is ``P[X < k - t + 1] 2^128``: X is as large as the number of
-        thresholds at or below a uniform integer, minus t.
+    Both have the shape (2 t,). Threshold k is ``P[X < k - t + 1] 2^128``: X is as large
+    as the number of thresholds at or below a uniform integer, minus t.
     """
     weights = _weights(sigma)
     both = weights[:0:-1] + weights
