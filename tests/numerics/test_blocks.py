@@ -1,13 +1,10 @@
 """Blocks of rows: every block size, type and layout gives the same rows."""
 
-import doctest
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vfl_flower.numerics import blocks as module
 from vfl_flower.numerics.blocks import RowBlocks
 
 X = np.arange(60.0).reshape(20, 3) ** 2
@@ -80,7 +77,3 @@ def test_wrong_arguments_are_named(args, rows, message):
 def test_a_block_needs_a_size():
     with pytest.raises(ValueError, match="block_bytes must be at least 1, got 0"):
         RowBlocks(X, block_bytes=0)
-
-
-def test_examples():
-    assert doctest.testmod(module).failed == 0

@@ -1,12 +1,10 @@
 """Random Maclaurin features: their kernel, their draws and bad input."""
 
-import doctest
 import tracemalloc
 
 import numpy as np
 import pytest
 
-from vfl_flower.numerics import maclaurin as module
 from vfl_flower.numerics.maclaurin import MaclaurinFeatures
 
 SEED = 2**128 - 7
@@ -116,7 +114,3 @@ def test_bad_settings(change, message):
 def test_bad_rows_or_range(X, start, stop, message):
     with pytest.raises(ValueError, match=message):
         MaclaurinFeatures(2, 2, 1.0, 0).features(X, start, stop)
-
-
-def test_docstrings():
-    assert doctest.testmod(module).failed == 0

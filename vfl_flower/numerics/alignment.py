@@ -10,31 +10,13 @@ from vfl_flower.typing import Array
 
 
 def overlaps(lists: Sequence[Array]) -> tuple[Array, Array, Array, list[Array]]:
-    """Compare lists of distinct values.
+    """Compare T lists of distinct values, each of the shape (n_j, b), of uint8.
 
-    Parameters
-    ----------
-    lists : sequence of Array of uint8, shape (n_j, b)
-        T lists of values of b bytes.
+    Returns the sets of lists that hold a value which no other list holds, (k, T), of
+    bool; the number of values of each set, (k,); the m values that all lists hold,
+    sorted, (m, b); and where these stand in each list, (m,). Raises ValueError if a
+    list holds a value twice; its second argument is the number of the list.
 
-    Returns
-    -------
-    held : Array of bool, shape (k, T)
-        The sets of lists that hold a value and no other list does, one in each row.
-    counts : Array of int, shape (k,)
-        How many values each set holds.
-    common : Array of uint8, shape (m, b)
-        The values that all lists hold, sorted.
-    positions : list of Array of int, shape (m,)
-        Where they stand in each list.
-
-    Raises
-    ------
-    ValueError
-        A list holds a value twice; the second argument is its number.
-
-    Examples
-    --------
     >>> a, b = np.array([[1], [2], [3]], np.uint8), np.array([[3], [5]], np.uint8)
     >>> held, counts, common, positions = overlaps([a, b])
     >>> held.astype(int).tolist(), counts.tolist()

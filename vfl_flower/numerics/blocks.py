@@ -19,38 +19,14 @@ Index = slice | Array
 class RowBlocks(Rows):
     """The rows of [X, extra ...] in float64 blocks; iterate as often as needed.
 
-    Parameters
-    ----------
-    X : Array or Rows, shape (n, d)
-        Real numbers of any type and layout; may be a read-only memory map.
-    *extra : Array of shape (n,), or the float 1.0
-        Columns appended on the right: labels, or the ones of an intercept.
-    rows : Array of int, shape (m,), optional
-        Rows of `X` to use, in this order, repeats allowed. Default: all.
-    block_bytes : int
-        Largest size of a block in bytes, except that a block has at least as many rows
-        as columns, so that a factorisation block by block stays O(n d^2).
+    X has the shape (n, d); each extra column has n values or is the number 1.0; `rows`
+    has the numbers of the rows to use, in this order, repeats allowed (default: all). A
+    block has at most `block_bytes` bytes, but at least as many rows as columns, so that
+    a factorisation block by block stays O(n d^2). Raises ValueError if an argument does
+    not fit X.
 
-    Raises
-    ------
-    ValueError
-        `X` is not a real matrix, an extra column has another length, `rows` is not
-        a vector of row numbers of `X`, or `block_bytes` is below 1.
-
-    Notes
-    -----
-    A block is a view of `X` where `X` is a float64 and C-contiguous array and there are
+    A block is a view of X where X is a float64 and C-contiguous array and there are
     neither extra columns nor `rows`; else it is a new array. Do not write to a block.
-
-    Examples
-    --------
-    >>> X = np.array([[1, 2], [3, 4], [5, 6]])
-    >>> blocks = RowBlocks(X, 1.0, rows=np.array([2, 0]))
-    >>> blocks.shape
-    (2, 3)
-    >>> next(iter(blocks))
-    array([[5., 6., 1.],
-           [1., 2., 1.]])
     """
 
     def __init__(
@@ -124,17 +100,9 @@ class RowBlocks(Rows):
         return self._X.map_reduce(changed, add, zero, size, index)
 
     def take(self, rows: Array) -> Array:
-        """Return some rows.
+        """Return rows by their positions, (m,), as float64 of the shape (m, d).
 
-        Parameters
-        ----------
-        rows : Array of int, shape (m,)
-            Positions among the selected rows, from 0.
-
-        Returns
-        -------
-        Array of float64, shape (m, d)
-            Do not write to it.
+        Positions count from 0 among the selected rows. Do not write to the result.
         """
         index = rows if self._rows is None else self._rows[rows]
         return self._change(self._X.take(index), index)

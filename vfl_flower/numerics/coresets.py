@@ -42,19 +42,10 @@ __all__ = [
 
 
 def vrlr_sensitivities(scores: Array, n: int) -> Array:
-    """Return g_i = |u_i|^2 + 1/n (Algorithm 2, line 3).
+    """Return g_i = |u_i|^2 + 1/n (Algorithm 2, line 3), of leverage scores |u_i|^2.
 
-    Parameters
-    ----------
-    scores : Array, shape (m,)
-        Leverage scores of all rows or of some.
-    n : int
-        Number of all rows.
-
-    Returns
-    -------
-    Array, shape (m,)
-        The sensitivities; over all rows their sum is G^(j) = rank + 1.
+    Both have the shape (m,), for all n rows or some. The sum over all rows is
+    G^(j) = rank + 1.
     """
     return np.asarray(scores + 1 / n)
 
@@ -62,21 +53,14 @@ def vrlr_sensitivities(scores: Array, n: int) -> Array:
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class ClusterSummary:
-    """What Algorithm 3 needs to know of a local clustering; no cluster is empty.
-
-    Parameters
-    ----------
-    centers : Array, shape (k, d)
-        C^(j).
-    sizes : Array of int64, shape (k,)
-        |B_l|, the number of rows of each cluster; at least 1.
-    costs : Array, shape (k,)
-        Sum of |x_i - c_l|^2 over B_l; their sum is cost^(j).
-    """
+    """What Algorithm 3 needs to know of a local clustering; no cluster is empty."""
 
     centers: Array
+    """C^(j), shape (k, d)."""
     sizes: Array
+    """|B_l|, the number of rows of each cluster: int64, shape (k,), at least 1."""
     costs: Array
+    """Sum of |x_i - c_l|^2 over each B_l, shape (k,); their sum is cost^(j)."""
 
 
 def cluster_summary(
@@ -87,31 +71,12 @@ def cluster_summary(
     max_iter: int = 100,
     tol: float = 1e-4,
 ) -> ClusterSummary:
-    """Cluster a party's rows and summarise the clusters (Algorithm 3, lines 2-8).
+    """Cluster a party's rows X^(j), (n, d), and summarise the clusters that have rows.
 
-    Parameters
-    ----------
-    blocks : RowBlocks, shape (n, d)
-        X^(j).
-    k : int
-        Number of clusters.
-    rng : numpy.random.Generator
-        Source of the seeding.
-    method : {"lloyd", "seeding"}
-        k-means++ seeding followed by Lloyd's iteration, or the seeding alone: cheaper,
-        and the O(ln k) approximation [1] names.
-    max_iter, tol : int, float
-        For "lloyd": see `vfl_flower.numerics.kmeans.lloyd`.
-
-    Returns
-    -------
-    ClusterSummary
-        Of the clusters that are not empty, k or fewer.
-
-    Raises
-    ------
-    ValueError
-        `method` is unknown, `k` is below 1, or there is no row.
+    Algorithm 3, lines 2-8. The method "lloyd" is k-means++ seeding followed by Lloyd's
+    iteration (see `vfl_flower.numerics.kmeans.lloyd`), "seeding" the seeding alone:
+    cheaper, and the O(ln k) approximation that [1] names. Raises ValueError if `method`
+    is unknown, `k` is below 1, or there is no row.
     """
     if method not in ("lloyd", "seeding"):
         raise ValueError(f"method must be 'lloyd' or 'seeding', got {method!r}")
@@ -133,26 +98,16 @@ def cluster_summary(
 def vkmc_sensitivities(
     rows: Array, summary: ClusterSummary, alpha: float = 2.0
 ) -> Array:
-    """Return the sensitivities of k-means (Algorithm 3, line 10).
+    """Return the sensitivities of k-means (Algorithm 3, line 10), shape (b,).
 
-    Parameters
-    ----------
-    rows : Array, shape (b, d)
-        One block of the rows that `summary` describes.
-    summary : ClusterSummary
-        The local clustering.
-    alpha : float
-        Its approximation factor: cost is at most alpha times the lowest cost.
+    `rows` is one block, (b, d), of the rows that `summary` describes, whose cost is at
+    most `alpha` times the lowest cost. For i in B_l the sensitivity is
 
-    Returns
-    -------
-    Array, shape (b,)
-        For i in B_l: alpha |x_i - c_l|^2 / cost + alpha cost_l / (|B_l| cost)
-        + 2 alpha / |B_l|. Each is at most 4 alpha, and over all rows their sum is
-        G^(j) = 2 alpha (1 + k). At cost 0 the first two terms are 0.
+        alpha |x_i - c_l|^2 / cost + alpha cost_l / (|B_l| cost) + 2 alpha / |B_l|.
 
-    Examples
-    --------
+    Each is at most 4 alpha, and over all rows their sum is G^(j) = 2 alpha (1 + k). At
+    cost 0 the first two terms are 0.
+
     Rows 0 and 4 in a cluster with centre 1, row 9 alone: cost 1 + 9 = 10.
 
     >>> summary = ClusterSummary(
@@ -168,50 +123,21 @@ def vkmc_sensitivities(
 
 
 def allocate(totals: Array, size: int, rng: np.random.Generator) -> Array:
-    """Split the draws among the parties (Algorithm 1, lines 3-4).
+    """Split m draws among the T parties (Algorithm 1, lines 3-4).
 
-    Parameters
-    ----------
-    totals : Array, shape (T,)
-        G^(j), non-negative with a positive sum.
-    size : int
-        m, the number of draws.
-    rng : numpy.random.Generator
-        Source of the draws.
-
-    Returns
-    -------
-    Array of int64, shape (T,)
-        a_j: multinomial with probabilities G^(j) / G; the sum is m.
-
-    Raises
-    ------
-    ValueError
-        As for `draw`.
+    Returns a_j, int64, shape (T,): multinomial with probabilities G^(j) / G, where
+    `totals` are the G^(j). Raises ValueError as `draw` does.
     """
     return np.bincount(draw(totals, size, rng), minlength=len(totals))
 
 
 def coreset_weights(total: float, scores: Array) -> Array:
-    """Return w(i) = G / (|S| sum_j g_i^(j)) (Algorithm 1, line 8).
+    """Return w(i) = G / (|S| sum_j g_i^(j)) (Algorithm 1, line 8), shape (m,).
 
-    Parameters
-    ----------
-    total : float
-        G, the sum of all scores of all parties.
-    scores : Array, shape (m,)
-        sum_j g_i^(j) for each draw i of S.
-
-    Returns
-    -------
-    Array, shape (m,)
-        The weights. The expectation of a weighted sum over S is the sum over all rows,
-        so that of the sum of the weights is n.
-
-    Raises
-    ------
-    ValueError
-        A score is not positive: no such row can have been drawn.
+    `total` is G, and `scores`, (m,), are the sums over all parties for each draw i of
+    S. The expectation of a weighted sum over S is the sum over all rows, so the
+    expected sum of the weights is n. Raises ValueError if a score is not positive: no
+    such row can have been drawn.
     """
     if not (scores > 0).all():
         raise ValueError("scores of drawn rows must be positive")
@@ -221,26 +147,8 @@ def coreset_weights(total: float, scores: Array) -> Array:
 def uniform(n: int, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
     """Draw rows uniformly without replacement, the baseline of [1].
 
-    Parameters
-    ----------
-    n : int
-        Number of rows.
-    size : int
-        m, the number of draws.
-    rng : numpy.random.Generator
-        Source of the draws.
-
-    Returns
-    -------
-    rows : Array of int64, shape (size,)
-        Distinct row numbers.
-    weights : Array, shape (size,)
-        n / size each.
-
-    Raises
-    ------
-    ValueError
-        `size` is not between 1 and `n`.
+    Returns row numbers and weights n / m, both of the shape (m,). Raises ValueError if
+    m, the `size`, is not from 1 to n.
     """
     if not 1 <= size <= n:
         raise ValueError(f"size must be from 1 to {n}, the number of rows, got {size}")
@@ -250,33 +158,21 @@ def uniform(n: int, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
 def sigma_min(blocks: Sequence[Array], weights: Array) -> float:
     """Estimate sigma_min([U^(1) ... U^(T)]) of Assumption 4.1 from a weighted sample.
 
-    Parameters
-    ----------
-    blocks : sequence of Array, shapes (m, d_j)
-        The parties' rows of the sample; [X^(T), y] at the label holder.
-    weights : Array, shape (m,)
-        Non-negative weights of the sample; ones if the rows are all rows.
+    `blocks` are the parties' rows of the sample, shapes (m, d_j), [X^(T), y] at the
+    label holder; `weights`, (m,), are not negative (ones if the rows are all rows). The
+    result, gamma, is from 0 to 1: 1 where the parties' column spaces are orthogonal,
+    near 0 where one column is nearly in the span of another party's. The coreset needs
+    a size of order gamma^-2. A sample with fewer rows than columns gives 0.
 
-    Returns
-    -------
-    float
-        gamma in [0, 1]: 1 where the parties' column spaces are orthogonal, near 0
-        where one column is nearly in the span of another party's. The coreset needs a
-        size of order gamma^-2. A sample with fewer rows than columns gives 0.
-
-    Notes
-    -----
     U^(j) is an orthonormal basis of the weighted rows of party j, by a singular value
-    decomposition with columns scaled to length 1; directions below
-    max(m, d_j) eps S_1 are left out, so a party's own repeated columns do not count.
-    Nor does a column that is exactly in the span of others, by the same rule: gamma is
-    the smallest singular value of U = [U^(1) .. U^(T)] that is not 0. It is what the
-    paper's proof needs. A model is some U theta with theta orthogonal to the null
-    space, so ``|U theta| >= gamma |theta|``, and row i of U is at most as long as the
-    root of sum_j g_ij: its leverage score is at most that sum over gamma^2.
+    decomposition with columns scaled to length 1; directions below max(m, d_j) eps S_1
+    are left out, so a party's own repeated columns do not count. Nor does a column that
+    is exactly in the span of others, by the same rule: gamma is the smallest singular
+    value of U = [U^(1) .. U^(T)] that is not 0. It is what the paper's proof needs. A
+    model is some U theta with theta orthogonal to the null space, so
+    ``|U theta| >= gamma |theta|``, and row i of U is at most as long as the root of
+    sum_j g_ij: its leverage score is at most that sum over gamma^2.
 
-    Examples
-    --------
     Two unit vectors at 60 degrees: sigma^2 = 1 - cos 60.
 
     >>> a, b = np.array([[1.0], [0.0]]), np.array([[1.0], [3**0.5]])
@@ -305,43 +201,19 @@ def tau(
     """Estimate tau of Assumption 5.1 from sampled pairs of rows.
 
     The assumption: some party t has |x_i - x_i'|^2 <= tau |x_i^(t) - x_i'^(t)|^2 for
-    all pairs of rows.
+    all pairs of rows. `blocks` are the parties' columns of the same rows, shapes
+    (m, d_j), and `pairs` is the number of pairs, drawn with replacement. Raises
+    ValueError if there are fewer than two rows, or `pairs` is below 1.
 
-    Parameters
-    ----------
-    blocks : sequence of Array, shapes (m, d_j)
-        The parties' columns of the same rows.
-    rng : numpy.random.Generator
-        Source of the pairs.
-    pairs : int
-        Number of pairs, drawn with replacement.
+    Returns min_t max over the sampled pairs of the ratio: at least 1, and infinite
+    where each party has a pair of rows that differ in other parties' columns alone.
+    Pairs that are equal at all parties fulfil the assumption with any tau and count as
+    1.
 
-    Returns
-    -------
-    float
-        min_t max over the sampled pairs of the ratio; at least 1, and infinite where
-        each party has a pair of rows that differ in other parties' columns alone. Pairs
-        that are equal at all parties fulfil the assumption with any tau and count as 1.
-
-    Raises
-    ------
-    ValueError
-        Fewer than two rows, or `pairs` is below 1.
-
-    Notes
-    -----
     The estimate is a lower bound of the true tau, and grows with `pairs` where the
     ratios have a heavy tail. A large value proves that the assumption fails; a small
     one does not prove that it holds for all pairs: with probability 0.95 at most a
     share 3 / pairs of all pairs exceeds the value that a given party attains.
-
-    Examples
-    --------
-    One pair: 25 in all, 16 of it at the second party.
-
-    >>> blocks = [np.array([[0.0], [3.0]]), np.array([[0.0], [4.0]])]
-    >>> tau(blocks, np.random.default_rng(0))
-    1.5625
     """
     m = len(blocks[0])
     if m < 2:
@@ -360,34 +232,13 @@ def tau(
 
 
 def importance_estimate(losses: Array, weights: Array, n: int) -> tuple[float, float]:
-    """Estimate the mean loss over all rows from an independent weighted draw.
+    """Estimate the mean loss over all n rows from an independent weighted draw.
 
-    Parameters
-    ----------
-    losses : Array, shape (m,)
-        Loss of each drawn row.
-    weights : Array, shape (m,)
-        From `coreset_weights` or `uniform`.
-    n : int
-        Number of all rows.
-
-    Returns
-    -------
-    mean : float
-        sum_i w_i loss_i / n: unbiased if the model was fitted without this draw. On
-        the draw that it was fitted to, a model looks too good.
-    standard_error : float
-        Standard deviation of the terms m w_i loss_i / n over sqrt(m).
-
-    Raises
-    ------
-    ValueError
-        Fewer than two draws: they have no standard error.
-
-    Examples
-    --------
-    >>> importance_estimate(np.array([1.0, 3.0]), np.array([5.0, 5.0]), 10)
-    (2.0, 1.0)
+    `losses` and `weights` (from `coreset_weights` or `uniform`) have the shape (m,).
+    Returns the mean, sum_i w_i loss_i / n, and its standard error. The mean is unbiased
+    if the model was fitted without this draw. On the draw that it was fitted to, a
+    model looks too good. The standard error is the standard deviation of the terms m
+    w_i loss_i / n over sqrt(m). Raises ValueError if there are fewer than two draws.
     """
     m = len(losses)
     if m < 2:

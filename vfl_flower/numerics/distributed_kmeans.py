@@ -57,66 +57,23 @@ ROUNDING = 1e-7
 def local_solution(
     blocks: RowBlocks, k: int, rng: np.random.Generator
 ) -> ClusterSummary:
-    """Cluster a party's own rows (Algorithm 1 of [1], round 1).
+    """Cluster a party's rows P_m, (n_m, d) (Algorithm 1 of [1], round 1).
 
-    Parameters
-    ----------
-    blocks : RowBlocks, shape (n_m, d)
-        P_m.
-    k : int
-        Number of clusters; may be above n_m.
-    rng : numpy.random.Generator
-        Source of the seeding.
-
-    Returns
-    -------
-    ClusterSummary
-        `centers` is B_m, shape (k_m, d) with k_m <= k and every cluster occupied;
-        `sizes` is |P_b|; `costs` sum to c_m, which is exactly 0 where the rows have at
-        most k distinct values.
-
-    Raises
-    ------
-    ValueError
-        `k` is below 1, or there is no row.
-
-    Examples
-    --------
-    >>> blocks = RowBlocks(np.array([[0.0], [2.0], [9.0]]))
-    >>> solution = local_solution(blocks, 2, np.random.default_rng(0))
-    >>> sorted(zip(solution.centers.ravel().tolist(), solution.costs.tolist()))
-    [(1.0, 2.0), (9.0, 0.0)]
+    In the result `centers` is B_m, (k_m, d), with k_m <= k and every cluster occupied;
+    `sizes` is |P_b|; `costs` sum to c_m, which is exactly 0 where the rows have at most
+    k distinct values. Raises ValueError if `k` is below 1, or there is no row.
     """
     return cluster_summary(blocks, k, rng)
 
 
 def split_budget(costs: Array, budget: int) -> Array:
-    """Split the draws among the parties in proportion to their costs (round 2).
+    """Return t_m, the split of t draws in proportion to the costs c_m (round 2).
 
-    Parameters
-    ----------
-    costs : Array, shape (M,)
-        c_m, non-negative.
-    budget : int
-        t, the number of draws: at least the number of parties with a positive cost, or
-        0 for the local centres alone.
-
-    Returns
-    -------
-    Array of int64, shape (M,)
-        t_m, with sum t: one for each positive cost, since a party without a draw would
-        not show its spread at all, and the rest in proportion to c_m, by largest
-        remainders. 0 for a cost of 0; all are 0 if all costs are.
-
-    Raises
-    ------
-    ValueError
-        A cost is negative or not finite, or `budget` is too small.
-
-    Examples
-    --------
-    >>> split_budget(np.array([6.0, 0.0, 3.9, 0.1]), 10)
-    array([5, 0, 4, 1])
+    Both have the shape (M,). Each party with a positive cost gets one draw, since
+    otherwise it would not show its spread at all, and the rest is split in proportion
+    to c_m, by largest remainders. Parties with cost 0 get none. A `budget` t of 0 asks
+    for the local centres alone. Raises ValueError if a cost is negative or not finite,
+    or t is neither 0 nor at least the number of positive costs.
     """
     if not (np.isfinite(costs).all() and (costs >= 0).all()):
         raise ValueError("costs must be at least 0 and finite")
@@ -144,46 +101,26 @@ def sample(
 ) -> tuple[Array, Array]:
     """Draw a party's part of the sample, and add its centres (round 2 of [1]).
 
-    Parameters
-    ----------
-    blocks : RowBlocks, shape (n_m, d)
-        P_m.
-    solution : ClusterSummary
-        From `local_solution` of the same rows.
-    count : int
-        t_m, from `split_budget`.
-    rng : numpy.random.Generator
-        Source of the draws.
-    uniform : float
-        u in [0, 1]: row q is drawn with p_q = (1 - u) m_q / c_m + u / n_m. [1] has 0.
+    `blocks` are the rows P_m, (n_m, d), `solution` is their `local_solution`, and
+    `count` is t_m. Row q is drawn with p_q = (1 - u) m_q / c_m + u / n_m, where u is
+    `uniform` ([1] has 0). Raises ValueError if `count` is negative, or u is not in
+    [0, 1].
 
-    Returns
-    -------
-    points : Array, shape (a, d)
-        The distinct rows of S_m in the order of their numbers, then B_m; a is at most
-        t_m + k_m. All rows where t_m >= n_m.
-    weights : Array, shape (a,)
-        w_q = r_q / (t_m p_q) for a row drawn r_q times, at most r_q n_m / (u t_m);
-        w_b = |P_b| - sum_{q in S_m, q in P_b} w_q for a centre, which is negative where
-        the draws of its cluster outweigh it. The sum is n_m up to rounding. All 1 where
-        t_m >= n_m. If t_m or c_m is 0, only the centres, each with weight |P_b|.
+    Returns points, (a, d), and weights, (a,): the distinct rows of S_m in the order of
+    their numbers, then B_m, so a <= t_m + k_m. A row drawn r_q times has the weight
+    w_q = r_q / (t_m p_q), at most r_q n_m / (u t_m). A centre has
+    w_b = |P_b| - sum_{q in S_m, q in P_b} w_q, which is negative where the draws of its
+    cluster outweigh it. The sum is n_m up to rounding. If t_m >= n_m, the sample is all
+    rows with weight 1; if t_m or c_m is 0, it is the centres alone, each with weight
+    |P_b|.
 
-    Raises
-    ------
-    ValueError
-        `count` is negative, or `uniform` is not in [0, 1].
-
-    Notes
-    -----
     With u = 0 a row near its centre is drawn rarely and then has a large weight, which
-    its centre loses. The cost hardly changes, but a clustering that cannot use
-    negative weights sees only the large one. On mushrooms (8124 rows, k = 2,
-    s = 4, M = 5, ten seeds) the negative weights are 40 % of n at t = 300 and 6 % at
-    1000, against 6 % and 3 % with u = 0.5, and the cost of `combine` is 2.8 % and 0.9 %
-    above that of k-means on all rows, against 0.4 % and 0.2 %. On digits it is equal.
+    its centre loses. The cost hardly changes, but a clustering that cannot use negative
+    weights sees only the large one. On mushrooms (8124 rows, k = 2, s = 4, M = 5, ten
+    seeds) the negative weights are 40 % of n at t = 300 and 6 % at 1000, against 6 %
+    and 3 % with u = 0.5, and the cost of `combine` is 2.8 % and 0.9 % above that of
+    k-means on all rows, against 0.4 % and 0.2 %. On digits it is equal.
 
-    Examples
-    --------
     Rows 0, 2 and 9 with centres 1 and 9: m = (1, 1, 0), so p = (5, 5, 2) / 12. The
     draw, row 2, has weight 12 / 5, and centre 1 has 2 - 12 / 5.
 
@@ -229,32 +166,10 @@ def combine(
 ) -> Array:
     """Cluster the samples of all parties at the server (weighted k-means of [1]).
 
-    Parameters
-    ----------
-    points : Array, shape (a, d)
-        The samples of all parties.
-    weights : Array, shape (a,)
-        Their weights, of either sign.
-    k : int
-        Number of centres.
-    rng : numpy.random.Generator
-        Source of the seeding.
-    n_init : int
-        Number of starts.
+    `points` has the shape (a, d), `weights`, of either sign, (a,), the result (k, d).
+    Some centres are equal where there are fewer than k distinct points (see
+    `first_of_equals`). Raises ValueError if `k` is below 1, or no weight is positive.
 
-    Returns
-    -------
-    Array, shape (k, d)
-        The centres; some are equal where there are fewer than k distinct points (see
-        `first_of_equals`).
-
-    Raises
-    ------
-    ValueError
-        `k` is below 1, or no weight is positive.
-
-    Notes
-    -----
     The mean of w_b is 0 where every row of P_b can be drawn, so about half of the local
     centres have a negative weight, of the order |P_b| / sqrt(t_b) with t_b draws in the
     cluster. The cost with signed weights is well defined all the same, but it is no
@@ -276,26 +191,13 @@ def combine(
 
 
 def first_of_equals(centers: Array) -> Array:
-    """Replace each centre by the first that is equal to it up to rounding.
+    """Replace each of the centres, (k, d), by the first that is equal to it.
 
-    Parameters
-    ----------
-    centers : Array, shape (k, d)
-        Centres of rows in a space of kernel features, around its origin.
-
-    Returns
-    -------
-    Array, shape (k, d)
-        Centres count as equal where they are apart by at most 1e-7 of the length of the
-        longest: rounding in K changes the lengths of its eigenvectors by up to that
-        share. k-means that looks for more clusters than there are distinct rows finds a
-        row several times, and rounding alone would decide which of the equal rows is in
-        which cluster. With equal centres, the first one gets all of them.
-
-    Examples
-    --------
-    >>> first_of_equals(np.array([[1.0], [0.5], [1.0 + 1e-15]])).ravel().tolist()
-    [1.0, 0.5, 1.0]
+    Centres count as equal where they are apart by at most 1e-7 of the length of the
+    longest: rounding in K changes the lengths of its eigenvectors by up to that share.
+    k-means that looks for more clusters than there are distinct rows finds a row
+    several times, and rounding alone would decide which of the equal rows is in which
+    cluster. With equal centres, the first one gets all of them.
     """
     longest = np.linalg.norm(centers, axis=1).max()
     distances = np.linalg.norm(centers[:, None] - centers, axis=2)

@@ -35,10 +35,8 @@ LEAST_PROBABILITY = 2.0**-52
 def mean_and_error(losses: Array) -> tuple[float, float]:
     """Return the mean of the losses of rows drawn at random, and its standard error.
 
-    Parameters
-    ----------
-    losses : Array, shape (n,)
-        At least one. Neither they nor their squares overflow by their size alone.
+    The losses have the shape (n,), with n at least 1. Neither the losses nor their
+    squares overflow by their size alone.
     """
     size = float(np.abs(losses).max()) or 1.0
     scaled = losses / size
@@ -49,12 +47,8 @@ def mean_and_error(losses: Array) -> tuple[float, float]:
 def area_under_curve(scores: Array, positive: Array) -> tuple[float, float]:
     """Return the area under the ROC curve, and its standard error [1] by ranks [2].
 
-    Parameters
-    ----------
-    scores : Array, shape (n,)
-        The larger, the more a row is taken for a positive one; ties count half.
-    positive : Array of bool, shape (n,)
-        Which rows are; at least two are, and at least two are not.
+    `scores` and `positive` (bool) have the shape (n,); at least two rows are positive,
+    and at least two are not. Ties count half.
     """
     X, Y = scores[positive], scores[~positive]
     m, n = len(X), len(Y)
@@ -72,18 +66,10 @@ def _midranks(values: Array) -> Array:
 
 
 def regression(y: Array, predicted: Array) -> dict[str, float]:
-    """Return what predicted numbers are worth.
+    """Return the errors of predicted numbers against labels y, both of the shape (n,).
 
-    Parameters
-    ----------
-    y, predicted : Array, shape (n,)
-        Labels and predictions, in the unit of y.
-
-    Returns
-    -------
-    dict of str to float
-        ``loss``, the mean squared error; ``mae``, the mean absolute one; ``r2``, the
-        share of the variance that is explained. An error that overflows is infinite.
+    ``loss`` is the mean squared error, ``mae`` the mean absolute one, and ``r2`` the
+    share of the variance that is explained. An error that overflows is infinite.
     """
     with np.errstate(all="ignore"):
         residual = np.asarray(predicted - y, dtype=np.float64)
@@ -97,13 +83,9 @@ def regression(y: Array, predicted: Array) -> dict[str, float]:
 
 
 def explained(loss: float, variance: float) -> float:
-    """Return R^2, the share of the variance of the labels that is explained, or 0.
+    """Return R^2 = 1 - loss / variance, or 0 where it is not finite.
 
-    Parameters
-    ----------
-    loss, variance : float
-        Mean squared error, and variance of the labels of the same rows; where that is
-        0, as where the error is far above it, there is nothing to explain.
+    `loss` is a mean squared error, `variance` that of the labels of the same rows.
     """
     with np.errstate(all="ignore"):
         r2 = float(1 - np.float64(loss) / np.float64(variance))
@@ -117,24 +99,12 @@ def wrong(y: Array, predicted: Array) -> dict[str, float]:
 
 
 def base_error(counts: Array) -> float:
-    """Return the error of naming the most frequent class for each row.
-
-    Parameters
-    ----------
-    counts : Array of int, shape (C,)
-        Number of rows of each class.
-    """
+    """Return the error of the most frequent class, from the counts of all, (C,)."""
     return float(1 - counts.max() / counts.sum())
 
 
 def log_loss(probability: Array) -> dict[str, float]:
-    """Return ``log_loss``, -log p on the mean.
-
-    Parameters
-    ----------
-    probability : Array, shape (n,)
-        What the model gives the class that a row has.
-    """
+    """Return ``log_loss``, the mean of -log p; p, (n,), is that of each row's class."""
     losses = -np.log(np.clip(probability, LEAST_PROBABILITY, 1))
     loss, loss_se = mean_and_error(losses)
     return {"log_loss": loss, "log_loss_se": loss_se}
@@ -143,23 +113,14 @@ def log_loss(probability: Array) -> dict[str, float]:
 def two_classes(
     positive: Array, predicted: Array, scores: Array, probability: Array | None = None
 ) -> dict[str, float]:
-    """Return what the answers of a model with two classes are worth.
+    """Return the measures of the predictions of a model with two classes.
 
-    Parameters
-    ----------
-    positive, predicted : Array of bool, shape (n,)
-        Which rows are of the second class, and which the model takes for such.
-    scores : Array, shape (n,)
-        By which it ranks them.
-    probability : Array, shape (n,), optional
-        What it takes for the probability of the second class.
-
-    Returns
-    -------
-    dict of str to float
-        ``auc``; ``true_positives``, ``false_positives``, ``false_negatives`` and
-        ``true_negatives``, numbers of rows; with a probability ``brier``, the mean
-        squared difference to what is, which says how well it is calibrated.
+    All arrays have the shape (n,): which rows are of the second class, and which the
+    model predicts to be; the scores by which it ranks them; and the probabilities of
+    that class. The measures are ``auc``; the numbers of rows ``true_positives``,
+    ``false_positives``, ``false_negatives`` and ``true_negatives``; and with a
+    probability ``brier``, its mean squared difference from 0 or 1, which measures its
+    calibration.
     """
     auc, auc_se = area_under_curve(scores, positive)
     told: dict[str, float] = {
@@ -177,22 +138,11 @@ def two_classes(
 
 
 def equal_bins(order_by: Array, least: int) -> list[Array]:
-    """Cut rows, in the order of a number, into bins of nearly equal counts.
+    """Cut rows, in the order of a number, (n,), into bins of nearly equal counts.
 
-    Numbers that are equal up to rounding are never cut apart: the order among them is
-    that of the rows, which would decide who is in a bin.
-
-    Parameters
-    ----------
-    order_by : Array, shape (n,)
-        A number for each row.
-    least : int
-        Fewest rows of a bin.
-
-    Returns
-    -------
-    list of Array of int
-        Positions of the rows of each bin, :data:`MOST_BINS` at most.
+    Returns the positions of the rows of each bin: at most :data:`MOST_BINS` bins, each
+    of at least `least` rows. Numbers that are equal up to rounding are never cut apart:
+    the order among them is that of the rows, which would decide who is in a bin.
     """
     n = len(order_by)
     order = np.argsort(order_by, kind="stable")
@@ -214,18 +164,9 @@ def two_class_curve(
 ) -> dict[str, Array]:
     """Return the numbers of rows and of positive ones in bins of rows by their score.
 
-    Parameters
-    ----------
-    positive, scores, probability
-        As of :func:`two_classes`.
-    least : int
-        Fewest rows of a bin.
-
-    Returns
-    -------
-    dict of str to Array, shape (B,)
-        ``rows`` and ``positives``; with a probability ``score``, its mean. Empty where
-        the rows, or those of different scores, are too few for two bins.
+    The arguments are those of :func:`two_classes`, (n,), and the fewest rows of a bin.
+    ``rows``, ``positives`` and, with a probability, its mean ``score`` have the shape
+    (B,). Empty where the rows, or those of different scores, are too few for two bins.
     """
     if not (bins := _bins_of_curve(scores, least)):
         return {}
@@ -241,20 +182,10 @@ def two_class_curve(
 def regression_curve(y: Array, predicted: Array, least: int) -> dict[str, Array]:
     """Return means of labels and predictions in bins of rows by their prediction.
 
-    Parameters
-    ----------
-    y, predicted : Array, shape (n,)
-        As of :func:`regression`.
-    least : int
-        Fewest rows of a bin.
-
-    Returns
-    -------
-    dict of str to Array, shape (B,)
-        ``rows``, their number; ``predicted``, ``true`` and ``true_sd``, the means of
-        predictions and labels and the standard deviation of the labels, in the unit of
-        y. Empty where the rows, or those of different predictions, are too few for two
-        bins.
+    `y` and `predicted` have the shape (n,), and a bin has at least `least` rows. All
+    results have the shape (B,): ``rows``, their number; ``predicted`` and ``true``, the
+    means; and ``true_sd``, the standard deviation of the labels, in the unit of y.
+    Empty where the rows, or those of different predictions, are too few for two bins.
     """
     if not (bins := _bins_of_curve(predicted, least)):
         return {}
@@ -271,24 +202,13 @@ def regression_curve(y: Array, predicted: Array, least: int) -> dict[str, Array]
 def confusion(
     y: Array, predicted: Array, classes: Array, least: int
 ) -> dict[str, Array]:
-    """Return how many rows of each of several classes the model takes for which.
+    """Return ``confusion``, the numbers of rows by class and by predicted class.
 
-    Parameters
-    ----------
-    y, predicted : Array, shape (n,)
-        Labels and answers, each one of the classes.
-    classes : Array, shape (C,)
-        All classes, in ascending order.
-    least : int
-        Fewest rows of a class, and fewest that the model takes for it, unless it takes
-        none.
-
-    Returns
-    -------
-    dict of str to Array
-        ``confusion``, shape (C, C): numbers of rows, by class (lines) and by answer
-        (columns). Empty with fewer than three classes, with too many of them, and where
-        a class or the rows are too few, or a label is of no class.
+    It has the shape (C, C), with a line for each class and a column for each predicted
+    class. `y` and `predicted` have the shape (n,), `classes`, ascending, (C,). Empty
+    with fewer than three classes or more than `MOST_BINS`; where the rows are too few,
+    or a class has fewer than `least` rows, or fewer than `least` predictions but at
+    least one; and where a label is of no class.
     """
     count = len(classes)
     if not 2 < count <= MOST_BINS or len(y) < LEAST_OF_CURVE:
@@ -311,19 +231,11 @@ def _bins_of_curve(order_by: Array, least: int) -> list[Array]:
 
 
 def shortfalls(metrics: Mapping[str, Any]) -> list[str]:
-    """Return where a model does no better than a constant, or than one cluster.
+    """Return a sentence for each sign that a model is no better than a constant.
 
-    Parameters
-    ----------
-    metrics : mapping
-        Numbers of this module, by names that begin with ``test_``; of a clustering
-        ``explained``, 1 - cost / cost with one cluster, and ``smallest_cluster``, a
-        number of rows.
-
-    Returns
-    -------
-    list of str
-        A sentence for each.
+    A clustering is compared with one cluster. `metrics` has the numbers of this module,
+    with names that begin with ``test_``; for a clustering ``explained``,
+    1 - cost / cost with one cluster, and ``smallest_cluster``, a number of rows.
     """
     told = []
     error, base = metrics.get("test_error"), metrics.get("test_base_error")

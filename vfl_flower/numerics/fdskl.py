@@ -76,37 +76,19 @@ def implicit_step(
     .. math:: \min_{\delta, s, b}\ \frac1B \sum_i L\big(f(x_i) + (s - 1) f_l(x_i) +
        \phi(x_i)^T \delta + b,\ y_i\big) + \frac{F}{2\gamma} |\delta|^2
 
-    Linearising L at f, without s and b, gives the step of `dsg_update`. The step of
-    one batch may be far larger than an explicit one, which diverges from
+    Linearising L at f, without s and b, gives the step of `dsg_update`. The step of one
+    batch may be far larger than an explicit one, which diverges from
     :math:`\gamma = 2 / (L'' \mu_1)`. It is biased, so Theorem 4 says nothing of it.
 
-    Parameters
-    ----------
-    angles : Array, shape (B, F)
-        Those of the new features, as :func:`vfl_flower.numerics.kernel_solvers.fit`
-        takes them.
-    scores, earlier : Array, shape (B, C)
-        f before the step, and :math:`f_l`, the part of it that s scales.
-    y : Array, shape (B, C)
-        Labels, -1 or +1 or real as the loss asks.
-    loss : {"square", "logistic", "smooth_hinge"}
-        L.
-    regularization : float or None
-        :math:`1 / \gamma`; None: cross-validation within the batch chooses it.
-    rng : numpy.random.Generator
-        Draws the folds.
-    classes : bool
-        Whether `y` are classes.
+    `angles`, (B, F), are those of the new features, as
+    :func:`vfl_flower.numerics.kernel_solvers.fit` takes them; `scores` and `earlier`,
+    (B, C), are f before the step and :math:`f_l`, the part of it that s scales; `y`,
+    (B, C), are labels, real or -1 and +1; `regularization` is :math:`1 / \gamma`, or
+    None: cross-validation within the batch then chooses it.
 
-    Returns
-    -------
-    scale : Array, shape (C,)
-        s.
-    new : Array, shape (F, C)
-        :math:`\delta`, in the unit of y.
-    shift : Array, shape (C,)
-        b, in the unit of y. A column whose labels are equal keeps its f, and so does
-        f where no step has a smaller loss on rows left out.
+    Returns s, (C,), :math:`\delta`, (F, C), and b, (C,), the last two in the unit of y.
+    A column whose labels are equal keeps its f, and so does f where no step has a
+    smaller loss on rows left out.
     """
     scale, shift = np.ones(y.shape[1]), np.zeros(y.shape[1])
     new = np.zeros((angles.shape[1], y.shape[1]))
@@ -151,47 +133,16 @@ def dsg_update(
     .. math:: \alpha_j \leftarrow (1 - \gamma\lambda)\,\alpha_j, \qquad
        \alpha_t = -\gamma\, L'(f(x_i), y_i)\, \phi_t(x_i)
 
-    Parameters
-    ----------
-    alpha : Array, shape (T, C)
-        Coefficients of all earlier features, in the unit of y.
-    new_features : Array, shape (B, F)
-        :math:`\phi` of the F new features at the B instances; no unit.
-    scores : Array, shape (B, C)
-        f at the B instances before the step, in the unit of y.
-    y : Array, shape (B, C)
-        Labels of the B instances, -1 or +1 or real as the loss asks.
-    loss : {"square", "logistic", "smooth_hinge"}
-        L.
-    step : float or Array, shape (C,)
-        :math:`\gamma`, positive.
-    regularization : float
-        :math:`\lambda`, not negative.
+    The coefficients `alpha` of all earlier features have the shape (T, C), the F new
+    features :math:`\phi` at B instances (B, F), their scores f before the step and
+    their labels (B, C), and the step :math:`\gamma` is a number or (C,). Returns the
+    scaled earlier coefficients, (T, C), a new array, and those of the new features,
+    (F, C). Raises ValueError if shapes do not fit, or the step or :math:`\lambda` is
+    out of range.
 
-    Returns
-    -------
-    scaled : Array, shape (T, C)
-        The earlier coefficients after the step, a new array.
-    new : Array, shape (F, C)
-        Coefficients of the new features.
-
-    Raises
-    ------
-    ValueError
-        Shapes do not fit, or `step` or `regularization` are out of range.
-
-    Notes
-    -----
     With blocks, the new coefficients are :math:`-\gamma / (B F)\, \phi^T L'`: the mean
-    over the instances stands for the expectation over x, and the mean over the
-    features for that over :math:`\omega`, so the step stays unbiased.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> alpha, y = np.array([[2.0]]), np.array([[3.0]])
-    >>> dsg_update(alpha, np.array([[1.0]]), np.array([[1.0]]), y, "square", 0.5, 0.1)
-    (array([[1.9]]), array([[2.]]))
+    over the instances stands for the expectation over x, and the mean over the features
+    for that over :math:`\omega`, so the step stays unbiased.
     """
     if scores.shape != y.shape or len(new_features) != len(y) or not len(y):
         raise ValueError(
@@ -217,26 +168,12 @@ def theorem4_step(
     .. math:: \gamma < \min\Big\{\frac1\lambda,
        \frac{\epsilon\lambda}{4 M^2 (\sqrt\kappa + \sqrt\phi)^2}\Big\}
 
-    Parameters
-    ----------
-    slope : float
-        M, a bound of |L'(u, y)|: `Loss.slope`, 1 for logistic and smooth hinge.
-    kappa : float
-        Bound of the kernel K(x, x'); 1 for Gaussian and Laplacian.
-    phi : float
-        Bound of \|phi(x) phi(x')\|; 2 for sqrt(2) cos.
-    regularization : float
-        :math:`\lambda`.
-    eps : float
-        The error :math:`E|f_t(x) - f_*(x)|^2` to reach.
+    M bounds |L'(u, y)| (`Loss.slope`; 1 for logistic and smooth hinge), :math:`\kappa`
+    the kernel (1 for Gaussian and Laplacian) and :math:`\phi` the product |phi(x)
+    phi(x')| (2 for sqrt(2) cos); :math:`\epsilon` is the error
+    :math:`E|f_t(x) - f_*(x)|^2` to reach. Raises ValueError if an argument is not
+    positive and finite.
 
-    Raises
-    ------
-    ValueError
-        An argument is not positive and finite.
-
-    Notes
-    -----
     For the square loss there is no M: |L'| has no bound, and the theorem says nothing
     unless the scores are bounded. The theorem bounds the distance to f_* alone; useful
     steps are orders of magnitude larger.
@@ -257,7 +194,7 @@ def theorem4_iterations(
     distance: float,
     theta: float = 1.0,
 ) -> int:
-    r"""Return how many iterations Theorem 4 asks for (equation 8).
+    r"""Return how many iterations, at least 0, Theorem 4 asks for (equation 8).
 
     .. math:: t \ge \frac{8\kappa B \log(8\kappa e_1/\epsilon)}
        {\vartheta\epsilon\lambda}, \quad
@@ -265,26 +202,11 @@ def theorem4_iterations(
        G_1 = \frac{2\kappa M^2}{\lambda}, \quad
        G_2 = \frac{\sqrt\kappa M (\sqrt\kappa + \sqrt\phi)}{2\lambda^{3/2}}
 
-    Parameters
-    ----------
-    slope, kappa, phi, regularization, eps : float
-        M, :math:`\kappa`, :math:`\phi`, :math:`\lambda` and :math:`\epsilon`; see
-        `theorem4_step`.
-    distance : float
-        :math:`e_1 = E\|h_1 - f_*\|_{\mathcal H}^2`; with a start at 0,
-        :math:`\|f_*\|_{\mathcal H}^2`.
-    theta : float
-        :math:`\vartheta` in (0, 1]; the step is :math:`\epsilon\vartheta/(8\kappa B)`.
-
-    Returns
-    -------
-    int
-        At least 0.
-
-    Raises
-    ------
-    ValueError
-        An argument is not positive and finite, or `theta` is above 1.
+    The symbols are those of `theorem4_step`. `distance` is
+    :math:`e_1 = E\|h_1 - f_*\|_{\mathcal H}^2`, with a start at 0
+    :math:`\|f_*\|_{\mathcal H}^2`; `theta` is :math:`\vartheta` in (0, 1], and the step
+    is :math:`\epsilon\vartheta/(8\kappa B)`. Raises ValueError if an argument is not
+    positive and finite, or `theta` is above 1.
     """
     _check_positive(
         slope=slope,

@@ -24,25 +24,14 @@ TRIED_ROWS, TRIED_FEATURES = 3000, 384
 
 
 def best_multiple(angles: Array, Y: Array, rng: np.random.Generator) -> int:
-    """Choose how many times to take each angle.
+    """Return how many times to take each angle: one of `MULTIPLES`.
 
-    By the squared error of ridge regression, of each row left out, on some of the rows
-    and features: it is exact, and needs no folds.
-
-    Parameters
-    ----------
-    angles : Array of uint8, uint16, uint32 or float64, shape (n, M)
-        Summed angles, at `WIDEST` times the bandwidth of the median distance.
-    Y : Array, shape (n, C)
-        Labels, as :func:`vfl_flower.numerics.kernel_solvers.fit` takes them; those of
-        classes count as numbers, since a share of wrong rows is a coarse measure.
-    rng : numpy.random.Generator
-        Draws the rows.
-
-    Returns
-    -------
-    int
-        One of `MULTIPLES`; where the labels of these rows are equal, `WIDEST`.
+    It has the lowest squared error of ridge regression, of each row left out, on some
+    of the rows and features: exact, without folds. `angles`, (n, M), are summed ones at
+    `WIDEST` times the bandwidth of the median distance; `Y`, (n, C), are labels as
+    :func:`vfl_flower.numerics.kernel_solvers.fit` takes them. Those of classes count as
+    numbers, since a share of wrong rows is a coarse measure. Where the labels of the
+    drawn rows are equal, the result is `WIDEST`.
     """
     rows = rng.permutation(len(Y))[:TRIED_ROWS]
     some, Y = angles[rows, :TRIED_FEATURES], Y[rows]

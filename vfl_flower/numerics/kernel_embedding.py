@@ -33,66 +33,47 @@ draws the weights of the features anew."""
 
 
 class FeatureSetup(TypedDict):
-    """The settings that determine the random features.
-
-    Attributes
-    ----------
-    kernel : str
-        One of `KERNELS`.
-    gamma : float
-        Parameter of the kernel, above 0.
-    degree, offset : int, float
-        Parameters of the polynomial kernel.
-    seed : str
-        Hexadecimal digits, a secret of the parties, from which features are drawn.
-    fill : Array, shape (d,)
-        What a missing value becomes; by default `shift`.
-    shift, scale : Array, shape (d,)
-        Where columns are standardised: a row x becomes (x - shift) * scale first.
-    """
+    """The settings that determine the random features."""
 
     kernel: Kernel
+    """One of `KERNELS`."""
     gamma: float
+    """Parameter of the kernel, above 0."""
     degree: int
+    """Degree of the polynomial kernel."""
     offset: float
+    """Constant term of the polynomial kernel."""
     seed: str
+    """Hexadecimal digits, a secret of the parties, from which features are drawn."""
     fill: NotRequired[Array]
+    """What a missing value becomes, shape (d,); default: `shift`."""
     shift: NotRequired[Array]
+    """With standardised columns, (d,): a row x becomes (x - shift) * scale first."""
     scale: NotRequired[Array]
+    """See `shift`; shape (d,)."""
 
 
 class Part(FeatureSetup):
-    """What a party keeps of a model.
-
-    Attributes
-    ----------
-    D, D_1 : int
-        Number of features of an iteration, and of the first one.
-    P : Array, shape (D_1 + .. + D_T, s)
-        Map from the features of all iterations to the embedding. Without the
-        communication mechanism of the paper there is none.
-    centers : Array, shape (k, s)
-        Centres of the clusters, in the space of the embedding.
-    labels : Array of int32, shape (n,)
-        Clusters of the party's training rows.
-    """
+    """A party's local model."""
 
     D: int
+    """Number of features of an iteration."""
     D_1: int
+    """Number of features of the first iteration."""
     P: NotRequired[Array]
+    """Map from the features of all iterations to the embedding, shape
+    (D_1 + .. + D_T, s). Without the communication mechanism of the paper there is
+    none."""
     centers: Array
+    """Centres of the clusters in the space of the embedding, shape (k, s)."""
     labels: Array
+    """Clusters of the party's training rows: int32, shape (n,)."""
 
 
 def bandwidth(kernel: str, gamma: float) -> float:
     """Return the bandwidth of `RandomFeatures` for gamma, in the unit of the columns.
 
-    Parameters
-    ----------
-    kernel : {"gaussian", "laplacian"}
-        See `KERNELS`.
-    gamma : float
-        Above 0, in the inverse square of the unit, or in its inverse.
+    It is 1 / sqrt(2 gamma) for the Gaussian kernel and 1 / gamma for the Laplacian one.
     """
     return 1 / math.sqrt(2 * gamma) if kernel == "gaussian" else 1 / gamma
 
@@ -106,25 +87,13 @@ def default_gamma(
 ) -> float:
     """Return gamma from sums over all rows.
 
-    Parameters
-    ----------
-    kernel : str
-        One of `KERNELS`.
-    N, sum_x, sum_squares, shift
-        See :func:`kernel_kmeans.variances`; squares by column for "laplacian". Only the
-        squares count for "polynomial", which takes no shift.
+    Gaussian: that of the paper, see :func:`kernel_kmeans.gamma`. Laplacian: the inverse
+    of the mean of |x - x'|_1 if the columns were normal, 2 / sqrt(pi) standard
+    deviations each. Polynomial: the inverse of the mean of |x|^2.
 
-    Returns
-    -------
-    float
-        Gaussian: that of the paper, see :func:`kernel_kmeans.gamma`. Laplacian: the
-        inverse of the mean of |x - x'|_1 if the columns were normal, 2 / sqrt(pi)
-        standard deviations each. Polynomial: the inverse of the mean of |x|^2.
-
-    Raises
-    ------
-    ValueError
-        The sums are not finite, or no column varies.
+    The sums are those of :func:`kernel_kmeans.variances`, shape (d,); "laplacian" needs
+    the squares by column, and "polynomial" uses nothing else and no shift. Raises
+    ValueError if the sums are not finite, or no column varies.
     """
     if kernel == "polynomial":
         mean = float(sum_squares.sum() / N)
@@ -141,27 +110,12 @@ def default_gamma(
 def feature_blocks(
     setup: FeatureSetup, X: Array | Rows, start: int, stop: int
 ) -> Iterator[Array]:
-    """Yield the random features start .. stop - 1 of rows, by blocks.
+    """Yield the random features start .. stop - 1 of rows X, (n, d), by blocks.
 
-    Parameters
-    ----------
-    setup : FeatureSetup
-        The settings of the features; a `Part` has them too.
-    X : Array or Rows, shape (n, d)
-        Rows; NaN where a value is missing.
-    start, stop : int
-        Range of features.
-
-    Yields
-    ------
-    Array of float64, shape (b, stop - start)
-        a_j(x), with E[a_j(x) a_j(x')] = K(x, x').
-
-    Raises
-    ------
-    ValueError
-        A feature is not finite, gamma gives no bandwidth in the range of float64, or a
-        value is missing and the setup does not say what it becomes.
+    A block is float64 of the shape (b, stop - start) and holds a_j(x), with E[a_j(x)
+    a_j(x')] = K(x, x'). A missing value of X is NaN. Raises ValueError if a feature is
+    not finite, gamma gives no bandwidth in the range of float64, or a value is missing
+    and the setup does not say what it becomes.
     """
     rows = as_rows(X)
     for block in rows.blocks(feature_block_rows(setup, rows, start, stop)):
@@ -204,19 +158,10 @@ def _filled(setup: FeatureSetup, rows: Array) -> Array:
 
 
 def embed_rows(part: Part, X: Array | Rows) -> Array:
-    """Return h(x) = [a_1(x) .. a_T(x)] P of training rows or new ones.
+    """Return h(x) = [a_1(x) .. a_T(x)] P of training rows or new ones, shape (n, s).
 
-    Parameters
-    ----------
-    part : Part
-        What one party keeps of the model.
-    X : Array or Rows, shape (n, d)
-        Rows, encoded as those of training.
-
-    Returns
-    -------
-    Array of float64, shape (n, s)
-        Rows whose products estimate K_s.
+    X has the shape (n, d), encoded like the rows of training. The products of the
+    embedded rows estimate K_s.
     """
     P, D, D_1 = part["P"], int(part["D"]), int(part["D_1"])
     H = np.zeros((len(X), P.shape[1]))

@@ -64,43 +64,21 @@ Rule = float | Literal["auto", "paper"]
 
 
 def first_features(D: int, s: int) -> int:
-    """Return D_1, the number of features of the first iteration.
+    """Return D_1 = max(D, 4 (s + 5)), the number of features of the first iteration.
 
-    Parameters
-    ----------
-    D : int
-        Number of features of each later iteration.
-    s : int
-        Number of components.
-
-    Returns
-    -------
-    int
-        max(D, 4 (s + 5)), enough for `default_threshold`. [1] has D_1 = D.
+    D is that of each later iteration, and s the number of components. So many are
+    enough for `default_threshold`; [1] has D_1 = D.
     """
     return max(D, 4 * (s + 5))
 
 
 def feature_range(t: int, D: int, D_1: int) -> tuple[int, int]:
-    """Return the range of features of iteration t.
+    """Return the range start, stop of the features of iteration t, which counts from 1.
 
-    Parameters
-    ----------
-    t : int
-        Iteration, from 1.
-    D, D_1 : int
-        Number of features, and that of the first iteration.
-
-    Returns
-    -------
-    start, stop : int
-        D features (D_1 at t = 1) that begin at a multiple of 64, `CHUNK`.
-
-    Notes
-    -----
-    Orthogonal frequencies are drawn together within such a chunk and chunks are
-    independent. So the xi_t = A_t A_t^T / D of different iterations are independent, as
-    Theorem 1 needs (E[xi_t] = K whatever came before), orthogonal features or not.
+    It has D features (D_1 at t = 1) and starts at a multiple of 64, `CHUNK`. Orthogonal
+    frequencies are drawn together within such a chunk and chunks are independent. So
+    the xi_t = A_t A_t^T / D of different iterations are independent, as Theorem 1 needs
+    (E[xi_t] = K whatever came before), orthogonal features or not.
     """
     if t == 1:
         return 0, D_1
@@ -111,42 +89,17 @@ def feature_range(t: int, D: int, D_1: int) -> tuple[int, int]:
 def step_size(t: int, D: int, D_1: int) -> float:
     """Return eta_t, the share of iteration t's features in all features so far.
 
-    Parameters
-    ----------
-    t : int
-        Iteration, from 1.
-    D, D_1 : int
-        Number of features, and that of the first iteration.
-
-    Returns
-    -------
-    float
-        D / (D_1 + (t - 1) D), and 1 at t = 1: the 1 / t of line 5 where D_1 = D.
+    eta_t = D / (D_1 + (t - 1) D), and 1 at t = 1: the 1 / t of line 5 where D_1 = D.
     """
     return 1.0 if t == 1 else D / (D_1 + (t - 1) * D)
 
 
 def stack(A: Array, B: Array, eta: float) -> Array:
-    """Return a party's rows of W_t (line 8 of Algorithm 1).
+    """Return a party's rows of W_t (line 8 of Algorithm 1), shape (n, D + r).
 
-    Parameters
-    ----------
-    A : Array of float, shape (n, D)
-        A_t, random features without the factor 1 / sqrt(D).
-    B : Array of float, shape (n, r)
-        B_t; r = 0 at t = 1.
-    eta : float
-        eta_t (see `step_size`), in (0, 1].
-
-    Returns
-    -------
-    Array of float64, shape (n, D + r)
-        [sqrt(eta_t / D) A_t, sqrt(1 - eta_t) B_t].
-
-    Raises
-    ------
-    ValueError
-        `eta` is out of range.
+    W_t = [sqrt(eta_t / D) A_t, sqrt(1 - eta_t) B_t], where A_t, (n, D), are random
+    features without the factor 1 / sqrt(D), and B_t is (n, r), with r = 0 at t = 1.
+    Raises ValueError if eta_t is not in (0, 1].
     """
     if not 0 < eta <= 1:
         raise ValueError(f"eta must be above 0 and at most 1, got {eta}")
@@ -158,23 +111,11 @@ def stack(A: Array, B: Array, eta: float) -> Array:
 
 
 def eigenpairs(G: Array, threshold: float, at_least: int = 0) -> tuple[Array, Array]:
-    """Return the eigenpairs above a threshold of G = W_t^T W_t (line 10).
+    """Return the eigenpairs above a threshold of G = W_t^T W_t, (m, m) (line 10).
 
-    Parameters
-    ----------
-    G : Array of float64, shape (m, m)
-        Positive semidefinite up to rounding.
-    threshold : float
-        eta_t lambda.
-    at_least : int
-        How many to return even if they are not above the threshold: s, for `embed`.
-
-    Returns
-    -------
-    values : Array of float64, shape (j,)
-        lambda_i, descending and above the rounding of G.
-    vectors : Array of float64, shape (m, j)
-        v_i, orthonormal.
+    The threshold is eta_t lambda. At least `at_least` pairs are returned
+    (s, for `embed`), except those that are only the rounding of G. The values, (j,),
+    are descending, and the vectors, (m, j), orthonormal.
     """
     values, vectors = np.linalg.eigh(G)
     values, vectors = values[::-1], vectors[:, ::-1]
@@ -186,33 +127,19 @@ def eigenpairs(G: Array, threshold: float, at_least: int = 0) -> tuple[Array, Ar
 def above_rounding(values: Array, size: int) -> int:
     """Return how many eigenvalues are more than rounding.
 
-    Parameters
-    ----------
-    values : Array of float64, shape (j,)
-        Descending, of a positive semidefinite matrix.
-    size : int
-        Number of its rows.
+    The eigenvalues, (j,), descending, are those of a positive semidefinite matrix with
+    `size` rows.
     """
     noise = size * np.finfo(np.float64).eps * max([*values[:1], 0.0])
     return int(np.count_nonzero(values > noise))
 
 
 def shrink(values: Array, vectors: Array, cut: float) -> Array:
-    """Return R_t with B_{t+1} = W_t R_t (lines 12 and 13 of Algorithm 1).
+    """Return R_t with B_{t+1} = W_t R_t (lines 12 and 13 of Algorithm 1), (D + r, r').
 
-    Parameters
-    ----------
-    values : Array of float64, shape (j,)
-        lambda_i > 0, eigenvalues of W_t^T W_t.
-    vectors : Array of float64, shape (D + r, j)
-        v_i.
-    cut : float
-        eta_t lambda.
-
-    Returns
-    -------
-    Array of float64, shape (D + r, r')
-        v_i sqrt((lambda_i - cut) / lambda_i) over lambda_i > cut.
+    Its columns are v_i sqrt((lambda_i - cut) / lambda_i) over lambda_i > cut = eta_t
+    lambda, for the eigenvalues lambda_i > 0, (j,), and eigenvectors v_i, (D + r, j), of
+    W_t^T W_t.
     """
     kept = values > cut
     scale = np.sqrt((values[kept] - cut) / values[kept])
@@ -220,26 +147,12 @@ def shrink(values: Array, vectors: Array, cut: float) -> Array:
 
 
 def embed(values: Array, vectors: Array, eta: float, lam: float, s: int) -> Array:
-    """Return R' with H = W_T R' (line 17 of Algorithm 1).
+    """Return R' with H = W_T R' (line 17 of Algorithm 1), (D + r, min(s, j)).
 
-    Parameters
-    ----------
-    values : Array of float64, shape (j,)
-        lambda_i > 0, descending eigenvalues of W_T^T W_T.
-    vectors : Array of float64, shape (D + r, j)
-        v_i.
-    eta : float
-        eta_T = 1 / T.
-    lam : float
-        lambda.
-    s : int
-        Number of components.
-
-    Returns
-    -------
-    Array of float64, shape (D + r, min(s, j))
-        v_i sqrt((lambda_i + (1 - eta) lambda) / lambda_i) for i <= s. H H^T is then the
-        estimate of K_s, the best approximation of K of rank s.
+    Its columns are v_i sqrt((lambda_i + (1 - eta) lambda) / lambda_i) for i <= s, for
+    the descending eigenvalues lambda_i > 0, (j,), and eigenvectors v_i, (D + r, j), of
+    W_T^T W_T, and eta = eta_T. H H^T is then the estimate of K_s, the best
+    approximation of K of rank s.
     """
     scale = np.sqrt((values[:s] + (1 - eta) * lam) / values[:s])
     return np.asarray(vectors[:, :s] * scale)
@@ -248,20 +161,10 @@ def embed(values: Array, vectors: Array, eta: float, lam: float, s: int) -> Arra
 def compose(P: Array, R: Array, eta: float) -> Array:
     """Extend the map from features: [A_1 .. A_t] P' = W_t R if [A_1 ..] P = B_t.
 
-    Parameters
-    ----------
-    P : Array of float64, shape (D_1 + .. + D_{t-1}, r)
-        B_t = [A_1 .. A_{t-1}] P; shape (0, 0) at t = 1.
-    R : Array of float64, shape (D_t + r, m)
-        What `shrink` or `embed` returned at iteration t.
-    eta : float
-        eta_t.
-
-    Returns
-    -------
-    Array of float64, shape (D_1 + .. + D_t, m)
-        P'. With `embed`'s R' it embeds any row x by its features alone: h(x) =
-        [a_1(x) .. a_T(x)] P'. For a training row that is its row of H.
+    P has the shape (D_1 + .. + D_{t-1}, r), (0, 0) at t = 1; R, from `shrink` or
+    `embed`, has (D_t + r, m), and P' (D_1 + .. + D_t, m). With `embed`'s R' it embeds
+    any row x by its features alone: h(x) = [a_1(x) .. a_T(x)] P'. For a training row
+    that is its row of H.
     """
     D = len(R) - P.shape[1]
     return np.vstack([math.sqrt(1 - eta) * P @ R[D:], math.sqrt(eta / D) * R[:D]])
@@ -270,35 +173,19 @@ def compose(P: Array, R: Array, eta: float) -> Array:
 def movement(values: Array, vectors: Array, scale: Array, eta: float, s: int) -> float:
     """Return the sine of the largest angle that the subspace turned by at iteration t.
 
-    Parameters
-    ----------
-    values : Array of float64, shape (j,)
-        lambda_i, descending eigenvalues of W_t^T W_t.
-    vectors : Array of float64, shape (D + r, j)
-        v_i.
-    scale : Array of float64, shape (r,)
-        Squared lengths of the columns of B_t, lambda_i - eta_{t-1} lambda of the
-        iteration before.
-    eta : float
-        eta_t.
-    s : int
-        Number of components; the first min(s, r, j) of both iterations are compared.
+    It is the largest principal angle between the spans of u_1 .. u_s of iterations
+    t - 1 and t, whose first min(s, r, j) are compared; 1 if there is nothing to
+    compare. `values`, (j,), are the descending eigenvalues lambda_i of W_t^T W_t,
+    `vectors` its v_i, (D + r, j), and `scale`, (r,), the squared lengths of the columns
+    of B_t, lambda_i - eta_{t-1} lambda of the iteration before.
 
-    Returns
-    -------
-    float
-        sin of the largest principal angle between the spans of u_1 .. u_s of iterations
-        t - 1 and t, from 0 to 1; 1 if there is nothing to compare.
-
-    Notes
-    -----
     No row is needed: B_t = U_{t-1} diag(scale)^(1/2) and W_t^T u_i = sqrt(lambda_i) v_i
-    give the cosines U_{t-1}^T U_t = diag(scale (1 - eta_t))^(-1/2) V_B diag(lambda_i)^
-    (1/2), where V_B are the rows of V that belong to B_t.
+    give the cosines U_{t-1}^T U_t = diag(scale (1 - eta_t))^(-1/2) V_B
+    diag(lambda_i)^(1/2), where V_B are the rows of V that belong to B_t.
 
     A step moves the subspace by eta_t times the error of one iteration's features,
     while the error of the mean over all iterations is sqrt(eta_t) times that error. So
-    the result over sqrt(eta_t), not the result alone, tells how far the subspace may be
+    the result over sqrt(eta_t), not the result alone, shows how far the subspace may be
     from that of K: on digits and mushrooms (D = 50, t = 10 .. 50) it was 1.6 to 2.4
     times the sine of that angle.
     """
@@ -313,32 +200,14 @@ def movement(values: Array, vectors: Array, scale: Array, eta: float, s: int) ->
 
 
 def default_threshold(values: Array, trace: float, D: int, s: int) -> float:
-    """Return lambda, an estimate of the (s + 1)-th eigenvalue of K.
+    """Return lambda, an estimate of the (s + 1)-th eigenvalue of K, at least 0.
 
-    Parameters
-    ----------
-    values : Array of float64, shape (j,)
-        Eigenvalues of W_1^T W_1 = A_1^T A_1 / D, descending: the s + 1 largest at
-        least, or all but zeros.
-    trace : float
-        Trace of W_1^T W_1.
-    D : int
-        Its size, the number of features of the first iteration, above s + 1.
-    s : int
-        Number of components.
+    lambda is lambda_{s+1} less the mean of the D - s - 1 smaller eigenvalues of W_1^T
+    W_1 = A_1^T A_1 / D. `values`, (j,), are its eigenvalues, descending (the s + 1
+    largest at least, or all but zeros), `trace` its trace, and D its size, here the
+    number of features of the first iteration. Raises ValueError unless D is above
+    s + 1.
 
-    Returns
-    -------
-    float
-        lambda_{s+1} less the mean of the D - s - 1 smaller ones; at least 0.
-
-    Raises
-    ------
-    ValueError
-        There are too few features.
-
-    Notes
-    -----
     Where many small eigenvalues follow a large one, D random features overstate it by
     about their sum over D, as a sample covariance of D samples does; [2] subtracts it.
     Only eigenvalues above lambda are learned, so lambda must be below the s-th
@@ -363,24 +232,11 @@ def default_threshold(values: Array, trace: float, D: int, s: int) -> float:
 
 
 def moments(X: Array | Rows, shift: Array | float = 0.0) -> tuple[int, Array, Array]:
-    """Return a party's part of the sums that give gamma.
+    """Return a party's number of rows n, and its column sums and sums of squares, (d,).
 
-    Parameters
-    ----------
-    X : Array or Rows, shape (n, d)
-        The party's rows; NaN where a value is missing, which then adds nothing.
-    shift : Array of float64, shape (d,), or float
-        Subtracted from each row first, the same at all parties: a rough mean, where
-        columns are far from 0 for their spread.
-
-    Returns
-    -------
-    n : int
-        Number of rows.
-    sum_x : Array of float64, shape (d,)
-        Sums of the columns.
-    sum_squares : Array of float64, shape (d,)
-        Sums of their squares.
+    The sums over all parties give gamma. X has the shape (n, d); a missing value, NaN,
+    adds nothing. `shift`, the same at all parties, is subtracted from each row first: a
+    rough mean, where columns are far from 0 for their spread.
     """
 
     def sums(_: slice, block: Array) -> tuple[Array, Array]:
@@ -400,23 +256,11 @@ def variances(
 ) -> Array:
     """Return the columns' variances, 0 where only rounding would be left.
 
-    Parameters
-    ----------
-    N : int
-        Number of rows of all parties.
-    sum_x : Array of float64, shape (d,)
-        Sums of the columns over all parties (see `moments`).
-    sum_squares : Array of float64, shape (d,) or (1,)
-        Sums of their squares, by column or over all.
-    shift : Array of float64, shape (d,), or float
-        The one that the sums were made with.
-
-    Returns
-    -------
-    Array of float64, shape (d,) or (1,)
-        By column, or their sum. 0 for a variance of at most 1e-12 of the mean square,
-        in which float64 leaves no correct digit, and for a deviation that is not above
-        the rounding of `shift`.
+    N is the number of rows of all parties, and the sums are those of `moments` over all
+    parties, made with the same `shift`. `sum_x` has the shape (d,); `sum_squares` has
+    (d,), or (1,) for the sum over all columns, and so has the result. A variance is 0
+    if it is at most 1e-12 of the mean square, in which float64 leaves no correct digit,
+    or if the deviation is not above the rounding of `shift`.
     """
     square, mean = sum_squares / N, np.square(sum_x / N)
     rounding = np.square(np.finfo(np.float64).eps * shift * np.ones(len(mean)))
@@ -432,26 +276,12 @@ def gamma(
 ) -> float:
     """Return the gamma of the Gaussian kernel exp(-gamma |x - x'|^2) in [1].
 
-    Parameters
-    ----------
-    N, sum_x, sum_squares, shift
-        See `variances`.
-
-    Returns
-    -------
-    float
-        N^2 / (2 sum_ij |x_i - x_j|^2), in the inverse square of the columns' unit. The
-        bandwidth of `RandomFeatures` is 1 / sqrt(2 gamma).
-
-    Raises
-    ------
-    ValueError
-        The sums are not finite or no column varies.
-
-    Notes
-    -----
-    sum_ij |x_i - x_j|^2 = 2 N^2 sum of the columns' variances. Shift columns that are
-    far from 0 for their spread first (see `moments`), or rounding hides the spread.
+    gamma = N^2 / (2 sum_ij |x_i - x_j|^2), in the inverse square of the columns' unit;
+    the arguments are those of `variances`, since sum_ij |x_i - x_j|^2 = 2 N^2 sum of
+    the columns' variances. The bandwidth of `RandomFeatures` is 1 / sqrt(2 gamma).
+    Shift columns that are far from 0 for their spread first (see `moments`), or
+    rounding hides the spread. Raises ValueError if the sums are not finite or no column
+    varies.
     """
     if N < 1 or not (np.isfinite(sum_x).all() and np.isfinite(sum_squares).all()):
         raise ValueError("gamma needs at least one row and finite sums of the columns")
@@ -467,41 +297,33 @@ def gamma(
 @shapes_only
 @dataclass
 class Subspace:
-    """What the server knows of DSPGD: the eigenpairs of W_t^T W_t, not W_t itself.
-
-    Attributes
-    ----------
-    D, D_1, s, k : int
-        Features of an iteration and of the first one, components, clusters.
-    rule : float, "auto" or "paper"
-        lambda, or how the first iteration sets it.
-    t : int
-        Iterations done.
-    threshold : float
-        lambda.
-    values, vectors : Array
-        Eigenpairs of iteration t, shapes (j,) and (D + r, j).
-    lengths : Array, shape (r,)
-        Squared lengths of the columns of B_{t+1}.
-    moved : float
-        Sine of the angle that the subspace turned by, over sqrt(eta_t).
-    dimension : int
-        The most eigenvalues above rounding that an iteration has had; those beyond
-        s + 1 are not always asked for.
-    """
+    """What the server knows of DSPGD: the eigenpairs of W_t^T W_t, not W_t itself."""
 
     D: int
+    """Number of features of an iteration."""
     D_1: int
+    """Number of features of the first iteration."""
     s: int
+    """Number of components."""
     k: int
+    """Number of clusters."""
     rule: Rule
+    """lambda, or how the first iteration sets it: "auto" or "paper"."""
     t: int = 0
+    """Number of iterations done."""
     threshold: float = 0.0
+    """lambda."""
     values: Array = field(default_factory=lambda: np.zeros(0))
+    """Eigenvalues of iteration t, shape (j,)."""
     vectors: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    """Eigenvectors of iteration t, shape (D + r, j)."""
     lengths: Array = field(default_factory=lambda: np.zeros(0))
+    """Squared lengths of the columns of B_{t+1}, shape (r,)."""
     moved: float = math.inf
+    """Sine of the angle that the subspace turned by, over sqrt(eta_t)."""
     dimension: int = 0
+    """The most eigenvalues above rounding that an iteration has had; those beyond s + 1
+    are not always asked for."""
 
     @property
     def eta(self) -> float:

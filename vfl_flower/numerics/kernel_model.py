@@ -25,76 +25,50 @@ BLOCK_NUMBERS = 2**19
 
 
 class Part(TypedDict):
-    """What one party keeps of a kernel model: settings and arrays by name.
-
-    Attributes
-    ----------
-    kernel, bandwidth, n_features : str, float, int
-        Settings of the model; the bandwidth in the unit of the columns.
-    n_columns : int
-        Number of columns of the party.
-    n_parties : int
-        How many parties trained the model.
-    index : int
-        Place of the party among them, from 0.
-    columns : list of str
-        Names of the party's columns; none where they have none.
-    seed : str
-        Seed of the party's own features, hexadecimal; its secret.
-    holders : list of int
-        The label holders, which have the coefficients, in party order.
-    block : int
-        Feature j belongs to label holder number ``(j // block) % len(holders)``.
-    shared_seed : str
-        Only with shared features: the seed that all parties know, hexadecimal.
-    first_column, all_columns : int
-        Only with shared features: where the party's columns begin, and how many all
-        parties have.
-    kept : list of int
-        Only with shared features: for each label holder the party whose phase stays.
-    scale : float
-        Only at a label holder of the doubly stochastic solver: size of its labels, a
-        power of two.
-    coef : Array, shape (M_l, C)
-        Only at a label holder: coefficients of its own features, in the unit of y.
-    intercept : Array, shape (C,)
-        Only at a label holder: in the unit of y.
-    target : str
-        Only at a label holder: what its labels are.
-    classes : Array
-        Only at a label holder: the label of each class.
-    local : int
-        Only where sums of products were solved: number of the party's local columns;
-        see :mod:`vfl_flower.numerics.kernel_moments`.
-    multiple : int
-        Only at a label holder of the direct solver that has chosen the bandwidth: how
-        many times it takes each angle; see :func:`taken`.
-    loss : str
-        Only at a label holder: the loss that was minimised.
-    """
+    """What one party keeps of a kernel model: settings and arrays by name."""
 
     kernel: Kernel
     bandwidth: float
+    """In the unit of the columns."""
     n_features: int
     n_columns: int
+    """Number of the party's columns."""
     n_parties: int
     index: int
+    """Place of the party among those that trained the model, from 0."""
     columns: list[str]
+    """Names of the party's columns; none where they have none."""
     seed: str
+    """Seed of the party's own features, hexadecimal; its secret."""
     holders: list[int]
+    """The label holders, which have the coefficients, in party order."""
     block: int
+    """Feature j belongs to label holder number ``(j // block) % len(holders)``."""
     shared_seed: NotRequired[str]
+    """With shared features: the seed that all parties know, hexadecimal."""
     first_column: NotRequired[int]
+    """With shared features: where the party's columns begin."""
     all_columns: NotRequired[int]
+    """With shared features: how many columns all parties have."""
     kept: NotRequired[list[int]]
+    """With shared features: for each label holder the party whose phase stays."""
     scale: NotRequired[float]
+    """At a doubly stochastic label holder: size of its labels, a power of two."""
     coef: NotRequired[Array]
+    """At a label holder: coefficients of its features, in the unit of y, (M_l, C)."""
     intercept: NotRequired[Array]
+    """At a label holder, in the unit of y, (C,)."""
     target: NotRequired[Target]
+    """At a label holder: what its labels are."""
     classes: NotRequired[Array]
+    """At a label holder: the label of each class."""
     local: NotRequired[int]
+    """With sums of products: number of local columns; see `numerics.kernel_moments`."""
     multiple: NotRequired[int]
+    """At a label holder of the direct solver that has chosen the bandwidth: how many
+    times it takes each angle; see :func:`taken`."""
     loss: NotRequired[LossName]
+    """At a label holder: the loss that was minimised."""
 
 
 def own_features(part: Part) -> RandomFeatures:
@@ -118,26 +92,10 @@ def partial_angles(
 ) -> Array:
     """Return a party's part of the angles of rows (line 3 of Algorithm 3).
 
-    Parameters
-    ----------
-    part : Part
-        The party's part of the model.
-    X : Array or Rows, shape (n, d_l)
-        Its columns.
-    stop : int
-        Features `start` to stop - 1.
-    bits : {8, 16, 32, 64}
-        Type of the angles; see :meth:`RandomFeatures.angles`. With shared features
-        they are real turns, whole turns included, and `bits` is 64.
-    rows : Array of int, shape (m,), optional
-        Rows of `X`; default: all.
-    start : int
-        First feature; 0 with shared features.
-
-    Returns
-    -------
-    Array, shape (m, stop - start)
-        Fractions of a turn, or turns.
+    The result has the shape (m, stop - start). `X`, (n, d_l), are the party's columns,
+    `rows`, (m,), the rows to use (default: all). The angles are fractions of a turn in
+    the type that `bits` names; see :meth:`RandomFeatures.angles`. With shared features
+    they are real turns, whole turns included; `bits` is then 64 and `start` 0.
     """
     private = own_features(part)
     if "shared_seed" not in part:
@@ -166,17 +124,9 @@ def owned(part: Part, stop: int, holder: int) -> Array:
 def decision_function(parts: Sequence[Part], blocks: Sequence[Array]) -> Array:
     """Return f(x), eq. 7, where all parts of a model are in one place.
 
-    Parameters
-    ----------
-    parts : sequence of Part
-        One a party, in party order.
-    blocks : sequence of Array, shape (n, d_l)
-        The columns of each party.
-
-    Returns
-    -------
-    Array, shape (n, C)
-        Scores of the classes, or the predicted value; in the unit of y.
+    `blocks` are the columns of each party, (n, d_l), in party order like `parts`. The
+    result has the shape (n, C): scores of the classes, or the predicted value, in the
+    unit of y.
     """
     M, n = parts[0]["n_features"], len(blocks[0])
     shared = "shared_seed" in parts[0]
@@ -205,19 +155,9 @@ def decision_function(parts: Sequence[Part], blocks: Sequence[Array]) -> Array:
 
 
 def linear_scores(angles: Array, coef: Array) -> Array:
-    """Return phi(x) coef of rows, by blocks.
+    """Return phi(x) coef by blocks of rows, (n, C), in the unit of y.
 
-    Parameters
-    ----------
-    angles : Array, shape (n, M)
-        Summed angles, fractions of a turn or turns.
-    coef : Array, shape (M, C)
-        Coefficients, in the unit of y.
-
-    Returns
-    -------
-    Array, shape (n, C)
-        In the unit of y.
+    `angles`, (n, M), are summed ones, fractions of a turn or turns; `coef` is (M, C).
     """
     size = max(1, BLOCK_NUMBERS // max(1, angles.shape[1]))
     scores = np.empty((len(angles), coef.shape[1]))
@@ -228,21 +168,10 @@ def linear_scores(angles: Array, coef: Array) -> Array:
 
 
 def answers(scores: Array, target: Target, classes: Array) -> Array:
-    """Return labels of the classes with the largest scores, or the values.
+    """Return the labels of the classes with the largest scores, or the values, (n,).
 
-    Parameters
-    ----------
-    scores : Array, shape (n, C)
-        f(x), in the unit of y.
-    target : {"binary", "multiclass", "continuous"}
-        What the labels are.
-    classes : Array, shape (2,) or (C,)
-        Labels of the classes, in the order of the columns; binary: those of -1 and +1.
-
-    Returns
-    -------
-    Array, shape (n,)
-        In the unit of y.
+    `scores` are f(x), (n, C), in the unit of y. `classes` has the labels of the classes
+    in the order of the columns, (C,); binary: those of -1 and +1, (2,).
     """
     if target == "continuous":
         return scores[:, 0]
@@ -254,15 +183,9 @@ def answers(scores: Array, target: Target, classes: Array) -> Array:
 def probabilities(scores: Array) -> Array:
     """Return what the logistic loss takes for the probabilities of the classes.
 
-    Parameters
-    ----------
-    scores : Array, shape (n, C)
-        f(x); with one column, of the second of two classes.
-
-    Returns
-    -------
-    Array, shape (n, C) or (n, 2)
-        They sum to 1: those of each class against the rest are divided by their sum.
+    `scores` are f(x), (n, C), and so is the result; with one column, of the second of
+    two classes, the result is (n, 2). Rows sum to 1: the probabilities of each class
+    against the rest are divided by their sum.
     """
     if scores.shape[1] == 1:
         return np.asarray(sigmoid(np.hstack([-scores, scores])))

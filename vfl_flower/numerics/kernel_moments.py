@@ -29,22 +29,11 @@ _LOCAL = "local_"
 def cumulants(X: Array, kernel: Kernel, rng: np.random.Generator) -> Array:
     """Return the first three cumulants of a party's part of the distances of rows.
 
-    Those of the parts of several parties add up to those of the distances, where the
-    columns of parties are independent of each other.
-
-    Parameters
-    ----------
-    X : Array, shape (n, d)
-        Scaled columns.
-    kernel : {"gaussian", "laplacian"}
-        Squared Euclidean distances, or L1.
-    rng : numpy.random.Generator
-        Pairs each row with another one.
-
-    Returns
-    -------
-    Array, shape (3,)
-        Mean, variance and third central moment.
+    They are mean, variance and third central moment, (3,), of squared Euclidean
+    distances for "gaussian" and of L1 for "laplacian", where X, (n, d), are scaled
+    columns and each row is paired with a random other one. Those of several parties add
+    up to those of the distances, where the columns of parties are independent of each
+    other.
     """
     order = rng.permutation(len(X))
     distances = pair_distances(X, np.stack([order, np.roll(order, 1)]), kernel)
@@ -58,13 +47,6 @@ def median_of(cumulants: Array) -> float:
 
     The first terms of the expansion of Cornish and Fisher, k_1 - k_3 / (6 k_2); where
     the tail is so heavy that these fail, a quarter of the mean.
-
-    Examples
-    --------
-    The median of chi-squared numbers with 10 degrees of freedom is 9.342:
-
-    >>> round(median_of(np.array([10.0, 20.0, 80.0])), 3)
-    9.333
     """
     mean, variance, third = cumulants.tolist()
     skew = third / (6 * variance) if variance > 0 else 0.0
@@ -81,28 +63,13 @@ def joint_angles(
     bits: int,
     multiple: int = 1,
 ) -> Array:
-    """Return a party's part of the angles of all joint features.
+    """Return a party's part of the angles of all joint features, (n, sum of counts).
 
-    Parameters
-    ----------
-    X : Array, shape (n, d)
-        Scaled columns.
-    kernel : {"gaussian", "laplacian"}
-        The kernel.
-    bandwidths, counts : sequence of float, int
-        Each bandwidth, in the unit of `X`, and its number of angles.
-    densities : sequence of float
-        For each bandwidth the probability with which an angle has a column.
-    seed : int
-        Secret of the party; those of the bandwidths follow from it.
-    bits : {16, 32, 64}
-        Type of the angles; see :meth:`RandomFeatures.angles`.
-    multiple : int
-        How many times each angle is taken: those of bandwidths so many times smaller.
-
-    Returns
-    -------
-    Array, shape (n, sum of counts)
+    X, (n, d), are scaled columns. For each of the `bandwidths`, in the unit of X,
+    `counts` is the number of angles, and `densities` the probability with which an
+    angle has a column; the seeds of all bandwidths follow from `seed`, the party's
+    secret. `bits` is the type of the angles; see :meth:`RandomFeatures.angles`. Each
+    angle is multiplied by `multiple`, as if the bandwidths were so many times smaller.
     """
     made = _random_features(kernel, X.shape[1], bandwidths, densities, seed)
     angles = np.hstack(
@@ -124,17 +91,8 @@ def joint_frequencies(
 ) -> Array:
     """Return a party's part of the frequencies of all joint features.
 
-    Parameters
-    ----------
-    d : int
-        Number of columns of the party.
-    kernel, bandwidths, counts, densities, seed
-        As for :func:`joint_angles`.
-
-    Returns
-    -------
-    Array, shape (sum of counts, d)
-        In radians per unit of the scaled columns, times the bandwidth.
+    The result has the shape (sum of counts, d), in radians per unit of the scaled
+    columns, times the bandwidth. The arguments are those of :func:`joint_angles`.
     """
     made = _random_features(kernel, d, bandwidths, densities, seed)
     return np.vstack(
@@ -162,22 +120,9 @@ def _random_features(
 def part_angles(
     part: Mapping[str, Any], fitted: LocalColumns, X: Array, bits: int
 ) -> Array:
-    """Return the angles of rows by a party's part of a model.
+    """Return the angles of rows X, (n, d), by a party's part of a model, (n, angles).
 
-    Parameters
-    ----------
-    part : mapping
-        The party's part.
-    fitted : LocalColumns
-        Its local columns.
-    X : Array, shape (n, d)
-        Rows, missing values NaN.
-    bits : {16, 32, 64}
-        Type of the angles.
-
-    Returns
-    -------
-    Array, shape (n, angles)
+    Missing values of X are NaN; `fitted` are the party's local columns.
     """
     return joint_angles(
         scaled_columns(fitted, X) * part.get("relevance", 1.0),
@@ -215,19 +160,9 @@ def unpack_local(part: Mapping[str, Any]) -> LocalColumns:
 def decision_function(
     parts: Sequence[Mapping[str, Any]], blocks: Sequence[Array]
 ) -> Array:
-    """Return the scores of rows where all parts of a model are in one place.
+    """Return the scores of rows, (n, K), in the unit of y, from all parts of a model.
 
-    Parameters
-    ----------
-    parts : sequence of mapping
-        One a party, in party order.
-    blocks : sequence of Array, shape (n, d_j)
-        The columns of each party.
-
-    Returns
-    -------
-    Array, shape (n, K)
-        In the unit of y.
+    `blocks` are the columns of each party, (n, d_j), in party order like `parts`.
     """
     holder = next(part for part in parts if "coef" in part)
     size = max(1, 2**19 // len(holder["coef"]))

@@ -64,26 +64,20 @@ Score = tuple[float, float]
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of Table 1 of [1], of scores u and labels y of one shape.
-
-    Attributes
-    ----------
-    value, derivative, second : callable
-        L(u, y), L'(u, y) and L''(u, y), derivatives in u, elementwise.
-    slope : float
-        M, the bound of |L'|; infinite for the square loss.
-    curvature : float
-        The bound of L''.
-    binary : bool
-        Whether y must be -1 or +1.
-    """
+    """A loss of Table 1 of [1], of scores u and labels y of one shape."""
 
     value: Callable[[Array, Array], Array]
+    """L(u, y), elementwise."""
     derivative: Callable[[Array, Array], Array]
+    """L'(u, y), the derivative in u, elementwise."""
     second: Callable[[Array, Array], Array]
+    """L''(u, y), the second derivative in u, elementwise."""
     slope: float
+    """M, the bound of |L'|; infinite for the square loss."""
     curvature: float
+    """The bound of L''."""
     binary: bool
+    """Whether y must be -1 or +1."""
 
 
 def sigmoid(z: Array) -> Array:
@@ -140,64 +134,36 @@ def named(loss: str) -> Loss:
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class Fit:
-    r"""What `fit` found; :math:`f(x) = z(x)^T w + b` with :math:`z = \phi / \sqrt M`.
-
-    Attributes
-    ----------
-    coef : Array, shape (M, C)
-        w, in the unit of y.
-    intercept : Array, shape (C,)
-        b, in the unit of y.
-    regularization : float
-        :math:`\lambda`, given or chosen.
-    cv_score : float or None
-        What `regularization` was chosen by: share of misclassified rows, or mean
-        squared error as a share of the labels' variance, of rows left out.
-    converged : bool
-        Whether the optimum was reached; always so for the square loss.
-    passes : int
-        How often all features were computed from the angles.
-    path : tuple of (float, float)
-        Each strength that was tried and its score.
-    left_out : Array, shape (n, C), or None
-        f of each row from a fit without it, in the unit of y; see `leave_out`.
-    turn : Array, shape (C,), or None
-        With `earlier`: what times it is added to f.
-    """
+    r"""The result of `fit`: :math:`f(x) = z(x)^T w + b`, :math:`z = \phi / \sqrt M`."""
 
     coef: Array
+    """w, in the unit of y, shape (M, C)."""
     intercept: Array
+    """b, in the unit of y, shape (C,)."""
     regularization: float
+    """lambda, given or chosen."""
     cv_score: float | None = None
+    """What `regularization` was chosen by, of rows left out: the share of misclassified
+    rows, or the mean squared error as a share of the labels' variance."""
     converged: bool = True
+    """Whether the optimum was reached; always so for the square loss."""
     passes: int = 0
+    """How often all features were computed from the angles."""
     path: tuple[tuple[float, float], ...] = ()
+    """Each strength that was tried and its score."""
     left_out: Array | None = None
+    """f of each row from a fit without it, in the unit of y, (n, C); see
+    `leave_out`."""
     turn: Array | None = None
+    """With `earlier`: what times it is added to f, shape (C,)."""
 
 
 def predict(angles: Array, fitted: Fit, block_bytes: int = BLOCK_BYTES) -> Array:
-    """Return the scores f(x) of rows.
+    """Return the scores f(x) of rows, (n, C), in the unit of y.
 
-    Parameters
-    ----------
-    angles : Array of uint8, uint16, uint32 or float64, shape (n, M)
-        Summed angles, as fractions of a turn or turns.
-    fitted : Fit
-        With M coefficients for each of C columns.
-    block_bytes : int
-        Size of a block of features.
-
-    Returns
-    -------
-    Array, shape (n, C)
-        In the unit of y; for labels -1 and +1 the sign is the class, for one-vs-rest
-        columns the largest.
-
-    Raises
-    ------
-    ValueError
-        `angles` has another number of columns than `fitted` has coefficients.
+    `angles`, (n, M), are summed ones, uint8, uint16 or uint32 fractions of a turn or
+    float64 turns. For labels -1 and +1 the sign is the class, for one-vs-rest columns
+    the largest. Raises ValueError if `fitted` has not M coefficients.
     """
     if angles.ndim != 2 or angles.shape[1] != len(fitted.coef):
         raise ValueError(
@@ -229,70 +195,43 @@ def fit(
 ) -> Fit:
     r"""Minimise the objective above, and choose :math:`\lambda` where none is given.
 
-    Parameters
-    ----------
-    angles : Array of uint8, uint16, uint32 or float64, shape (n, M)
-        Summed angles of the rows, as fractions of a turn or turns.
-    Y : Array, shape (n, C)
-        Labels: one column of -1 and +1; or a column a class (one-vs-rest), +1 once in
-        each row; or, for the square loss, any real columns.
-    loss : {"square", "logistic", "smooth_hinge"}
-        L of Table 1.
-    regularization : float or None
-        :math:`\lambda`, positive; None: the best of `GRID` by exact leave-one-out for
-        the square loss, of `PATH` by folds for the others. For classes, the best has
-        the smallest share of misclassified rows, with ties broken by the mean loss; for
-        real labels, it has the smallest squared error.
-    rng : numpy.random.Generator
-        Draws the folds; the square loss draws nothing.
-    classes : bool, optional
-        Whether `Y` are classes; default: whether all values are -1 or +1.
-    weights : Array, shape (n,), optional
-        How much each row counts in the mean loss, and in what strengths are chosen by;
-        above 0. The square loss then has no leave-one-out, and is like the others.
-    offset : Array, shape (n, C), optional
-        Scores to add to f, in the unit of y; the square loss is then like the others.
-    earlier : Array, shape (n, C), optional
-        Part of `offset`, whose multiple in f is fitted too, with the penalty of
-        `LARGEST_TURN` alone.
-    folds : int
-        From 2 to n; more cost little, since all share the features.
-    leave_out : bool
-        Also return f of the rows left out, at the strength given or chosen: each row
-        for the square loss, a fold for the others.
-    tol : float
-        The iteration ends where :math:`g^T B^{-1} g` is at most `tol` squared times the
-        objective, for each column: g is the gradient, and B would be the Hessian if the
-        curvature of the loss were the same in each row. That product is about twice the
-        gap to the optimum. Below about 1e-8, rounding ends the iteration first.
-    max_iter : int
-        Largest number of steps, of two passes over the features each.
-    block_bytes : int
-        Size of a block of features.
+    `angles`, (n, M), are summed ones, uint8, uint16 or uint32 fractions of a turn or
+    float64 turns. `Y`, (n, C), is one column of -1 and +1; or a column a class
+    (one-vs-rest), +1 once in each row; or, for the square loss, any real columns.
+    `classes` says whether `Y` are classes; default: whether all values are -1 or +1.
 
-    Returns
-    -------
-    Fit
-        The optimum; `converged` is False where `max_iter` was too small, or `tol`.
-
-    Raises
-    ------
-    ValueError
-        Shapes do not fit, a column of labels is constant or not finite, the loss needs
-        classes and the labels are none, or `regularization` or `folds` is out of range.
-
-    Notes
-    -----
+    Without a `regularization`, :math:`\lambda` is the best of `GRID` by exact
+    leave-one-out for the square loss, of `PATH` by folds, which `rng` draws, for the
+    others. For classes, the best has the smallest share of misclassified rows, with
+    ties broken by the mean loss; for real labels, it has the smallest squared error.
     Leave-one-out keeps the factor n of the penalty :math:`n \lambda |w|^2 / 2` of the
-    summed loss, as scikit-learn's ``RidgeCV`` does.
+    summed loss, as scikit-learn's ``RidgeCV`` does. The search along `PATH` ends after
+    two strengths in a row that improved neither the errors nor the loss of the rows
+    left out, or after one whose fits also missed the optimum in `CV_ITER` steps:
+    smaller strengths take the most steps.
 
-    The search along `PATH` ends after two strengths in a row that improved neither the
-    errors nor the loss of the rows left out, or after one whose fits also missed the
-    optimum in `CV_ITER` steps: smaller strengths take the most steps.
+    `weights`, (n,), above 0, say how much each row counts in the mean loss, and in what
+    strengths are chosen by. `offset`, (n, C), in the unit of y, is added to f. With
+    either the square loss has no leave-one-out, and is solved like the others.
+    `earlier`, (n, C), is a part of `offset` whose multiple in f is fitted too, with the
+    penalty of `LARGEST_TURN` alone. `leave_out` also returns f of rows left out, at the
+    strength given or chosen: of each row alone for the square loss, of each of the
+    `folds` for the others. More folds cost little, since all share the features.
 
-    Memory beyond the angles: two square matrices of the smaller of n and M, another
-    two while their eigenvectors are computed, and some columns of n for each class
-    and fold.
+    The iteration ends where :math:`g^T B^{-1} g` is at most `tol` squared times the
+    objective, for each column: g is the gradient, and B would be the Hessian if the
+    curvature of the loss were the same in each row. That product is about twice the gap
+    to the optimum. Below about 1e-8, rounding ends the iteration first. It takes at
+    most `max_iter` steps, of two passes over the features each; if they or `tol` were
+    too small, the result has not `converged`.
+
+    Memory beyond the angles: two square matrices of the smaller of n and M, another two
+    while their eigenvectors are computed, and some columns of n for each class and
+    fold; features are computed in blocks of `block_bytes`.
+
+    Raises ValueError if shapes do not fit, a column of labels is constant or not
+    finite, the loss needs classes and the labels are none, or `regularization` or
+    `folds` (from 2 to n) is out of range.
     """
     chosen_loss = named(loss)
     if classes is None:
@@ -498,17 +437,10 @@ def _ridge(
 ) -> tuple[Array, float, dict[float, Score]]:
     r"""Solve for the square loss, :math:`a = (S + n \lambda / 2)^{-1} U^T y`.
 
-    Leave-one-out has the residuals :math:`r_i / (1 - h_i)` with :math:`h_i = 1/n +
-    \sum_k u_{ik}^2 / (s_k + n \lambda / 2)`.
-
-    Returns
-    -------
-    X : Array, shape (r + 1, C)
-        a, and the intercept below.
-    regularization : float
-        Given or chosen.
-    path : dict
-        Score of each strength of `GRID`, unless one is given.
+    Leave-one-out has the residuals :math:`r_i / (1 - h_i)` with
+    :math:`h_i = 1/n + \sum_k u_{ik}^2 / (s_k + n \lambda / 2)`. Returns a with the
+    intercept below, (r + 1, C), :math:`\lambda`, and the score of each strength of
+    `GRID`, unless one is given.
     """
     n, b = axes.n, Y.mean(axis=0)
     target = axes.backward(Y - b)
@@ -556,16 +488,9 @@ def _cross_validate(
     """Try strengths, default `PATH`, each from the solution of the one before.
 
     Folds and classes are columns of one problem. Each fold has about the same share of
-    each class.
-
-    Returns
-    -------
-    start : Array, shape (r + k, C)
-        Mean solution of the folds at the best strength.
-    path : dict
-        Score of each strength that was tried.
-    left_out : Array, shape (n, C)
-        f of the rows left out, at the best strength.
+    each class. Returns the mean solution of the folds at the best strength, (r + k, C),
+    the score of each strength that was tried, and f of the rows left out at the best,
+    (n, C).
     """
     n, C = Y.shape
     order = rng.permutation(n)
@@ -629,30 +554,12 @@ def _minimise(
     row. L-BFGS starts anew where that curvature has changed by a factor of 4: it goes
     to 0 with the loss.
 
-    Parameters
-    ----------
-    axes : _Axes
-        f = U a + b; x stacks a, the multiples of `free`, and b.
-    Y, W : Array, shape (n, K)
-        Labels, and weights of the rows, which add up to 1 in each column.
-    loss, lam, tol, max_iter
-        See `fit`.
-    start : Array, shape (r + k, K), optional
-        x; default 0.
-    offset : Array, shape (n, K), optional
-        Is added to f.
-    free : sequence of Array, shape (n, K)
-        Columns of mean square 1 or of zeros with the penalty of `LARGEST_TURN`, except
-        for the last, ones without a penalty.
-
-    Returns
-    -------
-    X : Array, shape (r + k, K)
-        x.
-    F : Array, shape (n, K)
-        f.
-    converged : bool
-        Whether all columns have reached the optimum.
+    f = U a + b + `offset`, (n, K). x, (r + k, K), stacks a and the multiples of the k
+    columns in `free`, of which the last is b; `start` is its first value, default 0.
+    `W`, (n, K), are weights of the rows, which add up to 1 in each column. The columns
+    in `free`, (n, K) each, have mean square 1 or are zeros, with the penalty of
+    `LARGEST_TURN`, except for the last: ones, without a penalty. Returns x, f, and
+    whether all columns have reached the optimum.
     """
     from scipy.optimize import minimize
 

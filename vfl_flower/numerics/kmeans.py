@@ -21,33 +21,11 @@ from vfl_flower.typing import Array
 def draw(g: Array, size: int, rng: np.random.Generator) -> Array:
     """Draw row numbers with replacement, row i with probability g_i / sum g.
 
-    Line 5 of Algorithm 1 of the coreset paper, and the draws of k-means++.
-
-    Parameters
-    ----------
-    g : Array, shape (n,)
-        Non-negative, with a positive sum. A row with g_i = 0 is never drawn.
-    size : int
-        Number of draws.
-    rng : numpy.random.Generator
-        Source of the draws.
-
-    Returns
-    -------
-    Array of int64, shape (size,)
-        Row numbers, independent of one another; the first a are those that a call with
-        size a draws from the same state of `rng`.
-
-    Raises
-    ------
-    ValueError
-        `size` or a value of `g` is negative, or the sum of `g` is not positive and
-        finite.
-
-    Examples
-    --------
-    >>> draw(np.array([0.0, 2.0, 0.0]), 3, np.random.default_rng(0))
-    array([1, 1, 1])
+    Line 5 of Algorithm 1 of the coreset paper, and the draws of k-means++. `g` has the
+    shape (n,), the result, int64, (size,). A row with g_i = 0 is never drawn. The first
+    a draws are those that a call with size a makes from the same state of `rng`. Raises
+    ValueError if `size` or a value of `g` is negative, or the sum of `g` is not
+    positive and finite.
     """
     if size < 0:
         raise ValueError(f"size must be at least 0, got {size}")
@@ -67,44 +45,19 @@ def seed_centers(
     rng: np.random.Generator,
     weights: Array | None = None,
 ) -> Array:
-    """Choose k rows by greedy k-means++ seeding.
+    """Choose k of the rows, (n, d), by greedy k-means++ seeding; returns (k, d).
 
     The first centre is a random row. For each further one, 2 + floor(ln k) candidates
     are drawn with probability proportional to w_i min_l |x_i - c_l|^2, and the one that
-    lowers the cost most is kept, as in scikit-learn.
+    lowers the cost most is kept, as in scikit-learn (D. Arthur and S. Vassilvitskii,
+    "k-means++: the advantages of careful seeding", SODA 2007). The weights w, (n,), are
+    1 by default. Where the rows have fewer than k distinct values, some centres are
+    equal. Raises ValueError if `k` is below 1, there is no row, or no weight is
+    positive.
 
-    Parameters
-    ----------
-    blocks : RowBlocks, shape (n, d)
-        The rows.
-    k : int
-        Number of centres.
-    rng : numpy.random.Generator
-        Source of the draws.
-    weights : Array, shape (n,), optional
-        Non-negative weight of each row; default 1.
-
-    Returns
-    -------
-    Array, shape (k, d)
-        The centres. Where the rows have fewer than k distinct values, some are equal.
-
-    Raises
-    ------
-    ValueError
-        `k` is below 1, there is no row, or no weight is positive.
-
-    Notes
-    -----
-    Besides the data and one block, the function holds (6 + ln k) n numbers.
-
-    Distances are |x - c_1|^2 - 2 (x - c_1) (c - c_1) + |c - c_1|^2, so that a large
-    common offset of the data costs no accuracy.
-
-    References
-    ----------
-    D. Arthur and S. Vassilvitskii, "k-means++: the advantages of careful seeding",
-    SODA 2007.
+    Besides the data and one block, the function holds (6 + ln k) n numbers. Distances
+    are |x - c_1|^2 - 2 (x - c_1) (c - c_1) + |c - c_1|^2, so that a large common offset
+    of the data costs no accuracy.
     """
     n, d = blocks.shape
     _check_k(k)
@@ -158,24 +111,11 @@ def _masses(
 
 
 def assign(rows: Array, centers: Array) -> tuple[Array, Array]:
-    """Find the closest centre of each row.
+    """Find the closest of the centres, (k, d), of each row, (b, d).
 
-    Parameters
-    ----------
-    rows : Array, shape (b, d)
-        One block of rows.
-    centers : Array, shape (k, d)
-        The centres.
+    Returns pi(i) = argmin_l |x_i - c_l|, the lowest such l, int64, (b,); and
+    |x_i - c_pi(i)|^2, (b,), from the differences: exactly 0 for a row that is a centre.
 
-    Returns
-    -------
-    labels : Array of int64, shape (b,)
-        pi(i) = argmin_l |x_i - c_l|, the lowest such l.
-    squared_distances : Array, shape (b,)
-        |x_i - c_pi(i)|^2 from the differences: exactly 0 for a row that is a centre.
-
-    Examples
-    --------
     >>> assign(np.array([[0.0], [3.0], [10.0]]), np.array([[1.0], [10.0]]))
     (array([0, 0, 1]), array([1., 4., 0.]))
     """
@@ -188,31 +128,14 @@ def assign(rows: Array, centers: Array) -> tuple[Array, Array]:
 
 
 def simplified_silhouettes(rows: Array, centers: Array) -> Array:
-    """Return 1 - a / b of each row, as Hruschka et al. (2006) do.
+    """Return 1 - a / b of each row, (b, d), as Hruschka et al. (2006) do; shape (b,).
 
-    Parameters
-    ----------
-    rows : Array, shape (b, d)
-        One block of rows.
-    centers : Array, shape (k, d)
-        At least two.
+    a and b are the distances to the closest and the second closest of at least two
+    centres, (k, d). It is from 0 to 1; 1 for a row on a centre, also where two are
+    equal.
 
-    Returns
-    -------
-    Array, shape (b,)
-        From 0 to 1, where a and b are the distances to the closest and the second
-        closest centre; 1 for a row on a centre, also where two are equal.
-
-    References
-    ----------
     E. R. Hruschka, R. J. G. B. Campello and L. N. de Castro, "Evolving clusters in gene
     expression data", Information Sciences 176, 2006.
-
-    Examples
-    --------
-    >>> rows = np.array([[0.0], [3.0], [10.0]])
-    >>> simplified_silhouettes(rows, np.array([[1.0], [10.0], [21.0]])).round(3)
-    array([0.9  , 0.714, 1.   ])
     """
     far = np.sqrt([_squares(rows - center) for center in centers])
     a, b = np.partition(far, 1, axis=0)[:2]
@@ -226,26 +149,12 @@ def lloyd(
     max_iter: int = 100,
     tol: float = 1e-4,
 ) -> Array:
-    """Improve centres by Lloyd's iteration, block by block.
+    """Improve centres, (k, d), by Lloyd's iteration over rows, (n, d), block by block.
 
-    Parameters
-    ----------
-    blocks : RowBlocks, shape (n, d)
-        The rows.
-    centers : Array, shape (k, d)
-        Where to start; left as it is.
-    weights : Array, shape (n,), optional
-        Non-negative weight of each row; default 1.
-    max_iter : int
-        Largest number of passes over the data.
-    tol : float
-        Stop when a pass lowers the cost by no more than this share of it.
-
-    Returns
-    -------
-    Array, shape (k, d)
-        The centres; one without rows stays where it is. Their cost is never above that
-        of the initial centres, up to rounding.
+    `weights`, (n,), are 1 by default. The iteration stops after `max_iter` passes over
+    the data, or when a pass lowers the cost by no more than the share `tol` of it. A
+    centre without rows stays where it is. The cost is never above that of the initial
+    centres, up to rounding.
     """
     k = len(centers)
     previous = np.inf
@@ -280,32 +189,12 @@ def _lloyd_sums(
 def weighted_kmeans(
     X: Array, k: int, weights: Array, rng: np.random.Generator, n_init: int = 10
 ) -> tuple[Array, float]:
-    """Cluster weighted rows with scikit-learn's KMeans.
+    """Cluster weighted rows X, (m, d), with scikit-learn's KMeans.
 
-    Parameters
-    ----------
-    X : Array, shape (m, d)
-        The rows, such as those of a coreset.
-    k : int
-        Number of centres.
-    weights : Array, shape (m,)
-        Non-negative weight of each row.
-    rng : numpy.random.Generator
-        Source of the seed.
-    n_init : int
-        Number of starts; the best is kept.
-
-    Returns
-    -------
-    centers : Array, shape (k, d)
-        The centres; some are equal where fewer than k rows are distinct.
-    cost : float
-        sum_i w_i min_l |x_i - c_l|^2.
-
-    Raises
-    ------
-    ValueError
-        `k` is below 1 or above the number of rows.
+    Returns the best centres of `n_init` starts, (k, d), and their cost, sum_i w_i min_l
+    |x_i - c_l|^2, with the weights w >= 0, (m,). Some centres are equal where fewer
+    than k rows are distinct. Raises ValueError if `k` is below 1 or above the number of
+    rows.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
@@ -323,27 +212,10 @@ def weighted_kmeans(
 
 
 def partial_distances(rows: Array, centers: Array) -> Array:
-    """Return squared distances to every centre over one party's columns.
+    """Return squared distances to every centre over one party's columns, (b, k).
 
-    Summed over the parties they are the squared distances over all columns.
-
-    Parameters
-    ----------
-    rows : Array, shape (b, d_j)
-        One block of the party's rows.
-    centers : Array, shape (k, d_j)
-        The party's columns of the centres.
-
-    Returns
-    -------
-    Array, shape (b, k)
-        |x_i - c_l|^2, never negative.
-
-    Examples
-    --------
-    >>> partial_distances(np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0.0, 4.0]]))
-    array([[16.],
-           [ 9.]])
+    `rows` are (b, d_j), `centers` (k, d_j). Summed over the parties the distances are
+    |x_i - c_l|^2 over all columns. They are never negative.
     """
     origin = centers.mean(axis=0)
     rows, centers = rows - origin, centers - origin
@@ -362,39 +234,15 @@ def distdim(
     rng: np.random.Generator,
     n_init: int = 10,
 ) -> Array:
-    """Combine local clusterings into global centres (DISTDIM).
+    """Combine local clusterings into global centres (DISTDIM), (k, d).
 
     Each row stands for the cell of the grid of local centres that it falls in: the
-    point (c^(1)_l1, ..., c^(T)_lT). Weighted k-means runs on the occupied cells only.
+    point (c^(1)_l1, ..., c^(T)_lT). Weighted k-means runs on the occupied cells only,
+    each with the sum of the weights, (m,), of its rows. Column j of `assignments`,
+    (m, T), is the local cluster of each row at party j, and `local_centers` are the
+    parties' centres, (k_j, d_j). Some global centres are equal where fewer than k cells
+    are occupied. Raises ValueError if `k` is below 1.
 
-    Parameters
-    ----------
-    assignments : Array of int, shape (m, T)
-        Column j is the local cluster of each row at party j.
-    local_centers : sequence of Array, shapes (k_j, d_j)
-        The parties' own centres.
-    weights : Array, shape (m,)
-        Weight of each row; a cell weighs the sum of its rows.
-    k : int
-        Number of centres.
-    rng : numpy.random.Generator
-        Source of the server's clustering.
-    n_init : int
-        Number of starts of that clustering.
-
-    Returns
-    -------
-    Array, shape (k, d)
-        The centres, over the columns of all parties in order; some are equal where
-        fewer than k cells are occupied.
-
-    Raises
-    ------
-    ValueError
-        `k` is below 1.
-
-    References
-    ----------
     H. Ding, Y. Liu, L. Huang and J. Li, "K-means clustering with distributed
     dimensions", ICML 2016.
     """

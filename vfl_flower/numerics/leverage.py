@@ -13,33 +13,16 @@ EPS = float(np.finfo(np.float64).eps)
 
 
 def leverage_factor(blocks: RowBlocks, method: str = "auto") -> Array:
-    """Find F such that U = X F is an orthonormal basis of the column space of X.
+    """Find F, (d, r), such that U = X F is an orthonormal basis of the columns of X.
 
     Line 2 of Algorithm 2 without the n x d matrix U: F takes O(d^2) memory, and a row
-    of U is a row of X times F.
+    of U is a row of X times F. X has the shape (n, d), and is [X, y] at the label
+    holder; r is its numerical rank. The method "gram" takes the eigenvectors of the
+    Gram matrix, "qr" the singular vectors of R from a QR factorisation block by block;
+    "auto" is "gram" where that is accurate, else "qr", which costs about twice as much.
+    Raises ValueError if `method` is unknown, X has a missing or infinite value, or with
+    "gram" a square overflows.
 
-    Parameters
-    ----------
-    blocks : RowBlocks, shape (n, d)
-        X, or [X, y] at the label holder.
-    method : {"auto", "gram", "qr"}
-        "gram" takes the eigenvectors of the Gram matrix, "qr" the singular vectors of R
-        from a QR factorisation block by block; "auto" is "gram" where that is accurate,
-        else "qr", which costs about twice as much.
-
-    Returns
-    -------
-    Array, shape (d, r)
-        F; r is the numerical rank.
-
-    Raises
-    ------
-    ValueError
-        `method` is unknown, X has a missing or infinite value, or `method` is "gram"
-        and a square of a value overflows.
-
-    Notes
-    -----
     Columns are first scaled to length 1, so units do not matter: Z = X D^-1. Columns of
     zeros are left out. With Z = Q S V^T, F = D^-1 V S^-1 over the singular values above
     max(n, d) eps S_1, the rule of ``numpy.linalg.matrix_rank``. "gram" sees only S^2,
@@ -48,26 +31,13 @@ def leverage_factor(blocks: RowBlocks, method: str = "auto") -> Array:
     *When "auto" trusts the Gram matrix.* Summed in blocks of b rows, each entry of
     C = Z^T Z has an error of at most (b + n / b) u, u = eps / 2 [2, section 3.1], hence
     C one of at most e = d (b + n / b) u in the spectral norm. F^T C F = I for the
-    computed C, so the true U^T U differs from I, and to first order each score from
-    the true one, by at most e / lambda_min(C) relatively. "auto" takes the Gram matrix
+    computed C, so the true U^T U differs from I, and to first order each score from the
+    true one, by at most e / lambda_min(C) relatively. "auto" takes the Gram matrix
     where this is at most 1e-6, which holds for lambda_min >= 1.5e-5 at n = 463,715 and
     d = 30. Any column near the span of the others goes to "qr", whose error grows with
     the condition number of Z and not with its square.
 
-    References
-    ----------
     [2] N. J. Higham, "Accuracy and stability of numerical algorithms", SIAM 2002.
-
-    Examples
-    --------
-    The second column is twice the first: one direction.
-
-    >>> X = np.array([[3.0, 6.0], [4.0, 8.0], [0.0, 0.0]])
-    >>> F = leverage_factor(RowBlocks(X))
-    >>> F.shape
-    (2, 1)
-    >>> np.round(np.abs(X @ F).T, 12)
-    array([[0.6, 0.8, 0. ]])
     """
     if method not in ("auto", "gram", "qr"):
         raise ValueError(f"method must be 'auto', 'gram' or 'qr', got {method!r}")
@@ -124,22 +94,11 @@ def _embed(kept: Array, scale: Array, F: Array) -> Array:
 
 
 def leverage_scores(blocks: RowBlocks, F: Array) -> Array:
-    """Return the leverage score |u_i|^2 of each row, u_i = F^T x_i.
+    """Return the leverage score |u_i|^2 of each row, u_i = F^T x_i, shape (n,).
 
-    Parameters
-    ----------
-    blocks : RowBlocks, shape (n, d)
-        X, or [X, y] at the label holder.
-    F : Array, shape (d, r)
-        From `leverage_factor`.
+    `blocks` are X, (n, d), or [X, y] at the label holder, and F, (d, r), is from
+    `leverage_factor`. Scores are from 0 to 1, with sum r, up to rounding.
 
-    Returns
-    -------
-    Array, shape (n,)
-        The scores: between 0 and 1, with sum r, up to rounding.
-
-    Examples
-    --------
     Three rows in the plane. Row 3 alone holds the second direction, so no fit can do
     without it; rows 1 and 2 share the first direction in the proportion 9 : 16.
 

@@ -24,32 +24,20 @@ REGULARIZERS = ("none", "ridge", "lasso", "elasticnet")
 
 @dataclass(frozen=True)
 class Penalty:
-    """The penalty ``l1 |theta|_1 + l2 |theta|_2^2`` of the mean squared error.
-
-    Attributes
-    ----------
-    l1 : float
-        In the unit of y^2 per unit of the coefficient.
-    l2 : float
-        In the unit of y^2 per squared unit of the coefficient.
-    """
+    """The penalty ``l1 |theta|_1 + l2 |theta|_2^2`` of the mean squared error."""
 
     l1: float = 0.0
+    """In the unit of y^2 per unit of the coefficient."""
     l2: float = 0.0
+    """In the unit of y^2 per squared unit of the coefficient."""
 
     @classmethod
     def named(cls, regularizer: str, alpha: float, l1_ratio: float) -> Penalty:
         """Return the penalty that a regularizer stands for.
 
-        Parameters
-        ----------
-        regularizer : {"none", "ridge", "lasso", "elasticnet"}
-            Ridge: ``l2 = alpha``; lasso: ``l1 = alpha``; elastic net:
-            ``l1 = alpha * l1_ratio``, ``l2 = alpha * (1 - l1_ratio)``.
-        alpha : float
-            Strength; 0.1 for ridge is the paper's ``0.1 n |theta|^2``.
-        l1_ratio : float
-            Share of the l1 part of the elastic net, in [0, 1].
+        "none": 0; "ridge": ``l2 = alpha``, where 0.1 is the paper's
+        ``0.1 n |theta|^2``; "lasso": ``l1 = alpha``; "elasticnet":
+        ``l1 = alpha * l1_ratio`` and ``l2 = alpha * (1 - l1_ratio)``.
         """
         ratio = {"none": 0.0, "ridge": 0.0, "lasso": 1.0}.get(regularizer, l1_ratio)
         alpha = 0.0 if regularizer == "none" else alpha
@@ -65,28 +53,10 @@ def solve_pooled(
 ) -> tuple[Array, float]:
     """Solve on pooled rows with scikit-learn (CENTRAL in the paper).
 
-    Parameters
-    ----------
-    X : Array, shape (m, d)
-        Rows of the coreset.
-    y : Array, shape (m,)
-        Labels.
-    weights : Array, shape (m,)
-        w, sum about n.
-    n : int
-        Number of rows that the weights stand for.
-    penalty : Penalty
-        l1 and l2 of the objective above.
-    fit_intercept : bool
-        Whether b is free; if not, it is 0.
-
-    Returns
-    -------
-    theta : Array, shape (d,)
-        Coefficients. Where X lacks rank and nothing is penalised: those of the smallest
-        norm for columns scaled to the same size.
-    intercept : float
-        b.
+    X has the shape (m, d), y and the weights w (m,), and n is the number of rows that
+    the weights stand for. Returns theta, (d,), and b, which is 0 unless
+    `fit_intercept`. Where X lacks rank and nothing is penalised, theta has the smallest
+    norm for columns scaled to the same size.
     """
     from sklearn.linear_model import ElasticNet, LinearRegression, Ridge
 
@@ -121,20 +91,10 @@ def mean_squared_error(residuals: Array, weights: Array | None, n: int) -> float
 
 
 def center(X: Array, weights: Array) -> Array:
-    """Centre columns at their weighted mean; constant columns become zeros.
+    """Centre the columns of X, (m, d), at their mean with weights, (m,).
 
-    Parameters
-    ----------
-    X : Array, shape (m, d)
-        Rows.
-    weights : Array, shape (m,)
-        Their weights.
-
-    Returns
-    -------
-    Array, shape (m, d)
-        The centred columns. What rounding leaves of a constant column is set to 0, and
-        not mistaken for a direction.
+    A constant column becomes zeros: what rounding leaves of it is not mistaken for a
+    direction.
     """
     mean = weights @ X / weights.sum()
     centered = X - mean
@@ -150,18 +110,9 @@ def constant_noise(mean: Array, m: int) -> Array:
 def whiten(gram: Array, l2: Array) -> Array:
     """Return F with ``F^T (A^T A + diag(l2)) F = I``: a party's own preconditioner.
 
-    Parameters
-    ----------
-    gram : Array, shape (d, d)
-        A^T A of the party's block.
-    l2 : Array, shape (d,)
-        Penalty of each coefficient.
-
-    Returns
-    -------
-    Array, shape (d, r)
-        r is the numerical rank; directions below 1e-12 of the largest eigenvalue of
-        the scaled Gram matrix are left out.
+    F has the shape (d, r). `gram` is A^T A, (d, d), of the party's block, and `l2`,
+    (d,), the penalty of each coefficient. r is the numerical rank; directions below
+    1e-12 of the largest eigenvalue of the scaled Gram matrix are left out.
     """
     matrix = gram + np.diag(l2)
     scale = np.sqrt(np.diag(matrix))
@@ -172,28 +123,14 @@ def whiten(gram: Array, l2: Array) -> Array:
 
 
 def proximal_block(R: Array, c: Array, n_parties: int, penalty: Penalty) -> Array:
-    r"""Return a party's proximal step in the metric of its own block.
+    r"""Return a party's proximal step in the metric of its own block, x of shape (d,).
 
     .. math:: \arg\min_x T \|R x - c\|^2 + \lambda_1 |x|_1 + \lambda_2 \|x\|^2
 
     It majorises the objective in all blocks at once, since
-    :math:`\|\sum_j A_j x_j\|^2 \le T \sum_j \|A_j x_j\|^2`.
-
-    Parameters
-    ----------
-    R : Array, shape (r, d)
-        With ``R^T R = A^T A`` of the party's block.
-    c : Array, shape (r,)
-        The target, in the coordinates of R.
-    n_parties : int
-        T.
-    penalty : Penalty
-        l1 > 0.
-
-    Returns
-    -------
-    Array, shape (d,)
-        x.
+    :math:`\|\sum_j A_j x_j\|^2 \le T \sum_j \|A_j x_j\|^2`. R, (r, d), has
+    ``R^T R = A^T A`` of the party's block; c, (r,), is the target in the coordinates of
+    R; l1 is above 0.
     """
     from sklearn.linear_model import ElasticNet
 

@@ -32,37 +32,14 @@ __all__ = ["MaclaurinFeatures"]
 class MaclaurinFeatures:
     """Random features phi_1, phi_2, ... of the kernel (x^T y + c)^g.
 
-    Parameters
-    ----------
-    n_columns : int
-        d, the number of columns.
-    degree : int
-        g, at least 1.
-    offset : float
-        c, at least 0, in the unit of x^T y.
-    seed : int
-        From 0 to 2^128 - 1. Whoever knows the seed knows all signs.
+    x and y have d columns, g is at least 1, and c, the `offset`, at least 0, in the
+    unit of x^T y. Whoever knows the seed, from 0 to 2^128 - 1, knows all signs. Raises
+    ValueError if an argument is out of range.
 
-    Raises
-    ------
-    ValueError
-        `n_columns` or `degree` is below 1, the offset is negative or not finite, or the
-        seed is out of range.
-
-    Notes
-    -----
     Features 64 c to 64 c + 63 come from the Philox generator with the seed as its key
-    and c in the second word of its counter, bit j of each word for feature 64 c + j.
-    So ranges can be made in any order, each at the cost of its features alone (rounded
-    up to 64).
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> x, y = rng.standard_normal((2, 4)) / 2
-    >>> phi = MaclaurinFeatures(4, 2, 1.0, seed=1).features(np.stack([x, y]), 0, 50_000)
-    >>> bool(abs(phi[0] @ phi[1] / 50_000 - (x @ y + 1) ** 2) < 0.05)
-    True
+    and c in the second word of its counter, bit j of each word for feature 64 c + j. So
+    ranges can be made in any order, each at the cost of its features alone (rounded up
+    to 64).
     """
 
     def __init__(self, n_columns: int, degree: int, offset: float, seed: int) -> None:
@@ -79,17 +56,10 @@ class MaclaurinFeatures:
         self._seed = seed
 
     def signs(self, chunk: int) -> Array:
-        """Return the signs w of features 64 c to 64 c + 63.
+        """Return the signs w, +1 or -1, of features 64 c to 64 c + 63.
 
-        Parameters
-        ----------
-        chunk : int
-            c, from 0.
-
-        Returns
-        -------
-        Array of float64, shape (g, d + 1, 64)
-            +1 or -1; the last of the d + 1 is that of sqrt(c).
+        The result is float64 of the shape (g, d + 1, 64), and c is `chunk`, from 0. The
+        last of the d + 1 signs is that of the square root of the offset.
         """
         shape = self.degree, self.n_columns + 1
         words = Philox(key=self._seed, counter=chunk << 64).random_raw(math.prod(shape))
@@ -97,26 +67,13 @@ class MaclaurinFeatures:
         return 1.0 - 2.0 * bits.reshape(*shape, CHUNK)
 
     def features(self, X: Array, start: int, stop: int) -> Array:
-        """Return phi_j(x) for j = start .. stop - 1.
+        """Return phi_j(x) for j = start .. stop - 1, float64, shape (n, stop - start).
 
-        Parameters
-        ----------
-        X : Array, shape (n, d)
-            Real numbers of any type and layout; may be a read-only memory map.
-        start, stop : int
-            Range of features, 0 <= start < stop.
-
-        Returns
-        -------
-        Array of float64, shape (n, stop - start)
-            E[phi_j(x) phi_j(y)] = (x^T y + c)^g, without the factor 1 / sqrt(D) of a
-            mean over D features. Other memory: a few MB and 64 g (d + 1) signs.
-
-        Raises
-        ------
-        ValueError
-            `X` is not a real matrix of d columns, the range is empty or begins below 0,
-            or a feature is not finite.
+        X has the shape (n, d), real numbers of any type and layout; it may be a
+        read-only memory map. E[phi_j(x) phi_j(y)] = (x^T y + c)^g, without the factor
+        1 / sqrt(D) of a mean over D features. Other memory: a few MB and 64 g (d + 1)
+        signs. Raises ValueError if X is not a real matrix of d columns, the range is
+        empty or starts below 0, or a feature is not finite.
         """
         if X.ndim != 2 or X.shape[1] != self.n_columns:
             raise ValueError(

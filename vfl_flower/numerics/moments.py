@@ -29,22 +29,11 @@ BLOCK_ROWS = 2**15
 
 
 def canonical_basis(A: Array, F: Array) -> tuple[Array, Array]:
-    """Return an orthonormal basis U of the columns of A, and R with A = U R.
+    """Return an orthonormal basis U, (m, d), of the columns of A, and R, with A = U R.
 
-    Parameters
-    ----------
-    A : Array, shape (m, d)
-        Columns.
-    F : Array, shape (d, r)
-        With orthonormal columns in A F, from
-        :func:`~vfl_flower.numerics.leverage.leverage_factor`.
-
-    Returns
-    -------
-    U : Array, shape (m, d)
-        A F, and zeros in the place of columns that lack rank. Its signs follow from F.
-    R : Array, shape (d, d)
-        U^T A.
+    A has the shape (m, d), and F, (d, r), orthonormal columns in A F, from
+    :func:`~vfl_flower.numerics.leverage.leverage_factor`. U is A F, with zeros in the
+    place of columns that lack rank; its signs follow from F. R = U^T A, (d, d).
     """
     U = np.zeros_like(A)
     if r := F.shape[1]:
@@ -56,19 +45,9 @@ def canonical_basis(A: Array, F: Array) -> tuple[Array, Array]:
 def pseudo_rows(gram: Array) -> tuple[Array, Array, float]:
     """Return r rows K and targets q with ``|U x - t|^2 = |K x - q|^2 + rest``.
 
-    Parameters
-    ----------
-    gram : Array, shape (d + 1, d + 1)
-        G; t is the last column.
-
-    Returns
-    -------
-    K : Array, shape (r, d)
-        K^T K = U^T U; r is its numerical rank.
-    q : Array, shape (r,)
-        Targets.
-    rest : float
-        What no x explains of |t|^2.
+    G has the shape (d + 1, d + 1), with t in its last column; K^T K = U^T U, of
+    numerical rank r; K has the shape (r, d) and q (r,). The rest is the share of |t|^2
+    that no x explains.
     """
     values, vectors = np.linalg.eigh(gram[:-1, :-1])
     kept = values > TOLERANCE * len(gram)
@@ -81,21 +60,8 @@ def pseudo_rows(gram: Array) -> tuple[Array, Array, float]:
 def solve_moments(gram: Array, R: Array, penalty: Penalty) -> tuple[Array, float]:
     """Minimise ``|U R theta - t|^2`` plus a penalty of theta.
 
-    Parameters
-    ----------
-    gram : Array, shape (d + 1, d + 1)
-        G.
-    R : Array, shape (d, d)
-        Block diagonal, of the R_j.
-    penalty : Penalty
-        l1 and l2.
-
-    Returns
-    -------
-    theta : Array, shape (d,)
-        Coefficients of the columns A.
-    error : float
-        ``|U R theta - t|^2``.
+    G has the shape (d + 1, d + 1), and R, (d, d), is block diagonal, of the R_j.
+    Returns theta, (d,), the coefficients of the columns A, and ``|U R theta - t|^2``.
     """
     K, q, rest = pseudo_rows(gram)
     X = K @ R
@@ -108,21 +74,12 @@ def solve_moments(gram: Array, R: Array, penalty: Penalty) -> tuple[Array, float
 
 
 def sigma_min_of_moments(gram: Array, blocks: Sequence[Array]) -> float:
-    """Return sigma_min of Assumption 4.1 from G; see
-    :func:`vfl_flower.numerics.coresets.sigma_min`.
+    """Return sigma_min of Assumption 4.1 from G, (d + 1, d + 1).
 
-    Parameters
-    ----------
-    gram : Array, shape (d + 1, d + 1)
-        G.
-    blocks : sequence of Array of int
-        The places in G of the columns of each party, the target among them.
-
-    Returns
-    -------
-    float
-        In [0, 1]. Singular values below about 1e-4 count as linear dependences.
-    """  # noqa: D205
+    See :func:`vfl_flower.numerics.coresets.sigma_min`. `blocks` are the places in G of
+    the columns of each party, the target among them. Singular values below about 1e-4
+    count as linear dependences.
+    """
     d, parts = len(gram), []
     for places in blocks:
         F = whiten(gram[np.ix_(places, places)], np.zeros(len(places)))
@@ -142,31 +99,19 @@ def bounded_columns(
     most_leverage: float,
     fixed: int = 0,
 ) -> Array:
-    """Return which columns point to no single row.
+    """Return which columns point to no single row: bool, shape (d,).
 
     A column that is nonzero in one row only reads that row of all other columns from a
     Gram matrix. So do several columns of which a combination is. The leverage score of
     a row is 1 if there is such a combination, and small if many rows share each
     direction.
 
-    Parameters
-    ----------
-    columns : iterable of Array, shape (m,)
-        The d columns, of different rows.
-    A : Array, shape (m, d)
-        The same with means taken off and rows multiplied by roots of their weights.
-    least_rows : int
-        Fewest rows that differ from the most frequent value of a column.
-    most_leverage : float
-        Largest leverage score of a row; while one is larger, the column goes that
-        counts most in the combination that points to it.
-    fixed : int
-        How many of the last columns stay: by themselves they point to no single row.
-
-    Returns
-    -------
-    Array of bool, shape (d,)
-        The columns that stay. Of those that do not, rare levels count with the rest.
+    `columns` yields the d columns, (m,) each; A, (m, d), has the same with means
+    subtracted and rows multiplied by roots of their weights. At least `least_rows` rows
+    must differ from the most frequent value of a column. While the leverage score of a
+    row is above `most_leverage`, the column is dropped that counts most in the
+    combination that points to it. A rare level whose column is dropped counts with the
+    rest. The last `fixed` columns stay: by themselves they point to no single row.
     """
     support = [len(x) - np.unique(x, return_counts=True)[1].max() for x in columns]
     norms = np.linalg.norm(A, axis=0)

@@ -56,47 +56,29 @@ def initialise(
 
     Line 2 of Algorithm 1: the first is a uniform row, each further one is row x with
     probability d^2(x, C) / phi_c(X; C). With a prefix, lines 5-14 of Algorithm 3: its
-    centroids come first, and only the others are drawn. With added rows A as well,
-    each centroid of the prefix stays with probability
-    phi_c(X; C) / (phi_c(X; C) + phi_c(A; C)) while those before it have stayed; else a
-    row of A takes its place, and all later ones are drawn anew.
+    centroids come first, and only the others are drawn. With added rows A as well, each
+    centroid of the prefix stays with probability phi_c(X; C) / (phi_c(X; C) + phi_c(A;
+    C)) while those before it have stayed; else a row of A takes its place, and all
+    later ones are drawn anew.
 
-    Parameters
-    ----------
-    blocks : RowBlocks, shape (n, d)
-        The rows; to unlearn, the remaining ones X'; to add, X and A. May have none.
-    k : int
-        K' of a party: the largest number of centroids.
-    rng : numpy.random.Generator
-        Source of the draws.
-    prefix : Array of int, shape (i,), optional
-        Numbers in `blocks` of the centroids to keep: those that `surviving` returns,
-        renumbered. Default: none, a fresh initialisation.
-    added : Array of bool, shape (n,), optional
-        Which rows are in A; the prefix was drawn among the others. Default: none.
+    `blocks` are the rows, (n, d), of which there may be none: to unlearn, the remaining
+    ones X'; to add, X and A. `k` is K', the largest number of centroids of a party.
+    `prefix`, (i,), numbers the rows of the centroids to keep, from `surviving` and
+    renumbered (default: none). `added`, bool, (n,), says which rows are in A; the
+    prefix was drawn among the others (default: none).
 
-    Returns
-    -------
-    rows : Array of int64, shape (k',)
-        Numbers of the centroids in the order drawn, no two of equal values:
-        k' = min(k, number of rows at a squared distance above 0 from one another).
-    labels : Array of int64, shape (n,)
-        Nearest centroid of each row, ties to the first; each centroid has a row.
+    Returns the numbers of the centroids' rows in the order drawn, (k',), no two of
+    equal values, where k' = min(k, number of rows at a squared distance above 0 from
+    one another); and the nearest centroid of each row, (n,), ties to the first. Each
+    centroid has a row. Raises ValueError if `k` is below 1; `prefix` is longer than k,
+    or names a row that does not exist or two equal rows; or distances are not finite.
 
-    Raises
-    ------
-    ValueError
-        `k` is below 1; `prefix` is longer than k, or names a row that is not there or
-        two equal rows; or distances are not finite.
-
-    Notes
-    -----
     Unlearning is exact (Lemma 5.1) for a set X_R that does not depend on the draws.
     Given the centroids before it, the next one is a D^2 draw from X that fell outside
-    X_R, which has the law of a D^2 draw from X', or a draw from X' in its place;
-    so it is a D^2 draw from X' in either case, and by induction the sequence of rows
-    has the law of a fresh run on X'. Several requests one after another are exact too,
-    and so is a removed row with an equal twin.
+    X_R, which has the law of a D^2 draw from X', or a draw from X' in its place; so it
+    is a D^2 draw from X' in either case, and by induction the sequence of rows has the
+    law of a fresh run on X'. Several requests one after another are exact too, and so
+    is a removed row with an equal twin.
 
     The lemma does not hold for a set X_R chosen after a look at the centroids, such as
     "the first one", nor for the rows of highest cost under the present C_s, as in
@@ -114,8 +96,6 @@ def initialise(
 
     Both are exact up to rounding: a probability is off by about n 2^-53 of itself.
 
-    Examples
-    --------
     >>> blocks = RowBlocks(np.array([[0.0], [9.0], [0.0]]))
     >>> initialise(blocks, 3, np.random.default_rng(0), np.array([2]))
     (array([2, 1]), array([0, 1, 0]))
@@ -154,25 +134,12 @@ def initialise(
 
 
 def surviving(centroids: Array, removed: Array) -> Array:
-    """Return the centroids drawn before the first removed one.
+    """Return c_1 .. c_i, the centroids drawn before the first removed one, shape (i,).
 
-    Lines 2-10 of Algorithm 3. Where all survive, C' = C and nothing is redrawn: a
-    party only subtracts the removed rows, by `local_labels`, from its cluster sizes.
+    Lines 2-10 of Algorithm 3. `centroids`, (k',), and `removed`, (r,), are row numbers
+    or ids. Where all survive, C' = C and nothing is redrawn: a party only subtracts the
+    removed rows, by `local_labels`, from its cluster sizes.
 
-    Parameters
-    ----------
-    centroids : Array, shape (k',)
-        Row numbers or ids of the centroids, in the order drawn.
-    removed : Array, shape (r,)
-        Row numbers or ids of X_R.
-
-    Returns
-    -------
-    Array, shape (i,)
-        c_1 .. c_i.
-
-    Examples
-    --------
     >>> surviving(np.array([7, 2, 5]), np.array([1, 5, 2]))
     array([7])
     """
@@ -183,22 +150,9 @@ def surviving(centroids: Array, removed: Array) -> Array:
 def local_labels(rows: Array, centroids: Array) -> Array:
     """Return the nearest centroid of a few rows, as `initialise` labels them.
 
-    Parameters
-    ----------
-    rows : Array, shape (r, d)
-        Rows, such as X_R. The function holds r k' d numbers.
-    centroids : Array, shape (k', d)
-        C^(l), at least one.
-
-    Returns
-    -------
-    Array of int64, shape (r,)
-        Nearest centroid of each row, ties to the first.
-
-    Examples
-    --------
-    >>> local_labels(np.array([[1.0], [5.0]]), np.array([[0.0], [6.0], [2.0]]))
-    array([0, 1])
+    `rows`, such as X_R, have the shape (r, d), `centroids`, C^(l), (k', d) with
+    k' >= 1, and the result (r,). Ties go to the first. The function holds r k' d
+    numbers.
     """
     return np.asarray(_squared_distances(rows[:, None], centroids).argmin(axis=1))
 
@@ -214,35 +168,11 @@ def seed_centroids(
 ) -> tuple[Array, Array]:
     """Draw a party's centroids among the rows that take part, as `initialise` does.
 
-    Parameters
-    ----------
-    X : Array or Rows, shape (n, d)
-        All rows of the party, in the unit of the data.
-    box : Box
-        Their box.
-    k : int
-        K'.
-    rng : numpy.random.Generator
-        Source of the draws.
-    stay : Array of bool, shape (n,), optional
-        Which rows take part: those that were not removed. Default: all.
-    prefix : Array of int, shape (i,), optional
-        Row numbers of the centroids to keep, as for `initialise`; each is a row that
-        takes part.
-    added : Array of bool, shape (n,), optional
-        Which of these rows are new, as for `initialise`. Default: none.
-
-    Returns
-    -------
-    rows : Array of int64, shape (k',)
-        Row numbers of the centroids in the order drawn.
-    sizes : Array of int64, shape (k',)
-        Rows nearest to each.
-
-    Raises
-    ------
-    ValueError
-        As from `initialise`.
+    X are all rows of the party, (n, d), in the unit of the data; `stay`, bool, (n,),
+    says which take part, those that were not removed (default: all). `prefix`, (i,),
+    and `added`, (n,), are those of `initialise`, by row numbers of X. Returns the row
+    numbers of the centroids in the order drawn and the numbers of rows nearest to each,
+    both (k',). Raises ValueError as `initialise` does.
     """
     numbers = np.arange(len(X)) if stay is None else np.flatnonzero(stay)
     places = None if prefix is None else np.searchsorted(numbers, prefix)
@@ -258,29 +188,12 @@ def local_clusters(
 ) -> tuple[Array, Array]:
     """Return a party's centroids, and the local cluster of each row.
 
-    Parameters
-    ----------
-    blocks : RowBlocks, shape (n, d)
-        The rows that stay.
-    rows : Array of int, shape (k',)
-        Numbers in `blocks` of the drawn centroids, in the order drawn.
-    full : bool
-        Whether Lloyd's iteration follows; see `complete`.
-    least : int
-        Fewest rows of a cluster; see `merge_small`.
-
-    Returns
-    -------
-    centroids : Array, shape (k'', d)
-        C^(l), not quantised.
-    labels : Array of int64, shape (n,)
-        Cluster of each row, which is the nearest one before clusters are merged; each
-        has a row.
-
-    Raises
-    ------
-    ValueError
-        As from `initialise`.
+    These are C^(l), (k'', d), not quantised, and labels of the shape (n,). `blocks` are
+    the rows that stay, (n, d), and `rows`, (k',), the numbers in them of the drawn
+    centroids, in the order drawn. `full` adds Lloyd's iteration (see `complete`), and
+    `least` is the fewest rows of a cluster (see `merge_small`). Before clusters are
+    merged, the cluster of a row is the nearest one; each cluster has a row. Raises
+    ValueError as `initialise` does.
     """
     if full:
         centroids, labels = complete(blocks, rows)
@@ -308,24 +221,10 @@ def merge_small(centroids: Array, sizes: Array, least: int) -> tuple[Array, Arra
     nearest centroid, the first among equals. What remains has at least `least` rows
     each, or is one cluster of all the party's rows.
 
-    Parameters
-    ----------
-    centroids : Array, shape (k', d)
-        C^(l) in the order drawn, or the means that `complete` returns.
-    sizes : Array of int, shape (k',)
-        Rows of each cluster.
-    least : int
-        Fewest rows of a cluster; 1: nothing is merged.
+    `centroids`, (k', d), are C^(l) in the order drawn, or the means from `complete`,
+    and `sizes`, (k',), the rows of each. Returns the clusters that remain, (k'',), in
+    their order, and for each cluster its place among these, (k',).
 
-    Returns
-    -------
-    remain : Array of int64, shape (k'',)
-        The clusters that others have joined or that are large enough, in their order.
-    merged : Array of int64, shape (k',)
-        The place in `remain` of what each cluster has become.
-
-    Notes
-    -----
     Unlearning stays exact. Which clusters are merged depends on removed rows, by the
     sizes, but nothing of it is kept from one version to the next: what a party counts
     is a function f(c, X) of the drawn sequence c and of the rows X alone, without a
@@ -336,8 +235,6 @@ def merge_small(centroids: Array, sizes: Array, least: int) -> tuple[Array, Arra
     then redraw behind another sequence, and to leave clusters merged, or apart, because
     they were so before.
 
-    Examples
-    --------
     >>> remain, merged = merge_small(
     ...     np.array([[0.0], [9.0], [8.0]]), np.array([5, 1, 3]), 2
     ... )
@@ -357,19 +254,9 @@ def merge_small(centroids: Array, sizes: Array, least: int) -> tuple[Array, Arra
 
 
 def merged_sizes(sizes: Array, merged: Array) -> Array:
-    """Return the rows of each merged cluster.
+    """Return the rows of each merged cluster, (k'',), from those of each before, (k',).
 
-    Parameters
-    ----------
-    sizes : Array of int, shape (k',)
-        Rows of each cluster before.
-    merged : Array of int, shape (k',)
-        What each has become, from `merge_small`.
-
-    Returns
-    -------
-    Array of int64, shape (k'',)
-        Their sums.
+    `merged`, (k',), is what each cluster has become, from `merge_small`.
     """
     counts = np.zeros(len(np.unique(merged)), np.int64)
     np.add.at(counts, merged, sizes)
@@ -379,24 +266,14 @@ def merged_sizes(sizes: Array, merged: Array) -> Array:
 def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
     """Run Lloyd's iteration from the drawn centroids (Appendix M.3).
 
+    `blocks` are the rows, (n, d), and `rows`, (k',), the drawn centroids from
+    `initialise`. Returns the means, (k'', d), without those that are nearest to no row,
+    and the nearest of each row, (n,).
+
     The result is a function of the drawn rows and the data, so unlearning stays exact:
     after `initialise` with the surviving prefix, run this again on the remaining rows.
     It must run after each removal, since every row is in a mean, and never from the
     present means. So a party stores the drawn rows, and no means.
-
-    Parameters
-    ----------
-    blocks : RowBlocks, shape (n, d)
-        The rows.
-    rows : Array of int, shape (k',)
-        The drawn centroids, from `initialise`.
-
-    Returns
-    -------
-    centroids : Array, shape (k'', d)
-        The means, without those that are nearest to no row.
-    labels : Array of int64, shape (n,)
-        Nearest centroid of each row; each has a row.
     """
     if len(rows) == 0:
         return np.empty((0, blocks.shape[1])), np.empty(0, np.int64)
@@ -431,29 +308,15 @@ def _in_range(means: Array, blocks: RowBlocks) -> Array:
 class Box:
     """The public box of the columns, which becomes the cube [-1/2, 1/2]^d.
 
-    Parameters
-    ----------
-    lower, upper : Array, shape (d,) or ()
-        Bounds of each column, or one pair for all, in the unit of the data. The parties
-        must agree on them and not take them from the rows, where they would depend on
-        removed rows.
-
-    Raises
-    ------
-    ValueError
-        The bounds have other shapes, or a width is not a normal, finite number above 0.
-
-    Examples
-    --------
-    >>> box = Box(np.array([0.0, 18.0]), np.array([1.0, 118.0]))
-    >>> box.scale(np.array([[0.25, 118.0]]))
-    array([[-0.25,  0.5 ]])
-    >>> box.restore(np.array([[-0.25, 0.5]]))
-    array([[  0.25, 118.  ]])
+    The parties must agree on the bounds and not take them from the rows, where they
+    would depend on removed rows. Raises ValueError if the bounds have different shapes,
+    or a width is not a normal, finite number above 0.
     """
 
     lower: Array
+    """Bounds of each column, (d,), or one for all, (), in the unit of the data."""
     upper: Array
+    """As `lower`."""
 
     def __post_init__(self) -> None:
         """Check the bounds."""
@@ -476,18 +339,11 @@ class Box:
         return bool(np.all(self.lower == -0.5) and np.all(self.upper == 0.5))
 
     def check(self, rows: Array) -> None:
-        """Raise if a row is outside the box.
+        """Check that rows, (m, d), are in the box.
 
-        Parameters
-        ----------
-        rows : Array, shape (m, d)
-            All rows of a party, so that the outcome does not depend on the draws.
-
-        Raises
-        ------
-        ValueError
-            The number of columns differs from the box's, or a column has a value that
-            is missing or outside; the message names the column, not the value.
+        These are all rows of a party, so that the outcome does not depend on the draws.
+        Raises ValueError if the number of columns differs from the box's, or a value is
+        missing or outside; the message names the column, not the value.
         """
         if np.ndim(self.lower) == 1 and rows.shape[1] != len(self.lower):
             raise ValueError(
@@ -497,18 +353,10 @@ class Box:
         _check_inside(rows, self.lower, self.upper, "the agreed box")
 
     def scale(self, points: Array) -> Array:
-        """Map points from the box to the cube; nothing to do where the box is the cube.
+        """Map points, (m, d), from the box to the cube, in sides of the box.
 
-        Parameters
-        ----------
-        points : Array, shape (m, d)
-            Points, in the unit of the data.
-
-        Returns
-        -------
-        Array, shape (m, d)
-            Points, in sides of the box. Points in the box are in the cube exactly, not
-            only up to rounding.
+        Where the box is the cube, there is nothing to do. Points in the box are in the
+        cube exactly, not only up to rounding.
         """
         if self._is_cube:
             return points
@@ -522,16 +370,9 @@ class Box:
 
 
 class BoxedRows(RowBlocks):
-    """Rows in the cube of their box, scaled block by block.
+    """Rows of X, (n, d), in the cube of their box, scaled block by block.
 
-    Parameters
-    ----------
-    X : Array or Rows, shape (n, d)
-        Rows, in the unit of the data.
-    box : Box
-        Their box.
-    rows : Array of int, shape (m,), optional
-        Rows of `X` to use. Default: all.
+    `rows`, (m,), are the rows of X to use. Default: all.
     """
 
     def __init__(self, X: Array | Rows, box: Box, rows: Array | None = None) -> None:
@@ -544,24 +385,13 @@ class Quantizer:
     """The bins of line 3 of Algorithm 1 and Appendix H, in the cube [-1/2, 1/2]^d.
 
     The bin of a coordinate y is a(y) = argmin_j |y - gamma j| plus A, the largest such
-    j, so that bins count from 0.
+    j, so that bins count from 0. Raises ValueError if gamma is not in (0, 1], or gives
+    a column more than 2^32 bins.
 
     Differs from [1] in: 1. A column has B = 2 A + 1 bins, which is 1 / gamma rounded up
     to an odd number, where [1] counts 1 / gamma. 2. The outermost bins end where the
     cube does.
 
-    Parameters
-    ----------
-    gamma : float
-        Step, in (0, 1]; [1] takes 1 / sqrt(n), with n rows at all parties in training.
-
-    Raises
-    ------
-    ValueError
-        `gamma` is not in (0, 1], or gives a column more than 2^32 bins.
-
-    Examples
-    --------
     >>> quantizer = Quantizer(1 / 3)
     >>> quantizer.n_bins
     3
@@ -573,6 +403,7 @@ class Quantizer:
     """
 
     gamma: float
+    """Step, in (0, 1]; in [1] 1 / sqrt(n), with n rows at all parties in training."""
 
     def __post_init__(self) -> None:
         """Check the step."""
@@ -594,49 +425,21 @@ class Quantizer:
         return int(np.ceil(0.5 / self.gamma * (1 - 2.0**-50) - 0.5))
 
     def bins(self, points: Array) -> Array:
-        """Return the bin of each point.
+        """Return the bin of each point in the cube, a(y) + A, both of the shape (m, d).
 
-        Parameters
-        ----------
-        points : Array, shape (m, d)
-            Points in the cube, such as C^(l).
-
-        Returns
-        -------
-        Array of int64, shape (m, d)
-            a(y) + A, from 0 to B - 1.
-
-        Raises
-        ------
-        ValueError
-            A column has a value that is missing or outside the cube; the message
-            names the column, not the value.
+        Raises ValueError if a column has a value that is missing or outside the cube;
+        the message names the column, not the value.
         """
         _check_inside(points, np.asarray(-0.5), np.asarray(0.5), "the cube of the box")
         a = np.clip(np.rint(points / self.gamma), -self._top, self._top)
         return a.astype(np.int64) + self._top
 
     def count(self, points: Array, sizes: Array) -> tuple[Array, Array]:
-        """Return the bins that hold points, and how many rows the points stand for.
+        """Return the bins that hold points, and how many rows these stand for.
 
-        Parameters
-        ----------
-        points : Array, shape (m, d)
-            Points in the cube, such as C^(l).
-        sizes : Array of int, shape (m,)
-            Rows that each point stands for.
-
-        Returns
-        -------
-        bins : Array of int64, shape (m', d)
-            Each bin once, in the order of their coordinates.
-        counts : Array of int64, shape (m',)
-            q_j.
-
-        Raises
-        ------
-        ValueError
-            As from `bins`.
+        These are the bins, each once, (m', d), and q_j, (m',). `points`, (m, d), are in
+        the cube, such as C^(l), and `sizes`, (m,), the rows that each stands for. The
+        bins are in the order of their coordinates. Raises ValueError as `bins` does.
         """
         bins, places = np.unique(self.bins(points), axis=0, return_inverse=True)
         counts = np.zeros(len(bins), dtype=np.int64)
@@ -644,47 +447,19 @@ class Quantizer:
         return bins, counts
 
     def centers(self, bins: Array) -> Array:
-        """Return the middle of each bin.
+        """Return the middle of each bin, in the cube, both of the shape (m, d).
 
-        Parameters
-        ----------
-        bins : Array of int, shape (m, d)
-            Bins, from 0 to B - 1.
-
-        Returns
-        -------
-        Array, shape (m, d)
-            The points, in the cube.
-
-        Raises
-        ------
-        ValueError
-            A bin is not from 0 to B - 1.
+        Raises ValueError if a bin is not from 0 to B - 1.
         """
         low, side = self._extent(bins)
         return low + side / 2
 
     def sample(self, bins: Array, counts: Array, rng: np.random.Generator) -> Array:
-        """Draw points uniformly inside bins (line 6 of Algorithm 1).
+        """Draw points uniformly inside bins (line 6 of Algorithm 1), (sum counts, d).
 
-        Parameters
-        ----------
-        bins : Array of int, shape (m, d)
-            Bins, from 0 to B - 1.
-        counts : Array of int, shape (m,)
-            Number of points of each.
-        rng : numpy.random.Generator
-            Source of the draws.
-
-        Returns
-        -------
-        Array, shape (sum counts, d)
-            The points bin by bin, in the cube up to rounding.
-
-        Raises
-        ------
-        ValueError
-            A bin is not from 0 to B - 1.
+        `bins` has the shape (m, d), and `counts`, (m,), the number of points of each.
+        The points come bin by bin, and are in the cube up to rounding. Raises
+        ValueError if a bin is not from 0 to B - 1.
         """
         low, side = self._extent(bins)
         points = rng.random((int(counts.sum()), bins.shape[1]))
@@ -725,35 +500,13 @@ def server_points(
 ) -> tuple[Array, Array]:
     """Turn the counted bins into weighted points (line 6 of Algorithm 1).
 
-    Parameters
-    ----------
-    quantizer : Quantizer
-        The bins' sides and places.
-    bins : Array of int, shape (m, d)
-        The bins with q_j > 0.
-    counts : Array of int, shape (m,)
-        q_j, in rows; at least 1.
-    rng : numpy.random.Generator
-        Source of the draws.
-    points : {"uniform", "weighted"}
-        q_j uniform points inside bin j, each of weight 1; or its middle with weight
-        q_j.
-    max_bytes : int
-        Largest size of the uniform points, except that each bin has at least one. Where
-        q_j points a bin would take more, bin j has a share of q_j, rounded up, and the
-        weights of its points add up to q_j.
-
-    Returns
-    -------
-    X_s : Array, shape (m', d)
-        The points, in the cube.
-    weights : Array, shape (m',)
-        Their weights, in rows; their sum is that of q.
-
-    Raises
-    ------
-    ValueError
-        `points` is unknown, a count is below 1, or a bin is not from 0 to B - 1.
+    `bins`, (m, d), are those with q_j > 0, and `counts`, (m,), are the q_j, in rows.
+    "uniform" draws q_j uniform points inside bin j, each of weight 1; "weighted" takes
+    its middle with weight q_j. Where the uniform points would take more than
+    `max_bytes`, bin j has a share of q_j points, rounded up and at least one, whose
+    weights add up to q_j. Returns X_s, (m', d), in the cube, and the weights, (m',), in
+    rows, whose sum is that of q. Raises ValueError if `points` is unknown, a count is
+    below 1, or a bin is not from 0 to B - 1.
     """
     if points not in POINTS:
         raise ValueError(f"points must be one of {', '.join(POINTS)}, got {points!r}")
@@ -771,29 +524,11 @@ def server_centroids(
 ) -> Array:
     """Cluster the server's points (line 7 of Algorithm 1, line 5 of Algorithm 5).
 
-    Parameters
-    ----------
-    X_s : Array, shape (m, d)
-        Points, from `server_points`; in Algorithm 5 the parties' centroids themselves.
-    weights : Array, shape (m,)
-        Positive weight of each point, in rows.
-    k : int
-        K, the number of global clusters.
-    rng : numpy.random.Generator
-        Source of the starts.
-    n_init : int
-        Number of starts; the best is kept.
-
-    Returns
-    -------
-    Array, shape (K', d)
-        C_s; K' < K where fewer points are distinct, as when almost everything has been
-        forgotten.
-
-    Raises
-    ------
-    ValueError
-        `k` is below 1, or there is no point.
+    X_s, (m, d), is from `server_points`; in Algorithm 5 it has the parties' centroids
+    themselves. `weights`, (m,), are positive, in rows. Returns the best C_s of `n_init`
+    starts, (K', d), with K' < K where fewer points are distinct, as when almost
+    everything has been forgotten. Raises ValueError if `k` is below 1, or there is no
+    point.
     """
     if len(X_s) == 0:
         raise ValueError("clusters need at least one row among the parties, got 0")
@@ -811,36 +546,12 @@ def number_of_clusters(
     """Return the K from 2 to `most` with the largest simplified silhouette of [3].
 
     That is the weighted mean of 1 - a / b over the points, where a and b are their
-    distances to the nearest and the second nearest of K centres.
+    distances to the nearest and the second nearest of K centres. `points`, (m, d), are
+    distinct, such as the middles of bins, and `weights`, (m,), positive, in rows. K is
+    also at most half of m, except for m < 4: with a centre at each point the silhouette
+    is 1, and says nothing. Where the lower of m and `most` is below 2, that is K.
 
-    Parameters
-    ----------
-    points : Array, shape (m, d)
-        Distinct points, such as the middles of bins.
-    weights : Array, shape (m,)
-        Positive weight of each, in rows.
-    most : int
-        The largest K. K is also at most half of m, but for m < 4: with a centre at each
-        point the silhouette is 1, and says nothing.
-    rng : numpy.random.Generator
-        Source of the starts.
-    n_init : int
-        Starts of k-means for each K.
-
-    Returns
-    -------
-    int
-        K; the lower of m and `most` where it is below 2.
-
-    Notes
-    -----
     A heuristic: no K is right for all purposes, and one cluster cannot be chosen.
-
-    Examples
-    --------
-    >>> points = np.array([[0.0], [1.0], [20.0], [21.0], [40.0], [41.0], [42.0]])
-    >>> number_of_clusters(points, np.ones(7), 6, np.random.default_rng(0))
-    3
     """
     m = len(points)
     if min(m, most) < 2:
@@ -854,21 +565,10 @@ def number_of_clusters(
 
 
 def induced_labels(centroids: Array, labels: Array, centers: Array) -> Array:
-    """Give each row the global cluster of its local centroid (Definition 3.1).
+    """Give each row the global cluster of its local centroid (Definition 3.1), (n,).
 
-    Parameters
-    ----------
-    centroids : Array, shape (k', d)
-        C^(l), not quantised.
-    labels : Array of int, shape (n,)
-        Local cluster of each row.
-    centers : Array, shape (K, d)
-        C_s.
-
-    Returns
-    -------
-    Array of int64, shape (n,)
-        Global cluster of each row.
+    `centroids` are C^(l), (k', d), not quantised, `labels`, (n,), the local cluster of
+    each row, and `centers` C_s, (K, d).
     """
     if len(centroids) == 0:
         return np.empty(0, np.int64)
@@ -876,21 +576,10 @@ def induced_labels(centroids: Array, labels: Array, centers: Array) -> Array:
 
 
 def contributions(blocks: RowBlocks, centers: Array, labels: Array) -> Array:
-    """Return what each row adds to the objective, phi_f of equation 2.
+    """Return what each row adds to the objective, phi_f of equation 2, shape (n,).
 
-    Parameters
-    ----------
-    blocks : RowBlocks, shape (n, d)
-        The rows.
-    centers : Array, shape (K, d)
-        C_s.
-    labels : Array of int, shape (n,)
-        Global cluster of each row, from `induced_labels`.
-
-    Returns
-    -------
-    Array, shape (n,)
-        |x_i - c_i|^2, in the unit of the rows squared.
+    That is |x_i - c_i|^2, in the unit of the rows squared, for rows (n, d), C_s,
+    (K, d), and the global cluster of each row, (n,), from `induced_labels`.
     """
     parts = blocks.map_reduce(
         lambda part, X: [_squared_distances(X, centers[labels[part]])],

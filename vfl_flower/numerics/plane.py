@@ -11,31 +11,13 @@ RELATIVE = 1e-12
 
 
 def principal_plane(points: Array, weights: Array) -> tuple[Array, Array]:
-    """Return points in the two directions in which they differ most.
+    """Return points, (k, d), in the two directions in which they differ most.
 
-    Parameters
-    ----------
-    points : Array, shape (k, d)
-        Such as the centres of clusters.
-    weights : Array, shape (k,)
-        How often each point counts, such as the rows of its cluster; shape (0,) or all
-        0: once.
-
-    Returns
-    -------
-    places : Array, shape (k, 2)
-        The points about their weighted mean, along the two largest principal
-        directions, each of which points to where its largest entry is positive.
-    shares : Array, shape (2,)
-        Share of the weighted sum of squares of the points along each of them; 0 where
-        all points are equal.
-
-    Examples
-    --------
-    >>> points = np.array([[0.0, 2, 5], [0, -2, 5]])
-    >>> places, shares = principal_plane(points, np.ones(2))
-    >>> places.round(6).tolist(), shares.round(6).tolist()
-    ([[2.0, 0.0], [-2.0, 0.0]], [1.0, 0.0])
+    The weights, (k,), are how often each point counts, such as the rows of a centre's
+    cluster; of the shape (0,) or all 0: once. Returns the points about their weighted
+    mean, (k, 2), along the two largest principal directions, each of which points to
+    where its largest entry is positive; and the share of the weighted sum of squares
+    along each, (2,), which is 0 where all points are equal.
     """
     weights = np.asarray(weights, dtype=np.float64)
     if not weights.sum():

@@ -33,25 +33,9 @@ _POINTS = 1 << 10
 class PrimeField:
     """The integers modulo a prime p, as NumPy arrays of uint64 below p.
 
-    Every array that a method takes holds elements, of type uint64 and below p, and
-    this is not checked. Arrays broadcast as in NumPy.
-
-    Parameters
-    ----------
-    p : int
-        2^61 - 1, or a prime below 2^32.
-
-    Raises
-    ------
-    ValueError
-        If `p` is neither.
-
-    Examples
-    --------
-    >>> field = PrimeField(13)
-    >>> a = np.array([3, 12], dtype=np.uint64)
-    >>> field.add(a, a), field.inverse(a)
-    (array([ 6, 11], dtype=uint64), array([ 9, 12], dtype=uint64))
+    Every array that a method takes holds elements, of type uint64 and below p, and this
+    is not checked. Arrays broadcast as in NumPy. Raises ValueError unless p is 2^61 - 1
+    or a prime below 2^32.
     """
 
     p: int = MERSENNE_61
@@ -108,30 +92,14 @@ class PrimeField:
     def inverse(self, a: Array) -> Array:
         """Inverse ``a^(p - 2)`` modulo p, elementwise.
 
-        Raises
-        ------
-        ZeroDivisionError
-            If an element is 0.
+        Raises ZeroDivisionError if an element is 0.
         """
         if not np.all(a):
             raise ZeroDivisionError("0 has no inverse modulo p")
         return self.power(a, self.p - 2)
 
     def matmul(self, a: Array, b: Array) -> Array:
-        """Matrix product modulo p, by exact products of float64 matrices.
-
-        Parameters
-        ----------
-        a : Array, shape (m, k)
-            Elements.
-        b : Array, shape (k, n)
-            Elements.
-
-        Returns
-        -------
-        Array, shape (m, n)
-            Elements.
-        """
+        """Product of a, (m, k), and b, (k, n), modulo p, by exact float64 products."""
         total = np.zeros((len(a), b.shape[1]), dtype=np.uint64)
         unit = np.array([2**_LIMB % self.p], dtype=np.uint64)
         for start in range(0, len(b), _INNER):
@@ -155,19 +123,9 @@ class PrimeField:
         return [(a >> shift & mask).astype(np.float64) for shift in shifts]
 
     def powers(self, points: Array, count: int) -> Array:
-        """Return x_j^i for i = 0 .. count - 1.
+        """Return x_j^i for i = 0 .. count - 1 of points x_j, (m,), shape (m, count).
 
-        Parameters
-        ----------
-        points : Array, shape (m,)
-            The x_j, elements.
-        count : int
-            Number of powers, at least 1.
-
-        Returns
-        -------
-        Array, shape (m, count)
-            Elements; the powers of 0 are 1, 0, 0 ...
+        `count` is at least 1; the powers of 0 are 1, 0, 0 ...
         """
         table = np.ones((len(points), count), dtype=np.uint64)
         known, step = 1, points
@@ -182,24 +140,10 @@ class PrimeField:
     def power_sums(self, points: Array, values: Array, count: int) -> Array:
         """Return S_i = sum_j v_j x_j^i for i = 0 .. count - 1.
 
-        S_i here is S_(i+1) in [1], Algorithm 2, line 2.
+        S_i here is S_(i+1) in [1], Algorithm 2, line 2. The points x_j, (m,), may
+        repeat; values v_j of the shape (m,) give sums of the shape (count,), and (m, c)
+        give (count, c). `count` is at least 1.
 
-        Parameters
-        ----------
-        points : Array, shape (m,)
-            The x_j, elements; values may repeat.
-        values : Array, shape (m,) or (m, c)
-            The v_j, elements; each column has its own sums.
-        count : int
-            Number of sums, at least 1.
-
-        Returns
-        -------
-        Array, shape (count,) or (count, c)
-            Elements.
-
-        Notes
-        -----
         With i = a s + r, S_i = sum_j (x_j^s)^a (x_j^r v_j): a table of count / s powers
         of x_j^s times one of s powers of x_j, about 2 sqrt(count c) products a point
         instead of count c, and one matrix product.
@@ -221,20 +165,10 @@ class PrimeField:
         )
 
     def evaluate(self, coefficients: Array, points: Array) -> Array:
-        """Return f(x_j) = sum_i c_i x_j^i.
+        """Return f(x_j) = sum_i c_i x_j^i of points, (m,), shape (m, c).
 
-        Parameters
-        ----------
-        coefficients : Array, shape (count, c)
-            The c_i of one polynomial a column, elements, lowest first; count at least
-            1.
-        points : Array, shape (m,)
-            The x_j, elements.
-
-        Returns
-        -------
-        Array, shape (m, c)
-            Elements.
+        `coefficients`, (count, c), are the c_i of one polynomial a column, lowest
+        first; count is at least 1.
         """
         count, width = coefficients.shape
         # Horner's rule in x^s; within a step, a product with s powers.
@@ -253,22 +187,15 @@ class PrimeField:
     def points_of(self, sums: Array) -> Array | None:
         """Find the points of power sums, their values unknown.
 
-        The minimal polynomial of the sequence S_i is g(x) = prod_j (x - x_j), by
-        Berlekamp and Massey, where there are half as many points as sums or fewer
-        ([1], Algorithm 2, line 3, whose g has the coefficients in reverse); its roots
-        are the points.
+        The minimal polynomial of the sequence S_i, i = 0 .. 2 N - 1, is g(x) = prod_j
+        (x - x_j), by Berlekamp and Massey, where there are half as many points as sums
+        or fewer ([1], Algorithm 2, line 3, whose g has the coefficients in reverse);
+        its roots are the points.
 
-        Parameters
-        ----------
-        sums : Array, shape (2 N,)
-            S_i for i = 0 .. 2 N - 1, elements.
-
-        Returns
-        -------
-        Array of shape (m,), or None
-            At most N different x_j in increasing order, none of which is 0; None if
-            there are no such points. No values at these points may give the sums, even
-            so: check that `power_sums` of what `values_at` returns gives `sums` back.
+        Returns at most N different x_j, (m,), in increasing order, none of which is 0,
+        or None if there are no such points. No values at these points may give the
+        sums, even so: check that `power_sums` of what `values_at` returns gives `sums`
+        back.
         """
         ring = self._polynomials()
         minimal = ring.minpoly(sums.tolist())
@@ -281,31 +208,16 @@ class PrimeField:
         return np.array(sorted(int(root) for root, _ in roots), dtype=np.uint64)
 
     def values_at(self, points: Array, sums: Array) -> Array:
-        """Solve S_i = sum_j v_j x_j^i for the values v_j.
+        """Solve S_i = sum_j v_j x_j^i for the values v_j, shape (m, c).
 
         With g(x) = prod_j (x - x_j), the part of g(x) sum_i S_i x^(-i-1) that has no
         negative powers is a polynomial h of degree below m, and v_j = h(x_j) / g'(x_j)
         (Forney's formula).
 
-        Parameters
-        ----------
-        points : Array, shape (m,)
-            The x_j, elements, all different.
-        sums : Array, shape (count, c)
-            S_i for i = 0 .. count - 1, elements, a column for each set of values; the
-            first m rows are used and must be there.
-
-        Returns
-        -------
-        Array, shape (m, c)
-            The v_j, elements.
-
-        Raises
-        ------
-        ValueError
-            If there are fewer sums than points.
-        ZeroDivisionError
-            If two points are equal.
+        The points x_j, (m,), differ; `sums`, (count, c), are S_i for
+        i = 0 .. count - 1, a column for each set of values, and the first m rows are
+        used. Raises ValueError if there are fewer sums than points, and
+        ZeroDivisionError if two points are equal.
         """
         m = len(points)
         if len(sums) < m:

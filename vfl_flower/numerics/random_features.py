@@ -67,34 +67,18 @@ ROUND = {4: 1.5 * 2.0**23, 8: 1.5 * 2.0**52}
 
 
 class RandomFeatures:
-    r"""A party's part of the random features phi_1, phi_2, ... (eq. 2 and 3 of [1]).
+    """A party's part of the random features phi_1, phi_2, ... (eq. 2 and 3 of [1]).
 
-    Parameters
-    ----------
-    kernel : {"gaussian", "laplacian"}
-        See `KERNELS`. Frequencies are Gaussian or Cauchy.
-    n_columns : int
-        d, the number of the party's columns.
-    bandwidth : float
-        s, in the unit of the columns; the same at all parties.
-    seed : int
-        From 0 to 2^128 - 1. Whoever knows the seed knows the party's omega_j and b_j.
-    orthogonal : bool
-        Draw the Gaussian omega_j in blocks of min(d, 64) orthogonal directions [2];
-        each omega_j is N(0, I / s^2) all the same. Laplacian ones are independent.
-    density : float
-        Probability, in (0, 1], with which a frequency has a column; the others do not
-        count in its feature. The kernel of one column k becomes
-        ``1 - density + density k``, and that of all is still the product.
+    Frequencies omega_j are Gaussian or Cauchy (see `KERNELS`) for the party's d
+    columns. The bandwidth s, in the unit of the columns, is the same at all parties.
+    Whoever knows the seed, from 0 to 2^128 - 1, knows the party's omega_j and b_j. With
+    `orthogonal` the Gaussian omega_j are drawn in blocks of min(d, 64) orthogonal
+    directions [2]; each omega_j is N(0, I / s^2) all the same. Laplacian ones are
+    independent. `density` is the probability, in (0, 1], with which a frequency has a
+    column; the others do not count in its feature. The kernel of one column k becomes
+    ``1 - density + density k``, and that of all is still the product. Raises ValueError
+    if an argument is out of range.
 
-    Raises
-    ------
-    ValueError
-        The kernel is unknown, `n_columns` is below 1, the bandwidth is not positive and
-        finite, the seed is out of range, or the density is.
-
-    Notes
-    -----
     Features 64 c to 64 c + 63 come from the Philox generator with the seed as its key
     and c in the second word of its counter. So ranges can be made in any order, each at
     the cost of its features alone (rounded up to 64), and no state is kept. Normal and
@@ -106,8 +90,6 @@ class RandomFeatures:
     median bandwidth, 512 features) by 13 % for one party of 8 columns and 11 % for one
     of 90, by 4 % for three parties of 3, 3 and 2 columns or of 30 each.
 
-    Examples
-    --------
     Two parties, each with its columns and its seed, make the kernel of all columns:
 
     >>> rng = np.random.default_rng(0)
@@ -151,24 +133,11 @@ class RandomFeatures:
         self._seed = seed
 
     def weights(self, start: int, stop: int) -> tuple[Array, Array]:
-        """Return omega_j and b_j for j = start .. stop - 1.
+        """Return omega_j, (stop - start, d), and b_j, (stop - start,), float64.
 
-        Parameters
-        ----------
-        start, stop : int
-            Range of features, 0 <= start < stop.
-
-        Returns
-        -------
-        omega : Array of float64, shape (stop - start, d)
-            Frequencies, in radians per unit of a column.
-        b : Array of float64, shape (stop - start,)
-            Phases in [0, 1), in turns.
-
-        Raises
-        ------
-        ValueError
-            The range is empty or begins below 0.
+        The features are j = start .. stop - 1. Frequencies are in radians per unit of a
+        column, phases in [0, 1), in turns. Raises ValueError if the range is empty or
+        starts below 0.
         """
         _check_range(start, stop)
         first, last = start // CHUNK, -(-stop // CHUNK)
@@ -208,33 +177,15 @@ class RandomFeatures:
     ) -> Array:
         """Return the partial angles omega_j^T x + b_j as fractions of a turn.
 
-        Parameters
-        ----------
-        X : Array or Rows, shape (n, d)
-            The party's columns: real numbers of any type and layout; may be a
-            read-only memory map.
-        start, stop : int
-            Range of features, 0 <= start < stop.
-        bits : {8, 16, 32, 64}
-            Type of the angles.
-        rows : Array of int, shape (m,), optional
-            Rows of `X` to use, in this order, repeats allowed. Default: all, m = n.
+        X, (n, d), are the party's columns, real numbers of any type and layout; it may
+        be a read-only memory map. `rows`, (m,), are the rows of X to use, in this
+        order, repeats allowed (default: all). The result has the shape
+        (m, stop - start). With 8, 16 or 32 `bits` it has unsigned integers of that
+        size, the nearest in units of 2^-bits of a turn, whose sums wrap; with 64 it has
+        float64 turns in [0, 1). Raises ValueError if X is not a real matrix of d
+        columns, one of its values or of its products with the frequencies is not
+        finite, or `bits`, the range or `rows` is not as above.
 
-        Returns
-        -------
-        Array, shape (m, stop - start)
-            8, 16 or 32 bits: unsigned integers of that size, in units of 2^-bits of a
-            turn, the nearest; sums wrap. 64: float64 turns in [0, 1).
-
-        Raises
-        ------
-        ValueError
-            `X` is not a real matrix of d columns, one of its values or of its products
-            with the frequencies is not finite, or `bits`, the range or `rows` is not as
-            above.
-
-        Notes
-        -----
         The result is made in tiles of at most 4 or 8 MiB: other memory is about 20 MB,
         whatever the numbers of rows, features and columns.
 
@@ -305,25 +256,10 @@ def features(
 ) -> Array:
     """Return phi_j(x) = sqrt(2) cos(2 pi angle) (eq. 2 and 3 of [1]).
 
-    Parameters
-    ----------
-    angles : Array of uint8, uint16, uint32 or float64, any shape
-        Angles of rows as `RandomFeatures.angles` gives them, summed over the parties:
-        units of 2^-8, 2^-16 or 2^-32 of a turn, or turns.
-    dtype : numpy.float64 or numpy.float32
-        Type of the features, unless `out` is given.
-    out : Array of float64 or float32, shape of `angles`, optional
-        Where to put the features.
-
-    Returns
-    -------
-    Array, shape of `angles`
-        phi, without the factor 1 / sqrt(M) of a mean over M features.
-
-    Raises
-    ------
-    ValueError
-        `angles` is of another type.
+    The angles, of any shape, are those of `RandomFeatures.angles`, summed over the
+    parties. The features have that shape and the type `dtype`, float64 or float32, or
+    are written to `out`; they lack the factor 1 / sqrt(M) of a mean over M features.
+    Raises ValueError if the angles have another type.
     """
     if angles.dtype not in DTYPES.values():
         raise ValueError(
@@ -344,26 +280,10 @@ def features(
 
 
 def draw_pairs(n: int, count: int, rng: np.random.Generator) -> Array:
-    """Draw pairs of different rows, whose distances give the bandwidth.
+    """Draw P pairs of different rows, whose distances give the bandwidth.
 
-    Parameters
-    ----------
-    n : int
-        Number of rows, at least 2.
-    count : int
-        P, number of pairs, at least 1.
-    rng : numpy.random.Generator
-        Source of the draw, the same at all parties.
-
-    Returns
-    -------
-    Array of int64, shape (2, P)
-        Row numbers; the two of a pair differ, and pairs may repeat.
-
-    Raises
-    ------
-    ValueError
-        `n` is below 2 or `count` below 1.
+    Returns row numbers, int64, shape (2, P); pairs may repeat. `rng` must be the same
+    at all parties. Raises ValueError if n is below 2 or P, the `count`, below 1.
     """
     if n < 2:
         raise ValueError(f"n must be at least 2 to make a pair of rows, got {n}")
@@ -374,27 +294,12 @@ def draw_pairs(n: int, count: int, rng: np.random.Generator) -> Array:
 
 
 def pair_distances(X: Array | Rows, pairs: Array, kernel: str) -> Array:
-    """Return a party's part of the distances of row pairs; the parts add up.
+    """Return a party's part of the distances of row pairs, float64, shape (P,).
 
-    Parameters
-    ----------
-    X : Array or Rows, shape (n, d)
-        The party's columns.
-    pairs : Array of int, shape (2, P)
-        Row numbers of the pairs.
-    kernel : {"gaussian", "laplacian"}
-        Squared Euclidean distances for the first, L1 for the second.
-
-    Returns
-    -------
-    Array of float64, shape (P,)
-        sum over the party's columns of (x - x')^2, or of |x - x'|.
-
-    Raises
-    ------
-    ValueError
-        The kernel is unknown, `X` is not a real matrix, `pairs` are not pairs of its
-        row numbers, or a distance is not finite.
+    It is the sum over the party's columns, (n, d), of (x - x')^2 for "gaussian", or of
+    |x - x'| for "laplacian"; the parts add up. `pairs`, (2, P), are row numbers. Raises
+    ValueError if the kernel is unknown, X is not a real matrix, `pairs` does not fit
+    it, or a distance is not finite.
     """
     _check_kernel(kernel)
     if pairs.ndim != 2 or len(pairs) != 2:
@@ -420,25 +325,11 @@ def pair_distances(X: Array | Rows, pairs: Array, kernel: str) -> Array:
 def median_bandwidth(distances: Array, kernel: str, resolution: float = 0.0) -> float:
     """Return the bandwidth by the median heuristic.
 
-    Parameters
-    ----------
-    distances : Array of float64, shape (P,)
-        Distances of row pairs, summed over the parties (see `pair_distances`).
-    kernel : {"gaussian", "laplacian"}
-        The kernel.
-    resolution : float
-        Step of the distances, in their unit, where they come from a fixed-point sum.
-
-    Returns
-    -------
-    float
-        s = sqrt(median / 2), so that k = exp(-|x - x'|^2 / median), for the Gaussian;
-        s = median for the Laplacian kernel.
-
-    Raises
-    ------
-    ValueError
-        The kernel is unknown, or the median is 0, not finite, or below 2^20 steps.
+    For the Gaussian kernel s = sqrt(median / 2), so that k = exp(-|x - x'|^2 / median);
+    for the Laplacian kernel s = median. The distances, (P,), are those of
+    `pair_distances`, summed over the parties; `resolution` is their step, in their
+    unit, where they come from a fixed-point sum. Raises ValueError if the kernel is
+    unknown, or the median is 0, not finite, or below 2^20 steps.
     """
     _check_kernel(kernel)
     median = float(np.median(distances)) if len(distances) else math.nan
@@ -518,14 +409,10 @@ def _table(dtype: np.dtype[np.floating], itemsize: int) -> Array:
 
 
 def taken(angles: Array, multiple: int) -> Array:
-    """Return angles so many times, modulo a turn: those at a bandwidth divided by it.
+    """Return `multiple` times each angle, modulo a turn: at a bandwidth divided by it.
 
-    Parameters
-    ----------
-    angles : Array of uint8, uint16, uint32 or float64, any shape
-        Fractions of a turn, or turns. Their quantisation is taken as often.
-    multiple : int
-        From 1.
+    The angles have any shape and the types of `features`; `multiple` is at least 1, and
+    multiplies their quantisation too.
     """
     if multiple == 1:
         return angles

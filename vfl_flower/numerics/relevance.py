@@ -39,21 +39,11 @@ __all__ = ["derivative_products", "probes", "relevance_of"]
 
 
 def derivative_products(gram: Array, weights: Array, n: float) -> Array:
-    """Return H, the mean products of the derivatives of f by the angles.
+    """Return H, (A, A), the mean products of the derivatives of f by the angles.
 
-    Parameters
-    ----------
-    gram : Array, shape (2 A, 2 A)
-        Sums of products of the cosines of A angles, and then of their sines.
-    weights : Array, shape (2 A, K)
-        a and b of K functions, whose H are added up.
-    n : float
-        Number of rows.
-
-    Returns
-    -------
-    Array, shape (A, A)
-        Symmetric, and positive semidefinite up to errors of `gram`.
+    `gram`, (2 A, 2 A), are sums over n rows of products of the cosines of A angles, and
+    then of their sines; `weights`, (2 A, K), are a and b of K functions, whose H are
+    added up. H is symmetric, and positive semidefinite up to errors of `gram`.
     """
     A = len(gram) // 2
     H = np.zeros((A, A))
@@ -64,20 +54,9 @@ def derivative_products(gram: Array, weights: Array, n: float) -> Array:
 
 
 def probes(H: Array, count: int, rng: np.random.Generator) -> Array:
-    """Return columns of B, each from N(0, H).
+    """Return columns of B, each from N(0, H), shape (A, count).
 
-    Parameters
-    ----------
-    H : Array, shape (A, A)
-        Symmetric; negative eigenvalues count as 0.
-    count : int
-        Number of columns.
-    rng : numpy.random.Generator
-        Source of the draw.
-
-    Returns
-    -------
-    Array, shape (A, count)
+    H, (A, A), is symmetric; negative eigenvalues count as 0.
     """
     values, vectors = np.linalg.eigh(H)
     root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
@@ -85,21 +64,8 @@ def probes(H: Array, count: int, rng: np.random.Generator) -> Array:
 
 
 def relevance_of(products: Array) -> Array:
-    """Return R from the products of frequencies and probes.
+    """Return R, (d,), from Omega^T B, (d, count), of the columns of one party.
 
-    Parameters
-    ----------
-    products : Array, shape (d, count)
-        Omega^T B, of the columns of one party.
-
-    Returns
-    -------
-    Array, shape (d,)
-        Estimates of R_c with a relative standard error of ``sqrt(2 / count)``.
-
-    Examples
-    --------
-    >>> relevance_of(np.array([[3.0, -1.0], [0.0, 0.0]])).tolist()
-    [5.0, 0.0]
+    The relative standard error of each R_c is ``sqrt(2 / count)``.
     """
     return np.asarray((products**2).mean(axis=1))

@@ -22,21 +22,12 @@ BLOCKS = 256
 
 
 def text_tags(texts: Iterable[object], coefficients: Array) -> Array:
-    """Return tags of texts: equal ones of two texts have a probability of 2^-64.
+    """Return tags of n texts, uint64, (n,), equal for two texts with probability 2^-64.
 
-    Twice the high half of m_0 + sum_i m_i s_i mod 2^64, which is strongly universal
-    (Lemire and Kaser, 2014) where the m_i are uniform and secret.
-
-    Parameters
-    ----------
-    texts : iterable of n objects
-        Their texts; of longer ones than `coefficients` has room for, the beginnings.
-    coefficients : Array of uint64, shape (2, length)
-        m, twice.
-
-    Returns
-    -------
-    Array of uint64, shape (n,)
+    A tag is twice the high half of m_0 + sum_i m_i s_i mod 2^64, which is strongly
+    universal (Lemire and Kaser, 2014) where the m_i are uniform and secret.
+    `coefficients`, (2, length), are m, twice; of texts that are too long for them, the
+    beginnings count.
     """
     remaining, parts = iter(texts), [np.zeros(0, "<u8")]
     most = coefficients.shape[1] - 1
@@ -51,12 +42,8 @@ def text_tags(texts: Iterable[object], coefficients: Array) -> Array:
 def block_sums(mask: Array, weights: Array | None = None) -> Array:
     """Return the sums of the weights of each block, shape (256,).
 
-    Parameters
-    ----------
-    mask : Array of bool, shape (n,)
-        Which rows are in the set.
-    weights : Array, shape (m,), optional
-        Weights of these rows, in their order; default: 1.
+    `mask`, bool, (n,), says which m rows are in the set, and `weights`, (m,), default
+    1, are theirs in their order.
     """
     if weights is not None:
         places = np.flatnonzero(mask) % BLOCKS
@@ -77,16 +64,9 @@ def most_leverage(
     """Return the largest share of one row in the squares of any combination of v and w.
 
     The largest d_i^2 / |d|^2 of all d = a v + b w is the leverage of row i in the span
-    of v and w. 1: they are the same but for their scale, to within rounding.
-
-    Parameters
-    ----------
-    v, w : Array, shape (m,)
-        Weights of two sets at the rows that w has.
-    v_squares, w_squares : float
-        |v|^2 and |w|^2, of all rows.
-    rest : float
-        Largest weight of v at other rows.
+    of v and w. 1: they are the same but for their scale, to within rounding. `v` and
+    `w`, (m,), are weights of two sets at the rows that w has; the squares are |v|^2 and
+    |w|^2 of all rows, and `rest` is the largest weight of v at other rows.
     """
     product = float(v @ w)
     determinant = v_squares * w_squares - product**2

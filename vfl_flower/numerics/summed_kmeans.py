@@ -88,74 +88,52 @@ TOLERANCE = 1e-3
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """Sums of one pass over the rows, of one party or of all.
-
-    Attributes
-    ----------
-    inertia : Array, shape (a,)
-        sum_i min_l |h_i - c_l|^2 of each start, within about that of one row.
-    sizes : Array, shape (a, k)
-        Rows of each cluster.
-    counts : Array, shape (a, k), or None
-        sum_i a_i: rows in the sum. None in the first pass, which moves no centre.
-    sums : Array, shape (a, k, s), or None
-        sum_i a_i h_i + z. 0 for a cluster that sends no sum.
-    silhouettes : Array, shape (a,), or None
-        Sum of the rows' `simplified_silhouettes`, within about that of one row; where
-        the request says how many centres each start has.
-    """
+    """Sums of one pass over the rows, of one party or of all."""
 
     inertia: Array
+    """sum_i min_l |h_i - c_l|^2 of each start, within about that of one row, (a,)."""
     sizes: Array
+    """Rows of each cluster, shape (a, k)."""
     counts: Array | None = None
+    """sum_i a_i: rows in the sum, (a, k). None in the first pass, which moves no
+    centre."""
     sums: Array | None = None
+    """sum_i a_i h_i + z, shape (a, k, s); 0 for a cluster that sends no sum."""
     silhouettes: Array | None = None
+    """Sum of the rows' `simplified_silhouettes`, within about that of one row, shape
+    (a,); where the request says how many centres each start has."""
 
 
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What the server asks for in a pass.
-
-    Attributes
-    ----------
-    centers : Array, shape (a, k, s)
-        Of each start.
-    last : Array, shape (a, k, s), or None
-        The centres of the pass before; None in the first pass.
-    sizes : Array of int, shape (a, k), or None
-        The clusters' rows at all parties in the pass before; with `last`.
-    used : Array of int, shape (a,), or None
-        How many of the k centres each start has, the others being 0; None: all.
-    """
+    """What the server asks for in a pass."""
 
     centers: Array
+    """The centres of each start, shape (a, k, s)."""
     last: Array | None = None
+    """The centres of the pass before, shape (a, k, s); None in the first pass."""
     sizes: Array | None = None
+    """With `last`: all parties' rows of each cluster in the pass before, int,
+    (a, k)."""
     used: Array | None = None
+    """How many of the k centres each start has, int, (a,); the others are 0. None:
+    all."""
 
 
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class Clustering:
-    """The result of `summed_kmeans`.
-
-    Attributes
-    ----------
-    centers : Array, shape (k, s)
-        Those of the lowest cost over all starts and passes.
-    passes : int
-        Number of passes.
-    small : float
-        Share of the clusters of all starts that never had `LEAST_ROWS` rows.
-    silhouette : float
-        Mean of the rows' simplified silhouettes; NaN if it was not asked for.
-    """
+    """The result of `summed_kmeans`."""
 
     centers: Array
+    """Those of the lowest cost over all starts and passes, shape (k, s)."""
     passes: int
+    """Number of passes."""
     small: float
+    """Share of the clusters of all starts that never had `LEAST_ROWS` rows."""
     silhouette: float = math.nan
+    """Mean of the rows' simplified silhouettes; NaN if it was not asked for."""
 
 
 def random_centers(
@@ -163,21 +141,9 @@ def random_centers(
 ) -> Array:
     """Draw centres from the normal distribution of the rows' mean and covariance.
 
-    Parameters
-    ----------
-    mean : Array, shape (s,)
-        Mean of the rows.
-    covariance : Array, shape (s, s)
-        Symmetric; eigenvalues below 0, which rounding may cause, count as 0.
-    size : tuple of int
-        (a, k): starts and clusters.
-    rng : numpy.random.Generator
-        Source of the draws.
-
-    Returns
-    -------
-    Array, shape (a, k, s)
-        The centres of all starts.
+    `mean` has the shape (s,), `covariance`, symmetric, (s, s), and the result (a, k, s)
+    for the `size` (a, k), starts and clusters. Eigenvalues below 0, which rounding may
+    cause, count as 0.
     """
     draws = rng.standard_normal((*size, len(mean)))
     return np.asarray(mean + draws @ _root(covariance))
@@ -190,25 +156,13 @@ def _root(covariance: Array) -> Array:
 
 
 def leavers(sizes: Array) -> Array:
-    """Return how likely a row that has left a cluster is in the cluster's sum.
+    """Return how likely a row that has left a cluster is in the cluster's sum, (a, k).
 
-    Parameters
-    ----------
-    sizes : Array of int, shape (a, k)
-        Rows of each cluster one pass before, of all parties.
-
-    Returns
-    -------
-    Array, shape (a, k)
-        min(1/2, 40 / size): 1/2, as for a row of the cluster, up to 80 rows. With all
-        rows that have left, centres are slow to move: on the embedding of 20,000 rows
-        of mnist (k = 10, 15 passes, six draws) the labels then agree less with the
-        classes, NMI 0.481 instead of 0.488.
-
-    Examples
-    --------
-    >>> leavers(np.array([[20, 80, 400]]))
-    array([[0.5, 0.5, 0.1]])
+    That is min(1/2, 40 / size), where `sizes`, (a, k), are the rows of each cluster at
+    all parties one pass before: 1/2, as for a row of the cluster, up to 80 rows. With
+    all rows that have left, centres are slow to move: on the embedding of 20,000 rows
+    of mnist (k = 10, 15 passes, six draws) the labels then agree less with the classes,
+    NMI 0.481 instead of 0.488.
     """
     return np.asarray(np.minimum(SHARE, LEAVERS / np.maximum(sizes, 1)))
 
@@ -216,24 +170,12 @@ def leavers(sizes: Array) -> Array:
 def part_of_pass(
     H: Array, request: Request, rng: np.random.Generator, n_parties: int = 1
 ) -> Pass:
-    """Return a party's part of a pass.
+    """Return a party's part of a pass over its rows H, (n, s).
 
-    Parameters
-    ----------
-    H : Array, shape (n, s)
-        The party's rows.
-    request : Request
-        What the server asks for.
-    rng : numpy.random.Generator
-        Source of the coins and of the noise; another one in each pass.
-    n_parties : int
-        M: noise adds up over the parties.
-
-    Returns
-    -------
-    Pass
-        The inertia and the silhouettes with noise whose square is that of a row's share
-        in the mean; sums and counts only where there was a pass before.
+    `rng`, another one in each pass, draws the coins and the noise, which adds up over
+    the `n_parties` parties. Inertia and silhouettes have noise whose square is that of
+    a row's share in the mean; sums and counts follow only where there was a pass
+    before.
     """
     last, sizes = request.last, request.sizes
     (a, k, s), n = request.centers.shape, len(H)
@@ -288,25 +230,10 @@ def summed_kmeans(
 ) -> Clustering:
     """Cluster rows of which only sums are known.
 
-    Parameters
-    ----------
-    ask : callable
-        Returns the sums over all parties of `part_of_pass`. It is called once a pass.
-    k : int
-        Number of clusters.
-    mean, covariance : Array, shapes (s,) and (s, s)
-        Of the rows.
-    rng : numpy.random.Generator
-        Source of seeds and new centres.
-    n_init : int
-        Number of starts.
-    most_passes : int
-        Largest number of passes; the first one moves no centre.
-
-    Returns
-    -------
-    Clustering
-        The centres, and how they were found.
+    `ask` is called once a pass, and returns the sums over all parties of
+    `part_of_pass`. `mean` and `covariance` are those of the rows, (s,) and (s, s).
+    `n_init` is the number of starts, and `most_passes` the largest number of passes, of
+    which the first moves no centre.
     """
     passes = _passes(k, mean, covariance, rng, n_init, most_passes)
     request = next(passes)
@@ -332,25 +259,10 @@ def chosen_kmeans(
     One pass serves the starts of all k from 2 to `most`. Of each k the best start is
     kept, and of these the one with the largest simplified silhouette, which [5] finds
     to be the better measure than the full silhouette for k-means of different k.
+    `n_init` is the number of starts of each k, which has a stream of its own from
+    `rng`; the other arguments are those of `summed_kmeans`. The result has the passes
+    over the rows that all k took together.
 
-    Parameters
-    ----------
-    ask, mean, covariance, most_passes
-        As of `summed_kmeans`.
-    most : int
-        The largest k, at least 2.
-    rng : numpy.random.Generator
-        Source of seeds and new centres; each k has a stream of its own.
-    n_init : int
-        Number of starts of each k.
-
-    Returns
-    -------
-    Clustering
-        That of the chosen k; with the passes over the rows that all took together.
-
-    Notes
-    -----
     A heuristic: no k is right for all purposes, and one cluster cannot be chosen.
     """
     running = {

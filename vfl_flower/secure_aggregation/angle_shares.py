@@ -42,23 +42,11 @@ from vfl_flower.typing import Array
 def hide_angles(deal: Deal, seed: bytes, angles: Array, block: int) -> Array:
     """Return a party's angles of a block plus its random ones, theta_l + r_l.
 
-    Parameters
-    ----------
-    deal : Deal
-        The use; its shape is (rows, features).
-    seed : bytes
-        The party's seed.
-    angles : Array of uint16 or uint32, shape (b, features)
-        theta_l, fractions of a turn.
-    block : int
-        Number of the block of rows.
-
-    Returns
-    -------
-    Array of the type and shape of `angles`
-        Uniform to whoever lacks the seed. The sum over the parties wraps to delta.
-        Pairwise masks on top of it keep each party's angles from a dealer who colludes
-        with a computing party: both then read the sum alone.
+    The angles, (b, features), are uint16 or uint32 fractions of a turn; the shape of
+    `deal` is (rows, features), and `seed` is the party's. The result has their type and
+    shape, and is uniform to whoever lacks the seed. The sum over the parties wraps to
+    delta. Pairwise masks on top of it keep each party's angles from a dealer who
+    colludes with a computing party: both then read the sum alone.
     """
     width = 8 * angles.itemsize
     return angles + deal.elements(seed, "angles", block, angles.shape, width)
@@ -73,32 +61,13 @@ def deal_cosines(
     angle_bits: int = 16,
     blocks: Sequence[int] | None = None,
 ) -> Iterator[Dealt]:
-    """Make what the dealer sends to party 1, one block of rows after another.
+    """Yield what the dealer sends to party 1, one block of rows after another.
 
-    All others need their seed alone, ``deal.seed(root, l)`` for party l, in
-    ``Dealt.of(deal, l, seed)``.
-
-    Parameters
-    ----------
-    deal : Deal
-        The use; its shape is (rows, features).
-    root : bytes
-        Secret of the dealer.
-    parties : int
-        Number of parties T, at least 2.
-    fraction : int
-        Fraction bits f of the shared cosines, even.
-    multiples : sequence of int
-        The m for which there shall be shares of cos(m theta), each at least 1.
-    angle_bits : {16, 32}
-        Width of an angle.
-    blocks : sequence of int, optional
-        Numbers of the blocks; default: all.
-
-    Yields
-    ------
-    Dealt
-        The shares of party 1 of cos(m r) and sin(m r), packed.
+    These are the shares of party 1 of cos(m r) and sin(m r), packed, for each m in
+    `multiples`. All others need their seed alone, ``deal.seed(root, l)`` for party l,
+    in ``Dealt.of(deal, l, seed)``. The shape of `deal` is (rows, features); `root` is
+    the dealer's secret; `fraction`, even, counts the fraction bits f of the shared
+    cosines. `blocks` numbers the blocks to make; default: all.
     """
     seeds = [deal.seed(root, party) for party in range(parties)]
     rows_of = list(deal.blocks())
@@ -126,38 +95,17 @@ def cosine_shares(
 ) -> Array:
     """Return one computing party's shares of the cosines of a block.
 
-    Parameters
-    ----------
-    deal : Deal
-        The use; its shape is (rows, features).
-    party : {0, 1}
-        The computing party.
-    dealt : Dealt
-        What the dealer sent: to party 0 its seed, to party 1 what
-        :func:`deal_cosines` gave for this block.
-    delta : Array of uint16 or uint32, shape (b, features)
-        Sum of what the parties sent, theta + r.
-    block : int
-        Number of the block of rows.
-    fraction : int
-        Fraction bits f of the cosines, even.
-    multiples : sequence of int
-        As they were dealt.
-    sines : bool
-        Whether shares of the sines follow those of the cosines of each m.
+    `party` is 0 or 1; `dealt` is what the dealer sent to it: its seed to party 0, the
+    block of :func:`deal_cosines` to party 1. `delta`, (b, features), uint16 or uint32,
+    is the sum of what the parties sent, theta + r. `fraction` and `multiples` are those
+    of the dealer.
 
-    Returns
-    -------
-    Array of uint64, shape (b, len(multiples) * features), or twice as wide with sines
-        [cos(m theta)]_j, with f fraction bits; the features of the first m come first.
-        They are even where cos and sin of delta are, so not uniform: send them to
-        nobody but under a mask, as the triples of
-        :mod:`vfl_flower.secure_aggregation.triples` do.
-
-    Raises
-    ------
-    ValueError
-        If what was dealt is of another use or block, short or changed.
+    The result, uint64, (b, len(multiples) * features), has [cos(m theta)]_j with f
+    fraction bits, the features of the first m first; with `sines` it is twice as wide,
+    and those of each m follow its cosines. They are even where cos and sin of delta
+    are, so not uniform: send them to nobody but under a mask, as the triples of
+    :mod:`vfl_flower.secure_aggregation.triples` do. Raises ValueError if what was dealt
+    is of another use or block, short or changed.
     """
     shape = (len(multiples), 2, *delta.shape)
     if party == 0:
@@ -181,21 +129,11 @@ def cosine_error(
 ) -> float:
     """Return the largest error of a shared cosine, beside that of float64.
 
-    Each party rounds its angle to the nearest of 2^b in a turn, which moves m theta by
-    at most ``pi m T / 2^b``. Cosine and sine of delta and of r have f / 2 fraction
-    bits: each of these two points of the plane moves by ``e = 2^-(f / 2 + 1/2)`` at
-    most, and their scalar product by ``2 e + e^2``.
-
-    Parameters
-    ----------
-    parties : int
-        Number of parties T that round an angle.
-    fraction : int
-        Fraction bits f of the shared cosines, even.
-    angle_bits : {16, 32}
-        Width b of an angle.
-    multiple : int
-        The m of cos(m theta).
+    Each of the T parties rounds its angle to the nearest of 2^b in a turn
+    (b is `angle_bits`), which moves m theta by at most ``pi m T / 2^b``. Cosine and
+    sine of delta and of r have f / 2 fraction bits: each of these two points of the
+    plane moves by ``e = 2^-(f / 2 + 1/2)`` at most, and their scalar product by
+    ``2 e + e^2``.
     """
     moved = 1 / math.sqrt(2.0 ** (fraction + 1))
     turned = math.pi * multiple * parties / (1 << angle_bits)

@@ -30,31 +30,16 @@ MOST_FRACTION_BITS = 50
 class FixedPoint:
     """How real numbers become elements of the integers modulo 2^k.
 
-    Parameters
-    ----------
-    bits : {48, 56, 63}
-        Width k of the ring.
-    fraction : int
-        Fraction bits f, between 0 and 50.
-    bound : float
-        Largest size of a number; larger ones are clipped and counted.
-
-    Raises
-    ------
-    ValueError
-        A parameter is out of range, or a single number does not fit in the ring.
-
-    Examples
-    --------
-    >>> numbers = FixedPoint(bits=48, fraction=16, bound=1.0)
-    >>> elements, clipped = numbers.encode(np.array([0.5, -0.25, 3.0]))
-    >>> numbers.decode(elements), clipped
-    (array([ 0.5 , -0.25,  1.  ]), 1)
+    Raises ValueError if a setting is out of range, or a single number does not fit in
+    the ring.
     """
 
     bits: int
+    """Width k of the ring: 48, 56 or 63."""
     fraction: int
+    """Fraction bits f, from 0 to 50."""
     bound: float
+    """Largest size of a number; larger ones are clipped and counted."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -85,24 +70,10 @@ class FixedPoint:
         return 2.0 ** -(self.fraction + 1)
 
     def encode(self, values: Array) -> tuple[Array, int]:
-        """Encode real numbers.
+        """Return elements of the same shape, and how many numbers were clipped.
 
-        Parameters
-        ----------
-        values : Array
-            Finite real numbers, any shape.
-
-        Returns
-        -------
-        Array
-            Elements, uint64 below 2^k, the shape of `values`.
-        int
-            How many numbers were larger in size than `bound`, and clipped to it.
-
-        Raises
-        ------
-        ValueError
-            If a number is NaN or infinite.
+        The elements are uint64 below 2^k. Raises ValueError if a number is NaN or
+        infinite.
         """
         exact = np.array(values, dtype=np.float64)
         if not np.isfinite(exact).all():
@@ -128,15 +99,9 @@ def reduce(elements: Array, bits: int) -> Array:
 def decode(elements: Array, bits: int, fraction: int) -> Array:
     """Return the real numbers of elements modulo 2^bits, float64.
 
-    Parameters
-    ----------
-    elements : Array of uint64, any shape
-        Integers modulo 2^bits, which stand for those between -2^(bits - 1) and
-        2^(bits - 1) - 1. Bits above are ignored.
-    bits : int
-        Width of the ring, at most 64.
-    fraction : int
-        Fraction bits of the integers: of a product, those of both factors together.
+    The elements, of any shape, stand for integers between -2^(bits - 1) and
+    2^(bits - 1) - 1; bits above `bits`, at most 64, are ignored. `fraction` counts the
+    fraction bits of the integers: of a product, those of both factors together.
     """
     unused = 64 - bits
     signed = (np.asarray(elements, "<u8") << np.uint64(unused)).view("<i8")
@@ -148,12 +113,7 @@ def cosine_bound(fraction: int) -> float:
 
     cos(a) and sin(a) with f / 2 fraction bits are at most 1 / sqrt(2) units from a
     vector of length 2^(f / 2), in the plane. The scalar product of two such vectors is
-    at most ``(2^(f / 2) + 1 / sqrt(2))^2`` (Cauchy and Schwarz).
-
-    Parameters
-    ----------
-    fraction : int
-        Fraction bits f of the cosine, even.
+    at most ``(2^(f / 2) + 1 / sqrt(2))^2`` (Cauchy and Schwarz). `fraction` is f, even.
     """
     return float((1 + 1 / math.sqrt(2.0 ** (fraction + 1))) ** 2)
 
@@ -174,28 +134,11 @@ def gram_fixed_point(
     which is ``k > 2 f + log2(square_sum) + 1`` but for the rounding. With f = 16 and
     cosines (bound 1.006), 48 bits hold up to 32,000 rows.
 
-    Parameters
-    ----------
-    rows : int
-        Number of rows n, at least 1.
-    bound : float
-        Largest size of a number in F; of columns of rows with weights, of numbers that
-        have been multiplied by the square roots of the weights.
-    fraction : int
-        Fraction bits f of F; the Gram matrix has 2 f.
-    square_sum : float, optional
-        Largest sum of squares of a column, where it is known to be less than
-        ``rows * bound^2``, which is the default.
-
-    Returns
-    -------
-    FixedPoint
-        Encoding of F.
-
-    Raises
-    ------
-    ValueError
-        If no ring is wide enough, or a parameter is out of range.
+    `bound` is the largest size of a number in F; of columns of rows with weights, of
+    numbers that have been multiplied by the square roots of the weights. F has f
+    fraction bits, the Gram matrix 2 f. `square_sum` is the largest sum of squares of a
+    column, where it is known to be less than ``rows * bound^2``, its default. Raises
+    ValueError if no ring is wide enough, or an argument is out of range.
     """
     for bits in WIDTHS:
         if fraction <= _most_fraction(rows, bound, bits, square_sum):
@@ -216,17 +159,9 @@ def finest_gram_fixed_point(
 ) -> FixedPoint:
     """Return the encoding with the most fraction bits for a Gram matrix.
 
-    Parameters
-    ----------
-    rows, bound, square_sum : int, float, float
-        As in :func:`gram_fixed_point`.
-    bits : {48, 56, 63}
-        Width of the ring.
-
-    Raises
-    ------
-    ValueError
-        If not even whole numbers fit, or a parameter is out of range.
+    `bits` is the width of the ring; the other arguments are those of
+    :func:`gram_fixed_point`. Raises ValueError if not even whole numbers fit, or an
+    argument is out of range.
     """
     fraction = _most_fraction(rows, bound, bits, square_sum)
     if fraction < 0:
@@ -240,23 +175,14 @@ def finest_gram_fixed_point(
 def gram_error(rows: int, bound: float, error: float) -> float:
     """Return the largest error of an entry of a Gram matrix.
 
-    ``|a' b' - a b| <= error (2 bound + error)`` in each of the rows, where a' and b'
-    differ from a and b by at most `error`.
+    ``|a' b' - a b| <= error (2 bound + error)`` in each of the rows, where a and b are
+    at most `bound` in size, and a' and b' differ from them by at most `error`:
+    :attr:`FixedPoint.error` of a column that is encoded, and of a cosine
+    :func:`vfl_flower.secure_aggregation.angle_shares.cosine_error`.
 
     The roundings of many rows mostly cancel: a cosine with f fraction bits has errors
     of a standard deviation of ``2^-(f / 2) / sqrt(6)``, and an entry of the Gram matrix
     of cosines one of about sqrt(rows) times that.
-
-    Parameters
-    ----------
-    rows : int
-        Number of rows.
-    bound : float
-        Largest size of a number in F.
-    error : float
-        Largest error of a number in F: :attr:`FixedPoint.error` of a column that is
-        encoded, and of a cosine
-        :func:`vfl_flower.secure_aggregation.angle_shares.cosine_error`.
     """
     return rows * error * (2 * bound + error)
 
@@ -271,22 +197,8 @@ def weights_fixed_point(
         (2^f B + 1/2) (2^g |w|_1 + columns / 2) < 2^(k - 1)
 
     where B bounds F, with f fraction bits, and g are those of w. The product has f + g.
-
-    Parameters
-    ----------
-    features : FixedPoint
-        Encoding of F.
-    columns : int
-        Number of columns of F.
-    size : float
-        Largest sum of the sizes of the weights of an output, |w|_1.
-    bound : float
-        Largest size of a weight.
-
-    Raises
-    ------
-    ValueError
-        If not even whole numbers fit.
+    `size` is the largest |w|_1 of an output, `bound` the largest size of a weight.
+    Raises ValueError if not even whole numbers fit.
     """
     _check_bound("size", size)
     fraction = MOST_FRACTION_BITS
@@ -307,14 +219,8 @@ def prediction_error(
 ) -> float:
     """Return the largest error of an entry of F w.
 
-    Parameters
-    ----------
-    columns : int
-        Number of columns of F.
-    bound, error : float
-        Largest size and largest error of a number in F.
-    size, weight_error : float
-        |w|_1 and the largest error of a weight.
+    Numbers in F are at most `bound` in size, with an error of at most `error`; `size`
+    is |w|_1, and `weight_error` the largest error of a weight.
     """
     return size * error + columns * weight_error * (bound + error)
 

@@ -98,28 +98,9 @@ class Ring:
     A value v becomes the integer nearest to ``scale * v``, modulo 2^64. No sum of
     `parties` such integers reaches 2^63 in size, so the sum of the encodings is exact
     and what `decode` returns differs from the sum of the clipped values by at most
-    ``parties / (2 * scale)``, plus the rounding of that one number to float64.
+    ``parties / (2 * scale)``, plus the rounding of that one number to float64. Raises
+    ValueError if `bound` or `parties` is out of range.
 
-    Parameters
-    ----------
-    bound : float
-        Largest size of a value, in the value's own unit; between 1e-250 and 1e250.
-        Larger values are clipped and counted.
-    parties : int
-        Largest number of encodings in a sum, at least 1.
-
-    Attributes
-    ----------
-    scale : float
-        The largest power of two with ``parties * ceil(bound * scale) < 2^63``.
-
-    Raises
-    ------
-    ValueError
-        If `bound` or `parties` is out of range.
-
-    Examples
-    --------
     >>> ring = Ring(bound=10.0, parties=2)
     >>> a, _ = ring.encode(np.array([1.25, -3.0]))
     >>> b, clipped = ring.encode(np.array([0.5, 11.0]))
@@ -132,8 +113,12 @@ class Ring:
     protects: ClassVar[bool] = True
 
     bound: float
+    """Largest size of a value, in its unit, from 1e-250 to 1e250; larger ones are
+    clipped."""
     parties: int
+    """Largest number of encodings in a sum, at least 1."""
     scale: float = field(init=False)
+    """The largest power of two with ``parties * ceil(bound * scale) < 2^63``."""
 
     def __post_init__(self) -> None:
         """Check the settings and find the scale, in exact integers."""
@@ -157,24 +142,9 @@ class Ring:
         return f"{self.name} {self.bound.hex()} {self.parties}"
 
     def encode(self, values: Array) -> tuple[Array, int]:
-        """Encode real values.
+        """Return elements of the same shape, and how many values were clipped.
 
-        Parameters
-        ----------
-        values : Array
-            Finite real numbers, any shape.
-
-        Returns
-        -------
-        Array
-            Elements, uint64, the shape of `values`.
-        int
-            How many values were larger in size than `bound`, and clipped to it.
-
-        Raises
-        ------
-        ValueError
-            If a value is NaN or infinite.
+        The elements are uint64. Raises ValueError if a value is NaN or infinite.
         """
         exact, clipped = _checked(values, self.bound)
         exact *= self.scale
@@ -206,33 +176,16 @@ class Circle:
     A value v becomes the integer nearest to ``2^bits * v``, modulo 2^bits: whole turns
     fall away, and nothing is ever clipped. Integers of `bits` bits wrap, so the sum of
     any number of elements is exact modulo a turn, and the sum of T elements differs
-    from the sum of their values by at most ``T / 2^(bits + 1)`` turns.
-
-    Parameters
-    ----------
-    bits : {8, 16, 32}
-        Width of an element; one turn is ``2^bits`` units.
-    parties : int
-        Number of parties, at least 1. A sum of more would be exact as well.
-
-    Raises
-    ------
-    ValueError
-        If `bits` is none of 8, 16 and 32, or `parties` is less than 1.
-
-    Examples
-    --------
-    >>> circle = Circle(bits=16, parties=2)
-    >>> a, _ = circle.encode(np.array([0.75, -3.5]))
-    >>> b, _ = circle.encode(np.array([0.5, 10.0]))
-    >>> circle.add(a, b) / 2**16
-    array([0.25, 0.5 ])
+    from the sum of their values by at most ``T / 2^(bits + 1)`` turns. Raises
+    ValueError if a setting is out of range.
     """
 
     protects: ClassVar[bool] = True
 
     bits: int
+    """Width of an element, 8, 16 or 32; one turn is ``2^bits`` units."""
     parties: int
+    """Number of parties, at least 1. A sum of more would be exact as well."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -258,25 +211,10 @@ class Circle:
         return np.dtype(f"<u{self.bits // 8}")
 
     def encode(self, values: Array) -> tuple[Array, int]:
-        """Encode angles.
+        """Return elements in units of ``2^-bits`` turns, and 0: nothing is clipped.
 
-        Parameters
-        ----------
-        values : Array
-            Angles, any shape: finite floats in turns, or elements, in an array of
-            exactly `dtype`, which come back as they are and not as a copy.
-
-        Returns
-        -------
-        Array
-            Elements, the shape of `values`, in units of ``2^-bits`` turns.
-        int
-            0: nothing is clipped.
-
-        Raises
-        ------
-        ValueError
-            If `values` are neither floats nor of `dtype`, or one is NaN or infinite.
+        `values` are finite floats in turns, or elements in an array of exactly `dtype`,
+        which come back as they are and not as a copy. Raises ValueError for any others.
         """
         values = np.asarray(values)
         if values.dtype == self.dtype:
@@ -320,18 +258,6 @@ class Plain:
     """Real numbers as they are: the same interface and no protection.
 
     For tests and comparison. Values are checked and clipped as in `Ring`.
-
-    Parameters
-    ----------
-    bound : float
-        Largest size of a value; larger ones are clipped and counted.
-    parties : int
-        Largest number of encodings in a sum, at least 1.
-
-    Raises
-    ------
-    ValueError
-        If `bound` or `parties` is out of range.
     """
 
     name: ClassVar[str] = "plain"
@@ -339,7 +265,9 @@ class Plain:
     protects: ClassVar[bool] = False
 
     bound: float
+    """Largest size of a value; larger ones are clipped and counted."""
     parties: int
+    """Largest number of encodings in a sum, at least 1."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -385,27 +313,11 @@ GROUPS: dict[str, Callable[[float, int], Group]] = {
 
 
 def group(name: str, bound: float, parties: int) -> Group:
-    """Make a group by name.
+    """Make the group of a name in `GROUPS`, for sums of up to `parties` encodings.
 
-    Parameters
-    ----------
-    name : {"ring", "plain", "circle8", "circle16", "circle32", "field"}
-        `Ring`, `Plain`, `Circle` with 8, 16 or 32 bits a turn, or `Field`.
-    bound : float
-        Largest size of a value; larger ones are clipped and counted. A circle ignores
-        it, since angles have no size.
-    parties : int
-        Largest number of encodings in a sum, at least 1.
-
-    Returns
-    -------
-    Group
-        The group.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown, or `bound` or `parties` is out of range.
+    `bound` is the largest size of a value; larger ones are clipped and counted. A
+    circle ignores it, since angles have no size. Raises ValueError if an argument is
+    out of range.
     """
     if name not in GROUPS:
         raise ValueError(f"group must be one of {', '.join(GROUPS)}, got {name!r}")

@@ -26,47 +26,19 @@ def new_private_key() -> bytes:
 
 
 def public_key(private: bytes) -> bytes:
-    """Return the public key of a private key, 32 bytes.
+    """Return the public key of a private key, both of 32 bytes.
 
-    Parameters
-    ----------
-    private : bytes
-        Private key, 32 bytes.
-
-    Returns
-    -------
-    bytes
-        Public key, 32 bytes.
-
-    Raises
-    ------
-    ValueError
-        If `private` does not have 32 bytes.
+    Raises ValueError if `private` has another length.
     """
     return _private(private).public_key().public_bytes_raw()
 
 
 def shared_secret(private: bytes, public: bytes) -> bytes:
-    """Return the X25519 shared secret of two parties, 32 bytes.
+    """Return the X25519 shared secret of two parties, the same 32 bytes at both.
 
-    Parameters
-    ----------
-    private : bytes
-        The party's private key, 32 bytes.
-    public : bytes
-        The other party's public key, 32 bytes.
-
-    Returns
-    -------
-    bytes
-        The same 32 bytes at both parties. They are not uniform: use them only as input
-        to a key derivation.
-
-    Raises
-    ------
-    ValueError
-        If a key does not have 32 bytes, or the secret is all zeros: the public key is
-        a point of small order, which no honest party sends (RFC 7748, section 6.1).
+    They are not uniform: use them only as input to a key derivation. Raises ValueError
+    if a key does not have 32 bytes, or the secret is all zeros: the public key is a
+    point of small order, which no honest party sends (RFC 7748, section 6.1).
     """
     if len(public) != KEY_BYTES:
         raise ValueError(f"public key must have 32 bytes, got {len(public)}")
@@ -95,10 +67,7 @@ def encode_key(identity: bytes) -> str:
 def parse_key(text: str) -> bytes:
     """Return the public key, 32 bytes, that :func:`encode_key` gave as a text.
 
-    Raises
-    ------
-    ValueError
-        The text is of no public key.
+    Raises ValueError if the text is of no public key.
     """
     if re.fullmatch(f"{_PREFIX}[A-Za-z0-9_-]{{43}}", text):
         identity = base64.urlsafe_b64decode(f"{text.removeprefix(_PREFIX)}=")

@@ -20,28 +20,11 @@ PLACES = tuple(2.0**power for power in (80, 40, 0, -40, -80))
 
 
 def split_limbs(values: Array) -> Array:
-    """Cut numbers into limbs.
+    """Cut numbers of any shape into limbs, float64, shape (5, ...).
 
-    Parameters
-    ----------
-    values : Array of float64, any shape
-        Numbers below 2^120 in size.
-
-    Returns
-    -------
-    Array of float64, shape (5, ...)
-        Integers below 2^40 in size. Their sum with the weights `PLACES` is the number,
-        cut off at 2^-80.
-
-    Raises
-    ------
-    ValueError
-        A number is too large, or not finite.
-
-    Examples
-    --------
-    >>> split_limbs(np.array([-1.5]))[2:4].ravel().tolist()
-    [-1.0, -549755813888.0]
+    Limbs are integers below 2^40 in size. Their sum with the weights `PLACES` is the
+    number, cut off at 2^-80. Raises ValueError if a number is not finite, or not below
+    2^120 in size.
     """
     if not (np.abs(values) < PLACES[0] * LIMB).all():
         raise ValueError("values must be finite and below 2^120 in size")
@@ -53,12 +36,6 @@ def split_limbs(values: Array) -> Array:
 
 
 def join_limbs(sums: Array) -> Array:
-    """Return the sums of the numbers whose limbs were added up.
-
-    Parameters
-    ----------
-    sums : Array of float64, shape (5, ...)
-        Sums of limbs.
-    """
+    """Return the sums of the numbers whose limbs, (5, ...), were added up."""
     places = zip(np.rint(sums)[::-1], PLACES[::-1], strict=True)
     return np.asarray(sum(limb * place for limb, place in places))

@@ -35,8 +35,8 @@ class PairwiseMasks:
     """The masks of one party.
 
     The sum of the masks of all parties for one context (action, name, round) is the
-    zero of the group. To whoever lacks the private keys of a pair, the pair's masks
-    are indistinguishable from uniform elements, independent for each context, group
+    zero of the group. To whoever lacks the private keys of a pair, the pair's masks are
+    indistinguishable from uniform elements, independent for each context, group
     setting, count and run. So all but one of the other parties and the server together
     learn no more than the sum of the inputs of the remaining two.
 
@@ -46,29 +46,13 @@ class PairwiseMasks:
     run. The same values may be sent again (a retry): the message is then the same, bit
     for bit.
 
-    Public keys reach a party through the server. A server that passes on
-    forged keys can read the inputs of parties: the masks protect against a server that
-    follows the protocol and is curious, not against one that forges keys.
+    Public keys reach a party through the server. A server that passes on forged keys
+    can read the inputs of parties: the masks protect against a server that follows the
+    protocol and is curious, not against one that forges keys.
 
-    Parameters
-    ----------
-    private_key : bytes
-        The party's private key, 32 bytes; see `new_private_key`.
-    public_keys : sequence of bytes
-        The public keys of all parties, this one included, in party order; at least two.
-    index : int
-        Place of this party in `public_keys`.
-    run_id : int
-        Id of the run, the same at all parties.
+    `run_id` is the same at all parties. The keys and the ValueError are those of
+    `shared_secrets`.
 
-    Raises
-    ------
-    ValueError
-        If there are fewer than two keys, a key does not have 32 bytes, two are equal,
-        the party's own is not at `index`, or one gives an all-zero shared secret.
-
-    Examples
-    --------
     >>> from vfl_flower.secure_aggregation import (
     ...     PairwiseMasks, Ring, masked, new_private_key, public_key, unmask_sum,
     ... )
@@ -102,30 +86,11 @@ class PairwiseMasks:
     def mask(
         self, group: Group, count: int, action: str, name: str, round: int
     ) -> Array:
-        """Return the mask of one context.
+        """Return the mask of one context, elements of the group, shape ``(count,)``.
 
-        Parameters
-        ----------
-        group : Group
-            The group of the sum.
-        count : int
-            Number of elements, at least 0.
-        action, name : str
-            Step of the protocol and name of the array in its message.
-        round : int
-            Strictly grows within a run for the same action and name; see the contract
-            of the class.
-
-        Returns
-        -------
-        Array
-            Elements of the group, shape ``(count,)``:
-            sum_{j > i} r_ij - sum_{j < i} r_ji for party i.
-
-        Raises
-        ------
-        ValueError
-            If `count` or `round` is negative.
+        For party i it is sum_{j > i} r_ij - sum_{j < i} r_ji. `action` and `name` are
+        the step of the protocol and the array in its message; see the class for
+        `round`. Raises ValueError if `count` or `round` is negative.
         """
         _check_count(count)
         return self._hide(np.zeros(count, group.dtype), group, action, name, round)
@@ -133,33 +98,14 @@ class PairwiseMasks:
     def pad(
         self, group: Group, count: int, action: str, name: str, round: int
     ) -> Array:
-        """Return the party's own pad of one context.
+        """Return the party's own pad of one context: uniform, shape ``(count,)``.
 
         The pad stays on a sum that is meant for this party alone: the party adds it to
         its message; the server adds the messages of all parties, gets the sum plus the
         pad, which looks uniform, and passes that on; the party subtracts the pad. The
         pad comes from the party's private key alone, so it is independent of the masks,
-        and nobody else can make it.
-
-        Parameters
-        ----------
-        group : Group
-            The group of the sum.
-        count : int
-            Number of elements, at least 0.
-        action, name, round : str, str, int
-            Context, never used again with other values: the contract of the class
-            holds for pads too.
-
-        Returns
-        -------
-        Array
-            Uniform elements of the group, shape ``(count,)``; the same each time.
-
-        Raises
-        ------
-        ValueError
-            If `count` or `round` is negative.
+        and nobody else can make it. The contract of the class holds for pads too.
+        Raises ValueError if `count` or `round` is negative.
         """
         _check_count(count)
         index = self._index
@@ -193,31 +139,13 @@ def masked(
     name: str,
     round: int,
 ) -> tuple[Array, int]:
-    """Encode one party's values and hide them under its mask.
+    """Return one party's values x_i, encoded and hidden, and how many were clipped.
 
-    Parameters
-    ----------
-    values : Array
-        The party's input x_i, real, any shape.
-    group : Group
-        The group of the sum.
-    masks : PairwiseMasks or None
-        The party's masks; None: the encoding is sent as it is.
-    action, name, round : str, str, int
-        Context of the mask, never used again with other values; see `PairwiseMasks`.
-
-    Returns
-    -------
-    Array
-        Elements of the group, the shape of `values`: a new array under a mask, else
-        (`masks` is None, or the group is `Plain`) what ``group.encode`` returns.
-    int
-        How many values were clipped.
-
-    Raises
-    ------
-    ValueError
-        If a value is NaN or infinite, or more parties mask than the group can sum.
+    Without `masks` (None) the encoding is sent as it is. Never use the context of the
+    mask again with other values; see `PairwiseMasks`. The result has the shape of
+    `values`: a new array under a mask, else (`masks` is None, or the group is `Plain`)
+    what ``group.encode`` returns. Raises ValueError if a value is NaN or infinite, or
+    more parties mask than the group can sum.
     """
     encoded, clipped = group.encode(values)
     if masks is None or not group.protects:
@@ -231,26 +159,11 @@ def masked(
 
 
 def unmask_sum(arrays: Sequence[Array], group: Group) -> Array:
-    """Add the messages of all parties, where masks cancel, and decode.
+    """Add the messages of all parties, where masks cancel, and decode: sum_i x_i.
 
-    Parameters
-    ----------
-    arrays : sequence of Array
-        One array of elements a party, all of one shape. If the message of a party is
-        missing, the result is noise, which this function cannot detect.
-    group : Group
-        The group of the sum.
-
-    Returns
-    -------
-    Array
-        sum_i x_i in the values' unit, the shape of each array.
-
-    Raises
-    ------
-    ValueError
-        If there is no array, there are more than the group can sum, or their shapes
-        or types do not fit.
+    All have one shape. If the message of a party is missing, the result is noise, which
+    this function cannot detect. Raises ValueError if there is no array, there are more
+    than the group can sum, or their shapes or types do not fit.
     """
     if not 1 <= len(arrays) <= group.parties:
         raise ValueError(
@@ -277,26 +190,13 @@ def shared_secrets(
 ) -> list[bytes]:
     """Check the keys of all parties and agree on a secret with each of the others.
 
-    Parameters
-    ----------
-    private_key : bytes
-        The party's private key, 32 bytes.
-    public_keys : sequence of bytes
-        The public keys of all parties, this one included, in party order; at least two.
-    index : int
-        Place of this party in `public_keys`.
+    Returns, in party order, the X25519 secret shared with each party; in the place
+    `index` of this party its private key, which it shares with nobody. Use them only to
+    derive keys. `public_keys` are those of all parties, this one included.
 
-    Returns
-    -------
-    list of bytes
-        In party order, the X25519 secret shared with each party; in this party's place
-        its private key, which it shares with nobody. Use only to derive keys.
-
-    Raises
-    ------
-    ValueError
-        If there are fewer than two keys, a key does not have 32 bytes, two are equal,
-        the party's own is not at `index`, or one gives an all-zero shared secret.
+    Raises ValueError if there are fewer than two keys, a key does not have 32 bytes,
+    two are equal, the party's own is not at `index`, or one gives an all-zero shared
+    secret.
     """
     if len(public_keys) < 2:
         raise ValueError(
@@ -335,10 +235,7 @@ def shared_secrets(
 def context(run_id: int, action: str, name: str, round: int) -> list[bytes]:
     """Return the parts of a context, for `derive_key`.
 
-    Raises
-    ------
-    ValueError
-        If `round` is negative.
+    Raises ValueError if `round` is negative.
     """
     if round < 0:
         raise ValueError(f"round must be at least 0, got {round}")

@@ -61,10 +61,7 @@ _SMALL = bytes(POINT_BYTES)
 def hash_ids(ids: Sequence[bytes]) -> Points:
     """Return the SHA-512/256 of each id, shape (n, 32).
 
-    Parameters
-    ----------
-    ids : sequence of bytes, length n
-        Ids as :func:`vfl_flower.protocol.row_order.normal_ids` gives them.
+    The ids are those of :func:`vfl_flower.protocol.row_order.normal_ids`.
     """
     return _rows(b"".join(map(_sha512_256, ids)))
 
@@ -77,17 +74,9 @@ def keyed_hashes(ids: Sequence[bytes], key: bytes) -> Points:
 def hash_to_point(data: bytes) -> bytes:
     """Return the u-coordinate of a point of the curve, never of its twist.
 
-    Parameters
-    ----------
-    data : bytes
-        What to hash.
-
-    Returns
-    -------
-    bytes
-        u, 32 bytes, little endian: the first of SHA-512/256 of (label, counter, data)
-        for the counters 0, 1, .. without their top bit, that is below p = 2^255 - 19
-        and on the curve. Two are tried on average.
+    u, 32 bytes, little endian, is the first of SHA-512/256 of (label, counter, data)
+    for the counters 0, 1, .. without their top bit, that is below p = 2^255 - 19 and on
+    the curve. Two are tried on average.
     """
     for counter in itertools.count():
         digest = _sha512_256(LABEL + counter.to_bytes(4, "little") + data)
@@ -109,31 +98,13 @@ def on_curve(u: int) -> bool:
 
 
 def encrypt(points: Points, key: bytes, *, hashed: bool = False) -> Points:
-    """Return the multiples of points by a key, in their order.
+    """Return the multiples of points by a key of 32 bytes, in their order.
 
-    The work is split among as many processes as this one may use processors, where each
-    gets some thousands of points.
-
-    Parameters
-    ----------
-    points : array of uint8, shape (n, 32)
-        Points; with `hashed` anything, of which :func:`hash_to_point` makes points.
-    key : bytes
-        The key, 32 bytes.
-    hashed : bool
-        Hash first.
-
-    Returns
-    -------
-    array of uint8, shape (n, 32)
-        Points.
-
-    Raises
-    ------
-    ValueError
-        A point is of small order: its multiple is the same under each key.
-    RuntimeError
-        A process was stopped.
+    Points and multiples are uint8, (n, 32). With `hashed` the points are anything, of
+    which :func:`hash_to_point` first makes points. The work is split among as many
+    processes as this one may use processors, where each gets some thousands of points.
+    Raises ValueError if a point is of small order, whose multiple is the same under
+    each key, and RuntimeError if a process was stopped.
     """
     shares = min(_processors(), len(points) // LEAST_OF_A_PROCESS)
     mode = b"h" if hashed else b"e"

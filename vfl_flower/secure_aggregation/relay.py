@@ -21,8 +21,8 @@ class Relay:
     key of its own: HKDF-SHA256 of the X25519 secret of sender and receiver, with run,
     action, name, round, both indices and both public keys bound in. So the server, or
     another party, can neither read nor change it, nor pass it off as a message of
-    another step, round, sender or receiver; it sees the length, and it can withhold
-    it. ChaCha20-Poly1305 is safe as long as no pair of key and nonce encrypts two
+    another step, round, sender or receiver; it sees the length, and it can withhold it.
+    ChaCha20-Poly1305 is safe as long as no pair of key and nonce encrypts two
     plaintexts; no key seals a second message, so the nonce may be the same each time:
     zero.
 
@@ -31,29 +31,13 @@ class Relay:
     let the server forge a third. The same data may be sealed again (a retry): the
     message is then the same, bit for bit.
 
-    Public keys reach a party through the server, so this protects against a server
-    that follows the protocol and is curious, not against one that forges keys; see
+    Public keys reach a party through the server, so this protects against a server that
+    follows the protocol and is curious, not against one that forges keys; see
     `PairwiseMasks`.
 
-    Parameters
-    ----------
-    private_key : bytes
-        The party's private key, 32 bytes; see `new_private_key`.
-    public_keys : sequence of bytes
-        The public keys of all parties, this one included, in party order; at least two.
-    index : int
-        Place of this party in `public_keys`.
-    run_id : int
-        Id of the run, the same at all parties.
+    `run_id` is the same at all parties. The keys and the ValueError are those of
+    `shared_secrets`.
 
-    Raises
-    ------
-    ValueError
-        If there are fewer than two keys, a key does not have 32 bytes, two are equal,
-        the party's own is not at `index`, or one gives an all-zero shared secret.
-
-    Examples
-    --------
     >>> from vfl_flower.secure_aggregation import new_private_key, public_key
     >>> private = [new_private_key() for _ in range(2)]
     >>> public = [public_key(key) for key in private]
@@ -76,27 +60,12 @@ class Relay:
         self._run_id = operator.index(run_id)
 
     def seal(self, to: int, data: bytes, action: str, name: str, round: int) -> bytes:
-        """Seal a message to one party.
+        """Seal data to one party, in a message 16 bytes longer.
 
-        Parameters
-        ----------
-        to : int
-            Index of the receiver. It may be this party: the key then comes from the
-            private key alone, and nobody else can open the message.
-        data : bytes
-            Content, any length.
-        action, name, round : str, str, int
-            Context, never used again with other data; see the class.
-
-        Returns
-        -------
-        bytes
-            Sealed message, 16 bytes longer than `data`.
-
-        Raises
-        ------
-        ValueError
-            If `to` is no party, or `round` is negative.
+        The receiver, `to`, may be this party: the key then comes from the private key
+        alone, and nobody else can open the message. Never use the context
+        (action, name, round) again with other data; see the class. Raises ValueError if
+        `to` is no party, or `round` is negative.
         """
         cipher = self._cipher("to", self._index, to, action, name, round)
         return cipher.encrypt(_NONCE, data, None)
@@ -104,27 +73,11 @@ class Relay:
     def open(
         self, sender: int, data: bytes, action: str, name: str, round: int
     ) -> bytes:
-        """Open a message that one party sealed to this one.
+        """Open a message that one party, which may be this one, sealed to this one.
 
-        Parameters
-        ----------
-        sender : int
-            Index of the party that sealed it; it may be this party.
-        data : bytes
-            Sealed message.
-        action, name, round : str, str, int
-            Context in which it was sealed.
-
-        Returns
-        -------
-        bytes
-            Content.
-
-        Raises
-        ------
-        ValueError
-            If the message was altered, or sealed by another party, to another one or
-            in another context; if `sender` is no party, or `round` is negative.
+        `action`, `name` and `round` are the context in which it was sealed. Raises
+        ValueError if the message was altered, or sealed by another party, to another
+        one or in another context; if `sender` is no party, or `round` is negative.
         """
         cipher = self._cipher("sender", sender, self._index, action, name, round)
         try:
@@ -138,12 +91,7 @@ class Relay:
     def agree(self, party: int) -> bytes:
         """Return 32 bytes that this party and another one know, and nobody else.
 
-        The same in the whole run, whatever is sealed.
-
-        Parameters
-        ----------
-        party : int
-            Index of the other one.
+        They are the same in the whole run, whatever is sealed.
         """
         pair = sorted((self._index, operator.index(party)))
         parts = [labels.AGREED_SECRET, str(self._run_id).encode()]

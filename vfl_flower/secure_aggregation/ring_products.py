@@ -22,20 +22,10 @@ _TERMS = 1 << 17
 
 
 def product(left: Array, right: Array, bits: int) -> Array:
-    """Return the product of two matrices modulo 2^bits.
+    """Return the product of two matrices modulo 2^bits, of the shape (m, p).
 
-    Parameters
-    ----------
-    left : Array of uint64, shape (m, n)
-        Elements below 2^bits.
-    right : Array of uint64, shape (n, p)
-        Elements below 2^bits.
-    bits : int
-        Width of the ring, at most 64.
-
-    Returns
-    -------
-    Array of uint64, shape (m, p)
+    `left`, (m, n), and `right`, (n, p), have elements of uint64 below 2^bits; `bits` is
+    at most 64.
     """
     total = np.zeros((left.shape[0], right.shape[1]), "<u8")
     width = limb_width(bits)
@@ -58,14 +48,8 @@ class SquareSum:
     squares of both. BLAS makes a square in half the time of a product: 48 bits take two
     and a half products in the place of six, 64 bits four and a half in that of ten.
 
-    Parameters
-    ----------
-    columns : int
-        Number of columns of A.
-    bits : int
-        Width of the ring, between 35 and 64: three or four limbs.
-    before : Array of uint64, shape (columns, columns), optional
-        The sum over earlier blocks.
+    `bits` is from 35 to 64: three or four limbs. `before`, uint64, (columns, columns),
+    is the sum over earlier blocks.
     """
 
     def __init__(self, columns: int, bits: int, before: Array | None = None) -> None:
@@ -77,10 +61,8 @@ class SquareSum:
     def add(self, block: Array) -> None:
         """Add the product of a block.
 
-        Parameters
-        ----------
-        block : Array of uint64, shape (n, columns)
-            Elements below 2^bits; n is at most 131,072.
+        The block, (n, columns), has elements of uint64 below 2^bits; n is at most
+        131,072.
         """
         if self._rows + len(block) > _TERMS:
             self._carry()

@@ -60,38 +60,24 @@ class Deal:
     one mask give away the difference of what they hide. The same data may be opened
     again (a retry): the message is then the same, bit for bit.
 
-    Parameters
-    ----------
-    run_id : int
-        Id of the run.
-    action : str
-        Step of the protocol.
-    round : int
-        Strictly grows within a run for the same action, at least 0.
-    half : int
-        Which part of the rows, at least 0.
-    shape : tuple of int
-        Rows, columns, and outputs where there are any.
-    bits : int
-        Width k of the ring.
-    owners : tuple of int, optional
-        How many columns each party owns, in their order, where a party hides its own
-        columns and shares none; see :func:`hide_columns`.
-
-    Raises
-    ------
-    ValueError
-        If `round` or `half` is negative, a size in `shape` is not positive, or the
-        columns of `owners` are not those of `shape`.
+    Raises ValueError if `round` or `half` is negative, a size in `shape` is not
+    positive, or the columns of `owners` are not those of `shape`.
     """
 
     run_id: int
     action: str
+    """Step of the protocol."""
     round: int
+    """Strictly grows within a run for the same action, at least 0."""
     half: int
+    """Which part of the rows, at least 0."""
     shape: tuple[int, ...]
+    """Rows, columns, and outputs where there are any."""
     bits: int
+    """Width k of the ring."""
     owners: tuple[int, ...] = ()
+    """How many columns each party owns, in their order, where a party hides its own
+    columns and shares none; see :func:`hide_columns`."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -120,39 +106,20 @@ class Deal:
         ]
 
     def seed(self, root: bytes, receiver: int) -> bytes:
-        """Return the seed that a dealer gives to one receiver, 32 bytes.
+        """Return the seed, 32 bytes, that a dealer gives to one receiver.
 
-        Parameters
-        ----------
-        root : bytes
-            Secret of the dealer, 32 bytes; of one run, from :func:`new_seed`.
-        receiver : int
-            Party that gets the seed.
+        `root` is the dealer's secret of one run, 32 bytes, from :func:`new_seed`.
         """
         return derive_key(root, [*self.parts("seed"), str(receiver).encode()])
 
     def elements(
         self, seed: bytes, name: str, block: int, shape: tuple[int, ...], bits: int = 0
     ) -> Array:
-        """Expand a seed to uniform integers.
+        """Expand a seed of 32 bytes to uniform integers of a shape, the same each time.
 
-        Parameters
-        ----------
-        seed : bytes
-            The seed, 32 bytes.
-        name : str
-            What the integers are for, within this use.
-        block : int
-            Number of the block of rows.
-        shape : tuple of int
-            Shape of the result.
-        bits : {0, 16, 32}
-            Width of an angle; 0: elements of the ring.
-
-        Returns
-        -------
-        Array of uint64, uint16 or uint32
-            ChaCha20 under the key of seed, use, name and block. The same each time.
+        They are ChaCha20 under the key of seed, use, name and block, where the name is
+        what the integers are for within this use. With `bits` of 16 or 32 they are
+        angles, uint16 or uint32; with 0 elements of the ring, uint64.
         """
         count = math.prod(shape)
         take = stream(seed, [*self.parts(name), str(block).encode()])
@@ -171,21 +138,15 @@ class Deal:
 @shapes_only
 @dataclass(frozen=True)
 class Dealt:
-    """What a dealer sends to one party for one use.
-
-    Parameters
-    ----------
-    seed : bytes
-        The party's seed, 32 bytes. Whoever reads it can remove the party's masks.
-    correction : Array of uint8, shape (b,)
-        Packed elements, which look uniform; empty where the seed is enough.
-    tag : bytes
-        Keyed hash of use, receiver and correction, 32 bytes.
-    """
+    """What a dealer sends to one party for one use."""
 
     seed: bytes
+    """The party's seed, 32 bytes. Whoever reads it can remove the party's masks."""
     correction: Array
+    """Packed elements, uint8, (b,), which look uniform; empty where the seed is
+    enough."""
     tag: bytes
+    """Keyed hash of use, receiver and correction, 32 bytes."""
 
     @classmethod
     def of(
@@ -211,24 +172,11 @@ class Dealt:
         return cls(seed, np.ascontiguousarray(data[2 * SEED_BYTES :]), tag.tobytes())
 
     def check(self, deal: Deal, receiver: int, length: int = 0, name: str = "") -> None:
-        """Check that this was dealt to this party for this use, as a whole.
+        """Raise ValueError unless this was dealt to the receiver for this use, intact.
 
-        Parameters
-        ----------
-        deal : Deal
-            What the party needs it for.
-        receiver : int
-            The party.
-        length : int
-            Bytes of the correction.
-        name : str
-            As in :meth:`of`.
-
-        Raises
-        ------
-        ValueError
-            If it is too short or too long, was dealt for another use or another party,
-            or was changed on its way.
+        `length` counts the bytes of the correction, and `name` is that of :meth:`of`.
+        The error says whether it is too short or too long, was dealt for another use or
+        another party, or was changed on its way.
         """
         if len(self.seed) != SEED_BYTES:
             raise ValueError(f"seed must have {SEED_BYTES} bytes, got {len(self.seed)}")
@@ -247,19 +195,9 @@ class Dealt:
 
 
 def pack(elements: Array, bits: int) -> Array:
-    """Return elements as bytes for a message, each in as few as hold `bits` bits.
+    """Return elements below 2^bits as bytes, uint8, shape (size * ceil(bits / 8),).
 
-    Parameters
-    ----------
-    elements : Array of uint64, any shape
-        Integers below 2^bits.
-    bits : int
-        Width of the ring.
-
-    Returns
-    -------
-    Array of uint8, shape (size * ceil(bits / 8),)
-        The lowest byte of an element first.
+    The lowest byte of an element comes first.
     """
     words = np.ascontiguousarray(elements, "<u8").reshape(-1, 1).view("u1")
     return words[:, : -(-bits // 8)].ravel()
@@ -268,10 +206,8 @@ def pack(elements: Array, bits: int) -> Array:
 def unpack(data: Array, bits: int, shape: tuple[int, ...]) -> Array:
     """Return the elements of :func:`pack`, uint64.
 
-    Raises
-    ------
-    ValueError
-        If there are too few or too many bytes, or an element is not below 2^bits.
+    Raises ValueError if there are too few or too many bytes, or an element is not below
+    2^bits.
     """
     size = -(-bits // 8)
     count = math.prod(shape)
@@ -306,23 +242,9 @@ def split_columns(
 ) -> Array:
     """Return the share of party 0 of a block of columns; party 1 expands the seed.
 
-    Parameters
-    ----------
-    deal : Deal
-        The use; its ring is that of `elements`.
-    seed : bytes
-        Seed that the owner of the columns sends to party 1 alone.
-    elements : Array of uint64, shape (b, m)
-        The block, encoded.
-    block : int
-        Number of the block.
-    name : str
-        Which columns; of each owner another.
-
-    Returns
-    -------
-    Array of uint64, shape (b, m)
-        ``elements - deal.elements(seed, name, block, (b, m))``, uniform.
+    The share is ``elements - deal.elements(seed, name, block, (b, m))``, uint64,
+    (b, m), uniform. The owner of the columns sends `seed` to party 1 alone; `name` says
+    which columns, of each owner another.
     """
     share = deal.elements(seed, name, block, elements.shape)
     return subtract(elements, share, deal.bits)

@@ -69,24 +69,8 @@ class PointCollisionError(SparseSumError):
 class Field(PrimeField):
     """The integers modulo a prime as a group for masks: elements in, elements out.
 
-    Parameters
-    ----------
-    p : int
-        The prime: 2^61 - 1, or one below 2^32.
-    parties : int
-        Number of parties, at least 1. A sum of more would be exact as well.
-
-    Raises
-    ------
-    ValueError
-        If `parties` is less than 1 or `p` is no such prime.
-
-    Examples
-    --------
-    >>> group = Field(parties=2)
-    >>> a, _ = group.encode(np.array([2**61 - 2, 5], dtype=np.uint64))
-    >>> group.add(a, a)
-    array([2305843009213693949,                  10], dtype=uint64)
+    Raises ValueError if `parties` is less than 1, or p is neither 2^61 - 1 nor a prime
+    below 2^32.
     """
 
     name: ClassVar[str] = "field"
@@ -94,6 +78,7 @@ class Field(PrimeField):
     protects: ClassVar[bool] = True
 
     parties: int = field(kw_only=True)
+    """Number of parties, at least 1. A sum of more would be exact as well."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -110,20 +95,14 @@ class Field(PrimeField):
     def encode(self, values: Array) -> tuple[Array, int]:
         """Return elements as they are, not a copy; nothing is clipped.
 
-        Raises
-        ------
-        ValueError
-            If `values` are not uint64, or a value is not below p.
+        Raises ValueError if `values` are not uint64 below p.
         """
         return _elements(values, self), 0
 
     def decode(self, total: Array) -> Array:
         """Return a sum of elements as it is: uint64, any shape.
 
-        Raises
-        ------
-        ValueError
-            If `total` is not uint64, or a value is not below p.
+        Raises ValueError if `total` is not uint64 below p.
         """
         return _elements(total, self)
 
@@ -157,49 +136,10 @@ def _elements(values: Array, group: PrimeField) -> Array:
 class SparseSum:
     """Code of a sparse sum: what a party sends, and what the server reads from the sum.
 
-    All parties and the server make it with the same arguments.
+    All parties and the server make it with the same arguments. Raises ValueError if one
+    is out of range or they do not fit together.
 
-    Parameters
-    ----------
-    n_clusters : int
-        K, largest number of bins of one party, at least 1.
-    n_parties : int
-        L, number of parties, at least 1.
-    n_columns : int
-        d, coordinates of a bin, at least 1.
-    n_values : int
-        B, values of a coordinate: the integers 0 .. B - 1; from 1 to 2^32.
-    key : bytes
-        Key of the hash, 16 bytes, for ``field="hash"`` alone. It hides nothing, since
-        the server learns every bin of the sum. The key may be known to all, but must be
-        drawn at random for each run, after the data are fixed. Then nobody can prepare
-        bins with the same hash, and some two of m bins share a hash with a probability
-        below m^2 / 2^62. If they do, decoding fails.
-    field : {"hash", "paper"}
-        Point of a bin: a hash of its coordinates, or its number from 1 to B^d as in
-        [1].
-    p : int
-        The prime, above B^d and n; only ``field="paper"`` takes another than 2^61 - 1.
-
-    Attributes
-    ----------
-    bits : int
-        Bits of a coordinate, ceil(log2 B), at least 1.
-    n_slots : int
-        K L, largest number of bins in a sum.
-    n_words : int
-        Elements that hold a bin, ceil(d bits / 60); 0 for ``field="paper"``.
-    size : int
-        Elements of a message, 2 K L + K L n_words, of eight bytes each.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range or they do not fit together.
-
-    Notes
-    -----
-    A message alone tells the bins of a party: it must be the input of a secure sum in
+    A message alone reveals the bins of a party: it must be the input of a secure sum in
     the group `Field`. Its size does not depend on the bins, nor on their number.
 
     A sum is decoded only if the sum of all counts, the number of bins, each count,
@@ -210,8 +150,6 @@ class SparseSum:
     by chance, where K L is small: each party checks in `encode` that it has at most K
     bins. With a small prime, as in the example of [1], noise may pass as well.
 
-    Examples
-    --------
     >>> code = SparseSum(2, 2, n_columns=3, n_values=10, key=bytes(16))
     >>> group = Field(parties=2)
     >>> a = code.encode(np.array([[9, 0, 1], [2, 2, 2]]), np.array([5, 1]))
@@ -222,12 +160,25 @@ class SparseSum:
     """
 
     n_clusters: int
+    """K, largest number of bins of one party, at least 1."""
     n_parties: int
+    """L, number of parties, at least 1."""
     n_columns: int
+    """d, coordinates of a bin, at least 1."""
     n_values: int
+    """B, values of a coordinate: the integers 0 .. B - 1; from 1 to 2^32."""
     key: bytes = b""
+    """Key of the hash, 16 bytes, for ``field="hash"`` alone. It hides nothing, since
+    the server learns every bin of the sum. The key may be known to all, but must be
+    drawn at random for each run, after the data are fixed. Then nobody can prepare bins
+    with the same hash, and some two of m bins share a hash with a probability below
+    m^2 / 2^62. If they do, decoding fails."""
     field: str = "hash"
+    """Point of a bin: a hash of its coordinates ("hash"), or its number from 1 to B^d
+    as in [1] ("paper")."""
     p: int = MERSENNE_61
+    """The prime, above B^d and n; only ``field="paper"`` takes another than
+    2^61 - 1."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -260,7 +211,7 @@ class SparseSum:
 
     @property
     def bits(self) -> int:
-        """Bits of a coordinate."""
+        """Bits of a coordinate, ceil(log2 B), at least 1."""
         return max(1, (self.n_values - 1).bit_length())
 
     @property
@@ -270,40 +221,26 @@ class SparseSum:
 
     @property
     def n_words(self) -> int:
-        """Elements that hold the coordinates of a bin."""
+        """Elements that hold the coordinates of a bin: ceil(d bits / 60), or 0."""
         return -(-self.n_columns * self.bits // _WORD) if self.field == "hash" else 0
 
     @property
     def size(self) -> int:
-        """Elements of a message."""
+        """Elements of a message, 2 K L + K L n_words, of eight bytes each."""
         return self.n_slots * (2 + self.n_words)
 
     def encode(self, bins: Array, counts: Array) -> Array:
-        """Return one party's message, before its mask.
+        """Return one party's message, before its mask: uint64, shape (size,).
 
-        [1], Algorithm 2, line 2: S_i = sum_j q_j j^(i-1), i = 1 .. 2 K L; then, for i =
-        1 .. K L, the same sums with q_j times each word of the bin's coordinates in the
-        place of q_j.
+        [1], Algorithm 2, line 2: S_i = sum_j q_j j^(i-1), i = 1 .. 2 K L; then, for
+        i = 1 .. K L, the same sums with q_j times each word of the bin's coordinates in
+        the place of q_j.
 
-        Parameters
-        ----------
-        bins : Array of int, shape (k, d)
-            Coordinates of the party's bins, 0 .. B - 1; k is at most K, and 0 for a
-            party without rows. Bins may repeat; their counts then add up.
-        counts : Array of int, shape (k,)
-            q_j, rows in each bin, at least 1.
-
-        Returns
-        -------
-        Array of uint64, shape (size,)
-            Elements of the field.
-
-        Raises
-        ------
-        ValueError
-            If bins or counts have another shape or type or are out of range.
-        PointCollisionError
-            If two different bins have the same point.
+        `bins`, int, (k, d), has the coordinates of the party's bins, 0 .. B - 1, k <= K
+        of them and none for a party without rows; counts of equal bins add up.
+        `counts`, (k,), are q_j, the rows in each bin, at least 1. Raises ValueError if
+        these do not fit, and PointCollisionError if two different bins have the same
+        point.
         """
         bins, counts = self._checked(bins, counts)
         field, points = PrimeField(self.p), self._points(bins)
@@ -319,38 +256,18 @@ class SparseSum:
         return np.concatenate([sums, payload.ravel()])
 
     def decode(self, total: Array, n: int, exact: bool = True) -> tuple[Array, Array]:
-        """Return the bins and counts of a sum of messages.
+        """Return the bins and counts of a sum of messages ([1], Algorithm 2, line 3).
 
-        [1], Algorithm 2, line 3.
+        The bins have the shape (m, d), and the counts, q_j >= 1, (m,). `total`, uint64,
+        (size,), is the sum of the messages of all parties, without masks. `n` is the
+        sum of all counts, that is the number of rows of all parties, below p; if not
+        `exact`, only an upper bound of it. Each bin with a count comes once, in the
+        order of the coordinates, by the first coordinate first.
 
-        Parameters
-        ----------
-        total : Array of uint64, shape (size,)
-            Sum of the messages of all parties, without masks; elements of the field.
-        n : int
-            Sum of all counts: the number of rows of all parties, below p.
-        exact : bool
-            False: `n` is only an upper bound of the sum of all counts.
-
-        Returns
-        -------
-        bins : Array of int64, shape (m, d)
-            The bins with a count, each once, in the order of their coordinates, by the
-            first coordinate first.
-        counts : Array of int64, shape (m,)
-            q_j, at least 1.
-
-        Raises
-        ------
-        ValueError
-            If `total` has another shape or type, an element is out of range, or `n`
-            is negative or not below p.
-        MasksDoNotCancelError
-            If the sum of all counts is not `n`, or above it where not `exact`.
-        TooManyBinsError
-            If no set of at most K L bins with counts from 1 to n has these power sums.
-        HashMismatchError
-            If the coordinates of a bin do not belong to its point.
+        Raises ValueError if an argument is out of range; MasksDoNotCancelError if the
+        sum of all counts is not `n`, or above it where not `exact`; TooManyBinsError if
+        no set of at most K L bins with counts from 1 to n has these power sums; and
+        HashMismatchError if the coordinates of a bin do not belong to its point.
         """
         field, n = PrimeField(self.p), operator.index(n)
         total = _elements(total, field)

@@ -58,18 +58,9 @@ Text = tuple[int, str]
 class TextCode:
     """Tokens, ciphertexts and tags of texts under one key.
 
-    Parameters
-    ----------
-    key : bytes
-        32 random bytes, of one run alone, that the parties know.
+    The key has 32 random bytes, of one run alone, that the parties know. Raises
+    ValueError if it has another length.
 
-    Raises
-    ------
-    ValueError
-        The key has another length.
-
-    Examples
-    --------
     Two parties have a text in 12 and in 8 rows. One of them adds the betas.
 
     >>> code = TextCode(bytes(32))
@@ -105,24 +96,13 @@ class TextCode:
     def rows(
         self, tokens: Array, texts: Sequence[Text], counts: Sequence[int], first: bool
     ) -> Array:
-        """Return what a party adds to the sums of some tokens.
+        """Return what a party adds to the sums of some tokens, uint64, shape (m, 19).
 
-        Parameters
-        ----------
-        tokens : Array of int, shape (m, 2)
-            The tokens that are asked for.
-        texts : sequence of (int, str)
-            All that the party has, which may have other tokens.
-        counts : sequence of int
-            q_j, in how many rows the party has each text.
-        first : bool
-            Whether this is the one party that adds the betas.
-
-        Returns
-        -------
-        Array of uint64, shape (m, 19)
-            Elements of the field: count, tag, and the ciphertext times the count. A
-            text that the party lacks has the count 0.
+        The columns are elements of the field: count, tag, and the ciphertext times the
+        count. `tokens`, (m, 2), are those that are asked for; `texts` are all that the
+        party has, which may have other tokens, and `counts`, q_j, in how many rows it
+        has each. A text that the party lacks has the count 0. `first` is true at the
+        one party that adds the betas.
         """
         place = {tuple(token): k for k, token in enumerate(tokens.tolist())}
         rows = np.zeros((len(tokens), WIDTH), dtype=np.uint64)
@@ -139,24 +119,11 @@ class TextCode:
         return rows
 
     def open(self, tokens: Array, totals: Array) -> tuple[list[Text], Array]:
-        """Return the texts and counts of sums over all parties.
+        """Return the m texts and their counts, (m,), from sums over all parties.
 
-        Parameters
-        ----------
-        tokens : Array of int, shape (m, 2)
-            Those that were asked for.
-        totals : Array of int, shape (m, 19)
-            The sums of what all parties have added.
-
-        Returns
-        -------
-        texts : list of (int, str)
-        counts : Array of int64, shape (m,)
-
-        Raises
-        ------
-        ValueError
-            They are not the sums of these tokens.
+        `tokens`, (m, 2), are those that were asked for, and `totals`, (m, 19), the sums
+        of what all parties have added. Raises ValueError if they are not the sums of
+        these tokens.
         """
         totals = np.asarray(totals).astype(np.uint64)
         if totals.shape != (len(tokens), WIDTH) or (totals >= self.field.p).any():

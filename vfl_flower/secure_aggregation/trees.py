@@ -32,25 +32,15 @@ class Tree:
     """A tree along which the terms of some parties, its leaves, are added.
 
     Each leaf but the root sends one message: the sum of its own term and of all that it
-    received.
-
-    Parameters
-    ----------
-    root : int
-        The party that ends up with the sum.
-    hops : tuple of tuple of (int, int)
-        Hop k holds the edges (sender, receiver) that happen at the same time. A sender
-        has received from all its children in earlier hops.
-
-    Raises
-    ------
-    ValueError
-        If the root sends, a party sends twice, or a party receives when or after it
-        sends, or receives and neither sends nor is the root.
+    received. Raises ValueError if the root sends, a party sends twice, or a party
+    receives when or after it sends, or receives and neither sends nor is the root.
     """
 
     root: int
+    """The party that ends up with the sum."""
     hops: Hops
+    """Hop k holds the edges (sender, receiver) that happen at the same time. A sender
+    has received from all its children in earlier hops."""
 
     def __post_init__(self) -> None:
         """Check that every term reaches the root, once."""
@@ -110,10 +100,7 @@ class Tree:
 def ring(order: Sequence[int]) -> Tree:
     """Return the chain ``order[0] -> order[1] -> ... -> order[-1]``, the root.
 
-    Raises
-    ------
-    ValueError
-        If there is no party, or a party comes twice.
+    Raises ValueError if there is no party, or a party comes twice.
     """
     _check_order(order)
     return Tree(order[-1], tuple((edge,) for edge in pairwise(order)))
@@ -125,25 +112,9 @@ def binary(order: Sequence[int], root: int | None = None) -> Tree:
     In each hop the parties that still hold a sum are paired in order, and one of each
     pair sends to the other: while ``order[0]`` adds the term of ``order[1]``,
     ``order[2]`` adds that of ``order[3]``; then ``order[0]`` adds the sum of
-    ``order[2]``. A party without a partner waits.
-
-    Parameters
-    ----------
-    order : sequence of int
-        The q parties, at least one.
-    root : int, optional
-        The party that receives in each of its pairs, even where it is the second;
-        default: ``order[0]``.
-
-    Returns
-    -------
-    Tree
-        With ``order[0]``, or `root`, as its root.
-
-    Raises
-    ------
-    ValueError
-        If there is no party, a party comes twice, or `root` is none of them.
+    ``order[2]``. A party without a partner waits. The root, by default ``order[0]``,
+    receives in each of its pairs, even where it is the second. Raises ValueError if
+    there is no party, a party comes twice, or `root` is none of them.
     """
     _check_order(order)
     root = order[0] if root is None else root
@@ -162,27 +133,12 @@ def binary(order: Sequence[int], root: int | None = None) -> Tree:
 
 
 def spanning(topology: str, order: Sequence[int], root: int) -> Tree:
-    """Return a tree over the parties of `order` that ends at `root`.
+    """Return a tree over the parties of `order`, `root` included, that ends at `root`.
 
-    Parameters
-    ----------
-    topology : {"ring", "tree"}
-        The chain through the other parties in this order, or the binary tree that pairs
-        the parties in this order. A star has no such tree: the server adds.
-    order : sequence of int
-        The parties, `root` included.
-    root : int
-        The party that ends up with the sum.
-
-    Returns
-    -------
-    Tree
-        `ring` or `binary`.
-
-    Raises
-    ------
-    ValueError
-        If the topology is unknown, a party comes twice, or `root` is none of them.
+    "ring" is the chain through the other parties in this order, "tree" the binary tree
+    that pairs the parties in this order. A star has no such tree: the server adds.
+    Raises ValueError if the topology is unknown, a party comes twice, or `root` is none
+    of them.
     """
     if topology not in TOPOLOGIES[1:]:
         raise ValueError(f"topology must be ring or tree, got {topology!r}")
@@ -207,21 +163,14 @@ def totally_different(a: Tree, b: Tree) -> bool:
 def exposed(first: Tree, second: Tree) -> set[tuple[int, frozenset[int]]]:
     """Return the sums of x that single parties learn from two trees.
 
+    Terms x_j + b_j are added along the first and b_j along the second. Each result is a
+    party p and one of the smallest sets S such that p can compute sum_S x_j, p not in
+    S, from the messages that it receives.
+
     Definition 2 of [1] does not prevent this. It ignores single leaves: a party that
     sends its bare term to the same receiver in both trees gives x_j = (x_j + b_j) - b_j
     away. It also ignores that a receiver may add up its messages: from {a} and {b, c}
     of one tree and {a, b} and {c} of the other it has the sum over {a, b, c}.
-
-    Parameters
-    ----------
-    first, second : Tree
-        Terms x_j + b_j are added along the first and b_j along the second.
-
-    Returns
-    -------
-    set of (int, frozenset of int)
-        A party p and the smallest sets S such that p can compute sum_S x_j, p not in S,
-        from the messages that it receives.
     """
     learned: set[tuple[int, frozenset[int]]] = set()
     of_second = second.received()
@@ -248,33 +197,14 @@ def exposed(first: Tree, second: Tree) -> set[tuple[int, frozenset[int]]]:
 def different_tree(
     first: Tree, leaves: Sequence[int], root: int, topology: str
 ) -> Tree:
-    """Return a tree over `leaves` that is totally different from `first`.
+    """Return a tree over `leaves`, to `root`, that is totally different from `first`.
 
-    T2 of Algorithm 3 of [1], for its T1. The search is the same each time: all orders
-    of up to six leaves, 200 shuffles of more. A tree from which no party alone learns
-    anything (see `exposed`) is preferred to one that only keeps Definition 2.
-
-    Parameters
-    ----------
-    first : Tree
-        T1, over all parties, which ends at l.
-    leaves : sequence of int
-        All parties but l', l included.
-    root : int
-        l.
-    topology : {"ring", "tree"}
-        Kind of the tree.
-
-    Returns
-    -------
-    Tree
-        T2, which ends at l.
-
-    Raises
-    ------
-    ValueError
-        If there is no such tree (see `two_trees`, which also chooses T1 and always
-        finds a pair), `root` is none of the leaves, or the topology is unknown.
+    T2 of Algorithm 3 of [1], for its T1, which is over all parties and ends at l, the
+    root; the leaves are all parties but l'. The search is the same each time: all
+    orders of up to six leaves, 200 shuffles of more. A tree from which no party alone
+    learns anything (see `exposed`) is preferred to one that only keeps Definition 2.
+    Raises ValueError if there is no such tree (see `two_trees`, which also chooses T1
+    and always finds a pair), `root` is none of the leaves, or the topology is unknown.
     """
     fallback = None
     for order in _orders(leaves):
@@ -294,7 +224,10 @@ def different_tree(
 def two_trees(
     topology: str, parties: Sequence[int], root: int, without: int
 ) -> tuple[Tree, Tree]:
-    """Return T1 and T2 of Algorithm 3 of [1] for l and l'.
+    """Return T1 and T2 of Algorithm 3 of [1] for l (`root`) and l' (`without`).
+
+    T1 is over all parties, at least two, and T2 over all but l'. Both end at l and are
+    totally different; from the two, no party alone learns a sum of x (see `exposed`).
 
     Differs from [1] in that T1 is chosen to suit l', which is public in any case, since
     some trees T1 have no T2. With four parties or more, a chain in which l' sends to l
@@ -303,30 +236,8 @@ def two_trees(
     but l' are added first. And where l' sends only its own term to l, l can subtract it
     and so learn a sum of x.
 
-    Parameters
-    ----------
-    topology : {"ring", "tree"}
-        Kind of both trees.
-    parties : sequence of int
-        All parties, at least two.
-    root : int
-        l, at which both trees end.
-    without : int
-        l', which is in the first tree alone.
-
-    Returns
-    -------
-    Tree
-        T1, over all parties.
-    Tree
-        T2, over all but l', totally different from T1; from the two, no party alone
-        learns a sum of x (see `exposed`).
-
-    Raises
-    ------
-    ValueError
-        If `root` or `without` is no party, or they are the same; a party comes twice;
-        or the topology is unknown.
+    Raises ValueError if `root` or `without` is no party, or they are the same; a party
+    comes twice; or the topology is unknown.
     """
     leaves = [party for party in parties if party != without]
     if without not in parties or root == without:

@@ -82,19 +82,10 @@ def symmetric(triangle: Array, columns: int) -> Array:
 
 
 def deal_gram(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
-    """Make what the dealer sends to parties 0 and 1 for one Gram matrix.
+    """Return what the dealer sends to parties 0 and 1 for one Gram matrix.
 
-    Parameters
-    ----------
-    deal : Deal
-        The use; its shape is (rows, columns) of F.
-    root : bytes
-        Secret of the dealer.
-
-    Returns
-    -------
-    Dealt, Dealt
-        The seed of party 0; seed and share of C of party 1.
+    Party 0 gets its seed, party 1 its seed and its share of C. The shape of `deal` is
+    (rows, columns) of F, and `root` is the dealer's secret.
     """
     seeds = [deal.seed(root, party) for party in (0, 1)]
     squares = SquareSum(deal.shape[1] + SACRIFICED, deal.bits)
@@ -108,16 +99,9 @@ def deal_gram(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
 
 
 def deal_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
-    """Make what the dealer sends to the owner of some columns of F.
+    """Return what the dealer sends to the owner of some columns of F.
 
-    Parameters
-    ----------
-    deal : Deal
-        The use, with its `owners`.
-    root : bytes
-        Secret of the dealer.
-    owner : int
-        Place among the owners.
+    `deal` has the `owners`; `root` is the dealer's secret.
     """
     first, second = (_owner_seed(deal, deal.seed(root, j), owner) for j in (0, 1))
     return Dealt.of(deal, owner, first, np.frombuffer(second, "u1"), OWNER)
@@ -126,14 +110,7 @@ def deal_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
 def seed_digest(deal: Deal, owner: int, seed: bytes) -> bytes:
     """Return what ties the seed of an owner's mask to one use, and hides it: 32 bytes.
 
-    Parameters
-    ----------
-    deal : Deal
-        The use.
-    owner : int
-        Place among the owners.
-    seed : bytes
-        Seed of the owner's columns of A_0 or A_1.
+    The seed is that of the owner's columns of A_0 or A_1.
     """
     return derive_key(seed, [*deal.parts("digest"), str(owner).encode()])
 
@@ -148,31 +125,12 @@ def hide_columns(
 ) -> Array:
     """Return the columns of E of their owner, who sends them to parties 0 and 1.
 
-    The owner knows its own columns of F, and gets the seeds of those of A_0 and A_1:
-    so it opens them in one message, and need not share them first.
-
-    Parameters
-    ----------
-    deal : Deal
-        The use, with its `owners`.
-    owner : int
-        Place among the owners.
-    dealt : Dealt
-        What the dealer sent to the owner, from :func:`deal_owner`.
-    columns : Array of uint64, shape (rows, deal.owners[owner])
-        The owner's columns of F, of whole blocks of rows.
-    first : int
-        Number of the block with which they begin.
-
-    Returns
-    -------
-    Array of uint64, the shape of `columns`
-        Uniform to whoever knows one of A_0 and A_1 only.
-
-    Raises
-    ------
-    ValueError
-        If what was dealt is of another use, short or changed.
+    The owner knows its own columns of F, and gets the seeds of those of A_0 and A_1: so
+    it opens them in one message, and need not share them first. `columns`, uint64,
+    (rows, deal.owners[owner]), are whole blocks of rows, from block `first` on, and
+    `dealt` is from :func:`deal_owner`. The result is uniform to whoever knows one of
+    A_0 and A_1 only. Raises ValueError if what was dealt is of another use, short or
+    changed.
     """
     dealt.check(deal, owner, SEED_BYTES, OWNER)
     opened = np.empty_like(columns)
@@ -192,21 +150,10 @@ class GramTriple:
     Open each block (:meth:`opening`), add the openings of both, add each block of their
     sum (:meth:`add`), and send or open the result (:meth:`share`, :func:`open_gram`).
 
-    Parameters
-    ----------
-    deal : Deal
-        The use; its shape is (rows, columns) of F.
-    party : {0, 1}
-        This party.
-    dealt : Dealt
-        What the dealer sent to this party, from :func:`deal_gram`.
-    sums : Array of uint64, shape (columns * (columns + 1) / 2,), optional
-        What :meth:`sums` gave after earlier blocks.
-
-    Raises
-    ------
-    ValueError
-        If what was dealt is of another use, short or changed.
+    The shape of `deal` is (rows, columns) of F; `party` is 0 or 1, and `dealt` is from
+    :func:`deal_gram`. `sums`, uint64, (columns * (columns + 1) / 2,), is what
+    :meth:`sums` returned after earlier blocks. Raises ValueError if what was dealt is
+    of another use, short or changed.
     """
 
     def __init__(
@@ -227,14 +174,8 @@ class GramTriple:
     def opening(self, share: Array, block: int, owner: int | None = None) -> Array:
         """Return this party's share of a block of E, [F]_j - A_j, to be sent.
 
-        Parameters
-        ----------
-        share : Array of uint64, shape (b, columns)
-            [F]_j of the block.
-        block : int
-            Number of the block of rows.
-        owner : int, optional
-            Only of the columns at this place among the owners.
+        `share` is [F]_j of the block, uint64, (b, columns); with an `owner`, only of
+        the columns at this place among the owners.
         """
         if owner is None:
             mask = self._mask(block)
@@ -245,12 +186,8 @@ class GramTriple:
     def add(self, opened: Array, block: int) -> None:
         """Add the products of a block.
 
-        Parameters
-        ----------
-        opened : Array of uint64, shape (b, columns)
-            E of the block: the sum of the openings of both parties modulo 2^k.
-        block : int
-            Number of the block of rows.
+        `opened` is E of the block, uint64, (b, columns): the sum of the openings of
+        both parties modulo 2^k.
         """
         doubled = self._mask(block) << np.uint64(1)
         self._squares.add(reduce(doubled + opened, self.deal.bits + 1))
@@ -262,29 +199,19 @@ class GramTriple:
     def share(self) -> Array:
         """Return this party's share of 2 F^T F modulo 2^(k + 1), the upper triangle.
 
-        Returns
-        -------
-        Array of uint64, shape (columns * (columns + 1) / 2,)
-            Uniform, but for the lowest bits, those of E^T E, which both know; and but
-            that the sum of both is what :func:`open_gram` opens.
+        It has the shape (columns * (columns + 1) / 2,) and is uniform, but for the
+        lowest bits, those of E^T E, which both know; and but that the sum of both is
+        what :func:`open_gram` opens.
         """
         columns = self.deal.shape[1]
         dealt = self._product[:columns, :columns] << np.uint64(1)
         return upper(subtract(self._squares.total(), dealt, self.deal.bits + 1))
 
     def sacrifice(self, challenge: bytes) -> Iterator[Array]:
-        """Return this party's share of U = (A_0 - A_1) V, block by block, to be sent.
+        """Yield this party's share of U = (A_0 - A_1) V, block by block, to be sent.
 
-        Parameters
-        ----------
-        challenge : bytes
-            Secret of the two parties, 32 bytes, which the dealer must not know before
-            it has dealt.
-
-        Yields
-        ------
-        Array of uint64, shape (b, SACRIFICED)
-            Uniform.
+        A block is uint64, (b, SACRIFICED), uniform. The `challenge` is a secret of the
+        two parties, 32 bytes, which the dealer must not know before it has dealt.
         """
         factors = self._factors(challenge)
         for block, _ in enumerate(self.deal.blocks()):
@@ -294,12 +221,8 @@ class GramTriple:
     def proof(self, challenge: bytes, openings: tuple[Array, Array]) -> bytes:
         """Return a digest that is the same at both parties if the triple is right.
 
-        Parameters
-        ----------
-        challenge : bytes
-            As in :meth:`sacrifice`.
-        openings : tuple of two Arrays of uint64, shape (rows, SACRIFICED)
-            What :meth:`sacrifice` gave to party 0 and to party 1.
+        `openings` are what :meth:`sacrifice` gave to party 0 and to party 1, uint64,
+        (rows, SACRIFICED) each, for this challenge.
         """
         bits = self.deal.bits
         opened = subtract(*openings, bits)
@@ -322,16 +245,9 @@ class GramTriple:
 
 
 def deal_row_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
-    """Make what the dealer sends to the owner of some columns of F for F w.
+    """Return what the dealer sends to the owner of some columns of F for F w.
 
-    Parameters
-    ----------
-    deal : Deal
-        The use, with its `owners`.
-    root : bytes
-        Secret of the dealer.
-    owner : int
-        Place among the owners.
+    `deal` has the `owners`; `root` is the dealer's secret.
     """
     seed = _owner_seed(deal, deal.seed(root, 1), owner)
     return Dealt.of(deal, owner, seed, name=OWNER)
@@ -340,26 +256,10 @@ def deal_row_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
 def hide_rows(deal: Deal, owner: int, dealt: Dealt, columns: Array) -> Array:
     """Return F - A in the columns of an owner, who sends them to party 0.
 
-    Parameters
-    ----------
-    deal : Deal
-        The use, with its `owners`.
-    owner : int
-        Place among the owners.
-    dealt : Dealt
-        What the dealer sent to the owner, from :func:`deal_row_owner`.
-    columns : Array of uint64, shape (rows, deal.owners[owner])
-        The owner's columns of F.
-
-    Returns
-    -------
-    Array of uint64, the shape of `columns`
-        Uniform to whoever lacks the seed of A, which party 1 and the owner have.
-
-    Raises
-    ------
-    ValueError
-        If what was dealt is of another use, short or changed.
+    `columns`, uint64, (rows, deal.owners[owner]), are the owner's of F, and `dealt` is
+    from :func:`deal_row_owner`. The result is uniform to whoever lacks the seed of A,
+    which party 1 and the owner have. Raises ValueError if what was dealt is of another
+    use, short or changed.
     """
     dealt.check(deal, owner, name=OWNER)
     return np.concatenate(
@@ -373,26 +273,12 @@ def hide_rows(deal: Deal, owner: int, dealt: Dealt, columns: Array) -> Array:
 
 
 def open_gram(first: Array, second: Array, deal: Deal) -> Array:
-    """Return F^T F from both parties' shares.
+    """Return F^T F modulo 2^k from both parties' shares, uint64, (columns, columns).
 
-    Parameters
-    ----------
-    first, second : Array of uint64
-        What :meth:`GramTriple.share` gave.
-    deal : Deal
-        The use.
-
-    Returns
-    -------
-    Array of uint64, shape (columns, columns)
-        F^T F modulo 2^k, for :func:`vfl_flower.secure_aggregation.fixed_point.decode`
-        with twice the fraction bits of F.
-
-    Raises
-    ------
-    ValueError
-        If the parties have not added the same openings E: then half of the elements
-        of the sum are odd.
+    The shares are those of :meth:`GramTriple.share`. Decode the result by
+    :func:`vfl_flower.secure_aggregation.fixed_point.decode` with twice the fraction
+    bits of F. Raises ValueError if the parties have not added the same openings E: then
+    half of the elements of the sum are odd.
     """
     doubled = reduce(first + second, deal.bits + 1)
     if (doubled & np.uint64(1)).any():
@@ -401,20 +287,10 @@ def open_gram(first: Array, second: Array, deal: Deal) -> Array:
 
 
 def deal_predictions(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
-    """Make what the dealer sends to parties 0 and 1 for one product F w.
+    """Return what the dealer sends to parties 0 and 1 for one product F w.
 
-    Parameters
-    ----------
-    deal : Deal
-        The use; its shape is (rows, columns, outputs): F has rows and columns, w has
-        columns and outputs.
-    root : bytes
-        Secret of the dealer.
-
-    Returns
-    -------
-    Dealt, Dealt
-        The seed of party 0; seed and share of c of party 1.
+    Party 0 gets its seed, party 1 its seed and its share of c. The shape of `deal` is
+    (rows, columns, outputs): F has rows and columns, w has columns and outputs.
     """
     seeds = [deal.seed(root, party) for party in (0, 1)]
     vectors = _vectors(deal, seeds[0])
@@ -431,21 +307,12 @@ class PredictionTriple:
     """One party's part in one product F w, where party 0 knows w.
 
     Party 0 sends :meth:`hidden_weights`, party 1 the :meth:`opening` of each block;
-    then both have :meth:`share` of each block. Whoever may read F w adds the two.
+    then both have their share of each block (:meth:`share_of_weights`,
+    :meth:`share_of_mask`). Whoever may read F w adds the two.
 
-    Parameters
-    ----------
-    deal : Deal
-        The use; its shape is (rows, columns, outputs).
-    party : {0, 1}
-        This party.
-    dealt : Dealt
-        What the dealer sent to this party, from :func:`deal_predictions`.
-
-    Raises
-    ------
-    ValueError
-        If what was dealt is of another use, short or changed.
+    The shape of `deal` is (rows, columns, outputs); `party` is 0 or 1, and `dealt` is
+    from :func:`deal_predictions`. Raises ValueError if what was dealt is of another
+    use, short or changed.
     """
 
     def __init__(self, deal: Deal, party: int, dealt: Dealt) -> None:
@@ -460,24 +327,15 @@ class PredictionTriple:
     def hidden_weights(self, weights: Array) -> Array:
         """Return d = w - b, which party 0 sends to party 1; uniform.
 
-        Parameters
-        ----------
-        weights : Array of uint64, shape (columns, outputs)
-            w, encoded.
+        `weights` is w, encoded, uint64, (columns, outputs).
         """
         return subtract(weights, _vectors(self.deal, self._seed), self.deal.bits)
 
     def opening(self, share: Array, block: int, owner: int | None = None) -> Array:
         """Return [F]_1 - A of a block, which party 1 sends to party 0; uniform.
 
-        Parameters
-        ----------
-        share : Array of uint64, shape (b, columns)
-            [F]_1 of the block.
-        block : int
-            Number of the block of rows.
-        owner : int, optional
-            Only of the columns at this place among the owners.
+        `share` is [F]_1 of the block, uint64, (b, columns); with an `owner`, only of
+        the columns at this place among the owners.
         """
         mask = _matrix(self.deal, self._seed, block, owner=owner)
         return subtract(share, mask, self.deal.bits)
@@ -485,40 +343,19 @@ class PredictionTriple:
     def share_of_weights(
         self, weights: Array, share: Array, opened: Array, block: int
     ) -> Array:
-        """Return the share of F w that party 0 has, of one block.
+        """Return the share of F w that party 0 has, of one block, uint64, (b, outputs).
 
-        Parameters
-        ----------
-        weights : Array of uint64, shape (columns, outputs)
-            w, encoded.
-        share : Array of uint64, shape (b, columns)
-            [F]_0 of the block.
-        opened : Array of uint64, shape (b, columns)
-            What party 1 sent.
-        block : int
-            Number of the block of rows.
-
-        Returns
-        -------
-        Array of uint64, shape (b, outputs)
+        `weights` is w, encoded, (columns, outputs), `share` is [F]_0 of the block,
+        (b, columns), and `opened` what party 1 sent, (b, columns).
         """
         bits = self.deal.bits
         features = reduce(share + opened, bits)
         return self._plus(product(features, weights, bits), block)
 
     def share_of_mask(self, hidden: Array, block: int) -> Array:
-        """Return the share of F w that party 1 has, of one block.
+        """Return the share of F w that party 1 has, of one block, uint64, (b, outputs).
 
-        Parameters
-        ----------
-        hidden : Array of uint64, shape (columns, outputs)
-            d, which party 0 sent.
-        block : int
-            Number of the block of rows.
-
-        Returns
-        -------
-        Array of uint64, shape (b, outputs)
+        `hidden` is d, (columns, outputs), which party 0 sent.
         """
         mask = _matrix(self.deal, self._seed, block)
         return self._plus(product(mask, hidden, self.deal.bits), block)
@@ -526,14 +363,8 @@ class PredictionTriple:
     def sacrifice(self, challenge: bytes) -> Array:
         """Return U = (W; I)^T A, which party 1 sends to party 0; uniform.
 
-        Parameters
-        ----------
-        challenge : bytes
-            As in :meth:`GramTriple.sacrifice`.
-
-        Returns
-        -------
-        Array of uint64, shape (SACRIFICED, columns)
+        U has the shape (SACRIFICED, columns). The `challenge` is that of
+        :meth:`GramTriple.sacrifice`.
         """
         bits = self.deal.bits
         total = _spare_rows(self.deal, self._seed)
@@ -546,12 +377,7 @@ class PredictionTriple:
     def proof(self, challenge: bytes, opened: Array | None = None) -> bytes:
         """Return a digest that is the same at both parties if the triple is right.
 
-        Parameters
-        ----------
-        challenge : bytes
-            As in :meth:`sacrifice`.
-        opened : Array of uint64, shape (SACRIFICED, columns), optional
-            U, at party 0.
+        `opened` is U, at party 0.
         """
         bits, rows = self.deal.bits, self.deal.rows
         factors = np.ascontiguousarray(self._factors(challenge).T)
