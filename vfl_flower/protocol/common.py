@@ -36,21 +36,10 @@ def has_own(fields: Mapping[str, Field]) -> bool:
 def own_digest(
     fields: Mapping[str, Field], values: Mapping[str, Any], salt: bytes
 ) -> bytes:
-    """Return the salted digest of the inputs that one party alone is told.
+    """Return the salted digest, 32 bytes, of the inputs that one party alone receives.
 
-    Parameters
-    ----------
-    fields : mapping of str to Field
-        The declared inputs of the step.
-    values : mapping of str to Any
-        The party's inputs under flat names, as they travel.
-    salt : bytes
-        Random, known to the server and this party.
-
-    Returns
-    -------
-    bytes
-        32 bytes.
+    The random `salt` is known to the server and this party. `values` have flat names,
+    as they travel.
     """
     sha = hashlib.sha256(salt)
     for name, field, value in _declared(fields, values):
@@ -66,30 +55,14 @@ def common_digest(
     frame: Frame,
     public_keys: list[bytes],
 ) -> bytes:
-    """Return the digest of what all parties of a step must have been asked alike.
+    """Return the digest, 32 bytes, of what all parties of a step must receive alike.
 
-    Parameters
-    ----------
-    fields : mapping of str to Field
-        The declared inputs of the step.
-    values : mapping of str to Any
-        The inputs of the request under flat names, as they travel.
-    digests : mapping of str to bytes
-        Digests of the arrays among them.
-    frame : Frame
-        The frame of the message.
-    public_keys : list of bytes
-        Those of all parties, in party order.
+    values: the inputs of the request under flat names, as they travel.
+    digests: digests of the arrays among them.
+    public_keys: the keys of all parties, in party order.
 
-    Returns
-    -------
-    bytes
-        32 bytes.
-
-    Raises
-    ------
-    PartyError
-        The inputs of this party are not those that the other parties were told of.
+    Raises PartyError if this party's inputs are not those that the frame announces to
+    all parties.
     """
     sha = hashlib.sha256()
     run = frame.seed, frame.private_draws, frame.masking, frame.model, frame.columns

@@ -47,44 +47,29 @@ CHECKSUM = 64
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class ModelPart:
-    """What one party keeps of one trained model.
-
-    Parameters
-    ----------
-    model : str
-        Id of the model: that of its training run, 8 to 32 lower-case hexadecimal
-        digits.
-    strategy : str
-        Name of the strategy that trained it.
-    settings : dict
-        Anything that JSON can hold, nested or not: seeds, sizes, the encoding of the
-        party's columns. Integers have no bound and floats keep each bit.
-    arrays : dict of str to Array
-        Named arrays of any shape and any type that NumPy stores without pickle.
-    """
+    """What one party stores of one trained model."""
 
     model: str
+    """Id of the model: that of its training run, 8 to 32 lower-case hexadecimal
+    digits."""
     strategy: str
+    """Name of the strategy that trained it."""
     settings: dict[str, Any] = field(default_factory=dict)
+    """Anything that JSON can hold, nested or not: seeds, sizes, the encoding of the
+    party's columns. Integers have no bound and floats keep each bit."""
     arrays: Arrays = field(default_factory=dict)
+    """Of any shape and any type that NumPy stores without pickle, by name."""
 
 
 def save_part(folder: Path, part: ModelPart) -> None:
-    """Write a party's part of a model, whole or not at all; replace an earlier one.
+    """Write a party's local model to ``<model>.npz``, whole or not at all.
 
-    Parameters
-    ----------
-    folder : Path
-        ``state-dir`` of the party; made for its user alone where it is missing.
-    part : ModelPart
-        What to write, to ``<model>.npz``.
+    An earlier one is replaced. The ``state-dir`` `folder` is created for its user alone
+    if it is missing.
 
-    Raises
-    ------
-    PartyError
-        The id of the model is not valid, or the folder cannot be written to.
-    TypeError, ValueError
-        The settings are not what JSON holds, or an array needs pickle.
+    Raises PartyError if the id of the model is invalid or the folder cannot be written
+    to, and TypeError or ValueError if JSON cannot hold the settings or an array needs
+    pickle.
     """
     target = _path(folder, part.model)
     write_private(target, _packed(part), f"the part of model {part.model}")
@@ -92,12 +77,10 @@ def save_part(folder: Path, part: ModelPart) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Make a ``state-dir`` if it is missing, before any work whose result it holds.
+    """Create a ``state-dir`` if it is missing, before any work whose result it holds.
 
-    Raises
-    ------
-    PartyError
-        It cannot be made or written to, or other users may read it.
+    Raises PartyError if it cannot be created or written to, or if other users may read
+    it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,19 +104,9 @@ def write_private(
 ) -> None:
     """Write a file that only the party's user may read, whole or not at all.
 
-    Parameters
-    ----------
-    target : Path
-        The file; an earlier one is replaced.
-    data : bytes
-        Its content.
-    what, where : str
-        What an error calls the file and its folder.
-
-    Raises
-    ------
-    PartyError
-        The folder cannot be written to, or the file is a symbolic link.
+    An earlier file is replaced. `what` and `where` are what an error calls the file and
+    its folder. Raises PartyError if the folder cannot be written to, or if the file is
+    a symbolic link.
     """
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -149,10 +122,8 @@ def write_private(
 def read_private(target: Path) -> bytes:
     """Read a file of a party's ``state-dir``.
 
-    Raises
-    ------
-    OSError
-        It cannot be read, or is a symbolic link; the reason says it without a path.
+    Raises OSError if it cannot be read or is a symbolic link; the reason contains no
+    path.
     """
     check_no_link(target)
     return target.read_bytes()
@@ -184,18 +155,10 @@ def write_predictions(
 ) -> None:
     """Write predictions to a CSV file; see :func:`write_private` and :func:`in_csv`.
 
-    Parameters
-    ----------
-    target : Path
-        The file.
-    ids : iterable, length n, or None
-        Ids of the rows; None: their numbers, from 0.
-    predictions : Array, shape (n,)
-        Labels or values.
-    what, where : str
-        What an error calls the file and its folder.
-    more : mapping of str to Array, shape (n,), optional
-        Further numbers or texts of each row, by name.
+    ids: ids of the n rows; None: their numbers, from 0.
+    predictions: labels or values, shape (n,).
+    what, where: what an error calls the file and its folder.
+    more: further numbers or texts of each row, shape (n,), by name.
     """
     text = io.StringIO()
     plain, quoted = csv.writer(text), csv.writer(text, quoting=csv.QUOTE_NONNUMERIC)
@@ -212,27 +175,11 @@ def write_predictions(
 
 
 def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPart:
-    """Read a party's part of a model.
+    """Read a party's local model of a strategy; by default of any.
 
-    Parameters
-    ----------
-    folder : Path
-        ``state-dir`` of the party.
-    model : str
-        Id of the model.
-    strategy : str, optional
-        Name of the strategy that the part must be of; default: any.
-
-    Returns
-    -------
-    ModelPart
-        As it was written; a tuple in the settings has become a list.
-
-    Raises
-    ------
-    PartyError
-        The id is not valid, there is no part of that model, or its file cannot be read,
-        is damaged, or was written for another model or strategy or by a later version.
+    A tuple in the settings comes back as a list. Raises PartyError if the id is
+    invalid, there is no local model of that id, or its file cannot be read, is damaged,
+    or was written for another model or strategy or by a later version.
     """
     path, what = _path(folder, model), f"the part of model {model} at this party"
     try:
@@ -272,12 +219,9 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
 
 
 def list_parts(folder: Path) -> list[str]:
-    """Return the ids of the models that a party has a part of, sorted.
+    """Return the ids of the models of which a party has a local model, sorted.
 
-    Raises
-    ------
-    PartyError
-        The folder may not be read.
+    Raises PartyError if the folder may not be read.
     """
     try:
         names = [path.stem for path in folder.iterdir() if path.suffix == ".npz"]

@@ -105,12 +105,9 @@ def _lines(name: str, requests: Iterable[Any]) -> list[str]:
 
 
 def read_requests(folder: Path | None, name: str) -> dict[int, str]:
-    """Return what the party requests in one of its files, by the lines.
+    """Return what the party requests in one of its files, by line number.
 
-    Raises
-    ------
-    PartyError
-        The file is no text, or a link.
+    Raises PartyError if the file is not text, or is a link.
     """
     path = None if folder is None else folder / name
     if path is None or not path.exists():
