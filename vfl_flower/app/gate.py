@@ -38,12 +38,8 @@ _OF_A_HOP = {b"connection", b"host", b"keep-alive", b"te", b"transfer-encoding"}
 def make_gate(superlink: str, context: ssl.SSLContext) -> Starlette:
     """Return the gate of a SuperLink as an application.
 
-    Parameters
-    ----------
-    superlink : str
-        Its address, as in ``https://127.0.0.1:8001``.
-    context : ssl.SSLContext
-        By which the gate knows it.
+    `superlink` is an address such as ``https://127.0.0.1:8001``, and `context` is how
+    the gate verifies it.
     """
     client = httpx.AsyncClient(
         base_url=superlink, verify=context, timeout=None, trust_env=False

@@ -69,25 +69,15 @@ STARTED_AGAIN = (
 
 
 def take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
-    """Let a SuperLink start that knows its SuperNodes, and of runs what became of them.
+    """Let a SuperLink start that knows its SuperNodes, and the outcome of past runs.
 
-    Parameters
-    ----------
-    database : path
-        Made for the user alone where it is missing. One that is damaged, or lacks a
-        table or a column of Flower's, is set aside under another name.
-    keys : collection of bytes
-        Public keys of the SuperNodes that may connect, as Flower writes them.
+    The database is created for the user alone if it is missing. One that is damaged, or
+    lacks a table or a column of Flower's, is set aside under another name. `keys` are
+    the public keys of the SuperNodes that may connect, as Flower writes them; those
+    that are registered are returned.
 
-    Returns
-    -------
-    set of bytes
-        Those of the keys that are registered.
-
-    Raises
-    ------
-    OSError
-        The file cannot be used, or another process uses it, or it is a symbolic link.
+    Raises OSError if the file cannot be used, is in use by another process, or is a
+    symbolic link.
     """
     make_private(database)
     database.chmod(0o600)

@@ -24,14 +24,9 @@ def start(
 ) -> None:
     """Start ServerApps, in the foreground, until a signal ends this process.
 
-    Parameters
-    ----------
-    superlink : str
-        HOST:PORT.
-    root_certificates : str, optional
-        File of the authority; default: without TLS.
-    parent : int, optional
-        A process with whose end this one ends.
+    superlink: HOST:PORT.
+    root_certificates: file of the authority; default: without TLS.
+    parent: a process with whose end this one ends.
     """
     try:
         from vfl_flower.app.serverapps import check_flower, serve
