@@ -34,15 +34,8 @@ def _root(party: Party) -> bytes:
 def drawn_noise(party: Party, roles: Roles) -> list[Array]:
     """Return the party's noise, the upper triangle of each Gram matrix.
 
-    Parameters
-    ----------
-    party, roles : Party, Roles
-        This party, and who does what.
-
-    Returns
-    -------
-    list of Array of uint64, shape (columns * (columns + 1) / 2,)
-        Elements of the ring, with the fraction bits of the Gram matrix.
+    Each has columns * (columns + 1) / 2 elements of the ring (uint64), with the
+    fraction bits of the Gram matrix.
     """
     index, ends = party.index or 0, np.cumsum(roles.owners)
     places = np.arange(roles.columns)
@@ -64,13 +57,7 @@ def drawn_noise(party: Party, roles: Roles) -> list[Array]:
 
 
 def shared_noise(party: Party, roles: Roles) -> dict[int, Array]:
-    """Return the shares of the noise of a party that does not compute, for both.
-
-    Parameters
-    ----------
-    party, roles : Party, Roles
-        This party, and who does what.
-    """
+    """Return the shares of the noise of a party that does not compute, for both."""
     seed, sent = derive_key(_root(party), [labels.NOISE_SHARE]), []
     for deal, noise in zip(
         roles.deals(party.session), drawn_noise(party, roles), strict=True
@@ -92,21 +79,8 @@ def added_noise(
 ) -> list[Array]:
     """Return what a party that computes adds to its share of each Gram matrix.
 
-    Parameters
-    ----------
-    party, roles : Party, Roles
-        This party, and who does what.
-    shares : mapping of int to Array of uint8
-        What the parties that do not compute have sent it.
-
-    Returns
-    -------
-    list of Array of uint64, shape (columns * (columns + 1) / 2,)
-
-    Raises
-    ------
-    PartyError
-        That of a party is missing, or short.
+    `shares` are what the parties that do not compute have sent. The result has the form
+    of :func:`drawn_noise`. Raises PartyError if a party's shares are missing or short.
     """
     computing = {roles.first, roles.second}
     told = shares or {}
@@ -137,19 +111,10 @@ def added_noise(
 
 
 def check_noise(roles: Roles, least: float) -> None:
-    """Refuse noise that is too small, or that fixed point cannot have.
+    """Refuse noise that is too small, or that fixed point cannot represent.
 
-    Parameters
-    ----------
-    roles : Roles
-        Who does what.
-    least : float
-        The deviation that this party needs; 0: none.
-
-    Raises
-    ------
-    PartyError
-        The text names the rule.
+    `least` is the standard deviation that this party needs, 0 for none. Raises
+    PartyError, which names the rule.
     """
     if roles.noise < least or bool(roles.noise) != bool(least):
         raise PartyError(

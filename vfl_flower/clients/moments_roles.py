@@ -67,42 +67,29 @@ Place = Annotated[int, Ge(0), Le(2**20)]
 
 @dataclass(frozen=True)
 class Roles:
-    """Who does what for the Gram matrices of a run.
-
-    Attributes
-    ----------
-    first : int
-        Index of the party that holds the labels, computes, and opens them.
-    second : int
-        Index of the other party that computes.
-    owners : list of int
-        How many columns each party has in them, in party order.
-    rows : list of int
-        Number of rows of each Gram matrix.
-    dealer : int or None
-        Index of the party that deals; None: the server.
-    joint : int
-        How many joint columns there are, the last ones.
-    fraction : int
-        Fraction bits of a column whose mean square over the rows of all Gram matrices
-        together is at most `MOST_JOINT`; 0: columns have a length of at most `NORM`,
-        and as many fraction bits as fit.
-    turn : int
-        Which of the run's sets of Gram matrices these are.
-    noise : float
-        Standard deviation of each party's noise in an entry beside the diagonal; with
-        noise, rows have a squared length of at most that of :func:`row_bound`.
-    """
+    """Who does what for the Gram matrices of a run."""
 
     first: Place
+    """Index of the party that holds the labels, computes, and opens them."""
     second: Place
+    """Index of the other party that computes."""
     owners: list[int]
+    """How many columns each party has in them, in party order."""
     rows: list[int]
+    """The number of rows of each Gram matrix."""
     dealer: Place | None = None
+    """Index of the party that deals; None: the server."""
     joint: Count = 0
+    """How many joint columns there are, the last ones."""
     fraction: Count = 0
+    """Fraction bits of a column whose mean square over the rows of all Gram matrices
+    together is at most `MOST_JOINT`; 0: columns have a length of at most `NORM`, and as
+    many fraction bits as fit."""
     turn: Count = 0
+    """Which of the run's sets of Gram matrices these are."""
     noise: NotNegative = 0.0
+    """Standard deviation of each party's noise in an entry beside the diagonal; with
+    noise, rows have a squared length of at most that of :func:`row_bound`."""
 
     @property
     def columns(self) -> int:
@@ -188,25 +175,12 @@ def check_roles(
 ) -> None:
     """Refuse roles that this party's consent, its data or the protocol does not allow.
 
-    Parameters
-    ----------
-    party : Party
-        The party.
-    roles : Roles
-        What the server says.
-    columns : int, optional
-        How many columns this party has; None: it is not asked for any.
-    fraction : int
-        Fraction bits of the protocol; 0: there are no joint columns.
-    labels : bool
-        Whether the first party is the one with labels.
-    turn : int, optional
-        The turn of a step that has one alone.
+    columns: how many columns this party has; None: it is not asked for any.
+    fraction: fraction bits of the protocol; 0: there are no joint columns.
+    labels: whether the first party is the one with labels.
+    turn: the only turn of a step.
 
-    Raises
-    ------
-    PartyError
-        The text names the rule.
+    Raises PartyError, which names the rule.
     """
     places = [roles.first, roles.second]
     if roles.dealer is not None:
@@ -268,19 +242,9 @@ def check_roles(
 
 
 def check_epsilon(party: Party, epsilon: float = 0.0) -> None:
-    """Refuse Gram matrices with less noise than this party's consent asks for.
+    """Refuse Gram matrices with less noise than this party's consent requires.
 
-    Parameters
-    ----------
-    party : Party
-        The party.
-    epsilon : float
-        Of the noise; 0: there is none.
-
-    Raises
-    ------
-    PartyError
-        The text names the rule.
+    An epsilon of 0 means no noise. Raises PartyError, which names the rule.
     """
     limit = party.consent.leaves.get("moments") if party.consent is not None else None
     if limit is not None and not limit.accepts_noise(epsilon):
@@ -294,21 +258,11 @@ def check_epsilon(party: Party, epsilon: float = 0.0) -> None:
 def withhold(party: Party, rule: str) -> None:
     """Note at the label holder why it does not use its labels: they break a rule.
 
-    The server chooses the rows. So a refusal would tell it of labels, as often as it
-    asks: instead zeros take their place, and the protocol ends with the model that
-    predicts one number.
+    The server chooses the rows. So a refusal would reveal facts about labels, as often
+    as it asks: instead zeros take their place, and the protocol ends with the model
+    that predicts a constant. `rule` is what the labels must be.
 
-    Parameters
-    ----------
-    party : Party
-        The label holder.
-    rule : str
-        What its labels must be.
-
-    Raises
-    ------
-    PartyError
-        Where all parties are in one process, whose user may know.
+    Raises PartyError if all parties are in one process, whose user may know.
     """
     if party.allow_plain:
         raise PartyError(rule)
@@ -321,18 +275,9 @@ def withhold(party: Party, rule: str) -> None:
 def check_rows(weights: Array | None, rows: int, columns: int) -> None:
     """Refuse a Gram matrix of few rows.
 
-    Parameters
-    ----------
-    weights : Array, shape (m,), or None
-        Weights of the rows, each of which is there once; None: all alike.
-    rows, columns : int
-        Its numbers of rows and columns.
-
-    Raises
-    ------
-    PartyError
-        There are fewer than four rows a column, or than 20; of rows with weights their
-        effective number counts, (sum w)^2 / sum w^2 (Kish).
+    Each row has one weight, shape (m,); None: all alike. Raises PartyError for fewer
+    than four rows a column, or than 20; of rows with weights their effective number
+    counts, (sum w)^2 / sum w^2 (Kish).
     """
     effective = float(rows)
     if weights is not None and rows:
