@@ -65,11 +65,10 @@ def read_npz(
 
     By default all arrays are read, otherwise those of the `names` that are there.
     Nothing is unpickled. The size of an array is that in its header and in the archive,
-    with 8 bytes or more for each number, which it has as float64.
-
-    Raises UnpackedSizeError if the arrays would be too large, see :func:`check_growth`,
-    and ValueError, OSError, zipfile.BadZipFile, zlib.error or RuntimeError if the file
-    is damaged or no such file.
+    with 8 bytes or more for each number, which it has as float64. Raises
+    UnpackedSizeError if the arrays would be too large, see :func:`check_growth`, and
+    ValueError, OSError, zipfile.BadZipFile, zlib.error or RuntimeError for a damaged
+    file.
     """
     _check_npz(file, names, compressed)
     file.seek(0)
@@ -171,11 +170,9 @@ def write_whole(
 
     A reader sees the earlier file or the new one, even while the new one is written. If
     two processes write the same file at once, one may fail. The folder must exist.
-    `content` may be a function that writes to the binary file that it is given. If
-    `private`, only the user of this process may read the file, and it is on the disk
-    when the function returns.
-
-    Raises OSError if the file cannot be written; an earlier one is unchanged.
+    `content` may be a function that writes to the binary file that it is given. A
+    `private` file is readable for its user alone, and on the disk on return. Raises
+    OSError if the file cannot be written; an earlier one is unchanged.
     """
     for orphan in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         orphan.unlink(missing_ok=True)  # of a killed process, perhaps with secrets

@@ -97,7 +97,6 @@ class Rows:
             which arrays with a value for each row are indexed. It changes nothing, and
             an engine can send it with what it refers to.
         add: associative; `zero` is neutral. It changes neither argument.
-        zero: the total of no rows.
         size, rows: as for :meth:`blocks`; an engine may have other blocks.
         """
         total, start = zero, 0

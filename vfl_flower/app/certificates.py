@@ -27,12 +27,9 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> N
     """Write a certificate authority, and the SuperLink's certificate by it, or nothing.
 
     `folder` gets ``ca.crt`` (for everyone), ``server.pem`` and ``server.key``. The key
-    of the authority is discarded: it signs this one certificate, which is valid for
-    `days`. `hosts` are the names and IP addresses by which the SuperLink is reached. A
-    SuperLink connects to itself at 127.0.0.1, so this address must be one of them.
-
-    Raises FileExistsError if the folder has one of the files, and ValueError if a host
-    is neither a name nor an IP address.
+    of the authority is discarded: it signs only this certificate. The `hosts` must
+    include 127.0.0.1, at which a SuperLink connects to itself. Raises FileExistsError
+    if the folder has one of the files, and ValueError for an invalid host.
     """
     names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
     key, authority_key = (ec.generate_private_key(CURVE) for _ in range(2))

@@ -246,10 +246,8 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     """Return where a node's data come from.
 
     A node whose config has ``data`` decides for itself; what the run config says about
-    data applies to all other nodes, such as simulated ones.
-
-    Raises ValueError if a value does not have the type of its key, a key looks like a
-    misspelt one, or the node config says how to read its data, but not where they are.
+    data applies to all other nodes, such as simulated ones. Raises ValueError for a
+    value of the wrong type, a misspelt key, or options of a file without ``data``.
     """
     known = _NODE_KEYS | _NODE_ONLY
     for key in node_config:
@@ -395,9 +393,8 @@ def _data_rules(run_config: UserConfig) -> tuple[str, bool, bool]:
     """Return what differs between parties, and whether one may encode its columns.
 
     The last value is whether the task prepares others, and needs neither labels nor
-    levels that the parties have united.
-
-    The run config may belong to another app, whose strategy this package does not have.
+    levels that the parties have united. The run config may belong to another app, whose
+    strategy this package does not have.
     """
     name = str(run_config.get("strategy", ""))
     tasks = algorithms().get(name, ())

@@ -97,21 +97,17 @@ def run(
 ) -> RunOutcome:
     """Run a Flower project, show its log and return when it has completed.
 
-    app_dir: the project: the folder of its ``pyproject.toml``.
-    federation: a SuperLink of ``$FLWR_HOME/config.toml``. By default a private
-        SuperLink is started on loopback, which simulates the SuperNodes with Ray, and
-        stopped.
-    run_config: ``key=value`` pairs and TOML files, as ``flwr run --run-config`` takes
-        them, but in any mixture; later values win.
+    federation: a SuperLink of ``$FLWR_HOME/config.toml``; default: a private one on
+        loopback, which simulates the SuperNodes with Ray, and is stopped at the end.
+    run_config: ``key=value`` pairs and TOML files in any mixture; later values win.
     num_supernodes: how many SuperNodes to simulate; Flower's default is 2.
-    flwr_home: Flower's own folder. Default: a temporary one for a simulation, the
-        user's for a federation.
+    flwr_home: default: a temporary folder for a simulation, the user's for a
+        federation.
     timeout: seconds until the run is abandoned; default: never.
 
-    Raises RunFailed if the run was refused, failed, was stopped or took longer than
-    `timeout`, and ValueError if `num_supernodes` is given for a federation, or if
-    `run_config` has an item that is no pair, names a file that cannot be read, or has a
-    key that the project does not have.
+    Raises RunFailed if the run was refused, failed, was stopped or timed out, and
+    ValueError if `num_supernodes` is given for a federation, or for an invalid
+    `run_config`.
     """
     if federation is not None and num_supernodes is not None:
         raise ValueError(
@@ -151,14 +147,8 @@ def submit(
 ) -> RunOutcome:
     """Submit a project to a running SuperLink, show its log, return when completed.
 
-    app_dir, timeout: as for :func:`run`.
-    connection: a SuperLink of ``config.toml``.
-    run_config: values as Flower reads them, by key; see :func:`read_run_config`.
-    options: further options of ``flwr run``.
-    started: called with the number of the run once it has one.
-    show: called with each line of its log.
-
-    Raises RunFailed as :func:`run` does.
+    `started` is called with the number of the run once it has one, and `show` with each
+    line of its log. Raises RunFailed as :func:`run` does.
     """
     # As one text: from several, Flower keeps only the last "table.key" of a table.
     text = " ".join(f"{key}={value}" for key, value in (run_config or {}).items())
@@ -311,11 +301,8 @@ class Processes:
     """Processes of one private Flower environment, which stop together.
 
     Flower's daemons start children in sessions of their own, and so does Ray. All of
-    them inherit a mark in their environment, by which :meth:`stop` finds them.
-
-    home: Flower's folder (``FLWR_HOME``), created if missing. Default: the temporary
-        one.
-    private: False: use the user's own ``FLWR_HOME`` if `home` is not given.
+    them inherit a mark in their environment, by which :meth:`stop` finds them. Flower's
+    folder is `home`; by default it is a temporary one or, unless `private`, the user's.
     """
 
     def __init__(self, home: str | Path | None = None, *, private: bool = True) -> None:

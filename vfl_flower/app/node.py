@@ -208,10 +208,8 @@ def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> 
 class Node:
     """Takes messages, has each answered in a process of its own, and sends the replies.
 
-    fleet: the connection to the SuperLink.
-    node_config: the party's own, which is in the context of each message.
-    pinned: as for :func:`run_node`.
-    scratch: folder for the code of pinned bundles.
+    `node_config` is the party's own, which is in the context of each message; `scratch`
+    is the folder for the code of pinned bundles.
     """
 
     def __init__(

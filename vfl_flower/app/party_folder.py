@@ -1,7 +1,7 @@
 """The folder of a party: its node config, its consent, its keys and its card.
 
-``vfl-flower init`` writes it whole or not at all, and nothing writes it anew: the keys
-are what the other parties know the party by.
+``vfl-flower init`` writes it whole or not at all, and nothing rewrites it: the other
+parties know the party by its keys.
 """
 
 from __future__ import annotations
@@ -109,10 +109,8 @@ def write_party_folder(
 ) -> Card:
     """Write the folder of a new party, whole or not at all; return its card.
 
-    The name of the folder, which must not exist, is the name of the party. `config` has
-    the keys of the node config that say where the data are and how to read them, and
-    `kinds` what the party lets leave it. The folder has the card too.
-
+    The name of the folder is that of the party, `config` has the keys of the node
+    config that say where the data are and how to read them, and `kinds` what may leave.
     Raises ValueError if the folder exists or its name is invalid for a party, and
     OSError if it cannot be written.
     """

@@ -92,10 +92,7 @@ class Progress:
 
 
 class Reporter:
-    """Logs how far a run is: a :class:`~vfl_flower.protocol.strategy.Watch`.
-
-    `say` takes the lines; by default they go to the package's log.
-    """
+    """Logs how far a run is: a :class:`~vfl_flower.protocol.strategy.Watch`."""
 
     def __init__(self, say: Callable[[str], None] = log.info) -> None:
         self._say, self._start = say, time.monotonic()

@@ -1,7 +1,7 @@
 """A run on random rows, which shows what a strategy costs and sends.
 
-It runs in this process, on rows of the parties' shapes. So it needs nothing from the
-strategy, whichever package that comes from, and no data.
+It runs in this process, on rows of the parties' shapes, and needs no data. It works for
+the strategies of any package.
 """
 
 from __future__ import annotations

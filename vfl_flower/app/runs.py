@@ -1,4 +1,4 @@
-"""``vfl-flower run``: start a run on a SuperLink, and say what became of it.
+"""``vfl-flower run``: start a run on a SuperLink, and report its outcome.
 
 The bundle that it sends is of the installed package (:mod:`vfl_flower.app.template`),
 the same bytes wherever the same version is installed, so that parties can pin it.
@@ -143,11 +143,9 @@ def gather(
 class Follower:
     """Shows the log of a run: of its steps one line each, of Flower's own lines none.
 
-    verbose: show every line unchanged.
-    rewrites: the output is a terminal, where a line of the same step replaces the one
-        before.
-
-    `resumable` is whether the run has said how it is resumed.
+    If `verbose`, every line is shown unchanged; if `rewrites`, the output is a
+    terminal, where a line of the same step replaces the one before. `resumable` is
+    whether the run has said how it is resumed.
     """
 
     def __init__(self, verbose: bool = False, rewrites: bool = False) -> None:
@@ -241,13 +239,9 @@ def start(
 ) -> RunOutcome:
     """Run a checked run config on a SuperLink with the installed package.
 
-    config: the run config, from :func:`gather`.
-    connection: name in Flower's ``config.toml``; "": its default.
-    federation: folder of a coordinator, whose ``config.toml`` it is.
-    verbose: show all of Flower's log.
-
-    Raises RunFailed if the run was refused, failed, or was stopped, and ValueError if
-    there is no such connection.
+    The connection is a name in Flower's ``config.toml``, or in that of the
+    coordinator's folder `federation`; "": its default. Raises RunFailed if the run was
+    refused, failed, or was stopped, and ValueError if there is no such connection.
     """
     name = connection_of(connection, federation)
 

@@ -119,12 +119,9 @@ def command_of(
 ) -> str:
     """Return the command that runs a run config again, or resumes it.
 
-    config: a checked run config.
-    n_parties: how many took part.
-    more: what else the command of a run on this machine had, such as party files; none:
-        if the run config names data, parties were simulated.
-    federation: folder of the coordinator. Default: that of the SuperLink of this
-        process.
+    `more` is what else the command of a run on this machine had, such as party files;
+    without it, and if the run config names data, parties were simulated. `federation`
+    is the coordinator's folder; default: that of the SuperLink of this process.
     """
     keys = run_keys()
     named = ["strategy", "task", "data"]

@@ -24,9 +24,8 @@ def start(
 ) -> None:
     """Start ServerApps, in the foreground, until a signal ends this process.
 
-    superlink: HOST:PORT.
-    root_certificates: file of the authority; default: without TLS.
-    parent: a process with whose end this one ends.
+    `superlink` is HOST:PORT. Without the file of an authority there is no TLS. This
+    process ends with the process `parent`.
     """
     try:
         from vfl_flower.app.serverapps import check_flower, serve

@@ -145,9 +145,7 @@ def check_flower() -> None:
 def serve(superlink: str, root_certificates: str | None, parent: int | None) -> None:
     """Start ServerApps until a signal ends this process.
 
-    superlink: HOST:PORT.
-    root_certificates: file of the authority; None: without TLS.
-    parent: a process with whose end this one ends.
+    The arguments are those of :func:`vfl_flower.app.server_executor.start`.
     """
     PROCESSES.set_forkserver_preload([*PRELOADED, *PRELOADED_TOO])
     preload()

@@ -1,8 +1,8 @@
 """``vfl-flower simulate``: a run on one machine, from files or example data.
 
-All files are checked first, and what is wrong with any of them is said at once. The run
-is in this process, and gives the model that SuperNodes would; with ``--supernodes`` it
-is on Flower's simulation engine.
+All files are checked first, and their faults are reported together. The run is in this
+process, and gives the model that SuperNodes would; with ``--supernodes`` it is on
+Flower's simulation engine.
 """
 
 from __future__ import annotations
@@ -54,14 +54,10 @@ def party_sources(
 ) -> list[PartySource]:
     """Return where the data of each party are.
 
-    config: the run config, which says how all files are read.
-    files: a file for each party, or none: then ``data`` of the run config is a folder
-        of them, or a bundled or generated set, which is split.
-    n_parties: parties of a set that is split.
-    state_dir: where each party stores its local models, in a folder of its name.
-
-    Raises ValueError if a file is not there, or two have one name, and PartyError if
-    the folder of ``data`` has no party files.
+    Without a file for each party, ``data`` of the run config is a folder of them, or a
+    bundled or generated set, which is split over `n_parties`. Raises ValueError if a
+    file is missing, or two have the same name, and PartyError if the folder has no
+    party files.
     """
     data = Path(str(config.get("data", ""))).expanduser()
     common = party_source({}, dict(config))

@@ -1,9 +1,9 @@
 """A party's side of predictions by a model that adds up over columns.
 
-A linear model is a sum over the parties of X_j theta_j, and the squared distance of a
-row to a centre one of those on their columns. Each party keeps its own block of the
-model, with the encoding of its columns, and gives its addend under masks; one party,
-the receiver, opens the sums.
+A linear model is a sum over the parties of X_j theta_j, and so is the squared distance
+of a row to a centre, of those on the parties' columns. Each party stores its own block
+of the model, with the encoding of its columns, and gives its addend under masks; one
+party, the receiver, opens the sums.
 """
 
 from __future__ import annotations
@@ -221,7 +221,6 @@ def answer(
         numbers of rows whose labels this party knows, for clusters the mean squared
         distance. The model came from the server, so each such answer is a mean over
         rows of a function that a malicious server has chosen; consent bounds how many.
-    last: whether these are the last rows.
     curves: with the last rows of a regression that is evaluated: report means of bins
         of rows too.
     """

@@ -120,14 +120,12 @@ def told(
     :func:`least_rows` says, and the base rate only if as many are not of the most
     frequent class: what they say of few rows, they say of each.
 
-    y, predicted: labels and answers, shape (n,).
-    classes: the classes that the model knows, shape (C,); of two, the second is the
-        positive one.
+    classes: the classes that the model knows, shape (C,); of two, the second is
+        positive.
     scores: with two classes, by which the model ranks the rows, shape (n,).
     probability: what the model gives the class that a row has, shape (n,).
-    curves: whether to report numbers of bins of rows too, of numbers and of two
-        classes, and the confusions of several classes: each bin and each class has
-        :data:`~vfl_flower.protocol.consent.LEAST_ROWS` rows or more.
+    curves: report bins of rows too, and the confusions of several classes, each of at
+        least :data:`~vfl_flower.protocol.consent.LEAST_ROWS` rows.
 
     Raises PartyError if the mean squared error is not finite.
     """

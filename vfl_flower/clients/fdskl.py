@@ -542,7 +542,6 @@ def angles(
 ) -> MorePartialAngles:
     """Lines 2 and 3 of Algorithm 3: omega_l^T x_l + b_l of rows and features.
 
-    request: which rows and features.
     send: which arrays to give, if they travel from party to party: ``"angles_l"`` for
         label holder l, and with shared features ``"offsets_l"``, the phases that the
         second tree adds up (line 7). Default: all angles.
@@ -847,11 +846,9 @@ def fit(
 ) -> Fitted:
     """Solve for the coefficients at the label holder; the others store their features.
 
-    problem: only at the label holder.
     angles: the summed angles of the rows, in consecutive numbered blocks.
     offsets: phases to subtract from the angles, shape (M,).
-    added: angles of new features, of the rows before, in numbered blocks; see
-        :func:`enough`.
+    added: angles of new features of the earlier rows, as in :func:`enough`.
     features: how many of the features the model has; default: all.
     """
     training = _training(party)
@@ -1016,11 +1013,9 @@ def iterate(
     columns: C, the number of columns of f.
     size: for how many instances to send addends of the scores; 0: none.
     learn: whether a label holder takes a step.
-    scores: summed scores of the last message's instances, shape (B C,), if this party
-        picked them.
+    scores: summed scores of this party's instances in the last message, shape (B C,).
     at: the next instances, at a label holder, shape (B,).
-    angles, offsets: their summed angles, shape (B M_l,), and the phases to subtract,
-        shape (M_l,).
+    angles, offsets: their summed angles, shape (B M_l,), and the phases, shape (M_l,).
     request: the angles of the iteration after that.
     keep: store the party's local model: the training ends.
     """
@@ -1222,14 +1217,12 @@ def answer(
     scores: summed scores of the rows `done`, at the receiver, shape (n C,).
     done: the rows whose scores have come, shape (n,).
     at: rows to score, at a label holder, shape (B,).
-    angles, offsets: their summed angles, shape (B M_l,), and the phases to subtract,
-        shape (M_l,).
+    angles, offsets: their summed angles, shape (B M_l,), and the phases, shape (M_l,).
     request: the angles of the block after.
     evaluate: report at the end what the answers are worth for the rows whose labels the
         receiver knows; otherwise the receiver stores its answers as predictions.
     last: whether the receiver now has all answers.
-    curves: with the last answers that are evaluated, at the receiver: report means of
-        bins of rows too.
+    curves: with the last evaluated answers: report means of bins of rows too.
     """
     if not party.part:
         raise PartyError("this run has no model")

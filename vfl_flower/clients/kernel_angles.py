@@ -85,12 +85,10 @@ def hidden_angles(
 ) -> dict[int, Array]:
     """Return angles plus the dealer's random ones, for both parties that compute.
 
-    deals: from :func:`angle_deals`.
-    heads: what the dealer has sent to this party for its angles.
-    angles: of all sets of rows, one after another, shape (rows of the part, angles).
-    part: which blocks of each set these are.
-
-    Raises PartyError if the correlated randomness is of another use, short or changed.
+    The angles, shape (rows of the part, angles), are of all sets of rows, one after
+    another; `part` says which blocks of each set. The dealer has sent `heads` to this
+    party. Raises PartyError if the correlated randomness is of another use, short or
+    changed.
     """
     place, portion = place_of(roles, party.index or 0), Portion(heads)
     hidden, start = np.empty_like(angles), 0
@@ -123,9 +121,8 @@ class AngleSums:
     ) -> list[Iterator[Array]]:
         """Return for each set of rows the blocks of this party's shares.
 
-        deals: from :func:`angle_deals`.
-        part: which blocks of each set the angles are of.
-        multiple: how many times each angle is taken.
+        `part` says which blocks of each set the angles are of, and `multiple` how many
+        times each angle is taken.
         """
         rows = [
             [list(deal.blocks())[block] for block in blocks]
@@ -172,14 +169,10 @@ def angle_sums(
     delivered: dict[int, Array] | None,
     joint_bits: int,
 ) -> AngleSums:
-    """Return the sums of angles at one of the two parties that compute.
+    """Return the sums of flattened angles at one of the two parties that compute.
 
-    angles: the sums, flattened.
-    heads: what the dealer has sent to this party for its angles.
-    cosines, delivered: what the dealer has sent for cosines, to the second party: the
-        server, or a party.
-    joint_bits: bits of an angle, 16 or 32.
-
+    The dealer has sent `heads` to this party for its angles, and for cosines to the
+    second party `cosines` (if the server deals) or `delivered` (if a party does).
     Raises PartyError if this party does not compute, or if the dealer has not sent what
     it must.
     """

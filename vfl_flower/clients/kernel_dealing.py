@@ -94,11 +94,8 @@ def turn_cosines_of(
 ) -> Array:
     """Return what the second party needs for the cosines of a part of the rows.
 
-    The first arguments are those of :func:`deal_turn`.
-
-    angle_bits: bits of an angle.
-    number: which one of ``roles.parts``.
-    multiple: how many times each angle is taken.
+    `number` says which one of ``roles.parts``, and `multiple` how many times each angle
+    is taken.
     """
     bits = roles.deals(session)[0].bits
     deals = angle_deals(roles, session, "angles", bits)

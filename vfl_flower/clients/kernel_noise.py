@@ -1,10 +1,10 @@
 """Noise in the Gram matrices of a kernel model, of each party that it protects.
 
 Each party but the label holder draws noise of full size for the entries that have its
-columns or joint ones (:mod:`vfl_flower.numerics.privacy`), so that it needs to trust
-nobody else's. The second party adds its own to its share. Any other party sends both
-that compute additive shares of its noise, one of them a seed: so whoever opens the
-matrices has only their sum, and cannot leave noise out.
+columns or joint ones (:mod:`vfl_flower.numerics.privacy`), so that it need not trust
+the noise of anybody else. The second party adds its own to its share. Any other party
+sends both that compute additive shares of its noise, one of them a seed: so whoever
+opens the matrices has only their sum, and cannot leave noise out.
 
 The numbers come from a stream under the secret of the run, which is from the operating
 system: a party that is asked again sends the same ones.

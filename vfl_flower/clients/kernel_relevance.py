@@ -78,11 +78,9 @@ def hidden_frequencies(
 ) -> Array:
     """Return a party's frequencies under a mask, for the label holder; uniform.
 
-    dealt: what the dealer has sent to this party.
-    omega: its frequencies times the bandwidth, shape (A, d).
-    challenge: what this party and the label holder know, and the dealer does not.
-
-    Raises ValueError if the correlated randomness is of another use, short or changed.
+    `omega`, shape (A, d), is multiplied by the bandwidth; `challenge` is what this
+    party and the label holder know, and the dealer does not. Raises ValueError if the
+    correlated randomness is of another use, short or changed.
     """
     triple = PredictionTriple(deal, 1, Dealt.unpack(dealt))
     elements, _ = FREQUENCIES.encode(omega.T)
@@ -100,11 +98,7 @@ def hidden_probes(
 ) -> Array:
     """Return what the label holder sends to another party: B under a mask, and a share.
 
-    dealt: what the dealer has sent to the label holder.
-    opening: what the other party has sent.
-    B: draws from N(0, H), shape (A, probes).
-    challenge: as for :func:`hidden_frequencies`.
-
+    B, shape (A, probes), is drawn from N(0, H), and `opening` is from the other party.
     Raises ValueError if a message of the dealer or the party is of another use, short
     or changed, or if the triple is wrong.
     """

@@ -309,11 +309,9 @@ def scores(
     """Open the scores of rows, at the label holder.
 
     angles: sums of all parties' angles of the rows.
-    bits: bits of an angle.
     products: what the second party has sent.
     hidden: local columns of the other parties.
     evaluate: compare with the labels; otherwise the answers are stored as predictions.
-    last: whether these are the last rows.
     curves: with the last rows that are evaluated: report means of bins of rows too.
     """
     state, of_rows = _rows_state(party)

@@ -124,7 +124,6 @@ def columns(
 
     Without a coreset the rows are all training rows, with weight 1 each.
 
-    roles: who does what.
     counted: number of columns of the Gram matrix, as consent counts them.
     n: number of rows that the weights stand for.
     intercept: whether columns and labels are taken about their means.

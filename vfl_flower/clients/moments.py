@@ -220,13 +220,8 @@ def hide(
     """Return the party's columns under the masks, for each of the two that compute.
 
     Digests of the seeds of that party's masks, one for each Gram matrix, come with
-    them, which exposes a dealer that gives this party other ones.
-
-    blocks: the party's columns in each Gram matrix, shape (rows, owned columns), within
-        the sizes of `roles`.
-    dealt: what the dealer has sent to this party.
-    part: which blocks of rows of each Gram matrix these are; default: all.
-
+    them, which exposes a dealer that gives this party other ones. Each block has shape
+    (rows, owned columns); `part` says which blocks of rows they are, by default all.
     Raises PartyError if the correlated randomness is of another use, short or changed.
     """
     index, openings = party.index or 0, list[Array]()
@@ -342,11 +337,8 @@ def add_products(
 ) -> None:
     """Multiply what all have opened of a part of the rows, at a computing party.
 
-    openings: what each party has opened of its own columns.
-    part: the blocks of rows of each Gram matrix.
-    joint: what the other computing party has opened of the joint columns.
-
-    Raises PartyError if anything is missing, short, or of anybody else.
+    `joint` is what the other computing party has opened of the joint columns. Raises
+    PartyError if anything is missing, short, or of anybody else.
     """
     roles = state.roles
     other = _other(party, roles)

@@ -175,12 +175,10 @@ def check_roles(
 ) -> None:
     """Refuse roles that this party's consent, its data or the protocol does not allow.
 
-    columns: how many columns this party has; None: it is not asked for any.
-    fraction: fraction bits of the protocol; 0: there are no joint columns.
-    labels: whether the first party is the one with labels.
-    turn: the only turn of a step.
-
-    Raises PartyError, which names the rule.
+    `columns` counts this party's columns, if the step asks for any; a `fraction` of 0
+    bits means that there are no joint columns; `labels` is whether the first party
+    holds labels; a step of a single turn names it. Raises PartyError, which names the
+    rule.
     """
     places = [roles.first, roles.second]
     if roles.dealer is not None:

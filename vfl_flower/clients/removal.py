@@ -1,8 +1,8 @@
 """A party's side of the removal of a model: its part, its state, its predictions.
 
-What goes is named by the number of the model alone, and each file is looked at before:
-whatever the server asks for, a file that is not of that model stays, and so does the
-journal of what the party has answered.
+The server names only the number of the model, and each file is checked first: whatever
+the server asks for, a file that is not of that model stays, and so does the journal of
+what the party has answered.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Arrow files and streams, mapped into memory; what is compressed is unpacked before.
 
 pyarrow unpacks a compressed batch as a whole. Here each of its buffers is unpacked some
-megabytes at a time into a file without a name, as a stream whose buffers stand as they
-are, and that is mapped. The format calls a buffer that is not packed in a batch that is
-one of length -1.
+megabytes at a time into a file without a name, as a stream of plain buffers, which is
+then mapped. The format marks a plain buffer in a compressed batch by length -1.
 """
 
 from __future__ import annotations

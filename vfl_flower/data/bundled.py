@@ -38,10 +38,8 @@ def split_columns(
     """Split a matrix over parties by consecutive columns, as evenly as possible.
 
     X has shape (n, d); the parties' matrices are views of it. The last party gets the
-    labels y. The first ``d % count`` parties have one column more.
-
-    Raises ValueError if `count` is not between 1 and d, `names` or `columns` has
-    another length, or :class:`Party` refuses X or y.
+    labels y. The first ``d % count`` parties have one column more. Raises ValueError if
+    `count` is not between 1 and d, or if another argument does not fit X.
 
     >>> X = np.arange(10.0).reshape(2, 5)
     >>> [party.X.shape for party in split_columns(X, np.array([0, 1]), 2)]

@@ -1,7 +1,7 @@
 """The levels of text columns as a config gives them, the same at all parties.
 
-``region=united`` in the place of levels leaves them to a run, in which the parties
-unite those that enough rows of all of them have.
+With ``region=united`` instead of levels, the parties unite in a run those that enough
+rows of all of them have.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ def parse_levels(text: str, files: bool) -> dict[str, tuple[str, ...]]:
     """Return the levels of columns by their names; none of one that a run unites.
 
     The text is ``sex=f|m;region=united`` or, with `files`, the absolute path of a TOML
-    file whose keys are the names of columns and whose values are lists of their levels,
-    or "united".
-
-    Raises ValueError for any other text, or if a column has a level twice, fewer than
-    two or too many. The error contains no level.
+    file from names of columns to lists of their levels, or "united". Raises ValueError
+    for any other text, or if a column has a level twice, fewer than two or too many.
+    The error contains no level.
     """
     if not text.startswith("/"):
         return _checked(_listed(text))

@@ -1,8 +1,8 @@
 """A party's columns in a Parquet or Arrow file, read batch by batch, never converted.
 
-A file that is used again and again is better converted once
-(:func:`vfl_flower.data.load_party`): reading its columns takes longer than reading a
-memory map. Rows that stay in their file need no second copy on the disk.
+Convert a file that is used repeatedly (:func:`vfl_flower.data.load_party`): reading its
+columns takes longer than reading a memory map. Rows that stay in their file need no
+second copy on the disk.
 """
 
 from __future__ import annotations

@@ -33,15 +33,12 @@ MOST_TEXT = 2**24
 class Numbers:
     """Moments, extremes and gaps of numbers that come block by block.
 
-    n: the number of values, including missing and infinite ones.
-    gaps: the number of missing values.
-    infinite: the number of infinite values.
-    mean: the mean of the known values.
-    squares: the sum of their squared distances from the mean.
+    n, gaps, infinite: the numbers of values, of missing and of infinite ones among
+        them.
+    mean, squares: mean of the known values, and the sum of squared distances from it.
     least, most: the extremes.
     at_least, at_most: how many values are at the extremes.
-    whole: whether all are integers.
-    rising: whether each is larger than the one before.
+    whole, rising: whether all are integers, and whether each exceeds the one before.
     """
 
     def __init__(self) -> None:

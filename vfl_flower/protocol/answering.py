@@ -1,7 +1,7 @@
 """The party's end of the wire: what stands between a message and a step.
 
-The damage check, the contract of the step, the order of rounds, the party's memory,
-masks, and errors that leave the party without its values are here and nowhere else.
+Only this module has the damage check, the contract of the step, the order of rounds,
+the party's memory, masks, and errors that leave the party without its values.
 """
 
 from __future__ import annotations

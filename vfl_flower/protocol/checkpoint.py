@@ -1,10 +1,10 @@
-"""What the server has done of a run, on its disk: a run that was killed goes on.
+"""What the server has done of a run, on its disk: a run that was killed can resume.
 
-A protocol is a procedure that depends on the draws of the server and on the replies of
-the parties alone. So a checkpoint holds the entropy of the draws and, for each round
-trip, a digest of the requests and the replies. On resume the protocol is executed again
-from its start: the checkpoint answers the round trips that it holds, and the first one
-that it does not hold goes to the parties. No strategy knows of it.
+A protocol depends only on the draws of the server and on the replies of the parties. So
+a checkpoint holds the entropy of the draws and, for each round trip, a digest of the
+requests and the replies. On resume the protocol is executed again from its start: the
+checkpoint answers the round trips that it holds, and the first one that it does not
+hold goes to the parties. No strategy knows of it.
 """
 
 from __future__ import annotations
@@ -56,12 +56,10 @@ class Past(NamedTuple):
 class Checkpoint:
     """The draws of the server, and the round trips of a run in their order.
 
-    The file at `path` is created if it is missing. Without a path nothing is stored,
-    and the draws are those of the operating system. `settings` must be serialisable as
-    JSON and the same when the run resumes.
-
-    Raises FederationError if the file is unusable, is in use by another process, or
-    belongs to a run with other settings or another version of the package.
+    Without a path nothing is stored, and the draws are those of the operating system.
+    `settings` are JSON, and must be the same when the run resumes. Raises
+    FederationError if the file is unusable, is in use by another process, or belongs to
+    a run with other settings or another version of the package.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """How parties that hold different rows agree on their columns: by name and by type.
 
-Each party says in ``hello`` a digest of the name of each column of its data, of which
-kind it is, and a digest of the levels of its text columns; the names themselves only
-where its consent says so. The server compares them, and where the order differs it
-tells all parties the order of the first one, which each checks and takes.
+Each party sends in ``hello`` a digest of the name and the kind of each column of its
+data, and a digest of the levels of its text columns; the names themselves only if its
+consent says so. The server compares them, and if the order differs it sends all parties
+the order of the first one, which each checks and takes.
 """
 
 from __future__ import annotations
@@ -154,12 +154,10 @@ def agree(
     """Return the order of columns that all parties must take; None if they have it.
 
     The order is `wanted`, that of a trained model, or by default that of the first
-    party. A party without column names is taken to have those of the others, in the
-    agreed order.
-
-    Raises FederationError if a party has a column that another lacks, or one of another
-    kind, or text with other levels. The error names the parties, and the columns by the
-    names that a party has sent, or by their positions.
+    party. A party without column names is taken to have those of the others, in this
+    order. Raises FederationError if a party has a column that another lacks, or one of
+    another kind, or text with other levels. The error names the parties, and the
+    columns by the names that a party has sent, or by their positions.
     """
     named = [
         (name, said, dict(zip(said["columns"], said["kinds"], strict=True)))

@@ -1,10 +1,10 @@
 """What all parties of a step are asked alike, so that their masks cancel only then.
 
-A server that could tell parties different things in one step could make the addends of
-all but one of them known in advance, and so read the addend of that one in the "sum".
+A server that could ask parties different things in one step could make the addends of
+all but one of them known in advance, and so read the remaining addend in the "sum".
 Therefore each party derives its masks from a digest of all that must be common: the
-inputs of the step, the seed, the model and the keys of all parties. Where two parties
-were told different things, their masks do not cancel, and the sum is noise.
+inputs of the step, the seed, the model and the keys of all parties. If two parties
+received different requests, their masks do not cancel, and the sum is noise.
 
 An input that differs between parties is declared ``OWN``: the party's block of columns,
 say. For these the server sends to all parties a list of digests, one per party; each
@@ -57,12 +57,9 @@ def common_digest(
 ) -> bytes:
     """Return the digest, 32 bytes, of what all parties of a step must receive alike.
 
-    values: the inputs of the request under flat names, as they travel.
-    digests: digests of the arrays among them.
-    public_keys: the keys of all parties, in party order.
-
-    Raises PartyError if this party's inputs are not those that the frame announces to
-    all parties.
+    `values` are the inputs of the request under flat names, as they travel, and
+    `digests` those of the arrays among them. Raises PartyError if this party's inputs
+    are not those that the frame announces to all parties.
     """
     sha = hashlib.sha256()
     run = frame.seed, frame.private_draws, frame.masking, frame.model, frame.columns

@@ -277,10 +277,7 @@ class Consent(_Rules):
         return cls(**plain, leaves=allowed, peers=dict(peers))
 
     def limit(self, kind: Kind) -> Limit:
-        """Return how many rows of a kind may leave.
-
-        Raises PartyError if none may.
-        """
+        """Return how many rows of a kind may leave; raise PartyError if none may."""
         if kind not in self.leaves:
             raise PartyError(
                 f"this party's consent lets no {kind} leave it ({KINDS[kind]}): add "
@@ -300,12 +297,10 @@ class Consent(_Rules):
     ) -> list[str]:
         """Return the lines that a ``consent.toml`` lacks for a run, possibly none.
 
-        kinds: what the strategy needs to leave the parties.
-        seeded: whether the server knows the seed.
-        dealer: who deals correlated randomness.
-        computes: who computes with the label holder; default: the first of the others.
-        epsilon: epsilon of the noise in the Gram matrices that are opened, 0 for no
-            noise; default: no Gram matrix is opened.
+        `kinds` are what the strategy needs to leave the parties, and a run is `seeded`
+        if the server knows the seed. By default the first of the others `computes` with
+        the label holder. `epsilon` is that of the noise in the Gram matrices that are
+        opened, 0 for no noise; None: no Gram matrix is opened.
         """
         lines = []
         if parties < self.least_parties:
@@ -380,11 +375,10 @@ def unpack_rows(packed: bytes, n_rows: int) -> Array:
 class Releases:
     """Which rows have left a party, by kind: in this run, and ever.
 
-    run: masks of the rows that have left in this run, shape (n,); changed in place.
-    life: from a kind to the sorted tags of the rows that have ever left.
-    tags: from rows to their tags; `life` and `tags` both come with a journal.
-
-    `added` holds all tags of the kinds of which this message has released rows.
+    `run` has masks of the rows that have left in this run, shape (n,), changed in
+    place. With a journal come `life`, from a kind to the sorted tags of the rows that
+    have ever left, and `tags`, from rows to their tags. `added` holds all tags of the
+    kinds of which this message has released rows.
     """
 
     def __init__(

@@ -316,12 +316,9 @@ def structure(
 ) -> dict[str, Any]:
     """Return the values that flat ones stand for, each of its declared type.
 
-    The flat `values` are those of :func:`flatten`. The sizes of these values are added
-    to the known `sizes`; if that is None, the values never left the machine and are not
-    checked.
-
-    Raises ContractError if a value is missing, is not declared, or does not match its
-    declaration.
+    The sizes of these values are added to the known `sizes`; if that is None, the
+    values never left the machine and are not checked. Raises ContractError if a value
+    is missing, is not declared, or does not match its declaration.
     """
     left = dict(values)
     structured = {}

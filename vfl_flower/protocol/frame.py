@@ -1,7 +1,7 @@
-"""The frame: what every message of a run tells a party besides the step's own values.
+"""The frame: what every message of a run contains besides the step's own values.
 
 Both sides use these classes: the server packs a :class:`Frame` into each request, and a
-party parses it, so that what is malformed is refused with a sentence before any step.
+party parses it, so that a malformed frame is refused with a sentence before any step.
 """
 
 from __future__ import annotations

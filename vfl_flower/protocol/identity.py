@@ -1,7 +1,7 @@
-"""Who the parties of a run are: a key that outlives the run signs the run's own.
+"""Who the parties of a run are: a long-term key of each signs its key of the run.
 
-The public keys of a run travel through the server, which could put its own in their
-place and open what is hidden for a party. So each party has an Ed25519 key in its
+The public keys of a run travel through the server, which could replace them by its own
+and open what is hidden for a party. So each party has an Ed25519 key in its
 ``state-dir``, signs its key of the run with it, and knows the public keys of its peers
 from a file of its own: the server has no part in that file.
 
@@ -279,9 +279,7 @@ def check_peers(
     trust_on_first_use: bool = False,
     known: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Check the parties of a run; return those trusted for the first time.
-
-    The result maps their names to their keys.
+    """Check the parties of a run; return names and keys trusted for the first time.
 
     credentials: those of all parties, in party order, as the server gives them.
     place: where this party stands among them, according to the server.
@@ -292,8 +290,7 @@ def check_peers(
         noticed.
     known: names and keys trusted earlier in this way; they count only with the flag.
 
-    Raises PartyError, with the party and the reason, if a party is not the expected
-    one.
+    Raises PartyError, with the reason, if a party is not the expected one.
     """
     if not 0 <= place < len(credentials) or credentials[place] != announced:
         raise PartyError(
@@ -385,13 +382,9 @@ def check_run(
 ) -> None:
     """Refuse a run whose parties or seed this party has not consented to.
 
-    frame: frame of a message; the first one of a run names the parties.
-    announced: the party as it greeted the run.
-    private_key: its key of the run.
-    journal: where it notes whom it trusts on first use; without a journal, it trusts
-        nobody on first use.
-
-    Raises PartyError, which names the party and the rule.
+    The party greeted the run as `announced`, and the first frame names the parties.
+    Without a journal, it trusts nobody on first use. Raises PartyError, which names the
+    party and the rule.
     """
     if frame.parties < (least := consent.least_parties):
         raise PartyError(

@@ -1,11 +1,11 @@
 """What a party has answered, on its disk: no mask serves twice, and no count is lost.
 
 ``Context.state`` is saved when a message has been answered. Two messages that arrive
-together are answered from one saved state, so it cannot tell that a mask was used; and
-it is gone with the process. The journal of a party lies in its ``state-dir``, one
-message at a time has it, and it is written before the reply leaves. It has the state of
-the session too, so that a party whose process was killed goes on where it was: under a
-key that the server has, and this disk has not.
+together are answered from one saved state, so it cannot show that a mask was used; and
+it disappears with the process. The journal of a party lies in its ``state-dir``, only
+one message at a time has it, and it is written before the reply leaves. It also has the
+state of the session, so that a party whose process was killed continues from there:
+under a key that the server has, and this disk has not.
 """
 
 from __future__ import annotations
@@ -164,12 +164,10 @@ class Journal:
         moves there with all that was counted: its earlier run can no longer ask for it.
         Its state is the one that the party has stored.
 
-        `goes_on` is what the server says about having the key of the state. Otherwise a
-        session in which nothing was answered yet gets new keys. `memory` changes in
-        place.
-
-        Returns the party's public key in a session whose state only the next message,
-        which brings the key, can open; b"" in any other.
+        Unless the server says that it has the key of the state (`goes_on`), a session
+        in which nothing was answered yet gets new keys. Returns the party's public key
+        in a session whose state only the next message, which brings the key, can open;
+        b"" in any other.
 
         Raises PartyError if the run has started too often, since what is answered once
         is so in each session, or if the party has forgotten the state of the session.

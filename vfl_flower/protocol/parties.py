@@ -76,37 +76,31 @@ class Parties(Sequence[PartyInfo]):
     and column count, whether it holds labels, a digest of its row ids, its version, and
     a fresh public key. The keys of all travel with the next message.
 
-    grid: a SuperLink's, the simulation's, or the in-process one.
-    ledger: where every message is counted.
     seed: seed of the run, from which each party derives its streams.
     private_draws: let each party add a secret of its own to its streams.
     timeout: seconds that one round trip may take.
     masking: ``"ring"``: secure sums under pairwise masks; ``"plain"``: none, for tests.
-    n_parties: how many parties to wait for; 0: those that are connected, at least
-        `least`.
-    least: fewest parties that the run needs.
+    n_parties: how many to wait for; 0: those that are connected, at least `least`.
     partition: whether parties hold different columns of the same rows (vertical),
         different rows of the same columns (horizontal), or anything (either).
     model: number of the model that the run is about: parties load their local models.
     columns: the order of the columns of that model, if parties hold rows; default: that
         of the first party.
     steps: the only steps that may be asked for; empty: any.
-    needs: what must leave the parties beyond sums, which their consent may refuse.
-    needs_less: which setting needs less.
-    dealer: who deals correlated randomness, which their consent may refuse.
-    computes: who computes with the label holder, which their consent may refuse;
-        default: the first of the others.
-    epsilon: epsilon of the noise in the Gram matrices that are opened, which their
-        consent may find too large; 0: no noise. Default: no Gram matrix is opened.
-    checkpoint: the draws of the server, and the earlier round trips of the run.
+    needs, needs_less: what must leave beyond sums, and which setting needs less.
+    dealer: who deals correlated randomness.
+    computes: who computes with the label holder; default: the first of the others.
+    epsilon: epsilon of the noise in the Gram matrices that are opened; 0: no noise.
+        Default: no Gram matrix is opened.
 
-    It then has these attributes:
+    The parties' consent may refuse `needs`, `dealer`, `computes` and `epsilon`. It then
+    has these attributes:
 
     session: random number of this session, 63 bits: the number of the model it trains.
     columns: if parties hold rows, digests of the names of their columns, in the order
         that all take; empty if the columns have no names.
-    column_kinds: what each column of a file holds.
-    column_widths: how many columns of X it becomes.
+    column_kinds, column_widths: what each column of a file holds, and how many columns
+        of X it becomes.
     gaps: if parties hold rows, whether one of them has missing values.
 
     Raises FederationError for fewer than two parties, or if their indices, rows, ids or
@@ -266,12 +260,10 @@ class Parties(Sequence[PartyInfo]):
         """Ask all parties for a step, in one round trip; return the replies and sums.
 
         There is exactly one reply per party, in party order. :meth:`Step.summing` asks
-        for the sums of arrays under masks. `values` are the parameters of the step; one
-        that differs between parties is given by
-        :func:`~vfl_flower.protocol.steps.each`.
-
-        Raises PartyFailed if a party refused, failed, sent something that its step does
-        not declare, or did not answer in time.
+        for the sums of arrays under masks, and :func:`~vfl_flower.protocol.steps.each`
+        gives a parameter that differs between parties. Raises PartyFailed if a party
+        refused, failed, sent something that its step does not declare, or did not
+        answer in time.
         """
         _check_named(args)
         replies = self._ask(question.step, question.sums, values)

@@ -1,4 +1,4 @@
-"""The only reader and writer of a party's parts of trained models.
+"""The only reader and writer of a party's local models, or parts of trained models.
 
 A part stays at its party, in the folder ``state-dir`` of its node config: a later run
 that predicts loads it by the id of the model. It may hold the secret seeds of the
@@ -64,12 +64,9 @@ class ModelPart:
 def save_part(folder: Path, part: ModelPart) -> None:
     """Write a party's local model to ``<model>.npz``, whole or not at all.
 
-    An earlier one is replaced. The ``state-dir`` `folder` is created for its user alone
-    if it is missing.
-
-    Raises PartyError if the id of the model is invalid or the folder cannot be written
-    to, and TypeError or ValueError if JSON cannot hold the settings or an array needs
-    pickle.
+    An earlier one is replaced. Raises PartyError if the id of the model is invalid or
+    the ``state-dir`` cannot be written to, and TypeError or ValueError if JSON cannot
+    hold the settings or an array needs pickle.
     """
     target = _path(folder, part.model)
     write_private(target, _packed(part), f"the part of model {part.model}")
@@ -132,11 +129,9 @@ def read_private(target: Path) -> bytes:
 def in_csv(value: object) -> object:
     """Return a value for a cell of a CSV file, so that no spreadsheet runs it.
 
-    A text that begins like a formula gets a single quote in front, as OWASP advises;
-    one that is a number stays as it is, and so does anything else.
+    A text that starts like a formula gets a single quote in front, as OWASP advises;
+    one that is a number is unchanged, and so is anything else.
 
-    Examples
-    --------
     >>> [in_csv(value) for value in ("r7", "-5", "=1+1", "'=1+1", -5)]
     ['r7', '-5', "'=1+1", "''=1+1", -5]
     """
@@ -153,12 +148,11 @@ def write_predictions(
     more: Mapping[str, Array] | None = None,
     **where: str,
 ) -> None:
-    """Write predictions to a CSV file; see :func:`write_private` and :func:`in_csv`.
+    """Write predictions, shape (n,), to a CSV file; see :func:`in_csv`.
 
-    ids: ids of the n rows; None: their numbers, from 0.
-    predictions: labels or values, shape (n,).
-    what, where: what an error calls the file and its folder.
-    more: further numbers or texts of each row, shape (n,), by name.
+    Without ids, the rows get their numbers, from 0. `more` are further numbers or texts
+    of each row, shape (n,), by name. The other arguments are those of
+    :func:`write_private`.
     """
     text = io.StringIO()
     plain, quoted = csv.writer(text), csv.writer(text, quoting=csv.QUOTE_NONNUMERIC)

@@ -331,12 +331,8 @@ class Party:
     def reveal(self, kind: Kind, again: bool = False, times: int = 1) -> None:
         """Check before a step computes that what it reveals may leave, and count it.
 
-        kind: what it reveals.
-        again: whether it is asked again for what was counted before.
-        times: how often it leaves.
-
-        Raises PartyError if the party's consent lets none of this kind leave, or not
-        that often.
+        With `again` it was counted before; it leaves so many `times`. Raises PartyError
+        if the party's consent lets none of this kind leave, or not that often.
         """
         if (counter := self._counter()) is None:
             return
@@ -368,15 +364,15 @@ class Party:
     ) -> None:
         """Check, before a step adds up rows for others, that it may be these rows.
 
-        rows: numbers of the rows, shape (m,), repeats allowed; default: all rows of the
+        rows: numbers of the rows, shape (m,), with repeats; default: all of the
             session.
         weights: their weights, shape (m,); default: 1.
         by_choice: whether the party itself has removed or added rows: the set is noted,
             and may differ from an earlier one by few rows.
 
-        Raises PartyError if the rows are few, or differ by few from those of an earlier
-        sum, or if the parties have changed since an earlier sum over them. The log says
-        which.
+        Raises PartyError, with details in the log, if the rows are few, or differ by
+        few from those of an earlier sum, or if the parties differ from those of an
+        earlier sum.
         """
         if self.row_sets is not None:
             chosen = None if rows is None else rows.astype(np.intp)

@@ -119,12 +119,9 @@ def check_alike(
 ) -> None:
     """Check that the names of parties differ and that what they share is the same.
 
-    `order` has the nodes in the order of the run, and `replies` what each said in
-    ``hello``. With `partition` ``"vertical"`` parties share rows; with ``"horizontal"``
-    they share columns, which :func:`~vfl_flower.protocol.columns.agree` compares by
-    name.
-
-    Raises FederationError, which names the party that differs from the first one.
+    ``"vertical"`` parties share rows; ``"horizontal"`` ones share columns, which
+    :func:`~vfl_flower.protocol.columns.agree` compares by name. Raises FederationError,
+    which names the party that differs from the first one.
     """
     first, *rest = order
     for name in names.values():

@@ -1,7 +1,8 @@
 """What a party requests of its models: rows to forget, rows to add, models to leave.
 
-Each kind is a file in the party's ``state-dir``, with a request on each line, which no
-message can write: the server decides when rows come and go, and the party which.
+Each kind is a file in the party's ``state-dir``, with a request on each line. No
+message can write it: the server decides when rows are added or forgotten, and the party
+which.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Row orders that the parties of a run have agreed on, kept by name at each party.
+"""Row orders that the parties of a run have agreed on, stored by name at each party.
 
 Parties whose files hold different rows agree once which ids all of them hold, and in
-which order. Each keeps the order under a name in its ``state-dir``; later runs name it,
-and a party then takes these rows of its file, in this order.
+which order. Each stores the order under a name in its ``state-dir``; later runs name
+it, and a party then takes these rows of its file, in this order.
 """
 
 from __future__ import annotations

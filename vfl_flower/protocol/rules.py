@@ -23,8 +23,6 @@ _PLURAL: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "text"}
 def describe(annotation: Any) -> str:
     """Return a phrase that completes "the value must be ..", from its annotation.
 
-    Anything in ``Annotated`` but bounds is left out.
-
     >>> describe(Annotated[float, Gt(0)] | Literal["median"])
     "a number above 0 or 'median'"
     >>> describe(Annotated[int, Ge(1), Lt(9)])

@@ -98,7 +98,6 @@ class Step(Question[P, R]):
     typed dict. Messages call it `action`, by default the last name of its module and
     its own name.
 
-    algorithm: last name of the module that the step is in.
     reveals: what leaves a party by it beyond sums and the numbers that it declares.
     once: whether a party answers it once in a session.
     rows, why: over which rows it adds up, as :func:`sums_over` declares them.

@@ -32,13 +32,9 @@ class PartySums:
     pad stays on the sum; or by ``relay`` to a party, for which this one encrypts its
     addend and what other parties have sent it under the same name.
 
-    private_key: the party's own key in this run.
-    public_keys: the keys of all parties, in party order.
-    allow_plain: whether the party sends its addends also without a mask.
-
-    `common` is the digest of the inputs that are common to all parties; b"" before any
-    was opened, and if no sum is asked for and the step seals no bytes for other
-    parties.
+    With `allow_plain` the party sends its addends also without a mask. `common` is the
+    digest of the inputs that are common to all parties; b"" before any was opened, and
+    if no sum is asked for and the step seals no bytes for other parties.
     """
 
     def __init__(
@@ -85,11 +81,10 @@ class PartySums:
 
         A partial sum that travels on is added in :meth:`hide` and not shown to the
         step. `digests` are those of the arrays as they came, and `inputs` gives that of
-        the inputs of a step in a round that this party was asked for too.
-
-        Raises PartyError if the input of another party was altered on its way or is of
-        another step, or if an input that must come from a party came in the clear, or
-        vice versa.
+        the inputs of a step in a round that this party was asked for too. Raises
+        PartyError if the input of another party was altered on its way or is of another
+        step, or if an input that must come from a party came in the clear, or vice
+        versa.
         """
         request = step.contract.request
         if self.frame.sums or step.contract.seals:

@@ -1,7 +1,7 @@
-"""Levels of text columns that the parties of a run have united, kept at each party.
+"""Levels of text columns that the parties of a run have united, stored at each party.
 
 Parties whose files hold different rows agree once which texts of a column have a level
-of their own. Each keeps the levels in its ``state-dir``; later runs encode by them.
+of their own. Each stores the levels in its ``state-dir``; later runs encode by them.
 """
 
 from __future__ import annotations

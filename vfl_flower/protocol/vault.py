@@ -1,8 +1,8 @@
 """What a party has on its disk of a session, under a key that is not on that disk.
 
-The party draws the key when the session begins, and gives it to the server, which sends
-it back with each message. So the disk of the party alone tells nothing of the session,
-and the server alone has nothing that the key opens.
+The party draws the key when the session starts, and gives it to the server, which sends
+it back with each message. So the disk of the party alone reveals nothing of the
+session, and the server alone has nothing that the key opens.
 """
 
 from __future__ import annotations

@@ -80,8 +80,6 @@ def solve(
         residuals (saga) is below it, relative to the standard deviation of y (without
         an intercept: its root mean square).
     batch_size: rows a round trip of saga; 1 is the paper's.
-    rng: draws of saga.
-    trace: takes "remaining", what is compared with `tol`, in each iteration.
 
     The result has ``metrics["converged"]`` 1.0 or 0.0. For saga it says that the
     residuals have settled: if columns lack rank, an l1 penalty may still move the

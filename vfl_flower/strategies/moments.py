@@ -37,16 +37,13 @@ def roles_of(
     computes: str = "",
     **more: int,
 ) -> Roles:
-    """Return who does what; the label holder opens the Gram matrices.
+    """Return who does what; the `holder`, by default of the labels, opens the results.
 
-    owners, rows: numbers of columns of each party, and of rows of each Gram matrix.
-    dealer: "server", or the name of a party that neither computes nor holds labels.
-    holder: who opens what is computed; default: the label holder.
-    computes: name of the party that computes with it; "": the first of the others but
-        the dealer.
-    more: other numbers of :class:`vfl_flower.clients.moments_roles.Roles`.
-
-    Raises FederationError if the dealer, or the party that computes, is no such party.
+    `owners` and `rows` are the numbers of columns of each party, and of rows of each
+    Gram matrix. By default the first of the other parties, but not the dealer,
+    `computes`. `more` has other numbers of
+    :class:`vfl_flower.clients.moments_roles.Roles`. Raises FederationError if the
+    dealer, or the party that computes, is no such party.
     """
     holder = parties.label_holder if holder is None else holder
     names = [info.name for info in parties]

@@ -520,10 +520,7 @@ def warn_of_copies(replies: Replies[Any]) -> None:
 
 
 def parse_names(clients: str | Sequence[str]) -> list[str]:
-    """Return the names of parties.
-
-    Raises ValueError if these are no names.
-    """
+    """Return the names of parties; raise ValueError if these are no names."""
     listed = clients.split(",") if isinstance(clients, str) else clients
     if not isinstance(listed, Iterable) or not all(
         isinstance(name, str) for name in listed
