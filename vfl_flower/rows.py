@@ -59,7 +59,7 @@ class Rows:
     def take(self, rows: Array) -> Array:
         """Return rows by their numbers, as float64, shape (m, d), row-major.
 
-        The numbers, shape (m,), may be in any order, with repeats. Do not write to the
+        The numbers, shape (m,), have any order and may repeat. Do not write to the
         result.
         """
         raise NotImplementedError(f"{type(self).__name__} must have a method take")

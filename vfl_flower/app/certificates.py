@@ -98,8 +98,7 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> N
 def read_certificate(path: Path) -> x509.Certificate:
     """Return the first certificate of a PEM file, which is valid now.
 
-    Raises ValueError if there is no such file, or if it holds no certificate or an
-    expired one.
+    Raises ValueError if the file is missing, or holds no certificate or an expired one.
     """
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())

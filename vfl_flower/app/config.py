@@ -164,8 +164,7 @@ def _keys() -> Iterator[Key]:
 def check_run_config(run_config: UserConfig) -> dict[str, Any]:
     """Return the run config with defaults filled in.
 
-    Raises ValueError if a key is unknown, or if its setting does not take the type of a
-    value.
+    Raises ValueError if a key is unknown, or a value has the wrong type.
     """
     keys = run_keys()
     for name, value in run_config.items():
@@ -409,8 +408,8 @@ def _data_rules(run_config: UserConfig) -> tuple[str, bool, bool]:
 def output_dir(config: Mapping[str, Any]) -> Path:
     """Return the absolute folder for the results of runs.
 
-    Raises ValueError if ``output-dir`` is relative: the server's working directory is
-    not the user's.
+    Raises ValueError if ``output-dir`` is relative: the server has another working
+    directory.
     """
     from platformdirs import user_data_path
 

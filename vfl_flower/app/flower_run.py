@@ -106,8 +106,8 @@ def run(
     timeout: seconds until the run is abandoned; default: never.
 
     Raises RunFailed if the run was refused, failed, was stopped or timed out, and
-    ValueError if `num_supernodes` is given for a federation, or for an invalid
-    `run_config`.
+    ValueError if `num_supernodes` is given for a federation, or `run_config` is
+    invalid.
     """
     if federation is not None and num_supernodes is not None:
         raise ValueError(
@@ -183,7 +183,7 @@ def submit(
 def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any] | None:
     """Return Flower's row of a finished run, or None if the run continues.
 
-    Raises RunFailed if the SuperLink does not say: it has stopped, or does not know the
+    Raises RunFailed if the SuperLink does not say: it has stopped, or knows no such
     run.
     """
     deadline = time.monotonic() + 30

@@ -146,8 +146,7 @@ SHAPES: dict[Callable[..., Any], tuple[str, str]] = {
 def check_flower() -> None:
     """Check that Flower's internal functions are the ones that this module calls.
 
-    Raises ImportError if one has another shape; if one is missing, the import has
-    failed already.
+    Raises ImportError if one has another shape; a missing one fails the import itself.
     """
     for function, (first, named) in SHAPES.items():
         names = list(inspect.signature(function).parameters)
@@ -352,9 +351,9 @@ def in_a_process(
 ) -> tuple[Message, Context]:
     """Have a message answered in a process of its own; return the reply and context.
 
-    The context contains what the step has stored in it for the run. Raises NotAnswered
-    if the process did not start, ended before it had replied, or took longer than the
-    message lives.
+    The context has what the step has stored for the run. Raises NotAnswered if the
+    process did not start, ended before it had replied, or took longer than the message
+    lives.
     """
     ours, theirs = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=answer, args=(theirs, message, context, code))

@@ -47,8 +47,7 @@ class RunPlan:
     learned: list[Learned]
     """Who learns what."""
     ledger: Ledger | None = None
-    """Round trips, bytes and seconds of computing, by step and party; None: the
-    strategy was not rehearsed."""
+    """Round trips, bytes and seconds by step and party; None: it was not rehearsed."""
     reason: str = ""
     """Why it was not rehearsed."""
     rows: int = 0
@@ -206,9 +205,8 @@ def plan(
     """Return what a run will cost and show, without any data.
 
     `shapes` is the size of each party's data, in party order, and `greeted` the costs
-    of ``hello`` with the real parties. If the strategy cannot be rehearsed, the plan
-    has a reason instead of costs. Raises ValueError if the run needs another number of
-    parties.
+    of ``hello`` with the real parties. Without a rehearsal, the plan has a reason
+    instead of costs. Raises ValueError if the run needs another number of parties.
     """
     shapes = tuple(shapes)
     fits = strategy.n_parties in (0, len(shapes))

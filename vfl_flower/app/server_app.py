@@ -63,8 +63,7 @@ def _in_a_sentence() -> Iterator[None]:
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says, and report; or with ``dry-run`` print a plan.
 
-    Raises RunEnded if a party fails or refuses the run, or the run config breaks a
-    rule.
+    Raises RunEnded if a party fails or refuses the run, or the run config is invalid.
     """
     log.setLevel(logging.INFO)
     if not log.handlers:

@@ -127,8 +127,7 @@ SHAPES: dict[Callable[..., Any], str] = {
 def check_flower() -> None:
     """Check that Flower's internal functions are the ones that this module calls.
 
-    Raises ImportError if one has another shape; if one is missing, the import has
-    failed already.
+    Raises ImportError if one has another shape; a missing one fails the import itself.
     """
     for function, expected in SHAPES.items():
         names = list(inspect.signature(function).parameters)

@@ -56,8 +56,8 @@ def party_sources(
 
     Without a file for each party, ``data`` of the run config is a folder of them, or a
     bundled or generated set, which is split over `n_parties`. Raises ValueError if a
-    file is missing, or two have the same name, and PartyError if the folder has no
-    party files.
+    file is missing or two share a name, and PartyError if the folder has no party
+    files.
     """
     data = Path(str(config.get("data", ""))).expanduser()
     common = party_source({}, dict(config))

@@ -46,8 +46,7 @@ class Part(TypedDict):
     kind: Additive
     """What adds up: addends of predictions, or of squared distances to centres."""
     weights: Array
-    """The coefficients of its columns, k = 1, or its columns of the k centres; shape
-    (k, d)."""
+    """Coefficients of its columns, k = 1, or its columns of k centres; shape (k, d)."""
     intercept: float
     """The intercept of a linear model, at the receiver; otherwise 0."""
     receiver: int
@@ -74,8 +73,7 @@ class PredictionState:
     told: bool = False
     """Whether it has reported what the predictions are worth, once a session."""
     curves: bool = False
-    """Whether all parties were asked for all blocks with a view to the means of bins of
-    rows."""
+    """Whether all parties were asked for all blocks with `curves`."""
 
 
 class Kept(TypedDict):

@@ -75,8 +75,7 @@ class Clustering:
     local_clustering: LocalClustering
     """K-means++ and Lloyd's iteration, or the seeding alone."""
     alpha: Approximation
-    """How far the cost of the local clustering may be above the optimum, as a
-    factor."""
+    """The factor by which the cost of the local clustering may exceed the optimum."""
 
 
 @shapes_only

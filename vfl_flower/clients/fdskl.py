@@ -216,15 +216,13 @@ class Training:
     rule: Rule | None = None
     """In the doubly stochastic form how to learn."""
     alpha: Array | None = None
-    """At a label holder the coefficients so far, with each of K steps, shape (M_l, K
-    C)."""
+    """At a label holder the coefficients so far, for each of K steps: (M_l, K C)."""
     intercept: Array = field(default_factory=lambda: np.zeros(1))
     """At a label holder the intercept, shape (C,)."""
     steps: Array = field(default_factory=lambda: np.ones(1))
     """Step sizes of the published update, shape (K,)."""
     losses: Array = field(default_factory=lambda: np.zeros(1))
-    """Sum of the mean losses of batches in the second half, before each is learned,
-    shape (K,)."""
+    """Sums of the mean losses of the second half of batches before learning, (K,)."""
     waiting: Array | None = None
     """Summed angles of the instances whose scores are awaited, shape (B, M_l)."""
     labels: Array | None = None

@@ -85,10 +85,9 @@ def hidden_angles(
 ) -> dict[int, Array]:
     """Return angles plus the dealer's random ones, for both parties that compute.
 
-    The angles, shape (rows of the part, angles), are of all sets of rows, one after
-    another; `part` says which blocks of each set. The dealer has sent `heads` to this
-    party. Raises PartyError if the correlated randomness is of another use, short or
-    changed.
+    The angles, shape (rows of the part, angles), are of all sets of rows in turn;
+    `part` says which blocks of each. The dealer has sent `heads` to this party. Raises
+    PartyError if the correlated randomness is of another use, short or changed.
     """
     place, portion = place_of(roles, party.index or 0), Portion(heads)
     hidden, start = np.empty_like(angles), 0

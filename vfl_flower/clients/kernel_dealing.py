@@ -94,8 +94,7 @@ def turn_cosines_of(
 ) -> Array:
     """Return what the second party needs for the cosines of a part of the rows.
 
-    `number` says which one of ``roles.parts``, and `multiple` how many times each angle
-    is taken.
+    `number` says which of ``roles.parts``; each angle is taken `multiple` times.
     """
     bits = roles.deals(session)[0].bits
     deals = angle_deals(roles, session, "angles", bits)

@@ -101,8 +101,7 @@ class Setup:
     fill: Annotated[Array, Reals("n_columns")] | None = None
     """What missing values become, shape (d,): the means over all parties."""
     shift: Annotated[Array, Reals("n_columns")] | None = None
-    """If columns are standardized, a row x becomes (x - shift) * scale first; shape
-    (d,)."""
+    """If columns are standardized, a row x becomes (x - shift) * scale; shape (d,)."""
     scale: Annotated[Array, Reals("n_columns")] | None = None
     """See `shift`; shape (d,)."""
 
@@ -632,8 +631,7 @@ def lloyd(
 
     `last` are the centres of the pass before, and `sizes` the rows that all parties had
     in their clusters. A server that chooses them freely could single out rows. With
-    `used`, how many of the k centres each start has, also how far apart the clusters
-    are.
+    `used`, the number of centres of each start, also how far apart the clusters are.
     """
     state = party.recall(State)
     H = _embedded(state)

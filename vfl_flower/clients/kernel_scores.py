@@ -93,11 +93,9 @@ class ScoresState:
     scored: Array = field(default_factory=lambda: np.zeros(0, np.uint32))
     """Their rows, shape (m,)."""
     evaluated: bool = False
-    """Whether the label holder has reported the errors of its answers, once a
-    session."""
+    """Whether the label holder has reported its errors, once a session."""
     protected: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
-    """A bit for each row that was trained on with noise, shape (ceil(n / 8),); empty:
-    there are none."""
+    """A bit for each row trained on with noise, shape (ceil(n / 8),); empty: none."""
 
 
 class HiddenRows(TypedDict):

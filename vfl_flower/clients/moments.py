@@ -74,8 +74,7 @@ class MomentsState:
     y_sizes: Array = field(default_factory=lambda: np.ones(0))
     """The length of its labels in each Gram matrix, shape (halves,)."""
     joint: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
-    """At a computing party, what it has opened of joint columns and not yet
-    multiplied."""
+    """At a computing party, its openings of joint columns, not yet multiplied."""
     sums: Array = field(default_factory=lambda: np.zeros((0, 0), np.uint64))
     """At a computing party, the products so far, uint64, shape (Gram matrices, columns
     * (columns + 1) / 2); empty before there are any."""
@@ -102,8 +101,7 @@ class Shares(TypedDict):
 def deal_all(deals: Sequence[Deal], root: bytes, roles: Roles) -> list[Array]:
     """Return what a dealer sends to each party, as bytes.
 
-    `deals` are the uses of the triples, and `root` is the secret of the dealer, 32
-    bytes.
+    `deals` are the uses of the triples, and `root` is the dealer's secret, 32 bytes.
     """
     parts: list[list[Array]] = [[] for _ in roles.owners]
     for deal in deals:
@@ -378,8 +376,7 @@ def _of_right_seeds(
 ) -> list[Elements]:
     """Return what each owner has opened; refuse openings under other seeds than these.
 
-    Such a seed would have this party multiply F + Delta, with a Delta that the dealer
-    knows.
+    Such a seed would make this party multiply F + Delta; the dealer knows Delta.
     """
     try:
         uses = list(_taken(party, state.roles, state.dealt))

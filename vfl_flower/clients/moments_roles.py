@@ -176,9 +176,8 @@ def check_roles(
     """Refuse roles that this party's consent, its data or the protocol does not allow.
 
     `columns` counts this party's columns, if the step asks for any; a `fraction` of 0
-    bits means that there are no joint columns; `labels` is whether the first party
-    holds labels; a step of a single turn names it. Raises PartyError, which names the
-    rule.
+    bits means no joint columns; `labels` is whether the first party holds labels; a
+    step of a single turn names it. Raises PartyError, which names the rule.
     """
     places = [roles.first, roles.second]
     if roles.dealer is not None:

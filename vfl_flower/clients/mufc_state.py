@@ -187,8 +187,7 @@ class LocalClusters:
     centroids: list[bytes]
     """Tags of the k' rows that C^(l) was drawn from, in the order drawn."""
     sizes: Array
-    """Rows of each cluster, int64, shape (at most k',), without means that have lost
-    all their rows."""
+    """Rows of each cluster, int64, shape (at most k',), without emptied clusters."""
 
 
 @shapes_only
@@ -818,8 +817,7 @@ class ServerState(_StateFile):
 def list_models(folder: Path) -> list[str]:
     """Return the ids of the models with a state in a folder, sorted.
 
-    These include trainings that were never finished. Raises ValueError if the folder
-    cannot be read.
+    These include unfinished trainings. Raises ValueError if the folder cannot be read.
     """
     try:
         paths = [path for path in Path(folder).iterdir() if path.suffix == ".sqlite"]

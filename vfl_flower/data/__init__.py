@@ -66,8 +66,7 @@ def load_party(
 
     X of shape (n, d) and y of shape (n,) are float64 and keep the order of the rows.
     The X of a party file is read-only and mapped from the cache; of its ids only the
-    digest is stored. `seed` is that of a ``synthetic`` data set; nothing else is
-    random.
+    digest is stored. Only a ``synthetic`` data set is random, by the `seed`.
 
     A text or categorical column becomes one 0/1 column for each level, ``carrier=UA``,
     in sorted order; truth values, and yes and no, become one 0/1 column, and dates the
@@ -106,8 +105,7 @@ def load_party(
 def with_united(source: PartySource) -> PartySource:
     """Return where the data are, with the levels that the parties have united.
 
-    Raises PartyError if they have united none, or not those of a column, or if parties
-    hold columns.
+    Raises PartyError if they have united none, or none of a column, or hold columns.
     """
     missing = [name for name in source.united if name not in source.levels]
     if not missing:

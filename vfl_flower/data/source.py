@@ -62,8 +62,7 @@ class PartySource:
     label_optional: bool = False
     """Nobody needs the labels: the file may lack their column, like one of new rows."""
     delimiter: str | None = None
-    """``delimiter``: what separates the fields of a CSV; None: inferred from the
-    file."""
+    """``delimiter``: the separator of a CSV; None: inferred from the file."""
     text_encoding: str | None = None
     """``encoding`` of the text of a CSV; None: inferred from the file."""
     header: bool = True

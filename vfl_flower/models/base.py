@@ -79,8 +79,7 @@ class Model:
         """Return the labels of rows, shape (n, d), by one party's local model.
 
         `part` has the settings and arrays of the local model, and the rows are encoded
-        as those of training. Raises ValueError if a local model alone cannot label
-        rows.
+        as in training. Raises ValueError if a local model alone cannot label rows.
         """
         raise ValueError("this model labels no new rows at one party alone")
 
@@ -217,7 +216,7 @@ def plain(arrays: ArrayRecord | Mapping[str, Any]) -> Arrays:
 def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
     """Return one matrix a party as arrays, after a check that they fit and are finite.
 
-    Raises ValueError unless the blocks have a common row count, the `widths` and finite
+    Raises ValueError unless the blocks have equal row counts, the `widths` and finite
     numbers.
     """
     if isinstance(blocks, np.ndarray) or not isinstance(blocks, Sequence):

@@ -117,8 +117,8 @@ def without_names(names: Sequence[str], told: Sequence[Declared]) -> list[str]:
 def arrange(party: Party, order: Sequence[str]) -> None:
     """Put the columns of a party, in place, in the order that the parties agree on.
 
-    A party whose columns have no names is left unchanged. Raises PartyError if `order`
-    does not hold the digests of the names of its columns.
+    Columns without names are left unchanged. Raises PartyError if `order` does not hold
+    the digests of the names of its columns.
     """
     entries = {column_digest(entry["name"]): entry for entry in _entries(party)}
     if not entries or list(entries) == list(order):

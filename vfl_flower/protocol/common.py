@@ -38,8 +38,8 @@ def own_digest(
 ) -> bytes:
     """Return the salted digest, 32 bytes, of the inputs that one party alone receives.
 
-    The random `salt` is known to the server and this party. `values` have flat names,
-    as they travel.
+    The random `salt` is known to the server and this party. The `values` have flat
+    names.
     """
     sha = hashlib.sha256(salt)
     for name, field, value in _declared(fields, values):

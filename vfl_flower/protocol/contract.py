@@ -258,8 +258,7 @@ def _is_plain(annotation: Any) -> bool:
 def fields_of(declaration: Any) -> Mapping[str, Field]:
     """Return the fields of a dataclass or a TypedDict by their names.
 
-    Raises TypeError for any other declaration, or if an annotation has no meaning in a
-    message.
+    Raises TypeError for any other declaration, or an annotation without a meaning.
     """
     return _fields_of(declaration)
 

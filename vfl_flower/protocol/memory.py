@@ -264,8 +264,7 @@ class Memory:
 
         `inputs` is the digest of the inputs of a step that gives sums; b"" of any
         other. Raises PartyError if the step is answered once in a session, and it was.
-        Only directly after that may the server ask for the same sums again, with wider
-        bounds.
+        Only directly after that may the server ask for the same sums with wider bounds.
         """
         known, key = self._session, DONE + step.action
         if frame.round == known["round"]:

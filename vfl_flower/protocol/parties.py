@@ -191,8 +191,7 @@ class Parties(Sequence[PartyInfo]):
     def label_holder(self) -> int:
         """Index of the one party that holds the labels of all rows.
 
-        Raises FederationError if no party holds labels, more than one does, or some are
-        missing.
+        Raises FederationError if no party or several hold labels, or some are missing.
         """
         holders = [info for info in self if info.n_labels]
         if len(holders) != 1:

@@ -50,8 +50,7 @@ class ModelPart:
     """What one party stores of one trained model."""
 
     model: str
-    """Id of the model: that of its training run, 8 to 32 lower-case hexadecimal
-    digits."""
+    """Id of the model and of its training run, 8 to 32 lower-case hex digits."""
     strategy: str
     """Name of the strategy that trained it."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -76,8 +75,7 @@ def save_part(folder: Path, part: ModelPart) -> None:
 def check_folder(folder: Path) -> None:
     """Create a ``state-dir`` if it is missing, before any work whose result it holds.
 
-    Raises PartyError if it cannot be created or written to, or if other users may read
-    it.
+    Raises PartyError if it cannot be created or written to, or others may read it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,8 +117,7 @@ def write_private(
 def read_private(target: Path) -> bytes:
     """Read a file of a party's ``state-dir``.
 
-    Raises OSError if it cannot be read or is a symbolic link; the reason contains no
-    path.
+    Raises OSError if it cannot be read or is a symbolic link; the reason has no path.
     """
     check_no_link(target)
     return target.read_bytes()

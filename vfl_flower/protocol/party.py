@@ -371,8 +371,7 @@ class Party:
             and may differ from an earlier one by few rows.
 
         Raises PartyError, with details in the log, if the rows are few, or differ by
-        few from those of an earlier sum, or if the parties differ from those of an
-        earlier sum.
+        few from those of an earlier sum, or if the parties have changed.
         """
         if self.row_sets is not None:
             chosen = None if rows is None else rows.astype(np.intp)

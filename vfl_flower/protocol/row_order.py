@@ -182,8 +182,8 @@ def list_orders(folder: Path) -> list[str]:
 def load_order(folder: Path | None, name: str) -> RowOrder:
     """Return an order that runs may use; see :func:`read_order`.
 
-    Raises PartyError as :func:`read_order` does, or if the party's operator has not
-    accepted it.
+    Raises PartyError as :func:`read_order` does, or if the operator has not accepted
+    it.
     """
     order = read_order(folder, name)
     assert folder is not None

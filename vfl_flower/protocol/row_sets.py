@@ -83,8 +83,7 @@ class RowSet:
     mask: Array
     """Which rows, by number; bool, shape (largest number + 1,)."""
     weights: Array | None
-    """Their weights over the largest, in the order of the numbers, shape (m,); None:
-    all are 1."""
+    """Their weights over the largest, by row number, shape (m,); None: all are 1."""
 
     @classmethod
     def of(cls, numbers: Array, weights: Array | None) -> RowSet:

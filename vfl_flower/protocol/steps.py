@@ -95,8 +95,8 @@ class Step(Question[P, R]):
     """A function that a party runs when the server asks for it.
 
     The function takes the party and the values of the message by name, and returns a
-    typed dict. Messages call it `action`, by default the last name of its module and
-    its own name.
+    typed dict. Messages call it `action`, by default its module's last name and its
+    own.
 
     reveals: what leaves a party by it beyond sums and the numbers that it declares.
     once: whether a party answers it once in a session.
@@ -167,8 +167,7 @@ class Reveals:
     """Whether the step continues without it, as if the parameter `when` were false,
     once it has left as often as it may."""
     counted: bool = True
-    """Whether it counts against limits; False: a later step of the protocol counts
-    it."""
+    """Whether it counts against limits; False: a later step counts it."""
 
     def applies(self, values: Mapping[str, Any]) -> bool:
         """Return whether a request with these values reveals it."""

@@ -366,8 +366,7 @@ class ProtocolStrategy(Strategy):
     def levels_of_training(cls, folder: Path, model: str) -> tuple[Levels, str]:
         """Return the united levels that a party's model was trained on, and their salt.
 
-        There are none if the party's local model has the encoding, or if nothing is
-        known.
+        There are none if the local model has the encoding, or nothing is known.
         """
         return {}, ""
 

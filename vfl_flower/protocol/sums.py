@@ -83,8 +83,7 @@ class PartySums:
         step. `digests` are those of the arrays as they came, and `inputs` gives that of
         the inputs of a step in a round that this party was asked for too. Raises
         PartyError if the input of another party was altered on its way or is of another
-        step, or if an input that must come from a party came in the clear, or vice
-        versa.
+        step, or came in the clear where it must be encrypted, or vice versa.
         """
         request = step.contract.request
         if self.frame.sums or step.contract.seals:

@@ -60,8 +60,7 @@ class Angles:
     holders: list[int]
     """Those of them that hold labels."""
     bits: party.Bits
-    """Bits of an angle, added on a circle of as many bits; 64: real turns without
-    masks."""
+    """Bits of an angle and of the circle for sums; 64: real turns without masks."""
     topology: Topology = "star"
     """How sums travel."""
     kept: tuple[int, ...] = ()
@@ -114,8 +113,7 @@ class Angles:
     ) -> Replies[R]:
         """Ask all parties for a step; see :meth:`Parties.ask`.
 
-        Raises FederationError if a score is too large for the sum of several label
-        holders.
+        Raises FederationError if a score is too large for a sum over several holders.
         """
         replies = self.parties.ask(question, *args, **values)
         if replies.clipped:

@@ -32,8 +32,7 @@ log = logging.getLogger("vfl_flower")
 def faulty_sum(parties: Parties, step: Step[..., Any], rule: str) -> FederationError:
     """Return the error for a sum that breaks a rule, whichever party is at fault.
 
-    The parties sent the addends in `step`, and `rule` is what the sum must be: "finite
-    numbers".
+    `rule` is what the sum of `step` must be: "finite numbers".
     """
     names = ", ".join(repr(info.name) for info in parties)
     return FederationError(

@@ -94,8 +94,7 @@ def passed_on(parties: Parties, replies: Replies[Any], name: str) -> dict[int, A
 def multiply(parties: Parties, roles: Roles, opened: Replies[Any]) -> dict[int, Array]:
     """Let the two parties compute, and return the shares that the first one opens.
 
-    `opened` are the replies to the step that makes the columns, with "openings" and
-    "checks".
+    The replies to the step that makes the columns have "openings" and "checks".
     """
     replies = parties.ask(
         party.gram,

@@ -129,8 +129,7 @@ class MUFCTask(ProtocolStrategy):
 
         Returns the bins that hold centroids, int64, shape (m, d); q, their counts in
         rows, int64, shape (m,); and the centres C_s, shape (K, d), in the cube of the
-        box. Raises PartyFailed or FederationError if the messages do not add up to
-        counts.
+        box. Raises PartyFailed or FederationError if the messages are no counts.
         """
         rng = run.rng("k-means")
         if agreed.privacy == "none":

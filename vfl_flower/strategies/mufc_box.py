@@ -140,8 +140,8 @@ def followed(parties: Parties, box: Bounds, scaled: Array, sizes: Array) -> list
     """Return a warning if clusters follow one column, or text, and little else.
 
     `scaled` are the centres in the cube, shape (K, d), and `sizes` the rows n_k of each
-    cluster, shape (K,). What a column adds to the squares between clusters is sum_k n_k
-    (c_kj - c_j)^2.
+    cluster, shape (K,). A column adds sum_k n_k (c_kj - c_j)^2 to the squares between
+    clusters.
     """
     widths = [parties.column_widths[column] for column in parties.columns]
     if sum(widths) != scaled.shape[1]:
