@@ -31,41 +31,25 @@ class UnpackedSizeError(ValueError):
 
 
 def check_no_link(path: Path) -> None:
-    """Raise unless a path is a file's own name, or no file's.
-
-    Raises
-    ------
-    OSError
-        It is a symbolic link: whoever made it would choose which file is meant.
-    """
+    """Raise OSError for a symbolic link: its maker would choose which file is meant."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, "it is a symbolic link, and none is followed")
 
 
 def make_private(path: Path) -> None:
-    """Make an empty file that only the user may read, unless there is one already.
+    """Create an empty file that only the user may read, unless it exists.
 
-    Raises
-    ------
-    OSError
-        It cannot be opened for writing, or is a symbolic link.
+    Raises OSError if it cannot be opened for writing, or is a symbolic link.
     """
     check_no_link(path)  # says it in words, and the flag holds between the two
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
 
 
 def check_growth(unpacked: int, size: int) -> None:
-    """Raise unless a file keeps to a sensible size when it is unpacked.
+    """Check that a file has a sensible size in memory when it is unpacked.
 
-    Parameters
-    ----------
-    unpacked, size : int
-        Bytes in memory and on the disk.
-
-    Raises
-    ------
-    UnpackedSizeError
-        `unpacked` is above `MOST_GROWTH` times `size` plus `SMALL`.
+    Both sizes are in bytes. Raises UnpackedSizeError if `unpacked` is above
+    `MOST_GROWTH` times `size` plus `SMALL`.
     """
     if unpacked > (most := MOST_GROWTH * size + SMALL):
         raise UnpackedSizeError(
@@ -79,24 +63,12 @@ def read_npz(
 ) -> Arrays:
     """Read arrays of an NPZ file, after a look at how large they are.
 
+    By default all arrays are read, otherwise those of the `names` that are there.
     Nothing is unpickled. The size of an array is that in its header and in the archive,
-    with 8 bytes or more for each number, which it has as float64.
-
-    Parameters
-    ----------
-    file : binary file
-        The file; it can be read at any place.
-    names : collection of str, optional
-        The arrays to read, as far as they are there; default: all.
-    compressed : bool
-        Whether the file may be compressed.
-
-    Raises
-    ------
-    UnpackedSizeError
-        The arrays would be too large, see :func:`check_growth`.
-    ValueError, OSError, zipfile.BadZipFile, zlib.error, RuntimeError
-        The file is damaged, or no such file.
+    with 8 bytes or more for each number, which it has as float64. Raises
+    UnpackedSizeError if the arrays would be too large, see :func:`check_growth`, and
+    ValueError, OSError, zipfile.BadZipFile, zlib.error or RuntimeError for a damaged
+    file.
     """
     _check_npz(file, names, compressed)
     file.seek(0)
@@ -109,26 +81,9 @@ def map_npz(file: IO[bytes], names: Collection[str]) -> tuple[Arrays, list[mmap.
     """Map arrays of an NPZ file into memory, after a look at how large they are.
 
     What is compressed is unpacked into a file without a name, in the folder for such
-    files (``TMPDIR``), which is gone with its array.
-
-    Parameters
-    ----------
-    file : binary file
-        The file, on the disk.
-    names : collection of str
-        The arrays to map, as far as they are there.
-
-    Returns
-    -------
-    arrays : dict of str to Array
-        They cannot be written to.
-    maps : list of mmap
-        In which they lie: whoever has read pages may give them back.
-
-    Raises
-    ------
-    UnpackedSizeError, ValueError, OSError, zipfile.BadZipFile, zlib.error, RuntimeError
-        As :func:`read_npz`.
+    files (``TMPDIR``), which disappears with its array. The arrays, of the `names` that
+    are there, are read-only. The maps are those in which they lie: whoever has read
+    pages may give them back. Raises the errors of :func:`read_npz`.
     """
     arrays: Arrays = {}
     maps = []
@@ -214,22 +169,10 @@ def write_whole(
     """Write a file whole or not at all; replace an earlier one.
 
     A reader sees the earlier file or the new one, even while the new one is written. If
-    two processes write the same file at once, one may fail.
-
-    Parameters
-    ----------
-    path : Path
-        The file; its folder must exist.
-    content : bytes or callable
-        What to write, or a function that writes to the binary file that it is given.
-    private : bool
-        Only the user of this process may read the file, and it is on the disk when the
-        function returns.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written. An earlier one stays as it was.
+    two processes write the same file at once, one may fail. The folder must exist.
+    `content` may be a function that writes to the binary file that it is given. A
+    `private` file is readable for its user alone, and on the disk on return. Raises
+    OSError if the file cannot be written; an earlier one is unchanged.
     """
     for orphan in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         orphan.unlink(missing_ok=True)  # of a killed process, perhaps with secrets

@@ -37,13 +37,8 @@ Where the rows are scattered, each window may be a pass over the data."""
 class Rows:
     """n rows of d real, finite numbers, to be read again and again.
 
-    A subclass sets `shape` and gives :meth:`take`; :meth:`blocks` and
+    A subclass sets `shape`, (n, d), and gives :meth:`take`; :meth:`blocks` and
     :meth:`map_reduce` have slow forms that rest on it.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        (n, d).
     """
 
     shape: tuple[int, int]
@@ -62,34 +57,19 @@ class Rows:
         return max(columns, BLOCK_BYTES // (8 * columns))
 
     def take(self, rows: Array) -> Array:
-        """Return some rows.
+        """Return rows by their numbers, as float64, shape (m, d), row-major.
 
-        Parameters
-        ----------
-        rows : Array of int64, shape (m,)
-            Numbers of rows, in any order, repeats allowed.
-
-        Returns
-        -------
-        Array of float64, shape (m, d)
-            Row-major; do not write to it.
+        The numbers, shape (m,), have any order and may repeat. Do not write to the
+        result.
         """
         raise NotImplementedError(f"{type(self).__name__} must have a method take")
 
     def blocks(self, size: int = 0, rows: Array | None = None) -> Iterator[Array]:
-        """Yield the rows in their order, block by block.
+        """Yield the rows in their order, in blocks (b, d) of float64, row-major.
 
-        Parameters
-        ----------
-        size : int
-            Rows of each block but the last; default `block_rows`.
-        rows : Array of int64, shape (m,), optional
-            Numbers of the rows to use, in this order, repeats allowed. Default: all.
-
-        Yields
-        ------
-        Array of float64, shape (b, d)
-            Row-major; do not write to it.
+        `size` is the number of rows of each block but the last, by default
+        `block_rows`. `rows` are the numbers of the rows to use, in this order, repeats
+        allowed; default: all. Do not write to a block.
         """
         size = size or self.block_rows
         m = len(self) if rows is None else len(rows)
@@ -110,26 +90,14 @@ class Rows:
     ) -> T:
         """Return add(.. add(add(zero, f(block 0)), f(block 1)) ..).
 
-        An engine overrides it, to compute `f` where the rows are. It may begin with
+        An engine overrides it, to compute `f` where the rows are. It may start with
         `zero` at several places and `add` their totals, in the order of the rows.
 
-        Parameters
-        ----------
-        f : callable
-            Given a block, shape (b, d), and the slice of its places among all `rows`,
-            of which arrays with a value for each row are indexed. It changes nothing,
-            and an engine can send it with what it refers to.
-        add : callable
-            Associative; `zero` is neutral. It changes neither argument.
-        zero : object
-            Total of no rows.
-        size, rows
-            As for :meth:`blocks`; an engine may have other blocks.
-
-        Returns
-        -------
-        object
-            The total.
+        f: given a block, shape (b, d), and the slice of its places among all `rows`, of
+            which arrays with a value for each row are indexed. It changes nothing, and
+            an engine can send it with what it refers to.
+        add: associative; `zero` is neutral. It changes neither argument.
+        size, rows: as for :meth:`blocks`; an engine may have other blocks.
         """
         total, start = zero, 0
         for block in self.blocks(size, rows):
@@ -138,16 +106,9 @@ class Rows:
         return total
 
     def per_row(self, f: Callable[[Array], Array]) -> Array:
-        """Return what `f` gives for the rows of each block, put together.
+        """Return the results of `f` for all blocks, put together: shape (n, ..).
 
-        Parameters
-        ----------
-        f : callable
-            From a block, shape (b, d), to an array of shape (b, ..).
-
-        Returns
-        -------
-        Array, shape (n, ..)
+        `f` maps a block, shape (b, d), to an array of shape (b, ..).
         """
         # Without rows its type and shape are those of an empty block.
         parts: list[Array] = self.map_reduce(lambda _, X: [f(X)], operator.add, [])
@@ -155,24 +116,12 @@ class Rows:
 
 
 class ArrayRows(Rows):
-    """The rows of a NumPy array.
+    """The rows of a NumPy array of real numbers of any type and layout.
 
-    Parameters
-    ----------
-    X : Array, shape (n, d)
-        Real numbers of any type and layout; may be a read-only memory map.
+    It may be a read-only memory map. A block of consecutive rows is a view of `X` if
+    `X` is float64 and row-major. Raises ValueError if `X` is not a real matrix, shape
+    (n, d).
 
-    Raises
-    ------
-    ValueError
-        `X` is not a real matrix.
-
-    Notes
-    -----
-    A block of consecutive rows is a view of `X` where `X` is float64 and row-major.
-
-    Examples
-    --------
     >>> rows = ArrayRows(np.array([[1, 2], [3, 4], [5, 6]]))
     >>> [block.shape for block in rows.blocks(2)]
     [(2, 2), (1, 2)]
@@ -237,11 +186,8 @@ def is_whole(value: Any) -> bool:
 def number_array(values: Any, what: str) -> Array:
     """Return values as an array, and refuse what NumPy would turn into numbers.
 
-    Raises
-    ------
-    ValueError
-        Some are masked, sparse, text, dates or integers above 2^53, rows differ in
-        length, or columns share a name.
+    Raises ValueError if some are masked, sparse, text, dates or integers above 2^53,
+    rows differ in length, or columns share a name.
     """
     if hasattr(values, "to_pandas"):  # of Arrow or Polars
         values = values.to_pandas()

@@ -63,15 +63,8 @@ def apart() -> Iterator[None]:
 class InProcessGrid(Grid):
     """A Flower grid whose nodes are parties in this process.
 
-    Parameters
-    ----------
-    parties : sequence of Party
-        In party order: the place of a party becomes its index.
-
-    Raises
-    ------
-    ValueError
-        There is no party, or an item is not a `Party`.
+    The place of a party becomes its index. Raises ValueError if there is no party, or
+    if an item is not a `Party`.
     """
 
     def __init__(self, parties: Sequence[Party]) -> None:
@@ -100,12 +93,9 @@ class InProcessGrid(Grid):
         self._pushed = 0
 
     def memories(self, model: str = "") -> list[Memory]:
-        """Return what each party keeps of its last run.
+        """Return what each party remembers of its last run.
 
-        Parameters
-        ----------
-        model : str
-            Number of a model: return only parties that took part in its run.
+        With the number of a model, only parties that took part in its run are returned.
         """
         kept = [Memory(context.state) for context in self._contexts.values()]
         return [m for m in kept if m.run and (not model or model == m.run)]

@@ -30,10 +30,7 @@ def installed_bundle() -> tuple[bytes, str]:
 def bundle_hash(folder: Path | None = None) -> str:
     """Return the hash of the bundle of a folder, or of the installed package's app.
 
-    Raises
-    ------
-    ValueError
-        The folder has no ``pyproject.toml`` of a Flower app.
+    Raises ValueError if the folder has no ``pyproject.toml`` of a Flower app.
     """
     if folder is None:
         return installed_bundle()[1]

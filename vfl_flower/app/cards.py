@@ -45,24 +45,15 @@ _ABOUT = """\
 class Card:
     """What the others of a federation must know of a party.
 
-    Attributes
-    ----------
-    name : str
-        Its ``party-name``: letters, digits, blanks, points, dashes and underscores.
-    identity : str
-        Its public key (Ed25519), as ``[peers]`` of a ``consent.toml`` has it.
-    supernode : str
-        The public key of its SuperNode (P-384), as OpenSSH writes it.
-
-    Raises
-    ------
-    ValueError
-        A field is not of this form.
+    Raises ValueError if a field does not have this form.
     """
 
     name: str
+    """Its ``party-name``: letters, digits, blanks, points, dashes and underscores."""
     identity: str
+    """Its public key (Ed25519), as ``[peers]`` of a ``consent.toml`` has it."""
     supernode: str
+    """The public key of its SuperNode (P-384), as OpenSSH writes it."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -103,10 +94,7 @@ class Card:
     def load(cls, path: Path) -> Card:
         """Read a card.
 
-        Raises
-        ------
-        ValueError
-            There is no such file, or it is no card.
+        Raises ValueError if there is no such file, or if it is no card.
         """
         try:
             with path.open("rb") as file:
@@ -136,23 +124,14 @@ class Card:
     def write(self, path: Path) -> None:
         """Write the card; an earlier one is replaced.
 
-        Raises
-        ------
-        OSError
-            It cannot be written.
+        Raises OSError if the file cannot be written.
         """
         table = asdict(self) | {"fingerprint": self.fingerprint}
         write_whole(path, (_ABOUT + tomli_w.dumps(table)).encode())
 
 
 def check_name(name: str) -> None:
-    """Raise unless a name can be that of a party and of its folder.
-
-    Raises
-    ------
-    ValueError
-        It cannot.
-    """
+    """Raise ValueError unless a name can be that of a party and of its folder."""
     if not (len(name) <= MOST_OF_NAME and re.fullmatch(r"\w[\w. -]*(?<! )", name)):
         raise ValueError(
             f"name must be 1 to {MOST_OF_NAME} letters, digits, blanks, points, dashes "
@@ -163,10 +142,7 @@ def check_name(name: str) -> None:
 def load_cards(paths: list[Path]) -> list[Card]:
     """Read cards, no two of which may have a name or a key in common.
 
-    Raises
-    ------
-    ValueError
-        A file is no card, or two cards are of one party.
+    Raises ValueError if a file is no card, or if two cards are of one party.
     """
     cards = [Card.load(path) for path in paths]
     for what in ("name", "identity", "supernode"):

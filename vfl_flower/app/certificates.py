@@ -26,23 +26,10 @@ _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
     """Write a certificate authority, and the SuperLink's certificate by it, or nothing.
 
-    Parameters
-    ----------
-    folder : path
-        Where ``ca.crt`` (for everyone), ``server.pem`` and ``server.key`` are written.
-        The key of the authority is not kept: it signs this one certificate.
-    hosts : sequence of str
-        Names and IP addresses by which the SuperLink is reached. A SuperLink calls
-        itself by 127.0.0.1, so this address must be one of them.
-    days : int
-        How long the certificates are valid.
-
-    Raises
-    ------
-    FileExistsError
-        `folder` has one of the files.
-    ValueError
-        A host is neither a name nor an IP address.
+    `folder` gets ``ca.crt`` (for everyone), ``server.pem`` and ``server.key``. The key
+    of the authority is discarded: it signs only this certificate. The `hosts` must
+    include 127.0.0.1, at which a SuperLink connects to itself. Raises FileExistsError
+    if the folder has one of the files, and ValueError for an invalid host.
     """
     names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
     key, authority_key = (ec.generate_private_key(CURVE) for _ in range(2))
@@ -111,10 +98,7 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> N
 def read_certificate(path: Path) -> x509.Certificate:
     """Return the first certificate of a PEM file, which is valid now.
 
-    Raises
-    ------
-    ValueError
-        There is no such file, it holds no certificate, or that is valid no longer.
+    Raises ValueError if the file is missing, or holds no certificate or an expired one.
     """
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
@@ -131,24 +115,12 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def write_supernode_key(path: Path) -> Path:
-    """Write a SuperNode's private key, and beside it the public key to register.
+    """Write a SuperNode's private key; return the file of the public key to register.
 
-    Both are in OpenSSH's format, as ``ssh-keygen -t ecdsa -b 384`` writes them.
-
-    Parameters
-    ----------
-    path : path
-        File of the private key, which only its owner may read.
-
-    Returns
-    -------
-    path
-        File of the public key: `path` with ``.pub`` behind it.
-
-    Raises
-    ------
-    FileExistsError
-        `path` is there: a key that may be registered is not overwritten.
+    Both are in OpenSSH's format, as ``ssh-keygen -t ecdsa -b 384`` writes them. Only
+    its owner may read the private key; the public key is in the file of that name plus
+    ``.pub``. Raises FileExistsError if `path` exists: a key that may be registered is
+    not overwritten.
     """
     key = ec.generate_private_key(CURVE)
     _write_new(

@@ -45,10 +45,7 @@ def load_from_context(context: Context) -> Party:
 def _is_real(source: PartySource, by_node: bool) -> bool:
     """Return whether a party has data that somebody has to protect.
 
-    Raises
-    ------
-    PartyError
-        The run config names a file, and this is no simulation.
+    Raises PartyError if the run config names a file, and this is no simulation.
     """
     if not is_file(source):
         return False

@@ -128,24 +128,16 @@ _NODE_ONLY = frozenset(
 
 @dataclass(frozen=True)
 class Key:
-    """One key of the run config.
-
-    Attributes
-    ----------
-    name : str
-        ``seed``, or, in a section, ``example.size``.
-    section : str
-        Name of the algorithm, or "" for a common key.
-    setting : Setting
-        The setting that the key sets.
-    default : bool, int, float or str
-        Its value where the run config says nothing.
-    """
+    """One key of the run config."""
 
     name: str
+    """``seed``, or, in a section, ``example.size``."""
     section: str
+    """Name of the algorithm, or "" for a common key."""
     setting: Setting
+    """The setting that the key sets."""
     default: bool | int | float | str
+    """Its value if the run config says nothing."""
 
 
 def run_keys() -> dict[str, Key]:
@@ -172,10 +164,7 @@ def _keys() -> Iterator[Key]:
 def check_run_config(run_config: UserConfig) -> dict[str, Any]:
     """Return the run config with defaults filled in.
 
-    Raises
-    ------
-    ValueError
-        A key is unknown, or the type of a value is not one that its setting takes.
+    Raises ValueError if a key is unknown, or a value has the wrong type.
     """
     keys = run_keys()
     for name, value in run_config.items():
@@ -195,10 +184,7 @@ def check_run_config(run_config: UserConfig) -> dict[str, Any]:
 def tasks_of(config: Mapping[str, Any]) -> dict[str, type[ProtocolStrategy]]:
     """Return the strategies of a run config's algorithm by their tasks.
 
-    Raises
-    ------
-    ValueError
-        There is no such algorithm.
+    Raises ValueError if there is no such algorithm.
     """
     known = algorithms()
     if config["strategy"] not in known:
@@ -211,11 +197,8 @@ def tasks_of(config: Mapping[str, Any]) -> dict[str, type[ProtocolStrategy]]:
 def make_strategy(config: Mapping[str, Any]) -> ProtocolStrategy:
     """Return the strategy of a checked run config.
 
-    Raises
-    ------
-    ValueError
-        The strategy or its task is unknown, the strategy does not take a value, or a
-        key was changed that it does not use and would ignore.
+    Raises ValueError if the strategy or its task is unknown, the strategy does not take
+    a value, or a key was changed that it does not use and would ignore.
     """
     tasks = tasks_of(config)
     if config["task"] not in tasks:
@@ -262,13 +245,8 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     """Return where a node's data come from.
 
     A node whose config has ``data`` decides for itself; what the run config says about
-    data applies to all other nodes, such as simulated ones.
-
-    Raises
-    ------
-    ValueError
-        A value is not of the type that its key takes, a key looks like a misspelt one,
-        or the node config says how to read its data, but not where they are.
+    data applies to all other nodes, such as simulated ones. Raises ValueError for a
+    value of the wrong type, a misspelt key, or options of a file without ``data``.
     """
     known = _NODE_KEYS | _NODE_ONLY
     for key in node_config:
@@ -414,9 +392,8 @@ def _data_rules(run_config: UserConfig) -> tuple[str, bool, bool]:
     """Return what differs between parties, and whether one may encode its columns.
 
     The last value is whether the task prepares others, and needs neither labels nor
-    levels that the parties have united.
-
-    The run config may belong to another app, whose strategy this package does not have.
+    levels that the parties have united. The run config may belong to another app, whose
+    strategy this package does not have.
     """
     name = str(run_config.get("strategy", ""))
     tasks = algorithms().get(name, ())
@@ -431,10 +408,8 @@ def _data_rules(run_config: UserConfig) -> tuple[str, bool, bool]:
 def output_dir(config: Mapping[str, Any]) -> Path:
     """Return the absolute folder for the results of runs.
 
-    Raises
-    ------
-    ValueError
-        ``output-dir`` is relative: the server's working directory is not the user's.
+    Raises ValueError if ``output-dir`` is relative: the server has another working
+    directory.
     """
     from platformdirs import user_data_path
 

@@ -41,27 +41,22 @@ ElementTree.register_namespace("", _SVG)
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure with its numbers.
-
-    Attributes
-    ----------
-    name : str
-        Name of its files.
-    title, text, alt : str
-        Above it; what it shows and how to read it; and what one sees, in words.
-    data : dict of str to list
-        Its numbers, columns of one length.
-    svg, png : bytes
-        The picture, on white.
-    """
+    """A figure with its numbers."""
 
     name: str
+    """Name of its files."""
     title: str
+    """The title above it."""
     text: str
+    """What it shows and how to read it."""
     alt: str
+    """What can be seen in it, in words."""
     data: dict[str, list[Any]]
+    """Its numbers, columns of one length."""
     svg: bytes
+    """The picture, on white."""
     png: bytes
+    """The same picture."""
 
     @property
     def inline(self) -> str:

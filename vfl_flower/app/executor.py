@@ -25,22 +25,11 @@ KNOWN = "1.40 to 1.42"
 
 
 def start(arguments: Sequence[str], bundles: Iterable[str] = ()) -> None:
-    """Serve a party in the foreground, until SIGINT or SIGTERM or for want of a server.
+    """Serve a party in the foreground, until SIGINT or SIGTERM or the server is lost.
 
-    Parameters
-    ----------
-    arguments : sequence of str
-        The command line of ``flower-supernode``, without the program.
-    bundles : iterable of str
-        Hashes of bundles whose code may run besides the installed package.
-
-    Raises
-    ------
-    ImportError
-        The installed flwr has another shape.
-    ValueError
-        A hash is no SHA-256 in lower-case hexadecimal digits, or an option of
-        ``flower-supernode`` has no meaning here.
+    `arguments` are those of ``flower-supernode``; `bundles` are hashes of bundles whose
+    code may run besides the installed package. Raises ImportError if the installed flwr
+    has another shape, and ValueError for an invalid hash or option.
     """
     pinned = frozenset(bundles)
     for text in pinned:

@@ -266,10 +266,7 @@ def certificates(
 def fingerprint_of(certificate: Path) -> str:
     """Return 32 digits of the SHA-256 digest of a certificate, in groups of four.
 
-    Raises
-    ------
-    ValueError
-        It cannot be read, or is valid no longer.
+    Raises ValueError if it cannot be read, or has expired.
     """
     digest = read_certificate(certificate).fingerprint(hashes.SHA256())
     return " ".join(re.findall("....", digest.hex()[:32]))
@@ -307,14 +304,8 @@ def gate_command(folder: Path, host: str, port: int, superlink: int) -> list[str
 def write_connection(folder: Path, port: int, home: Path) -> None:
     """Write a ``config.toml`` by which ``flwr`` finds the SuperLink.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the certificates.
-    port : int
-        Of the SuperLink itself.
-    home : Path
-        The ``FLWR_HOME`` to write to: nothing in ``~/.flwr`` changes.
+    `folder` has the certificates, and `port` is that of the SuperLink itself. The file
+    goes to the ``FLWR_HOME`` `home`: nothing in ``~/.flwr`` changes.
     """
     certificate = json.dumps(str(folder / AUTHORITY), ensure_ascii=False)
     (home / "config.toml").write_text(
@@ -406,10 +397,7 @@ def coordinator(
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a coordinator's folder, which ends with the process.
 
-    Raises
-    ------
-    ValueError
-        Another coordinator holds it.
+    Raises ValueError if another coordinator holds it.
     """
     make_private(folder / LOCK)
     with (folder / LOCK).open("r+") as file:
@@ -440,10 +428,7 @@ def _no_message_left(folder: Path) -> Iterator[None]:
 def register(processes: Processes, card: Card) -> None:
     """Register the SuperNode of a card, as the SuperLink's owner does.
 
-    Raises
-    ------
-    RunFailed
-        The SuperLink does not take its key.
+    Raises RunFailed if the SuperLink does not accept its key.
     """
     public = processes.home / "supernode.pub"  # flwr takes a key from a file alone
     public.write_text(f"{card.supernode}\n")
@@ -618,14 +603,10 @@ def party(
 
 
 class Shown:
-    """Processes whose output is shown, and which end together.
+    """Processes whose output is shown, and which stop together.
 
-    On Linux they end too where this process is killed.
-
-    Parameters
-    ----------
-    processes : Processes
-        Owner of their environment, which ends them and what they have started.
+    On Linux they also stop if this process is killed. `processes` owns their
+    environment, and stops them and what they have started.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -666,15 +647,8 @@ class Shown:
     def wait(self, reasons: Mapping[str, str] | None = None) -> None:
         """Wait until one of the processes ends.
 
-        Parameters
-        ----------
-        reasons : mapping of str to str, optional
-            What the processes may have printed, and what that means.
-
-        Raises
-        ------
-        RunFailed
-            It has ended of its own, and the text says which.
+        `reasons` maps what the processes may have printed to what that means. Raises
+        RunFailed, which says which process ended, if it did so by itself.
         """
         name = self._names[self._ended.get()]
         time.sleep(0.5)  # for its last lines

@@ -44,22 +44,9 @@ Reading = tuple[Checked, list[str]]
 def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
     """Check the file of a node config as each of the strategies reads it.
 
-    Parameters
-    ----------
-    config : dict
-        The node config.
-    strategies : sequence of str
-        Without any, nothing is found that concerns some strategies alone.
-
-    Returns
-    -------
-    list of Reading
-        One for all strategies that find the same.
-
-    Raises
-    ------
-    ValueError
-        There is no such strategy, or a key of the node config does not suit it.
+    Strategies that find the same share a reading. Without any, nothing is found that
+    concerns some strategies alone. Raises ValueError if there is no such strategy, or
+    if a key of the node config does not suit it.
     """
     sources: list[tuple[PartySource, list[str]]] = []
     for strategy in strategies or [""]:

@@ -61,10 +61,7 @@ REASON = re.compile(r"ERROR\b|[A-Za-z_][\w.]*(Error|Exception|Failed)\b.*:")
 class RunFailed(RuntimeError):
     """A run did not reach ``finished:completed``; the text says why.
 
-    Attributes
-    ----------
-    reason : str
-        Why, in a sentence, where Flower or the ServerApp has said it.
+    `reason` is a sentence, if Flower or the ServerApp has given one.
     """
 
     def __init__(self, text: str, reason: str = "") -> None:
@@ -74,21 +71,14 @@ class RunFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A run that completed.
-
-    Attributes
-    ----------
-    run_id : int
-        Flower's id of the run.
-    status : str
-        ``finished:completed``.
-    output : str
-        The log of the run.
-    """
+    """A run that completed."""
 
     run_id: int
+    """Flower's id of the run."""
     status: str
+    """``finished:completed``."""
     output: str
+    """The log of the run."""
 
 
 def echo(line: str) -> None:
@@ -107,36 +97,17 @@ def run(
 ) -> RunOutcome:
     """Run a Flower project, show its log and return when it has completed.
 
-    Parameters
-    ----------
-    app_dir : path
-        The project: the folder of its ``pyproject.toml``.
-    federation : str, optional
-        A SuperLink of ``$FLWR_HOME/config.toml``. By default a private SuperLink is
-        started on loopback, which simulates the SuperNodes with Ray, and stopped.
-    run_config : sequence of str
-        ``key=value`` pairs and TOML files, as ``flwr run --run-config`` takes them, but
-        mixed at will; later values win.
-    num_supernodes : int, optional
-        How many SuperNodes to simulate; Flower's default is 2.
-    flwr_home : path, optional
-        Flower's own folder. Default: a temporary one for a simulation, the user's for
-        a federation.
-    timeout : float, optional
-        Seconds until the run is given up; default: never.
+    federation: a SuperLink of ``$FLWR_HOME/config.toml``; default: a private one on
+        loopback, which simulates the SuperNodes with Ray, and is stopped at the end.
+    run_config: ``key=value`` pairs and TOML files in any mixture; later values win.
+    num_supernodes: how many SuperNodes to simulate; Flower's default is 2.
+    flwr_home: default: a temporary folder for a simulation, the user's for a
+        federation.
+    timeout: seconds until the run is abandoned; default: never.
 
-    Returns
-    -------
-    RunOutcome
-
-    Raises
-    ------
-    RunFailed
-        The run was refused, failed, was stopped or took longer than `timeout`.
-    ValueError
-        `num_supernodes` is given for a federation; `run_config` has an item that is no
-        pair, names a file that cannot be read, or has a key that the project does not
-        have.
+    Raises RunFailed if the run was refused, failed, was stopped or timed out, and
+    ValueError if `num_supernodes` is given for a federation, or `run_config` is
+    invalid.
     """
     if federation is not None and num_supernodes is not None:
         raise ValueError(
@@ -176,30 +147,8 @@ def submit(
 ) -> RunOutcome:
     """Submit a project to a running SuperLink, show its log, return when completed.
 
-    Parameters
-    ----------
-    processes : Processes
-        Owner of the environment and of the processes.
-    app_dir, timeout
-        As for :func:`run`.
-    run_config : mapping of str to str, optional
-        Values as Flower reads them, by key; see :func:`read_run_config`.
-    connection : str
-        A SuperLink of ``config.toml``.
-    options : sequence of str
-        Further options of ``flwr run``.
-    started, show : callable
-        Called with the number of the run once it has one, and with each line of its
-        log.
-
-    Returns
-    -------
-    RunOutcome
-
-    Raises
-    ------
-    RunFailed
-        As for :func:`run`.
+    `started` is called with the number of the run once it has one, and `show` with each
+    line of its log. Raises RunFailed as :func:`run` does.
     """
     # As one text: from several, Flower keeps only the last "table.key" of a table.
     text = " ".join(f"{key}={value}" for key, value in (run_config or {}).items())
@@ -232,12 +181,10 @@ def submit(
 
 
 def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any] | None:
-    """Return Flower's row of a run that has ended, or None where it goes on.
+    """Return Flower's row of a finished run, or None if the run continues.
 
-    Raises
-    ------
-    RunFailed
-        The SuperLink does not tell: it is gone, or knows nothing of the run.
+    Raises RunFailed if the SuperLink does not say: it has stopped, or knows no such
+    run.
     """
     deadline = time.monotonic() + 30
     while True:
@@ -284,20 +231,11 @@ def _how_to_go_on(run_id: str) -> str:
 
 
 def start_superlink(processes: Processes, *options: str) -> int:
-    """Start a SuperLink on loopback, name it `CONNECTION`, wait until it answers.
+    """Start a SuperLink on loopback, name it `CONNECTION`; return the port of its APIs.
 
-    Its working directory is the private folder, since a ServerApp must not depend on
-    where the user is.
-
-    Returns
-    -------
-    int
-        The port of all its APIs.
-
-    Raises
-    ------
-    RunFailed
-        It ended or did not answer in time.
+    It has answered by then. Its working directory is the private folder, since a
+    ServerApp must not depend on where the user is. Raises RunFailed if it ended or did
+    not answer in time.
     """
     port = free_port()
     (processes.home / "config.toml").write_text(
@@ -332,21 +270,8 @@ def start_supernodes(
 ) -> None:
     """Start one SuperNode on loopback for each node config, wait until all are online.
 
-    Parameters
-    ----------
-    processes : Processes
-        Owner of the environment and of the processes.
-    superlink_port : int
-        As returned by :func:`start_superlink`.
-    node_configs : sequence of str
-        ``flower-supernode --node-config`` of each.
-    command : sequence of str
-        The program.
-
-    Raises
-    ------
-    RunFailed
-        A SuperNode ended, or they were not all online in time.
+    `superlink_port` is that of :func:`start_superlink`, and `command` the program.
+    Raises RunFailed if a SuperNode ended, or if they were not all online in time.
     """
     supernodes = {
         f"supernode-{index}": processes.start(
@@ -373,17 +298,11 @@ def start_supernodes(
 
 
 class Processes:
-    """Processes of one private Flower environment, which end together.
+    """Processes of one private Flower environment, which stop together.
 
     Flower's daemons start children in sessions of their own, and so does Ray. All of
-    them inherit a mark in their environment, by which :meth:`stop` finds them.
-
-    Parameters
-    ----------
-    home : path, optional
-        Flower's folder (``FLWR_HOME``), made if missing. Default: the temporary one.
-    private : bool
-        False: use the user's own ``FLWR_HOME`` if `home` is not given.
+    them inherit a mark in their environment, by which :meth:`stop` finds them. Flower's
+    folder is `home`; by default it is a temporary one or, unless `private`, the user's.
     """
 
     def __init__(self, home: str | Path | None = None, *, private: bool = True) -> None:
@@ -456,10 +375,7 @@ class Processes:
     def flwr(self, *arguments: str) -> dict[str, Any]:
         """Return the answer of a command, ``flwr ... --format json``.
 
-        Raises
-        ------
-        RunFailed
-            The command failed; the text has its reason.
+        Raises RunFailed, with the reason, if the command failed.
         """
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             with self.command((*arguments, "--format", "json"), out, err) as running:
@@ -482,14 +398,9 @@ class Processes:
     def command(
         self, arguments: Sequence[str], out: IO[bytes], err: IO[bytes]
     ) -> Iterator[_Commands]:
-        """Run a ``flwr`` command, which ends with the block at the latest.
+        """Run a ``flwr`` command, which stops with the block at the latest.
 
-        Parameters
-        ----------
-        arguments : sequence of str
-            The command line, without the program.
-        out, err : file
-            Its standard output and error.
+        `arguments` is the command line without the program.
         """
         try:
             commands = self._idle.pop()
@@ -511,12 +422,9 @@ class Processes:
             self._idle.pop().close()
 
     def stop(self) -> None:
-        """End every process that carries the mark, and what they have started.
+        """Stop every process that carries the mark, and what they have started.
 
-        Raises
-        ------
-        RuntimeError
-            A process survives SIGKILL.
+        Raises RuntimeError if a process survives SIGKILL.
         """
         with _undisturbed():
             alive: set[int] = set()
@@ -564,12 +472,8 @@ def interruptible() -> None:
 class _Commands:
     """A process that has imported Flower and runs ``flwr`` commands, one at a time.
 
-    Attributes
-    ----------
-    process : Popen
-        Leader of a session of its own, to which the commands belong.
-    busy : bool
-        Whether a command runs.
+    process: leader of a session of its own, to which the commands belong.
+    busy: whether a command runs.
     """
 
     def __init__(self, env: dict[str, str]) -> None:
@@ -598,10 +502,7 @@ class _Commands:
     def wait(self) -> int:
         """Wait until the command has ended, and return its exit code.
 
-        Raises
-        ------
-        RunFailed
-            The process was killed.
+        Raises RunFailed if the process was killed.
         """
         answer = ""
         with suppress(ConnectionError):
@@ -661,14 +562,9 @@ def _show_log(
 def wait_for(
     answer: Callable[[], T | None], seconds: float, what: str, pause: float = 0.05
 ) -> T:
-    """Call `answer` until its value is true, and return the value.
+    """Call `answer` every `pause` seconds until its value is true; return the value.
 
-    Between two calls are `pause` seconds.
-
-    Raises
-    ------
-    RunFailed
-        `seconds` have passed.
+    Raises RunFailed after `seconds`.
     """
     deadline = time.monotonic() + seconds
     while not (value := answer()):
@@ -701,15 +597,7 @@ _PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 def read_run_config(app_dir: str | Path, run_config: Sequence[str]) -> dict[str, str]:
     """Return the values of a run config by their keys, as Flower reads them.
 
-    Parameters
-    ----------
-    app_dir, run_config
-        As for :func:`run`.
-
-    Raises
-    ------
-    ValueError
-        As for :func:`run`.
+    The arguments are those of :func:`run`, and so is the ValueError.
     """
     config = dict(pair for item in run_config for pair in _pairs(item))
     _check_keys(Path(app_dir), config)

@@ -1,7 +1,7 @@
-"""The gate of a SuperLink: it hands on what SuperNodes ask for, and nothing else.
+"""The gate of a SuperLink: it forwards what SuperNodes ask for, and nothing else.
 
-A SuperLink serves SuperNodes, ``flwr`` and its own processes on one port, and asks none
-of them who they are except SuperNodes. So it listens on its own machine alone, and the
+A SuperLink serves SuperNodes, ``flwr`` and its own processes on one port, and
+authenticates only SuperNodes. So it listens on its own machine alone, and the
 SuperNodes of other machines reach it through this gate, as through the reverse proxy of
 docs/deploy.md::
 
@@ -36,15 +36,7 @@ _OF_A_HOP = {b"connection", b"host", b"keep-alive", b"te", b"transfer-encoding"}
 
 
 def make_gate(superlink: str, context: ssl.SSLContext) -> Starlette:
-    """Return the gate of a SuperLink as an application.
-
-    Parameters
-    ----------
-    superlink : str
-        Its address, as in ``https://127.0.0.1:8001``.
-    context : ssl.SSLContext
-        By which the gate knows it.
-    """
+    """Return the gate of a SuperLink, at an ``https://`` address, as an application."""
     client = httpx.AsyncClient(
         base_url=superlink, verify=context, timeout=None, trust_env=False
     )

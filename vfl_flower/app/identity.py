@@ -32,17 +32,8 @@ state-dir: with another key this party is refused until its peers have the new l
 def line_for_peers(state_dir: Path, name: str) -> str:
     """Return the line of TOML by which peers pin a party's key.
 
-    Parameters
-    ----------
-    state_dir : Path
-        As in the party's node config.
-    name : str
-        The party's ``party-name``.
-
-    Raises
-    ------
-    PartyError, ValueError
-        The key cannot be read or made, or the name is none of a party.
+    Raises PartyError or ValueError if the key cannot be read or created, or if the
+    party's name is invalid.
     """
     if not is_name(name):
         raise ValueError(

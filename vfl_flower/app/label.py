@@ -5,7 +5,7 @@ The node config is that of the party's SuperNode, with the data of the new rows:
     python -m vfl_flower.app.label MODEL --output labels.csv \
         --node-config 'data="/abs/new.csv" state-dir="/abs/state"'
 
-They are encoded as the rows of training were, and nothing leaves the machine.
+They are encoded like the rows of training, and nothing leaves the machine.
 """
 
 from __future__ import annotations
@@ -28,20 +28,8 @@ from vfl_flower.strategies import algorithms
 def label(model: str, node_config: str, output: Path) -> None:
     """Write the clusters of a party's new rows to a CSV file.
 
-    Parameters
-    ----------
-    model : str
-        Number of the model, which its training printed.
-    node_config : str
-        As for a SuperNode: ``data``, ``state-dir``, and ``id-column`` if any.
-    output : Path
-        The file, with ``id`` (or ``row``) and ``prediction``; an existing file is
-        replaced, unless it is one of the party's.
-
-    Raises
-    ------
-    PartyError, ValueError
-        The node config, the part of the model or the data break a rule.
+    An existing file is replaced, unless it is one of the party's. Raises PartyError or
+    ValueError if the node config, the local model or the data break a rule.
     """
     try:
         config = parse_config_args([node_config])

@@ -23,27 +23,18 @@ from vfl_flower.strategies import ALGORITHMS
 
 
 class Learned(NamedTuple):
-    """What somebody learns from a step, in words.
-
-    Attributes
-    ----------
-    step : str
-        Action of the step.
-    values : tuple of str
-        Names of the values, all of which travel in the same way.
-    how : str
-        How they travel.
-    who : str
-        Who learns them.
-    kinds : tuple of str
-        What the step reveals beyond sums, as a party's consent calls it.
-    """
+    """What somebody learns from a step, in words."""
 
     step: str
+    """The action of the step."""
     values: tuple[str, ...]
+    """Names of the values, all of which travel in the same way."""
     how: str
+    """How they travel."""
     who: str
+    """Who learns them."""
     kinds: tuple[str, ...] = ()
+    """What the step reveals beyond sums, as a party's consent calls it."""
 
 
 _LEAVES = {
@@ -70,18 +61,9 @@ def who_learns(
 ) -> list[Learned]:
     """Return who learns what from steps, by their declarations.
 
-    Parameters
-    ----------
-    steps : iterable of Step
-        The steps, such as those of a strategy.
-    seen : mapping of str to Seen, optional
-        What was sent, by action: only that is returned.
-
-    Returns
-    -------
-    list of Learned
-        For each step what leaves a party, by the way in which it leaves, and then what
-        the server tells the parties; not what it only passes on to them.
+    For each step this is what leaves a party, by the way in which it leaves, and then
+    what the server sends to the parties of its own, not what it only passes on to them.
+    With `seen`, which has what was sent by action, only that is returned.
     """
     rows = []
     for step in steps:

@@ -1,9 +1,9 @@
-"""What a SuperLink keeps in its database from one start to the next.
+"""What a SuperLink stores in its database from one start to the next.
 
-Flower keeps everything there: keys of SuperNodes, runs, and each message until it is
-read. A SuperLink that starts again knows its SuperNodes by it, which then go on. It
-cannot go on with a run, whose ServerApp has ended with it; messages and logs of runs
-are of no more use, and neither are run configs.
+Flower stores everything there: keys of SuperNodes, runs, and each message until it is
+read. A restarted SuperLink knows its SuperNodes by it, and they continue. It cannot
+continue a run, whose ServerApp has stopped with it; the messages, logs and run configs
+of earlier runs are useless.
 """
 
 from __future__ import annotations
@@ -69,25 +69,12 @@ STARTED_AGAIN = (
 
 
 def take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
-    """Let a SuperLink start that knows its SuperNodes, and of runs what became of them.
+    """Let a SuperLink start that knows its SuperNodes, and the outcome of past runs.
 
-    Parameters
-    ----------
-    database : path
-        Made for the user alone where it is missing. One that is damaged, or lacks a
-        table or a column of Flower's, is set aside under another name.
-    keys : collection of bytes
-        Public keys of the SuperNodes that may connect, as Flower writes them.
-
-    Returns
-    -------
-    set of bytes
-        Those of the keys that are registered.
-
-    Raises
-    ------
-    OSError
-        The file cannot be used, or another process uses it, or it is a symbolic link.
+    A missing database is created for the user alone; a damaged one, or one that lacks a
+    table or a column of Flower's, is set aside under another name. Returns those of the
+    SuperNodes' public `keys` that are registered. Raises OSError if the file cannot be
+    used, is in use by another process, or is a symbolic link.
     """
     make_private(database)
     database.chmod(0o600)

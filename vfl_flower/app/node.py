@@ -116,13 +116,7 @@ class Fleet(NamedTuple):
 
 
 class NotAnswered(Exception):
-    """A message that gets an error as its reply.
-
-    Attributes
-    ----------
-    code : int
-        Flower's code of the error.
-    """
+    """A message that gets an error as its reply, with Flower's code of the error."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -152,10 +146,7 @@ SHAPES: dict[Callable[..., Any], tuple[str, str]] = {
 def check_flower() -> None:
     """Check that Flower's internal functions are the ones that this module calls.
 
-    Raises
-    ------
-    ImportError
-        One has another shape; where one is missing, the import has failed already.
+    Raises ImportError if one has another shape; a missing one fails the import itself.
     """
     for function, (first, named) in SHAPES.items():
         names = list(inspect.signature(function).parameters)
@@ -179,17 +170,9 @@ def check_flower() -> None:
 def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> None:
     """Serve one party until the connection ends, or a signal ends the process.
 
-    Parameters
-    ----------
-    arguments : sequence of str
-        The command line of ``flower-supernode``, without the program.
-    pinned : frozenset of str
-        Hashes of the bundles whose code may run besides the installed package.
-
-    Raises
-    ------
-    ValueError
-        An option of ``flower-supernode`` has no meaning here.
+    `arguments` is the command line of ``flower-supernode``, without the program;
+    `pinned` has the hashes of the bundles whose code may run besides the installed
+    package. Raises ValueError if an option of ``flower-supernode`` has no meaning here.
     """
     parser = _parse_args_run_supernode()
     args, default = parser.parse_args(arguments), vars(parser.parse_args([]))
@@ -224,16 +207,8 @@ def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> 
 class Node:
     """Takes messages, has each answered in a process of its own, and sends the replies.
 
-    Parameters
-    ----------
-    fleet : Fleet
-        The connection to the SuperLink.
-    node_config : dict
-        The party's own, which is in the context of each message.
-    pinned : frozenset of str
-        As of :func:`run_node`.
-    scratch : path
-        Folder for the code of pinned bundles.
+    `node_config` is the party's own, which is in the context of each message; `scratch`
+    is the folder for the code of pinned bundles.
     """
 
     def __init__(
@@ -298,18 +273,10 @@ class Node:
         log.info("[RUN %s] Sent after %.2f s", run_id, time.monotonic() - start)
 
     def begin(self, run_id: int) -> tuple[Context, Path | None]:
-        """Return the context of a new run, and where the code is that runs in it.
+        """Return the context of a new run, and the folder of the code that runs in it.
 
-        Returns
-        -------
-        context : Context
-        code : path or None
-            Folder of a pinned bundle; None: the installed package runs.
-
-        Raises
-        ------
-        NotAnswered
-            The run has another bundle.
+        That is the folder of a pinned bundle; None: the installed package runs. Raises
+        NotAnswered if the run has another bundle.
         """
         run = self.fleet.get_run(run_id)
         self.forget_ended()
@@ -382,19 +349,11 @@ def preload() -> None:
 def in_a_process(
     message: Message, context: Context, code: Path | None
 ) -> tuple[Message, Context]:
-    """Have a message answered in a process of its own.
+    """Have a message answered in a process of its own; return the reply and context.
 
-    Returns
-    -------
-    reply : Message
-    context : Context
-        With what the step has kept in it for the run.
-
-    Raises
-    ------
-    NotAnswered
-        The process did not start, ended before it had replied, or took longer than the
-        message lives.
+    The context has what the step has stored for the run. Raises NotAnswered if the
+    process did not start, ended before it had replied, or took longer than the message
+    lives.
     """
     ours, theirs = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=answer, args=(theirs, message, context, code))

@@ -95,10 +95,7 @@ def absolute(data: str) -> str:
 def check_there(data: str) -> None:
     """Check that a data file is there, or one that a pattern or folder stands for.
 
-    Raises
-    ------
-    ValueError
-        None is.
+    Raises ValueError if none is.
     """
     if data.startswith(QUERY):
         return
@@ -109,12 +106,8 @@ def check_there(data: str) -> None:
 def node_keys(data: str, **options: bool | int | str) -> dict[str, bool | int | str]:
     """Return the node config of a data file and its options, without their defaults.
 
-    Parameters
-    ----------
-    data : str
-        A party file, or a query.
-    **options
-        Other keys of a node config, with ``_`` for ``-``.
+    `data` is a party file or a query. The options are other keys of a node config, with
+    ``_`` for ``-``.
     """
     keys = {name.replace("_", "-"): value for name, value in options.items()}
     chosen = {k: v for k, v in keys.items() if v not in ("", _DEFAULTS.get(k))}

@@ -64,15 +64,7 @@ WORDS = {
 
 
 def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
-    """Return the page of a run.
-
-    Parameters
-    ----------
-    record : mapping
-        What ``result.json`` has.
-    figures : sequence of Figure
-        Those of its results.
-    """
+    """Return the page of a run from its ``result.json`` and its figures."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -1,7 +1,7 @@
 """The folder of a party: its node config, its consent, its keys and its card.
 
-``vfl-flower init`` writes it whole or not at all, and nothing writes it anew: the keys
-are what the other parties know the party by.
+``vfl-flower init`` writes it whole or not at all, and nothing rewrites it: the other
+parties know the party by its keys.
 """
 
 from __future__ import annotations
@@ -98,10 +98,7 @@ def consent_text(kinds: Collection[Kind] = ()) -> str:
 def needs_of(strategy: str) -> tuple[tuple[Kind, ...], str]:
     """Return what a strategy needs to leave a party, and which setting needs less.
 
-    Raises
-    ------
-    ValueError
-        There is no such strategy.
+    Raises ValueError if there is no such strategy.
     """
     made = make_strategy(check_run_config({"strategy": strategy}))
     return made.needs, made.needs_less
@@ -110,28 +107,12 @@ def needs_of(strategy: str) -> tuple[tuple[Kind, ...], str]:
 def write_party_folder(
     folder: Path, config: UserConfig, kinds: Collection[Kind] = ()
 ) -> Card:
-    """Write the folder of a new party, whole or not at all.
+    """Write the folder of a new party, whole or not at all; return its card.
 
-    Parameters
-    ----------
-    folder : Path
-        A folder that does not exist; its name is the name of the party.
-    config : mapping
-        Keys of the node config that say where the data are and how to read them.
-    kinds : collection of str
-        What the party lets leave it.
-
-    Returns
-    -------
-    Card
-        What the others must know of the party; it is in the folder too.
-
-    Raises
-    ------
-    ValueError
-        The folder exists, or its name can be none of a party.
-    OSError
-        It cannot be written.
+    The name of the folder is that of the party, `config` has the keys of the node
+    config that say where the data are and how to read them, and `kinds` what may leave.
+    Raises ValueError if the folder exists or its name is invalid for a party, and
+    OSError if it cannot be written.
     """
     folder = folder.absolute()
     check_name(name := folder.name)
@@ -163,13 +144,7 @@ def write_party_folder(
 
 
 def check_new(folder: Path) -> None:
-    """Raise if there is a folder of a party, or another file, already.
-
-    Raises
-    ------
-    ValueError
-        There is one.
-    """
+    """Raise ValueError if there is a folder of a party, or another file, already."""
     if os.path.lexists(folder):
         raise ValueError(
             f"{folder} is there already, and nothing in it is replaced: change its "
@@ -180,10 +155,7 @@ def check_new(folder: Path) -> None:
 def load_party_folder(folder: Path) -> tuple[PartySource, Consent]:
     """Return where a party's data are, and what it has consented to.
 
-    Raises
-    ------
-    ValueError
-        One of its files is missing, or is not what it should be.
+    Raises ValueError if one of its files is missing or invalid.
     """
     path = folder / NODE_CONFIG
     try:
@@ -211,10 +183,7 @@ def load_party_folder(folder: Path) -> tuple[PartySource, Consent]:
 def write_with_data(folder: Path, data: str) -> Path:
     """Write the node config of a party with another data file, beside its own.
 
-    Returns
-    -------
-    Path
-        ``other-data.toml`` in the folder, which is replaced each time.
+    Returns ``other-data.toml`` in the folder, which is replaced each time.
     """
     config = tomllib.loads((folder / NODE_CONFIG).read_text(encoding="utf-8"))
     path = folder / f"other-data{Path(NODE_CONFIG).suffix}"
@@ -226,18 +195,10 @@ def write_with_data(folder: Path, data: str) -> Path:
 def pin_peers(source: PartySource, consent: Consent, cards: Sequence[Card]) -> Consent:
     """Add the public keys of peers to a party's ``consent.toml``; none is changed.
 
-    Returns
-    -------
-    Consent
-        What the party has consented to with these peers.
-
-    Raises
-    ------
-    ValueError
-        A card is the party's own, a peer is pinned with another key or its key under
-        another name, or the file has its peers in a form that cannot be added to.
-    OSError
-        It cannot be written.
+    Returns what the party has consented to with these peers. Raises ValueError if a
+    card is the party's own, a peer is pinned with another key or its key under another
+    name, or the file has its peers in a form that cannot be added to, and OSError if it
+    cannot be written.
     """
     assert source.consent is not None
     assert source.state_dir is not None

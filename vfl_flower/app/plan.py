@@ -38,45 +38,30 @@ rows: the next doubling then adds twice as much."""
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run will cost, and who will learn what.
-
-    Attributes
-    ----------
-    strategy : ProtocolStrategy
-        What is to run.
-    shapes : tuple of Shape
-        The parties.
-    learned : list of Learned
-        Who learns what.
-    ledger : Ledger or None
-        Round trips, bytes and seconds of computing, by step and party; None: the
-        strategy was not rehearsed.
-    reason : str
-        Why it was not.
-    rows : int
-        Rows of the largest rehearsal.
-    extended : bool
-        Whether the figures of all rows were computed from those of fewer.
-    varying : dict of str to (int, int), or None
-        Steps whose costs depend on the values of the data, and their round trips on few
-        rows without a pattern, and on few in clusters; None: that is not known.
-    server_seconds : float
-        Time that the server computes.
-    round_trip : float or None
-        Seconds of one round trip besides computing, as ``hello`` took them; None:
-        nobody was greeted.
-    """
+    """What a run will cost, and who will learn what."""
 
     strategy: ProtocolStrategy
+    """What is to run."""
     shapes: tuple[Shape, ...]
+    """The parties."""
     learned: list[Learned]
+    """Who learns what."""
     ledger: Ledger | None = None
+    """Round trips, bytes and seconds by step and party; None: it was not rehearsed."""
     reason: str = ""
+    """Why it was not rehearsed."""
     rows: int = 0
+    """Rows of the largest rehearsal."""
     extended: bool = False
+    """Whether the figures of all rows were computed from those of fewer."""
     varying: dict[str, tuple[int, int]] | None = None
+    """Steps whose costs depend on the values of the data, and their round trips on few
+    rows without a pattern, and on few in clusters; None: that is not known."""
     server_seconds: float = 0.0
+    """Time that the server computes."""
     round_trip: float | None = None
+    """Seconds of one round trip besides computing, as ``hello`` took them; None: nobody
+    was greeted."""
 
     @property
     def seconds(self) -> float | None:
@@ -219,24 +204,9 @@ def plan(
 ) -> RunPlan:
     """Return what a run will cost and show, without any data.
 
-    Parameters
-    ----------
-    strategy : ProtocolStrategy
-        The strategy to run; it is not changed.
-    shapes : sequence of Shape
-        The size of each party's data, in party order.
-    greeted : Ledger, optional
-        The costs of ``hello`` with the real parties.
-
-    Returns
-    -------
-    RunPlan
-        Without costs where the strategy cannot be rehearsed; it then says why.
-
-    Raises
-    ------
-    ValueError
-        The run needs another number of parties.
+    `shapes` is the size of each party's data, in party order, and `greeted` the costs
+    of ``hello`` with the real parties. Without a rehearsal, the plan has a reason
+    instead of costs. Raises ValueError if the run needs another number of parties.
     """
     shapes = tuple(shapes)
     fits = strategy.n_parties in (0, len(shapes))
@@ -342,18 +312,10 @@ def _varying(
 def extended(values: Sequence[float], doublings: float) -> float:
     """Return what a cost will be after further doublings of the rows.
 
-    Parameters
-    ----------
-    values : sequence of float
-        What n / 4, n / 2 and n rows cost.
-    doublings : float
-        log2 of the number of rows that is meant, over n.
-
-    Returns
-    -------
-    float
-        a + b n^p through the three values, where p is at most 1: from one doubling to
-        the next the growth is multiplied by 2^p. A cost that has not grown stays.
+    `values` are what n / 4, n / 2 and n rows cost, and `doublings` is log2 of the
+    intended number of rows, over n. The result is a + b n^p through the three values,
+    where p is at most 1: from one doubling to the next the growth is multiplied by 2^p.
+    A cost that has not grown stays.
     """
     first, last = values[1] - values[0], values[2] - values[1]
     if last <= 0:
@@ -416,10 +378,8 @@ def dry_run(
 ) -> str:
     """Greet the parties for each strategy, and return the plans as text.
 
-    Raises
-    ------
-    FederationError, PartyFailed, ValueError
-        As a run would before its first step: a party refuses it, say.
+    Raises FederationError, PartyFailed or ValueError as a run would before its first
+    step, such as when a party refuses it.
     """
     met = []
     for strategy in strategies.values():

@@ -40,27 +40,18 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is; as text it is the line that the server logs.
-
-    Attributes
-    ----------
-    step : str
-        The step that the parties have just answered.
-    trips : int
-        Round trips so far.
-    planned : int
-        Round trips of the whole run; 0: that is not known.
-    n_bytes : int
-        Bytes sent so far, in both directions.
-    seconds : float
-        Time since the run began.
-    """
+    """How far a run is; as text it is the line that the server logs."""
 
     step: str
+    """The step that the parties have just answered."""
     trips: int
+    """Round trips so far."""
     planned: int
+    """Round trips of the whole run; 0: unknown."""
     n_bytes: int
+    """Bytes sent so far, in both directions."""
     seconds: float
+    """Time since the run started."""
 
     @property
     def share(self) -> float | None:
@@ -101,13 +92,7 @@ class Progress:
 
 
 class Reporter:
-    """Logs how far a run is: a :class:`~vfl_flower.protocol.strategy.Watch`.
-
-    Parameters
-    ----------
-    say : callable, optional
-        What takes the lines; default: the package's log.
-    """
+    """Logs how far a run is: a :class:`~vfl_flower.protocol.strategy.Watch`."""
 
     def __init__(self, say: Callable[[str], None] = log.info) -> None:
         self._say, self._start = say, time.monotonic()

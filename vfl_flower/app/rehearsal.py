@@ -1,7 +1,7 @@
 """A run on random rows, which shows what a strategy costs and sends.
 
-It runs in this process, on rows of the parties' shapes. So it needs nothing from the
-strategy, whichever package that comes from, and no data.
+It runs in this process, on rows of the parties' shapes, and needs no data. It works for
+the strategies of any package.
 """
 
 from __future__ import annotations
@@ -29,23 +29,18 @@ log = logging.getLogger("vfl_flower")
 
 
 class Shape(NamedTuple):
-    """The size of a party's data.
-
-    Attributes
-    ----------
-    n_rows, n_columns, n_labels : int
-        Numbers of rows and columns, and of rows whose label the party knows.
-    name : str
-        Default: ``party-<index>``.
-    keeps : bool
-        Whether it has a place for its part of a model.
-    """
+    """The size of a party's data."""
 
     n_rows: int
+    """The number of rows."""
     n_columns: int
+    """The number of columns."""
     n_labels: int = 0
+    """The number of rows whose label the party knows."""
     name: str = ""
+    """Default: ``party-<index>``."""
     keeps: bool = False
+    """Whether it has a place for its local model."""
 
     @classmethod
     def of(cls, info: PartyInfo) -> Self:
@@ -55,18 +50,12 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal has cost and shown.
-
-    Attributes
-    ----------
-    ledger : Ledger
-        Its costs, and which values were sent.
-    seconds : float
-        Time that the server computed.
-    """
+    """What a rehearsal has cost and shown."""
 
     ledger: Ledger
+    """Its costs, and which values were sent."""
     seconds: float
+    """Time that the server computed."""
 
     def sizes(self, action: str) -> tuple[int, int]:
         """Return the round trips of a step, and its bytes."""

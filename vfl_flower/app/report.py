@@ -46,25 +46,12 @@ def write_report(
     settings: Mapping[str, Any],
     command: str = "",
 ) -> str:
-    """Write the results of a run into a folder.
+    """Write the results of a run into a folder, and return the report as text.
 
-    Parameters
-    ----------
-    folder : Path
-        Created if it does not exist.
-    results : mapping of str to ProtocolResult
-        By the name of the variant, such as its sampling.
-    settings : mapping
-        The run config.
-    command : str
-        What starts the run again.
-
-    Returns
-    -------
-    str
-        The report as text: a table of the results, the ledger of the first result, and
-        the folder, which has ``result.json``, ``report.md`` and ``model-<name>.npz``.
-        The page is not among them: see :func:`write_page`.
+    The text is a table of the results, the ledger of the first result, and the folder,
+    which has ``result.json``, ``report.md`` and ``model-<name>.npz``; see
+    :func:`write_page` for the page. `results` are named by their variant, such as the
+    sampling, `settings` is the run config, and `command` is what starts the run again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     record = record_of(results, settings, command)
@@ -142,10 +129,7 @@ def record_of(
 ) -> dict[str, Any]:
     """Return what ``result.json`` has of a run: all that the page shows.
 
-    Parameters
-    ----------
-    results, settings, command
-        As of :func:`write_report`.
+    The arguments are those of :func:`write_report`.
     """
     return {
         "version": __version__,
@@ -226,22 +210,8 @@ def _first(counts: Mapping[str, int]) -> dict[str, int]:
 def write_page(folder: Path) -> Path:
     """Write the page of a run and its figures, from its ``result.json`` alone.
 
-    Parameters
-    ----------
-    folder : Path
-        The folder of the run.
-
-    Returns
-    -------
-    Path
-        The page.
-
-    Raises
-    ------
-    ValueError
-        The result cannot be read, or an earlier version has written it.
-    OSError
-        The folder cannot be written to.
+    Raises ValueError if the result cannot be read, or is from an earlier version, and
+    OSError if the folder cannot be written to.
     """
     record = read_result(folder)
     if "version" not in record:
@@ -261,10 +231,7 @@ def write_page(folder: Path) -> Path:
 def read_result(folder: Path) -> dict[str, Any]:
     """Return what a run has written.
 
-    Raises
-    ------
-    ValueError
-        The file cannot be read, or is no result of a run.
+    Raises ValueError if the file cannot be read, or is no result of a run.
     """
     try:
         read = json.loads((folder / RESULT).read_text(encoding="utf-8"))

@@ -42,19 +42,10 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def find_run(name: str, folder: Path) -> Path:
-    """Return the folder of a run.
+    """Return the folder of a run, of which `folder` has those of all runs.
 
-    Parameters
-    ----------
-    name : str
-        The folder or its name, Flower's number of the run, or "" for the last run.
-    folder : Path
-        Where the folders of runs are.
-
-    Raises
-    ------
-    ValueError
-        There is no such run.
+    `name` is the folder or its name, Flower's number of the run, or "" for the last
+    run. Raises ValueError if there is no such run.
     """
     if name and (Path(name) / RESULT).is_file():
         return Path(name)
@@ -71,25 +62,18 @@ def find_run(name: str, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Stored:
-    """A model that a run has written.
-
-    Attributes
-    ----------
-    file : Path
-        Its file, in the folder of its run.
-    number : str
-        Number under which parties keep parts of it; "" where they keep none.
-    strategy, task : str
-        What the run has done.
-    variant : str
-        What the report calls it.
-    """
+    """A model that a run has written."""
 
     file: Path
+    """Its file, in the folder of its run."""
     number: str
+    """Number under which parties store their local models; "" if they store none."""
     strategy: str
+    """The strategy of the run."""
     task: str
+    """The task of the run."""
     variant: str
+    """What the report calls it."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""``vfl-flower run``: start a run on a SuperLink, and say what became of it.
+"""``vfl-flower run``: start a run on a SuperLink, and report its outcome.
 
 The bundle that it sends is of the installed package (:mod:`vfl_flower.app.template`),
 the same bytes wherever the same version is installed, so that parties can pin it.
@@ -52,18 +52,10 @@ _WORDS = {"true": True, "false": False}
 def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
     """Return the settings of ``--set`` options by the keys of the run config.
 
-    Parameters
-    ----------
-    strategy : str
-        The algorithm, whose keys may be given without its name: ``size=500``. They come
-        before the keys of all strategies, one of which has the same name.
-    pairs : sequence of str
-        ``key=value`` each; text needs no quotes.
-
-    Raises
-    ------
-    ValueError
-        One is no such pair, or its key is unknown.
+    `pairs` are ``key=value`` each; text needs no quotes. The algorithm's keys may be
+    given without its name: ``size=500``. They take precedence over the keys of all
+    strategies, one of which has the same name. Raises ValueError if one is no such
+    pair, or if its key is unknown.
     """
     keys, values = run_keys(), {}
     for item in pairs:
@@ -113,10 +105,7 @@ def _value(key: Key, text: str) -> bool | int | float | str:
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the keys of a TOML file of settings.
 
-    Raises
-    ------
-    ValueError
-        It cannot be read.
+    Raises ValueError if it cannot be read.
     """
     try:
         return dict(flat(tomllib.loads(path.read_text(encoding="utf-8"))))
@@ -134,21 +123,8 @@ def gather(
 ) -> dict[str, Any]:
     """Return the run config of a command line, checked as the server will check it.
 
-    Parameters
-    ----------
-    strategy, task : str
-        What to run.
-    pairs : sequence of str
-        As of :func:`parse_settings`; they win over the file.
-    file : Path, optional
-        A TOML file of settings.
-    **more
-        Further keys, with ``_`` for ``-``.
-
-    Raises
-    ------
-    ValueError
-        A key or a value breaks a rule.
+    `pairs`, as in :func:`parse_settings`, win over the TOML `file`. `more` are further
+    keys, with ``_`` for ``-``. Raises ValueError if a key or a value breaks a rule.
     """
     if strategy not in ALGORITHMS:
         hint = did_you_mean(strategy, [*ALGORITHMS])
@@ -167,18 +143,9 @@ def gather(
 class Follower:
     """Shows the log of a run: of its steps one line each, of Flower's own lines none.
 
-    Parameters
-    ----------
-    verbose : bool
-        Show every line as it is.
-    rewrites : bool
-        The output is a terminal, where a line of the same step takes the place of the
-        one before.
-
-    Attributes
-    ----------
-    resumable : bool
-        Whether the run has said how it is resumed.
+    If `verbose`, every line is shown unchanged; if `rewrites`, the output is a
+    terminal, where a line of the same step replaces the one before. `resumable` is
+    whether the run has said how it is resumed.
     """
 
     def __init__(self, verbose: bool = False, rewrites: bool = False) -> None:
@@ -235,12 +202,8 @@ def connection_of(name: str, federation: Path | None = None) -> str:
     """Return the connection to start a run on: a SuperLink, and no simulation.
 
     From here on Flower reads the ``config.toml`` of the federation's folder, if one is
-    given.
-
-    Raises
-    ------
-    ValueError
-        There is no such connection in Flower's ``config.toml``, or it is a simulation.
+    given. Raises ValueError if there is no such connection in Flower's ``config.toml``,
+    or if it is a simulation.
     """
     from flwr.cli.flower_config import read_superlink_connection
 
@@ -276,23 +239,9 @@ def start(
 ) -> RunOutcome:
     """Run a checked run config on a SuperLink with the installed package.
 
-    Parameters
-    ----------
-    config : mapping
-        The run config, from :func:`gather`.
-    connection : str
-        Of Flower's ``config.toml``; "": its default.
-    federation : path, optional
-        Folder of a coordinator, whose ``config.toml`` it is.
-    verbose : bool
-        Show all of Flower's log.
-
-    Raises
-    ------
-    RunFailed
-        The run was refused, failed, or was stopped.
-    ValueError
-        There is no such connection.
+    The connection is a name in Flower's ``config.toml``, or in that of the
+    coordinator's folder `federation`; "": its default. Raises RunFailed if the run was
+    refused, failed, or was stopped, and ValueError if there is no such connection.
     """
     name = connection_of(connection, federation)
 
@@ -394,12 +343,6 @@ def reason_of(error: Exception) -> str:
 
 
 def fail(error: Exception) -> NoReturn:
-    """Say why a command ends, and end it.
-
-    Raises
-    ------
-    typer.Exit
-        Always.
-    """
+    """Say why a command ends, and end it by typer.Exit."""
     typer.echo(reason_of(error), err=True)
     raise typer.Exit(1) from None

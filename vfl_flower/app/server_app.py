@@ -63,10 +63,7 @@ def _in_a_sentence() -> Iterator[None]:
 def main(grid: Grid, context: Context) -> None:
     """Run what the run config says, and report; or with ``dry-run`` print a plan.
 
-    Raises
-    ------
-    RunEnded
-        A party fails or refuses the run, or the run config breaks a rule.
+    Raises RunEnded if a party fails or refuses the run, or the run config is invalid.
     """
     log.setLevel(logging.INFO)
     if not log.handlers:
@@ -78,17 +75,8 @@ def main(grid: Grid, context: Context) -> None:
 def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
     """Run what the run config says, wherever the parties are; see :func:`main`.
 
-    Parameters
-    ----------
-    grid, context
-        As Flower gives them.
-    more : sequence of str
-        Further words of the command that started it.
-
-    Raises
-    ------
-    FederationError, PartyFailed, ValueError, OSError
-        As of the strategy; or the run config or its folder breaks a rule.
+    `more` are further words of the command that started it. Raises the errors of the
+    strategy, and ValueError or OSError if the run config or its folder breaks a rule.
     """
     config = check_run_config(context.run_config)
     strategies = make_strategies(config)
@@ -130,17 +118,9 @@ def command_of(
 ) -> str:
     """Return the command that runs a run config again, or resumes it.
 
-    Parameters
-    ----------
-    config : mapping
-        A checked run config.
-    n_parties : int
-        How many took part.
-    more : sequence of str
-        What else the command of a run on this machine had, such as party files; none:
-        where the run config names data, parties were simulated.
-    federation : Path, optional
-        Folder of the coordinator. Default: that of the SuperLink of this process.
+    `more` is what else the command of a run on this machine had, such as party files;
+    without it, and if the run config names data, parties were simulated. `federation`
+    is the coordinator's folder; default: that of the SuperLink of this process.
     """
     keys = run_keys()
     named = ["strategy", "task", "data"]
@@ -174,16 +154,8 @@ def checkpoint_of(
 ) -> Iterator[Checkpoint]:
     """Keep a checkpoint in the folder of a run until the run is complete.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the run; removed if nothing is written to it.
-    config : dict
-        The run config.
-    strategies : dict
-        What the run starts.
-    more : sequence of str
-        As of :func:`command_of`.
+    The folder is removed if nothing is written to it. `strategies` are what the run
+    starts, and `more` is as for :func:`command_of`.
     """
     same = {k: v for k, v in config.items() if k not in ("timeout", "output-dir")}
     resumable = all(strategy.resumable for strategy in strategies.values())
@@ -206,12 +178,9 @@ def checkpoint_of(
 
 
 def run_folder(results_in: Path, resume: str, run_id: int) -> Path:
-    """Return the folder of a new run, or of the one that goes on.
+    """Return the folder of a new run, or of the one that resumes.
 
-    Raises
-    ------
-    ValueError
-        There is no run to go on with.
+    Raises ValueError if there is no run to resume.
     """
     if not resume:
         return results_in / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{run_id}"
@@ -227,10 +196,8 @@ def run_folder(results_in: Path, resume: str, run_id: int) -> Path:
 def make_strategies(config: dict[str, Any]) -> dict[str, ProtocolStrategy]:
     """Return the strategies of a checked run config, by what the report calls them.
 
-    Raises
-    ------
-    ValueError
-        The strategy is unknown, does not take a value, or has nothing to compare with.
+    Raises ValueError if the strategy is unknown, does not take a value, or has nothing
+    to compare with.
     """
     strategy = make_strategy(config)
     strategies = {strategy.variant: strategy}

@@ -24,14 +24,8 @@ def start(
 ) -> None:
     """Start ServerApps, in the foreground, until a signal ends this process.
 
-    Parameters
-    ----------
-    superlink : str
-        HOST:PORT.
-    root_certificates : str, optional
-        File of the authority; default: without TLS.
-    parent : int, optional
-        A process with whose end this one ends.
+    `superlink` is HOST:PORT. Without the file of an authority there is no TLS. This
+    process ends with the process `parent`.
     """
     try:
         from vfl_flower.app.serverapps import check_flower, serve

@@ -43,12 +43,9 @@ WAIT = "0.2"
 
 
 class ForkingExecutor(SubprocessExecutor):
-    """Starts ServerApps of one bundle by a fork, and all else as Flower does.
+    """Starts ServerApps of one bundle, known by its hash, by a fork.
 
-    Parameters
-    ----------
-    bundle : str
-        Hash of the bundle.
+    Everything else starts as in Flower.
     """
 
     def __init__(self, bundle: str) -> None:
@@ -130,10 +127,7 @@ SHAPES: dict[Callable[..., Any], str] = {
 def check_flower() -> None:
     """Check that Flower's internal functions are the ones that this module calls.
 
-    Raises
-    ------
-    ImportError
-        One has another shape; where one is missing, the import has failed already.
+    Raises ImportError if one has another shape; a missing one fails the import itself.
     """
     for function, expected in SHAPES.items():
         names = list(inspect.signature(function).parameters)
@@ -150,14 +144,7 @@ def check_flower() -> None:
 def serve(superlink: str, root_certificates: str | None, parent: int | None) -> None:
     """Start ServerApps until a signal ends this process.
 
-    Parameters
-    ----------
-    superlink : str
-        HOST:PORT.
-    root_certificates : str or None
-        File of the authority; None: without TLS.
-    parent : int or None
-        A process with whose end this one ends.
+    The arguments are those of :func:`vfl_flower.app.server_executor.start`.
     """
     PROCESSES.set_forkserver_preload([*PRELOADED, *PRELOADED_TOO])
     preload()

@@ -1,8 +1,8 @@
 """``vfl-flower simulate``: a run on one machine, from files or example data.
 
-All files are checked first, and what is wrong with any of them is said at once. The run
-is in this process, and gives the model that SuperNodes would; with ``--supernodes`` it
-is on Flower's simulation engine.
+All files are checked first, and their faults are reported together. The run is in this
+process, and gives the model that SuperNodes would; with ``--supernodes`` it is on
+Flower's simulation engine.
 """
 
 from __future__ import annotations
@@ -54,24 +54,10 @@ def party_sources(
 ) -> list[PartySource]:
     """Return where the data of each party are.
 
-    Parameters
-    ----------
-    config : mapping
-        The run config, which says how all files are read.
-    files : sequence of Path
-        A file for each party, or none: then ``data`` of the run config is a folder of
-        them, or a bundled or generated set, which is split.
-    n_parties : int
-        Parties of a set that is split.
-    state_dir : Path, optional
-        Where each party keeps its parts of models, in a folder of its name.
-
-    Raises
-    ------
-    ValueError
-        A file is not there, or two have one name.
-    PartyError
-        The folder of ``data`` has no party files.
+    Without a file for each party, ``data`` of the run config is a folder of them, or a
+    bundled or generated set, which is split over `n_parties`. Raises ValueError if a
+    file is missing or two share a name, and PartyError if the folder has no party
+    files.
     """
     data = Path(str(config.get("data", ""))).expanduser()
     common = party_source({}, dict(config))
@@ -133,16 +119,10 @@ def _columns(source: PartySource) -> set[str]:
 
 
 def faults_of(sources: Sequence[PartySource], horizontal: bool) -> Iterator[str]:
-    """Yield what is to mend or to look at, of all parties, as lines.
+    """Yield what needs fixing or attention, of all parties, as lines.
 
-    What must be mended begins with the mark of errors.
-
-    Parameters
-    ----------
-    sources : sequence of PartySource
-        Files of parties.
-    horizontal : bool
-        Whether parties hold different rows of the same columns.
+    What must be fixed starts with the mark of errors. `horizontal` is whether parties
+    hold different rows of the same columns.
     """
     checks = {str(source.name): check(source) for source in sources}
     for name, checked in checks.items():
@@ -186,10 +166,7 @@ class _Shown(logging.Handler):
 def load(source: PartySource, config: Mapping[str, Any]) -> Party:
     """Return a party; for predictions, with its new rows encoded as those of training.
 
-    Raises
-    ------
-    PartyError
-        The data break a rule, or there is no part of the model.
+    Raises PartyError if the data break a rule, or if there is no local model.
     """
     encoding = None
     if source.state_dir is not None:

@@ -46,20 +46,8 @@ def project() -> str:
 def write_app(folder: Path) -> Path:
     """Write the ``pyproject.toml`` of a Flower app that runs the installed package.
 
-    Parameters
-    ----------
-    folder : Path
-        Created if it does not exist.
-
-    Returns
-    -------
-    Path
-        The file written.
-
-    Raises
-    ------
-    ValueError
-        The folder has a ``pyproject.toml`` already.
+    The folder is created if it does not exist. Raises ValueError if it has a
+    ``pyproject.toml`` already.
     """
     target = folder / "pyproject.toml"
     if target.exists():

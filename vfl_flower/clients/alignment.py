@@ -60,24 +60,16 @@ Bytes32 = Annotated[Array, Whole("* 32", 0, 256)]
 @shapes_only
 @dataclass
 class Passes:
-    """What a party remembers of a run.
-
-    Attributes
-    ----------
-    sizes : list of int
-        How many ids each party has, as the server has said; in party order.
-    left : int
-        How many lists of other parties it will still encrypt.
-    ids : bytes
-        Digest of the party's ids in the order of its file.
-    rows : Array of int, shape (m,), or None
-        Rows that all parties hold, in the common order, as soon as they are known.
-    """
+    """What a party remembers of a run."""
 
     sizes: list[int]
+    """How many ids each party has, according to the server, in party order."""
     left: int
+    """How many lists of other parties it will still encrypt."""
     ids: bytes
+    """Digest of the party's ids in the order of its file."""
     rows: Array | None = None
+    """Rows that all parties hold, in the common order, shape (m,), once known."""
 
 
 class Points(TypedDict):
@@ -111,10 +103,7 @@ class Kept(TypedDict):
 def encrypt_ids(party: Party, sizes: list[int]) -> Points:
     """Return the party's ids as points, shuffled and under its key of this run.
 
-    Parameters
-    ----------
-    sizes : list of int
-        How many ids each party has.
+    `sizes` says how many ids each party has.
     """
     ids = normal_ids(party.read_ids())
     _check_sizes(party, sizes)
@@ -126,11 +115,11 @@ def encrypt_ids(party: Party, sizes: list[int]) -> Points:
 @step
 @sums_over("none")
 def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
-    """Encrypt the list that the party before this one has sent, in its order.
+    """Encrypt the list that the previous party has sent, in its order.
 
-    That list was made as many parties before as lists were encrypted; its owner is
-    known by that, and so is its length. This party decides by its own count whether
-    the list goes on to the next party or, encrypted under all keys, to the server.
+    The list's creator is as many parties back as there were encryptions, so its owner
+    is known, and so is its length. This party decides by its own count whether the list
+    goes to the next party or, encrypted under all keys, to the server.
     """
     run = party.recall(Passes)
     if run.left < 1:
@@ -162,12 +151,8 @@ def hash_with_key(
 ) -> Hashes:
     """Return keyed hashes of the party's ids, shuffled.
 
-    Parameters
-    ----------
-    salt : bytes
-        Of this run, the same for all parties.
-    sizes : list of int
-        How many ids each party has.
+    salt: a salt of this run, the same for all parties.
+    sizes: how many ids each party has.
     """
     ids = normal_ids(party.read_ids())
     _check_sizes(party, sizes)
@@ -185,16 +170,12 @@ def keep_order(
     positions: Annotated[Array, Whole("m", 0, "n_rows"), OWN],
     tag: Annotated[bytes, Len(32, 32)],
 ) -> Kept:
-    """Keep the common order under a name.
+    """Store the common order under a name.
 
-    Parameters
-    ----------
-    alignment : str
-        The name.
-    positions : Array of int, shape (m,)
-        Where the common ids stand in the party's shuffled list, in the common order.
-    tag : bytes
-        The same for all parties: a digest of the common points.
+    alignment: the name.
+    positions: where the common ids stand in the party's shuffled list, in the common
+        order.
+    tag: the same for all parties: a digest of the common points.
     """
     run = party.recall(Passes)
     if run.left:

@@ -1,9 +1,9 @@
 """A party's side of predictions by a model that adds up over columns.
 
-A linear model is a sum over the parties of X_j theta_j, and the squared distance of a
-row to a centre one of those on their columns. Each party keeps its own block of the
-model, with the encoding of its columns, and gives its addend under masks; one party,
-the receiver, opens the sums.
+A linear model is a sum over the parties of X_j theta_j, and so is the squared distance
+of a row to a centre, of those on the parties' columns. Each party stores its own block
+of the model, with the encoding of its columns, and gives its addend under masks; one
+party, the receiver, opens the sums.
 """
 
 from __future__ import annotations
@@ -41,56 +41,39 @@ Outputs = Annotated[int, Ge(1), Le(MOST_OUTPUTS)]
 
 
 class Part(TypedDict):
-    """What a party keeps of the model.
-
-    Attributes
-    ----------
-    kind : str
-        What adds up: parts of predictions, or of squared distances to centres.
-    weights : Array, shape (k, d)
-        The coefficients of its columns, k = 1, or its columns of the k centres.
-    intercept : float
-        Of a linear model, at the receiver; otherwise 0.
-    receiver, index, n_parties : int
-        Places of the receiver and of the party in training, and how many parties.
-    columns : list of str
-        Names of its columns; none where they have none.
-    clip : Array
-        How a linear model takes its rows; see ``numerics/row_clip.py``.
-    """
+    """What a party stores of the model."""
 
     kind: Additive
+    """What adds up: addends of predictions, or of squared distances to centres."""
     weights: Array
+    """Coefficients of its columns, k = 1, or its columns of k centres; shape (k, d)."""
     intercept: float
+    """The intercept of a linear model, at the receiver; otherwise 0."""
     receiver: int
+    """The place of the receiver in training."""
     index: int
+    """The place of the party in training."""
     n_parties: int
+    """The number of parties in training."""
     columns: list[str]
+    """Names of its columns, if they have any."""
     clip: NotRequired[Array]
+    """How a linear model takes its rows; see ``numerics/row_clip.py``."""
 
 
 @shapes_only
 @dataclass
 class PredictionState:
-    """What the receiver keeps between blocks of rows.
-
-    Attributes
-    ----------
-    values : Array, shape (n,)
-        Predictions, or numbers of clusters, so far.
-    costs : Array, shape (n,)
-        Of a clustering, the squared distances to these.
-    told : bool
-        Whether it has told what the predictions are worth, once a session.
-    curves : bool
-        Whether all parties were asked for all blocks as for one with which means of
-        bins of rows are told.
-    """
+    """What the receiver stores between blocks of rows."""
 
     values: Array = field(default_factory=lambda: np.zeros(0))
+    """Predictions, or numbers of clusters, so far, shape (n,)."""
     costs: Array = field(default_factory=lambda: np.zeros(0))
+    """Of a clustering, the squared distances to these, shape (n,)."""
     told: bool = False
+    """Whether it has reported what the predictions are worth, once a session."""
     curves: bool = False
+    """Whether all parties were asked for all blocks with `curves`."""
 
 
 class Kept(TypedDict):
@@ -187,8 +170,8 @@ def part(party: Party) -> PartInfo:
 def addends(party: Party, start: Count, stop: Natural, curves: bool = False) -> Addends:
     """Give the party's addends for rows `start` to `stop` - 1, of all outputs.
 
-    With `curves` the receiver will tell means of bins of rows, which the consents of
-    all parties must name: masks cancel where all were asked the same.
+    With `curves` the receiver will report means of bins of rows, which the consents of
+    all parties must name: masks cancel only if all were asked the same.
     """
     own = _part(party)
     if curves:
@@ -229,22 +212,15 @@ def answer(
     last: bool,
     curves: bool = False,
 ) -> Answered:
-    """Turn sums into predictions, at the receiver; with the last, keep or judge all.
+    """Turn sums into predictions, at the receiver; with the last, store or judge all.
 
-    Parameters
-    ----------
-    sums : Array, shape (n k,)
-        Sums of the addends of the next rows.
-    evaluate : bool
-        With the last: tell what the predictions are worth, and keep none: for numbers
-        of rows whose labels this party knows, for clusters the mean squared distance.
-        The model came from the server, so each such answer is a mean over rows of a
-        function that a server which deviates has chosen; consent bounds how many.
-    last : bool
-        Whether these are the last rows.
-    curves : bool
-        With the last rows of a regression that is evaluated: tell means of bins of rows
-        too.
+    sums: sums of the addends of the next rows, shape (n k,).
+    evaluate: with the last, report what the predictions are worth, and store none: for
+        numbers of rows whose labels this party knows, for clusters the mean squared
+        distance. The model came from the server, so each such answer is a mean over
+        rows of a function that a malicious server has chosen; consent bounds how many.
+    curves: with the last rows of a regression that is evaluated: report means of bins
+        of rows too.
     """
     own = _part(party)
     if party.index != own["receiver"] or sums.size % len(own["weights"]):

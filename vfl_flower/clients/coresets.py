@@ -68,21 +68,14 @@ Rows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
 
 @dataclass(frozen=True)
 class Clustering:
-    """How a party clusters its columns for the scores of k-means (Algorithm 3).
-
-    Attributes
-    ----------
-    n_clusters : int
-        k.
-    local_clustering : {"lloyd", "seeding"}
-        k-means++ and Lloyd's iteration, or the seeding alone.
-    alpha : float
-        How far the cost of the local clustering may be above the optimum, as a factor.
-    """
+    """How a party clusters its columns for the scores of k-means (Algorithm 3)."""
 
     n_clusters: Clusters
+    """The number of clusters, k."""
     local_clustering: LocalClustering
+    """K-means++ and Lloyd's iteration, or the seeding alone."""
     alpha: Approximation
+    """The factor by which the cost of the local clustering may exceed the optimum."""
 
 
 @shapes_only
@@ -90,21 +83,14 @@ class Clustering:
 class WeightedRows:
     """A coreset: the rows S and their weights w.
 
-    Attributes
-    ----------
-    rows : Array of int, shape (m,)
-        Numbers of rows, repeats allowed.
-    weights : Array, shape (m,)
-        How many rows each stands for.
-
-    Raises
-    ------
-    ContractError
-        A weight is not from 1e-100 to 1e100: sums of squares would overflow, or be 0.
+    Raises ContractError if a weight is not from 1e-100 to 1e100: sums of squares would
+    overflow, or be 0.
     """
 
     rows: Rows
+    """Numbers of rows, shape (m,), repeats allowed."""
     weights: Annotated[Array, Reals("m")]
+    """How many rows each stands for, shape (m,)."""
 
     def __post_init__(self) -> None:
         """Check the weights."""
@@ -115,31 +101,21 @@ class WeightedRows:
 @shapes_only
 @dataclass
 class CoresetState:
-    """What a party keeps to compute the score of any row again.
-
-    Attributes
-    ----------
-    test_fraction : float
-        Share of the rows held out.
-    n : int
-        Number of training rows.
-    intercept : bool or None
-        Whether the regression has an intercept; None: k-means.
-    factor : Array, shape (d, r), or None
-        For regression: maps a row to its basis vector, whose squared length is the
-        leverage score.
-    summary : ClusterSummary or None
-        For k-means: the party's own clustering.
-    alpha : float
-        For k-means: as in :class:`Clustering`.
-    """
+    """What a party stores to compute the score of any row again."""
 
     test_fraction: float
+    """Share of the rows held out."""
     n: int
+    """Number of training rows."""
     intercept: bool | None = None
+    """Whether the regression has an intercept; None: k-means."""
     factor: Array | None = None
+    """For regression: maps a row to its basis vector, whose squared length is the
+    leverage score; shape (d, r)."""
     summary: ClusterSummary | None = None
+    """For k-means: the party's own clustering."""
     alpha: float = 1.0
+    """For k-means: as in :class:`Clustering`."""
 
 
 class Totals(TypedDict):
@@ -386,7 +362,7 @@ def local_clusters(
     """Cluster the coreset's rows, or all training rows; send centres and assignments.
 
     Ding et al. (2016) with the rows of the coreset in the place of all rows. A centre
-    and its assignments tell nearly what its rows are, and a centre of one row is that
+    and its assignments nearly reveal its rows, and a centre of a single row is that
     row. So all rows that are clustered count as rows that leave the party.
     """
     rows, weights = training_rows(party, test_fraction), None

@@ -95,19 +95,9 @@ def least_rows(party: Party) -> int:
 
 
 def hides_each(party: Party, rows: Array) -> bool:
-    """Return whether a mean over some rows hides each of them.
+    """Return whether a mean over some rows, whose labels are here, hides each of them.
 
-    Parameters
-    ----------
-    party : Party
-        The party that has their labels.
-    rows : Array of int, shape (n,)
-        Numbers of the rows.
-
-    Raises
-    ------
-    PartyError
-        A row is there twice: the mean is of that one if it is there often enough.
+    Raises PartyError if a row occurs twice: often enough, it would determine the mean.
     """
     if len(np.unique(rows)) < len(rows):
         raise PartyError("a model is evaluated on each row once, and some are repeated")
@@ -124,35 +114,20 @@ def told(
     probability: Array | None = None,
     curves: bool = False,
 ) -> Told:
-    """Return what a party tells of the answers for rows whose labels it knows.
+    """Return what a party reports of the answers for rows whose labels it knows.
 
-    Numbers of two classes are told only where there are as many rows of each as
-    :func:`least_rows` says, and the base rate only where as many are not of the most
+    Numbers of two classes are reported only if there are as many rows of each as
+    :func:`least_rows` says, and the base rate only if as many are not of the most
     frequent class: what they say of few rows, they say of each.
 
-    Parameters
-    ----------
-    party : Party
-        The party that has the labels.
-    y, predicted : Array, shape (n,)
-        Labels and answers.
-    target : {"binary", "multiclass", "continuous"}
-        What the labels are.
-    classes : Array, shape (C,)
-        The classes that the model knows; of two, the second is the positive one.
-    scores : Array, shape (n,), optional
-        With two classes: by which the model ranks the rows.
-    probability : Array, shape (n,), optional
-        What the model gives the class that a row has.
-    curves : bool
-        Whether to tell numbers of bins of rows too, of numbers and of two classes, and
-        of several classes which are taken for which: each bin and each class has
-        :data:`~vfl_flower.protocol.consent.LEAST_ROWS` rows or more.
+    classes: the classes that the model knows, shape (C,); of two, the second is
+        positive.
+    scores: with two classes, by which the model ranks the rows, shape (n,).
+    probability: what the model gives the class that a row has, shape (n,).
+    curves: report bins of rows too, and the confusions of several classes, each of at
+        least :data:`~vfl_flower.protocol.consent.LEAST_ROWS` rows.
 
-    Raises
-    ------
-    PartyError
-        The mean squared error is not finite.
+    Raises PartyError if the mean squared error is not finite.
     """
     bins: dict[str, Array] = {}
     if target == "continuous":

@@ -126,38 +126,27 @@ class SharedFeatures:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the parties must know to make their features.
-
-    Attributes
-    ----------
-    target, kernel : str
-        What the labels are, and the kernel.
-    bandwidth : float
-        In the unit of the columns.
-    n_features : int
-        M.
-    holders : list of int
-        The label holders, in party order.
-    block : int
-        Feature j belongs to label holder number ``(j // block) % len(holders)``.
-    shared : SharedFeatures or None
-        None: each party draws its own features.
-    tolerance : float
-        With the direct solver: gain below which more angles are not worth asking for.
-    chooses : bool
-        With the direct solver: the label holder chooses how many times it takes each
-        angle, and so the bandwidth.
-    """
+    """What the parties must know to make their features."""
 
     target: Target
+    """What the labels are."""
     kernel: Kernel
+    """The kernel."""
     bandwidth: Positive
+    """The bandwidth, in the unit of the columns."""
     n_features: Features
+    """M, the number of features."""
     holders: Annotated[list[Count], MinLen(1)]
+    """The label holders, in party order."""
     block: Natural
+    """Feature j belongs to label holder number ``(j // block) % len(holders)``."""
     shared: SharedFeatures | None = None
+    """None: each party draws its own features."""
     tolerance: NotNegative = 0.0
+    """With the direct solver: gain below which more angles are not worth asking for."""
     chooses: bool = False
+    """With the direct solver: the label holder chooses how many times it takes each
+    angle, and so the bandwidth."""
 
 
 @dataclass(frozen=True)
@@ -214,85 +203,57 @@ class Rule:
 @shapes_only
 @dataclass
 class Training:
-    """What a party keeps of a model in training.
-
-    Attributes
-    ----------
-    setup : Setup
-        The same throughout the run.
-    seed : str
-        Seed of the party's own features, hexadecimal; its secret.
-    n_columns : int
-        Number of its columns, which must not change during the run.
-    classes : Array
-        At a label holder the labels of the classes, in the order of the columns of f.
-    rule : Rule or None
-        In the doubly stochastic form how to learn.
-    alpha : Array, shape (M_l, K C), or None
-        At a label holder the coefficients so far, with each of K steps.
-    intercept : Array, shape (C,)
-        And the intercept.
-    steps : Array, shape (K,)
-        Step sizes of the published update.
-    losses : Array, shape (K,)
-        Sum of the mean losses of batches in the second half, before each is learned.
-    waiting : Array, shape (B, M_l), or None
-        Summed angles of the instances whose scores are awaited.
-    labels : Array, shape (B, C), or None
-        Labels of these instances.
-    scale : float or None
-        Size of the labels, in the doubly stochastic form.
-    rows : Array of int, shape (n,), or None
-        At the label holder of the direct form the rows so far, of which there may be
-        more to come.
-    angles : Array, shape (n, M'), or None
-        Their summed angles so far.
-    multiple : int
-        How many times the label holder takes each; 0: not chosen yet.
-    """
+    """What a party stores of a model in training."""
 
     setup: Setup
+    """The same throughout the run."""
     seed: str
+    """Seed of the party's own features, hexadecimal; its secret."""
     n_columns: int
+    """Number of its columns, which must not change during the run."""
     classes: Array = field(default_factory=lambda: np.zeros(0))
+    """At a label holder the labels of the classes, in the order of the columns of f."""
     rule: Rule | None = None
+    """In the doubly stochastic form how to learn."""
     alpha: Array | None = None
+    """At a label holder the coefficients so far, for each of K steps: (M_l, K C)."""
     intercept: Array = field(default_factory=lambda: np.zeros(1))
+    """At a label holder the intercept, shape (C,)."""
     steps: Array = field(default_factory=lambda: np.ones(1))
+    """Step sizes of the published update, shape (K,)."""
     losses: Array = field(default_factory=lambda: np.zeros(1))
+    """Sums of the mean losses of the second half of batches before learning, (K,)."""
     waiting: Array | None = None
+    """Summed angles of the instances whose scores are awaited, shape (B, M_l)."""
     labels: Array | None = None
+    """Labels of these instances, shape (B, C)."""
     scale: float | None = None
+    """Size of the labels, in the doubly stochastic form."""
     rows: Array | None = None
+    """At the label holder of the direct form the rows so far, shape (n,), of which
+    there may be more to come."""
     angles: Array | None = None
+    """Their summed angles so far, shape (n, M')."""
     multiple: int = 0
+    """How many times the label holder takes each; 0: not chosen yet."""
 
 
 @shapes_only
 @dataclass
 class FDSKLState:
-    """What a party keeps between messages, besides its part of the model.
-
-    Attributes
-    ----------
-    training : Training or None
-        None in a run that only predicts.
-    answers : Array, shape (n,)
-        At the receiver of the scores, its answers so far.
-    sure : Array, shape (n,)
-        Where these are evaluated, for two classes f(x), for more the probability of
-        the label.
-    rows : Array of int, shape (n,)
-        The rows that the answers are for.
-    evaluated : bool
-        Whether the party has told the errors of its answers, once a session.
-    """
+    """What a party stores between messages, besides its local model."""
 
     training: Training | None = None
+    """None in a run that only predicts."""
     answers: Array = field(default_factory=lambda: np.zeros(0))
+    """At the receiver of the scores, its answers so far, shape (n,)."""
     sure: Array = field(default_factory=lambda: np.zeros(0))
+    """If these are evaluated, for two classes f(x), for more the probability of the
+    label, shape (n,)."""
     rows: Array = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
+    """The rows that the answers are for, shape (n,)."""
     evaluated: bool = False
+    """Whether the party has reported the errors of its answers, once a session."""
 
 
 def _training(party: Party) -> Training:
@@ -579,18 +540,11 @@ def angles(
 ) -> MorePartialAngles:
     """Lines 2 and 3 of Algorithm 3: omega_l^T x_l + b_l of rows and features.
 
-    Parameters
-    ----------
-    request : AngleRequest
-        Which rows and features.
-    send : list of str, optional
-        Which arrays to give, where they travel from party to party: ``"angles_l"`` for
+    send: which arrays to give, if they travel from party to party: ``"angles_l"`` for
         label holder l, and with shared features ``"offsets_l"``, the phases that the
         second tree adds up (line 7). Default: all angles.
-    setup : Setup, optional
-        What the features are made from, if no earlier step was told.
-    more : MoreAngles, optional
-        Other rows and features, whose angles are given as ``added``.
+    setup: what the features are made from, if no earlier step has received it.
+    more: other rows and features, whose angles are given as ``added``.
     """
     if setup is not None:
         _begin(party, setup)
@@ -718,24 +672,19 @@ def enough(
 ) -> Enough:
     """Say how many features suffice; 0: more rows and features lower the error.
 
-    The error is the mean loss of the rows left out in cross-validation. What these
-    rows and features gain over fewer of them, for the same rows left out, is what all
+    The error is the mean loss of the rows left out in cross-validation. What these rows
+    and features gain over fewer of them, for the same rows left out, is what all
     further ones can still gain where gains halve from one step to the next. So it is
-    enough where this gain and two standard errors are below the tolerance, as a share
-    of the error, or of a tenth of the error of a model that gives every row the mean of
-    the labels, where that is larger.
+    enough if this gain and two standard errors are below the tolerance, as a share of
+    the error, or of a tenth of the error of a model that gives every row the mean of
+    the labels, if that is larger.
 
-    Parameters
-    ----------
-    problem : Problem
-        Its rows begin with those asked for before.
-    stop : int
-        M', the features of their angles.
-    fewer_rows, fewer_features : int
-        What to compare with: the first so many of the rows and features.
-    angles, added : dict of Array, optional
-        The angles of the new rows, and those of new features of the rows before, in
-        numbered blocks; without new rows, `angles` are the latter.
+    problem: its rows start with those asked for before.
+    stop: M', the features of their angles.
+    fewer_rows, fewer_features: what to compare with: the first so many of the rows and
+        features.
+    angles, added: the angles of the new rows, and those of new features of the rows
+        before, in numbered blocks; without new rows, `angles` are the latter.
     """
     training = _training(party)
     tolerance, before = training.setup.tolerance, training.angles
@@ -893,21 +842,12 @@ def fit(
     added: Summed = None,
     features: Features | None = None,
 ) -> Fitted:
-    """Solve for the coefficients at the label holder; the others keep their features.
+    """Solve for the coefficients at the label holder; the others store their features.
 
-    Parameters
-    ----------
-    problem : Problem, optional
-        Only at the label holder.
-    angles : dict of Array, optional
-        The summed angles of the rows, in consecutive numbered blocks.
-    offsets : Array, shape (M,), optional
-        Phases to subtract from the angles.
-    added : dict of Array, optional
-        Angles of new features, of the rows before, in numbered blocks; see
-        :func:`enough`.
-    features : int, optional
-        The model has so many of the features; default: all.
+    angles: the summed angles of the rows, in consecutive numbered blocks.
+    offsets: phases to subtract from the angles, shape (M,).
+    added: angles of new features of the earlier rows, as in :func:`enough`.
+    features: how many of the features the model has; default: all.
     """
     training = _training(party)
     if party.part:
@@ -1064,28 +1004,18 @@ def iterate(
     """Lines 5 to 10 of Algorithm 1, for up to three iterations that overlap.
 
     In this order: the step of the iteration whose scores have come (lines 9 and 10);
-    this party's part of the scores of the next iteration's instances (lines 6 and 7);
-    and the angles of the iteration after that (line 5). A sole label holder has all of
-    the scores itself, and takes the step at once.
+    this party's addends of the scores of the next iteration's instances (lines 6 and
+    7); and the angles of the iteration after that (line 5). A sole label holder has all
+    of the scores itself, and takes the step at once.
 
-    Parameters
-    ----------
-    columns : int
-        C.
-    size : int
-        For how many instances to send a part of the scores; 0: none.
-    learn : bool
-        Whether a label holder takes a step.
-    scores : Array, shape (B C,), optional
-        Summed scores of the last message's instances, if this party picked them.
-    at : Array of int, shape (B,), optional
-        The next instances, at a label holder.
-    angles, offsets : Array, shape (B M_l,) and (M_l,), optional
-        Their summed angles, and the phases to subtract.
-    request : AngleRequest, optional
-        The angles of the iteration after that.
-    keep : bool
-        Keep the party's part of the model: the training ends.
+    columns: C, the number of columns of f.
+    size: for how many instances to send addends of the scores; 0: none.
+    learn: whether a label holder takes a step.
+    scores: summed scores of this party's instances in the last message, shape (B C,).
+    at: the next instances, at a label holder, shape (B,).
+    angles, offsets: their summed angles, shape (B M_l,), and the phases, shape (M_l,).
+    request: the angles of the iteration after that.
+    keep: store the party's local model: the training ends.
     """
     training = _training(party)
     rule = training.rule
@@ -1276,34 +1206,21 @@ def answer(
 ) -> Answered:
     """Algorithm 2 for blocks of rows, up to three of which overlap.
 
-    In this order: this party's part of the scores of one block; the answers of the
+    In this order: this party's addends of the scores of one block; the answers of the
     block before, whose scores have come; the angles of the block after. A sole label
     holder has all of the scores of a block itself.
 
-    Parameters
-    ----------
-    columns : int
-        C.
-    size : int
-        For how many rows to send a part of the scores; 0: none.
-    scores : Array, shape (n C,), optional
-        Summed scores of the rows `done`, at the receiver.
-    done : Array of int, shape (n,), optional
-        The rows whose scores have come.
-    at : Array of int, shape (B,), optional
-        Rows to score, at a label holder.
-    angles, offsets : Array, shape (B M_l,) and (M_l,), optional
-        Their summed angles, and the phases to subtract.
-    request : AngleRequest, optional
-        The angles of the block after.
-    evaluate : bool
-        Report at the end what the answers are worth for the rows whose labels the
-        receiver knows; otherwise the receiver keeps its answers as predictions.
-    last : bool
-        Whether the receiver now has all answers.
-    curves : bool
-        With the last answers that are evaluated, at the receiver: tell means of bins of
-        rows too.
+    columns: C, the number of columns of f.
+    size: for how many rows to send addends of the scores; 0: none.
+    scores: summed scores of the rows `done`, at the receiver, shape (n C,).
+    done: the rows whose scores have come, shape (n,).
+    at: rows to score, at a label holder, shape (B,).
+    angles, offsets: their summed angles, shape (B M_l,), and the phases, shape (M_l,).
+    request: the angles of the block after.
+    evaluate: report at the end what the answers are worth for the rows whose labels the
+        receiver knows; otherwise the receiver stores its answers as predictions.
+    last: whether the receiver now has all answers.
+    curves: with the last evaluated answers: report means of bins of rows too.
     """
     if not party.part:
         raise PartyError("this run has no model")

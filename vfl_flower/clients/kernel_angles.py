@@ -44,15 +44,10 @@ def joint_fraction(rows: int) -> int:
     """Return the fraction bits of the features of training rows, an even number.
 
     A cosine with f of them is off by some ``2^-(f / 2)``. In a ring of 48 bits few rows
-    have room for hardly more than many, so they take the widest one.
+    have room for hardly more than many, so they take the widest one. `rows` counts both
+    halves together. `noisy` parties add noise to sums of products, far more than
+    rounding does.
 
-    Parameters
-    ----------
-    rows : int
-        To train on.
-
-    Examples
-    --------
     >>> [joint_fraction(rows) for rows in (300, 3000, 30_000)]
     [26, 24, 16]
     """
@@ -88,25 +83,11 @@ def hidden_angles(
     angles: Array,
     part: Sequence[range],
 ) -> dict[int, Array]:
-    """Return angles plus the random ones that were dealt, for both that compute.
+    """Return angles plus the dealer's random ones, for both parties that compute.
 
-    Parameters
-    ----------
-    party, roles : Party, Roles
-        This party, and who does what.
-    deals : sequence of Deal
-        From :func:`angle_deals`.
-    heads : Array of uint8
-        What the dealer has sent to this party for its angles.
-    angles : Array, shape (rows of the part, angles)
-        Of all sets of rows, one after another.
-    part : sequence of range
-        Which blocks of each set these are.
-
-    Raises
-    ------
-    PartyError
-        What was dealt is of another use, short or changed.
+    The angles, shape (rows of the part, angles), are of all sets of rows in turn;
+    `part` says which blocks of each. The dealer has sent `heads` to this party. Raises
+    PartyError if the correlated randomness is of another use, short or changed.
     """
     place, portion = place_of(roles, party.index or 0), Portion(heads)
     hidden, start = np.empty_like(angles), 0
@@ -139,14 +120,8 @@ class AngleSums:
     ) -> list[Iterator[Array]]:
         """Return for each set of rows the blocks of this party's shares.
 
-        Parameters
-        ----------
-        deals : sequence of Deal
-            From :func:`angle_deals`.
-        part : sequence of range
-            Which blocks of each set the angles are of.
-        multiple : int
-            How many times each angle is taken.
+        `part` says which blocks of each set the angles are of, and `multiple` how many
+        times each angle is taken.
         """
         rows = [
             [list(deal.blocks())[block] for block in blocks]
@@ -193,25 +168,12 @@ def angle_sums(
     delivered: dict[int, Array] | None,
     joint_bits: int,
 ) -> AngleSums:
-    """Return the sums of angles at one of the two parties that compute.
+    """Return the sums of flattened angles at one of the two parties that compute.
 
-    Parameters
-    ----------
-    party, roles : Party, Roles
-        This party, and who does what.
-    angles : Array
-        The sums, flattened.
-    heads : Array of uint8
-        What the dealer has sent to this party for its angles.
-    cosines, delivered : Array of uint8, dict of int to Array of uint8
-        What it has sent for cosines, to the second party: the server, or a party.
-    joint_bits : {16, 32}
-        Of an angle.
-
-    Raises
-    ------
-    PartyError
-        This party does not compute, or the dealer has not sent what it shall.
+    The dealer has sent `heads` to this party for its angles, and for cosines to the
+    second party `cosines` (if the server deals) or `delivered` (if a party does).
+    Raises PartyError if this party does not compute, or if the dealer has not sent what
+    it must.
     """
     if party.index not in (roles.first, roles.second):
         raise PartyError("angles must be for the two parties that compute")

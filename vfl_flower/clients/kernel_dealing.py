@@ -70,14 +70,7 @@ def _deal_cosines(
 def deal_turn(session: int, root: bytes, roles: Roles) -> list[Array]:
     """Return what a dealer sends to each party for a turn.
 
-    Parameters
-    ----------
-    session : int
-        Number of the session.
-    root : bytes
-        Secret of the dealer, 32 bytes.
-    roles : Roles
-        Who does what.
+    `root` is the secret of the dealer, 32 bytes.
     """
     deals = roles.deals(session)
     angles = angle_deals(roles, session, "angles", deals[0].bits)
@@ -101,16 +94,7 @@ def turn_cosines_of(
 ) -> Array:
     """Return what the second party needs for the cosines of a part of the rows.
 
-    Parameters
-    ----------
-    session, root, roles : int, bytes, Roles
-        As for :func:`deal_turn`.
-    angle_bits : int
-        Bits of an angle.
-    number : int
-        Which one of ``roles.parts``.
-    multiple : int
-        How many times each angle is taken.
+    `number` says which of ``roles.parts``; each angle is taken `multiple` times.
     """
     bits = roles.deals(session)[0].bits
     deals = angle_deals(roles, session, "angles", bits)
@@ -128,12 +112,7 @@ def row_deal(roles: Roles, session: int, outputs: int) -> Deal:
 def deal_rows(session: int, root: bytes, roles: Roles, outputs: int) -> list[Array]:
     """Return what a dealer sends to each party for rows that are scored.
 
-    Parameters
-    ----------
-    session, root, roles : int, bytes, Roles
-        As for :func:`deal_turn`.
-    outputs : int
-        K, the number of scores of a row.
+    Each row has K `outputs`; the other arguments are those of :func:`deal_turn`.
     """
     made = _deal_angles(row_angle_deals(roles, session), root, roles)
     deal = row_deal(roles, session, outputs)
@@ -147,12 +126,9 @@ def deal_rows(session: int, root: bytes, roles: Roles, outputs: int) -> list[Arr
 
 
 def row_cosines_of(session: int, root: bytes, roles: Roles, angle_bits: int) -> Array:
-    """Return what the second party needs for the cosines of rows that are scored.
+    """Return what the second party needs for cosines of rows that are scored.
 
-    Parameters
-    ----------
-    session, root, roles, angle_bits : int, bytes, Roles, int
-        As for :func:`turn_cosines_of`.
+    The arguments are those of :func:`turn_cosines_of`.
     """
     deals = row_angle_deals(roles, session)
     return _deal_cosines(deals, root, roles, angle_bits, roles.whole)
@@ -191,8 +167,8 @@ def deal(
 ) -> Delivered:
     """Deal, at the party that deals in the place of the server.
 
-    For the Gram matrices of `roles`, and the scores of `row_roles`. What the second
-    party needs for cosines follows while the others hide their angles.
+    The Gram matrices use `roles`, and the scores `row_roles`. What the second party
+    needs for cosines follows while the others hide their angles.
     """
     reply: Delivered = {}
     if roles is not None:
@@ -219,17 +195,14 @@ class PartDealt(PartInfo):
 @sums_over("none", "it sends random numbers alone")
 @parts_of("fdskl")
 def part(party: Party, dealer: Place, second: Place | None = None) -> PartDealt:
-    """Describe the part of the model, and deal for the first rows that are predicted.
+    """Describe the local model, and deal for the first rows that are predicted.
 
-    The dealing party knows from its part of the model who has how many columns, so the
-    others need not wait for what it deals.
+    The dealing party knows from its local model who has how many columns, so the others
+    need not wait for what it deals.
 
-    Parameters
-    ----------
-    dealer : int
-        Index of the party that deals.
-    second : int, optional
-        Index of the party that computes with the label holder; default: the first.
+    dealer: index of the party that deals.
+    second: index of the party that computes with the label holder; default: the first
+        of the others.
     """
     reply = cast(PartDealt, fdskl.part(party))
     if party.index != dealer or "widths" not in party.part:

@@ -84,31 +84,26 @@ Starts = Annotated[Array, Reals("a k s"), MinLen(1)]
 @shapes_only
 @dataclass(frozen=True)
 class Setup:
-    """Which random features the parties draw, apart from their seed.
-
-    Attributes
-    ----------
-    kernel : {"gaussian", "laplacian", "polynomial"}
-        The kernel.
-    gamma, degree, offset : float, int, float
-        Parameters of the kernel; the last two are of the polynomial kernel alone.
-    D, D_1 : int
-        Number of features of an iteration, and of the first one.
-    fill : Array, shape (d,), or None
-        What missing values become: the means over all parties.
-    shift, scale : Array, shape (d,), or None
-        Where columns are standardized: a row x becomes (x - shift) * scale first.
-    """
+    """Which random features the parties draw, apart from their seed."""
 
     kernel: Kernel
+    """The kernel."""
     gamma: Positive
+    """Its parameter."""
     degree: Annotated[int, Ge(1), Le(MOST_DEGREE)]
+    """The degree of the polynomial kernel."""
     offset: NotNegative
+    """The constant term of the polynomial kernel."""
     D: Features
+    """The number of features of an iteration."""
     D_1: Features
+    """The number of features of the first iteration."""
     fill: Annotated[Array, Reals("n_columns")] | None = None
+    """What missing values become, shape (d,): the means over all parties."""
     shift: Annotated[Array, Reals("n_columns")] | None = None
+    """If columns are standardized, a row x becomes (x - shift) * scale; shape (d,)."""
     scale: Annotated[Array, Reals("n_columns")] | None = None
+    """See `shift`; shape (d,)."""
 
     def features(self, seed: str) -> FeatureSetup:
         """Return the setup with a seed, in hexadecimal digits."""
@@ -130,38 +125,26 @@ class Setup:
 @shapes_only
 @dataclass
 class State:
-    """What a party keeps between the messages of a run.
-
-    Attributes
-    ----------
-    seed : str
-        Seed of the features, 32 hexadecimal digits. The first party draws it; the
-        others get it with the first iteration.
-    setup : Setup or None
-        Which features; from the first iteration on.
-    t : int
-        Number of iterations begun.
-    B : Array, shape (n_m, r), or None
-        B_t of the party's rows; None: r = 0.
-    P : Array, shape (features so far, r), or None
-        Map from the features to B_t, in the end to H. None without the communication
-        mechanism, which has no such map.
-    G : Array, shape (D + r, D + r), or None
-        W_t[m]^T W_t[m], for Lanczos.
-    H : Array, shape (n_m, s), or None
-        The embedding of the party's rows.
-    clusters : ClusterSummary or None
-        The party's own clustering of them.
-    """
+    """What a party stores between the messages of a run."""
 
     seed: str = ""
+    """Seed of the features, 32 hexadecimal digits. The first party draws it; the others
+    get it with the first iteration."""
     setup: Setup | None = None
+    """Which features; from the first iteration on."""
     t: int = 0
+    """The number of iterations that have started."""
     B: Array | None = None
+    """B_t of the party's rows, shape (n_m, r); None: r = 0."""
     P: Array | None = None
+    """Map from the features to B_t, in the end to H, shape (features so far, r). None
+    without the communication mechanism, which has no such map."""
     G: Array | None = None
+    """W_t[m]^T W_t[m], for Lanczos, shape (D + r, D + r)."""
     H: Array | None = None
+    """The embedding of the party's rows, shape (n_m, s)."""
     clusters: ClusterSummary | None = None
+    """The party's own clustering of them."""
 
     @property
     def known_setup(self) -> Setup:
@@ -648,8 +631,7 @@ def lloyd(
 
     `last` are the centres of the pass before, and `sizes` the rows that all parties had
     in their clusters. A server that chooses them freely could single out rows. With
-    `used`, how many of the k centres each start has, also how far apart the clusters
-    are.
+    `used`, the number of centres of each start, also how far apart the clusters are.
     """
     state = party.recall(State)
     H = _embedded(state)

@@ -48,16 +48,7 @@ MIXTURES = FixedPoint(63, 20, 2.0**20)
 def relevance_deal(roles: Roles, session: int, owner: int, width: int) -> Deal:
     """Return the use of the triple between the label holder and another party.
 
-    Parameters
-    ----------
-    roles : Roles
-        Who does what.
-    session : int
-        Number of the session.
-    owner : int
-        Index of the other party.
-    width : int
-        d, its number of columns.
+    `owner` is the index of the other party, and `width` d, its number of columns.
     """
     shape = width, roles.joint // 2, PROBES
     return Deal(session, "relevance", roles.turn, owner, shape, FREQUENCIES.bits)
@@ -68,23 +59,9 @@ def deal_relevance(
 ) -> tuple[list[Array | None], dict[int, Array]]:
     """Return what a dealer sends to each other party, and what to the label holder.
 
-    Parameters
-    ----------
-    session : int
-        Number of the session.
-    root : bytes
-        Secret of the dealer, 32 bytes.
-    roles : Roles
-        Who does what.
-    widths : sequence of int
-        Number of columns of each party.
-
-    Returns
-    -------
-    list of Array of uint8 or None
-        One a party; None for the label holder.
-    dict of int to Array of uint8
-        For the label holder, by the other party.
+    `root` is the secret of the dealer, 32 bytes, and `widths` has each party's number
+    of columns. The first result has None for the label holder; the second is for the
+    label holder, by the other party.
     """
     of_holder: dict[int, Array] = {}
     of_others: list[Array | None] = [None] * len(widths)
@@ -101,19 +78,9 @@ def hidden_frequencies(
 ) -> Array:
     """Return a party's frequencies under a mask, for the label holder; uniform.
 
-    Parameters
-    ----------
-    deal, dealt : Deal, Array of uint8
-        The use, and what the dealer has sent to this party.
-    omega : Array, shape (A, d)
-        Its frequencies, times the bandwidth.
-    challenge : bytes
-        What this party and the label holder know, and the dealer does not.
-
-    Raises
-    ------
-    ValueError
-        What was dealt is of another use, short or changed.
+    `omega`, shape (A, d), is multiplied by the bandwidth; `challenge` is what this
+    party and the label holder know, and the dealer does not. Raises ValueError if the
+    correlated randomness is of another use, short or changed.
     """
     triple = PredictionTriple(deal, 1, Dealt.unpack(dealt))
     elements, _ = FREQUENCIES.encode(omega.T)
@@ -131,22 +98,9 @@ def hidden_probes(
 ) -> Array:
     """Return what the label holder sends to another party: B under a mask, and a share.
 
-    Parameters
-    ----------
-    deal, dealt : Deal, Array of uint8
-        The use, and what the dealer has sent to the label holder.
-    opening : Array of uint8
-        What the other party has sent.
-    B : Array, shape (A, probes)
-        From N(0, H).
-    challenge : bytes
-        As for :func:`hidden_frequencies`.
-
-    Raises
-    ------
-    ValueError
-        What was dealt or sent is of another use, short or changed, or the triple is
-        wrong.
+    B, shape (A, probes), is drawn from N(0, H), and `opening` is from the other party.
+    Raises ValueError if a message of the dealer or the party is of another use, short
+    or changed, or if the triple is wrong.
     """
     bits = deal.bits
     triple = PredictionTriple(deal, 0, Dealt.unpack(dealt))
@@ -174,17 +128,8 @@ def hidden_probes(
 def opened_relevance(deal: Deal, dealt: Array, sent: Array) -> Array:
     """Return the relevance of a party's columns, shape (d,).
 
-    Parameters
-    ----------
-    deal, dealt : Deal, Array of uint8
-        The use, and what the dealer has sent to this party.
-    sent : Array of uint8
-        From the label holder.
-
-    Raises
-    ------
-    ValueError
-        What was dealt or sent is of another use, short or changed.
+    `dealt` is from the dealer, and `sent` from the label holder. Raises ValueError if
+    either is of another use, short or changed.
     """
     bits = deal.bits
     triple = PredictionTriple(deal, 1, Dealt.unpack(dealt))

@@ -68,47 +68,31 @@ log = logging.getLogger("vfl_flower")
 @shapes_only
 @dataclass
 class RowsState:
-    """What a party keeps of rows that are being scored.
-
-    Attributes
-    ----------
-    roles : Roles
-        Who does what; their columns are those of other parties than the first one.
-    dealt : Array of uint8
-        What it was dealt.
-    rows : Array of int, shape (m,)
-        Numbers of the rows.
-    """
+    """What a party stores of rows that are being scored."""
 
     roles: Roles
+    """Who does what; their columns are those of other parties than the first one."""
     dealt: Array
+    """The correlated randomness that it received."""
     rows: Array
+    """Numbers of the rows, shape (m,)."""
 
 
 @shapes_only
 @dataclass
 class ScoresState:
-    """What a party keeps between messages while rows are scored.
-
-    Attributes
-    ----------
-    turns : int
-        How many sets of rows were begun.
-    rows : RowsState or None
-        Of the rows that are being scored.
-    scores : Array, shape (m, K)
-        At the label holder the scores so far.
-    scored : Array of int, shape (m,)
-        Their rows.
-    evaluated : bool
-        Whether the label holder has told the errors of its answers, once a session.
-    """
+    """What a party stores between messages while rows are scored."""
 
     turns: int = 0
+    """How many sets of rows were started."""
     rows: RowsState | None = None
+    """The state of the rows that are being scored."""
     scores: Array = field(default_factory=lambda: np.zeros((0, 1)))
+    """At the label holder the scores so far, shape (m, K)."""
     scored: Array = field(default_factory=lambda: np.zeros(0, np.uint32))
+    """Their rows, shape (m,)."""
     evaluated: bool = False
+    """Whether the label holder has reported its errors, once a session."""
 
 
 class HiddenRows(TypedDict):
@@ -154,18 +138,12 @@ def rows(
 ) -> HiddenRows:
     """Send angles and local columns of rows, and the label holder's weights, hidden.
 
-    Parameters
-    ----------
-    roles : Roles
-        Who does what; the label holder has no columns in it.
-    outputs : int
-        K, the number of scores of a row; they count as columns.
-    bits : {16, 32}
-        Of an angle.
-    numbers : Array of int, shape (m,)
-        Numbers of the rows.
-    dealt, row_parts, first_rows : Array of uint8, dict of int to Array of uint8
-        What the dealer sends: the server, or a party, when it is asked to or before.
+    roles: who does what; the label holder has no columns in it.
+    outputs: K, the number of scores of a row; they count as columns.
+    bits: bits of an angle.
+    numbers: numbers of the rows, shape (m,).
+    dealt, row_parts, first_rows: what the dealer sends: the server, or a party, in
+        reply to this request or earlier.
     """
     part, X, local = _features(party, numbers)
     index, holder = party.index or 0, "coef" in part
@@ -309,22 +287,11 @@ def scores(
 ) -> Told:
     """Open the scores of rows, at the label holder.
 
-    Parameters
-    ----------
-    angles : Array
-        Sums of all parties' angles of the rows.
-    bits : {16, 32}
-        Of an angle.
-    products : dict of int to Array of uint8
-        What the second party has sent.
-    hidden : dict of int to Array of uint8
-        Local columns of the other parties.
-    evaluate : bool
-        Compare with the labels; otherwise the answers are kept as predictions.
-    last : bool
-        Whether these are the last rows.
-    curves : bool
-        With the last rows that are evaluated: tell means of bins of rows too.
+    angles: sums of all parties' angles of the rows.
+    products: what the second party has sent.
+    hidden: local columns of the other parties.
+    evaluate: compare with the labels; otherwise the answers are stored as predictions.
+    curves: with the last rows that are evaluated: report means of bins of rows too.
     """
     state, of_rows = _rows_state(party)
     roles, state.rows = of_rows.roles, None

@@ -57,59 +57,46 @@ WITHIN, WITHIN_WIDE = Leaves("sum", least=BOUND), Leaves("sum", least=WIDE_BOUND
 @shapes_only
 @dataclass
 class LinearState:
-    """What a party keeps of a linear problem and of its own block of the solution.
-
-    Attributes
-    ----------
-    n : int
-        Number of rows that the weights stand for.
-    l2 : float
-        Strength of the penalty |theta|^2.
-    test_fraction : float
-        Share of the rows held out.
-    rows : Array of int, shape (m,), or None
-        Rows of the coreset; None: all training rows.
-    root : Array, shape (m,), or None
-        sqrt(w / n); None: weights 1.
-    mean, used : Array, shape (d,), or None
-        With an intercept, the weighted means of the columns, and 1 for each column but
-        0 for a constant one.
-    y_mean, scale : float
-        At the label holder the weighted mean and the scale s of the labels.
-    F : Array, shape (d, r), or None
-        Whitens the party's own normal matrix.
-    phi, p, s : Array, shape (r,), or None
-        For conjugate gradients: solution, direction and gradient in the coordinates of
-        F.
-    R : Array, shape (r, d), or None
-        For proximal steps: the metric of the block.
-    x, v : Array, shape (d,), or None
-        Solution, and where the next proximal step is taken.
-    D, average : Array, shape (d,), or None
-        For SAGA: scale of the columns, and mean gradient.
-    batch : Array of int or None
-        Rows of the last batch of SAGA.
-    """
+    """What a party stores of a linear problem and of its own block of the solution."""
 
     n: int
+    """Number of rows that the weights stand for."""
     l2: float
+    """Strength of the penalty |theta|^2."""
     test_fraction: float
+    """Share of the rows held out."""
     rows: Array | None = None
+    """Rows of the coreset, shape (m,); None: all training rows."""
     root: Array | None = None
+    """Sqrt(w / n), shape (m,); None: weights 1."""
     mean: Array | None = None
+    """With an intercept, the weighted means of the columns, shape (d,)."""
     used: Array | None = None
+    """With an intercept, 1 for each column but 0 for a constant one, shape (d,)."""
     y_mean: float = 0.0
+    """At the label holder the weighted mean of the labels."""
     scale: float = 1.0
+    """At the label holder the scale s of the labels."""
     F: Array | None = None
+    """Whitens the party's own normal matrix, shape (d, r)."""
     phi: Array | None = None
+    """For conjugate gradients: the solution in the coordinates of F, shape (r,)."""
     p: Array | None = None
+    """Their direction, shape (r,)."""
     s: Array | None = None
+    """Their gradient, shape (r,)."""
     R: Array | None = None
+    """For proximal steps: the metric of the block, shape (r, d)."""
     x: Array | None = None
+    """The solution, shape (d,)."""
     v: Array | None = None
+    """Where the next proximal step is taken, shape (d,)."""
     D: Array | None = None
+    """For SAGA: scale of the columns, shape (d,)."""
     average: Array | None = None
+    """For SAGA: mean gradient, shape (d,)."""
     batch: Array | None = None
+    """Rows of the last batch of SAGA."""
 
 
 class Start(TypedDict):

@@ -119,22 +119,14 @@ def columns(
     dealt: Annotated[Array | None, Bytes, OWN] = None,
     delivered: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
 ) -> Columns:
-    """Open the party's columns under the masks, and tell the label holder their units.
+    """Open the party's columns under the masks, and send the label holder their units.
 
     Without a coreset the rows are all training rows, with weight 1 each.
 
-    Parameters
-    ----------
-    roles : Roles
-        Who does what.
-    counted : int
-        Number of columns of the Gram matrix, as consent counts them.
-    n : int
-        Number of rows that the weights stand for.
-    intercept : bool
-        Whether columns and labels are taken about their means.
-    dealt, delivered : Array of uint8, dict of int to Array of uint8
-        What the dealer sends: the server, or a party.
+    counted: number of columns of the Gram matrix, as consent counts them.
+    n: number of rows that the weights stand for.
+    intercept: whether columns and labels are taken about their means.
+    dealt, delivered: what the dealer sends: the server, or a party.
     """
     check_labels(party)
     X_all = party.rows
@@ -250,12 +242,8 @@ def solve(
 
     Each party has consented in :func:`columns` that its coefficients leave.
 
-    Parameters
-    ----------
-    units, shares : dict of int to Array of uint8
-        What all parties, and the second one, have sent for this one.
-    l1, l2 : float
-        Of the penalty.
+    units, shares: what all parties, and the second one, have sent for this one.
+    l1, l2: strengths of the penalty.
     """
     state = party.recall(MomentsState)
     roles, scale = state.roles, float(state.y_sizes[0]) or 1.0

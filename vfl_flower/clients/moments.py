@@ -61,42 +61,29 @@ Bytes = Whole("*", 0, 256)
 @shapes_only
 @dataclass
 class MomentsState:
-    """What a party keeps of the Gram matrices.
-
-    Attributes
-    ----------
-    roles : Roles
-        Who does what.
-    dealt : Array of uint8
-        What it was dealt, as it came.
-    shares : Array of uint8 or None
-        At the first party its own shares of the Gram matrices, and the proofs.
-    y_mean : float
-        At the first party the weighted mean of its labels, or 0.
-    y_sizes : Array, shape (halves,)
-        The length of its labels in each Gram matrix.
-    joint : Array of uint8
-        Of a computing party what it has opened of joint columns and not yet multiplied.
-    sums : Array of uint64, shape (Gram matrices, columns * (columns + 1) / 2)
-        Of a computing party the products so far; empty before there are any.
-    proofs : Array of uint8
-        Of a computing party those of the triples.
-    constant : bool
-        Whether the first party has zeros in the place of its labels.
-    clip : Array
-        How a linear model takes the party's rows; see ``numerics/row_clip.py``.
-    """
+    """What a party stores of the Gram matrices."""
 
     roles: Roles
+    """Who does what."""
     dealt: Array
+    """The correlated randomness that it received, unchanged."""
     shares: Array | None = None
+    """At the first party its own shares of the Gram matrices, and the proofs."""
     y_mean: float = 0.0
+    """At the first party the weighted mean of its labels, or 0."""
     y_sizes: Array = field(default_factory=lambda: np.ones(0))
+    """The length of its labels in each Gram matrix, shape (halves,)."""
     joint: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    """At a computing party, its openings of joint columns, not yet multiplied."""
     sums: Array = field(default_factory=lambda: np.zeros((0, 0), np.uint64))
+    """At a computing party, the products so far, uint64, shape (Gram matrices, columns
+    * (columns + 1) / 2); empty before there are any."""
     proofs: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    """At a computing party, those of the triples."""
     constant: bool = False
+    """Whether the first party has zeros in the place of its labels."""
     clip: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    """How a linear model takes the party's rows; see ``numerics/row_clip.py``."""
 
 
 class Delivered(TypedDict):
@@ -114,14 +101,7 @@ class Shares(TypedDict):
 def deal_all(deals: Sequence[Deal], root: bytes, roles: Roles) -> list[Array]:
     """Return what a dealer sends to each party, as bytes.
 
-    Parameters
-    ----------
-    deals : sequence of Deal
-        The use of each triple.
-    root : bytes
-        Secret of the dealer, 32 bytes.
-    roles : Roles
-        Who does what.
+    `deals` are the uses of the triples, and `root` is the dealer's secret, 32 bytes.
     """
     parts: list[list[Array]] = [[] for _ in roles.owners]
     for deal in deals:
@@ -213,10 +193,7 @@ def dealt_to(
 ) -> Array:
     """Return what the dealer, be it the server or a party, has dealt to this party.
 
-    Raises
-    ------
-    PartyError
-        It comes from somebody else, or not at all.
+    Raises PartyError if it comes from anybody else, or not at all.
     """
     if (dealt is None) == (roles.dealer is None) or (
         roles.dealer is not None and list(delivered or {}) != [roles.dealer]
@@ -240,26 +217,10 @@ def hide(
 ) -> dict[int, Array]:
     """Return the party's columns under the masks, for each of the two that compute.
 
-    With digests of the seeds of that party's masks, one for each Gram matrix, so that
-    a dealer that gives this party other ones is found out.
-
-    Parameters
-    ----------
-    party : Party
-        The party.
-    roles : Roles
-        Who does what.
-    blocks : sequence of Array, shape (rows, owned columns)
-        The party's columns in each Gram matrix, as large as `roles` says at most.
-    dealt : Array of uint8
-        What the dealer has sent to this party.
-    part : sequence of range, optional
-        Which blocks of rows of each Gram matrix these are; default: all.
-
-    Raises
-    ------
-    PartyError
-        What was dealt is of another use, short or changed.
+    Digests of the seeds of that party's masks, one for each Gram matrix, come with
+    them, which exposes a dealer that gives this party other ones. Each block has shape
+    (rows, owned columns); `part` says which blocks of rows they are, by default all.
+    Raises PartyError if the correlated randomness is of another use, short or changed.
     """
     index, openings = party.index or 0, list[Array]()
     digests: dict[int, list[bytes]] = {roles.first: [], roles.second: []}
@@ -285,15 +246,7 @@ def hide(
 def checks_of(party: Party, roles: Roles, dealt: Array) -> Array | None:
     """Return what checks the triples, of a computing party for the other one.
 
-    Parameters
-    ----------
-    party, roles, dealt : Party, Roles, Array of uint8
-        As for :func:`hide`.
-
-    Raises
-    ------
-    PartyError
-        What was dealt is of another use, short or changed.
+    Raises PartyError as :func:`hide` does.
     """
     if party.index not in (roles.first, roles.second):
         return None
@@ -315,21 +268,9 @@ def open_joint(
 ) -> Array:
     """Return what a computing party opens of the joint columns, for the other one.
 
-    Parameters
-    ----------
-    party : Party
-        One that computes.
-    state : MomentsState
-        With what it was dealt.
-    shares : sequence of iterator of Array of uint64, shape (b, joint)
-        Of each Gram matrix the blocks of its share of the joint columns.
-    part : sequence of range
-        Which blocks these are.
-
-    Raises
-    ------
-    PartyError
-        What was dealt is of another use, short or changed.
+    `shares` are, of each Gram matrix, the blocks of its share of the joint columns,
+    uint64, shape (b, joint), and `part` says which blocks these are. Raises PartyError
+    as :func:`hide` does.
     """
     owner, sent = len(state.roles.owners), []
     try:
@@ -394,21 +335,8 @@ def add_products(
 ) -> None:
     """Multiply what all have opened of a part of the rows, at a computing party.
 
-    Parameters
-    ----------
-    party, state : Party, MomentsState
-        One that computes.
-    openings : mapping of int to Array of uint8
-        What each party has opened of its own columns.
-    part : sequence of range
-        The blocks of rows of each Gram matrix.
-    joint : mapping of int to Array of uint8, optional
-        What the other one has opened of the joint columns.
-
-    Raises
-    ------
-    PartyError
-        Something is missing, short, or of somebody else.
+    `joint` is what the other computing party has opened of the joint columns. Raises
+    PartyError if anything is missing, short, or of anybody else.
     """
     roles = state.roles
     other = _other(party, roles)
@@ -446,10 +374,9 @@ def add_products(
 def _of_right_seeds(
     party: Party, state: MomentsState, openings: Mapping[int, Array]
 ) -> list[Elements]:
-    """Return what each owner has opened; refuse what other seeds than this mask's hide.
+    """Return what each owner has opened; refuse openings under other seeds than these.
 
-    Such a seed would have this party multiply F + Delta, with a Delta that the dealer
-    knows.
+    Such a seed would make this party multiply F + Delta; the dealer knows Delta.
     """
     try:
         uses = list(_taken(party, state.roles, state.dealt))
@@ -469,21 +396,12 @@ def _of_right_seeds(
 
 
 def check_seeds(party: Party, owners: Sequence[int], sent: bytes, right: bytes) -> None:
-    """Refuse columns of owners that other seeds hide than those of the masks.
+    """Refuse columns that are hidden by other seeds than those of the masks.
 
-    Parameters
-    ----------
-    party : Party
-        The party that checks it.
-    owners : sequence of int
-        Places of the parties whose columns they are.
-    sent, right : bytes
-        Digests of the seeds that the owners have, and of those of the masks.
+    owners: places of the parties whose columns they are.
+    sent, right: digests of the seeds that the owners have, and of those of the masks.
 
-    Raises
-    ------
-    PartyError
-        They differ; the text blames the dealer.
+    Raises PartyError, which blames the dealer, if they differ.
     """
     if not hmac.compare_digest(sent, right):
         who = (party.names[j] if party.names else f"party {j}" for j in owners)
@@ -499,17 +417,8 @@ def prove(
 ) -> None:
     """Make the proofs of the triples, at a computing party.
 
-    Parameters
-    ----------
-    party, state : Party, MomentsState
-        One that computes.
-    checks : mapping of int to Array of uint8
-        What the other one has opened to check the triples.
-
-    Raises
-    ------
-    PartyError
-        It is missing, short, or of somebody else.
+    `checks` is what the other one has opened to check the triples. Raises PartyError if
+    it is missing, short, or of anybody else.
     """
     roles = state.roles
     other = _other(party, roles)
@@ -533,12 +442,9 @@ def prove(
 
 
 def shares_of(party: Party, state: MomentsState) -> Shares:
-    """Return the shares of the second party; the first one keeps its own.
+    """Return the shares of the second party; the first one stores its own.
 
-    Parameters
-    ----------
-    party, state : Party, MomentsState
-        One that computes, with all products, and the proofs.
+    The computing party has all products and the proofs.
     """
     roles, made = state.roles, []
     proofs = np.split(state.proofs, len(roles.rows))
@@ -562,24 +468,11 @@ def _other(party: Party, roles: Roles) -> int:
 def opened(
     party: Party, state: MomentsState, shares: Mapping[int, Array]
 ) -> list[Array]:
-    """Return the Gram matrices, at the first party.
+    """Return the Gram matrices, at the first party, in the units of the hidden columns.
 
-    Parameters
-    ----------
-    party, state : Party, MomentsState
-        The first party.
-    shares : mapping of int to Array of uint8
-        What the second one has sent in :func:`gram`.
-
-    Returns
-    -------
-    list of Array, shape (columns, columns)
-        In the units of the columns that were hidden.
-
-    Raises
-    ------
-    PartyError
-        A triple was not what its dealer had to deal, or a share is short.
+    Each has shape (columns, columns). `shares` is what the second party has sent in
+    :func:`gram`. Raises PartyError if a triple was not what its dealer had to deal, or
+    if a share is short.
     """
     roles = state.roles
     if state.shares is None or list(shares) != [roles.second]:

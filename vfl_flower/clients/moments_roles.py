@@ -62,38 +62,26 @@ Place = Annotated[int, Ge(0), Le(2**20)]
 
 @dataclass(frozen=True)
 class Roles:
-    """Who does what for the Gram matrices of a run.
-
-    Attributes
-    ----------
-    first : int
-        Index of the party that holds the labels, computes, and opens them.
-    second : int
-        Index of the other party that computes.
-    owners : list of int
-        How many columns each party has in them, in party order.
-    rows : list of int
-        Number of rows of each Gram matrix.
-    dealer : int or None
-        Index of the party that deals; None: the server.
-    joint : int
-        How many joint columns there are, the last ones.
-    fraction : int
-        Fraction bits of a column whose mean square over the rows of all Gram matrices
-        together is at most `MOST_JOINT`; 0: columns have a length of at most `NORM`,
-        and as many fraction bits as fit.
-    turn : int
-        Which of the run's sets of Gram matrices these are.
-    """
+    """Who does what for the Gram matrices of a run."""
 
     first: Place
+    """Index of the party that holds the labels, computes, and opens them."""
     second: Place
+    """Index of the other party that computes."""
     owners: list[int]
+    """How many columns each party has in them, in party order."""
     rows: list[int]
+    """The number of rows of each Gram matrix."""
     dealer: Place | None = None
+    """Index of the party that deals; None: the server."""
     joint: Count = 0
+    """How many joint columns there are, the last ones."""
     fraction: Count = 0
+    """Fraction bits of a column whose mean square over the rows of all Gram matrices
+    together is at most `MOST_JOINT`; 0: columns have a length of at most `NORM`, and as
+    many fraction bits as fit."""
     turn: Count = 0
+    """Which of the run's sets of Gram matrices these are."""
 
     @property
     def columns(self) -> int:
@@ -176,25 +164,9 @@ def check_roles(
 ) -> None:
     """Refuse roles that this party's consent, its data or the protocol does not allow.
 
-    Parameters
-    ----------
-    party : Party
-        The party.
-    roles : Roles
-        What the server says.
-    columns : int, optional
-        How many columns this party has; None: it is not asked for any.
-    fraction : int
-        Fraction bits of the protocol; 0: there are no joint columns.
-    labels : bool
-        Whether the first party is the one with labels.
-    turn : int, optional
-        The turn of a step that has one alone.
-
-    Raises
-    ------
-    PartyError
-        The text names the rule.
+    `columns` counts this party's columns, if the step asks for any; a `fraction` of 0
+    bits means no joint columns; `labels` is whether the first party holds labels; a
+    step of a single turn names it. Raises PartyError, which names the rule.
     """
     places = [roles.first, roles.second]
     if roles.dealer is not None:
@@ -258,21 +230,11 @@ def check_roles(
 def withhold(party: Party, rule: str) -> None:
     """Note at the label holder why it does not use its labels: they break a rule.
 
-    The server chooses the rows. So a refusal would tell it of labels, as often as it
-    asks: instead zeros take their place, and the protocol ends with the model that
-    predicts one number.
+    The server chooses the rows. So a refusal would reveal facts about labels, as often
+    as it asks: instead zeros take their place, and the protocol ends with the model
+    that predicts a constant. `rule` is what the labels must be.
 
-    Parameters
-    ----------
-    party : Party
-        The label holder.
-    rule : str
-        What its labels must be.
-
-    Raises
-    ------
-    PartyError
-        Where all parties are in one process, whose user may know.
+    Raises PartyError if all parties are in one process, whose user may know.
     """
     if party.allow_plain:
         raise PartyError(rule)
@@ -285,21 +247,9 @@ def withhold(party: Party, rule: str) -> None:
 def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> None:
     """Refuse a Gram matrix of few rows.
 
-    Parameters
-    ----------
-    party : Party
-        The party.
-    weights : Array, shape (m,), or None
-        Weights of the rows, each of which is there once; None: all alike.
-    rows, columns : int
-        Its numbers of rows and columns.
-
-    Raises
-    ------
-    PartyError
-        There are fewer than four rows a column, than 20, or than this party's consent
-        asks for; of rows with weights their effective number counts, (sum w)^2 / sum
-        w^2 (Kish).
+    Each row has one weight, shape (m,); None: all alike. Raises PartyError for fewer
+    than four rows a column, than 20, or than this party's consent asks for; of rows
+    with weights their effective number counts, (sum w)^2 / sum w^2 (Kish).
     """
     effective = float(rows)
     if weights is not None and rows:

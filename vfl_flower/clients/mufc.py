@@ -82,31 +82,22 @@ Centers = Annotated[Array, Reals("k n_columns"), MinLen(1), MaxLen(MOST_CLUSTERS
 @shapes_only
 @dataclass
 class MUFCState:
-    """What a party keeps from its counts to the end of the run.
-
-    Attributes
-    ----------
-    model, settings : str, TrainingSettings
-        Number of the model, and what training has agreed on.
-    n_rows : int
-        Rows of the party's data.
-    stay : Array of uint8
-        Which of them take part, one bit for each.
-    drawn : Array of int, shape (k',)
-        Row numbers of its centroids, in the order drawn.
-    leaves : bool
-        Whether the party leaves the model.
-    labels : Array of int or None
-        Global clusters of the rows that take part.
-    """
+    """What a party stores from its counts to the end of the run."""
 
     model: str
+    """The number of the model."""
     settings: TrainingSettings
+    """What training has agreed on."""
     n_rows: int
+    """Rows of the party's data."""
     stay: Array
+    """Which of them take part, one bit for each."""
     drawn: Array
+    """Row numbers of its centroids, in the order drawn, shape (k',)."""
     leaves: bool = False
+    """Whether the party leaves the model."""
     labels: Array | None = None
+    """Global clusters of the rows that take part."""
 
 
 class Counts(TypedDict):
@@ -680,19 +671,14 @@ def _wanted(state: ClientState, tags: set[bytes]) -> set[bytes]:
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class _NewRows:
-    """The rows of the party's data that the model has not forgotten.
-
-    Attributes
-    ----------
-    rows : Array of int, shape (m,)
-        Their numbers.
-    labels, costs : Array, shape (m,)
-        Their clusters, and their squared distances to the centres, in sides of the box.
-    """
+    """The rows of the party's data that the model has not forgotten."""
 
     rows: Array
+    """Their numbers, shape (m,)."""
     labels: Array
+    """Their clusters, shape (m,)."""
     costs: Array
+    """Their squared distances to the centres, in sides of the box, shape (m,)."""
 
 
 def _new_rows(

@@ -81,11 +81,7 @@ class TrainingSettings:
 
     They are those of :class:`vfl_flower.strategies.MUFC`, without "auto" or 0, and the
     box by its `lower` and `upper` bounds, shape (d,) or (), in the unit of the columns.
-
-    Raises
-    ------
-    ContractError
-        The bounds make no box, or gamma no quantisation.
+    Raises ContractError if the bounds make no box, or gamma no quantisation.
     """
 
     n_clusters: Clusters
@@ -127,13 +123,9 @@ class TrainingSettings:
     def code(self, n_parties: int, n_columns: int, key: bytes) -> SparseSum:
         """Return the code of Algorithm 2 for the counts of all parties.
 
-        `key` is that of the hash.
-
-        Raises
-        ------
-        ValueError
-            The key has another length, the numbers of the bins do not fit into the
-            field of the paper, or the sum is too large for a message.
+        `key` is that of the hash. Raises ValueError if it has another length, the
+        numbers of the bins do not fit into the field of the paper, or the sum is too
+        large for a message.
         """
         n_bins = self.quantizer.n_bins
         try:
@@ -164,10 +156,7 @@ class TrainingSettings:
     def restored(cls, stored: dict[str, Any]) -> TrainingSettings:
         """Return the settings from what :meth:`stored` returned.
 
-        Raises
-        ------
-        ContractError
-            These are not the values of settings.
+        Raises ContractError if these are not the values of settings.
         """
         bounds = {k: np.array(stored.get(k)) for k in ("lower", "upper")}
         return cls(**structure(fields_of(cls), stored | bounds, {}))
@@ -191,59 +180,39 @@ class PartyFacts:
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class LocalClusters:
-    """The clusters of one party in one version.
-
-    Attributes
-    ----------
-    version : int
-        Version of the clustering, from 1.
-    centroids : list of bytes, length k'
-        Tags of the rows that C^(l) was drawn from, in the order drawn.
-    sizes : Array of int64, shape (at most k',)
-        Rows of each cluster, without means that have lost all their rows.
-    """
+    """The clusters of one party in one version."""
 
     version: int
+    """Version of the clustering, from 1."""
     centroids: list[bytes]
+    """Tags of the k' rows that C^(l) was drawn from, in the order drawn."""
     sizes: Array
+    """Rows of each cluster, int64, shape (at most k',), without emptied clusters."""
 
 
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class GlobalClusters:
-    """What the server keeps of one version.
-
-    Attributes
-    ----------
-    version : int
-        Version of the clustering; 0: training is not finished.
-    run : str
-        The run that saved it.
-    bins : Array of int64, shape (m, d)
-        Bins of q that have rows.
-    counts : Array of int64, shape (m,)
-        Rows of each bin.
-    centers : Array of float64, shape (K, d)
-        C_s, in the unit of the data.
-    parties : list of str
-        Names of the parties whose rows are in q.
-    settings : TrainingSettings
-        What training agreed on.
-    sizes : Array of int64, shape (K,)
-        Rows of each cluster; empty before `ServerState.describe`.
-    inertia : float
-        The induced objective; NaN before `ServerState.describe`.
-    """
+    """What the server stores of one version."""
 
     version: int
+    """Version of the clustering; 0: training is not finished."""
     run: str
+    """The run that saved it."""
     bins: Array
+    """Bins of q that have rows, int64, shape (m, d)."""
     counts: Array
+    """Rows of each bin, int64, shape (m,)."""
     centers: Array
+    """C_s, shape (K, d), in the unit of the data."""
     parties: list[str]
+    """Names of the parties whose rows are in q."""
     settings: TrainingSettings
+    """What training agreed on."""
     sizes: Array
+    """Rows of each cluster, int64, shape (K,); empty before `ServerState.describe`."""
     inertia: float
+    """The induced objective; NaN before `ServerState.describe`."""
 
 
 class _StateFile:
@@ -419,27 +388,15 @@ class _StateFile:
 
 
 class ClientState(_StateFile):
-    """What one party keeps of one model, in its ``state-dir``.
+    """What one party stores of one model, in its ``state-dir``.
 
-    Parameters
-    ----------
-    folder : Path
-        ``state-dir`` of the party.
-    model : str
-        Id of the model: 8 to 32 lower-case hexadecimal digits.
+    The id of the model has 8 to 32 lower-case hexadecimal digits. A run is any text
+    that no other run has, such as the number of its session. It separates what two runs
+    have staged for one version: what the server did not save is dropped.
 
-    Raises
-    ------
-    PartyError
-        From each method but `exists`: there is no state of that model, it is of another
-        format, model or kind, or it cannot be read or written. Also from all but `log`,
-        `left`, `version` and `wipe`: the party has left the model.
-
-    Notes
-    -----
-    A run is any text that no other run has, such as the number of its session. It keeps
-    apart what two runs have staged for one version: what the server did not save is
-    dropped.
+    Each method but `exists` raises PartyError if there is no state of that model, it is
+    of another format, model or kind, or it cannot be read or written. All but `log`,
+    `left`, `version` and `wipe` also raise it if the party has left the model.
     """
 
     kind = 0x76666C63  # "vflc"
@@ -467,25 +424,15 @@ class ClientState(_StateFile):
         settings: TrainingSettings,
         facts: PartyFacts,
     ) -> ClientState:
-        """Begin the state of a training, at version 0 and with a new key for tags.
+        """Create the state of a training, at version 0 and with a new key for tags.
 
-        A missing folder is made, for its user alone. A state of the model at version 0
-        is replaced: its training was never finished.
+        A missing folder is created, for its user alone. A state of the model at version
+        0 is replaced: its training was never finished. `ids` are the distinct ids of
+        all rows of training, of which only tags are stored; `settings` and `facts` are
+        what a removal must find again.
 
-        Parameters
-        ----------
-        folder, model : Path, str
-            As for the class.
-        ids : sequence, length n
-            Distinct ids of all rows of training. Only their tags are kept.
-        settings, facts : TrainingSettings, PartyFacts
-            What a removal must find again.
-
-        Raises
-        ------
-        PartyError
-            An id occurs twice, training was finished before, or the folder cannot be
-            written to.
+        Raises PartyError if an id occurs twice, training was finished before, or the
+        folder cannot be written to.
         """
         state = cls(folder, model)
         key = os.urandom(32)
@@ -588,30 +535,18 @@ class ClientState(_StateFile):
     ) -> None:
         """Write the next version, to be committed once the server has saved it.
 
-        Parameters
-        ----------
-        version : int
-            The present version plus 1.
-        centroids : sequence of bytes, length k'
-            Tags of the drawn rows, in the order drawn.
-        sizes : Array of int, shape (at most k',)
-            Rows of each cluster, which add up to all rows that remain.
-        removed : sequence of bytes, length r
-            Tags of X_R, rows of training.
-        kind : str
-            ``train``, ``unlearn``, ``forget-client`` (of another party), or ``add``,
+        version: the present version plus 1.
+        centroids: tags of the k' drawn rows, in the order drawn.
+        sizes: rows of each cluster, shape (at most k',), which add up to all rows that
+            remain.
+        removed: tags of X_R, rows of training.
+        kind: ``train``, ``unlearn``, ``forget-client`` (of another party), or ``add``,
             which removes none.
-        redrawn : bool
-            Whether a centroid was drawn, for the log.
-        run : str
-            The run; what it has staged before is replaced.
-        added : sequence of bytes, length m
-            With ``add``: tags of new rows, which the model has never had.
+        redrawn: whether a centroid was drawn, for the log.
+        run: the run; what it has staged before is replaced.
+        added: with ``add``: tags of new rows, which the model has never had.
 
-        Raises
-        ------
-        PartyError
-            A value breaks one of these rules.
+        Raises PartyError if a value breaks one of these rules.
         """
         removed, centroids = list(dict.fromkeys(removed)), list(centroids)
         with self._member(WRITE) as db:
@@ -653,12 +588,8 @@ class ClientState(_StateFile):
     def settle(self, version: int, run: str = "") -> None:
         """Bring the party to the version that the server has saved in a run.
 
-        What is staged is committed, with an entry in the audit log, or dropped.
-
-        Raises
-        ------
-        PartyError
-            The version is neither the present one nor staged by that run.
+        What is staged is committed, with an entry in the audit log, or dropped. Raises
+        PartyError if the version is neither the present one nor staged by that run.
         """
         version = int(version)  # SQLite takes no integer of NumPy
         with self._member(WRITE) as db:
@@ -697,11 +628,9 @@ class ClientState(_StateFile):
     def log(self) -> list[dict[str, Any]]:
         """Return the audit log, oldest first.
 
-        Returns
-        -------
-        list of dict
-            ``time`` (ISO 8601, UTC) of the commit, ``kind``, ``version``, ``tags``
-            (hexadecimal, of the rows removed or added) and ``redrawn``.
+        Each entry has the ``time`` (ISO 8601, UTC) of the commit, ``kind``,
+        ``version``, ``tags`` (hexadecimal, of the rows removed or added) and
+        ``redrawn``.
         """
         log = self._log("time, kind, version, tags, redrawn")
         for entry in log:
@@ -748,20 +677,11 @@ class ClientState(_StateFile):
 
 
 class ServerState(_StateFile):
-    """What the server keeps of one model.
+    """What the server stores of one model, in the folder of its states.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of the server's states.
-    model : str
-        Id of the model: 8 to 32 lower-case hexadecimal digits.
-
-    Raises
-    ------
-    ValueError
-        From each method but `exists`: there is no state of that model, it is of another
-        format, model or kind, or it cannot be read or written.
+    The id of the model has 8 to 32 lower-case hexadecimal digits. Each method but
+    `exists` raises ValueError if there is no state of that model, it is of another
+    format, model or kind, or it cannot be read or written.
     """
 
     kind = 0x76666C73  # "vfls"
@@ -782,15 +702,11 @@ class ServerState(_StateFile):
         settings: TrainingSettings,
         parties: Sequence[str],
     ) -> ServerState:
-        """Begin the state of a training of these parties: version 0, with an empty q.
+        """Create the state of a training of these parties: version 0, with an empty q.
 
-        A missing folder is made, for its user alone. A state of the model at version 0
-        is replaced: its training was never finished.
-
-        Raises
-        ------
-        ValueError
-            Training was finished before, or the folder cannot be written to.
+        A missing folder is created, for its user alone. A state of the model at version
+        0 is replaced: its training was never finished. Raises ValueError if training
+        was finished before, or if the folder cannot be written to.
         """
         state = cls(folder, model)
         with state._new() as db:
@@ -815,23 +731,14 @@ class ServerState(_StateFile):
     ) -> None:
         """Write the next version over the present one, which decides it.
 
-        Parameters
-        ----------
-        version : int
-            The present version plus 1.
-        bins, counts, centers, parties : Array, Array, Array, sequence of str
-            See :class:`GlobalClusters`; the counts are at least 1.
-        kind : str
-            ``train``, ``unlearn``, ``forget-client`` or ``add``.
-        named : sequence of str
-            Names of the parties in the request, for the log.
-        run : str
-            The run, which the parties need to settle the version.
+        version: the present version plus 1.
+        bins, counts, centers, parties: see :class:`GlobalClusters`; the counts are at
+            least 1.
+        kind: ``train``, ``unlearn``, ``forget-client`` or ``add``.
+        named: names of the parties in the request, for the log.
+        run: the run, which the parties need to settle the version.
 
-        Raises
-        ------
-        ValueError
-            A value breaks one of these rules.
+        Raises ValueError if a value breaks one of these rules.
         """
         bins, counts = np.asarray(bins, np.int64), np.asarray(counts, np.int64)
         centers = np.asarray(centers, np.float64)
@@ -896,11 +803,9 @@ class ServerState(_StateFile):
     def log(self) -> list[dict[str, Any]]:
         """Return the audit log, oldest first.
 
-        Returns
-        -------
-        list of dict
-            ``time`` (ISO 8601, UTC), ``kind``, ``version``, ``parties`` (the names in
-            the request; no ids) and ``changed``: whether q differs from the one before.
+        Each entry has the ``time`` (ISO 8601, UTC), ``kind``, ``version``, ``parties``
+        (the names in the request; no ids) and ``changed``: whether q differs from the
+        one before.
         """
         log = self._log("time, kind, version, clients AS parties, changed")
         for entry in log:
@@ -912,12 +817,7 @@ class ServerState(_StateFile):
 def list_models(folder: Path) -> list[str]:
     """Return the ids of the models with a state in a folder, sorted.
 
-    These include trainings that were never finished.
-
-    Raises
-    ------
-    ValueError
-        The folder cannot be read.
+    These include unfinished trainings. Raises ValueError if the folder cannot be read.
     """
     try:
         paths = [path for path in Path(folder).iterdir() if path.suffix == ".sqlite"]

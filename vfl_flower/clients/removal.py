@@ -1,8 +1,8 @@
 """A party's side of the removal of a model: its part, its state, its predictions.
 
-What goes is named by the number of the model alone, and each file is looked at before:
-whatever the server asks for, a file that is not of that model stays, and so does the
-journal of what the party has answered.
+The server names only the number of the model, and each file is checked first: whatever
+the server asks for, a file that is not of that model stays, and so does the journal of
+what the party has answered.
 """
 
 from __future__ import annotations
@@ -71,10 +71,8 @@ def remove(party: Party, model: Number) -> Gone:
 def _removals(party: Party, model: str) -> Iterator[Callable[[], None]]:
     """Yield what removes each file of a model.
 
-    Raises
-    ------
-    PartyError
-        The number is none, or a file of that name is not of that model.
+    Raises PartyError if the number is not that of a model, or if a file of that name is
+    not of that model.
     """
     folder = party.state_dir
     if folder is None:

@@ -64,49 +64,30 @@ def load_party(
 ) -> Party:
     """Return the data of one party.
 
-    Parameters
-    ----------
-    source : PartySource
-        Where the data are and how they are read.
-    seed : int
-        Seed of a ``synthetic`` data set; nothing else is random.
-    encoding : dict, optional
-        ``Party.encoding`` of the rows that a model was trained on: these are new rows
-        for that model and are encoded in the same way. The options ``columns``,
-        ``standardize``, ``one-hot`` and ``impute`` are then ignored, and a party file
-        needs no label column.
+    X of shape (n, d) and y of shape (n,) are float64 and keep the order of the rows.
+    The X of a party file is read-only and mapped from the cache; of its ids only the
+    digest is stored. Only a ``synthetic`` data set is random, by the `seed`.
 
-    Returns
-    -------
-    Party
-        X of shape (n, d), float64, and y of shape (n,), float64, or None. The rows
-        keep the order of the file. The X of a party file is read-only, mapped from
-        the cache, and of its ids only the digest is kept. ``encoding`` says how the
-        columns of X were made.
-
-    Raises
-    ------
-    PartyError
-        The data are missing, unreadable or break a rule. The text names the party,
-        the column and the rule, never a path or a value.
-
-    Notes
-    -----
     A text or categorical column becomes one 0/1 column for each level, ``carrier=UA``,
     in sorted order; truth values, and yes and no, become one 0/1 column, and dates the
     days since 1970-01-01. Of many levels the most frequent are kept. A missing number
     becomes the mean or median of its column, a missing text the mean or median of each
     of its 0/1 columns; with ``rows`` and the mean both stay NaN until the run knows the
-    mean over all parties. Scaling comes last. Parquet keeps only categories of text:
-    categories of numbers are read as numbers. The arrays ``y`` and ``ids`` of an NPZ
-    need no option. In a folder all parties have the same options, so a label column or
-    a feature column may be in another file, but must be in one of them. A label that is
-    missing belongs to another party: NaN in y.
+    mean over all parties. Scaling comes last. Parquet preserves only categories of
+    text: categories of numbers are read as numbers. The arrays ``y`` and ``ids`` of an
+    NPZ need no option. In a folder all parties have the same options, so a label column
+    or a feature column may be in another file, but must be in one of them. A label that
+    is missing belongs to another party: NaN in y.
 
-    With an encoding nothing is computed from the new rows: levels, fills, means and
-    scales are those of training. A level that training did not have becomes 0 in each
-    column of its source column; a column that training did not have is left out. Both
-    are logged.
+    An encoding is the ``Party.encoding`` of the rows that a model was trained on. With
+    it, nothing is computed from the new rows: levels, fills, means and scales are those
+    of training, the options ``columns``, ``standardize``, ``one-hot`` and ``impute``
+    are ignored, and a party file needs no label column. A level that training did not
+    have becomes 0 in each column of its source column; a column that training did not
+    have is left out. Both are logged.
+
+    Raises PartyError if the data are missing, unreadable or break a rule. The error
+    names the party, the column and the rule, never a path or a value.
     """
     check_impute(source)
     if source.alignment and (source.data in BUNDLED or _is_synthetic(source)):
@@ -124,10 +105,7 @@ def load_party(
 def with_united(source: PartySource) -> PartySource:
     """Return where the data are, with the levels that the parties have united.
 
-    Raises
-    ------
-    PartyError
-        They have not, or not those of a column; or parties hold columns.
+    Raises PartyError if they have united none, or none of a column, or hold columns.
     """
     missing = [name for name in source.united if name not in source.levels]
     if not missing:
@@ -158,12 +136,8 @@ def with_united(source: PartySource) -> PartySource:
 def read_texts(source: PartySource) -> dict[str, Counter[str]]:
     """Return in how many rows each text is, of the columns whose levels are united.
 
-    Texts are in normal form, and those for a missing value are not counted.
-
-    Raises
-    ------
-    PartyError
-        As :func:`load_party`, for the file.
+    Texts are in normal form, and those for a missing value are not counted. Raises
+    PartyError as :func:`load_party` does for the file.
     """
     if not (source.united and is_file(source)):
         return {}
@@ -183,22 +157,9 @@ def check_impute(source: PartySource) -> None:
 def read_ids(source: PartySource) -> Sequence[str] | None:
     """Return the ids of a party's rows as text, in the order of its file.
 
-    Parameters
-    ----------
-    source : PartySource
-        Where the data are.
-
-    Returns
-    -------
-    sequence of str, length n, or None
-        Those of a file are mapped from the cache. None where the data have no id
-        column. Where the rows of a bundled or generated set are split, the ids are the
-        row numbers in the set.
-
-    Raises
-    ------
-    PartyError
-        As :func:`load_party`, for the file and its ids.
+    Those of a file are mapped from the cache. If the rows of a bundled or generated set
+    are split, the ids are the row numbers in the set. Without an id column the result
+    is None. Raises PartyError as :func:`load_party` does for the file and its ids.
     """
     if source.data in BUNDLED or _is_synthetic(source):
         return ids_of_bundled(source)
@@ -214,13 +175,7 @@ def drop_cache(source: PartySource) -> None:
 
 
 class StoredRows:
-    """Where the rows of a party are kept, for its steps.
-
-    Parameters
-    ----------
-    source : PartySource
-        Where the data are.
-    """
+    """Where the rows of a party are stored, for its steps."""
 
     def __init__(self, source: PartySource) -> None:
         self._source = source
@@ -248,12 +203,9 @@ def _is_synthetic(source: PartySource) -> bool:
 
 
 def party_file(source: PartySource) -> tuple[Path, list[Path]]:
-    """Return the file of the party, and all files of its folder where it has one.
+    """Return the file of the party, and all files of its folder if it is in one.
 
-    Raises
-    ------
-    PartyError
-        There is none, or the party may not look for it.
+    Raises PartyError if there is none, or if the party may not look for it.
     """
     try:
         return _party_file(source)

@@ -1,9 +1,8 @@
 """Arrow files and streams, mapped into memory; what is compressed is unpacked before.
 
 pyarrow unpacks a compressed batch as a whole. Here each of its buffers is unpacked some
-megabytes at a time into a file without a name, as a stream whose buffers stand as they
-are, and that is mapped. The format calls a buffer that is not packed in a batch that is
-one of length -1.
+megabytes at a time into a file without a name, as a stream of plain buffers, which is
+then mapped. The format marks a plain buffer in a compressed batch by length -1.
 """
 
 from __future__ import annotations
@@ -34,25 +33,18 @@ _AS_IT_IS = struct.pack("<q", -1)
 
 @dataclass(frozen=True)
 class Packing:
-    """What the message of a batch says of its buffers.
-
-    Attributes
-    ----------
-    rows : int
-        Rows of the batch, or values of the dictionary.
-    codec : str
-        What the buffers are packed with; "": they are not.
-    buffers : list of (int, int)
-        First byte and number of bytes of each in the body.
-    at_buffers, at_body : int
-        Where in the message this stands, and the length of the body.
-    """
+    """What the message of a batch says of its buffers."""
 
     rows: int
+    """Rows of the batch, or values of the dictionary."""
     codec: str
+    """The compression of the buffers; "" without compression."""
     buffers: list[tuple[int, int]]
+    """First byte and number of bytes of each in the body."""
     at_buffers: int
+    """Where in the message the buffers are listed."""
     at_body: int
+    """Where in the message the length of the body stands."""
 
 
 def open_arrow(mapped: mmap.mmap) -> Any:
@@ -68,12 +60,8 @@ def open_arrow(mapped: mmap.mmap) -> Any:
 def map_arrow(path: Path) -> mmap.mmap:
     """Map an Arrow file or stream into memory, unpacked where that makes it large.
 
-    Raises
-    ------
-    UnpackedSizeError
-        It would be much larger than on the disk.
-    ValueError
-        It is damaged, in so far as that is seen without unpacking it all.
+    Raises UnpackedSizeError if it would be much larger than on the disk, and ValueError
+    if it is damaged, as far as that shows without unpacking it all.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -125,7 +113,7 @@ def _messages(mapped: mmap.mmap) -> Iterator[Any]:
 def _packing(message: Any) -> Packing | None:
     """Return what the message of a batch says; None for other messages.
 
-    pyarrow tells it of no batch that it has not unpacked. A message is a table of
+    pyarrow reports it only for a batch that it has unpacked. A message is a table of
     FlatBuffers: its field 2 is the batch and its field 3 the length of the body. Of a
     batch, field 0 is the length, field 2 the buffers and field 3 the compression. The
     batch of a dictionary is field 1 of what stands there.

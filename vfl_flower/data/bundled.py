@@ -37,32 +37,10 @@ def split_columns(
 ) -> list[Party]:
     """Split a matrix over parties by consecutive columns, as evenly as possible.
 
-    Parameters
-    ----------
-    X : Array, shape (n, d)
-        All columns. The parties' matrices are views of it.
-    y : Array, shape (n,), or None
-        Labels, given to the last party.
-    count : int
-        Number of parties, 1 to d. The first ``d % count`` have one column more.
-    names : sequence of str, length count, optional
-        Names of the parties.
-    columns : sequence of str, length d, optional
-        Names of the columns.
+    X has shape (n, d); the parties' matrices are views of it. The last party gets the
+    labels y. The first ``d % count`` parties have one column more. Raises ValueError if
+    `count` is not between 1 and d, or if another argument does not fit X.
 
-    Returns
-    -------
-    list of Party
-        In the order of the columns.
-
-    Raises
-    ------
-    ValueError
-        `count` is not between 1 and d, `names` or `columns` has another length, or
-        `X` or `y` is not what :class:`Party` takes.
-
-    Examples
-    --------
     >>> X = np.arange(10.0).reshape(2, 5)
     >>> [party.X.shape for party in split_columns(X, np.array([0, 1]), 2)]
     [(2, 3), (2, 2)]
@@ -123,10 +101,7 @@ def from_bundled(source: PartySource, encoding: Encoding | None = None) -> Party
 def _bunch(source: PartySource) -> Any:
     """Return the data set, which scikit-learn has or downloads.
 
-    Raises
-    ------
-    PartyError
-        It could not be downloaded.
+    Raises PartyError if the download failed.
     """
     import sklearn.datasets
 

@@ -48,12 +48,8 @@ class Converted:
 class StoredIds(Sequence[str]):
     """The ids of the rows, mapped from a file of their bytes and one of their places.
 
-    Parameters
-    ----------
-    data : Array of uint8
-        The ids in UTF-8, one after another.
-    at : Array of int64, shape (n + 1,)
-        Where each begins in `data`, and where the last one ends.
+    `data` has the ids in UTF-8, one after another; `at`, int64, shape (n + 1,), has
+    where each starts in it, and where the last one ends.
     """
 
     def __init__(self, data: Array, at: Array) -> None:
@@ -223,12 +219,8 @@ class CacheEntry:
     ) -> None:
         """Write files of the entry together, whole or not at all, but no ``.json``.
 
-        Parameters
-        ----------
-        shapes : mapping of str to (str, tuple of int)
-            Of each file, by its ending: type and shape of its array.
-        write : callable
-            Is given the files, each after its header, in the order of `shapes`.
+        `shapes` gives the type and shape of each file's array, by its ending. `write`
+        gets the files, each after its header, in the order of `shapes`.
         """
         self._make_folder()
         endings = list(shapes)

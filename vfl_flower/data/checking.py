@@ -45,24 +45,16 @@ _ID = re.compile(
 
 @dataclass(frozen=True)
 class Checked:
-    """What :func:`check` has found.
-
-    Attributes
-    ----------
-    rows : int
-        Rows of the file, as far as they could be read.
-    columns : int
-        Columns of X that its features become.
-    findings : list of Finding
-        Errors first, then warnings, then notes.
-    source : PartySource
-        How the file is read, with what was told from it.
-    """
+    """What :func:`check` has found."""
 
     rows: int
+    """Rows of the file, as far as they could be read."""
     columns: int
+    """Columns of X that its features become."""
     findings: list[Finding]
+    """Errors first, then warnings, then notes."""
     source: PartySource
+    """How the file is read, with the options that were inferred from it."""
 
     @property
     def sound(self) -> bool:
@@ -71,17 +63,9 @@ class Checked:
 
 
 def check(source: PartySource) -> Checked:
-    """Look at all of a party's file, and say what is wrong and what will be done.
+    """Look at all of a party's file; report what is wrong and what will be done.
 
-    Parameters
-    ----------
-    source : PartySource
-        Where the file is and how it is read.
-
-    Returns
-    -------
-    Checked
-        Only the examples of its findings are values of the data.
+    Only the examples of the findings are values of the data.
     """
     who = "the party"
     try:

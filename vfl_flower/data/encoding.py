@@ -87,16 +87,11 @@ def fit(
     who: str,
     medians: Mapping[str, float],
 ) -> tuple[Encoding, list[Finding]]:
-    """Return the encoding of features, and what must be mended in them.
+    """Return the encoding of features, and what must be fixed in them.
 
-    Parameters
-    ----------
-    columns : mapping of str to Column
-        What a survey of the rows has told of each column.
-    names : sequence of str
-        The features, in the order of X.
-    medians : mapping of str to float
-        The median of each column of numbers, where the option ``impute`` asks for it.
+    columns: what a survey of the rows has found in each column.
+    names: the features, in the order of X.
+    medians: the median of each column of numbers, if the option ``impute`` needs it.
     """
     entries: list[dict[str, Any]] = []
     faults: list[Finding] = []
@@ -233,8 +228,8 @@ def nearly_numbers(
 ) -> list[Finding]:
     """Return why a column of text has numbers rather than levels; else nothing.
 
-    It does so where four rows in five hold numbers, and these are ten or more; `fewest`
-    or more where nothing stands beside them.
+    It does so if four rows in five hold numbers, and these are ten or more, or `fewest`
+    or more if nothing stands beside the numbers.
     """
     if column.kind != "text":
         return []
@@ -291,12 +286,8 @@ def encode(
 ) -> Array:
     """Return the features of a block of rows, shape (b, d), float64, none missing.
 
-    Parameters
-    ----------
-    block : mapping of str to pyarrow.Array
-        Columns by name, length b.
-    columns : mapping of str to Column
-        What a survey of all rows has told of them.
+    `block` has Arrow columns of length b by name, and `columns` what a survey of all
+    rows has found in them.
     """
     n = len(next(iter(block.values())))
     X = np.empty((n, len(columns_of(encoding))))
@@ -594,19 +585,11 @@ def _other_kind(entry: dict[str, Any], who: str) -> PartyError:
 class Labels:
     """How a column of labels becomes numbers.
 
-    Parameters
-    ----------
-    column : Column
-        What a survey has told of it.
-    known : list of str or None
-        Classes of training, for new rows; None: those of the column.
+    `column` is what a survey has found in it, and `known` has the classes of training,
+    for new rows; None: those of the column.
 
-    Attributes
-    ----------
-    faults : list of Finding
-        What must be mended.
-    classes : list of str or None
-        The classes that became 0, 1 and so on; None for numbers.
+    faults: what must be fixed.
+    classes: the classes that became 0, 1 and so on; None for numbers.
     """
 
     def __init__(

@@ -304,22 +304,16 @@ def check_unchanged(
 
 @dataclass
 class Plan:
-    """Which columns of a file are features, ids and labels, and what is wrong so far.
-
-    Attributes
-    ----------
-    features : list of str
-        In the order of X.
-    ids, label : str or None
-        The columns of ids and labels, where the file has them.
-    faults : list of Finding
-        What is wrong with the options or the names; the rest is read all the same.
-    """
+    """Which columns of a file are features, ids and labels, and the faults so far."""
 
     features: list[str]
+    """In the order of X."""
     ids: str | None
+    """The column of ids, if the file has one."""
     label: str | None
+    """The column of labels, if the file has one."""
     faults: list[Finding]
+    """What is wrong with the options or the names; the rest is read all the same."""
 
     @classmethod
     def of(
@@ -414,13 +408,10 @@ def survey_file(
 ) -> Survey:
     """Read a party file once, or as often as its columns need, and keep no row.
 
-    Only the rows used count, where they are given by their places in the file.
+    If `rows_used` gives rows by their places in the file, only these count.
 
-    Raises
-    ------
-    PartyError
-        It cannot be read, or has no header or no rows, so that nothing more can be
-        told. All other faults are in what is returned.
+    Raises PartyError if the file cannot be read, or has no header or no rows, so that
+    nothing more is known. The result has all other faults.
     """
     markers = markers_of(source)
     with _reading(path, who):

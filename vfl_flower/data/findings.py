@@ -14,31 +14,21 @@ MOST_FAULTS = 20
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is found in a party file.
-
-    Attributes
-    ----------
-    level : str
-        ``error``: it must be mended before a run; ``warning``: it should be looked at;
-        ``note``: what is done with it.
-    about : str
-        What it is about, in one word, such as ``dates``.
-    column : str or None
-        The column; None: the file.
-    text : str
-        What is wrong or what will be done, without a value of the data.
-    option : str
-        The key of the node config that changes it, or what else does.
-    examples : tuple of str
-        Values of the data, for the party's own eyes.
-    """
+    """A single finding in a party file."""
 
     level: Literal["error", "warning", "note"]
+    """``error``: it must be fixed before a run; ``warning``: it needs a look; ``note``:
+    what is done with it."""
     about: str
+    """What it is about, in one word, such as ``dates``."""
     column: str | None
+    """The column; None: the file."""
     text: str
+    """What is wrong or what will be done, without a value of the data."""
     option: str = ""
+    """The key of the node config that changes it, or what else does."""
     examples: tuple[str, ...] = ()
+    """Values of the data, for the party's own eyes."""
 
 
 def fault(
@@ -53,13 +43,7 @@ def fault(
 
 
 def refuse(faults: Sequence[Finding], who: str) -> None:
-    """Raise one error for all faults.
-
-    Raises
-    ------
-    PartyError
-        There is one.
-    """
+    """Raise a single PartyError for all faults, if there are any."""
     texts = list(dict.fromkeys(finding.text for finding in faults))
     if len(texts) == 1:
         raise PartyError(texts[0])

@@ -211,13 +211,9 @@ def number_texts(texts: Mapping[str, int]) -> tuple[list[str], bool]:
     """Return the texts of a column that are numbers, and whether all are plain ones.
 
     Numbers with a unit, a sign of a currency or a percent sign, in parentheses, with
-    another base or as a fraction are no plain ones. There are none where one has a
-    leading zero, or where too many different things stand beside the numbers.
-
-    Parameters
-    ----------
-    texts : mapping of str to int
-        How often each text is in the column.
+    another base or as a fraction are not plain. There are none if one has a leading
+    zero, or if too many different things stand beside the numbers. `texts` counts each
+    text of the column.
     """
     near, beside = [], set[tuple[str, ...]]()
     for text in map(str, texts):
@@ -233,19 +229,10 @@ def number_texts(texts: Mapping[str, int]) -> tuple[list[str], bool]:
 
 
 def parse(column: Any, kind: str) -> Array | None:
-    """Return the values of a column as numbers, NaN where missing.
+    """Return the values of a column as float64, shape (n,), NaN where missing.
 
-    Parameters
-    ----------
-    column : pyarrow.Array, length n
-        Text, or what its type makes numbers or dates.
-    kind : str
-        One of `KINDS` but ``text``.
-
-    Returns
-    -------
-    Array of float64, shape (n,), or None
-        None: it holds something else. For a kind that is refused, zeros.
+    `kind` is any of `KINDS` but ``text``. The result is None if the column holds
+    something else, and zeros for a kind that is refused.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -1,7 +1,7 @@
 """The levels of text columns as a config gives them, the same at all parties.
 
-``region=united`` in the place of levels leaves them to a run, in which the parties
-unite those that enough rows of all of them have.
+With ``region=united`` instead of levels, the parties unite in a run those that enough
+rows of all of them have.
 """
 
 from __future__ import annotations
@@ -26,19 +26,10 @@ UNITED = "united"
 def parse_levels(text: str, files: bool) -> dict[str, tuple[str, ...]]:
     """Return the levels of columns by their names; none of one that a run unites.
 
-    Parameters
-    ----------
-    text : str
-        ``sex=f|m;region=united``, or the absolute path of a TOML file whose keys are
-        the names of columns and whose values are lists of their levels, or "united".
-    files : bool
-        Whether it may be a path.
-
-    Raises
-    ------
-    ValueError
-        It is neither, or a column has a level twice, less than two or too many. The
-        text has no level.
+    The text is ``sex=f|m;region=united`` or, with `files`, the absolute path of a TOML
+    file from names of columns to lists of their levels, or "united". Raises ValueError
+    for any other text, or if a column has a level twice, fewer than two or too many.
+    The error contains no level.
     """
     if not text.startswith("/"):
         return _checked(_listed(text))

@@ -1,8 +1,8 @@
 """A party's columns in a Parquet or Arrow file, read batch by batch, never converted.
 
-A file that is used again and again is better converted once
-(:func:`vfl_flower.data.load_party`): reading its columns takes longer than reading a
-memory map. Rows that stay in their file need no second copy on the disk.
+Convert a file that is used repeatedly (:func:`vfl_flower.data.load_party`): reading its
+columns takes longer than reading a memory map. Rows that stay in their file need no
+second copy on the disk.
 """
 
 from __future__ import annotations
@@ -24,32 +24,19 @@ from vfl_flower.typing import Array
 class ArrowRows(Rows):
     """The rows of Arrow record batches, which are read again for each pass.
 
-    Parameters
-    ----------
-    pieces : sequence of callable
-        Each gives an iterator over the record batches of some consecutive rows, the
-        same ones at each call. A piece without a wanted row is skipped.
-    columns : sequence of str
-        The columns to use: real numbers or truth values, none of them missing.
-    counts : sequence of int, optional
-        Rows of each piece; counted by a pass where they are not given.
-
-    Raises
-    ------
-    ValueError
-        There is no column, a column is not there, is of another type or misses a value.
-        All but the first are told where the column is read, such as by a new `Party`.
-    PartyError
-        A piece has fewer rows than before.
-
-    Notes
-    -----
-    It holds one batch, and what was taken last where that is up to 16 MiB: a small
+    Memory holds one batch, and what was taken last if that is up to 16 MiB: a small
     coreset is read once. Rows in order take one pass over the pieces that have them,
     scattered ones a pass for each 16 MiB.
 
-    Examples
-    --------
+    pieces: each gives an iterator over the record batches of some consecutive rows, the
+        same ones at each call. A piece without a wanted row is skipped.
+    columns: the columns to use: real numbers or truth values, none of them missing.
+    counts: rows of each piece; by default a pass counts them.
+
+    Raises ValueError without columns, and, once the column is read (such as by a new
+    `Party`), if a column is not there, is of another type or misses a value. Raises
+    PartyError if a piece has fewer rows than before.
+
     >>> import pyarrow as pa
     >>> batch = pa.RecordBatch.from_pydict({"a": [1, 2, 3], "b": [0.5, 1.5, 2.5]})
     >>> rows = ArrowRows([lambda: [batch], lambda: [batch]], ["a", "b"])
@@ -151,26 +138,14 @@ def _numbers(batch: Any, name: str) -> Array:
 
 
 def arrow_rows(path: Path | str, columns: Sequence[str] | None = None) -> ArrowRows:
-    """Return the rows of a Parquet or Arrow IPC file that stays as it is.
+    """Return the rows of a Parquet or Arrow IPC file, which must not change.
 
-    Parameters
-    ----------
-    path : path
-        A file of either kind; or Parquet files, as a pattern or as a folder whose name
-        ends in ``.parquet``.
-    columns : sequence of str, optional
-        The columns to use; default: all.
+    The path may also be that of Parquet files, as a pattern or as a folder whose name
+    ends in ``.parquet``. By default all columns are used. Memory holds, of a Parquet
+    file, a batch of 16,384 rows and the pages that they lie in, and of an Arrow file a
+    whole batch if that is compressed.
 
-    Returns
-    -------
-    ArrowRows
-        It holds as much of a Parquet file as a batch of 16,384 rows and the pages that
-        they lie in, and of an Arrow file a whole batch where that is compressed.
-
-    Raises
-    ------
-    ValueError
-        There is no such file, or as :class:`ArrowRows`.
+    Raises ValueError if there is no such file, and as :class:`ArrowRows` does.
     """
     import pyarrow as pa
     import pyarrow.parquet

@@ -17,94 +17,67 @@ class PartySource:
     On a SuperNode each field is a key of ``--node-config`` (with dashes); in a
     simulation, where nodes have a partition id and nothing else, the run config gives
     the same to all.
-
-    Attributes
-    ----------
-    data : str
-        A bundled data set (``diabetes``), a generated one (``synthetic`` or
-        ``synthetic:n=..,d=..``), the absolute path of a party file (CSV, Parquet,
-        Feather/Arrow IPC, NPZ), or the absolute path of a folder that holds one party
-        file for each party, taken in natural order of their names: the digits are read
-        as numbers, so ``2_y.csv`` comes before ``10_x.csv``.
-    index : int or None
-        ``partition-id``: the party's place in the order of the run.
-    count : int or None
-        ``num-partitions``: how many parties share a bundled data set or a folder.
-    name : str or None
-        ``party-name``; default: the name of the file without its ending.
-    id_column : str or None
-        ``id-column``: taken out of the features, compared by digest.
-    label_column : str or None
-        ``label-column``: the labels; in a folder, the one file that has it.
-    columns : tuple of str or None
-        ``columns``: comma-separated feature columns to use; default all others.
-    standardize : bool
-        Scale each feature to mean 0 and standard deviation 1, at the party.
-    one_hot : bool
-        Encode text columns as 0/1 columns; without it a text column is an error.
-    impute : str
-        ``mean`` or ``median`` of the column for missing values; ``none``: an error.
-    missing : tuple of str or None
-        ``missing``: comma-separated texts for a missing value, in the place of NA, N/A,
-        NaN, null, None, ?, - and a point; an empty cell always is one.
-    max_levels : int or None
-        ``max-levels``: a text column of more levels keeps the most frequent ones, and
-        "other"; None: one of more than 100 levels keeps 20.
-    levels : mapping of str to tuple of str
-        ``levels``: the levels of text columns by their names, the same at all parties;
-        a column that it does not name has those of the party's rows.
-    united : tuple of str
-        Columns for which ``levels`` says ``united``: they have the levels that the
-        parties have united, and that each keeps in `state_dir`.
-    levels_salt : str
-        A secret of the parties that have united these levels, for their digest.
-    levels_open : bool
-        Nobody needs their levels yet: all texts of these columns count as "other".
-    label_optional : bool
-        Nobody needs the labels: the file may lack their column, as one of new rows.
-    delimiter : str or None
-        ``delimiter``: what separates the fields of a CSV; None: told from the file.
-    text_encoding : str or None
-        ``encoding`` of the text of a CSV; None: told from the file.
-    header : bool
-        Whether the first line of a CSV has the names of its columns.
-    consent : Path or None
-        ``consent``: absolute path of the file that says what may leave the party.
-    state_dir : Path or None
-        ``state-dir``: absolute folder in which the party keeps its parts of models.
-    alignment : str or None
-        ``alignment``: name of the row order that the party keeps in `state_dir`; it has
-        these rows of its file, in this order.
-    rows : bool
-        Parties hold different rows of the same columns. A bundled or generated data set
-        is split by rows, party j has each ``count``-th row from row j; a missing value
-        of a file stays NaN until the run fills it with the mean over all parties.
     """
 
     data: str
+    """A bundled data set (``diabetes``), a generated one (``synthetic`` or
+    ``synthetic:n=..,d=..``), the absolute path of a party file (CSV, Parquet,
+    Feather/Arrow IPC, NPZ), or the absolute path of a folder that holds one party file
+    for each party, taken in natural order of their names: the digits are read as
+    numbers, so ``2_y.csv`` comes before ``10_x.csv``."""
     index: int | None = None
+    """``partition-id``: the party's place in the order of the run."""
     count: int | None = None
+    """``num-partitions``: how many parties share a bundled data set or a folder."""
     name: str | None = None
+    """``party-name``; default: the name of the file without its ending."""
     id_column: str | None = None
+    """``id-column``: not a feature, compared by digest."""
     label_column: str | None = None
+    """``label-column``: the labels; in a folder, the one file that has it."""
     columns: tuple[str, ...] | None = None
+    """``columns``: comma-separated feature columns to use; default: all others."""
     standardize: bool = False
+    """Scale each feature to mean 0 and standard deviation 1, at the party."""
     one_hot: bool = True
+    """Encode text columns as 0/1 columns; without it a text column is an error."""
     impute: str = "mean"
+    """``mean`` or ``median`` of the column for missing values; ``none``: an error."""
     missing: tuple[str, ...] | None = None
+    """``missing``: comma-separated texts for a missing value, in the place of NA, N/A,
+    NaN, null, None, ?, - and a point; an empty cell always is one."""
     max_levels: int | None = None
+    """``max-levels``: a text column of more levels keeps the most frequent ones, and
+    "other"; None: above 100 levels, keep the top 20."""
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """``levels``: the levels of text columns by their names, the same at all parties; a
+    column that it does not name has those of the party's rows."""
     united: tuple[str, ...] = ()
+    """Columns for which ``levels`` says ``united``: they have the levels that the
+    parties have united, and that each keeps in `state_dir`."""
     levels_salt: str = ""
+    """A secret of the parties that have united these levels, for their digest."""
     levels_open: bool = False
+    """Nobody needs their levels yet: all texts of these columns count as "other"."""
     label_optional: bool = False
+    """Nobody needs the labels: the file may lack their column, like one of new rows."""
     delimiter: str | None = None
+    """``delimiter``: the separator of a CSV; None: inferred from the file."""
     text_encoding: str | None = None
+    """``encoding`` of the text of a CSV; None: inferred from the file."""
     header: bool = True
+    """Whether the first line of a CSV has the names of its columns."""
     consent: Path | None = None
+    """``consent``: absolute path of the file that says what may leave the party."""
     state_dir: Path | None = None
+    """``state-dir``: absolute folder in which the party keeps its local models."""
     alignment: str | None = None
+    """``alignment``: name of the row order that the party keeps in `state_dir`; it has
+    these rows of its file, in this order."""
     rows: bool = False
+    """Parties hold different rows of the same columns. A bundled or generated data set
+    is split by rows, party j has each ``count``-th row from row j; a missing value of a
+    file stays NaN until the run fills it with the mean over all parties."""
 
     @property
     def filled_later(self) -> bool:

@@ -33,18 +33,12 @@ MOST_TEXT = 2**24
 class Numbers:
     """Moments, extremes and gaps of numbers that come block by block.
 
-    Attributes
-    ----------
-    n, gaps, infinite : int
-        Values, missing ones among them, and infinite ones.
-    mean, squares : float
-        Mean of the known values, and the sum of their squared distances from it.
-    least, most : float
-        The extremes.
-    at_least, at_most : int
-        How many values are at the extremes.
-    whole, rising : bool
-        Whether all are integers, and whether each is larger than the one before.
+    n, gaps, infinite: the numbers of values, of missing and of infinite ones among
+        them.
+    mean, squares: mean of the known values, and the sum of squared distances from it.
+    least, most: the extremes.
+    at_least, at_most: how many values are at the extremes.
+    whole, rising: whether all are integers, and whether each exceeds the one before.
     """
 
     def __init__(self) -> None:
@@ -131,23 +125,14 @@ def _at(count: int, old: float, new: float, known: Array, further: bool) -> int:
 class Column:
     """One column in a pass: its kind, its numbers or its levels.
 
-    Attributes
-    ----------
-    kind : str or None
-        One of :data:`~vfl_flower.data.kinds.KINDS`, or ``levels``; None: no numbers
+    kind: one of :data:`~vfl_flower.data.kinds.KINDS`, or ``levels``; None: no numbers
         and no text.
-    numbers : Numbers
-        Of its values; for text, of its gaps alone.
-    spelled : Counter
-        The texts and how often they stand there, for text.
-    overflow : bool
-        Whether there are too many texts to count.
-    failed : bool
-        Whether a block did not hold the kind, so that another pass is needed.
-    rounded : bool
-        Whether an integer is above 2^53, so that its last digits are lost.
-    zeros : bool
-        Whether a whole number as text has a leading zero.
+    numbers: the numbers among its values; for text, its gaps alone.
+    spelled: the texts and how often each occurs, for text.
+    overflow: whether there are too many texts to count.
+    failed: whether a block did not hold the kind, so that another pass is needed.
+    rounded: whether an integer is above 2^53, so that its last digits are lost.
+    zeros: whether a whole number as text has a leading zero.
     """
 
     def __init__(
@@ -288,22 +273,12 @@ def survey(
     extra: Sequence[str] = (),
     fingerprint: bool = False,
 ) -> dict[str, Column]:
-    """Return what passes over the rows tell of the columns `names`.
+    """Return what passes over the rows reveal of the columns `names`.
 
-    Parameters
-    ----------
-    table : Table
-        The rows.
-    names : sequence of str
-        The columns to look at.
-    markers : frozenset of str
-        Texts for a missing value.
-    only : mapping of str to sequence of str, optional
-        The kinds that a column of text may be, where not all of them.
-    look : callable, optional
-        Is given each batch of the first pass, which then also has the columns `extra`.
-    fingerprint : bool
-        Whether to tell equal columns.
+    markers: texts for a missing value.
+    only: the kinds that a column of text may be; default: all.
+    look: gets each batch of the first pass, which then also has the columns `extra`.
+    fingerprint: whether to identify equal columns.
     """
     done: dict[str, Column] = {}
     waiting = {name: list((only or {}).get(name, KINDS)) for name in names}
@@ -337,14 +312,8 @@ def medians(blocks: Callable[[], Iterator[Array]], known: Sequence[int]) -> list
     """Return the medians of columns, exactly, in four passes and little memory.
 
     A pass counts 16 bits of the numbers' order-preserving codes, those of the two
-    middle values alone from the second pass.
-
-    Parameters
-    ----------
-    blocks : callable
-        To an iterator over blocks of float64, shape (b, d), NaN where missing.
-    known : sequence of int, length d
-        How many values of each column are not missing.
+    middle values alone from the second pass. `blocks` are float64, shape (b, d), NaN
+    where missing; `known` counts the values of each column that are not missing.
     """
     d = len(known)
     ranks = np.array([[(n - 1) // 2, n // 2] for n in known])

@@ -79,30 +79,20 @@ DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 @shapes_only
 @dataclass
 class Table:
-    """Columns by name, whose rows can be read again and again.
-
-    Attributes
-    ----------
-    names : list of str
-        The columns.
-    read : callable
-        From some of the names to an iterator over record batches of these columns.
-    notes : list of str
-        What was told from the file itself, in words.
-    faults : list of str
-        What is wrong with its rows or its header; complete once all rows were read.
-    comma_is_decimal : bool
-        Whether a comma within a number can only be a decimal comma.
-    categories : collection of str
-        Columns that the file calls categories.
-    """
+    """Columns by name, whose rows can be read again and again."""
 
     names: list[str]
+    """The columns."""
     read: Callable[[Sequence[str]], Iterator[Any]]
+    """From some of the names to an iterator over record batches of these columns."""
     notes: list[str] = field(default_factory=list)
+    """What was inferred from the file itself, in words."""
     faults: list[str] = field(default_factory=list)
+    """What is wrong with its rows or its header; complete once all rows were read."""
     comma_is_decimal: bool = False
+    """Whether a comma within a number can only be a decimal comma."""
     categories: Collection[str] = ()
+    """Columns that the file calls categories."""
 
 
 @dataclass(frozen=True)

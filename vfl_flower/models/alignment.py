@@ -65,12 +65,8 @@ class AlignmentModel(Model):
         """Return parties whose ids overlap far less than those of two others do.
 
         The overlap of two parties is the share of the ids of the smaller one that the
-        other holds too.
-
-        Returns
-        -------
-        list of tuple
-            The place of a party, its largest overlap, and that of two others.
+        other holds too. Each item is the place of a party, its largest overlap, and
+        that of two others.
         """
         T = self.held_.shape[1]
         overlap = {

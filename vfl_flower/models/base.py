@@ -61,10 +61,7 @@ class Model:
     def counts(self, names: Sequence[str]) -> dict[str, int]:
         """Return numbers of rows that the model consists of, by what they count.
 
-        Parameters
-        ----------
-        names : sequence of str
-            Of the parties, in their order.
+        `names` are those of the parties, in their order.
         """
         return {}
 
@@ -79,19 +76,10 @@ class Model:
 
     @classmethod
     def label_rows(cls, part: Mapping[str, Any], X: Array | Rows) -> Array:
-        """Return the labels of rows by one party's part of a model.
+        """Return the labels of rows, shape (n, d), by one party's local model.
 
-        Parameters
-        ----------
-        part : mapping
-            The settings and arrays of the part.
-        X : Array or Rows, shape (n, d)
-            Rows, encoded as those of training.
-
-        Raises
-        ------
-        ValueError
-            A part alone cannot label rows.
+        `part` has the settings and arrays of the local model, and the rows are encoded
+        as in training. Raises ValueError if a local model alone cannot label rows.
         """
         raise ValueError("this model labels no new rows at one party alone")
 
@@ -178,10 +166,7 @@ M = TypeVar("M", bound=Model)
 def _made(kind: type[M], arrays: Arrays) -> M:
     """Return the model that saved arrays make.
 
-    Raises
-    ------
-    ValueError
-        An array is missing, or of numbers that no model has.
+    Raises ValueError if an array is missing, or has numbers that no model has.
     """
     for name, array in arrays.items():
         if array.dtype.kind == "f" and np.isnan(array).any() and name != "inertia":
@@ -231,10 +216,8 @@ def plain(arrays: ArrayRecord | Mapping[str, Any]) -> Arrays:
 def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
     """Return one matrix a party as arrays, after a check that they fit and are finite.
 
-    Raises
-    ------
-    ValueError
-        The blocks do not have one row count, the `widths` and finite numbers.
+    Raises ValueError unless the blocks have equal row counts, the `widths` and finite
+    numbers.
     """
     if isinstance(blocks, np.ndarray) or not isinstance(blocks, Sequence):
         raise ValueError(

@@ -112,20 +112,10 @@ class KernelModel(Model):
     def predict_proba(self, blocks: Sequence[Array]) -> Array:
         """Return the probabilities of the classes of new rows.
 
-        Parameters
-        ----------
-        blocks
-            As of :meth:`decision_function`.
-
-        Returns
-        -------
-        Array, shape (n, C), or (n, 2) of two classes
-
-        Raises
-        ------
-        ValueError
-            As :meth:`decision_function`; or the model has none: those of real numbers,
-            and of another loss than the logistic one without sums of products.
+        The shape is (n, C), or (n, 2) for two classes. Raises ValueError as
+        :meth:`decision_function` does, or if the model has no probabilities: one of
+        real numbers, and one of another loss than the logistic one without sums of
+        products.
         """
         scores, holder = self.decision_function(blocks), self._holder
         if "slope" in holder:

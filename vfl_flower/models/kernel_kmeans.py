@@ -111,12 +111,9 @@ class KernelKMeansModel(Model):
 
     @classmethod
     def label_rows(cls, part: Mapping[str, Any], X: Array | Rows) -> Array:
-        """Return the clusters of rows by one party's part of a model, shape (n,).
+        """Return the clusters of rows by one party's local model, shape (n,).
 
-        Raises
-        ------
-        ValueError
-            The part has no map for rows.
+        Raises ValueError if the local model has no map for rows.
         """
         return label_rows(_with_map(part), X)
 

@@ -15,17 +15,12 @@ from vfl_flower.typing import Array, Arrays
 
 @dataclass
 class RemovedModel(Model):
-    """The number of a model that the parties no longer keep.
-
-    Attributes
-    ----------
-    model : str
-        Number of the model.
-    """
+    """The number of a model of which the parties have removed their local models."""
 
     kind: ClassVar[str] = "removed"
 
     model: str
+    """Number of the model."""
 
     @property
     def note(self) -> str:
@@ -44,13 +39,7 @@ class RemovedModel(Model):
 
 @dataclass
 class UsedModel(RemovedModel):
-    """The number of a model whose parts the parties have predicted with.
-
-    Attributes
-    ----------
-    model : str
-        Number of the model.
-    """
+    """The number of a model whose local models the parties have predicted with."""
 
     kind: ClassVar[str] = "used"
 

@@ -1,7 +1,7 @@
 """The party's end of the wire: what stands between a message and a step.
 
-The damage check, the contract of the step, the order of rounds, the party's memory,
-masks, and errors that leave the party without its values are here and nowhere else.
+Only this module has the damage check, the contract of the step, the order of rounds,
+the party's memory, masks, and errors that leave the party without its values.
 """
 
 from __future__ import annotations
@@ -113,30 +113,21 @@ class Hello(TypedDict):
 class Plan:
     """What the server says of its run, so that a party can refuse it at once.
 
-    A server may say anything here: the party holds its rules at each step.
-
-    Attributes
-    ----------
-    kinds : list of str
-        What must leave the parties beyond sums.
-    seeded : bool
-        Whether the run has a seed.
-    parties : int
-        Number of parties.
-    dealer : str or None
-        Who deals correlated randomness, if somebody does.
-    computes : str or None
-        Who computes with the party that has the labels, where the run names it.
-    wants : list of str or None
-        What else may leave them, and need not.
+    A server may say anything here: the party enforces its rules at each step.
     """
 
     kinds: list[Kind]
+    """What must leave the parties beyond sums."""
     seeded: bool
+    """Whether the run has a seed."""
     parties: Natural
+    """The number of parties."""
     dealer: Name | None = None
+    """Who deals correlated randomness, if anybody does."""
     computes: Name | None = None
+    """Who computes with the label holder, where the run names that party."""
     wants: list[Kind] | None = None
+    """What else may leave the parties, without being necessary."""
 
 
 def _hello(
@@ -304,14 +295,10 @@ def _run(
     allow_plain: bool,
     asked_by: Use,
 ) -> tuple[RecordDict, bytes, dict[str, Any]]:
-    """Run a step of the protocol.
+    """Run a step of the protocol; return its reply, the reply's digest and its frame.
 
-    Returns
-    -------
-    RecordDict, bytes
-        Its reply, and the digest of that.
-    dict of str to bytes
-        For its frame: what was clipped, masked, and the signature of the list of keys.
+    The frame holds the masked count of clipped values and the signature of the list of
+    keys, where there are any.
     """
     announced = copy.copy(party)  # before the run gives it a place
     if journal is not None:
@@ -398,10 +385,7 @@ def _check_strategy(
 ) -> Use:
     """Return which strategies and tasks ask for all steps of the session so far.
 
-    Raises
-    ------
-    PartyError
-        None does, or the party takes part in none of them.
+    Raises PartyError if none does, or if the party takes part in none of them.
     """
     consent = party.consent
     if consent is None:

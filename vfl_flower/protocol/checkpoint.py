@@ -1,10 +1,10 @@
-"""What the server has done of a run, on its disk: a run that was killed goes on.
+"""What the server has done of a run, on its disk: a run that was killed can resume.
 
-A protocol is a procedure that depends on the draws of the server and on the replies of
-the parties alone. So a checkpoint holds the entropy of the draws and, for each round
-trip, a digest of the requests and the replies. On resume the protocol is executed again
-from its start: the checkpoint answers the round trips that it holds, and the first one
-that it does not hold goes to the parties. No strategy knows of it.
+A protocol depends only on the draws of the server and on the replies of the parties. So
+a checkpoint holds the entropy of the draws and, for each round trip, a digest of the
+requests and the replies. On resume the protocol is executed again from its start: the
+checkpoint answers the round trips that it holds, and the first one that it does not
+hold goes to the parties. No strategy knows of it.
 """
 
 from __future__ import annotations
@@ -45,36 +45,21 @@ _TABLES = (
 
 @shapes_only
 class Past(NamedTuple):
-    """A round trip that the checkpoint holds.
-
-    Attributes
-    ----------
-    replies : iterator of RecordDict
-        In the order of the nodes that were asked.
-    seconds : float
-        How long it took.
-    """
+    """A round trip that the checkpoint holds."""
 
     replies: Iterator[RecordDict]
+    """In the order of the nodes that were asked."""
     seconds: float
+    """How long the round trip took."""
 
 
 class Checkpoint:
     """The draws of the server, and the round trips of a run in their order.
 
-    Parameters
-    ----------
-    path : Path, optional
-        The file, which is made where it is missing and must not be in use. None:
-        nothing is kept, and the draws are those of the operating system.
-    settings : mapping, optional
-        What must be the same when the run goes on, by name; JSON can hold it.
-
-    Raises
-    ------
-    FederationError
-        The file cannot be used, another process has it, or the run that it is of had
-        other settings or another version of the package.
+    Without a path nothing is stored, and the draws are those of the operating system.
+    `settings` are JSON, and must be the same when the run resumes. Raises
+    FederationError if the file is unusable, is in use by another process, or belongs to
+    a run with other settings or another version of the package.
     """
 
     def __init__(
@@ -154,19 +139,10 @@ class Checkpoint:
         return list(json.loads(nodes))
 
     def past(self, action: str, digest: bytes) -> Past | None:
-        """Return the next round trip, if it is held.
+        """Return the next round trip for these requests, if the checkpoint holds it.
 
-        Parameters
-        ----------
-        action : str
-            The step that is asked for.
-        digest : bytes
-            Digest of the requests.
-
-        Raises
-        ------
-        FederationError
-            Other requests were made in its place.
+        Raises FederationError if other requests (another `action` or `digest`) were
+        made in its place.
         """
         if self._db is None or not self.ahead:
             return None

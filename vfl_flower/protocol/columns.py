@@ -1,9 +1,9 @@
 """How parties that hold different rows agree on their columns: by name and by type.
 
-Each party says in ``hello`` a digest of the name of each column of its data, of which
-kind it is, and a digest of the levels of its text columns; the names themselves only
-where its consent says so. The server compares them, and where the order differs it
-tells all parties the order of the first one, which each checks and takes.
+Each party sends in ``hello`` a digest of the name and the kind of each column of its
+data, and a digest of the levels of its text columns; the names themselves only if its
+consent says so. The server compares them, and if the order differs it sends all parties
+the order of the first one, which each checks and takes.
 """
 
 from __future__ import annotations
@@ -36,30 +36,20 @@ SHOWN = 5
 
 
 class Declared(TypedDict):
-    """What a party says of its columns.
-
-    Attributes
-    ----------
-    columns : list of str
-        Digests of their names, in the order of its file; empty if it has no names.
-    names : list of str
-        The names, where the party's consent lets them leave it; else empty.
-    kinds : list of str
-        What each column holds.
-    widths : list of int
-        How many columns of X each becomes: text one for each of its levels.
-    levels_digest : str
-        SHA-256 of the levels of its text columns; "" without any.
-    gaps : bool
-        Whether a value is missing.
-    """
+    """What a party says of its columns."""
 
     columns: list[str]
+    """Digests of their names, in the order of its file; empty if it has no names."""
     names: list[str]
+    """The names, if the party's consent allows them to leave it; otherwise empty."""
     kinds: list[ColumnKind]
+    """What each column holds."""
     widths: list[Natural]
+    """How many columns of X each becomes: text, one for each of its levels."""
     levels_digest: str
+    """SHA-256 of the levels of its text columns; "" without any."""
     gaps: bool
+    """Whether a value is missing."""
 
 
 NO_COLUMNS: Declared = {
@@ -111,16 +101,9 @@ def _kind(entry: Mapping[str, Any]) -> ColumnKind:
 
 
 def without_names(names: Sequence[str], told: Sequence[Declared]) -> list[str]:
-    """Return the parties whose columns are known by their places alone.
+    """Return the parties whose columns are known only by their positions.
 
-    These have no names, or the names x0, x1, .. that a file without names is given.
-
-    Parameters
-    ----------
-    names : sequence of str
-        What the parties are called.
-    told : sequence of dict
-        What each has said of its columns.
+    They have no names, or the names x0, x1, .. of a file without a header.
     """
     most = max(len(said["columns"]) for said in told) + OTHER_PLACES
     places = {column_digest(f"x{place}") for place in range(most)}
@@ -132,20 +115,10 @@ def without_names(names: Sequence[str], told: Sequence[Declared]) -> list[str]:
 
 
 def arrange(party: Party, order: Sequence[str]) -> None:
-    """Put the columns of a party in the order that the parties agree on.
+    """Put the columns of a party, in place, in the order that the parties agree on.
 
-    Parameters
-    ----------
-    party : Party
-        Changed in place: its X, its names and its encoding. One whose columns have no
-        names stays as it is.
-    order : sequence of str
-        Digests of the names of its columns.
-
-    Raises
-    ------
-    PartyError
-        They are not.
+    Columns without names are left unchanged. Raises PartyError if `order` does not hold
+    the digests of the names of its columns.
     """
     entries = {column_digest(entry["name"]): entry for entry in _entries(party)}
     if not entries or list(entries) == list(order):
@@ -178,24 +151,13 @@ def arrange(party: Party, order: Sequence[str]) -> None:
 def agree(
     names: Sequence[str], told: Sequence[Declared], wanted: Sequence[str] = ()
 ) -> list[str] | None:
-    """Return the order of columns that all parties must take; None: they have it.
+    """Return the order of columns that all parties must take; None if they have it.
 
-    Parameters
-    ----------
-    names : sequence of str
-        What the parties are called.
-    told : sequence of dict
-        What each has said of its columns. One that has no names is taken to have those
-        of the others, in the order agreed.
-    wanted : sequence of str
-        The order that a trained model has; by default that of the first party.
-
-    Raises
-    ------
-    FederationError
-        A party has a column that another one lacks, or one of another kind, or text
-        with other levels. The sentence names the parties, and the columns by what a
-        party has told, or by their places.
+    The order is `wanted`, that of a trained model, or by default that of the first
+    party. A party without column names is taken to have those of the others, in this
+    order. Raises FederationError if a party has a column that another lacks, or one of
+    another kind, or text with other levels. The error names the parties, and the
+    columns by the names that a party has sent, or by their positions.
     """
     named = [
         (name, said, dict(zip(said["columns"], said["kinds"], strict=True)))

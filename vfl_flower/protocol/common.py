@@ -1,10 +1,10 @@
 """What all parties of a step are asked alike, so that their masks cancel only then.
 
-A server that could tell parties different things in one step could make the addends of
-all but one of them known in advance, and so read the addend of that one in the "sum".
+A server that could ask parties different things in one step could make the addends of
+all but one of them known in advance, and so read the remaining addend in the "sum".
 Therefore each party derives its masks from a digest of all that must be common: the
-inputs of the step, the seed, the model and the keys of all parties. Where two parties
-were told different things, their masks do not cancel, and the sum is noise.
+inputs of the step, the seed, the model and the keys of all parties. If two parties
+received different requests, their masks do not cancel, and the sum is noise.
 
 An input that differs between parties is declared ``OWN``: the party's block of columns,
 say. For these the server sends to all parties a list of digests, one per party; each
@@ -36,21 +36,10 @@ def has_own(fields: Mapping[str, Field]) -> bool:
 def own_digest(
     fields: Mapping[str, Field], values: Mapping[str, Any], salt: bytes
 ) -> bytes:
-    """Return the salted digest of the inputs that one party alone is told.
+    """Return the salted digest, 32 bytes, of the inputs that one party alone receives.
 
-    Parameters
-    ----------
-    fields : mapping of str to Field
-        The declared inputs of the step.
-    values : mapping of str to Any
-        The party's inputs under flat names, as they travel.
-    salt : bytes
-        Random, known to the server and this party.
-
-    Returns
-    -------
-    bytes
-        32 bytes.
+    The random `salt` is known to the server and this party. The `values` have flat
+    names.
     """
     sha = hashlib.sha256(salt)
     for name, field, value in _declared(fields, values):
@@ -66,30 +55,11 @@ def common_digest(
     frame: Frame,
     public_keys: list[bytes],
 ) -> bytes:
-    """Return the digest of what all parties of a step must have been asked alike.
+    """Return the digest, 32 bytes, of what all parties of a step must receive alike.
 
-    Parameters
-    ----------
-    fields : mapping of str to Field
-        The declared inputs of the step.
-    values : mapping of str to Any
-        The inputs of the request under flat names, as they travel.
-    digests : mapping of str to bytes
-        Digests of the arrays among them.
-    frame : Frame
-        The frame of the message.
-    public_keys : list of bytes
-        Those of all parties, in party order.
-
-    Returns
-    -------
-    bytes
-        32 bytes.
-
-    Raises
-    ------
-    PartyError
-        The inputs of this party are not those that the other parties were told of.
+    `values` are the inputs of the request under flat names, as they travel, and
+    `digests` those of the arrays among them. Raises PartyError if this party's inputs
+    are not those that the frame announces to all parties.
     """
     sha = hashlib.sha256()
     run = frame.seed, frame.private_draws, frame.masking, frame.model, frame.columns

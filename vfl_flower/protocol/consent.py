@@ -80,21 +80,14 @@ LEAST_PARTIES = 3
 
 @dataclass(frozen=True)
 class Limit:
-    """Most different rows of one kind that may leave, or how often it may; None: any.
-
-    Attributes
-    ----------
-    run : int or None
-        In one run.
-    life : int or None
-        In all runs, for the life of the data.
-    rows : int or None
-        Of `moments`, the fewest rows of a Gram matrix; None: 20, and four a column.
-    """
+    """How many different rows of one kind may leave, or how often it may; None: any."""
 
     run: Count | None = None
+    """The limit of one run."""
     life: Count | None = None
+    """The limit of all runs, for the life of the data."""
     rows: Natural | None = None
+    """Of `moments`, the fewest rows of a Gram matrix; None: 20, and four a column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,13 +273,7 @@ class Consent(_Rules):
         return cls(**plain, leaves=allowed, peers=dict(peers))
 
     def limit(self, kind: Kind) -> Limit:
-        """Return how many rows of a kind may leave.
-
-        Raises
-        ------
-        PartyError
-            None may.
-        """
+        """Return how many rows of a kind may leave; raise PartyError if none may."""
         if kind not in self.leaves:
             raise PartyError(
                 f"this party's consent lets no {kind} leave it ({KINDS[kind]}): add "
@@ -303,21 +290,11 @@ class Consent(_Rules):
         dealer: str | None = None,
         computes: str | None = None,
     ) -> list[str]:
-        """Return the lines that a ``consent.toml`` lacks for a run, which may be none.
+        """Return the lines that a ``consent.toml`` lacks for a run, possibly none.
 
-        Parameters
-        ----------
-        kinds : sequence of str
-            What the strategy needs to leave the parties.
-        seeded : bool
-            Whether the server knows the seed.
-        parties : int
-            Number of parties.
-        dealer : str, optional
-            Who deals correlated randomness.
-        computes : str, optional
-            Who computes with the party that has the labels; default: the first of the
-            others.
+        `kinds` are what the strategy needs to leave the parties, and a run is `seeded`
+        if the server knows the seed. By default the first of the others `computes` with
+        the label holder.
         """
         lines = []
         if parties < self.least_parties:
@@ -388,21 +365,10 @@ def unpack_rows(packed: bytes, n_rows: int) -> Array:
 class Releases:
     """Which rows have left a party, by kind: in this run, and ever.
 
-    Parameters
-    ----------
-    consent : Consent
-        What may leave.
-    run : dict of str to Array of bool, shape (n,)
-        The rows that have left in this run; changed in place.
-    life : callable, optional
-        From a kind to the sorted tags of the rows that have ever left.
-    tags : callable, optional
-        From rows to their tags; both come with a journal.
-
-    Attributes
-    ----------
-    added : dict of str to Array of uint64
-        All tags of the kinds of which this message has released rows.
+    `run` has masks of the rows that have left in this run, shape (n,), changed in
+    place. With a journal come `life`, from a kind to the sorted tags of the rows that
+    have ever left, and `tags`, from rows to their tags. `added` holds all tags of the
+    kinds of which this message has released rows.
     """
 
     def __init__(
@@ -418,19 +384,9 @@ class Releases:
         self.added: dict[str, Array] = {}
 
     def count(self, kind: Kind, number: int = 1) -> None:
-        """Count that something of a kind leaves that is not of single rows.
+        """Count that something of a kind leaves that is not about single rows.
 
-        Parameters
-        ----------
-        kind : str
-            The kind.
-        number : int
-            How often it leaves.
-
-        Raises
-        ------
-        PartyError
-            It may not leave, or not as often.
+        Raises PartyError if it may not leave, or not that often.
         """
         limit = self.consent.limit(kind)
         if kind not in _WITHOUT_ROWS or limit.run is limit.life is None:
@@ -470,10 +426,7 @@ class Releases:
     def add(self, kind: Kind, rows: Array) -> None:
         """Count rows that leave the party.
 
-        Raises
-        ------
-        PartyError
-            They are of a kind that may not leave, or more than may.
+        Raises PartyError if they are of a kind that may not leave, or more than may.
         """
         limit = self.consent.limit(kind)
         if limit == Limit():

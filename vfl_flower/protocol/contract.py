@@ -70,10 +70,7 @@ class ContractError(ValueError):
 class Reals:
     """An array of finite real numbers.
 
-    Parameters
-    ----------
-    shape : str
-        A word for each dimension; see the module's documentation.
+    `shape` has a word for each dimension; see the documentation of the module.
     """
 
     shape: str
@@ -81,31 +78,21 @@ class Reals:
 
 @dataclass(frozen=True)
 class Whole:
-    """An array of whole numbers.
-
-    Parameters
-    ----------
-    shape : str
-        A word for each dimension; see the module's documentation.
-    least : int
-        The smallest value.
-    below : int or str, optional
-        Upper bound, itself excluded, or the name of a size: ``"n_rows"``.
-    """
+    """An array of whole numbers."""
 
     shape: str
+    """A word for each dimension; see the documentation of the module."""
     least: int = 0
+    """The smallest value."""
     below: int | str | None = None
+    """Upper bound, exclusive, or the name of a size, such as ``"n_rows"``."""
 
 
 @dataclass(frozen=True)
 class Many:
-    """Row numbers of which an answer says little of each: many, and each once.
+    """Numbers of many distinct rows, so that an answer says little of each.
 
-    Parameters
-    ----------
-    least : int
-        Fewest rows, or half of all rows where these are fewer.
+    `least` is the fewest rows; half of all rows suffice if these are fewer.
     """
 
     least: int
@@ -116,24 +103,18 @@ class Leaves:
     """How a value of a reply leaves the party; without it, in the clear.
 
     A parameter that is marked so must come from another party, encrypted.
-
-    Parameters
-    ----------
-    how : {"sum", "sealed", "secret", "next", "private"}
-        ``"sum"``: under a mask, and the server may learn the sum over the parties.
-        ``"sealed"``: under a mask, and only one party may learn the sum. ``"secret"``:
-        encrypted for each other party. ``"next"``: encrypted for the party that follows
-        in the ring of all. ``"private"``: encrypted, for each party something else.
-    least : float or str
-        Least bound of the sum, or the name of a size. With a smaller one the number of
-        clipped values would tell how large single addends are.
-    named : bool
-        Whether ``name_k`` is for party k alone, in a sum that does not travel.
     """
 
     how: Literal["sum", "sealed", "secret", "next", "private"]
+    """``"sum"``: under a mask, and the server may learn the sum over the parties.
+    ``"sealed"``: under a mask, and only one party may learn the sum. ``"secret"``:
+    encrypted for each other party. ``"next"``: encrypted for the next party in the ring
+    of all. ``"private"``: encrypted, with different content for each party."""
     least: float | str = 0.0
+    """Least bound of the sum, or the name of a size. With a smaller bound, the number
+    of clipped values would reveal how large single addends are."""
     named: bool = False
+    """Whether ``name_k`` is for party k alone, in a sum that does not travel."""
 
 
 IN_SUM = Leaves("sum")
@@ -158,16 +139,11 @@ under one name."""
 
 @dataclass(frozen=True)
 class Told:
-    """How the server tells parties an input; without it, all of them the same.
-
-    Parameters
-    ----------
-    how : {"own", "route"}
-        ``"own"``: each party its own. ``"route"``: what to send in this message, which
-        changes no addend.
-    """
+    """How the server sends an input to the parties; without it, all get the same."""
 
     how: Literal["own", "route"]
+    """``"own"``: each party gets its own. ``"route"``: what to send in this message,
+    which changes no addend."""
 
 
 OWN = Told("own")
@@ -178,46 +154,31 @@ ROUTE = Told("route")
 
 @dataclass(frozen=True)
 class Field:
-    """One declared value of a request, a reply or a state.
-
-    Attributes
-    ----------
-    kind : type
-        ``np.ndarray``, ``dict`` of arrays, a dataclass, or ``object`` for a value that
-        `annotation` checks.
-    annotation : type
-        Type and bounds of any other value.
-    array : Reals, Whole or None
-        What an array, or each array of a dictionary, holds.
-    lengths : tuple of MinLen, MaxLen or Many
-        Bounds of the first dimension of an array.
-    leaves : Leaves or None
-        How it leaves the party.
-    told : Told or None
-        How the server tells it, in a request.
-    required : bool
-        Whether it must be there.
-    default : int or None
-        Value of a whole number that is left out.
-    """
+    """One declared value of a request, a reply or a state."""
 
     kind: Any
+    """``np.ndarray``, ``dict`` of arrays, a dataclass, or ``object`` for a value that
+    `annotation` checks."""
     annotation: Any = None
+    """Type and bounds of any other value."""
     array: Reals | Whole | None = None
+    """What an array, or each array of a dictionary, holds."""
     lengths: tuple[MinLen | MaxLen | Many, ...] = ()
+    """Bounds of the first dimension of an array."""
     leaves: Leaves | None = None
+    """How the value leaves the party."""
     told: Told | None = None
+    """How the server sends it, in a request."""
     required: bool = True
+    """Whether it must be present."""
     default: int | None = None
+    """The value of a whole number that is left out."""
 
 
 def parse(annotation: Any) -> Field:
     """Return the field that an annotation declares.
 
-    Raises
-    ------
-    TypeError
-        The annotation has no meaning in a message.
+    Raises TypeError if the annotation has no meaning in a message.
     """
     told = next(
         (mark for mark in _metadata(annotation) if isinstance(mark, Told)), None
@@ -297,10 +258,7 @@ def _is_plain(annotation: Any) -> bool:
 def fields_of(declaration: Any) -> Mapping[str, Field]:
     """Return the fields of a dataclass or a TypedDict by their names.
 
-    Raises
-    ------
-    TypeError
-        It is neither, or an annotation has no meaning in a message.
+    Raises TypeError for any other declaration, or an annotation without a meaning.
     """
     return _fields_of(declaration)
 
@@ -357,20 +315,9 @@ def structure(
 ) -> dict[str, Any]:
     """Return the values that flat ones stand for, each of its declared type.
 
-    Parameters
-    ----------
-    fields : mapping of str to Field
-        What is declared.
-    values : mapping of str to Any
-        What a message holds, as :func:`flatten` gives it.
-    sizes : dict of str to int, optional
-        Sizes that are known, to which those of these values are added. None: values
-        are taken as they are, since they never left the machine.
-
-    Raises
-    ------
-    ContractError
-        A value is missing, not declared, or not what the declaration says.
+    The sizes of these values are added to the known `sizes`; if that is None, the
+    values never left the machine and are not checked. Raises ContractError if a value
+    is missing, is not declared, or does not match its declaration.
     """
     left = dict(values)
     structured = {}
@@ -509,12 +456,9 @@ def _check_many(name: str, rows: Array, least: int) -> None:
 
 
 def check_shape(name: str, shape: str, actual: tuple[int, ...], sizes: Sizes) -> None:
-    """Raise unless an array has the declared shape; learn sizes from it.
+    """Check the shape of an array against its declared shape; learn sizes from it.
 
-    Raises
-    ------
-    ContractError
-        It has another number of dimensions, or another size of one.
+    Raises ContractError if the number of dimensions or a size differs.
     """
     words = shape.split()
     fits = len(words) == len(actual)
@@ -534,12 +478,8 @@ def learn_sizes(
 ) -> None:
     """Add the sizes of the values of a request, as far as its sender knows them.
 
-    The sender does not know the size of what is sealed for a party.
-
-    Raises
-    ------
-    ContractError
-        Two values disagree about a size.
+    The sender does not know the size of what is sealed for a party. Raises
+    ContractError if two values disagree about a size.
     """
     for name, declared in _numbers_first(fields):
         value = values.get(name, declared.default)
@@ -565,18 +505,12 @@ def declared_as(fields: Mapping[str, Field], name: str) -> Field | None:
 
 @dataclass(frozen=True)
 class Contract:
-    """The declared values of one step.
-
-    Attributes
-    ----------
-    request : mapping of str to Field
-        Its parameters.
-    reply : mapping of str to Field
-        What it returns.
-    """
+    """The declared values of one step."""
 
     request: Mapping[str, Field]
+    """Its parameters."""
     reply: Mapping[str, Field] = field(default_factory=dict)
+    """What it returns."""
 
     @property
     def seals(self) -> bool:
@@ -588,10 +522,7 @@ class Contract:
     def of(cls, function: Callable[..., Any]) -> Contract:
         """Return the contract that a step's annotations declare.
 
-        Raises
-        ------
-        TypeError
-            An annotation has no meaning in a message.
+        Raises TypeError if an annotation has no meaning in a message.
         """
         hints = get_type_hints(function, include_extras=True)
         _, *parameters = inspect.signature(function).parameters.values()

@@ -67,21 +67,14 @@ class _ReplyFrame(TypedDict):
 
 @shapes_only
 class Opened(NamedTuple):
-    """A reply that arrived whole.
-
-    Attributes
-    ----------
-    values : dict
-        Values of the step, by flat names.
-    clipped : bytes or None
-        How many values the party clipped, under a mask; where it sends into sums.
-    signed : bytes or None
-        Its signature below the list of the parties' keys; in its first step.
-    """
+    """A reply that arrived whole."""
 
     values: dict[str, Any]
+    """Values of the step, by flat names."""
     clipped: bytes | None
+    """How many values the party clipped, under a mask, if it sends into sums."""
     signed: bytes | None
+    """In its first step, its signature of the list of the parties' keys."""
 
 
 def _reason(error: Error) -> str:
@@ -97,25 +90,18 @@ class Exchange:
     10 ms, and then less and less often, down to every 0.5 s. If Flower says that a
     message, its reply or its node was lost, or if the message arrived damaged, it is
     sent again: steps give the same reply when they are asked twice. A node that is not
-    connected is asked again when it is, within :data:`ABSENCE`.
-    Silence is no reason to ask again: the party may be at work, and a second process
-    for the same step would hold up the next.
+    connected is asked again when it is, within :data:`ABSENCE`. Silence is no reason to
+    ask again: the party may be at work, and a second process for the same step would
+    delay the next.
 
-    Flower's grid returns a reply when all of it has come. If a SuperNode is killed when
-    it has announced a reply, the grid waits three minutes for the rest; so each reply
-    is fetched by a thread, and one that is held up counts for nothing where its node is
-    not connected.
+    Flower's grid returns a reply when all of it has come. If a SuperNode is killed
+    after it has announced a reply, the grid waits three minutes for the rest. Therefore
+    a thread fetches each reply, and a delayed one is ignored if its node is not
+    connected.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid.
-    ledger : Ledger
-        Where every message is counted: nowhere else.
-    timeout : float
-        Seconds that one round trip may take.
-    checkpoint : Checkpoint
-        Answers the round trips that it holds, and keeps the others.
+    The ledger counts every message here and nowhere else. `timeout` is in seconds for
+    one round trip. The checkpoint answers the round trips that it holds and stores the
+    others.
     """
 
     def __init__(
@@ -140,31 +126,13 @@ class Exchange:
         names: Mapping[int, str],
         checkpoint: Checkpoint | None = None,
     ) -> list[Opened]:
-        """Send each node one message and return exactly one reply from each.
+        """Send each node one message; return exactly one reply from each, in order.
 
-        Parameters
-        ----------
-        action : str
-            The step; the type of the messages is ``train.<action>``.
-        contents : mapping of int to RecordDict
-            What to send, by node id.
-        names : mapping of int to str
-            What errors and the ledger call a node.
-        checkpoint : Checkpoint, optional
-            In the place of the usual one.
-
-        Returns
-        -------
-        list of Opened
-            The replies, in the order of `contents`.
-
-        Raises
-        ------
-        PartyFailed
-            A node refused, failed more often than :data:`RETRIES`, was silent, or was
-            not connected again in time.
-        FederationError
-            The checkpoint holds another round trip in the place of this one.
+        `contents` are by node id, and `names` are what errors and the ledger call a
+        node. The `checkpoint` replaces the usual one. Raises PartyFailed if a node
+        refused, failed more often than :data:`RETRIES`, was silent, or did not
+        reconnect in time, and FederationError if the checkpoint holds another round
+        trip in the place of this one.
         """
         checkpoint = checkpoint or self.checkpoint
         digest = digest_of(action, list(contents.values()))

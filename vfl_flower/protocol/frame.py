@@ -1,7 +1,7 @@
-"""The frame: what every message of a run tells a party besides the step's own values.
+"""The frame: what every message of a run contains besides the step's own values.
 
 Both sides use these classes: the server packs a :class:`Frame` into each request, and a
-party parses it, so that what is malformed is refused with a sentence before any step.
+party parses it, so that a malformed frame is refused with a sentence before any step.
 """
 
 from __future__ import annotations
@@ -38,123 +38,84 @@ DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class SumRequest:
-    """How the server wants one sum.
-
-    Attributes
-    ----------
-    sum : int
-        Number of the sum: above that of any earlier sum of this name.
-    bound : float
-        Bound of an addend.
-    group : str
-        Where to add.
-    to : int or None
-        The party whose pad stays on the sum.
-    relay : int or None
-        The party to which this one sends its part, encrypted.
-    """
+    """How the server wants one sum."""
 
     sum: Natural
+    """Its number, above that of any earlier sum of this name."""
     bound: float
+    """The bound of an addend."""
     group: str
+    """Where to add."""
     to: Place | None = None
+    """The party whose pad stays on the sum."""
     relay: Place | None = None
+    """The party to which this one sends its partial sum, encrypted."""
 
 
 @shapes_only
 @dataclass(frozen=True)
 class Greeting:
-    """What the first message of a run tells a party.
-
-    Attributes
-    ----------
-    session : int
-        Number of the run.
-    digest : bytes
-        Digest of the message.
-    goes_on : bool
-        Whether the server goes on with the session, and has what the party then said.
-    """
+    """What a party learns from the first message of a run."""
 
     session: Count
+    """The number of the run."""
     digest: bytes
+    """Digest of the message."""
     goes_on: bool = False
+    """Whether the server resumes the session and has the party's first reply."""
 
 
 @shapes_only
 @dataclass(frozen=True)
 class RunFrame:
-    """What a later message tells a party of its run.
-
-    Attributes
-    ----------
-    session : int
-        Number of the run.
-    seed : int
-        Seed of the run.
-    private_draws : bool
-        Whether the party adds a secret of its own to its streams.
-    masking : {"ring", "plain"}
-        How sums are hidden.
-    round, previous : int
-        Number of this round trip, and of the last one in which the party was asked.
-    parties, index : int
-        Number of parties, and the party's place.
-    peers : bytes or None
-        Public keys of all parties; in the first message.
-    credentials : bytes or None
-        What the parties have signed, beside the keys, where they have identities.
-    signed : bytes or None
-        Signatures of all parties below the list of their keys; in the second message.
-    model : str or None
-        Number of the model that the run is about.
-    columns : list of str or None
-        Digests of the names of the columns in the order that all parties take, where
-        one of them has another order; in the first message.
-    blocks : bytes or None
-        For each party the digest of the inputs that differ between parties.
-    salt : bytes or None
-        Of the digest of this party's inputs.
-    state_key : bytes or None
-        What opens the state that the party has on its disk.
-    digest : bytes
-        Digest of the message, and of the step that was asked.
-    """
+    """What a party learns of its run from a later message."""
 
     session: Count
+    """The number of the run."""
     seed: Count
+    """The seed of the run."""
     private_draws: bool
+    """Whether the party adds a secret of its own to its streams."""
     masking: Literal["ring", "plain"]
+    """How sums are hidden."""
     round: Natural
+    """The number of this round trip."""
     previous: Count
+    """The number of the last one in which the party was asked."""
     parties: Annotated[int, Ge(1), Le(2**20)]
+    """The number of parties."""
     index: Place
+    """The party's place among them."""
     peers: bytes | None = None
+    """Public keys of all parties; in the first message."""
     credentials: bytes | None = None
+    """What parties with identities have signed, beside the keys."""
     signed: bytes | None = None
+    """Signatures of all parties of the list of their keys; in the second message."""
     model: str | None = None
+    """The number of the model that the run is about."""
     columns: list[str] | None = None
+    """Digests of the names of the columns in the order that all parties take; in the
+    first message, if the order of a party differs."""
     blocks: bytes | None = None
+    """For each party, the digest of the inputs that differ between parties."""
     salt: bytes | None = None
+    """The salt of the digest of this party's inputs."""
     state_key: StateKey | None = None
+    """The key of the state that the party has on its disk."""
     digest: bytes = b""
+    """Digest of the message and of the step that is asked for."""
 
 
 @shapes_only
 @dataclass(frozen=True)
 class Frame(RunFrame):
-    """What a message tells a party of its run and of hidden values.
-
-    Attributes
-    ----------
-    sums : dict of str to SumRequest
-        What the server wants of values of the reply, by their names.
-    sealed : dict of str to list of Seal
-        How to open values of the request, by their names; at least one seal each.
-    """
+    """What a party learns from a message of its run and of hidden values."""
 
     sums: dict[str, SumRequest] = field(default_factory=dict)
+    """The sums that the server wants of values of the reply, by their names."""
     sealed: dict[str, list[Seal]] = field(default_factory=dict)
+    """How to open values of the request, by their names; at least one seal each."""
 
     def pack(self) -> dict[str, Any]:
         """Return the frame as settings of a message."""
@@ -171,10 +132,7 @@ class Frame(RunFrame):
     def parse(cls, packed: Mapping[str, Any]) -> Frame:
         """Return the frame that the settings of a message stand for.
 
-        Raises
-        ------
-        ContractError
-            They stand for none.
+        Raises ContractError if they stand for none.
         """
         plain: dict[str, Any] = {}
         sums: dict[str, dict[str, Any]] = {}

@@ -1,7 +1,7 @@
-"""Who the parties of a run are: a key that outlives the run signs the run's own.
+"""Who the parties of a run are: a long-term key of each signs its key of the run.
 
-The public keys of a run travel through the server, which could put its own in their
-place and open what is hidden for a party. So each party has an Ed25519 key in its
+The public keys of a run travel through the server, which could replace them by its own
+and open what is hidden for a party. So each party has an Ed25519 key in its
 ``state-dir``, signs its key of the run with it, and knows the public keys of its peers
 from a file of its own: the server has no part in that file.
 
@@ -57,18 +57,10 @@ _MOST_OF_FILE = 4096
 
 
 def load_identity(folder: Path) -> Ed25519PrivateKey:
-    """Return a party's own key, and make one where it has none.
+    """Return the party's identity key; create it in its ``state-dir`` if it has none.
 
-    Parameters
-    ----------
-    folder : Path
-        ``state-dir`` of the party.
-
-    Raises
-    ------
-    PartyError
-        The folder or the file cannot be read or written, other users may read it, or
-        the file holds no such key.
+    Raises PartyError if the folder or the file cannot be read or written, other users
+    may read it, or the file holds no such key.
     """
     check_folder(folder)
     path = folder / FILE
@@ -128,10 +120,7 @@ def _read(path: Path) -> bytes:
 def public_identity(folder: Path) -> str:
     """Return the public key of the party of a ``state-dir``, as peers pin it.
 
-    Raises
-    ------
-    PartyError
-        As for :func:`load_identity`.
+    Raises PartyError under the conditions of :func:`load_identity`.
     """
     return encode_key(load_identity(folder).public_key().public_bytes_raw())
 
@@ -141,29 +130,20 @@ def public_identity(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Credential:
-    """What a party says of itself in ``hello``, signed.
-
-    Attributes
-    ----------
-    name : str
-        Its name; "" where it has none.
-    index, n_parties : int
-        Its place and the number of parties, as it announces them; -1 and 0 where it
-        does not know them.
-    public_key : bytes
-        Its key of the run (X25519), 32 bytes.
-    identity : bytes
-        Its own public key (Ed25519), 32 bytes.
-    signature : bytes
-        By that key, 64 bytes.
-    """
+    """What a party says of itself in ``hello``, signed."""
 
     name: str
+    """Its name; "" if it has none."""
     index: int
+    """Its place, as it announces it; -1 if it does not know it."""
     n_parties: int
+    """The number of parties, as it announces it; 0 if it does not know it."""
     public_key: bytes
+    """Its key of the run (X25519), 32 bytes."""
     identity: bytes = NO_IDENTITY
+    """Its long-term public key (Ed25519), 32 bytes."""
     signature: bytes = bytes(SIGNATURE_BYTES)
+    """Its signature by that key, 64 bytes."""
 
     @classmethod
     def sign(
@@ -196,10 +176,7 @@ class Credential:
 def credential_of(party: Party, session: int, public_key: bytes) -> Credential:
     """Return the credential of a party as its loader gave it, before any step.
 
-    Raises
-    ------
-    PartyError
-        It has no ``state-dir``, or its key cannot be read.
+    Raises PartyError if it has no ``state-dir``, or if its key cannot be read.
     """
     if party.state_dir is None:
         raise PartyError("this party has no state-dir, so it cannot sign its keys")
@@ -225,17 +202,8 @@ def pack_credentials(credentials: Sequence[Credential]) -> bytes:
 def parse_credentials(packed: bytes, peers: bytes) -> list[Credential]:
     """Return the credentials that :func:`pack_credentials` packed.
 
-    Parameters
-    ----------
-    packed : bytes
-        What it gave.
-    peers : bytes
-        The parties' keys of the run, 32 bytes each.
-
-    Raises
-    ------
-    ContractError
-        They are not one for each key.
+    `peers` holds the parties' keys of the run, 32 bytes each. Raises ContractError
+    unless there is one credential for each key.
     """
     try:
         fields = list(_fields(packed))
@@ -311,35 +279,18 @@ def check_peers(
     trust_on_first_use: bool = False,
     known: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Raise unless all parties of a run are those that this one expects.
+    """Check the parties of a run; return names and keys trusted for the first time.
 
-    Parameters
-    ----------
-    credentials : sequence of Credential
-        Of all parties, in party order, as the server gives them.
-    session : int
-        Number of the run.
-    place : int
-        Where this party stands among them, as the server says.
-    announced : Credential
-        What this party has said of itself.
-    pinned : mapping of str to str
-        Names of peers and their public keys, as :func:`encode_key` writes them.
-    trust_on_first_use : bool
-        Take the key of a name that is not pinned for its own, once. The server can
-        then invent that party: only a later change of its key is noticed.
-    known : mapping of str to str, optional
-        Names and keys that were trusted so before; they count with the flag alone.
+    credentials: those of all parties, in party order, as the server gives them.
+    place: where this party stands among them, according to the server.
+    announced: what this party has said of itself.
+    pinned: names of peers and their public keys, as :func:`encode_key` writes them.
+    trust_on_first_use: trust, once, the key that comes with a name that is not pinned.
+        The server can then invent that party: only a later change of its key is
+        noticed.
+    known: names and keys trusted earlier in this way; they count only with the flag.
 
-    Returns
-    -------
-    dict of str to str
-        Names and keys that are trusted for the first time.
-
-    Raises
-    ------
-    PartyError
-        A party is not the one that is expected; the text says which, and why.
+    Raises PartyError, with the reason, if a party is not the expected one.
     """
     if not 0 <= place < len(credentials) or credentials[place] != announced:
         raise PartyError(
@@ -431,23 +382,9 @@ def check_run(
 ) -> None:
     """Refuse a run whose parties or seed this party has not consented to.
 
-    Parameters
-    ----------
-    frame : Frame
-        The frame of a message; the first one of a run names the parties.
-    announced : Party
-        The party as it greeted the run.
-    private_key : bytes
-        Its key of the run.
-    consent : Consent
-        What the party has consented to.
-    journal : Journal or None
-        Where it notes whom it trusts on first use; without one, nobody.
-
-    Raises
-    ------
-    PartyError
-        The text names the party and the rule.
+    The party greeted the run as `announced`, and the first frame names the parties.
+    Without a journal, it trusts nobody on first use. Raises PartyError, which names the
+    party and the rule.
     """
     if frame.parties < (least := consent.least_parties):
         raise PartyError(

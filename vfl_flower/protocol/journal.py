@@ -1,11 +1,11 @@
 """What a party has answered, on its disk: no mask serves twice, and no count is lost.
 
 ``Context.state`` is saved when a message has been answered. Two messages that arrive
-together are answered from one saved state, so it cannot tell that a mask was used; and
-it is gone with the process. The journal of a party lies in its ``state-dir``, one
-message at a time has it, and it is written before the reply leaves. It has the state of
-the session too, so that a party whose process was killed goes on where it was: under a
-key that the server has, and this disk has not.
+together are answered from one saved state, so it cannot show that a mask was used; and
+it disappears with the process. The journal of a party lies in its ``state-dir``, only
+one message at a time has it, and it is written before the reply leaves. It also has the
+state of the session, so that a party whose process was killed continues from there:
+under a key that the server has, and this disk has not.
 """
 
 from __future__ import annotations
@@ -108,41 +108,30 @@ _FORGET = (
 @shapes_only
 @dataclass
 class Journal:
-    """The line of one run in the journal of a party.
-
-    Parameters
-    ----------
-    session : int
-        Number of the last session; a run may begin several, one after another.
-    round : int
-        The last round that was answered.
-    digest, reply : bytes
-        Digests of its request and of its reply.
-    messages, n_bytes : int
-        How many messages of the run were answered, and the bytes of the replies.
-    shared : dict of str to bytes
-        Rows that left the party in the run, by kind, a bit each.
-    sessions : int
-        How often the run has begun.
-    refusals : int
-        How many messages the party has refused in all runs.
-    released : dict of str to Array
-        Tags of rows that have ever left the party, by kind, as this message leaves it.
-    trusted : dict of str to str
-        Peers of any run that were trusted on first use, and their keys.
-    """
+    """The line of one run in the journal of a party."""
 
     session: int = -1
+    """Number of the last session; a run may start several, one after another."""
     round: int = 0
+    """The last round that was answered."""
     digest: bytes = b""
+    """Digest of the request of that round."""
     reply: bytes = b""
+    """Digest of the reply to it."""
     messages: int = 0
+    """How many messages of the run were answered."""
     n_bytes: int = 0
+    """The bytes of the replies."""
     sessions: int = 0
+    """How often the run has started."""
     refusals: int = 0
+    """How many messages the party has refused in all runs."""
     shared: dict[str, bytes] = field(default_factory=dict)
+    """Rows that left the party in the run, by kind, a bit each."""
     released: dict[str, Array] = field(default_factory=dict)
+    """Tags of rows that have ever left the party, by kind, including this message."""
     trusted: dict[str, str] = field(default_factory=dict)
+    """Peers of any run that were trusted on first use, and their keys."""
     _run: str = field(default="", compare=False)
     _path: Path = field(default=Path(), compare=False)
     _db: sqlite3.Connection | None = field(default=None, compare=False)
@@ -169,33 +158,19 @@ class Journal:
             )
 
     def greet(self, session: int, memory: Memory, goes_on: bool = False) -> bytes:
-        """Begin a session, or go on with one; what was counted in it still counts.
+        """Start or resume a session; what was counted in it still counts.
 
-        A session that the server begins to continue in another run, since it was
-        started again, moves there with all that was counted: the run that it was of can
-        no longer ask for it. Its state is the one that the party has kept.
+        A session that the server resumes in another run, because it was restarted,
+        moves there with all that was counted: its earlier run can no longer ask for it.
+        Its state is the one that the party has stored.
 
-        Parameters
-        ----------
-        session : int
-            Number of the session.
-        memory : Memory
-            What the party remembers, changed in place.
-        goes_on : bool
-            Whether the server says that it has the key of the state. Otherwise a
-            session in which nothing was answered yet gets new keys.
+        Unless the server says that it has the key of the state (`goes_on`), a session
+        in which nothing was answered yet gets new keys. Returns the party's public key
+        in a session whose state only the next message, which brings the key, can open;
+        b"" in any other.
 
-        Returns
-        -------
-        bytes
-            The party's public key in a session whose state only the next message can
-            open, which has the key; b"" in any other.
-
-        Raises
-        ------
-        PartyError
-            The run has begun too often: what is answered once is so in each session; or
-            the session is one of which the party has forgotten its state.
+        Raises PartyError if the run has started too often, since what is answered once
+        is so in each session, or if the party has forgotten the state of the session.
         """
         if session != self.session and not self._adopt(session):
             if self.sessions >= MOST_SESSIONS:
@@ -232,21 +207,12 @@ class Journal:
         return True
 
     def recall(self, memory: Memory, state_key: bytes | None = None) -> None:
-        """Give a party its state of the session, where it has another or none.
+        """Give a party its state of the session, if its memory has another or none.
 
-        The journal is right: it was written before the reply left.
-
-        Parameters
-        ----------
-        memory : Memory
-            What the party remembers, changed in place.
-        state_key : bytes, optional
-            The key that the server has sent, for a party that remembers none.
-
-        Raises
-        ------
-        PartyError
-            The party has forgotten the session, or the key is not the one of its state.
+        The journal takes precedence: it was written before the reply left. `memory`
+        changes in place; `state_key` is what the server has sent for a party that
+        remembers none. Raises PartyError if the party has forgotten the session, or if
+        the key is not that of its state.
         """
         if memory.place == (self.session, self.round):
             return
@@ -271,10 +237,7 @@ class Journal:
     def _state(self, column: str) -> bytes:
         """Return a column of the state of the session.
 
-        Raises
-        ------
-        PartyError
-            The party has forgotten it.
+        Raises PartyError if the party has forgotten it.
         """
         assert self._db is not None
         query = f"SELECT {column} FROM locked_states WHERE run = ?"
@@ -313,10 +276,7 @@ class Journal:
     def check(self, frame: Frame) -> None:
         """Check that a message is the next one, or the last one again.
 
-        Raises
-        ------
-        PartyError
-            It is neither.
+        Raises PartyError if it is neither.
         """
         if frame.session != self.session:
             raise PartyError("the journal of this party knows of another session")
@@ -341,22 +301,9 @@ class Journal:
     def leave(self, frame: Frame, party: Party, reply: bytes, size: int) -> None:
         """Note a round, its reply, and what leaves the party with it.
 
-        Parameters
-        ----------
-        frame : Frame
-            The frame of the message.
-        party : Party
-            The party.
-        reply : bytes
-            Digest of the reply.
-        size : int
-            Bytes of the reply.
-
-        Raises
-        ------
-        PartyError
-            The round had another reply before, or the party has consented to fewer
-            messages or bytes.
+        `reply` is the digest of the reply and `size` its bytes. Raises PartyError if
+        the round had another reply before, or if the party has consented to fewer
+        messages or bytes.
         """
         if frame.round == self.round:
             if self.reply != reply:
@@ -401,19 +348,8 @@ class Journal:
 def journal_of(folder: Path, run: int) -> Iterator[Journal]:
     """Give one message the line of its run, and write the line at the end.
 
-    Nothing is written where the message is refused.
-
-    Parameters
-    ----------
-    folder : Path
-        ``state-dir`` of the party.
-    run : int
-        Flower's number of the run.
-
-    Raises
-    ------
-    PartyError
-        The journal cannot be read or written, or another message has it for too long.
+    Nothing is written if the message is refused. Raises PartyError if the journal
+    cannot be read or written, or if another message holds it for too long.
     """
     path, name = folder / FILE, str(run)
     with _named_errors(path):
@@ -457,10 +393,7 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
 def note_refusal(folder: Path) -> None:
     """Count a message that the party has refused.
 
-    Raises
-    ------
-    PartyError
-        The journal cannot be written.
+    Raises PartyError if the journal cannot be written.
     """
     path = folder / FILE
     with _named_errors(path), closing(sqlite3.connect(path, PATIENCE)) as db, db:

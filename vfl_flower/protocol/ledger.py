@@ -11,34 +11,27 @@ from vfl_flower.protocol.consent import Kind
 
 @dataclass
 class Entry:
-    """What one action cost with one party.
-
-    Attributes
-    ----------
-    action, party : str
-        Step and name of the party.
-    messages : int
-        Messages sent to the party, those asked again included.
-    bytes_down, bytes_up : int
-        Serialised content from the server and to it.
-    units_down, units_up : int
-        Scalars in the arrays of these messages, the papers' unit.
-    seconds_computed : float
-        Time the party spent in the step, by its own clock.
-    seconds_answered : float
-        Time until its replies were there, by the server's clock: the sending of its
-        requests, and what passed from when the requests to all parties were sent.
-    """
+    """What one action cost with one party."""
 
     action: str
+    """The step."""
     party: str
+    """The name of the party."""
     messages: int = 0
+    """Messages sent to the party, including repeated ones."""
     bytes_down: int = 0
+    """Serialised content from the server."""
     bytes_up: int = 0
+    """Serialised content to the server."""
     units_down: int = 0
+    """Scalars in the arrays from the server, the papers' unit."""
     units_up: int = 0
+    """Scalars in the arrays to the server."""
     seconds_computed: float = 0.0
+    """Time the party spent in the step, by its own clock."""
     seconds_answered: float = 0.0
+    """Time until its replies had arrived, by the server's clock: sending its requests,
+    and the time since the requests to all parties were sent."""
 
 
 COUNTS = tuple(field.name for field in fields(Entry))[2:]
@@ -47,19 +40,14 @@ COUNTS = tuple(field.name for field in fields(Entry))[2:]
 
 @dataclass
 class Seen:
-    """Which of the values that a step declares were sent, in any of its messages.
-
-    Attributes
-    ----------
-    request, reply : set of str
-        Names of the values to parties, and from them.
-    kinds : set of str
-        What the requests made the step reveal.
-    """
+    """Which of the values that a step declares were sent, in any of its messages."""
 
     request: set[str] = field(default_factory=set)
+    """Names of the values to parties."""
     reply: set[str] = field(default_factory=set)
+    """Names of the values from them."""
     kinds: set[Kind] = field(default_factory=set)
+    """What the requests made the step reveal."""
 
 
 @dataclass

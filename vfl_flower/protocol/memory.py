@@ -44,7 +44,7 @@ DONE = "done."
 
 
 class Memory:
-    """What a party keeps in ``Context.state`` from one message of a run to the next.
+    """What a party stores in ``Context.state`` from one message of a run to the next.
 
     These are the run's private key and the public keys of all parties; the last round,
     with the digests of its request and its reply; which rows were shared; and what the
@@ -52,10 +52,7 @@ class Memory:
     answered from the state before it, so it gets the same reply. An earlier round, or
     another request under the same number, is refused: its mask has been used.
 
-    Parameters
-    ----------
-    state : RecordDict
-        ``Context.state``, changed in place.
+    `state` is ``Context.state``, changed in place.
     """
 
     def __init__(self, state: RecordDict) -> None:
@@ -160,25 +157,11 @@ class Memory:
         return self.public_key
 
     def enter(self, frame: Frame, party: Party) -> tuple[bytes, list[bytes]]:
-        """Check the round, and give the party what it keeps.
+        """Check the round and restore the party; return the private and public keys.
 
-        Parameters
-        ----------
-        frame : Frame
-            The frame of the message.
-        party : Party
-            It gets its place in the run, its memory and its part of the model.
-
-        Returns
-        -------
-        bytes, list of bytes
-            The party's private key, and the public keys of all.
-
-        Raises
-        ------
-        PartyError
-            The message is of another run or round than the party's next one, or the
-            party's rows are others than those of the first round.
+        The party gets its place in the run, its memory and its local model. Raises
+        PartyError if the message is not of the party's run and next round, or if the
+        party's rows differ from those of the first round.
         """
         known = self._session
         if known is None or known["session"] != frame.session:
@@ -243,12 +226,9 @@ class Memory:
         self._session["signed"] = True
 
     def columns(self, frame: Frame) -> list[str] | None:
-        """Return the order of columns that the first message has told.
+        """Return the order of columns from the first message.
 
-        Raises
-        ------
-        PartyError
-            A later message tells another one.
+        Raises PartyError if a later message has another one.
         """
         known = self._session
         if "peers" not in known:
@@ -280,22 +260,11 @@ class Memory:
                 del session[key]
 
     def repeats(self, frame: Frame, step: Step[..., Any], inputs: bytes) -> bool:
-        """Return whether the party has given the answer to this message before.
+        """Return whether the party has answered this message before.
 
-        Parameters
-        ----------
-        frame : Frame
-            The frame of the message.
-        step : Step
-            What it asks for.
-        inputs : bytes
-            Digest of the inputs of a step that gives sums; b"" of any other.
-
-        Raises
-        ------
-        PartyError
-            The step is answered once in a session, and it was. Only right after that
-            may the server ask for the same sums again, with wider bounds.
+        `inputs` is the digest of the inputs of a step that gives sums; b"" of any
+        other. Raises PartyError if the step is answered once in a session, and it was.
+        Only directly after that may the server ask for the same sums with wider bounds.
         """
         known, key = self._session, DONE + step.action
         if frame.round == known["round"]:
@@ -314,22 +283,11 @@ class Memory:
         inputs: bytes,
         reply: bytes,
     ) -> None:
-        """Keep what the party remembers, and that the round is done.
+        """Store what the party remembers, and that the round is done.
 
-        Parameters
-        ----------
-        frame, step, inputs
-            As for :meth:`repeats`.
-        party : Party
-            What its steps remember is kept.
-        reply : bytes
-            Digest of the reply.
-
-        Raises
-        ------
-        PartyError
-            The round was asked again and its reply is another one: under the same
-            masks the two would show their difference.
+        `inputs` is as in :meth:`repeats`, and `reply` is the digest of the reply.
+        Raises PartyError if the round was asked again and its reply differs: under the
+        same masks the two would reveal their difference.
         """
         session = self._session
         if "peers" not in session:

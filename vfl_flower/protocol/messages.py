@@ -45,17 +45,9 @@ class CorruptMessage(ValueError):
 def pack(values: Values, frame: Values | None = None) -> RecordDict:
     """Turn named arrays and settings into the content of one message.
 
-    Parameters
-    ----------
-    values : Values
-        Arrays go into an ``ArrayRecord``, everything else into a ``ConfigRecord``.
-    frame : Values, optional
-        Settings of the frame, kept apart from those of the step.
-
-    Returns
-    -------
-    RecordDict
-        Holds a SHA-256 of all of it, so that damage on the way is noticed.
+    Arrays go into an ``ArrayRecord``, everything else into a ``ConfigRecord``, and the
+    settings of the frame into one of their own. A SHA-256 of all of it reveals damage
+    on the way.
     """
     content = to_records(values)
     address(content, frame or {}, digest_of_values(content))
@@ -102,10 +94,7 @@ def bundle(content: RecordDict) -> RecordDict:
 def unbundle(content: RecordDict) -> RecordDict:
     """Return the records of a message that has travelled.
 
-    Raises
-    ------
-    CorruptMessage
-        The one record cannot be read.
+    Raises CorruptMessage if its single record cannot be read.
     """
     one = _records(content).get(BUNDLE)
     if one is None:
@@ -119,11 +108,8 @@ def unbundle(content: RecordDict) -> RecordDict:
 def unpack(content: RecordDict) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the values and the frame's settings, its ``digest`` among them.
 
-    Raises
-    ------
-    CorruptMessage
-        A record is missing, the digest does not fit, or an array cannot be read or has
-        another shape than its record says.
+    Raises CorruptMessage if a record is missing, the digest does not fit, or an array
+    is unreadable or its shape differs from that in its record.
     """
     return unpack_whole(content)[:2]
 

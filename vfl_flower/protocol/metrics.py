@@ -6,24 +6,16 @@ from typing import Literal, NamedTuple
 
 
 class Metric(NamedTuple):
-    """What one number of a result means.
-
-    Attributes
-    ----------
-    title : str
-        Its name in plain words.
-    text : str
-        What it says, in a sentence or two, for people who do not know the method.
-    better : {"higher", "lower", ""}
-        Which values are better; "": neither.
-    kind : {"number", "share", "count"}
-        How it is shown: a share of 0.25 as 25 %.
-    """
+    """What one number of a result means."""
 
     title: str
+    """Its name in plain words."""
     text: str
+    """What it says, in a sentence or two, for people who do not know the method."""
     better: Literal["higher", "lower", ""] = ""
+    """Which values are better; "": neither."""
     kind: Literal["number", "share", "count"] = "number"
+    """How it is shown: a share of 0.25 as 25 %."""
 
 
 CONVERGED = Metric(

@@ -1,4 +1,4 @@
-"""Names and other texts that somebody else chose, as a log or a terminal may show them.
+"""Names and other texts from outside, as a log or a terminal may show them.
 
 A line break in a text forges a line of a log, and an escape code can hide one. So names
 are printable by contract, and the package's log escapes whatever else it is given.

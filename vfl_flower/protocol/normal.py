@@ -24,12 +24,9 @@ def normal_text(value: object) -> str:
 
 
 def normal_ids(values: Iterable[Any]) -> tuple[list[bytes], str]:
-    """Return ids as all parties write them, in UTF-8, and why they are none, or "".
+    """Return ids in their normal form in UTF-8, and why they have none, or "".
 
-    Parameters
-    ----------
-    values : iterable of int or str
-        The ids, as :func:`vfl_flower.protocol.row_order.normal_ids` describes them.
+    :func:`vfl_flower.protocol.row_order.normal_ids` describes the form.
     """
     values = values.tolist() if isinstance(values, np.ndarray) else list(values)
     texts = [normal_text(value) for value in values]

@@ -73,67 +73,37 @@ class Parties(Sequence[PartyInfo]):
     """The parties of one run, in order of their index, and the only way to ask them.
 
     Making it is the first round trip, ``hello``: each party says its name, index, row
-    and column count, whether it holds labels, a digest of its row ids, its version,
-    and a fresh public key. The keys of all ride on the next message.
+    and column count, whether it holds labels, a digest of its row ids, its version, and
+    a fresh public key. The keys of all travel with the next message.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid: a SuperLink's, the simulation's, or the in-process one.
-    ledger : Ledger
-        Where every message is counted.
-    seed : int
-        Seed of the run, from which each party derives its streams.
-    private_draws : bool
-        Let each party add a secret of its own to its streams.
-    timeout : float
-        Seconds that one round trip may take.
-    masking : str
-        ``"ring"``: secure sums under pairwise masks; ``"plain"``: none, for tests.
-    n_parties : int
-        How many parties to wait for; 0: those that are connected, at least `least`.
-    least : int
-        Fewest parties that the run needs.
-    partition : {"vertical", "horizontal", "either"}
-        Whether parties hold different columns of the same rows, different rows of the
-        same columns, or anything.
-    model : str, optional
-        Number of the model that the run is about: parties load their parts of it.
-    columns : sequence of str
-        The order of the columns of that model, where parties hold rows; default: that
+    seed: seed of the run, from which each party derives its streams.
+    private_draws: let each party add a secret of its own to its streams.
+    timeout: seconds that one round trip may take.
+    masking: ``"ring"``: secure sums under pairwise masks; ``"plain"``: none, for tests.
+    n_parties: how many to wait for; 0: those that are connected, at least `least`.
+    partition: whether parties hold different columns of the same rows (vertical),
+        different rows of the same columns (horizontal), or anything (either).
+    model: number of the model that the run is about: parties load their local models.
+    columns: the order of the columns of that model, if parties hold rows; default: that
         of the first party.
-    steps : sequence of Step
-        The only steps that may be asked for; empty: any.
-    needs : sequence of str
-        What must leave the parties beyond sums, which their consent may refuse.
-    needs_less : str
-        Which setting needs less.
-    dealer : str, optional
-        Who deals correlated randomness, which their consent may refuse.
-    computes : str, optional
-        Who computes with the label holder, which their consent may refuse; default: the
-        first of the others.
-    checkpoint : Checkpoint, optional
-        The draws of the server, and the round trips that the run has made before.
+    steps: the only steps that may be asked for; empty: any.
+    needs, needs_less: what must leave beyond sums, and which setting needs less.
+    dealer: who deals correlated randomness.
+    computes: who computes with the label holder; default: the first of the others.
 
-    Attributes
-    ----------
-    session : int
-        Random number of this session, 63 bits: the number of the model it trains.
-    columns : list of str
-        Where parties hold rows, digests of the names of their columns, in the order
+    The parties' consent may refuse `needs`, `dealer`, `computes` and `epsilon`. It then
+    has these attributes:
+
+    session: random number of this session, 63 bits: the number of the model it trains.
+    columns: if parties hold rows, digests of the names of their columns, in the order
         that all take; empty if the columns have no names.
-    column_kinds, column_widths : dict
-        What each column of a file holds, and how many columns of X it becomes.
-    gaps : bool
-        Where parties hold rows, whether one of them has missing values.
+    column_kinds, column_widths: what each column of a file holds, and how many columns
+        of X it becomes.
+    gaps: if parties hold rows, whether one of them has missing values.
 
-    Raises
-    ------
-    FederationError
-        Fewer than two parties, or parties whose index, rows, ids or version differ.
-    PartyFailed
-        A party cannot load its data, or does not answer in time.
+    Raises FederationError for fewer than two parties, or if their indices, rows, ids or
+    versions do not fit together, and PartyFailed if a party cannot load its data or
+    does not answer in time.
     """
 
     def __init__(
@@ -207,10 +177,7 @@ class Parties(Sequence[PartyInfo]):
     def label_holders(self) -> list[int]:
         """Indices of the parties that know labels, no two of the same row.
 
-        Raises
-        ------
-        FederationError
-            No party holds labels.
+        Raises FederationError if no party holds labels.
         """
         holders = [j for j, info in enumerate(self) if info.n_labels]
         if not holders:
@@ -221,10 +188,7 @@ class Parties(Sequence[PartyInfo]):
     def label_holder(self) -> int:
         """Index of the one party that holds the labels of all rows.
 
-        Raises
-        ------
-        FederationError
-            No party holds labels, more than one does, or some are missing.
+        Raises FederationError if no party or several hold labels, or some are missing.
         """
         holders = [info for info in self if info.n_labels]
         if len(holders) != 1:
@@ -254,19 +218,10 @@ class Parties(Sequence[PartyInfo]):
         return not names
 
     def refuse_two(self, what: str, allowed: bool) -> None:
-        """Raise where a sum of two parties would show one of them the other's part.
+        """Refuse two parties if a sum would show one the other's contribution.
 
-        Parameters
-        ----------
-        what : str
-            What gives parties such sums, as a subject.
-        allowed : bool
-            ``allow_two_parties``: warn instead.
-
-        Raises
-        ------
-        FederationError
-            There are two parties, and that is not allowed.
+        `what` gives parties such sums, as the subject of a sentence; with `allowed`
+        (``allow_two_parties``) it only warns. Raises FederationError otherwise.
         """
         if len(self) > 2:
             return
@@ -298,26 +253,13 @@ class Parties(Sequence[PartyInfo]):
     def ask(
         self, question: Question[P, R], *args: P.args, **values: P.kwargs
     ) -> Replies[R]:
-        """Ask all parties for a step, in one round trip.
+        """Ask all parties for a step, in one round trip; return the replies and sums.
 
-        Parameters
-        ----------
-        question : Step or Question
-            The step; with :meth:`Step.summing` where it gives arrays under masks.
-        **values
-            The parameters of the step, by name. One that differs between parties is
-            given by :func:`~vfl_flower.protocol.steps.each`.
-
-        Returns
-        -------
-        Replies
-            Exactly one per party, in party order, with the sums.
-
-        Raises
-        ------
-        PartyFailed
-            A party refused, failed, sent something else than its step declares, or did
-            not answer in time.
+        There is exactly one reply per party, in party order. :meth:`Step.summing` asks
+        for the sums of arrays under masks, and :func:`~vfl_flower.protocol.steps.each`
+        gives a parameter that differs between parties. Raises PartyFailed if a party
+        refused, failed, sent something that its step does not declare, or did not
+        answer in time.
         """
         _check_named(args)
         replies = self._ask(question.step, question.sums, values)
@@ -396,10 +338,7 @@ class Parties(Sequence[PartyInfo]):
     def _clipped(self, step: Step[Any, Any], replies: Mapping[int, _Reply[Any]]) -> int:
         """Return how many values all parties together have clipped.
 
-        Raises
-        ------
-        FederationError
-            More than they have sent: the masks do not cancel.
+        Raises FederationError for more than they have sent: the masks do not cancel.
         """
         told = [reply.clipped or b"" for reply in replies.values()]
         counts = [np.frombuffer(count, "<u8") for count in told]
@@ -419,10 +358,7 @@ class Parties(Sequence[PartyInfo]):
     ) -> list[dict[str, Any]]:
         """Return the values of the request to each party.
 
-        Raises
-        ------
-        ValueError
-            They differ in what must be common to all parties.
+        Raises ValueError if they differ in what must be common to all parties.
         """
         fields = step.contract.request
         for name in values.keys() & fields.keys() if bound else ():
@@ -499,32 +435,16 @@ class Parties(Sequence[PartyInfo]):
         *args: P.args,
         **values: P.kwargs,
     ) -> dict[str, Sealed]:
-        """Let sums travel from party to party, encrypted on the way.
+        """Let sums travel from party to party, encrypted, to the root of each tree.
 
         One hop along all trees is one round trip, since messages pass through the
-        server. The root sends its own part to itself.
+        server. The root sends its own addend to itself. `sums` gives what to add by
+        name, and along which tree; only parties in the tree take part. The step's
+        parameter ``send`` gets the names of the arrays that a party must send; the
+        caller's value of it is ignored.
 
-        Parameters
-        ----------
-        question : Step
-            The step. Its parameter ``send`` gets the names of the arrays that a party
-            must send; what the caller gives for it is not used.
-        sums : mapping of str to (Sum, Tree)
-            What to add, and along which tree; only parties in the tree take part.
-        **values
-            The other parameters of the step.
-
-        Returns
-        -------
-        dict of Sealed
-            For the root of each tree.
-
-        Raises
-        ------
-        ValueError
-            A tree leaves out a party, so that the masks of the others do not cancel.
-        PartyFailed
-            As in :meth:`ask`.
+        Raises ValueError if a tree leaves out a party, so that the masks of the others
+        do not cancel, and PartyFailed as :meth:`ask` does.
         """
         _check_named(args)
         for name, (spec, tree) in sums.items():
@@ -889,15 +809,11 @@ class Parties(Sequence[PartyInfo]):
         return pack(values, {"session": self.session, **more})
 
     def _greet_again(self) -> None:
-        """Find the parties that were greeted before the server was started again.
+        """Find the parties that were greeted before the server was restarted.
 
-        Each says what it has said before, and has the keys that it had, or has lost
-        them. Its node may be another one.
-
-        Raises
-        ------
-        FederationError
-            Others are connected, or a party is not as it was.
+        Each repeats its first reply, and still has its keys or has lost them. Its node
+        may be another one. Raises FederationError if other parties are connected, or if
+        one has changed.
         """
         log.info("the run goes on after %d round trips", self.checkpoint.held)
         nodes = self._wait_for_nodes(len(self), " with which it began")

@@ -1,4 +1,4 @@
-"""The only reader and writer of a party's parts of trained models.
+"""The only reader and writer of a party's local models, or parts of trained models.
 
 A part stays at its party, in the folder ``state-dir`` of its node config: a later run
 that predicts loads it by the id of the model. It may hold the secret seeds of the
@@ -47,44 +47,25 @@ CHECKSUM = 64
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class ModelPart:
-    """What one party keeps of one trained model.
-
-    Parameters
-    ----------
-    model : str
-        Id of the model: that of its training run, 8 to 32 lower-case hexadecimal
-        digits.
-    strategy : str
-        Name of the strategy that trained it.
-    settings : dict
-        Anything that JSON can hold, nested or not: seeds, sizes, the encoding of the
-        party's columns. Integers have no bound and floats keep each bit.
-    arrays : dict of str to Array
-        Named arrays of any shape and any type that NumPy stores without pickle.
-    """
+    """What one party stores of one trained model."""
 
     model: str
+    """Id of the model and of its training run, 8 to 32 lower-case hex digits."""
     strategy: str
+    """Name of the strategy that trained it."""
     settings: dict[str, Any] = field(default_factory=dict)
+    """Anything that JSON can hold, nested or not: seeds, sizes, the encoding of the
+    party's columns. Integers have no bound and floats keep each bit."""
     arrays: Arrays = field(default_factory=dict)
+    """Of any shape and any type that NumPy stores without pickle, by name."""
 
 
 def save_part(folder: Path, part: ModelPart) -> None:
-    """Write a party's part of a model, whole or not at all; replace an earlier one.
+    """Write a party's local model to ``<model>.npz``, whole or not at all.
 
-    Parameters
-    ----------
-    folder : Path
-        ``state-dir`` of the party; made for its user alone where it is missing.
-    part : ModelPart
-        What to write, to ``<model>.npz``.
-
-    Raises
-    ------
-    PartyError
-        The id of the model is not valid, or the folder cannot be written to.
-    TypeError, ValueError
-        The settings are not what JSON holds, or an array needs pickle.
+    An earlier one is replaced. Raises PartyError if the id of the model is invalid or
+    the ``state-dir`` cannot be written to, and TypeError or ValueError if JSON cannot
+    hold the settings or an array needs pickle.
     """
     target = _path(folder, part.model)
     write_private(target, _packed(part), f"the part of model {part.model}")
@@ -92,12 +73,9 @@ def save_part(folder: Path, part: ModelPart) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Make a ``state-dir`` if it is missing, before any work whose result it holds.
+    """Create a ``state-dir`` if it is missing, before any work whose result it holds.
 
-    Raises
-    ------
-    PartyError
-        It cannot be made or written to, or other users may read it.
+    Raises PartyError if it cannot be created or written to, or others may read it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,19 +99,9 @@ def write_private(
 ) -> None:
     """Write a file that only the party's user may read, whole or not at all.
 
-    Parameters
-    ----------
-    target : Path
-        The file; an earlier one is replaced.
-    data : bytes
-        Its content.
-    what, where : str
-        What an error calls the file and its folder.
-
-    Raises
-    ------
-    PartyError
-        The folder cannot be written to, or the file is a symbolic link.
+    An earlier file is replaced. `what` and `where` are what an error calls the file and
+    its folder. Raises PartyError if the folder cannot be written to, or if the file is
+    a symbolic link.
     """
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -149,10 +117,7 @@ def write_private(
 def read_private(target: Path) -> bytes:
     """Read a file of a party's ``state-dir``.
 
-    Raises
-    ------
-    OSError
-        It cannot be read, or is a symbolic link; the reason says it without a path.
+    Raises OSError if it cannot be read or is a symbolic link; the reason has no path.
     """
     check_no_link(target)
     return target.read_bytes()
@@ -161,11 +126,9 @@ def read_private(target: Path) -> bytes:
 def in_csv(value: object) -> object:
     """Return a value for a cell of a CSV file, so that no spreadsheet runs it.
 
-    A text that begins like a formula gets a single quote in front, as OWASP advises;
-    one that is a number stays as it is, and so does anything else.
+    A text that starts like a formula gets a single quote in front, as OWASP advises;
+    one that is a number is unchanged, and so is anything else.
 
-    Examples
-    --------
     >>> [in_csv(value) for value in ("r7", "-5", "=1+1", "'=1+1", -5)]
     ['r7', '-5', "'=1+1", "''=1+1", -5]
     """
@@ -182,20 +145,11 @@ def write_predictions(
     more: Mapping[str, Array] | None = None,
     **where: str,
 ) -> None:
-    """Write predictions to a CSV file; see :func:`write_private` and :func:`in_csv`.
+    """Write predictions, shape (n,), to a CSV file; see :func:`in_csv`.
 
-    Parameters
-    ----------
-    target : Path
-        The file.
-    ids : iterable, length n, or None
-        Ids of the rows; None: their numbers, from 0.
-    predictions : Array, shape (n,)
-        Labels or values.
-    what, where : str
-        What an error calls the file and its folder.
-    more : mapping of str to Array, shape (n,), optional
-        Further numbers or texts of each row, by name.
+    Without ids, the rows get their numbers, from 0. `more` are further numbers or texts
+    of each row, shape (n,), by name. The other arguments are those of
+    :func:`write_private`.
     """
     text = io.StringIO()
     plain, quoted = csv.writer(text), csv.writer(text, quoting=csv.QUOTE_NONNUMERIC)
@@ -212,27 +166,11 @@ def write_predictions(
 
 
 def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPart:
-    """Read a party's part of a model.
+    """Read a party's local model of a strategy; by default of any.
 
-    Parameters
-    ----------
-    folder : Path
-        ``state-dir`` of the party.
-    model : str
-        Id of the model.
-    strategy : str, optional
-        Name of the strategy that the part must be of; default: any.
-
-    Returns
-    -------
-    ModelPart
-        As it was written; a tuple in the settings has become a list.
-
-    Raises
-    ------
-    PartyError
-        The id is not valid, there is no part of that model, or its file cannot be read,
-        is damaged, or was written for another model or strategy or by a later version.
+    A tuple in the settings comes back as a list. Raises PartyError if the id is
+    invalid, there is no local model of that id, or its file cannot be read, is damaged,
+    or was written for another model or strategy or by a later version.
     """
     path, what = _path(folder, model), f"the part of model {model} at this party"
     try:
@@ -272,12 +210,9 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
 
 
 def list_parts(folder: Path) -> list[str]:
-    """Return the ids of the models that a party has a part of, sorted.
+    """Return the ids of the models of which a party has a local model, sorted.
 
-    Raises
-    ------
-    PartyError
-        The folder may not be read.
+    Raises PartyError if the folder may not be read.
     """
     try:
         names = [path.stem for path in folder.iterdir() if path.suffix == ".npz"]

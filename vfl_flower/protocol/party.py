@@ -38,24 +38,17 @@ MOST_NUMBERS = 2**22
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What a step has predicted, which stays at the party.
-
-    Attributes
-    ----------
-    values : Array, shape (m,)
-        Labels or numbers.
-    rows : Array of int or None, shape (m,)
-        The rows of the party that were predicted; None: all.
-    model : str
-        Number of the model that predicted them, where that is not the run's.
-    more : mapping of str to Array, shape (m,)
-        What else is known of each, by name: texts of classes, scores, probabilities.
-    """
+    """What a step has predicted, which stays at the party."""
 
     values: Array
+    """Labels or numbers, shape (m,)."""
     rows: Array | None = None
+    """The party's rows that were predicted, shape (m,); None: all."""
     model: str = ""
+    """Number of the model that predicted them, if that is not the run's."""
     more: Mapping[str, Array] = field(default_factory=dict)
+    """Further texts or numbers of each row, shape (m,), by name: classes, scores,
+    probabilities."""
 
 
 class RowSets(Protocol):
@@ -338,19 +331,8 @@ class Party:
     def reveal(self, kind: Kind, again: bool = False, times: int = 1) -> None:
         """Check before a step computes that what it reveals may leave, and count it.
 
-        Parameters
-        ----------
-        kind : str
-            What it reveals.
-        again : bool
-            Whether it is asked again for what was counted before.
-        times : int
-            How often it leaves.
-
-        Raises
-        ------
-        PartyError
-            The party's consent lets none of this kind leave, or not as often.
+        With `again` it was counted before; it leaves so many `times`. Raises PartyError
+        if the party's consent lets none of this kind leave, or not that often.
         """
         if (counter := self._counter()) is None:
             return
@@ -362,10 +344,7 @@ class Party:
     def share(self, rows: Array, kind: Kind) -> None:
         """Count rows whose values leave the party other than in sums over all rows.
 
-        Raises
-        ------
-        PartyError
-            The party's consent lets none of this kind leave, or not as many.
+        Raises PartyError if the party's consent lets none of this kind leave, or fewer.
         """
         if (counter := self._counter()) is not None:
             counter.add(kind, rows)
@@ -385,45 +364,24 @@ class Party:
     ) -> None:
         """Check, before a step adds up rows for others, that it may be these rows.
 
-        Parameters
-        ----------
-        rows : Array of int, shape (m,), optional
-            Numbers of the rows, repeats allowed; default: all rows of the session.
-        weights : Array, shape (m,), optional
-            Their weights; default: 1.
-        by_choice : bool
-            Whether the party itself has taken rows out or added some: the set is noted,
+        rows: numbers of the rows, shape (m,), with repeats; default: all of the
+            session.
+        weights: their weights, shape (m,); default: 1.
+        by_choice: whether the party itself has removed or added rows: the set is noted,
             and may differ from an earlier one by few rows.
 
-        Raises
-        ------
-        PartyError
-            The rows are few, or differ from those of an earlier sum by few; or the
-            parties are others than in an earlier sum over them. The log says which.
+        Raises PartyError, with details in the log, if the rows are few, or differ by
+        few from those of an earlier sum, or if the parties have changed.
         """
         if self.row_sets is not None:
             chosen = None if rows is None else rows.astype(np.intp)
             self.row_sets.check(chosen, weights, by_choice=by_choice)
 
     def tags(self, rows: Array, key: bytes) -> Array:
-        """Return what tells rows apart for the life of the data, sorted.
+        """Return the sorted tags (uint64) that identify rows for the life of the data.
 
-        Parameters
-        ----------
-        rows : Array of int, shape (m,)
-            Numbers of rows.
-        key : bytes
-            Of the party alone: nobody else can tell rows from their tags.
-
-        Returns
-        -------
-        Array of uint64, shape (at most m,)
-            Keyed hashes of their ids.
-
-        Raises
-        ------
-        PartyError
-            They have no ids.
+        They are hashes of the ids under `key`, which the party alone has: nobody else
+        can identify rows by their tags. Raises PartyError if the rows have no ids.
         """
         ids = self.read_ids()
         if ids is None:
@@ -438,20 +396,10 @@ class Party:
     def afford(self, name: str, rows: int, width: int) -> None:
         """Refuse work that is out of proportion to the party's own rows.
 
-        A request of rows that are repeated, or of zeros, costs its sender little.
-
-        Parameters
-        ----------
-        name : str
-            What the request calls them.
-        rows, width : int
-            How many rows are asked for, and how many numbers are made of each.
-
-        Raises
-        ------
-        PartyError
-            The rows are more than twice those of the party, and `rows` times `width` is
-            above `MOST_NUMBERS`.
+        A request of repeated rows, or of zeros, costs its sender little. `name` is what
+        the request calls the rows, `rows` their number, and `width` how many numbers
+        are made of each. Raises PartyError if the rows are more than twice those of the
+        party, and `rows` times `width` is above `MOST_NUMBERS`.
         """
         most = max(2 * self.n_rows, MOST_NUMBERS // max(width, 1))
         if rows > most:
@@ -461,34 +409,18 @@ class Party:
             )
 
     def remember(self, state: object) -> None:
-        """Keep a dataclass until the next step of the run.
+        """Store a dataclass until the next step of the run; it replaces an earlier one.
 
-        Parameters
-        ----------
-        state : dataclass
-            Of the algorithm's own class; small, since it travels between processes with
-            each message. It replaces what was kept before.
-
-        Raises
-        ------
-        TypeError
-            It is no dataclass, or has a field that no message can carry.
+        It should be small, since it travels between processes with each message. Raises
+        TypeError if it is no dataclass, or has a field that no message can carry.
         """
         fields_of(type(state))
         self._state = state
 
     def recall(self, kind: type[S]) -> S:
-        """Return what an earlier step has kept; a change of it in place is kept too.
+        """Return what an earlier step has stored; a change in place is stored too.
 
-        Parameters
-        ----------
-        kind : type
-            Class of the dataclass.
-
-        Raises
-        ------
-        PartyError
-            No step has kept one of this class.
+        Raises PartyError if no step has stored an instance of `kind`.
         """
         if self._state is None and self._kept.get("kind") == _name_of(kind):
             kept = {k: v for k, v in self._kept.items() if k != "kind"}
@@ -589,17 +521,9 @@ def _check_labels(y: Array, what: str) -> None:
 
 
 def digest_ids(ids: Array) -> str:
-    """Return the SHA-256 of the ids in their order, as text, so that 7 equals "7".
+    """Return the SHA-256, 64 hexadecimal digits, of the ids in their order.
 
-    Parameters
-    ----------
-    ids : Array, shape (n,)
-        Integers or strings.
-
-    Returns
-    -------
-    str
-        64 hexadecimal digits.
+    They are hashed as text, so that 7 equals "7".
     """
     sha = hashlib.sha256()
     for value in ids.tolist():

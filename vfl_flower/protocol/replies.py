@@ -22,61 +22,42 @@ _ALIGN = (
 
 @dataclass(frozen=True)
 class PartyInfo:
-    """What a party says of itself in ``hello``.
-
-    Attributes
-    ----------
-    node_id : int
-        Flower's number of the node.
-    name : str
-        ``party-name``, or ``party-<index>``.
-    n_rows, n_columns : int
-        Size of its data.
-    n_labels : int
-        Number of rows whose label it knows.
-    keeps : bool
-        Whether it has a place for its parts of models.
-    lets : tuple of str
-        What may leave it of what the run wants and does not need.
-    """
+    """What a party says of itself in ``hello``."""
 
     node_id: int
+    """Flower's number of the node."""
     name: str
+    """``party-name``, or ``party-<index>``."""
     n_rows: int
+    """The number of its rows."""
     n_columns: int
+    """The number of its columns."""
     n_labels: int
+    """The number of rows whose label it knows."""
     keeps: bool = False
+    """Whether it has a place for its local models."""
     lets: tuple[Kind, ...] = ()
+    """What may leave it of what the run wants without needing it."""
 
 
 @shapes_only
 @dataclass(frozen=True)
 class Replies(Sequence[R]):
-    """One reply per party, in party order, and the sums over all parties.
-
-    Attributes
-    ----------
-    values : list of dict
-        What each party sent in the clear, as its step declares it.
-    sums : dict of Array
-        Sums over parties of what they sent under masks.
-    sealed : dict of Sealed
-        Sums over parties that only one party can open.
-    secrets : dict of list
-        What one party has for all others, encrypted for each: an argument of
-        :func:`~vfl_flower.protocol.steps.each`. The sender's place has None.
-    clipped : int
-        Values that were clipped to the bound of their sum.
-    failure : callable
-        Makes the error that says what is wrong with a party's reply.
-    """
+    """One reply per party, in party order, and the sums over all parties."""
 
     values: list[R]
+    """What each party sent in the clear, as its step declares it."""
     failure: Callable[[int, str], PartyFailed] = field(repr=False)
+    """Makes the error that says what is wrong with a party's reply."""
     sums: Arrays = field(default_factory=dict)
+    """Sums over parties of what they sent under masks."""
     sealed: dict[str, Sealed] = field(default_factory=dict)
+    """Sums over parties that only one party can open."""
     secrets: dict[str, list[Any]] = field(default_factory=dict)
+    """What each party has for all others, encrypted for each: an argument of
+    :func:`~vfl_flower.protocol.steps.each`. The sender's place has None."""
     clipped: int = 0
+    """The number of values that were clipped to the bound of their sum."""
 
     @overload
     def __getitem__(self, index: int) -> R: ...
@@ -93,10 +74,7 @@ class Replies(Sequence[R]):
     def each(self, name: str) -> list[Any]:
         """Return the value called `name` of each party, in party order.
 
-        Raises
-        ------
-        PartyFailed
-            A party has left it out.
+        Raises PartyFailed if a party has left it out.
         """
         for j, reply in enumerate(self.values):
             if name not in reply:
@@ -107,15 +85,8 @@ class Replies(Sequence[R]):
 def order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
     """Return nodes in the order of their indices, or of names where none has an index.
 
-    Parameters
-    ----------
-    replies : mapping of int to mapping
-        What each node said in ``hello``.
-
-    Raises
-    ------
-    FederationError
-        The indices, or the names, make no order.
+    `replies` are those to ``hello``, by node. Raises FederationError if the indices, or
+    the names, make no order.
     """
     indices = {node: reply["index"] for node, reply in replies.items()}
     if all(index == -1 for index in indices.values()):
@@ -146,24 +117,11 @@ def check_alike(
     replies: Mapping[int, Mapping[str, Any]],
     partition: str,
 ) -> None:
-    """Raise unless the names of parties differ and what they share is the same.
+    """Check that the names of parties differ and that what they share is the same.
 
-    Parameters
-    ----------
-    order : list of int
-        Nodes in the order of the run.
-    names : mapping of int to str
-        What each is called.
-    replies : mapping of int to mapping
-        What each said in ``hello``.
-    partition : {"vertical", "horizontal", "either"}
-        Whether parties share rows; or columns, which
-        :func:`~vfl_flower.protocol.columns.agree` compares by name; or anything.
-
-    Raises
-    ------
-    FederationError
-        The text names the party that differs from the first one.
+    ``"vertical"`` parties share rows; ``"horizontal"`` ones share columns, which
+    :func:`~vfl_flower.protocol.columns.agree` compares by name. Raises FederationError,
+    which names the party that differs from the first one.
     """
     first, *rest = order
     for name in names.values():

@@ -1,7 +1,8 @@
 """What a party requests of its models: rows to forget, rows to add, models to leave.
 
-Each kind is a file in the party's ``state-dir``, with a request on each line, which no
-message can write: the server decides when rows come and go, and the party which.
+Each kind is a file in the party's ``state-dir``, with a request on each line. No
+message can write it: the server decides when rows are added or forgotten, and the party
+which.
 """
 
 from __future__ import annotations
@@ -105,12 +106,9 @@ def _lines(name: str, requests: Iterable[Any]) -> list[str]:
 
 
 def read_requests(folder: Path | None, name: str) -> dict[int, str]:
-    """Return what the party requests in one of its files, by the lines.
+    """Return what the party requests in one of its files, by line number.
 
-    Raises
-    ------
-    PartyError
-        The file is no text, or a link.
+    Raises PartyError if the file is not text, or is a link.
     """
     path = None if folder is None else folder / name
     if path is None or not path.exists():

@@ -1,8 +1,8 @@
-"""Row orders that the parties of a run have agreed on, kept by name at each party.
+"""Row orders that the parties of a run have agreed on, stored by name at each party.
 
 Parties whose files hold different rows agree once which ids all of them hold, and in
-which order. Each keeps the order under a name in its ``state-dir``; later runs name it,
-and a party then takes these rows of its file, in this order.
+which order. Each stores the order under a name in its ``state-dir``; later runs name
+it, and a party then takes these rows of its file, in this order.
 """
 
 from __future__ import annotations
@@ -53,27 +53,15 @@ BLOCK = 2**14
 
 
 def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
-    """Return ids as all parties write them.
+    """Return ids in UTF-8, in the form that all parties use.
 
     1. An integer is its decimal digits: 7 equals the text "7".
     2. A text is in Unicode's form NFKC, without white space at its ends.
     3. Nothing else is changed: "A7" and "a7", "7" and "007", "7" and "7.0" differ.
 
-    Parameters
-    ----------
-    ids : iterable of int or str, length n
-        The ids of a party's rows; None where it has none.
-
-    Returns
-    -------
-    list of bytes, length n
-        In UTF-8.
-
-    Raises
-    ------
-    PartyError
-        There are none, one is neither integer nor text, or is empty or missing (as
-        "nan" and "NA" are), or two are equal. The text tells how many, and no id.
+    Raises PartyError if there are no ids, one is neither integer nor text, or is empty
+    or missing (like "nan" and "NA"), or two are equal. The error says how many, and
+    names no id.
     """
     if ids is None:
         raise PartyError(
@@ -91,24 +79,17 @@ def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """The rows of one party that all parties hold, in the common order.
-
-    Attributes
-    ----------
-    name : str
-        What the parties call it.
-    tag : str
-        The same at all parties, and of no other order; it tells nothing of an id.
-    salt : bytes
-        Of the digests, at this party alone.
-    ids : Array of uint8, shape (m, 16)
-        Digests of the ids, by which the rows are found in a changed file too.
-    """
+    """The rows of one party that all parties hold, in the common order."""
 
     name: str
+    """What the parties call it."""
     tag: str
+    """The same at all parties, and of no other order; it reveals nothing of an id."""
     salt: bytes
+    """The salt of the digests, at this party alone."""
     ids: Array
+    """Digests of the ids, uint8, shape (m, 16), by which the rows are found in a
+    changed file too."""
 
     @classmethod
     def of(cls, name: str, tag: str, salt: bytes, ids: Sequence[bytes]) -> RowOrder:
@@ -127,22 +108,9 @@ class RowOrder:
         return f"{self.digest} {content.hexdigest()}"
 
     def rows(self, ids: Iterable[Any] | None) -> Array:
-        """Return where the ids of the order stand among those of a file.
+        """Return where the ids of the order stand among those of a file: m row numbers.
 
-        Parameters
-        ----------
-        ids : iterable of int or str
-            The ids of the file.
-
-        Returns
-        -------
-        Array of int, shape (m,)
-            Numbers of rows.
-
-        Raises
-        ------
-        PartyError
-            Some are missing, or as :func:`normal_ids`.
+        Raises PartyError if some are missing, and as :func:`normal_ids` does.
         """
         blocks = [None] if ids is None else _blocks(ids)
         parts = [_digests(self.salt, normal_ids(block)) for block in blocks]
@@ -169,13 +137,10 @@ def check_name(name: str) -> None:
 
 
 def save_order(folder: Path, order: RowOrder) -> None:
-    """Keep an order in a party's ``state-dir``, where none of its name is kept.
+    """Store an order in a party's ``state-dir``, under a name that is not yet used.
 
-    Raises
-    ------
-    PartyError
-        The name is not valid, there is another order of this name, or the folder cannot
-        be written to.
+    Raises PartyError if the name is invalid, there is another order of this name, or
+    the folder cannot be written to.
     """
     target = _path(folder, order.name)
     if target.exists():
@@ -217,10 +182,8 @@ def list_orders(folder: Path) -> list[str]:
 def load_order(folder: Path | None, name: str) -> RowOrder:
     """Return an order that runs may use; see :func:`read_order`.
 
-    Raises
-    ------
-    PartyError
-        As :func:`read_order`, or the party's operator has not accepted it.
+    Raises PartyError as :func:`read_order` does, or if the operator has not accepted
+    it.
     """
     order = read_order(folder, name)
     assert folder is not None
@@ -235,10 +198,7 @@ def load_order(folder: Path | None, name: str) -> RowOrder:
 def read_order(folder: Path | None, name: str) -> RowOrder:
     """Read an order from a party's ``state-dir``.
 
-    Raises
-    ------
-    PartyError
-        There is no folder or no such order, or its file is damaged.
+    Raises PartyError if there is no folder or no such order, or if its file is damaged.
     """
     if folder is None:
         raise PartyError("alignment needs a state-dir, in which the order is kept")

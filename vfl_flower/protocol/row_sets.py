@@ -78,18 +78,12 @@ REFUSED = "this party's guard refuses the rows of the request, and its log says 
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class RowSet:
-    """Some of the rows that a party has ever had.
-
-    Parameters
-    ----------
-    mask : Array of bool, shape (largest number + 1,)
-        Which rows, by number.
-    weights : Array, shape (m,), or None
-        Their weights over the largest, in the order of the numbers; None: all are 1.
-    """
+    """Some of the rows that a party has ever had."""
 
     mask: Array
+    """Which rows, by number; bool, shape (largest number + 1,)."""
     weights: Array | None
+    """Their weights over the largest, by row number, shape (m,); None: all are 1."""
 
     @classmethod
     def of(cls, numbers: Array, weights: Array | None) -> RowSet:
@@ -167,16 +161,10 @@ class RowSet:
 class RowSets:
     """The sets of rows that a party has added up, in its journal.
 
-    Parameters
-    ----------
-    db : sqlite3.Connection
-        The journal, in the transaction of a message.
-    path : Path
-        Its file.
-    party : Party
-        The party, in a run.
-    key : bytes
-        Key of the tags of its rows.
+    db: the journal, in the transaction of a message.
+    path: its file.
+    party: the party, in a run.
+    key: key of the tags of its rows.
     """
 
     def __init__(
@@ -365,11 +353,8 @@ def count_sets(db: sqlite3.Connection) -> int:
 def check_journal(db: sqlite3.Connection, path: Path) -> None:
     """Refuse a journal that was lost, or restored from a backup.
 
-    Raises
-    ------
-    PartyError
-        The journal is not the file in which its row sets were written, or has fewer of
-        them than it once had.
+    Raises PartyError if the journal is not the file in which its row sets were written,
+    or has fewer of them than it once had.
     """
     inode = path.stat().st_ino
     known = db.execute("SELECT inode FROM row_journal").fetchone()

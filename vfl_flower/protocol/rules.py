@@ -21,21 +21,8 @@ _PLURAL: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "text"}
 
 
 def describe(annotation: Any) -> str:
-    """Return what a value with this annotation must be.
+    """Return a phrase that completes "the value must be ..", from its annotation.
 
-    Parameters
-    ----------
-    annotation : type
-        The type of a setting or of a value in a message. Anything in ``Annotated`` but
-        bounds is left out.
-
-    Returns
-    -------
-    str
-        A phrase that completes "the value must be ..".
-
-    Examples
-    --------
     >>> describe(Annotated[float, Gt(0)] | Literal["median"])
     "a number above 0 or 'median'"
     >>> describe(Annotated[int, Ge(1), Lt(9)])

@@ -14,35 +14,24 @@ Kind = Literal["pad", "relay", "secret"]
 
 @dataclass(frozen=True)
 class Seal:
-    """How one hidden value was made, so that its receiver can open it.
-
-    Attributes
-    ----------
-    kind : {"pad", "relay", "secret"}
-        ``"pad"``: a sum at the server, on which the receiver's own pad is left.
-        ``"relay"``: a part of a sum, which `sender` has encrypted for the receiver.
-        ``"secret"``: bytes, which `sender` has encrypted for the receiver.
-    action : str
-        The step that made it.
-    name : str
-        What the step's reply calls it.
-    round : int
-        The round trip of that step.
-    sender : int
-        Index of the party that sent it; of a pad 0.
-    group : str
-        Where the sum is added; of a secret ``"-"``.
-    bound : float or None
-        Bound of an addend; of a secret None.
-    """
+    """How one hidden value was made, so that its receiver can open it."""
 
     kind: Kind
+    """``"pad"``: a sum at the server, on which the receiver's own pad is left.
+    ``"relay"``: a partial sum, which `sender` has encrypted for the receiver.
+    ``"secret"``: bytes, which `sender` has encrypted for the receiver."""
     action: str
+    """The step that made it."""
     name: str
+    """What the step's reply calls it."""
     round: int
+    """The round trip of that step."""
     sender: int = 0
+    """Index of the party that sent it; of a pad 0."""
     group: str = "-"
+    """Where the sum is added; of a secret ``"-"``."""
     bound: float | None = None
+    """The bound of an addend; of a secret None."""
 
     def pack(self) -> str:
         """Return the seal as text, as a message carries it."""
@@ -56,10 +45,7 @@ class Seal:
     def parse(cls, text: object) -> Seal:
         """Return the seal that a text stands for.
 
-        Raises
-        ------
-        ValueError
-            It stands for none.
+        Raises ValueError if it stands for none.
         """
         words = text.split() if isinstance(text, str) else []
         try:
@@ -92,21 +78,14 @@ class Seal:
 @shapes_only
 @dataclass(frozen=True)
 class Sealed:
-    """A value that the server passes on and cannot open.
-
-    Attributes
-    ----------
-    to : int
-        The party that can open it.
-    parts : tuple of Array
-        Elements that add up to the value when they are opened.
-    seals : tuple of Seal
-        What the party needs to know to open each.
-    """
+    """A value that the server passes on and cannot open."""
 
     to: int
+    """The party that can open it."""
     parts: tuple[Array, ...]
+    """Elements that add up to the value when they are opened."""
     seals: tuple[Seal, ...]
+    """What the party needs to know to open each."""
 
     def __add__(self, other: Sealed) -> Sealed:
         """Return the sum of both, for the same party."""

@@ -67,52 +67,34 @@ Fraction = Annotated[float, Ge(0), Lt(1)]
 
 @dataclass(frozen=True)
 class InRunConfig:
-    """The default of the run config, where its example data need another one.
-
-    Attributes
-    ----------
-    default : bool, int, float or str
-        The default of the run config.
-    folder : str
-        Name of the folder in ``output-dir`` that an empty value stands for, if any.
-    """
+    """The default of the run config, where its example data need another one."""
 
     default: bool | int | float | str
+    """The default of the run config."""
     folder: str = ""
+    """Name of the folder in ``output-dir`` that an empty value stands for, if any."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a strategy.
-
-    Attributes
-    ----------
-    name : str
-        Name of the constructor's argument.
-    default : Any
-        Its default; ``...`` where it has none.
-    text : str
-        What it means.
-    rule : str
-        What it must be: "a number above 0 or 'median'".
-    choices : tuple of str
-        Words that it may be; none where any word will do, or no word.
-    kinds : tuple of type
-        Types that the run config may give it: of bool, int, float and str.
-    in_run_config : bool, int, float, str or None
-        The default in the run config; None: it has no key there.
-    folder : str
-        Name of the folder in ``output-dir`` that an empty value stands for, if any.
-    """
+    """One setting of a strategy."""
 
     name: str
+    """The name of the constructor's argument."""
     default: Any
+    """Its default; ``...`` if it has none."""
     text: str
+    """What it means."""
     rule: str
+    """What it must be: "a number above 0 or 'median'"."""
     choices: tuple[str, ...]
+    """The words that it may be; none if any word will do, or no word."""
     kinds: tuple[type, ...]
+    """The types that the run config may give it: of bool, int, float and str."""
     in_run_config: bool | int | float | str | None
+    """The default in the run config; None: it has no key there."""
     folder: str = ""
+    """Name of the folder in ``output-dir`` that an empty value stands for, if any."""
 
     @property
     def key(self) -> str:
@@ -161,13 +143,8 @@ def _docstrings(cls: type, frame: types.FrameType) -> dict[str, str]:
     """Return the docstring below each field that a class declares, by name.
 
     Pydantic finds them too, but before Python 3.13 it parses the whole file for each
-    class, which takes longer than all else that the import of this package does.
-
-    Parameters
-    ----------
-    cls : type
-    frame : frame
-        Where the class is decorated.
+    class, which takes longer than everything else in the import of this package.
+    `frame` is where the class is decorated.
     """
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
     rest = "".join(lines[frame.f_lineno - 1 :])
@@ -237,16 +214,9 @@ def values_of(strategy: object) -> dict[str, Any]:
 
 
 def check_unused(strategy: object, names: Sequence[str], where: str) -> None:
-    """Raise ``ValueError`` where a setting that has no effect was changed.
+    """Raise ValueError where a setting that has no effect was changed.
 
-    Parameters
-    ----------
-    strategy : object
-        With its settings.
-    names : sequence of str
-        Settings that have no effect.
-    where : str
-        Where they have none: ``"kernel 'gaussian'"``.
+    `where` says where the settings `names` have none: ``"kernel 'gaussian'"``.
     """
     declared = {setting.name: setting for setting in settings_of(type(strategy))}
     for name in names:
@@ -309,12 +279,7 @@ def _refusal(
 def documented(text: str, declared: Sequence[Setting]) -> str:
     """Return a docstring with settings at the end of its parameters.
 
-    Parameters
-    ----------
-    text : str
-        The docstring; parameters get a section where it has none.
-    declared : sequence of Setting
-        In the order of the docstring.
+    It gets a section of parameters if it has none.
     """
     parameters = []
     for setting in declared:

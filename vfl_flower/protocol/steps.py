@@ -41,22 +41,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Sum:
-    """A sum over the parties that the server asks for.
-
-    Attributes
-    ----------
-    bound : float
-        Largest absolute value of a party's entries, rounded up to a power of two: it
-        sets the resolution of the fixed point. It has no meaning on the circle.
-    group : str
-        Where to add; default: as the run masks.
-    to : int or None
-        The party that alone may open the sum; None: the server.
-    """
+    """A sum over the parties that the server asks for."""
 
     bound: float = 1.0
+    """The largest absolute value of a party's entries, rounded up to a power of two: it
+    sets the resolution of the fixed point. It has no meaning on the circle."""
     group: str = ""
+    """Where to add; default: as the run masks."""
     to: int | None = None
+    """The only party that may open the sum; None: the server."""
 
     def __post_init__(self) -> None:
         """Round the bound up to a power of two, as parties insist on."""
@@ -77,15 +70,8 @@ class Each:
 def each(values: Sequence[T | None]) -> T:
     """Give each party a value of its own for one parameter of a step.
 
-    Parameters
-    ----------
-    values : sequence
-        One per party, in party order; None leaves the parameter out.
-
-    Returns
-    -------
-    T
-        To the type checker a value as the parameter takes it.
+    There is one value per party, in party order; None leaves the parameter out. To the
+    type checker the result is a value as the parameter takes it.
     """
     return cast(T, Each(tuple(values)))
 
@@ -98,12 +84,7 @@ def opened(sealed: Sealed) -> Array:
 class Question(Generic[P, R]):
     """A step, and the sums over its replies that are asked for.
 
-    Parameters
-    ----------
-    step : Step
-        The step.
-    sums : mapping of str to Sum
-        For each array that it gives under masks.
+    `sums` has one for each array that the step gives under masks.
     """
 
     def __init__(self, step: Step[P, R], sums: Mapping[str, Sum]) -> None:
@@ -113,25 +94,14 @@ class Question(Generic[P, R]):
 class Step(Question[P, R]):
     """A function that a party runs when the server asks for it.
 
-    Parameters
-    ----------
-    function : callable
-        Takes the party and the values of the message by name; returns a typed dict.
-    action : str, optional
-        What the messages call it; default: its module's last name and its own.
+    The function takes the party and the values of the message by name, and returns a
+    typed dict. Messages call it `action`, by default its module's last name and its
+    own.
 
-    Attributes
-    ----------
-    algorithm : str
-        Last name of the module that the step is in.
-    reveals : tuple of Reveals
-        What leaves a party by it beyond sums and the numbers that it declares.
-    once : bool
-        Whether a party answers it once in a session.
-    rows, why : str
-        Over which rows it adds up, as :func:`sums_over` declares them.
-    parts_of : str
-        The algorithm of whose models it makes and reads parts.
+    reveals: what leaves a party by it beyond sums and the numbers that it declares.
+    once: whether a party answers it once in a session.
+    rows, why: over which rows it adds up, as :func:`sums_over` declares them.
+    parts_of: the algorithm whose local models it writes and reads.
     """
 
     def __init__(
@@ -164,11 +134,8 @@ class Step(Question[P, R]):
     def summing(self, **sums: float | Sum) -> Question[P, R]:
         """Ask for the step with these sums over its replies.
 
-        Parameters
-        ----------
-        **sums : float or Sum
-            By the name in the reply: a :class:`Sum`, or only its bound on the absolute
-            value of a party's entries.
+        Each is, by the name in the reply, a :class:`Sum`, or only its bound on the
+        absolute value of a party's entries.
         """
         wanted = {n: s if isinstance(s, Sum) else Sum(s) for n, s in sums.items()}
         return Question(self, wanted)
@@ -187,29 +154,20 @@ def _step_of(module: str, action: str) -> Step[..., Any]:
 
 @dataclass(frozen=True)
 class Reveals:
-    """What leaves a party by a step beyond sums and the numbers that it declares.
-
-    Attributes
-    ----------
-    kind : str
-        One of the kinds that a party's consent names.
-    when : str
-        A parameter of the step: it is so only where that is given, true or above 0;
-        after "not ", only where it is not. "": always.
-    times : str
-        A parameter of the step: how often it leaves. "": once.
-    optional : bool
-        Whether the step goes on where it has left as often as it may: then without
-        it, as if the parameter `when` were false.
-    counted : bool
-        Whether it counts against limits; False: a later step of the protocol counts it.
-    """
+    """What leaves a party by a step beyond sums and the numbers that it declares."""
 
     kind: Kind
+    """One of the kinds that a party's consent names."""
     when: str = ""
+    """A parameter of the step: it is so only if that is given, true or above 0; after
+    "not ", only if it is not. "": always."""
     times: str = ""
+    """A parameter of the step: how often it leaves. "": once."""
     optional: bool = False
+    """Whether the step continues without it, as if the parameter `when` were false,
+    once it has left as often as it may."""
     counted: bool = True
+    """Whether it counts against limits; False: a later step counts it."""
 
     def applies(self, values: Mapping[str, Any]) -> bool:
         """Return whether a request with these values reveals it."""
@@ -229,10 +187,7 @@ def reveals(
 ) -> Callable[[F], F]:
     """Declare what a step reveals; below :func:`step`, and once for each kind.
 
-    Parameters
-    ----------
-    kind, when, times, optional, counted : str, str, str, bool, bool
-        As in :class:`Reveals`.
+    The arguments are the fields of :class:`Reveals`.
     """
 
     def declare(function: F) -> F:
@@ -251,17 +206,13 @@ SumRows = Literal["session", "request", "earlier", "party", "none"]
 def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:
     """Declare over which rows a step adds up; below :func:`step`.
 
-    Parameters
-    ----------
-    rows : str
-        ``"session"``, as without this declaration: all rows of the session, which the
+    rows: ``"session"``, as without this declaration: all rows of the session, which the
         party's guard checks before the step. ``"request"``: rows that follow from the
         request, such as numbers, a seed or a share; the step calls
         :meth:`~vfl_flower.protocol.party.Party.sum_over`. ``"earlier"``: rows that an
-        earlier step of the session has so checked. ``"party"``: groups that the party
-        forms by a rule of the step. ``"none"``: it adds up no rows.
-    why : str
-        What hides a single row instead of the guard.
+        earlier step of the session has checked in this way. ``"party"``: groups that
+        the party forms by a rule of the step. ``"none"``: it adds up no rows.
+    why: what hides a single row instead of the guard.
     """
 
     def declare(function: F) -> F:
@@ -299,16 +250,9 @@ STEPS: dict[str, Step[..., Any]] = {}
 def step(function: Callable[Concatenate[Party, P], R]) -> Step[P, R]:
     """Declare a plain function as a step of a protocol.
 
-    Parameters
-    ----------
-    function : callable
-        Takes a party and the parameters of the request; returns a typed dict. All are
-        annotated as :mod:`vfl_flower.protocol.contract` says.
-
-    Raises
-    ------
-    ValueError
-        Another step has its action.
+    It takes a party and the parameters of the request, and returns a typed dict;
+    :mod:`vfl_flower.protocol.contract` says how to annotate them. Raises ValueError if
+    another step has its action.
     """
     declared = Step(function)
     if declared.action in STEPS:

@@ -88,14 +88,9 @@ class ProtocolResult(Result):
 class Run:
     """What a protocol is given besides the parties: its randomness and its record.
 
-    Attributes
-    ----------
-    seed : int
-        Seed of the run.
-    curves : dict of str to list
-        Set by a protocol where it has what pictures of the model need.
-    warnings : list of str
-        Added by a protocol: why the result may be worse than it should be.
+    seed: the seed of the run.
+    curves: set by a protocol that has data for pictures of the model.
+    warnings: added by a protocol: why the result may be worse than it should be.
     """
 
     def __init__(
@@ -119,16 +114,10 @@ class Run:
     def record(
         self, iteration: int, arrays: ArrayRecord, metrics: dict[str, Any] | None = None
     ) -> None:
-        """Keep the metrics of an outer iteration and call ``evaluate_fn`` on its model.
+        """Store the metrics of an iteration and call ``evaluate_fn`` on its model.
 
-        Parameters
-        ----------
-        iteration : int
-            0 for the model before training, then as the protocol counts.
-        arrays : ArrayRecord
-            The model as it is now.
-        metrics : dict
-            Numbers by name; they become ``Result.train_metrics_clientapp``.
+        `iteration` is 0 for the model before training, and then as the protocol counts.
+        The metrics become ``Result.train_metrics_clientapp``.
         """
         if metrics is not None:
             plain = {
@@ -141,15 +130,7 @@ class Run:
                 self.evaluate_metrics[iteration] = evaluated
 
     def trace(self, name: str, value: float) -> None:
-        """Keep how far a solver is, beside what the run has cost so far.
-
-        Parameters
-        ----------
-        name : str
-            Of one of the strategy's metrics.
-        value : float
-            Its value now.
-        """
+        """Store a solver's value of a metric, with what the run has cost so far."""
         sent = self._ledger.bytes_up + self._ledger.bytes_down
         point = (self._ledger.round_trips, sent, float(value))
         self.traces.setdefault(name, []).append(point)
@@ -226,12 +207,7 @@ class ProtocolStrategy(Strategy):
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Train, and return the model's arrays.
 
-        Parameters
-        ----------
-        parties : Parties
-            Already greeted, in order of their index.
-        run : Run
-            Randomness and record of this run.
+        The parties are already greeted, in order of their index.
         """
 
     def start(
@@ -355,15 +331,8 @@ class ProtocolStrategy(Strategy):
     ) -> Parties:
         """Ask the parties who they are, and whether they consent; no more than that.
 
-        Parameters
-        ----------
-        grid, ledger, seed, timeout, checkpoint
-            As of :class:`~vfl_flower.protocol.parties.Parties`.
-
-        Raises
-        ------
-        FederationError
-            The parties do not fit together, or refuse the run.
+        The arguments are those of :class:`~vfl_flower.protocol.parties.Parties`. Raises
+        FederationError if the parties do not fit together, or refuse the run.
         """
         parties = Parties(
             grid,
@@ -396,14 +365,7 @@ class ProtocolStrategy(Strategy):
     def levels_of_training(cls, folder: Path, model: str) -> tuple[Levels, str]:
         """Return the united levels that a party's model was trained on, and their salt.
 
-        Where a part of the model keeps the encoding, or nothing is known: none.
-
-        Parameters
-        ----------
-        folder : Path
-            ``state-dir`` of the party.
-        model : str
-            Number of the model.
+        There are none if the local model has the encoding, or nothing is known.
         """
         return {}, ""
 
@@ -515,14 +477,9 @@ class ProtocolStrategy(Strategy):
         return {}
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Add to a model what the parties keep of it, where one process has them all.
+        """Add, in place, the parties' stored parts of a model in a single process.
 
-        Parameters
-        ----------
-        model : Model
-            The model of the result; changed in place.
-        memories : sequence of Memory
-            What each party that took part keeps, in party order.
+        `memories` are those of the parties that took part, in party order.
         """
 
     def replace(self, **settings: Any) -> Self:

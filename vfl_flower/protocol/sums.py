@@ -28,26 +28,13 @@ class PartySums:
     """The sums of one message, at one party.
 
     The server names in the frame each sum that it wants, with its group, its bound and
-    its goal: the server itself, where the masks cancel; ``to`` a party, whose pad stays
-    on the sum; or by ``relay`` to a party, for which this one encrypts its part and
-    what other parties have sent it under the same name.
+    its destination: the server itself, where the masks cancel; ``to`` a party, whose
+    pad stays on the sum; or by ``relay`` to a party, for which this one encrypts its
+    addend and what other parties have sent it under the same name.
 
-    Parameters
-    ----------
-    private_key : bytes
-        The party's own key in this run.
-    public_keys : list of bytes
-        Those of all parties, in party order.
-    frame : Frame
-        The frame of the message.
-    allow_plain : bool
-        Whether the party sends its addends also without a mask.
-
-    Attributes
-    ----------
-    common : bytes
-        Digest of the inputs that are common to all parties; b"" before any was opened,
-        and where no sum is asked for and the step seals no bytes for other parties.
+    With `allow_plain` the party sends its addends also without a mask. `common` is the
+    digest of the inputs that are common to all parties; b"" before any was opened, and
+    if no sum is asked for and the step seals no bytes for other parties.
     """
 
     def __init__(
@@ -92,15 +79,11 @@ class PartySums:
     ) -> None:
         """Open what is sealed for this party, and put it among the values.
 
-        A part of a sum that travels on is added in :meth:`hide` and not shown to the
+        A partial sum that travels on is added in :meth:`hide` and not shown to the
         step. `digests` are those of the arrays as they came, and `inputs` gives that of
-        the inputs of a step in a round that this party was asked for too.
-
-        Raises
-        ------
-        PartyError
-            What another party sent was altered on its way or is of another step, or
-            what must come from a party came in the clear, or the other way round.
+        the inputs of a step in a round that this party was asked for too. Raises
+        PartyError if the input of another party was altered on its way or is of another
+        step, or came in the clear where it must be encrypted, or vice versa.
         """
         request = step.contract.request
         if self.frame.sums or step.contract.seals:
@@ -196,17 +179,10 @@ class PartySums:
     ) -> bytes | None:
         """Hide in place what `step` sends only into sums; `sizes` are the party's.
 
-        Returns
-        -------
-        bytes or None
-            How many values were clipped to the bounds of the sums, under a mask: of a
-            single party the server could find its values by asking with bound after
-            bound. None where nothing is added.
-
-        Raises
-        ------
-        PartyError
-            The server did not ask for the sum, or not so that it stays hidden.
+        Returns under a mask how many values were clipped to the bounds of the sums:
+        with the count of a single party, the server could find its values by asking
+        with bound after bound. Returns None if nothing is added. Raises PartyError if
+        the server did not ask for the sum, or not so that it stays hidden.
         """
         clipped, counts = 0, False
         for name in list(reply):

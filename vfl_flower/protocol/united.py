@@ -1,7 +1,7 @@
-"""Levels of text columns that the parties of a run have united, kept at each party.
+"""Levels of text columns that the parties of a run have united, stored at each party.
 
 Parties whose files hold different rows agree once which texts of a column have a level
-of their own. Each keeps the levels in its ``state-dir``; later runs encode by them.
+of their own. Each stores the levels in its ``state-dir``; later runs encode by them.
 """
 
 from __future__ import annotations
@@ -31,21 +31,10 @@ Levels = dict[str, tuple[str, ...]]
 def save_levels(
     folder: Path, levels: Mapping[str, tuple[str, ...]], salt: str = ""
 ) -> None:
-    """Keep the levels of columns; replace those of an earlier run.
+    """Store the levels of columns in a ``state-dir``; replace those of an earlier run.
 
-    Parameters
-    ----------
-    folder : Path
-        ``state-dir`` of the party.
-    levels : mapping of str to tuple of str
-        By column.
-    salt : str
-        A secret of the parties, for digests of the levels that the server compares.
-
-    Raises
-    ------
-    PartyError
-        The folder cannot be written to.
+    `salt` is a secret of the parties, for digests of the levels that the server
+    compares. Raises PartyError if the folder cannot be written to.
     """
     content = {"format": FORMAT, "salt": salt, "levels": dict(levels)}
     data = json.dumps(content, ensure_ascii=False, indent=1).encode()
@@ -56,10 +45,7 @@ def save_levels(
 def load_levels(folder: Path | None) -> tuple[Levels, str]:
     """Read the levels and the salt that :func:`save_levels` has written.
 
-    Raises
-    ------
-    PartyError
-        There is no folder or no such file, or it is damaged.
+    Raises PartyError if there is no folder or no such file, or if it is damaged.
     """
     if folder is None:
         raise PartyError("united levels need a state-dir, in which they are kept")

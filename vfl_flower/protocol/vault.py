@@ -1,8 +1,8 @@
 """What a party has on its disk of a session, under a key that is not on that disk.
 
-The party draws the key when the session begins, and gives it to the server, which sends
-it back with each message. So the disk of the party alone tells nothing of the session,
-and the server alone has nothing that the key opens.
+The party draws the key when the session starts, and gives it to the server, which sends
+it back with each message. So the disk of the party alone reveals nothing of the
+session, and the server alone has nothing that the key opens.
 """
 
 from __future__ import annotations
@@ -31,17 +31,8 @@ def new_state_key() -> bytes:
 class Vault:
     """Locks values with AES-256-GCM, each under a nonce of its own.
 
-    Parameters
-    ----------
-    key : bytes
-        Key of the state of a session.
-    session : int
-        Number of the session, of which alone a value can be opened.
-
-    Raises
-    ------
-    PartyError
-        The key has another length.
+    A value can be opened only with the key of the state of its session, and only in
+    that session. Raises PartyError if the key has another length.
     """
 
     def __init__(self, key: bytes, session: int) -> None:
@@ -62,11 +53,8 @@ class Vault:
     def open(self, name: bytes, locked: bytes) -> bytes:
         """Return the value that was locked under a name.
 
-        Raises
-        ------
-        PartyError
-            It was locked with another key, in another session or under another name, or
-            has changed.
+        Raises PartyError if it was locked with another key, in another session or under
+        another name, or has changed.
         """
         nonce, value = locked[:_NONCE_BYTES], locked[_NONCE_BYTES:]
         try:

@@ -53,10 +53,7 @@ GROUP = "vfl_flower.algorithms"
 def algorithms() -> dict[str, Tasks]:
     """Return the strategies of all algorithms, those of installed packages included.
 
-    Raises
-    ------
-    ValueError
-        Two algorithms have one name.
+    Raises ValueError if two algorithms have the same name.
     """
     table = dict(ALGORITHMS)
     for entry in entry_points(group=GROUP):
@@ -71,13 +68,8 @@ def add_algorithm(name: str, *strategies: type[ProtocolStrategy]) -> None:
     """Add an algorithm by hand, where its package is not installed.
 
     A Flower bundle has no entry points: its ServerApp and its ClientApp call this.
-
-    Parameters
-    ----------
-    name : str
-        Name in the run config, and of the section of its settings there.
-    *strategies : type
-        One per task.
+    There is one strategy per task; `name` is that in the run config and of the section
+    of its settings there.
     """
     algorithms()[name] = strategies
 

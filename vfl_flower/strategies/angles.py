@@ -53,29 +53,21 @@ class SummedAngles:
 
 @dataclass(frozen=True)
 class Angles:
-    """How the angles of rows come to the label holders (Algorithm 3).
-
-    Attributes
-    ----------
-    parties, holders : Parties, list of int
-        All parties, and those of them that hold labels.
-    bits : {8, 16, 32, 64}
-        Of an angle, added on a circle of as many bits; 64: real turns without masks.
-    topology : {"star", "ring", "tree"}
-        How sums travel.
-    kept : tuple of int
-        With shared features, whose phases a second tree removes as in the paper: for
-        each label holder the party whose phase stays. Otherwise empty.
-    scale : float
-        Size of the labels, where several label holders add up their scores.
-    """
+    """How the angles of rows come to the label holders (Algorithm 3)."""
 
     parties: Parties
+    """All parties."""
     holders: list[int]
+    """Those of them that hold labels."""
     bits: party.Bits
+    """Bits of an angle and of the circle for sums; 64: real turns without masks."""
     topology: Topology = "star"
+    """How sums travel."""
     kept: tuple[int, ...] = ()
+    """With shared features, whose phases a second tree removes as in the paper: for
+    each label holder the party whose phase stays. Otherwise empty."""
     scale: float = 1.0
+    """Size of the labels, if several label holders add up their scores."""
 
     @property
     def star(self) -> bool:
@@ -121,10 +113,7 @@ class Angles:
     ) -> Replies[R]:
         """Ask all parties for a step; see :meth:`Parties.ask`.
 
-        Raises
-        ------
-        FederationError
-            A score is too large for the sum of several label holders.
+        Raises FederationError if a score is too large for a sum over several holders.
         """
         replies = self.parties.ask(question, *args, **values)
         if replies.clipped:

@@ -39,12 +39,9 @@ def keep_parts(
     intercept: float,
     receiver: int,
 ) -> str:
-    """Let each party keep its block of the model, if all have a place for it.
+    """Let each party store its block of the model, if all have a place for it.
 
-    Returns
-    -------
-    str
-        Number of the model; "" where nothing is kept.
+    Returns the number of the model; "" if nothing is stored.
     """
     if not all(info.keeps for info in parties):
         return ""

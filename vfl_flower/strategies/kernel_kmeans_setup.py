@@ -32,12 +32,7 @@ log = logging.getLogger("vfl_flower")
 def faulty_sum(parties: Parties, step: Step[..., Any], rule: str) -> FederationError:
     """Return the error for a sum that breaks a rule, whichever party is at fault.
 
-    Parameters
-    ----------
-    parties, step : Parties, Step
-        Who sent the parts, and in which step.
-    rule : str
-        What the sum must be: "finite numbers".
+    `rule` is what the sum of `step` must be: "finite numbers".
     """
     names = ", ".join(repr(info.name) for info in parties)
     return FederationError(
@@ -50,10 +45,7 @@ def faulty_sum(parties: Parties, step: Step[..., Any], rule: str) -> FederationE
 def decomposed(parties: Parties, step: Step[..., Any]) -> Iterator[None]:
     """Decompose a sum of finite numbers; where that fails, name the parties.
 
-    Raises
-    ------
-    FederationError
-        An eigenvalue or singular value was not found.
+    Raises FederationError if an eigenvalue or singular value was not found.
     """
     try:
         with np.errstate(all="ignore"):
@@ -76,22 +68,15 @@ def check_sum(
 
 @dataclass(frozen=True)
 class Start:
-    """What the iterations begin with.
-
-    Attributes
-    ----------
-    setup : Setup
-        Which features, for all parties.
-    seed : bytes
-        The seed, encrypted for each party but the first, as ``each`` gives it.
-    scale : float
-        Size of a squared feature: the largest one of a cosine, 16 times the mean of the
-        polynomial kernel.
-    """
+    """What the iterations start with."""
 
     setup: party.Setup
+    """Which features, for all parties."""
     seed: bytes
+    """The seed, encrypted for each party but the first, as ``each`` gives it."""
     scale: float
+    """Size of a squared feature: the largest one of a cosine, 16 times the mean of the
+    polynomial kernel."""
 
     @property
     def bounded(self) -> bool:
@@ -113,12 +98,8 @@ def begin(
     """Ask for the sums that gamma and the scaling need, and for the seed.
 
     The arguments are the settings of the strategy, and the number of features of an
-    iteration and of the first one.
-
-    Raises
-    ------
-    FederationError
-        The columns do not vary, or not in a range that the kernel can use.
+    iteration and of the first one. Raises FederationError if the columns do not vary,
+    or not in a range that the kernel can use.
     """
     N, polynomial = parties.n_rows, kernel == "polynomial"
     gaps = parties.gaps

@@ -29,53 +29,35 @@ Trace = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Problem:
-    """A weighted least squares problem whose rows are at the parties.
-
-    Attributes
-    ----------
-    coreset : WeightedRows or None
-        The rows and their weights; None: all training rows, with weight 1 each.
-    n : int
-        Number of rows that the weights stand for.
-    penalty : Penalty
-        Added to the mean squared error.
-    fit_intercept : bool
-        Whether b is free, or 0.
-    test_fraction : float
-        Share of the rows that is not training rows.
-    """
+    """A weighted least squares problem whose rows are at the parties."""
 
     coreset: WeightedRows | None
+    """The rows and their weights; None: all training rows, with weight 1 each."""
     n: int
+    """Number of rows that the weights stand for."""
     penalty: Penalty
+    """Added to the mean squared error."""
     fit_intercept: bool
+    """Whether b is free, or 0."""
     test_fraction: float
+    """Share of the rows that is not training rows."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solver found.
-
-    Attributes
-    ----------
-    coefficients : list of Array, shape (d_j,)
-        Those of each party, in the unit of y.
-    intercept : float
-        In the unit of y.
-    iterations : int
-        Round trips of the solver, without start and end.
-    scale : float
-        Standard deviation of y on the rows, rounded up to a power of two; without an
-        intercept its root mean square.
-    metrics : dict
-        Further metrics.
-    """
+    """What a solver found."""
 
     coefficients: list[Array]
+    """Those of each party, shape (d_j,), in the unit of y."""
     intercept: float
+    """The intercept, in the unit of y."""
     iterations: int
+    """Round trips of the solver, without start and end."""
     scale: float
+    """Standard deviation of y on the rows, rounded up to a power of two; without an
+    intercept its root mean square."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Further metrics."""
 
 
 def solve(
@@ -91,34 +73,17 @@ def solve(
 ) -> Solution:
     """Solve with the rows at the parties.
 
-    Parameters
-    ----------
-    parties : Parties
-        One of them holds the labels.
-    problem : Problem
-        What to minimise.
-    solver : {"cg", "saga"}
-        ``"cg"``: conjugate gradients, or accelerated proximal steps where the penalty
+    solver: ``"cg"``: conjugate gradients, or accelerated proximal steps if the penalty
         has an l1 part; ``"saga"``: Defazio et al. (2014), the paper's baseline.
-    max_iter : int
-        Iterations of cg; passes over the rows of saga.
-    tol : float
-        Stop when the gradient (cg), the step (proximal) or the mean change of the
+    max_iter: iterations of cg; passes over the rows of saga.
+    tol: stop when the gradient (cg), the step (proximal) or the mean change of the
         residuals (saga) is below it, relative to the standard deviation of y (without
         an intercept: its root mean square).
-    batch_size : int
-        Rows a round trip of saga; 1 is the paper's.
-    rng : Generator
-        Draws of saga.
-    trace : callable
-        Takes "remaining", what is compared with `tol`, in each iteration.
+    batch_size: rows a round trip of saga; 1 is the paper's.
 
-    Returns
-    -------
-    Solution
-        With ``metrics["converged"]`` 1.0 or 0.0. For saga it says that the residuals
-        have settled: where columns lack rank, an l1 penalty may still move the
-        coefficients.
+    The result has ``metrics["converged"]`` 1.0 or 0.0. For saga it says that the
+    residuals have settled: if columns lack rank, an l1 penalty may still move the
+    coefficients.
     """
     method: party.Method = "saga"
     if solver == "cg":

@@ -37,28 +37,13 @@ def roles_of(
     computes: str = "",
     **more: int,
 ) -> Roles:
-    """Return who does what; the label holder opens the Gram matrices.
+    """Return who does what; the `holder`, by default of the labels, opens the results.
 
-    Parameters
-    ----------
-    parties : Parties
-        One of them holds the labels.
-    owners, rows : sequence of int
-        Numbers of columns of each party, and of rows of each Gram matrix.
-    dealer : str
-        "server", or the name of a party that neither computes nor holds labels.
-    holder : int, optional
-        Who opens what is computed; default: the label holder.
-    computes : str
-        Name of the party that computes with it; "": the first of the others but the
-        dealer.
-    **more : int
-        Other numbers of :class:`vfl_flower.clients.moments_roles.Roles`.
-
-    Raises
-    ------
-    FederationError
-        The dealer, or who computes, is no such party.
+    `owners` and `rows` are the numbers of columns of each party, and of rows of each
+    Gram matrix. By default the first of the other parties, but not the dealer,
+    `computes`. `more` has other numbers of
+    :class:`vfl_flower.clients.moments_roles.Roles`. Raises FederationError if the
+    dealer, or the party that computes, is no such party.
     """
     holder = parties.label_holder if holder is None else holder
     names = [info.name for info in parties]
@@ -109,12 +94,7 @@ def passed_on(parties: Parties, replies: Replies[Any], name: str) -> dict[int, A
 def multiply(parties: Parties, roles: Roles, opened: Replies[Any]) -> dict[int, Array]:
     """Let the two parties compute, and return the shares that the first one opens.
 
-    Parameters
-    ----------
-    parties, roles : Parties, Roles
-        Who does what.
-    opened : Replies
-        Those to the step that makes the columns, with "openings" and "checks".
+    The replies to the step that makes the columns have "openings" and "checks".
     """
     replies = parties.ask(
         party.gram,

@@ -127,19 +127,9 @@ class MUFCTask(ProtocolStrategy):
     ) -> tuple[Array, Array, Array]:
         """Lines 4 to 7 of Algorithm 1: cluster the counts in the parties' replies.
 
-        Returns
-        -------
-        bins : Array of int64, shape (m, d)
-            The bins that hold centroids.
-        counts : Array of int64, shape (m,)
-            q, in rows.
-        centers : Array, shape (K, d)
-            C_s, in the cube of the box.
-
-        Raises
-        ------
-        PartyFailed, FederationError
-            The messages do not add up to counts.
+        Returns the bins that hold centroids, int64, shape (m, d); q, their counts in
+        rows, int64, shape (m,); and the centres C_s, shape (K, d), in the cube of the
+        box. Raises PartyFailed or FederationError if the messages are no counts.
         """
         rng = run.rng("k-means")
         if agreed.privacy == "none":
@@ -179,7 +169,7 @@ class MUFCTask(ProtocolStrategy):
         run_id: str = "",
         **metrics: Any,
     ) -> ArrayRecord:
-        """Line 9: tell the parties the version that holds, and its centres.
+        """Line 9: send the parties the version that holds, and its centres.
 
         Sets the sizes of `model`, which has `n_rows` rows, and its objective if all
         parties consent, and adds them to the server's `state`. `leaving` names the
@@ -287,10 +277,7 @@ class ClusterTraining(MUFCTask):
     ) -> TrainingSettings:
         """Return all settings of training, with those that depend on the data.
 
-        Raises
-        ------
-        FederationError
-            The data do not fit the settings.
+        Raises FederationError if the data do not fit the settings.
         """
         n = parties.n_rows
         lower, upper = box_of(parties, self.box)
@@ -577,10 +564,7 @@ def sums_of(agreed: TrainingSettings) -> dict[str, Sum]:
 def code_of(parties: Parties, agreed: TrainingSettings, key: bytes) -> SparseSum:
     """Return the code of Algorithm 2.
 
-    Raises
-    ------
-    FederationError
-        The data and settings allow none.
+    Raises FederationError if the data and settings allow none.
     """
     try:
         return agreed.code(len(parties), parties[0].n_columns, key)
@@ -666,10 +650,7 @@ def in_the_clear(
 ) -> tuple[list[Array], list[Array]]:
     """Return the centroids of each party and their cluster sizes (Algorithm 5).
 
-    Raises
-    ------
-    PartyFailed
-        A party has sent too many centroids, or some outside the box.
+    Raises PartyFailed if a party has sent too many centroids, or some outside the box.
     """
     points, sizes = [], []
     pairs = zip(replies.each("centroids"), replies.each("sizes"), strict=True)
@@ -689,10 +670,7 @@ def decoded(
 ) -> tuple[Array, Array]:
     """Return the bins that hold centroids and their counts, from the sum of messages.
 
-    Raises
-    ------
-    PartyFailed, FederationError
-        The messages do not add up to counts.
+    Raises PartyFailed or FederationError if the messages do not add up to counts.
     """
     message, code = replies.sums["message"], code_of(parties, agreed, key)
     if message.shape != (code.size,):

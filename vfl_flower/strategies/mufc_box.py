@@ -36,12 +36,9 @@ MOST_OF_SPREAD = 0.8
 
 
 def named_bounds(box: Bounds) -> dict[str, tuple[float, float]]:
-    """Return a pair of bounds by the names of columns; empty where a box has no names.
+    """Return a pair of bounds by the names of columns; empty if a box has no names.
 
-    Raises
-    ------
-    ValueError
-        A column comes twice, or has no bounds.
+    Raises ValueError if a column comes twice, or has no bounds.
     """
     if isinstance(box, Mapping):
         pairs = [(name, box[name]) for name in box]
@@ -71,10 +68,7 @@ def named_bounds(box: Bounds) -> dict[str, tuple[float, float]]:
 def parse_box(box: Bounds) -> tuple[Array, Array]:
     """Return the lower and upper bounds of a box without names, of shape () or (d,).
 
-    Raises
-    ------
-    ValueError
-        There is no such box.
+    Raises ValueError if there is no such box.
     """
     try:
         if isinstance(box, str):
@@ -100,10 +94,7 @@ def parse_box(box: Bounds) -> tuple[Array, Array]:
 def box_of(parties: Parties, box: Bounds) -> tuple[Array, Array]:
     """Return the lower and upper bounds of the columns of the parties.
 
-    Raises
-    ------
-    FederationError
-        The parties have other columns.
+    Raises FederationError if the parties have other columns.
     """
     d = parties[0].n_columns
     named = named_bounds(box)
@@ -146,15 +137,11 @@ def box_of(parties: Parties, box: Bounds) -> tuple[Array, Array]:
 
 
 def followed(parties: Parties, box: Bounds, scaled: Array, sizes: Array) -> list[str]:
-    """Return a warning where clusters follow one column, or text, and little else.
+    """Return a warning if clusters follow one column, or text, and little else.
 
-    Parameters
-    ----------
-    scaled : Array, shape (K, d)
-        The centres, in the cube.
-    sizes : Array of int, shape (K,)
-        Rows of each cluster, n_k. What a column adds to the squares between clusters is
-        sum_k n_k (c_kj - c_j)^2.
+    `scaled` are the centres in the cube, shape (K, d), and `sizes` the rows n_k of each
+    cluster, shape (K,). A column adds sum_k n_k (c_kj - c_j)^2 to the squares between
+    clusters.
     """
     widths = [parties.column_widths[column] for column in parties.columns]
     if sum(widths) != scaled.shape[1]:

@@ -493,14 +493,10 @@ class MUFCEvaluation(MUFCPrediction):
 
 
 def warn_of_copies(replies: Replies[Any]) -> None:
-    """Warn where forgotten rows are still in parties' data or other models.
+    """Warn if forgotten rows are still in parties' data or other models.
 
-    Of their number in other models only `forget` tells.
-
-    Raises
-    ------
-    FederationError
-        The sums are no counts.
+    Only `forget` reports their number in other models. Raises FederationError if the
+    sums are no counts.
     """
     in_file, *in_models = replies.sums["totals"][2:].tolist()
     if not all(0 <= count <= MOST_ROWS for count in (in_file, *in_models)):
@@ -524,13 +520,7 @@ def warn_of_copies(replies: Replies[Any]) -> None:
 
 
 def parse_names(clients: str | Sequence[str]) -> list[str]:
-    """Return the names of parties.
-
-    Raises
-    ------
-    ValueError
-        These are no names.
-    """
+    """Return the names of parties; raise ValueError if these are no names."""
     listed = clients.split(",") if isinstance(clients, str) else clients
     if not isinstance(listed, Iterable) or not all(
         isinstance(name, str) for name in listed

@@ -30,27 +30,18 @@ square nor a product of a solver overflows."""
 
 @dataclass(frozen=True)
 class Coreset:
-    """Rows, their weights, and their values where they were pooled.
-
-    Attributes
-    ----------
-    rows : Array or None, shape (m,)
-        S, with repeats; None: all training rows.
-    weights : Array, shape (m,)
-        w.
-    X : list of Array or None, shape (m, d_j)
-        The rows at each party, where the solver pools them.
-    y : Array or None, shape (m,)
-        Their labels.
-    check : Coreset or None
-        A second, independent draw.
-    """
+    """Rows, their weights, and their values where they were pooled."""
 
     rows: Array | None
+    """S, with repeats, shape (m,); None: all training rows."""
     weights: Array
+    """W, shape (m,)."""
     X: list[Array] | None = None
+    """The rows at each party, shape (m, d_j), if the solver pools them."""
     y: Array | None = None
+    """Their labels, shape (m,)."""
     check: Coreset | None = None
+    """A second, independent draw."""
 
     @property
     def weighted(self) -> party.WeightedRows | None:
@@ -69,21 +60,14 @@ With d of m rows as columns, the expected loss is about 1 + d / m of that of all
 
 @dataclass(frozen=True)
 class Scoring:
-    """What a party needs to know to compute its scores.
-
-    Attributes
-    ----------
-    bound : float
-        Largest score of a row at one party.
-    intercept : bool or None
-        For regression: whether it has an intercept.
-    clustering : Clustering or None
-        For k-means: how a party clusters its columns.
-    """
+    """What a party needs to know to compute its scores."""
 
     bound: float
+    """Largest score of a row at one party."""
     intercept: bool | None = None
+    """For regression: whether it has an intercept."""
     clustering: party.Clustering | None = None
+    """For k-means: how a party clusters its columns."""
 
 
 @settings
@@ -165,15 +149,7 @@ class CoresetStrategy(ProtocolStrategy):
         return min(n, max(AUTO_ROWS, AUTO_PER_COLUMN * columns))
 
     def draw(self, parties: Parties, run: Run, scoring: Scoring) -> Coreset:
-        """Return a coreset (Algorithm 1), a uniform sample, or all rows.
-
-        Parameters
-        ----------
-        parties, run : Parties, Run
-            As given to the protocol.
-        scoring : Scoring
-            How the parties compute the scores.
-        """
+        """Return a coreset (Algorithm 1), a uniform sample, or all rows."""
         n = self.n_train(parties)
         if self.sampling == "full" or (
             self.size == "auto" and self.sample_size(parties, n) == n
@@ -308,10 +284,7 @@ class CoresetStrategy(ProtocolStrategy):
     def n_train(self, parties: Parties) -> int:
         """Return the number of training rows, n.
 
-        Raises
-        ------
-        FederationError
-            There are none, or fewer than a uniform sample needs.
+        Raises FederationError if there are none, or fewer than a uniform sample needs.
         """
         n = parties.n_rows - self.n_test(parties)
         if n < 1:
@@ -367,18 +340,10 @@ def check_sum(
     least: float,
     most: float,
 ) -> None:
-    """Raise ``FederationError`` unless a sum of masked addends is one that can be.
+    """Raise FederationError unless a sum of masked addends is possible.
 
-    Parameters
-    ----------
-    parties, step : Parties, Step
-        Who sent the addends, and in which step.
-    values : Array
-        The sum.
-    shape : tuple of int
-        What its shape must be.
-    least, most : float
-        Between what each addend must be, up to rounding.
+    It must have the `shape`, and each of the addends, sent in `step`, must be between
+    `least` and `most`, up to rounding.
     """
     T = len(parties)
     slack = 1e-9 * max(-least, most)
