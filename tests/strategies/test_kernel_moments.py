@@ -1407,6 +1407,17 @@ def test_consent_counts_columns_and_scores(tmp_path):
                 training.start(RealParties(federation))
 
 
+@pytest.mark.parametrize("rows", [N, N + 1])
+def test_consent_asks_for_rows_of_a_gram_matrix(tmp_path, rows):
+    """On few rows the label holder can compute columns of 0 and 1 of the others."""
+    federation = real(tmp_path, 3, leaves={"moments": Limit(rows=rows)})
+    if rows == N:
+        strategy(features=16).start(RealParties(federation))
+        return
+    with pytest.raises(PartyFailed, match="at least 901 rows in each Gram matrix"):
+        strategy(features=16).start(RealParties(federation))
+
+
 def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_path):
     """The four of the others, those of both turns, alike here, and the training."""
     training = strategy(features=16, seed=0, relevance=True)

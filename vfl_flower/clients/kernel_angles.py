@@ -44,9 +44,7 @@ def joint_fraction(rows: int) -> int:
     """Return the fraction bits of the features of training rows, an even number.
 
     A cosine with f of them is off by some ``2^-(f / 2)``. In a ring of 48 bits few rows
-    have room for hardly more than many, so they take the widest one. `rows` counts both
-    halves together. `noisy` parties add noise to sums of products, far more than
-    rounding does.
+    have room for hardly more than many, so they take the widest one.
 
     >>> [joint_fraction(rows) for rows in (300, 3000, 30_000)]
     [26, 24, 16]

@@ -72,7 +72,7 @@ class MomentsState:
     y_mean: float = 0.0
     """At the first party the weighted mean of its labels, or 0."""
     y_sizes: Array = field(default_factory=lambda: np.ones(0))
-    """The length of its labels in each Gram matrix, shape (halves,)."""
+    """The length of its labels in each Gram matrix, shape (matrices,)."""
     joint: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
     """At a computing party, its openings of joint columns, not yet multiplied."""
     sums: Array = field(default_factory=lambda: np.zeros((0, 0), np.uint64))
