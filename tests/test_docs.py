@@ -553,7 +553,7 @@ def test_keys_in_the_text_exist(page):
             for setting in settings_of(strategy):
                 known |= set(setting.choices)
     known |= {"flower-superlink", "flower-supernode"}
-    known |= {"share-rows"} if page == "CHANGELOG.md" else set()  # gone
+    known |= {"share-rows", "unite-levels"} if page == "CHANGELOG.md" else set()
     for code in words_in_code(page):
         name = code.partition("=")[0]
         if re.fullmatch(rf"({sections})\.[\w-]+", name):

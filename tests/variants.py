@@ -23,7 +23,6 @@ from vfl_flower.strategies import (
     FKKMeans,
     FKKMeansEvaluation,
     FKKMeansPrediction,
-    LevelUnion,
 )
 from vfl_flower.strategies.removal import Removal
 
@@ -117,7 +116,6 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "mufc given up": GivenUp(2, 0.05, box="-9,9", n_init=1, seed=3),
     "align": Alignment("q4"),
     "align keyed": Alignment("q4", method="keyed"),
-    "unite": LevelUnion(most_levels=4, **_two),
     "remove": Removal(MODEL),
 }
 
@@ -277,16 +275,6 @@ def differing_parties(count: int = 2) -> list[Party]:
     return made
 
 
-@cache
-def text_parties(count: int = 2) -> list[Party]:
-    """Return parties with other rows of two text columns."""
-    made = []
-    for j, party in enumerate(parties(count)):
-        made.append(Party(party.X[:, :1], name=party.name))
-        made[j].texts = {"region": {"north": 11, f"rare {j}": 2}, "sex": {"f": 12 + j}}
-    return made
-
-
 def unaligned_parties(count: int = 2) -> list[Party]:
     """Return parties that keep no order, since none is ever replaced."""
     made = differing_parties(count)
@@ -300,7 +288,7 @@ def parties_of(variant: str, count: int = 2) -> list[Party]:
     """Return the parties of a variant."""
     made = {"fdskl predict": new_parties, "fdskl holders": holders}
     made |= {"k-means kept": keeping_parties, "blocks predict": parties_with_blocks}
-    made |= {"remove": removing_parties, "unite": text_parties}
+    made |= {"remove": removing_parties}
     made |= {"align": unaligned_parties, "align keyed": unaligned_parties}
     rows = [v for v in VARIANTS if v.startswith(("fkk", "mufc")) and v != "fkk columns"]
     made |= dict.fromkeys(rows, row_parties)

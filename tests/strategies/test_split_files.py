@@ -218,8 +218,8 @@ def test_levels_that_differ_are_refused_and_not_shown(folder):
     text = error_of(loaded(folder, levels=""))
     assert text == (  # the first has f and m, and the others have m alone
         "text columns must have the same levels at all parties: those of 'sex', "
-        "'region' differ between '0' and '1': give 'levels' in the node config of each "
-        "party, or unite them"
+        "'region' differ between '0' and '1': name the same levels in a file for "
+        "'levels' in each node config"
     )
 
 

@@ -144,29 +144,6 @@ def ids_of_file(path: Path, source: PartySource) -> Sequence[str] | None:
     return [ids[row] for row in rows] if ids is not None else None
 
 
-def texts_of_file(
-    path: Path, source: PartySource, folder: Sequence[Path] = ()
-) -> dict[str, Counter[str]]:
-    """Return how often each text is in the columns whose levels are united."""
-    who = f"party {source.name or name_of(path)!r}"
-    stamp = stamp_of(path, source, who)
-    survey = survey_file(path, source, who, folder)
-    refuse(survey.faults, who)
-    check_unchanged(path, source, who, stamp)
-    markers = markers_of(source)
-    return {
-        name: Counter(
-            {
-                text: count
-                for text, count in survey.columns[name].levels.items()
-                if text not in markers
-            }
-        )
-        for name in source.united
-        if name in survey.columns
-    }
-
-
 def _ids_in_file(path: Path, source: PartySource) -> Sequence[str] | None:
     """Return the ids in the order of the file; None without an id column."""
     who = f"party {source.name or name_of(path)!r}"

@@ -53,13 +53,6 @@ class PartySource:
     levels : mapping of str to tuple of str
         ``levels``: the levels of text columns by their names, the same at all parties;
         a column that it does not name has those of the party's rows.
-    united : tuple of str
-        Columns for which ``levels`` says ``united``: they have the levels that the
-        parties have united, and that each keeps in `state_dir`.
-    levels_salt : str
-        A secret of the parties that have united these levels, for their digest.
-    levels_open : bool
-        Nobody needs their levels yet: all texts of these columns count as "other".
     label_optional : bool
         Nobody needs the labels: the file may lack their column, as one of new rows.
     delimiter : str or None
@@ -94,9 +87,6 @@ class PartySource:
     missing: tuple[str, ...] | None = None
     max_levels: int | None = None
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    united: tuple[str, ...] = ()
-    levels_salt: str = ""
-    levels_open: bool = False
     label_optional: bool = False
     delimiter: str | None = None
     text_encoding: str | None = None

@@ -318,7 +318,7 @@ class SparseSum:
         payload = field.power_sums(points, weighted, self.n_slots)
         return np.concatenate([sums, payload.ravel()])
 
-    def decode(self, total: Array, n: int, exact: bool = True) -> tuple[Array, Array]:
+    def decode(self, total: Array, n: int) -> tuple[Array, Array]:
         """Return the bins and counts of a sum of messages.
 
         [1], Algorithm 2, line 3.
@@ -329,8 +329,6 @@ class SparseSum:
             Sum of the messages of all parties, without masks; elements of the field.
         n : int
             Sum of all counts: the number of rows of all parties, below p.
-        exact : bool
-            False: `n` is only an upper bound of the sum of all counts.
 
         Returns
         -------
@@ -346,7 +344,7 @@ class SparseSum:
             If `total` has another shape or type, an element is out of range, or `n`
             is negative or not below p.
         MasksDoNotCancelError
-            If the sum of all counts is not `n`, or above it where not `exact`.
+            If the sum of all counts is not `n`.
         TooManyBinsError
             If no set of at most K L bins with counts from 1 to n has these power sums.
         HashMismatchError
@@ -359,11 +357,10 @@ class SparseSum:
         if not 0 <= n < self.p:
             raise ValueError(f"n must be from 0 to p - 1 = {self.p - 1}, got {n}")
         sums, payload = np.split(total, [2 * self.n_slots])
-        if sums[0] > n or (exact and sums[0] < n):
-            bound = f"{n}" if exact else f"at most {n}"
+        if sums[0] != n:
             raise MasksDoNotCancelError(
-                f"the counts of all parties must add up to {bound}, got another "
-                "sum: a message is missing, doubled or changed"
+                f"the counts of all parties must add up to {n}, got another sum: a "
+                "message is missing, doubled or changed"
             )
         points, counts = self._solve(field, sums, n)
         if self.field == "paper":
