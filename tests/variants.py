@@ -88,7 +88,6 @@ VARIANTS: dict[str, ProtocolStrategy] = {
         **_kernel, **_four, topology="ring", block_bytes=96, test_fraction=0.25
     ),
     "fdskl paper": FDSKL(**_kernel, **_four, masking="paper", topology="tree"),
-    "fdskl tolerance": FDSKL(**_kernel, budget=48_000, tolerance=1e-6),
     "fdskl moments": FDSKL(**_shared, test_fraction=0.25),
     "fdskl moments dealer": FDSKL(**_shared, test_fraction=0.25, dealer="airline"),
     "fdskl moments noise": FDSKL(**_shared, epsilon=50.0),

@@ -114,7 +114,6 @@ def partial_angles(
     stop: int,
     bits: int,
     rows: Array | None = None,
-    start: int = 0,
 ) -> Array:
     """Return a party's part of the angles of rows (line 3 of Algorithm 3).
 
@@ -125,23 +124,21 @@ def partial_angles(
     X : Array or Rows, shape (n, d_l)
         Its columns.
     stop : int
-        Features `start` to stop - 1.
+        Features 0 to stop - 1.
     bits : {8, 16, 32, 64}
         Type of the angles; see :meth:`RandomFeatures.angles`. With shared features
         they are real turns, whole turns included, and `bits` is 64.
     rows : Array of int, shape (m,), optional
         Rows of `X`; default: all.
-    start : int
-        First feature; 0 with shared features.
 
     Returns
     -------
-    Array, shape (m, stop - start)
+    Array, shape (m, stop)
         Fractions of a turn, or turns.
     """
     private = own_features(part)
     if "shared_seed" not in part:
-        return private.angles(X, start, stop, bits, rows)
+        return private.angles(X, 0, stop, bits, rows)
     shared = RandomFeatures(
         part["kernel"],
         part["all_columns"],
