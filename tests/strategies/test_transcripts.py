@@ -633,7 +633,6 @@ CLUSTERINGS = {
     "polynomial": lambda: clustering(kernel="polynomial"),
     "far": clustering,
     "lanczos": lambda: clustering(eigensolver="lanczos"),
-    "block-lanczos": lambda: clustering(eigensolver="block-lanczos", block_size=2),
     "paper": lambda: clustering(eigensolver="lanczos", threshold="paper"),
     "without cem": lambda: clustering(
         eigensolver="lanczos", masking="plain", cem=False, iterations=2
