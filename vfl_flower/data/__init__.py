@@ -8,7 +8,7 @@ A party's data come from one of four places, named by :class:`PartySource`:
 ``diabetes`` and others   a bundled set; party j of ``count`` has the j-th group of
                           consecutive columns, the last party also has the labels
 ``synthetic:n=..,d=..``   a generated regression of any size, split in the same way
-``/abs/airline.parquet``  a party file: CSV, Parquet, Feather/Arrow IPC, NPZ, libsvm
+``/abs/airline.parquet``  a party file: CSV, Parquet, Feather/Arrow IPC, NPZ
 ``/abs/rows/*.parquet``   several Parquet files, one after another by name
 ``duckdb:SELECT ..``      the result of a query, where DuckDB is installed
 ``/abs/folder``           the ``index``-th of its party files, in natural order
