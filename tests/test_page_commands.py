@@ -43,7 +43,7 @@ PROGRAMS = (
 
 NOT_HERE = {
     "README.md": {
-        r"make (demo|test)": "make test runs this test; tests/app/test_flights.py",
+        r"make (demo|test)": "make test runs this test; tests/simulations",
         r"vfl-flower": "those of docs/tutorials/three-files.md, with another strategy",
     },
     "CONTRIBUTING.md": {r"make (test|lint)": "CI itself"},
