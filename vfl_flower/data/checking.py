@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -358,8 +358,3 @@ def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
         else:
             text += "set standardize=true where parties hold columns"
             yield Finding("warning", "scales", high, text, "standardize")
-
-
-def without_examples(finding: Finding) -> Finding:
-    """Return a finding that shows no value of the data."""
-    return replace(finding, examples=())
