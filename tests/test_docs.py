@@ -307,8 +307,10 @@ def test_commands_are_understood(words):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_in_the_text_exist(page):
+    moved = {"vfl_flower.app.flights"} if page == "CHANGELOG.md" else set()
     for code in words_in_code(page):
-        if module := re.match(r"python -m ([\w.]+)", code):
+        module = re.match(r"python -m ([\w.]+)", code)
+        if module and module[1] not in moved:
             assert importlib.util.find_spec(module[1]), code
 
 
