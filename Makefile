@@ -40,7 +40,7 @@ $(INSTALLED): pyproject.toml | $(PY)
 	@touch $@ $(DEMO)
 
 demo: $(DEMO)
-	$(PY) -m vfl_flower.app.flights .demo/parties
+	$(PY) -m simulations.flights_files .demo/parties
 	$(PY) -m vfl_flower.app.flower_run --num-supernodes 3 \
 		--run-config simulations/flights.toml \
 		--run-config 'data="$(CURDIR)/.demo/parties"' \

@@ -605,14 +605,6 @@ fkk("gram plain one user", count=1, masking="plain")
 fkk("lanczos", **LANCZOS)
 fkk("lanczos threshold paper", threshold="paper", **LANCZOS)
 fkk("lanczos polynomial threshold number", threshold=20.0, **LANCZOS, **POLY)
-fkk("block-lanczos", eigensolver="block-lanczos", block_size=4)
-fkk(
-    "block-lanczos threshold number",
-    eigensolver="block-lanczos",
-    block_size=8,
-    threshold=2.0,
-    count=4,
-)
 fkk("without cem", iterations=3, **WITHOUT)
 fkk("without cem threshold number", iterations=3, threshold=2.0, **WITHOUT)
 fkk(

@@ -22,6 +22,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from simulations.coreset_sizes import (
+    theorem31_size,
+    theorem42_size,
+    theorem52_size,
+)
 from simulations.coresets import DATASETS, LOADERS
 from simulations.experiments import (
     OUTPUT,
@@ -37,11 +42,6 @@ from simulations.experiments import (
 )
 from simulations.tables import Experiment
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.coreset_sizes import (
-    theorem31_size,
-    theorem42_size,
-    theorem52_size,
-)
 from vfl_flower.numerics.coresets import (
     coreset_weights,
     draw,

@@ -10,7 +10,7 @@ cell has seed ``--seed`` + r. How a cell is run and its cost evaluated:
 :mod:`simulations.tables`.
 
 =============  =====================================================================
-flights        party files made by ``vfl_flower.app.flights``; T = 3
+flights        party files made by ``simulations.flights_files``; T = 3
 kc_house       ``kc_house.npz`` with X (21613, 18) and the price y; T = 2
 covtype        ``covtype.npz`` with X (581012, 54); T = 3
 generated      a stand-in made here, of the size of YearPredictionMSD; T = 3 and 5
@@ -47,20 +47,20 @@ from simulations.experiments import (
     standardise,
     tell,
 )
-from simulations.tables import (
-    DRAWN,
-    Experiment,
-    Solver,
-    page,
-    run_experiment,
-)
-from vfl_flower.app.flights import (
+from simulations.flights_files import (
     AIRCRAFT,
     FLIGHTS,
     ID,
     LABEL,
     WEATHER,
     make_party_files,
+)
+from simulations.tables import (
+    DRAWN,
+    Experiment,
+    Solver,
+    page,
+    run_experiment,
 )
 from vfl_flower.data import load_party
 from vfl_flower.data.source import PartySource

@@ -12,7 +12,7 @@ errors      test error against bytes, round trips and seconds of all methods: Fi
 splits      test errors of the quicker methods over ten splits, as in [1]
 whole       the same with all rows, and a support vector machine on all for training
 regression  mean squared error beside support vector regression and boosted trees
-forms       what angles of 8 bits and a tolerance save
+forms       what angles of 8 bits save
 topologies  star, ring and tree against the number of parties: Figure 4
 scaling     training time against the number of rows: Figure 5
 ==========  ========================================================================
@@ -99,7 +99,6 @@ AS_NUMBERS = (*NUMBERS, "diabetes")
 FORMS: dict[str, dict[str, Any]] = {
     "default": {},
     "8 bits": {"bits": 8},
-    "tolerance 0.02": {"tolerance": 0.02},
 }
 """Settings of the direct solver that save bytes."""
 

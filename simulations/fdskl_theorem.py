@@ -38,7 +38,8 @@ from simulations.experiments import (
     table,
     tell,
 )
-from vfl_flower.numerics.fdskl import LOSSES, theorem4_iterations
+from simulations.theorem4 import theorem4_iterations
+from vfl_flower.numerics.fdskl import LOSSES
 from vfl_flower.numerics.random_features import (
     RandomFeatures,
     draw_pairs,

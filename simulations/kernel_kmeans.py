@@ -373,7 +373,6 @@ def difference(entry: Mapping[str, Any]) -> str:
 SOLVERS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "gram": ({}, ["gram"]),
     "lanczos": ({"eigensolver": "lanczos"}, ["product"]),
-    "block-lanczos": ({"eigensolver": "block-lanczos"}, ["product"]),
     "without CEM": (
         {"eigensolver": "lanczos", "cem": False, "masking": "plain"},
         ["project", "expand"],
@@ -443,20 +442,17 @@ def formula(
     counts: Sequence[int],
     sizes: Sequence[int],
     products: Sequence[int],
-    width: int = 1,
 ) -> int:
     """Return the floats of all parties in all iterations, for one of `SOLVERS`.
 
     For each iteration, `counts` has the number of features, `sizes` D + r_t, and
-    `products` the number of Lanczos products, of `width` vectors each.
+    `products` the number of Lanczos products.
     """
     if name == "gram":
         return M * sum(m * (m + 1) // 2 for m in sizes)
     if name == "without CEM":
         return sum((N + M * c) * q for c, q in zip(counts, products, strict=True))
-    # The last block of a small matrix may be narrower.
-    pairs = zip(sizes, products, strict=True)
-    return M * sum(m * min(width * q, m) for m, q in pairs)
+    return M * sum(m * q for m, q in zip(sizes, products, strict=True))
 
 
 def _counted(data: Rows, D: int, T: int, M: int, name: str) -> dict[str, Any]:
@@ -471,8 +467,7 @@ def _counted(data: Rows, D: int, T: int, M: int, name: str) -> dict[str, Any]:
     counts = [first_features(D, data.s)] + [D] * (T - 1)
     ranks = [0] + [int(values["rank"]) for values in metrics]
     sizes = [c + r for c, r in zip(counts, ranks[:-1], strict=True)]
-    width = strategy.block_size if name == "block-lanczos" else 1
-    expected = formula(name, M, len(data.X), counts, sizes, products, width)
+    expected = formula(name, M, len(data.X), counts, sizes, products)
     ledger = result.ledger.of(*(f"kernel_kmeans_{step}" for step in asked))
     return {
         # Each party also sends a trace at t = 1.

@@ -308,7 +308,8 @@ def test_commands_are_understood(words):
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_in_the_text_exist(page):
     for code in words_in_code(page):
-        if module := re.match(r"python -m ([\w.]+)", code):
+        module = re.match(r"python -m ([\w.]+)", code)
+        if module:
             assert importlib.util.find_spec(module[1]), code
 
 
@@ -553,7 +554,7 @@ def test_keys_in_the_text_exist(page):
             for setting in settings_of(strategy):
                 known |= set(setting.choices)
     known |= {"flower-superlink", "flower-supernode"}
-    known |= {"share-rows"} if page == "CHANGELOG.md" else set()  # gone
+    known |= {"share-rows"} if page == "CHANGELOG.md" else set()
     for code in words_in_code(page):
         name = code.partition("=")[0]
         if re.fullmatch(rf"({sections})\.[\w-]+", name):

@@ -43,7 +43,7 @@ PROGRAMS = (
 
 NOT_HERE = {
     "README.md": {
-        r"make (demo|test)": "make test runs this test; tests/app/test_flights.py",
+        r"make (demo|test)": "make test runs this test; tests/simulations",
         r"vfl-flower": "those of docs/tutorials/three-files.md, with another strategy",
     },
     "CONTRIBUTING.md": {r"make (test|lint)": "CI itself"},
@@ -161,8 +161,7 @@ def others(page: str) -> dict[str, pd.DataFrame]:
             "b.parquet": parts["registry"].assign(y=parts["weather"]["c"]),
         }
     if page == "docs/party-files.md":
-        files = {f"parties/{name}.csv": x for name, x in rows("region").items()}
-        return files | {
+        return {
             "airline.csv": columns()["airline"],
             "clinic.csv": rows("sex", "region")["clinic-a"],
         }
@@ -264,7 +263,7 @@ PARTIES: dict[str, tuple[Callable[[], Mapping[str, pd.DataFrame]], dict[str, Any
     "docs/mufc.md": (rows, {}),
     "docs/party-files.md": (
         lambda: rows("sex", "region"),
-        {"levels": "region=united;sex=f|m"},
+        {"levels": "region=north|south;sex=f|m"},
     ),
     "docs/simulate.md": (dict, {}),
     "docs/tutorials/existing-app.md": (dict, {}),

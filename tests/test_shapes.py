@@ -24,7 +24,7 @@ MARKS = (
 
 PUBLIC = {
     "data": "Packing CacheEntry Checked Plan Finding PartySource Layout",
-    "models": "LinearModel KernelModel LevelUnionModel RemovedModel UsedModel",
+    "models": "LinearModel KernelModel RemovedModel UsedModel",
     "numerics": "Block Loss Penalty Box Quantizer PrimeField",
     "clients": "Clustering Setup AngleRequest MoreAngles Problem Rule Task Joint "
     "Evaluated Roles TrainingSettings",

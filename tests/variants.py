@@ -23,7 +23,6 @@ from vfl_flower.strategies import (
     FKKMeans,
     FKKMeansEvaluation,
     FKKMeansPrediction,
-    LevelUnion,
 )
 from vfl_flower.strategies.removal import Removal
 
@@ -89,7 +88,6 @@ VARIANTS: dict[str, ProtocolStrategy] = {
         **_kernel, **_four, topology="ring", block_bytes=96, test_fraction=0.25
     ),
     "fdskl paper": FDSKL(**_kernel, **_four, masking="paper", topology="tree"),
-    "fdskl tolerance": FDSKL(**_kernel, budget=48_000, tolerance=1e-6),
     "fdskl moments": FDSKL(**_shared, test_fraction=0.25),
     "fdskl moments dealer": FDSKL(**_shared, test_fraction=0.25, dealer="airline"),
     "fdskl steps": FDSKL(**_kernel | _steps),
@@ -116,7 +114,6 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "mufc given up": GivenUp(2, 0.05, box="-9,9", n_init=1, seed=3),
     "align": Alignment("q4"),
     "align keyed": Alignment("q4", method="keyed"),
-    "unite": LevelUnion(most_levels=4, **_two),
     "remove": Removal(MODEL),
 }
 
@@ -276,16 +273,6 @@ def differing_parties(count: int = 2) -> list[Party]:
     return made
 
 
-@cache
-def text_parties(count: int = 2) -> list[Party]:
-    """Return parties with other rows of two text columns."""
-    made = []
-    for j, party in enumerate(parties(count)):
-        made.append(Party(party.X[:, :1], name=party.name))
-        made[j].texts = {"region": {"north": 11, f"rare {j}": 2}, "sex": {"f": 12 + j}}
-    return made
-
-
 def unaligned_parties(count: int = 2) -> list[Party]:
     """Return parties that keep no order, since none is ever replaced."""
     made = differing_parties(count)
@@ -299,7 +286,7 @@ def parties_of(variant: str, count: int = 2) -> list[Party]:
     """Return the parties of a variant."""
     made = {"fdskl predict": new_parties, "fdskl holders": holders}
     made |= {"k-means kept": keeping_parties, "blocks predict": parties_with_blocks}
-    made |= {"remove": removing_parties, "unite": text_parties}
+    made |= {"remove": removing_parties}
     made |= {"align": unaligned_parties, "align keyed": unaligned_parties}
     rows = [v for v in VARIANTS if v.startswith(("fkk", "mufc")) and v != "fkk columns"]
     made |= dict.fromkeys(rows, row_parties)

@@ -2,7 +2,7 @@
 
 from vfl_flower import strategies
 from vfl_flower.app.register import register
-from vfl_flower.app.tracking import log_to_mlflow, log_to_tensorboard, report
+from vfl_flower.app.result_page import report
 from vfl_flower.models import load_model
 from vfl_flower.protocol.consent import FREE, Consent
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
@@ -22,8 +22,6 @@ __all__ = [
     "PartyFailed",
     "__version__",
     "load_model",
-    "log_to_mlflow",
-    "log_to_tensorboard",
     "register",
     "report",
     "request_changes",

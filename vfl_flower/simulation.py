@@ -26,7 +26,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from vfl_flower.app.register import make_client_app
-from vfl_flower.app.tracking import framed, report
+from vfl_flower.app.result_page import framed, report
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
@@ -36,7 +36,7 @@ class SimulatedResult(ProtocolResult):
     """The result of a run in this process, which can show its report."""
 
     def report(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the report; see :func:`vfl_flower.app.tracking.report`."""
+        """Write the report; see :func:`vfl_flower.app.result_page.report`."""
         return report(self, folder)
 
     def _repr_html_(self) -> str:

@@ -37,7 +37,7 @@ HOSTILE = "</title><script>alert('1')</script>$\\alpha$<img src=x onerror=y>&amp
 LARGEST = 2_000_000
 VOID = {"meta", "br", "wbr"}
 
-SHOWN = ["moments", "k-means", "fdskl moments", "fkk sums", "mufc", "align", "unite"]
+SHOWN = ["moments", "k-means", "fdskl moments", "fkk sums", "mufc", "align"]
 """A variant of each strategy."""
 
 
@@ -183,7 +183,8 @@ def test_page_asks_nothing_of_any_place(pages, name):
 def test_every_figure_has_a_text_in_its_place(pages, name):
     page = Checked(pages[name][0])
     pictures = of(page, "svg")
-    assert len(pictures) == len(of(page, "figure")) >= 2
+    assert len(pictures) == len(of(page, "figure"))
+    assert pictures or name.endswith("moments")  # of few rows, without curves
     for picture in pictures:
         assert picture["role"] == "img"
         assert len(picture["aria-label"]) > 30
@@ -218,7 +219,9 @@ def test_what_another_package_does_not_explain_is_said():
 
 
 def test_two_pages_of_one_run_are_equal(tmp_path):
-    write_report(tmp_path, {"a": made_result()}, {"strategy": "x", "task": "train"})
+    metrics = {1: MetricRecord({"test_loss": 1.5})}
+    results = {n: made_result(train_metrics_clientapp=metrics) for n in "ab"}
+    write_report(tmp_path, results, {"strategy": "x", "task": "train"})
     write_page(tmp_path)
     names = [PAGE, *(f"{FIGURES}/{name}" for name in os.listdir(tmp_path / FIGURES))]
     first = {name: (tmp_path / name).read_bytes() for name in names}
@@ -227,7 +230,7 @@ def test_two_pages_of_one_run_are_equal(tmp_path):
     (other / RESULT).write_bytes((tmp_path / RESULT).read_bytes())
     write_page(other)
     assert {name: (other / name).read_bytes() for name in names} == first
-    assert len(names) == 1 + 2 * 4
+    assert len(names) == 1 + 4
 
 
 def test_an_earlier_result_is_refused_with_a_sentence(tmp_path):
@@ -311,7 +314,7 @@ def test_result_has_no_row_of_a_party(tmp_path):
     result = simulate(CoresetVRLR(size=200, test_fraction=0.2), parties, seed=0)
     result.report(tmp_path)
     files = [path for path in tmp_path.rglob("*") if path.suffix in (".json", ".html")]
-    assert len(files) > 3
+    assert len(files) >= 2
     for path in files:
         text = path.read_text()
         for value in [*X.ravel(), *y]:

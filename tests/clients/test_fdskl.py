@@ -77,9 +77,8 @@ def test_no_angle_score_or_distance_is_for_the_server():
     assert {action: leaving(step, "sealed") for action, step in steps.items()} == {
         "fdskl_distances": {"distances"},
         "fdskl_bandwidth": set(),
-        "fdskl_angles": {"added", "angles", "offsets"},
+        "fdskl_angles": {"angles", "offsets"},
         "fdskl_held_out_angles": {"angles", "offsets"},
-        "fdskl_enough": set(),
         "fdskl_fit": set(),
         "fdskl_start": set(),
         "fdskl_iterate": {"angles", "scores"},
@@ -817,7 +816,7 @@ def test_requests_for_other_angles(stop, bits, send, settings, rule):
 
 
 def test_shared_features_have_angles_of_64_bits():
-    with pytest.raises(PartyError, match="bits must be 64 and start 0 with shared"):
+    with pytest.raises(PartyError, match="bits must be 64 with shared"):
         ask(a_party(0, allow_plain=True), shared=replace(SHARED, kept=[1]))
 
 
@@ -947,75 +946,3 @@ def test_an_error_that_is_not_finite():
     values = {"done": done, "scores": np.full(6, 1e200), "evaluate": True}
     with pytest.raises(PartyError, match="is not finite"):
         fdskl.answer(party, 1, 0, last=True, **values)
-
-
-# -- whether more angles are worth asking for ------------------------------------------
-
-MANY = 60
-
-
-def trying(tolerance=0.5, n=MANY):
-    """Return a label holder that has its setup, and angles of eight features."""
-    rng = np.random.default_rng(5)
-    party = Party(rng.normal(size=(n, 2)), rng.integers(2, size=n), index=2)
-    party.n_parties, party.seed = 3, 7
-    setup = replace(SETUP, tolerance=tolerance, n_features=8, block=8)
-    rows = np.arange(n, dtype=np.uint32)
-    fdskl.angles(party, AngleRequest(rows, 8, 16), None, setup)
-    return party, rng.integers(2**16, size=(n, 8)).astype(np.uint16)
-
-
-def enough(party, angles, n, stop, added=None, fewer=20):
-    problem = fdskl.Problem(np.arange(n, dtype=np.uint32), "square", 0.0)
-    return fdskl.enough(party, problem, stop, fewer, stop // 2, angles, added)
-
-
-def test_a_server_without_a_tolerance_tries_nothing():
-    """A tolerance is part of the setup, which is the same in the whole run."""
-    party, summed = trying(tolerance=0.0)
-    with pytest.raises(PartyError, match="tolerance must be above 0"):
-        enough(party, {0: summed[:40, :4]}, 40, 4)
-    setup = replace(SETUP, tolerance=0.5, n_features=8, block=8)
-    with pytest.raises(PartyError, match="setup must be the same"):
-        fdskl.angles(party, AngleRequest(np.array([0]), 8, 16), None, setup)
-
-
-def test_each_try_has_twice_as_many_angles():
-    """Each answer tells a little of the labels, so tries are few."""
-    party, summed = trying()
-    enough(party, {0: summed[:20, :4]}, 20, 4)
-    with pytest.raises(PartyError, match="at least twice as many"):
-        enough(party, {0: summed[20:30, :4]}, 30, 4)
-    with pytest.raises(PartyError, match="must extend those of before"):
-        fdskl.fit(
-            party,
-            fdskl.Problem(np.arange(1, 60, dtype=np.uint32), "square", 0.0),
-            {0: summed[20:, :4]},
-        )
-
-
-def test_angles_of_all_tries_are_put_together():
-    party, summed = trying()
-    enough(party, {0: summed[:20, :4]}, 20, 4)
-    np.testing.assert_array_equal(training(party).angles, summed[:20, :4])
-    enough(party, {0: summed[20:]}, MANY, 8, {0: summed[:20, 4:]})
-    np.testing.assert_array_equal(training(party).angles, summed)
-    party, summed = trying()
-    enough(party, {0: summed[:, :4]}, MANY, 4)
-    enough(party, {0: summed[:25, 4:], 1: summed[25:, 4:]}, MANY, 8)
-    np.testing.assert_array_equal(training(party).angles, summed)
-
-
-def test_a_try_does_not_tell_whether_two_labels_are_equal():
-    """Of rows whose labels are equal no loss is left out, whatever the tolerance."""
-    for first in ([0, 0], [0, 1]):
-        party, summed = trying(tolerance=1e6)
-        party.y[:2] = first
-        with pytest.raises(PartyError, match="fewer_rows must be at least 20, got 2"):
-            enough(party, {0: summed[:40, :4]}, 40, 4, fewer=2)
-
-
-def test_a_try_with_equal_labels_tells_nothing():
-    party, summed = trying()
-    party.y = np.ones(MANY)
-    assert enough(party, {0: summed[:40, :4]}, 40, 4) == {"features": 4}

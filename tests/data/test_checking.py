@@ -288,23 +288,23 @@ def test_columns_like_ids_are_no_levels_to_share(tmp_path, name, id_column):
     (text,) = (
         f.text
         for f in check(source(tmp_path / "a.csv", **options)).findings
-        if f.about == "unite"
+        if f.about == "share"
     )
-    assert text.endswith('with levels="ward=united;site_id=united" at each party')
+    assert text.startswith("the levels of 'ward', 'site_id' must be the same")
 
 
 def test_few_rows_of_a_column_are_levels_unless_each_has_its_own(write):
     path = write("id,colour,x\n" + "".join(f"p{i},c{i % 3},{i}\n" for i in range(9)))
     found = check(PartySource(data=str(path), rows=True)).findings
-    (text,) = (finding.text for finding in found if finding.about == "unite")
-    assert 'levels="colour=united"' in text
+    (text,) = (finding.text for finding in found if finding.about == "share")
+    assert text.startswith("the levels of 'colour' must be the same")
 
 
 def test_parties_that_hold_columns_share_no_levels(tmp_path):
     columns = clean(0)
     texts(columns, "ward", ["a", "b"])
     FORMS["comma.csv"](columns, tmp_path / "a.csv")
-    assert ("unite", None) not in found_in(tmp_path / "a.csv")
+    assert ("share", None) not in found_in(tmp_path / "a.csv")
 
 
 def test_ids_are_proposed_as_id_column_where_there_is_none(tmp_path):
@@ -366,7 +366,8 @@ def test_what_concerns_a_strategy_is_said_where_it_is_asked_for(tmp_path):
         run = CliRunner(env={"COLUMNS": "1000"})
         return run.invoke(app, ["check", str(tmp_path / "a.csv"), *options]).output
 
-    of_columns, of_rows = "standardize=true where parties hold columns", "ward=united"
+    of_columns = "standardize=true where parties hold columns"
+    of_rows = "the levels of 'ward' must be the same"
     assert of_columns in said()
     assert of_rows not in said()
     assert said("fdskl", "coreset-vrlr", "fdskl") == said("fdskl") == said()

@@ -315,6 +315,6 @@ def test_a_folder_of_new_rows(write, tmp_path):
 
 def test_an_encoding_of_a_later_format(write):
     path = write("a\n1\n")
-    encoding = load(path).encoding | {"format": 4}
-    words = "the encoding of party 'airline' must be of format 1 to 3, got 4"
+    encoding = load(path).encoding | {"format": 3}
+    words = "the encoding of party 'airline' must be of format 1 to 2, got 3"
     assert words in refusal(path, encoding)

@@ -103,15 +103,6 @@ def test_pyarrow_gets_text_in_utf8_by_its_path(tmp_path, monkeypatch, name):
     assert set(sources) == {str(path)}
 
 
-def test_libsvm(write):
-    path = write("1 1:0.5 3:2 # note\n-1 2:7\n\n0\n", "a.svm")
-    party = load(path)
-    assert party.columns == ["x1", "x2", "x3"]
-    assert party.X.tolist() == [[0.5, 0, 2], [0, 7, 0], [0, 0, 0]]
-    assert party.y.tolist() == [1, -1, 0]
-    assert "cannot be read as libsvm" in refusal(write("1 a:b\n", "b.svm"))
-
-
 def test_several_parquet_files_are_one(tmp_path):
     for folder in ("parts", "a.parquet"):
         (tmp_path / folder).mkdir()

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.cluster import KMeans
 
-from vfl_flower.numerics import coresets
-from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.coreset_sizes import (
+from simulations.coreset_sizes import (
     theorem31_size,
     theorem42_size,
     theorem52_size,
 )
+from vfl_flower.numerics import coresets
+from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import (
     ClusterSummary,
     allocate,

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from simulations.theorem4 import theorem4_iterations, theorem4_step
 from vfl_flower.numerics.fdskl import (
     LOSSES,
     base_scores,
     dsg_update,
     implicit_step,
     step_sizes,
-    theorem4_iterations,
-    theorem4_step,
 )
 from vfl_flower.numerics.kernel_solvers import named
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
+from simulations.product_errors import cosine_error
 from vfl_flower.secure_aggregation.angle_shares import (
-    cosine_error,
     cosine_shares,
     deal_cosines,
     hide_angles,

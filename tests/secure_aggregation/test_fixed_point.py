@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulations.product_errors import gram_error
 from vfl_flower.secure_aggregation.fixed_point import (
     WIDTHS,
     FixedPoint,
     cosine_bound,
     decode,
     finest_gram_fixed_point,
-    gram_error,
     gram_fixed_point,
-    prediction_error,
     weights_fixed_point,
 )
 
@@ -158,5 +157,5 @@ def test_errors_of_sums_of_products_stay_within_their_bounds(n, seed):
     error = abs(near[0] @ near[1] - a @ b)
     assert error <= gram_error(n, 2.0, numbers.error) + 1e-9
     size = float(np.abs(b).sum())
-    bound = prediction_error(n, 2.0, numbers.error, size, numbers.error)
+    bound = size * numbers.error + n * numbers.error * (2.0 + numbers.error)
     assert error <= bound + 1e-9

@@ -90,9 +90,6 @@ def test_decoded_is_the_plain_sum(federation):
     bins, counts = code.decode(total, n)
     assert (bins.tolist(), counts.tolist()) == plain_sum(parties)
     assert bins.shape == (len(counts), code.n_columns)
-    again = code.decode(total, 2 * n + 1, exact=False)
-    assert np.array_equal(again[0], bins)
-    assert np.array_equal(again[1], counts)
 
 
 def test_two_thousand_slots():
@@ -298,8 +295,7 @@ def test_group_takes_elements_alone():
 
 
 @pytest.mark.parametrize("field", ["hash", "paper"])
-@pytest.mark.parametrize("exact", [True, False])
-def test_a_missing_message_is_an_error(field, exact):
+def test_a_missing_message_is_an_error(field):
     code = SparseSum(2, 3, n_columns=5, n_values=100, key=KEY, field=field)
     parties, n = three_clients(code)
     group = Field(parties=3)
@@ -307,11 +303,11 @@ def test_a_missing_message_is_an_error(field, exact):
         masked(code.encode(*party), group, masks, "action", "name", 0)[0]
         for party, masks in zip(parties, masks_of(3), strict=True)
     ]
-    bins, _ = code.decode(unmask_sum(messages, group), n, exact)
+    bins, _ = code.decode(unmask_sum(messages, group), n)
     assert len(bins) == 6
     for sent in (messages[:2], [*messages[:2], messages[0]]):
-        with pytest.raises(MasksDoNotCancelError, match=f"add up to .*{n}, got anoth"):
-            code.decode(unmask_sum(sent, group), n, exact)
+        with pytest.raises(MasksDoNotCancelError, match=f"add up to {n}, got anoth"):
+            code.decode(unmask_sum(sent, group), n)
 
 
 def test_a_bare_message_missing_or_doubled_is_an_error():

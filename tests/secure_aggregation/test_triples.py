@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
+from simulations.product_errors import gram_error
 from vfl_flower.secure_aggregation import triples
 from vfl_flower.secure_aggregation.fixed_point import (
     WIDTHS,
     FixedPoint,
     decode,
     finest_gram_fixed_point,
-    gram_error,
     reduce,
 )
 from vfl_flower.secure_aggregation.ring_products import SquareSum

@@ -301,8 +301,6 @@ def test_forms_with_fewer_bytes(folder):
     measured = forms("ijcnn1", folder, rows=N)
     assert measured["8 bits"]["settings"] == measured["default"]["settings"]
     assert measured["8 bits"]["bytes"] < 0.6 * measured["default"]["bytes"]
-    tolerant = measured["tolerance 0.02"]["settings"]
-    assert tolerant["features"] <= measured["default"]["settings"]["features"]
     _, table = forms_page({"ijcnn1": measured})
     header, _, *lines = table.splitlines()
     assert header.split("|")[-2].strip() == "predict 10,000 rows, MB"

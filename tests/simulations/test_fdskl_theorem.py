@@ -16,12 +16,8 @@ from simulations.fdskl_theorem import (
     theorem_step,
 )
 from simulations.pictures import fdskl_theorem as curves_of
-from vfl_flower.numerics.fdskl import (
-    LOSSES,
-    dsg_update,
-    theorem4_iterations,
-    theorem4_step,
-)
+from simulations.theorem4 import theorem4_iterations, theorem4_step
+from vfl_flower.numerics.fdskl import LOSSES, dsg_update
 from vfl_flower.numerics.random_features import RandomFeatures
 
 LAMBDA = 0.5

@@ -17,7 +17,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.svm import SVC, SVR
 
-from vfl_flower.app.flights import LABEL, make_party_files
+from simulations.flights_files import LABEL, make_party_files
 from vfl_flower.sklearn import (
     CoresetKMeans,
     CoresetRegressor,

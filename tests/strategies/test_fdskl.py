@@ -692,19 +692,6 @@ def test_the_label_holder_chooses_the_bandwidth(variant):
     assert multiple == best_multiple(tried, Y, holder_stream("bandwidth"))
 
 
-@pytest.mark.parametrize(("turns", "narrow"), [(4, True), (0.2, False)])
-def test_the_bandwidth_is_chosen_once_while_rows_and_features_grow(turns, narrow):
-    """And fits a target that turns fast, or hardly at all."""
-    settings = {"target": "continuous", "budget": 5 * 10**6, "tolerance": 0.01}
-    result, parts, _, X = growing(
-        lambda X: np.sin(turns * X[:, 0]), bandwidth="auto", **settings
-    )
-    assert trips(result)["fdskl_enough"] >= 1
-    assert (parts[2]["multiple"] > WIDEST) == narrow
-    error = result.model.predict(split(X)) - np.sin(turns * X[:, 0])
-    assert np.square(error).mean() < 0.3 * np.sin(turns * X[:, 0]).var()
-
-
 def balanced_error(y, predicted):
     """Return the mean over classes of the share of wrong rows."""
     return np.mean([(predicted[y == c] != c).mean() for c in np.unique(y)])
@@ -924,89 +911,7 @@ def test_rows_and_features_within_the_budget(settings, n, rows, M):
     assert (chosen < n).all()
 
 
-# -- as many rows and features as lower the error --------------------------------------
-
-
-def growing(y, n=3000, **settings):
-    """Return a run that begins with 1,000 rows and 250 features, as _sizes says."""
-    rng = np.random.default_rng(3)
-    X = rng.normal(size=(n, D))
-    federation = [
-        Party(block, y(X) if j == 2 else None, name=f"party {j}")
-        for j, block in enumerate(split(X))
-    ]
-    values = {"budget": 10**7, "tolerance": 0.02, "loss": "square", **settings}
-    return (*run(federation, **values), X)
-
-
-def angles_sent(grid):
-    """Return the number of angles that party 0 was asked for in training."""
-    count = 0
-    for action, to, values in grid.sent:
-        for name in ("request", "more") if (action, to) == ("fdskl_angles", 0) else ():
-            if f"{name}.rows" in values:
-                start = values.get(f"{name}.start", 0)
-                count += len(values[f"{name}.rows"]) * (values[f"{name}.stop"] - start)
-    return count
-
-
-def test_labels_without_a_pattern_do_not_use_up_the_budget():
-    """A model has no more features than were sent, and all parties have as many."""
-    rng = np.random.default_rng(0)
-    result, parts, grid, X = growing(lambda X: rng.integers(2, size=len(X)))
-    sizes = FDSKL(solver="direct", budget=10**7, tolerance=0.02)._sizes(3000, 1666)
-    tried = trips(result)["fdskl_enough"]
-    assert sizes == [(1664, 208), (3000, 416), (3000, 833), (3000, 1666)]
-    assert 1 <= tried <= 2
-    assert angles_sent(grid) == math.prod(sizes[tried])
-    assert result.metrics["rows"] == 3000
-    assert result.metrics["features"] in {M for _, M in sizes[tried - 1 : tried + 1]}
-    assert {part["n_features"] for part in parts} == {result.metrics["features"]}
-    assert result.model.n_features == result.metrics["features"]
-    assert result.model.predict(split(X[:5])).shape == (5,)
-
-
-def test_labels_with_a_pattern_use_all_and_send_nothing_twice():
-    result, parts, grid, X = growing(
-        lambda X: np.sin(3 * X[:, :4]).sum(axis=1), target="continuous"
-    )
-    m, M = result.metrics["rows"], result.metrics["features"]
-    assert (m, M) == (3000, 1666)
-    assert angles_sent(grid) == m * M
-    # The solution is that on the pooled angles of all rows, in the order of the run.
-    fitted = next(v for a, to, v in grid.sent if (a, to) == ("fdskl_fit", 2))
-    rows = fitted["problem.rows"]
-    total = sum(
-        partial_angles(part, block[rows], M, 16)
-        for part, block in zip(parts, split(X), strict=True)
-    )
-    y = np.sin(3 * X[:, :4]).sum(axis=1)[rows, None]
-    pooled = fit(total, y, "square", None, holder_stream("cross-validation"))
-    np.testing.assert_array_equal(parts[2]["coef"], pooled.coef / np.sqrt(M))
-
-
-@pytest.mark.parametrize("settings", [{"rows": 2900}, {"features": 100}])
-def test_what_is_given_does_not_grow(settings):
-    sizes = FDSKL(**EXACT, tolerance=0.02, budget=10**8, **settings)._sizes(10**5, 1600)
-    assert len(sizes) > 2
-    place = 0 if "rows" in settings else 1
-    assert len({size[place] for size in sizes}) == 1
-    assert sizes == sorted(sizes)
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"tolerance": 0.1, "topology": "ring"}, {"tolerance": 0.1}]
-)
-def test_no_steps(settings):
-    """Without a tolerance, along a ring, and with few features."""
-    M = 300 if settings == {"tolerance": 0.1} else 2000
-    assert FDSKL(**EXACT, **settings)._sizes(8 * M, M) == [(8 * M, M)]
-
-
-def test_the_trade_names_each_size_and_the_most_bytes():
-    text = FDSKL(**EXACT, bits=16, tolerance=0.02).trade(20_000)
-    for size in ("2,000 rows with 250 features, 1 MB", "2,000 features, 64 MB"):
-        assert size in text
+def test_the_trade_names_the_size_and_the_bytes():
     text = FDSKL(**EXACT, bits=16).trade(20_000)
     assert "16,000 rows with 2,000 features, 64 MB" in text
     text = FDSKL(solver="doubly-stochastic").trade(9000)
@@ -1230,7 +1135,7 @@ DS = {"solver": "doubly-stochastic"}
     [
         ("direct", "iterations", 33),
         ("direct", "step", 0.5),
-        ("doubly-stochastic", "tolerance", 0.02),
+        ("doubly-stochastic", "class_weight", "balanced"),
     ],
 )
 def test_arguments_of_the_other_solver(solver, argument, value):

@@ -45,7 +45,7 @@ SPLITS = {1: (120,), 3: (40, 50, 30), 4: (30, 30, 30, 30), 5: (1, 30, 29, 20, 40
 """Rows of the parties; of five, one has a single row."""
 EVERY_ROW = 100 * N
 """A coreset that every party sends all its rows for."""
-SOLVERS = ("gram", "lanczos", "block-lanczos")
+SOLVERS = ("gram", "lanczos")
 NAMES = ("airline", "weather", "registry", "bank", "shop")
 
 
@@ -167,7 +167,7 @@ def test_subspace_and_labels_of_a_pooled_run(count, eigensolver):
 
 @pytest.mark.parametrize(
     ("eigensolver", "count"),
-    [("gram", 3), ("gram", 5), ("lanczos", 3), ("block-lanczos", 3)],
+    [("gram", 3), ("gram", 5), ("lanczos", 3)],
 )
 def test_masks_change_nothing(eigensolver, count):
     settings = {"coreset_size": 30, "eigensolver": eigensolver}
@@ -327,20 +327,6 @@ def test_floats_of_lanczos_with_its_own_threshold():
     assert uploaded(result.ledger, "kernel_kmeans_product") == [expected] * 3
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 8])
-def test_floats_of_block_lanczos(block_size):
-    """B (D + r_t) a party and product, and no more columns than there are."""
-    settings = {"eigensolver": "block-lanczos", "block_size": block_size}
-    result = run(threshold=1.0, **settings)
-    products = column(result, "products")
-    expected = sum(
-        min(q * block_size, D + r) * (D + r)
-        for q, r in zip(products, ranks(result), strict=True)
-    )
-    assert uploaded(result.ledger, "kernel_kmeans_product") == [expected] * 3
-    assert trips(result.ledger)["kernel_kmeans_product"] == sum(products)
-
-
 def test_floats_without_the_mechanism():
     """Theorem 2: D a party and N of all, a product, in two round trips."""
     result = run(5, threshold=1.0, **WITHOUT)
@@ -429,7 +415,7 @@ CEM = "cem can be false only with eigensolver 'lanczos' and masking 'plain'"
         ({"coreset_size": 0}, "coreset_size", "at least 1"),
         ({"n_init": 0}, "n_init", "at least 1"),
         ({"kernel": "cosine"}, "kernel", "polynomial"),
-        ({"eigensolver": "power"}, "eigensolver", "block-lanczos"),
+        ({"eigensolver": "power"}, "eigensolver", "lanczos"),
         ({"masking": "none"}, "masking", "plain"),
         *(
             ({name: value}, name, f"above 0 .*'auto'.*{re.escape(repr(value))}")
@@ -455,8 +441,6 @@ CEM = "cem can be false only with eigensolver 'lanczos' and masking 'plain'"
             for more, where, unused in (
                 ({}, "kernel 'gaussian'", {"degree": 2}),
                 ({"kernel": "laplacian"}, "kernel 'laplacian'", {"offset": 0.0}),
-                ({}, "eigensolver 'gram'", {"block_size": 4}),
-                ({"eigensolver": "lanczos"}, "eigensolver", {"block_size": 4}),
             )
             for name, value in unused.items()
         ),

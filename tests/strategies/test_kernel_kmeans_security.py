@@ -230,7 +230,7 @@ def forms(seed):
     }
 
 
-@pytest.mark.parametrize("eigensolver", ["gram", "lanczos", "block-lanczos"])
+@pytest.mark.parametrize("eigensolver", ["gram", "lanczos"])
 def test_the_seed_of_the_features_is_in_no_message(eigensolver):
     parts = [exponential(30)[m::3] for m in range(3)]
     grid = watch(parts, eigensolver=eigensolver)

@@ -18,6 +18,7 @@ from scipy.stats import chi2, spearmanr
 from transcripts import Recorder, actual, assert_hidden, patterns
 
 from simulations import moments_pooled
+from simulations.product_errors import cosine_error, gram_error
 from vfl_flower import (
     FDSKL,
     FederationError,
@@ -59,10 +60,8 @@ from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import load_part, save_part
 from vfl_flower.protocol.party import digest_ids
-from vfl_flower.secure_aggregation.angle_shares import cosine_error
 from vfl_flower.secure_aggregation.fixed_point import (
     decode,
-    gram_error,
     gram_fixed_point,
 )
 from vfl_flower.secure_aggregation.shares import Deal, Dealt, subtract, unpack

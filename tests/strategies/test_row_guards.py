@@ -81,7 +81,6 @@ def test_each_step_says_over_which_rows_it_adds_up(action):
 WITHOUT_KIND = {
     "kernel_kmeans_project": "in one process alone",
     "kernel_scores_scores": "after kernel_scores_rows, which asks for moments",
-    "level_union_count": "after level_union_begin, which asks for levels",
 }
 """Steps that add up rows and ask for no kind themselves, and what comes before them."""
 

@@ -96,13 +96,9 @@ def kernel(solver="direct", **settings):
     return FDSKL("square", solver=solver, **{**given, **size, **settings})
 
 
-GROWING = {"tolerance": 1e-6, "features": 0, "block_bytes": 60_000}
-"""With these it asks for more features, and of more than 2,000 rows for more rows."""
-
 FDSKL_STRATEGIES = {
     "direct": kernel,
     "direct, 8 bits": lambda: kernel(bits=8),
-    "direct, tolerance": lambda: kernel(**GROWING, budget=240_000),
     "direct, bandwidth": lambda: kernel(bandwidth=2.0, regularization=0.1),
     "direct, ring": lambda: kernel(topology="ring"),
     "direct, paper": lambda: kernel(topology="tree", masking="paper", block_bytes=6000),
@@ -269,7 +265,6 @@ def test_every_step_of_coresets_is_in_a_transcript():
                 "distances": "nothing: only the label",
                 "bandwidth": "the bandwidth",
                 "angles": "nothing",
-                "enough": "the answer",
                 "fit": "the score, and lambda",
                 "start": "the rows' numbers",
                 "iterate": "nothing",
@@ -328,7 +323,6 @@ SAID = {
         "distances": "distances 1,000 masked",
         "bandwidth": "bandwidth",
         "angles": "masked",
-        "enough": "more angles lower error features",
         "fit": "lambda score converged classes part",
         "start": "instances columns scale",
         "iterate": "angles masked part",
@@ -375,21 +369,19 @@ def test_tables_of_the_pages_say_what_is_sent(page):
 
 SETUP = names(
     "setup.target setup.kernel setup.bandwidth setup.n_features setup.holders "
-    "setup.block setup.tolerance setup.chooses"
+    "setup.block setup.chooses"
 )
 SHARED = names("setup.shared.seed setup.shared.widths setup.shared.kept")
-REQUEST = names("request.rows request.start request.stop request.bits")
-MORE = names("more.rows more.start more.stop more.bits")
+REQUEST = names("request.rows request.stop request.bits")
 PROBLEM = names("problem.loss problem.rows problem.regularization problem.balanced")
 SCORED = names("angles at")
 FDSKL_DOWN = {
     "hello": (names(GREETING), [names("plan.wants")]),
     "fdskl_distances": (names("kernel target holder"), [names("rows")]),
     "fdskl_bandwidth": (names("kernel"), [names("distances")]),
-    "fdskl_angles": (REQUEST, [SETUP, SHARED, names("send"), MORE]),
+    "fdskl_angles": (REQUEST, [SETUP, SHARED, names("send")]),
     "fdskl_held_out_angles": (REQUEST | names("send"), []),
-    "fdskl_enough": (PROBLEM | names("stop fewer_rows fewer_features"), []),
-    "fdskl_fit": (names(), [PROBLEM, names("offsets"), names("features")]),
+    "fdskl_fit": (names(), [PROBLEM, names("offsets")]),
     "fdskl_start": (
         names("test_fraction rule.loss rule.regularization") | SETUP,
         [SHARED, names("rule.step"), names("instances")],
@@ -408,7 +400,6 @@ FDSKL_DOWN = {
 
 FDSKL_UP = {
     "fdskl_bandwidth": names("bandwidth"),
-    "fdskl_enough": names("features"),
     "fdskl_fit": names("columns multiple regularization converged cv_score"),
     "fdskl_start": names("rows columns scale"),
     "fdskl_answer": set(Told.__annotations__),
@@ -422,7 +413,7 @@ PART = names("index parties n_features holders columns kernel bandwidth kept sca
 """What each party sends in the clear of its part of a model."""
 
 
-BLOCKS = "angles_", "added_"
+BLOCKS = "angles_"
 """How names of summed angles begin that the label holder is given in blocks."""
 
 
@@ -467,7 +458,7 @@ def _check_request(e, whole, sealed, holders):
         assert not group_of & seen or group_of <= seen, e
     assert seen <= least.union(*groups), e
     assert e.party in holders or not sealed - relayed  # sums are opened there alone
-    assert not blocks or e.action in ("fdskl_enough", "fdskl_fit")
+    assert not blocks or e.action == "fdskl_fit"
     if e.action == "hello":
         assert set(e.frame) == {"session", "digest"}
         return
@@ -491,27 +482,6 @@ def test_messages_of_fdskl_have_these_names_and_no_others(name):
         assert not any("kept" in e.values for e in transcript if not e.up)
     kept = [e for e in transcript if e.up and "kept" in e.values]
     assert [(e.party, e.values["kept"]) for e in kept] == [(j, False) for j in range(3)]
-
-
-def test_messages_that_ask_for_more_rows_and_features():
-    """The label holder alone is asked whether they are enough, and says a number."""
-    settings = GROWING | {"budget": 2_100_000, "block_bytes": 600_000}
-    _, transcript = record(
-        kernel(**settings, test_fraction=0.0), parties(*data(2100)), seed=None
-    )
-    check_fdskl(transcript, HOLDER)
-    asked_for = [
-        (len(e.values["request.rows"]), len(e.values.get("more.rows", ())))
-        for e in transcript
-        if not e.up and e.action == "fdskl_angles" and e.party == HOLDER
-    ]
-    assert asked_for == [(1000, 0)] * 2 + [(50, 1000)] * 2
-    tried = [e for e in transcript if e.action == "fdskl_enough"]
-    assert [(e.up, e.party) for e in tried] == [(False, HOLDER), (True, HOLDER)]
-    assert tried[1].values == {"features": 0}
-    added = [e.values["added_2"] for e in transcript if e.up and "added_2" in e.values]
-    assert len(added) == 2 * 3
-    assert all(is_uniform(array) for array in added)
 
 
 @pytest.mark.parametrize("topology", ["star", "tree"])
@@ -663,7 +633,6 @@ CLUSTERINGS = {
     "polynomial": lambda: clustering(kernel="polynomial"),
     "far": clustering,
     "lanczos": lambda: clustering(eigensolver="lanczos"),
-    "block-lanczos": lambda: clustering(eigensolver="block-lanczos", block_size=2),
     "paper": lambda: clustering(eigensolver="lanczos", threshold="paper"),
     "without cem": lambda: clustering(
         eigensolver="lanczos", masking="plain", cem=False, iterations=2
@@ -889,8 +858,7 @@ def test_addends_look_uniform(made, action, array):
 @pytest.mark.parametrize(
     "made",
     [STRATEGIES[name] for name in AT_HOME]
-    + [FDSKL_STRATEGIES[name] for name in ("direct", "direct, tolerance")]
-    + [FDSKL_STRATEGIES[name] for name in ("doubly", "doubly, tree")],
+    + [FDSKL_STRATEGIES[name] for name in ("direct", "doubly", "doubly, tree")],
 )
 def test_two_runs_of_a_seed_share_no_mask_and_give_the_same_model(made):
     (first, one), (second, two) = record(made()), record(made())

@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import Context
 
-from vfl_flower.app.config import as_trained, has_encoding, party_source
+from vfl_flower.app.config import has_encoding, party_source
 from vfl_flower.app.register import make_client_app
 from vfl_flower.data import StoredRows, is_file, load_party
 from vfl_flower.data.files import who_of
@@ -34,7 +34,7 @@ def load_from_context(context: Context) -> Party:
         raise PartyError(f"{who_of(source)}: {error}") from None
     if consent is None:
         consent = Consent() if real else FREE
-    party = load_party(as_trained(source, context.run_config), encoding=encoding)
+    party = load_party(source, encoding=encoding)
     party.state_dir = source.state_dir
     party.source = StoredRows(source)
     party.n_parties = source.count or 0

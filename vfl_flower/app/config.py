@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -87,9 +87,9 @@ class RunSettings:
     """A text column of more levels keeps the most frequent ones, and "other"; 0: one of
     more than 100 levels keeps 20."""
     levels: str = ""
-    """Levels of text columns, the same at all parties, "sex=f|m;region=united", where
-    "united" stands for those that the parties have united; default: those of each
-    party's rows. In a node config it may be the absolute path of a TOML file."""
+    """Levels of text columns, the same at all parties, "sex=f|m;region=north|south";
+    default: those of each party's rows. In a node config it may be the absolute path of
+    a TOML file."""
     delimiter: str = ""
     """What separates the fields of a CSV; default: comma, semicolon, tab or bar, as the
     file has it."""
@@ -302,9 +302,8 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
             raise ValueError(
                 f"encoding must be one that Python knows, got {encoding!r}"
             ) from None
-    partition, encodes, prepares = _data_rules(run_config)
+    partition, encodes, aligns = _data_rules(run_config)
     rows = partition == "horizontal"
-    levels = parse_levels(text("levels") or "", files=by_node)
     standardize = flag("standardize")
     if rows and standardize and by_node:
         raise ValueError(_standardize_rule(str(run_config.get("strategy", ""))))
@@ -327,10 +326,8 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
         impute=impute,
         missing=tuple(map(str.strip, missing.split(","))) if missing else None,
         max_levels=most or None,
-        levels={name: given for name, given in levels.items() if given},
-        united=tuple(name for name, given in levels.items() if not given),
-        levels_open=prepares,
-        label_optional=prepares,
+        levels=parse_levels(text("levels") or "", files=by_node),
+        label_optional=aligns,
         delimiter=delimiter,
         text_encoding=encoding,
         header=flag("header"),
@@ -348,23 +345,6 @@ def has_encoding(run_config: UserConfig) -> bool:
     """
     later = run_config.get("task") in ("predict", "evaluate")
     return later and _data_rules(run_config)[1]
-
-
-def as_trained(source: PartySource, run_config: UserConfig) -> PartySource:
-    """Return where the data are, with the united levels of the model's training.
-
-    They hold even where the parties have united their levels again since then.
-    """
-    model, folder = str(run_config.get("model", "")), source.state_dir
-    if not (model and folder and source.united):
-        return source
-    for strategy in algorithms().get(str(run_config.get("strategy", "")), ()):
-        levels, salt = strategy.levels_of_training(folder, model)
-        if levels:
-            known = {name: levels[name] for name in source.united if name in levels}
-            levels = {**source.levels, **known}
-            return replace(source, levels=levels, levels_salt=salt)
-    return source
 
 
 def _alignment(
@@ -391,17 +371,15 @@ def _alignment(
 def _data_rules(run_config: UserConfig) -> tuple[str, bool, bool]:
     """Return what differs between parties, and whether one may encode its columns.
 
-    The last value is whether the task prepares others, and needs neither labels nor
-    levels that the parties have united. The run config may belong to another app, whose
-    strategy this package does not have.
+    The last value is whether the task aligns rows, which needs no labels. The run
+    config may belong to another app, whose strategy this package does not have.
     """
     name = str(run_config.get("strategy", ""))
     tasks = algorithms().get(name, ())
     for strategy in tasks[:1]:
         given = run_config.get("task", strategy.task)
         task = next((kind for kind in tasks if kind.task == given), strategy)
-        open_ = task.unites or task.partition == "either"
-        return strategy.partition, strategy.encodes, open_
+        return strategy.partition, strategy.encodes, task.partition == "either"
     return "vertical", True, False
 
 

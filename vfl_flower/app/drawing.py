@@ -199,24 +199,12 @@ def in_lines(text: str) -> str:
 def draw_bars(
     axes: Axes,
     names: Sequence[str],
-    parts: Sequence[Sequence[float]],
-    colors: Sequence[str],
-    labels: Sequence[str] = ("",),
+    values: Sequence[float],
+    color: str,
 ) -> None:
-    """Draw bars to the right, the first on top, of parts one after the other."""
-    places, left = np.arange(len(names))[::-1], np.zeros(len(names))
-    for part, color, label in zip(parts, colors, labels, strict=False):
-        axes.barh(
-            places,
-            part,
-            left=left,
-            height=0.62,
-            color=color,
-            label=label,
-            edgecolor=PAPER,
-            linewidth=0.8,
-        )
-        left += np.array(part)
+    """Draw bars to the right, the first on top."""
+    places = np.arange(len(names))[::-1]
+    axes.barh(places, values, height=0.62, color=color, edgecolor=PAPER, linewidth=0.8)
     axes.set_yticks(places, [short_label(name) for name in names])
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.grid(False, axis="y")

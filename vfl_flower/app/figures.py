@@ -25,7 +25,7 @@ from vfl_flower.app.drawing import (
     tick,
     unit_square,
 )
-from vfl_flower.app.units import duration, size
+from vfl_flower.app.units import size
 from vfl_flower.protocol.metrics import SPREAD
 
 if TYPE_CHECKING:
@@ -60,8 +60,6 @@ def figures_of(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
         _clusters(first),
         _progress(first),
         _counts(first),
-        _time_by_party(first),
-        _time_by_step(first),
     ]
     return [figure for figure in drawn if figure is not None]
 
@@ -115,7 +113,7 @@ def _comparison(results: Mapping[str, Mapping[str, Any]]) -> Figure | None:
         row = canvas.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         lengths = 2 * np.array(spreads)
         for axes, (bars, color, label, shown) in zip(row, panels, strict=True):
-            draw_bars(axes, names, [bars], [color])
+            draw_bars(axes, names, bars, color)
             ends = np.add(bars, lengths) if bars is values else bars
             for place, (bar, end) in enumerate(zip(bars, ends, strict=True)):
                 at = (end, len(bars) - 1 - place)
@@ -465,7 +463,7 @@ def _counts(result: Mapping[str, Any]) -> Figure | None:
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
-        draw_bars(axes, shown_names, [shown], [FIRST])
+        draw_bars(axes, shown_names, shown, FIRST)
         axes.set_xlim(0, 1.15 * max(max(shown), 1))
         axes.set_xticks([])
         for place, value in enumerate(shown):
@@ -519,103 +517,6 @@ def times_of(
             answered = min(wait, max(computed, entry.get("seconds_answered", 0.0)))
             times[step][name] = computed, answered - computed, wait - answered
     return times
-
-
-def _time_by_party(result: Mapping[str, Any]) -> Figure | None:
-    """Return what each party's time went into."""
-    times = times_of(result)
-    names = [party["name"] for party in result["parties"]]
-    if not times or not names:
-        return None
-    server = max(0.0, result["seconds"] - result["ledger"]["seconds_waited"])
-    parts = [
-        [sum(of_step[name][k] for of_step in times.values()) for name in names]
-        for k in range(3)
-    ]
-    parts[2] = [waited + server for waited in parts[2]]
-    slowest = int(np.argmax(parts[0]))
-    return _time(
-        "time-parties",
-        "Where the time went, by party",
-        names,
-        parts,
-        "The whole run from the view of each party. Sending and starting is all that "
-        "lies between a request and its reply and is not computing: the network, "
-        "Flower's queues, and the start of a process for each step. A party waits for "
-        "slower parties and for the server; where all parties ran in one process, one "
-        "after the other, also while the others compute.",
-        f"{names[slowest]} computed most, {duration(parts[0][slowest])} of "
-        f"{duration(sum(part[slowest] for part in parts))}.",
-        "party",
-    )
-
-
-def _time_by_step(result: Mapping[str, Any]) -> Figure | None:
-    """Return what the time of a step went into, on the mean over the parties."""
-    times = times_of(result)
-    if not times or not result["parties"]:
-        return None
-    parts = [
-        [
-            float(np.mean([of[k] for of in of_step.values()]))
-            for of_step in times.values()
-        ]
-        for k in range(3)
-    ]
-    total = [sum(part) for part in zip(*parts, strict=True)]
-    longest = int(np.argmax(total))
-    return _time(
-        "time-steps",
-        "Where the time went, by step",
-        list(times),
-        parts,
-        "Each line is a step that the server asked the parties for; the time is the "
-        "mean over the parties. Many short round trips show as sending; a long bar of "
-        "waiting says that one party is slower than the others.",
-        f"The longest of {len(times)} steps is {list(times)[longest]} with "
-        f"{duration(total[longest])}.",
-        "step",
-    )
-
-
-def _time(
-    name: str,
-    title: str,
-    names: Sequence[str],
-    parts: Sequence[Sequence[float]],
-    text: str,
-    alt: str,
-    what: str,
-) -> Figure:
-    total = [sum(part) for part in zip(*parts, strict=True)]
-    order = sorted(range(len(names)), key=lambda k: -total[k])[:MOST_BARS]
-    order.sort()  # as in the run
-    rest = [k for k in range(len(names)) if k not in order]
-    labels = [names[k] for k in order] + [f"{len(rest)} others"] * bool(rest)
-    shown = [
-        [part[k] for k in order] + [sum(part[k] for k in rest)] * bool(rest)
-        for part in parts
-    ]
-
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.subplots()
-        draw_bars(axes, labels, shown, [FIRST, SECOND, THIRD], DOING)
-        axes.set_xlabel("seconds")
-        canvas.legend(loc="outside upper left", ncols=3, frameon=False)
-
-    return make_figure(
-        name,
-        title,
-        text,
-        f"Seconds of {', '.join(DOING)} for each {what}. {alt}",
-        {what: list(names)}
-        | {
-            doing.replace(" ", "_"): [float(second) for second in part]
-            for doing, part in zip(DOING, parts, strict=True)
-        },
-        draw,
-        height=1.25 + 0.34 * len(labels),
-    )
 
 
 def _largest(names: list[str], values: list[int]) -> tuple[list[str], list[int]]:

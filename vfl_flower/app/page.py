@@ -79,7 +79,6 @@ def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
         for other, result in results.items()
         for text in result["warnings"]
     ]
-    time_names = ("time-parties", "time-steps")
     return environment.from_string(TEMPLATE).render(
         style=STYLE,
         record=record,
@@ -94,8 +93,7 @@ def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
             (title, text, [_cost(key, r["ledger"][key]) for r in results.values()])
             for title, (key, text) in COSTS.items()
         ],
-        pictures=[f for f in figures if f.name not in time_names],
-        times=[f for f in figures if f.name in time_names],
+        pictures=figures,
         missing=_missing(first),
         parties=_parties(first),
         steps=_steps(first),

@@ -237,9 +237,6 @@ waited for parties is the server's own computing.</td></tr>
 </tbody>
 </table>
 </div>
-{% for figure in times %}
-{{ show(figure) }}
-{% endfor %}
 <div class="scroll" role="region" tabindex="0" aria-label="Table of the steps">
 <table>
 <caption>The steps of <code>{{ name|cut }}</code>, in the order in which the server \

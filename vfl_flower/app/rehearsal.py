@@ -107,10 +107,6 @@ def rehearse(
             ids = np.arange(n) if strategy.partition == "either" else None
             place = Path(folder.name, f"{index}") if shape.keeps else None
             parties.append(Party(X, y, ids, shape.name or None, state_dir=place))
-            if strategy.unites:
-                levels = min(n, 10)
-                rows_of = {f"level {k}": n // levels for k in range(levels)}
-                parties[-1].texts = {"text": rows_of}
         with apart(), folder:
             start = time.perf_counter()
             try:

@@ -20,7 +20,6 @@ from flwr.app import Context, RecordDict
 
 from vfl_flower.app import flower_run
 from vfl_flower.app.config import (
-    as_trained,
     check_run_config,
     has_encoding,
     make_strategy,
@@ -174,7 +173,7 @@ def load(source: PartySource, config: Mapping[str, Any]) -> Party:
         if has_encoding(config):
             part = load_part(source.state_dir, str(config.get("model", "")))
             encoding = part.settings["encoding"]
-    party = load_party(as_trained(source, dict(config)), encoding=encoding)
+    party = load_party(source, encoding=encoding)
     party.state_dir, party.source = source.state_dir, StoredRows(source)
     return party
 

@@ -142,8 +142,6 @@ class Setup:
     """Feature j belongs to label holder number ``(j // block) % len(holders)``."""
     shared: SharedFeatures | None = None
     """None: each party draws its own features."""
-    tolerance: NotNegative = 0.0
-    """With the direct solver: gain below which more angles are not worth asking for."""
     chooses: bool = False
     """With the direct solver: the label holder chooses how many times it takes each
     angle, and so the bandwidth."""
@@ -151,22 +149,11 @@ class Setup:
 
 @dataclass(frozen=True)
 class AngleRequest:
-    """Which angles to give: of `rows` and features `start` to `stop` - 1, `bits` each.
-
-    With shared features `start` is 0.
-    """
+    """Which angles to give: of `rows` and the first `stop` features, `bits` each."""
 
     rows: Rows
     stop: Features
     bits: Bits
-    start: Count = 0
-
-
-@dataclass(frozen=True)
-class MoreAngles(AngleRequest):
-    """The same of another number of rows, in one message with an `AngleRequest`."""
-
-    rows: Annotated[Array, Whole("k", below="n_rows"), MinLen(1)]
 
 
 @dataclass(frozen=True)
@@ -229,11 +216,6 @@ class Training:
     """Labels of these instances, shape (B, C)."""
     scale: float | None = None
     """Size of the labels, in the doubly stochastic form."""
-    rows: Array | None = None
-    """At the label holder of the direct form the rows so far, shape (n,), of which
-    there may be more to come."""
-    angles: Array | None = None
-    """Their summed angles so far, shape (n, M')."""
     multiple: int = 0
     """How many times the label holder takes each; 0: not chosen yet."""
 
@@ -372,16 +354,10 @@ def _keep(
     training: Training,
     coef: Array | None = None,
     intercept: Array | None = None,
-    features: int | None = None,
     loss: LossName | None = None,
 ) -> bool:
-    """Set the party's part of the model; return whether it outlives the run.
-
-    The model has the first `features` of the features; None: all.
-    """
+    """Set the party's part of the model; return whether it outlives the run."""
     part = _part(party, training)
-    part["n_features"] = features or part["n_features"]
-    training.rows = training.angles = None
     if coef is not None:
         part["coef"] = coef
         part["intercept"] = np.zeros(coef.shape[1]) if intercept is None else intercept
@@ -516,16 +492,10 @@ def bandwidth(
 
 
 class PartialAngles(TypedDict):
-    """Reply of :func:`held_out_angles`, keyed by label holder."""
+    """Reply of :func:`angles`, keyed by label holder."""
 
     angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED]]
     offsets: NotRequired[Annotated[dict[int, Array], Reals("*"), SEALED]]
-
-
-class MorePartialAngles(PartialAngles):
-    """Reply of :func:`angles`; `added` are those of ``more``."""
-
-    added: NotRequired[Annotated[dict[int, Array], Reals("k *"), SEALED]]
 
 
 @step
@@ -536,22 +506,17 @@ def angles(
     request: AngleRequest,
     send: Names | None = None,
     setup: Setup | None = None,
-    more: MoreAngles | None = None,
-) -> MorePartialAngles:
+) -> PartialAngles:
     """Lines 2 and 3 of Algorithm 3: omega_l^T x_l + b_l of rows and features.
 
     send: which arrays to give, if they travel from party to party: ``"angles_l"`` for
         label holder l, and with shared features ``"offsets_l"``, the phases that the
         second tree adds up (line 7). Default: all angles.
     setup: what the features are made from, if no earlier step has received it.
-    more: other rows and features, whose angles are given as ``added``.
     """
     if setup is not None:
         _begin(party, setup)
-    reply = cast(MorePartialAngles, _angles(party, request, send))
-    if more is not None:
-        reply["added"] = _angles(party, more)["angles"]
-    return reply
+    return _angles(party, request, send)
 
 
 @step
@@ -596,17 +561,8 @@ def _check_request(part: Part, request: AngleRequest) -> None:
             f"stop must be at most the {part['n_features']} features of the model, got "
             f"{stop}"
         )
-    if request.start >= stop:
-        raise PartyError(f"start must be below stop, {stop}, got {request.start}")
-    if request.start and len(part["holders"]) > 1:
-        raise PartyError(
-            f"start must be 0 with several label holders, got {request.start}"
-        )
-    if "shared_seed" in part and (bits, request.start) != (64, 0):
-        raise PartyError(
-            "bits must be 64 and start 0 with shared features, got "
-            f"{bits} and {request.start}"
-        )
+    if "shared_seed" in part and bits != 64:
+        raise PartyError(f"bits must be 64 with shared features, got {bits}")
     # Each party makes the shared features from the columns of all parties.
     size = max(len(request.rows) * bits, part.get("all_columns", 0) * 64) * stop // 8
     if size > MOST_BYTES:
@@ -617,9 +573,7 @@ def _partial_angles(party: Party, part: Part, request: AngleRequest) -> Array:
     rows = request.rows.astype(np.intp)
     try:
         with np.errstate(over="ignore", invalid="ignore"):  # such angles are refused
-            return partial_angles(
-                part, party.rows, request.stop, request.bits, rows, request.start
-            )
+            return partial_angles(part, party.rows, request.stop, request.bits, rows)
     except ValueError as error:  # its sentence names the rule, and no value
         raise PartyError(f"the party cannot make its angles: {error}") from None
 
@@ -652,96 +606,6 @@ def _summed(angles: Array, offsets: Array | None, rows: Array) -> Array:
 # -- the exact solution ---------------------------------------------------------------
 
 
-class Enough(TypedDict):
-    """Reply of :func:`enough`."""
-
-    features: Count
-
-
-@step
-@sums_over("request")
-@reveals("angles")
-def enough(
-    party: Party,
-    problem: Problem,
-    stop: Features,
-    fewer_rows: Natural,
-    fewer_features: Features,
-    angles: Summed = None,
-    added: Summed = None,
-) -> Enough:
-    """Say how many features suffice; 0: more rows and features lower the error.
-
-    The error is the mean loss of the rows left out in cross-validation. What these rows
-    and features gain over fewer of them, for the same rows left out, is what all
-    further ones can still gain where gains halve from one step to the next. So it is
-    enough if this gain and two standard errors are below the tolerance, as a share of
-    the error, or of a tenth of the error of a model that gives every row the mean of
-    the labels, if that is larger.
-
-    problem: its rows start with those asked for before.
-    stop: M', the features of their angles.
-    fewer_rows, fewer_features: what to compare with: the first so many of the rows and
-        features.
-    angles, added: the angles of the new rows, and those of new features of the rows
-        before, in numbered blocks; without new rows, `angles` are the latter.
-    """
-    training = _training(party)
-    tolerance, before = training.setup.tolerance, training.angles
-    rows = problem.rows
-    if not tolerance:
-        raise PartyError("tolerance must be above 0 to try fewer angles")
-    if before is not None and len(rows) * stop < 2 * before.size:
-        raise PartyError("angles must be at least twice as many as before")
-    if fewer_rows > len(rows) or fewer_features > stop:
-        raise PartyError(
-            f"fewer_rows and fewer_features must be at most {len(rows)} and {stop}, "
-            f"got {fewer_rows} and {fewer_features}"
-        )
-    # Of two rows, the answer would tell whether their labels are equal.
-    if fewer_rows < min(LEAST_ROWS, len(rows)):
-        raise PartyError(
-            f"fewer_rows must be at least {min(LEAST_ROWS, len(rows))}, got "
-            f"{fewer_rows}"
-        )
-    party.sum_over(rows)
-    party.sum_over(rows[:fewer_rows])
-    party.share(rows.astype(np.intp), "angles")
-    Y = _problem_labels(party, training, problem)
-    summed = _collected(training, rows, stop, angles, added)
-    training.rows, training.angles = rows, summed
-    summed = _chosen(party, training, summed, Y)
-    if (Y[:1] == Y).all(axis=0).any():
-        return {"features": stop}
-
-    def left_out(n: int, M: int) -> Array:
-        """Return the loss of rows left out, of the first n rows and M features."""
-        if (Y[:1] == Y[:n]).all(axis=0).any():
-            return np.full(n, math.inf)
-        fitted = fit_angles(
-            np.ascontiguousarray(summed[:n, :M]),
-            Y[:n],
-            problem.loss,
-            problem.regularization or None,
-            party.rng("cross-validation"),
-            classes=training.setup.target != "continuous",
-            weights=_weights(problem, Y[:n]),
-            folds=min(5, n),
-            leave_out=True,
-        )
-        assert fitted.left_out is not None
-        return np.asarray(LOSSES[problem.loss].value(fitted.left_out, Y[:n]).mean(1))
-
-    now = left_out(len(rows), stop)
-    floor = LOSSES[problem.loss].value(np.zeros_like(Y) + Y.mean(0), Y).mean() / 10
-    allowed = tolerance * max(float(now.mean()), floor)
-    gains = left_out(fewer_rows, fewer_features) - now[:fewer_rows]
-    if not _upper(gains) < allowed:
-        return {"features": 0}
-    losses = left_out(len(rows), fewer_features) - now
-    return {"features": fewer_features if _upper(losses) < allowed / 2 else stop}
-
-
 def _chosen(party: Party, training: Training, summed: Array, Y: Array) -> Array:
     """Return angles at the bandwidth of the model, which is chosen at first."""
     if not training.setup.chooses:
@@ -761,11 +625,6 @@ def _weights(problem: Problem, Y: Array) -> Array | None:
     label = (Y[:, 0] > 0).astype(int) if Y.shape[1] == 1 else Y.argmax(axis=1)
     counts = np.bincount(label)
     return np.asarray(len(Y) / (np.count_nonzero(counts) * counts[label]))
-
-
-def _upper(gains: Array) -> float:
-    """Return the mean and two standard errors."""
-    return float(gains.mean() + 2 * gains.std() / math.sqrt(len(gains)))
 
 
 def _problem_labels(party: Party, training: Training, problem: Problem) -> Array:
@@ -790,36 +649,6 @@ def _check_loss(loss: LossName, target: Target) -> None:
         raise PartyError("loss must be 'square' for target 'continuous'")
 
 
-def _collected(
-    training: Training,
-    rows: Array,
-    stop: int,
-    angles: Mapping[int, Array] | None,
-    added: Mapping[int, Array] | None,
-    offsets: Array | None = None,
-) -> Array:
-    """Return the summed angles of rows, shape (n, M'), those of before and new ones."""
-    before = training.angles
-    if before is None or training.rows is None:
-        return _summed(_joined(angles or {}), offsets, rows)
-    n, M = before.shape
-    if not np.array_equal(rows[:n], training.rows) or stop < M:
-        raise PartyError("rows and stop must extend those of before")
-    new, right = np.empty((0, stop), before.dtype), before[:, :0]
-    if len(rows) > n:
-        new = _summed(_joined(angles or {}), None, rows[n:])
-    else:  # then the new features are all there is
-        added = angles
-    if stop > M:
-        right = _summed(_joined(added or {}), None, rows[:n])
-    if (right.shape[1], new.shape[1]) != (stop - M, stop):
-        raise PartyError(
-            f"angles must be of {stop} features in new rows and of {stop - M} more in "
-            f"those of before, got {new.shape[1]} and {right.shape[1]}"
-        )
-    return np.vstack([np.hstack([before, right]), new])
-
-
 class Fitted(TypedDict):
     """Reply of :func:`fit`; the label holder alone gives more than `kept`."""
 
@@ -839,35 +668,24 @@ def fit(
     problem: Problem | None = None,
     angles: Summed = None,
     offsets: Opened | None = None,
-    added: Summed = None,
-    features: Features | None = None,
 ) -> Fitted:
     """Solve for the coefficients at the label holder; the others store their features.
 
     angles: the summed angles of the rows, in consecutive numbered blocks.
     offsets: phases to subtract from the angles, shape (M,).
-    added: angles of new features of the earlier rows, as in :func:`enough`.
-    features: how many of the features the model has; default: all.
     """
     training = _training(party)
     if party.part:
         raise PartyError("this run has its model already")
     setup = training.setup
-    if features is not None and features > setup.n_features:
-        raise PartyError(f"features must be at most {setup.n_features}, got {features}")
     if problem is None:
-        return {"kept": _keep(party, training, features=features)}
+        return {"kept": _keep(party, training)}
     rows = problem.rows
     party.sum_over(rows)
     party.share(rows.astype(np.intp), "angles")
     Y = _problem_labels(party, training, problem)
-    stop = features or setup.n_features
-    if training.angles is not None:
-        stop = max(stop, training.angles.shape[1])
-    summed = _collected(training, rows, stop, angles, added, offsets)
-    if features is not None and training.angles is not None:
-        summed = np.ascontiguousarray(summed[:, :features])
-    M = features or np.count_nonzero(
+    summed = _summed(_joined(angles or {}), offsets, rows)
+    M = np.count_nonzero(
         owned(_part(party, training), setup.n_features, party.index or 0)
     )
     if not M or summed.shape[1] != M:
@@ -884,7 +702,7 @@ def fit(
         # as often as it asks; the constant model ends the run.
         log.warning("the labels of the rows to train on are equal: the model says so")
         constant_coef = np.zeros((M, Y.shape[1]))
-        kept = _keep(party, training, constant_coef, Y[0], features)
+        kept = _keep(party, training, constant_coef, Y[0])
         constant: Fitted = {"kept": kept, "columns": Y.shape[1], "converged": 0.0}
         constant["regularization"] = problem.regularization or 1.0
         return {**told, **constant}
@@ -898,12 +716,10 @@ def fit(
         weights=_weights(problem, Y),
         folds=min(5, len(rows)),
     )
-    coef = solution.coef / np.sqrt(features or setup.n_features)
+    coef = solution.coef / np.sqrt(setup.n_features)
     reply: Fitted = {
         **told,
-        "kept": _keep(
-            party, training, coef, solution.intercept, features, problem.loss
-        ),
+        "kept": _keep(party, training, coef, solution.intercept, problem.loss),
         "columns": Y.shape[1],
         "regularization": solution.regularization,
         "converged": float(solution.converged),
@@ -1047,7 +863,7 @@ def iterate(
         if coef is not None:
             best = int(np.nan_to_num(training.losses, nan=np.inf).argmin())
             coef = np.split(coef, len(training.losses), axis=1)[best]
-        reply["kept"] = _keep(party, training, coef, intercept, None, rule.loss)
+        reply["kept"] = _keep(party, training, coef, intercept, rule.loss)
     return reply
 
 

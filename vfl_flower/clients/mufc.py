@@ -10,7 +10,6 @@ Clustering happens in the cube to which the box scales the rows.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -57,7 +56,6 @@ from vfl_flower.protocol.requests import (
 )
 from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
-from vfl_flower.protocol.united import Levels
 from vfl_flower.secure_aggregation import SparseSum, split_limbs
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
@@ -207,8 +205,7 @@ def train(
     totals = np.array([sizes.sum(), 0], dtype=np.float64)
     counts = _counts(party, sizes, code)
     if folder is not None:  # last, so that a refusal leaves nothing
-        about = *_columns(party), _united(party), list(party.names)
-        facts = PartyFacts(party.name or "", *about)
+        facts = PartyFacts(party.name or "", *_columns(party), list(party.names))
         state = ClientState.create(folder, model, ids, settings, facts)
         tags = state.tag([ids[row] for row in drawn])
         state.stage(1, tags, sizes, kind="train", redrawn=True, run=model)
@@ -844,25 +841,6 @@ def _columns(party: Party) -> tuple[int, str]:
     """Return the number of the columns and the digest of their names."""
     names = digest_ids(np.array(party.columns)) if party.columns else ""
     return party.rows.shape[1], names
-
-
-def _united(party: Party) -> str:
-    """Return the levels that the parties have united, as JSON; "" without any."""
-    entries = (party.encoding or {}).get("columns", ())
-    united = [entry for entry in entries if "united" in entry]
-    levels = {entry["name"]: entry["levels"] for entry in united}
-    return json.dumps([levels, united[0]["united"]]) if united else ""
-
-
-def united_levels(folder: Path, model: str) -> tuple[Levels, str]:
-    """Return united levels and salt of a model's training; none without a state."""
-    state = ClientState(folder, model)
-    try:
-        known = state.facts.levels if state.exists else ""
-    except PartyError:  # the party has left the model, or its state cannot be read
-        return {}, ""
-    levels, salt = json.loads(known or '[{}, ""]')
-    return {name: tuple(some) for name, some in levels.items()}, salt
 
 
 def _ids(party: Party) -> list[str]:

@@ -171,8 +171,6 @@ class PartyFacts:
     n_columns: int
     columns: str
     """Digest of the names of the columns; "" if they have none."""
-    levels: str = ""
-    """United levels of text columns, and their salt, as JSON; "" without any."""
     parties: list[str] = field(default_factory=list)
     """Names of the parties of the training; states of earlier versions have none."""
 

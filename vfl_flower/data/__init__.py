@@ -8,7 +8,7 @@ A party's data come from one of four places, named by :class:`PartySource`:
 ``diabetes`` and others   a bundled set; party j of ``count`` has the j-th group of
                           consecutive columns, the last party also has the labels
 ``synthetic:n=..,d=..``   a generated regression of any size, split in the same way
-``/abs/airline.parquet``  a party file: CSV, Parquet, Feather/Arrow IPC, NPZ, libsvm
+``/abs/airline.parquet``  a party file: CSV, Parquet, Feather/Arrow IPC, NPZ
 ``/abs/rows/*.parquet``   several Parquet files, one after another by name
 ``duckdb:SELECT ..``      the result of a query, where DuckDB is installed
 ``/abs/folder``           the ``index``-th of its party files, in natural order
@@ -26,9 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from vfl_flower.data.bundled import (
@@ -44,13 +42,11 @@ from vfl_flower.data.files import (
     folder_files,
     from_file,
     ids_of_file,
-    texts_of_file,
     who_of,
 )
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.data.tables import FORMATS, files_of
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.united import OTHER, Levels, load_levels
 
 SHEETS = (".xls", ".xlsx", ".xlsm", ".ods")
 """Endings of spreadsheets, which are not read."""
@@ -97,53 +93,7 @@ def load_party(
     if _is_synthetic(source):
         return from_synthetic(source, seed, encoding)
     path, folder = party_file(source)
-    if encoding is None:
-        source = with_united(source)
     return from_file(path, source, folder, encoding)
-
-
-def with_united(source: PartySource) -> PartySource:
-    """Return where the data are, with the levels that the parties have united.
-
-    Raises PartyError if they have united none, or none of a column, or hold columns.
-    """
-    missing = [name for name in source.united if name not in source.levels]
-    if not missing:
-        return source
-    levels: Levels
-    salt = source.levels_salt
-    if source.levels_open:
-        levels = dict.fromkeys(missing, (OTHER,))
-    elif not source.rows:
-        raise PartyError(
-            f"{who_of(source)}: levels can be united only where parties hold different "
-            "rows"
-        )
-    else:
-        try:
-            levels, salt = load_levels(source.state_dir)
-        except PartyError as error:
-            raise PartyError(f"{who_of(source)}: {error}") from None
-        if lacks := [name for name in missing if name not in levels]:
-            raise PartyError(
-                f"{who_of(source)}: levels of {', '.join(map(repr, lacks))} were not "
-                "united with the others: run the strategy that unites them again"
-            )
-    known = {name: levels[name] for name in missing}
-    return replace(source, levels={**source.levels, **known}, levels_salt=salt)
-
-
-def read_texts(source: PartySource) -> dict[str, Counter[str]]:
-    """Return in how many rows each text is, of the columns whose levels are united.
-
-    Texts are in normal form, and those for a missing value are not counted. Raises
-    PartyError as :func:`load_party` does for the file.
-    """
-    if not (source.united and is_file(source)):
-        return {}
-    path, folder = party_file(source)
-    opened = replace(source, levels_open=True, levels={})
-    return texts_of_file(path, with_united(opened), folder)
 
 
 def check_impute(source: PartySource) -> None:
@@ -187,10 +137,6 @@ class StoredRows:
     def drop_cache(self) -> None:
         """Remove the cached copies of the file; see :func:`drop_cache`."""
         drop_cache(self._source)
-
-    def read_texts(self) -> dict[str, Counter[str]]:
-        """Return how frequent texts are; see :func:`read_texts`."""
-        return read_texts(self._source)
 
 
 def is_file(source: PartySource) -> bool:

@@ -134,8 +134,6 @@ class CacheEntry:
             *of_ids,
             source.max_levels,
             {name: list(levels) for name, levels in source.levels.items()},
-            sorted(source.united),
-            source.levels_salt,
             source.filled_later,
             source.label_column,
             source.columns,

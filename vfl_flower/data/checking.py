@@ -6,18 +6,17 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from vfl_flower.data import check_impute, party_file, with_united
+from vfl_flower.data import check_impute, party_file
 from vfl_flower.data.encoding import CODES as AS_CODES
 from vfl_flower.data.encoding import MAX_LEVELS, TEXT, WRITTEN, columns_of
 from vfl_flower.data.files import Survey, check_unchanged, stamp_of, survey_file
 from vfl_flower.data.findings import Finding, fault
 from vfl_flower.data.kinds import NUMERIC, YES, are_codes, number_texts
-from vfl_flower.data.levels import UNITED
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import Column
 from vfl_flower.protocol.party import PartyError
@@ -72,8 +71,7 @@ def check(source: PartySource) -> Checked:
         check_impute(source)
         path, _ = party_file(source)
         stamp = stamp_of(path, source, who)
-        opened = with_united(replace(source, levels_open=True))
-        survey = survey_file(path, opened, who, fingerprint=True)
+        survey = survey_file(path, source, who, fingerprint=True)
         check_unchanged(path, source, who, stamp)
     except PartyError as error:
         # What stops a reader stands alone: nothing else can be told of the file.
@@ -102,7 +100,7 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
         if column.name in entries:
             yield from _of_column(column, entries[column.name], source)
     if source.rows:
-        yield from _to_unite(features, source)
+        yield from _to_share(features, source)
     if survey.id_forms is not None:
         yield from survey.id_forms.findings()
     yield from _duplicates(features)
@@ -200,20 +198,19 @@ def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
         yield Finding("warning", "tails", name, text, "columns", examples)
 
 
-def _to_unite(features: list[Column], source: PartySource) -> Iterator[Finding]:
-    """Yield how parties that hold rows may give the levels of text columns."""
-    open_ = [
+def _to_share(features: list[Column], source: PartySource) -> Iterator[Finding]:
+    """Yield the text columns whose levels parties that hold rows must agree on."""
+    names = [
         column.name
         for column in features
         if column.kind in TEXT
-        and column.name not in {*source.levels, *source.united}
+        and column.name not in source.levels
         and not _like_ids(column)
     ]
-    if open_:
-        option = ";".join(f"{name}={UNITED}" for name in open_)
-        text = "levels must be the same at all parties that hold rows: unite them, "
-        text += f'with levels="{option}" at each party'
-        yield Finding("note", "unite", None, text, "levels")
+    if names:
+        text = f"the levels of {', '.join(map(repr, names))} must be the same at all "
+        text += "parties that hold rows: name them in a file that all parties share"
+        yield Finding("note", "share", None, text, "levels")
 
 
 def _like_ids(column: Column) -> bool:
@@ -232,7 +229,6 @@ def _like_ids(column: Column) -> bool:
 def _of_levels(
     column: Column, entry: dict[str, Any], source: PartySource
 ) -> Iterator[Finding]:
-    fixed, united = column.name in source.levels, column.name in source.united
     name, count = column.name, len(column.levels)
     what, examples = f"column {name!r}", tuple(entry["levels"])
     if count == 1:
@@ -242,11 +238,7 @@ def _of_levels(
         text = f"{what} holds {count} different numbers as text, which become "
         text += f"{count} columns of 0 and 1: write numbers where they are such"
         yield Finding("warning", "numbers", name, text, "", examples)
-    elif united:
-        text = f"{what} holds {count} different texts; those with enough rows at all "
-        text += "parties together become columns of 0 and 1, and the others one column"
-        yield Finding("note", "text", name, text, "levels")
-    elif fixed:
+    elif name in source.levels:
         text = f"{what} becomes {len(entry['levels'])} columns of 0 and 1, for the "
         text += "levels given"
         yield Finding("note", "text", name, text, "levels", examples)
@@ -350,8 +342,3 @@ def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
         else:
             text += "set standardize=true where parties hold columns"
             yield Finding("warning", "scales", high, text, "standardize")
-
-
-def without_examples(finding: Finding) -> Finding:
-    """Return a finding that shows no value of the data."""
-    return replace(finding, examples=())

@@ -10,10 +10,9 @@ encoded as those that a model was trained on. It is a dict that JSON can hold::
 have one number, in its unit, for each column that the source column became, and none
 where nothing was filled or scaled; a scale of 0 makes the column 0 in each row. With
 ``"other": true`` the last level stands for all texts that are none of the others, with
-``"kind": "date"`` the numbers are days. With ``"united"``, a secret salt of the
-parties, the levels are those of all of them. Texts are compared in their normal form
-(NFKC, without blanks at their ends). ``"later"`` is how many values of training were
-missing, which stay NaN until the parties know the mean over all.
+``"kind": "date"`` the numbers are days. Texts are compared in their normal form (NFKC,
+without blanks at their ends). ``"later"`` is how many values of training were missing,
+which stay NaN until the parties know the mean over all.
 ``classes`` beside ``columns`` are the texts of the labels that became 0, 1 and so on.
 """
 
@@ -42,6 +41,7 @@ from vfl_flower.data.kinds import (
     text_buffers,
     without_markers,
 )
+from vfl_flower.data.levels import OTHER
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import (
     MOST_DISTINCT,
@@ -55,7 +55,6 @@ from vfl_flower.data.tables import markers_of
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.normal import normal_text, size_fault
 from vfl_flower.protocol.party import PartyError
-from vfl_flower.protocol.united import OTHER
 from vfl_flower.typing import Array
 
 MAX_LEVELS = 100
@@ -73,9 +72,8 @@ WRITTEN = "numbers in another notation, such as 1_000, 1.5D+02 or with a dash as
 TEXT = ("text", "levels")
 """Kinds of columns that have levels."""
 
-FORMAT = 3
-"""Latest format of an encoding: 3 where it has united levels, else 2 where it has dates
-or the level "other", else 1."""
+FORMAT = 2
+"""Latest format of an encoding: 2 where it has dates or the level "other", else 1."""
 
 Encoding = dict[str, Any]
 
@@ -130,8 +128,6 @@ def fit(
                 entry["other"] = True
             elif fixed is not None and OTHER in fixed:
                 entry["other"] = True
-            if name in source.united:
-                entry["united"] = source.levels_salt
             _fit_levels(entry, column, source)
         entries.append(entry)
     if unfilled:
@@ -145,8 +141,7 @@ def fit(
             )
         )
     later = any("kind" in entry or "other" in entry for entry in entries)
-    united = any("united" in entry for entry in entries)
-    return {"format": 3 if united else 2 if later else 1, "columns": entries}, faults
+    return {"format": 2 if later else 1, "columns": entries}, faults
 
 
 def check_column(column: Column, source: PartySource, who: str) -> list[Finding]:
@@ -331,9 +326,7 @@ def said(
         name, levels, column = entry["name"], entry["levels"], columns[entry["name"]]
         if levels is not None:
             text = f"text column {name!r} became {len(levels)} columns of 0 and 1"
-            if name in source.united and fitted:
-                text += ", for the levels united with the other parties'"
-            elif name in source.levels and fitted:
+            if name in source.levels and fitted:
                 text += ", for the levels given"
             elif entry.get("other"):
                 text += (
@@ -432,7 +425,6 @@ def text_kinds(encoding: Encoding) -> dict[str, Sequence[str]]:
     for entry in encoding["columns"]:
         if entry["levels"] is not None:
             plain = not any(not_text.match(level) for level in entry["levels"])
-            plain &= "united" not in entry  # its rare texts are in none of the levels
             rest = [kind for kind in KINDS if kind != "truth"]
             kinds[entry["name"]] = rest if plain else ["text"]
     return kinds

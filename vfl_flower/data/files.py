@@ -38,7 +38,6 @@ from vfl_flower.data.statistics import Column, medians, survey
 from vfl_flower.data.tables import (
     CSV_BLOCK,
     FORMATS,
-    SPARSE,
     TEXTS,
     Table,
     empty_rows,
@@ -142,29 +141,6 @@ def ids_of_file(path: Path, source: PartySource) -> Sequence[str] | None:
         return ids
     rows = order.rows(ids).tolist()  # refuses a file without ids
     return [ids[row] for row in rows] if ids is not None else None
-
-
-def texts_of_file(
-    path: Path, source: PartySource, folder: Sequence[Path] = ()
-) -> dict[str, Counter[str]]:
-    """Return how often each text is in the columns whose levels are united."""
-    who = f"party {source.name or name_of(path)!r}"
-    stamp = stamp_of(path, source, who)
-    survey = survey_file(path, source, who, folder)
-    refuse(survey.faults, who)
-    check_unchanged(path, source, who, stamp)
-    markers = markers_of(source)
-    return {
-        name: Counter(
-            {
-                text: count
-                for text, count in survey.columns[name].levels.items()
-                if text not in markers
-            }
-        )
-        for name in source.united
-        if name in survey.columns
-    }
 
 
 def _ids_in_file(path: Path, source: PartySource) -> Sequence[str] | None:
@@ -335,7 +311,7 @@ class Plan:
                 faults.append(fault("header", name, text))
         npz = path.suffix.lower() == ".npz"  # its ids and its y need no option
         ids, label = source.id_column, source.label_column
-        if npz or ending_of(path) in SPARSE:
+        if npz:
             label = label or ("y" if "y" in names else None)
             ids = ids or ("ids" if npz and "ids" in names else None)
         if ids is not None and ids == label:
@@ -699,10 +675,9 @@ def _unreadable(path: Path, who: str, error: Exception) -> PartyError:
         ".csv": "CSV: text in one encoding, one delimiter, one header line, rows of "
         f"less than {CSV_BLOCK >> 20} MiB",
         ".npz": "NPZ with a matrix X and optional y, ids, columns (no pickled objects)",
-        ".svm": "libsvm: a label and pairs of column and value in each row",
         "": "the result of a query: mend the query",
     }
-    rule |= {".tsv": rule[".csv"], ".libsvm": rule[".svm"]}
+    rule[".tsv"] = rule[".csv"]
     text = rule.get(kind, kind[1:].capitalize())
     return PartyError(f"the data file of {who} cannot be read as {text}")
 

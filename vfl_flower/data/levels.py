@@ -1,8 +1,4 @@
-"""The levels of text columns as a config gives them, the same at all parties.
-
-With ``region=united`` instead of levels, the parties unite in a run those that enough
-rows of all of them have.
-"""
+"""The levels of text columns as a config gives them, the same at all parties."""
 
 from __future__ import annotations
 
@@ -19,17 +15,17 @@ MOST_BYTES = 2**20
 MOST_LEVELS = 1000
 """Most levels of a column that are given."""
 
-UNITED = "united"
-"""What a config says in the place of the levels of a column that a run unites."""
+OTHER = "other"
+"""The level that stands for all texts that have none of their own."""
 
 
 def parse_levels(text: str, files: bool) -> dict[str, tuple[str, ...]]:
-    """Return the levels of columns by their names; none of one that a run unites.
+    """Return the levels of columns by their names.
 
-    The text is ``sex=f|m;region=united`` or, with `files`, the absolute path of a TOML
-    file from names of columns to lists of their levels, or "united". Raises ValueError
-    for any other text, or if a column has a level twice, fewer than two or too many.
-    The error contains no level.
+    The text is ``sex=f|m;region=north|south`` or, with `files`, the absolute path of a
+    TOML file from names of columns to lists of their levels. Raises ValueError for any
+    other text, or if a column has a level twice, fewer than two or too many. The error
+    contains no level.
     """
     if not text.startswith("/"):
         return _checked(_listed(text))
@@ -45,31 +41,25 @@ def parse_levels(text: str, files: bool) -> dict[str, tuple[str, ...]]:
         raise ValueError(f"levels cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
         raise ValueError(
-            "levels must be a TOML file with lines such as sex = ['f', 'm'] or "
-            "region = 'united'"
+            "levels must be a TOML file with lines such as sex = ['f', 'm']"
         ) from None
 
 
-def _listed(text: str) -> dict[str, list[str] | str]:
-    levels: dict[str, list[str] | str] = {}
+def _listed(text: str) -> dict[str, list[str]]:
+    levels: dict[str, list[str]] = {}
     for part in filter(str.strip, text.split(";")):
         name, equals, listed = part.partition("=")
         if not equals or name.strip() in levels:
             raise ValueError(
-                "levels must be 'column=a|b' or 'column=united' with ';' between "
-                "columns, each once, or the absolute path of a TOML file"
+                "levels must be 'column=a|b' with ';' between columns, each once, or "
+                "the absolute path of a TOML file"
             )
-        united = listed.strip() == UNITED
-        levels[name.strip()] = (
-            UNITED if united else [level.strip() for level in listed.split("|")]
-        )
+        levels[name.strip()] = [level.strip() for level in listed.split("|")]
     return levels
 
 
 def _checked(levels: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     for name, listed in levels.items():
-        if listed == UNITED:
-            continue
         texts = isinstance(listed, list) and all(
             isinstance(level, str) and level for level in listed
         )
@@ -79,7 +69,4 @@ def _checked(levels: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
             raise ValueError(
                 f"levels of {name!r} must be 2 to {MOST_LEVELS}, got {len(listed)}"
             )
-    return {
-        name: () if listed == UNITED else tuple(map(normal_text, listed))
-        for name, listed in levels.items()
-    }
+    return {name: tuple(map(normal_text, listed)) for name, listed in levels.items()}

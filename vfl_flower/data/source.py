@@ -52,13 +52,6 @@ class PartySource:
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """``levels``: the levels of text columns by their names, the same at all parties; a
     column that it does not name has those of the party's rows."""
-    united: tuple[str, ...] = ()
-    """Columns for which ``levels`` says ``united``: they have the levels that the
-    parties have united, and that each keeps in `state_dir`."""
-    levels_salt: str = ""
-    """A secret of the parties that have united these levels, for their digest."""
-    levels_open: bool = False
-    """Nobody needs their levels yet: all texts of these columns count as "other"."""
     label_optional: bool = False
     """Nobody needs the labels: the file may lack their column, like one of new rows."""
     delimiter: str | None = None

@@ -33,15 +33,12 @@ from vfl_flower.typing import Array
 TEXTS = {".csv": "", ".tsv": "\t"}
 """Endings of delimited text, and the delimiter that they fix."""
 
-SPARSE = (".libsvm", ".svm")
-"""Endings of rows as "label column:value column:value"."""
-
 PACKED = (".gz", ".zip")
 """Endings of compressed text; a zip file has one member."""
 
 FORMATS = (
     *(".arrow", ".csv", ".feather", *PACKED),
-    *(".libsvm", ".npz", ".parquet", ".svm", ".tsv"),
+    *(".npz", ".parquet", ".tsv"),
 )
 """Endings of party files."""
 
@@ -150,8 +147,6 @@ def open_table(path: Path, source: PartySource, who: str) -> Table:
             return _arrow(files[0])
         case ".npz":
             return _npz(files[0], source, who)
-        case ".libsvm" | ".svm":
-            return _sparse(files[0])
     return _csv(files[0], source, who)
 
 
@@ -165,7 +160,7 @@ def ending(path: Path) -> str:
         inner = Path(path.stem).suffix.lower()
     if last not in PACKED:
         return last
-    return inner if inner in (*TEXTS, *SPARSE) else ".csv"
+    return inner if inner in TEXTS else ".csv"
 
 
 # -- text ------------------------------------------------------------------------------
@@ -522,58 +517,6 @@ def _check_names(names: Sequence[str], who: str) -> None:
             f"{what} has a name of more than {MOST_OF_COLUMN} characters: is it a line "
             "of names, and does a quote lack its second one?"
         )
-
-
-def _sparse(path: Path) -> Table:
-    """Return a file of libsvm: its label is ``y``, its columns are ``x1``, ``x2``."""
-    import pyarrow as pa
-
-    def rows() -> Iterator[tuple[float, list[tuple[int, float]]]]:
-        with _bytes(path) as file:
-            for line in file:
-                fields = line.partition(b"#")[0].split()
-                if not fields:
-                    continue
-                pairs = [pair.partition(b":") for pair in fields[1:]]
-                values = [(int(k), float(v)) for k, _, v in pairs if k != b"qid"]
-                yield float(fields[0]), values
-
-    least, d = 1, 0
-    for _, pairs in rows():
-        if pairs:
-            least, d = min(least, min(pairs)[0]), max(d, max(pairs)[0])
-    start = 0 if least == 0 else 1
-    if least < 0 or d >= MOST_COLUMNS:
-        raise ValueError("a column must have a number from 0 to 2^20")
-    names = [f"x{j}" for j in range(start, d + 1)]
-
-    def read(wanted: Sequence[str]) -> Iterator[Any]:
-        size = max(1, min(BATCH, 2**20 // max(len(names), 1)))
-        block = np.zeros((size, len(names)))
-        labels: list[float] = []
-
-        def batch() -> Any:
-            n = len(labels)
-            columns = {
-                name: block[:n, names.index(name)].copy() if name != "y" else labels
-                for name in wanted
-            }
-            return pa.RecordBatch.from_pydict(
-                {name: pa.array(v, pa.float64()) for name, v in columns.items()}
-            )
-
-        for label, pairs in rows():
-            for k, value in pairs:
-                block[len(labels), k - start] = value
-            labels.append(label)
-            if len(labels) == size:
-                yield batch()
-                block[:] = 0
-                labels.clear()
-        if labels:
-            yield batch()
-
-    return Table(["y", *names], read)
 
 
 # -- files with types ------------------------------------------------------------------

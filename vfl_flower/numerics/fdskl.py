@@ -1,4 +1,4 @@
-r"""Doubly stochastic gradients of a kernel machine, and what theory says of the step.
+r"""Doubly stochastic gradients of a kernel machine.
 
 The symbols are those of [1]: the function is :math:`f(x) = \sum_j \alpha_j \phi_j(x)`
 with random features :math:`\phi_j(x) = \sqrt 2 \cos(\omega_j^T x + b_j)`, and it
@@ -32,8 +32,6 @@ __all__ = [
     "dsg_update",
     "implicit_step",
     "step_sizes",
-    "theorem4_iterations",
-    "theorem4_step",
 ]
 
 CANDIDATES = tuple(2.0**k for k in range(-2, 5))
@@ -158,81 +156,3 @@ def dsg_update(
     slopes = named(loss).derivative(scores, y)
     new = (-step / new_features.size) * (new_features.T @ slopes)
     return (1 - step * regularization) * alpha, new
-
-
-def theorem4_step(
-    slope: float, kappa: float, phi: float, regularization: float, eps: float
-) -> float:
-    r"""Return the largest constant step of Theorem 4, which a step must stay below.
-
-    .. math:: \gamma < \min\Big\{\frac1\lambda,
-       \frac{\epsilon\lambda}{4 M^2 (\sqrt\kappa + \sqrt\phi)^2}\Big\}
-
-    M bounds |L'(u, y)| (`Loss.slope`; 1 for logistic and smooth hinge), :math:`\kappa`
-    the kernel (1 for Gaussian and Laplacian) and :math:`\phi` the product |phi(x)
-    phi(x')| (2 for sqrt(2) cos); :math:`\epsilon` is the error
-    :math:`E|f_t(x) - f_*(x)|^2` to reach. Raises ValueError if an argument is not
-    positive and finite.
-
-    For the square loss there is no M: |L'| has no bound, and the theorem says nothing
-    unless the scores are bounded. The theorem bounds the distance to f_* alone; useful
-    steps are orders of magnitude larger.
-    """
-    _check_positive(
-        slope=slope, kappa=kappa, phi=phi, regularization=regularization, eps=eps
-    )
-    spread = (math.sqrt(kappa) + math.sqrt(phi)) ** 2
-    return min(1 / regularization, eps * regularization / (4 * slope**2 * spread))
-
-
-def theorem4_iterations(
-    slope: float,
-    kappa: float,
-    phi: float,
-    regularization: float,
-    eps: float,
-    distance: float,
-    theta: float = 1.0,
-) -> int:
-    r"""Return how many iterations, at least 0, Theorem 4 asks for (equation 8).
-
-    .. math:: t \ge \frac{8\kappa B \log(8\kappa e_1/\epsilon)}
-       {\vartheta\epsilon\lambda}, \quad
-       B = \Big[\sqrt{G_2^2 + G_1} + G_2\Big]^2, \quad
-       G_1 = \frac{2\kappa M^2}{\lambda}, \quad
-       G_2 = \frac{\sqrt\kappa M (\sqrt\kappa + \sqrt\phi)}{2\lambda^{3/2}}
-
-    The symbols are those of `theorem4_step`. `distance` is
-    :math:`e_1 = E\|h_1 - f_*\|_{\mathcal H}^2`, with a start at 0
-    :math:`\|f_*\|_{\mathcal H}^2`; `theta` is :math:`\vartheta` in (0, 1], and the step
-    is :math:`\epsilon\vartheta/(8\kappa B)`. Raises ValueError if an argument is not
-    positive and finite, or `theta` is above 1.
-    """
-    _check_positive(
-        slope=slope,
-        kappa=kappa,
-        phi=phi,
-        regularization=regularization,
-        eps=eps,
-        distance=distance,
-        theta=theta,
-    )
-    if theta > 1:
-        raise ValueError(f"theta must be at most 1, got {theta}")
-    spread = math.sqrt(kappa) + math.sqrt(phi)
-    g1 = 2 * kappa * slope**2 / regularization
-    g2 = (
-        math.sqrt(kappa)
-        * slope
-        * spread
-        / (2 * regularization * math.sqrt(regularization))
-    )
-    b = (math.sqrt(g2**2 + g1) + g2) ** 2
-    log = math.log(8 * kappa * distance / eps)
-    return max(0, math.ceil(8 * kappa * b * log / (theta * eps * regularization)))
-
-
-def _check_positive(**arguments: float) -> None:
-    for name, value in arguments.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be positive and finite, got {value}")

@@ -88,18 +88,17 @@ def partial_angles(
     stop: int,
     bits: int,
     rows: Array | None = None,
-    start: int = 0,
 ) -> Array:
     """Return a party's part of the angles of rows (line 3 of Algorithm 3).
 
-    The result has the shape (m, stop - start). `X`, (n, d_l), are the party's columns,
-    `rows`, (m,), the rows to use (default: all). The angles are fractions of a turn in
-    the type that `bits` names; see :meth:`RandomFeatures.angles`. With shared features
-    they are real turns, whole turns included; `bits` is then 64 and `start` 0.
+    The result has the shape (m, stop). `X`, (n, d_l), are the party's columns, `rows`,
+    (m,), the rows to use (default: all). The angles are fractions of a turn in the type
+    that `bits` names; see :meth:`RandomFeatures.angles`. With shared features they are
+    real turns, whole turns included, and `bits` is then 64.
     """
     private = own_features(part)
     if "shared_seed" not in part:
-        return private.angles(X, start, stop, bits, rows)
+        return private.angles(X, 0, stop, bits, rows)
     shared = RandomFeatures(
         part["kernel"],
         part["all_columns"],

@@ -2,12 +2,12 @@ r"""Lanczos: the eigenpairs above a threshold of a symmetric matrix behind a pro
 
 The symbols are those of [1], Appendix B: R is the matrix, known by g = R c alone (one
 round trip in the federated protocol), c_1 .. c_Q are the orthonormal Lanczos vectors
-and T_Q = C_Q^T R C_Q; after Q steps, with p vectors a step,
+and T_Q = C_Q^T R C_Q; after Q steps,
 
-    R C_Q = C_Q T_Q + g E^T,    C_Q^T C_Q = I,    C_Q^T g = 0,
+    R C_Q = C_Q T_Q + g e^T,    C_Q^T C_Q = I,    C_Q^T g = 0,
 
-where E are the last p columns of the unit matrix. A Ritz pair (sigma_i, C_Q p_i) of
-T_Q p_i = sigma_i p_i has the residual |R C_Q p_i - sigma_i C_Q p_i| = |g E^T p_i|.
+where e is the last column of the unit matrix. A Ritz pair (sigma_i, C_Q p_i) of
+T_Q p_i = sigma_i p_i has the residual |R C_Q p_i - sigma_i C_Q p_i| = |g e^T p_i|.
 
 References
 ----------
@@ -27,7 +27,7 @@ import numpy as np
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
-__all__ = ["Lanczos", "block_lanczos", "lanczos"]
+__all__ = ["Lanczos", "lanczos"]
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -42,10 +42,10 @@ class Lanczos:
     Q : Array of float64, shape (n, q)
         C_Q, the orthonormal Lanczos vectors.
     T : Array of float64, shape (q, q)
-        T_Q = Q^T R Q: tridiagonal, or of half bandwidth p for blocks of p. Its diagonal
-        is alpha, the one beside it beta (lines 6 and 8 of Algorithm 2).
-    residual : Array of float64, shape (n, p)
-        g with R Q = Q T + g E^T.
+        T_Q = Q^T R Q, tridiagonal: its diagonal is alpha, the one beside it beta (lines
+        6 and 8 of Algorithm 2).
+    residual : Array of float64, shape (n,)
+        g with R Q = Q T + g e^T.
     values : Array of float64, shape (m,)
         The wanted Ritz values, descending: those above the threshold.
     vectors : Array of float64, shape (n, m)
@@ -53,7 +53,7 @@ class Lanczos:
     converged : bool
         Whether the stopping rule was met; False if `max_steps` ended it.
     steps : int
-        Products with R that were asked for, each with a block of p vectors.
+        Products with R that were asked for.
     """
 
     Q: Array
@@ -114,7 +114,7 @@ def lanczos(
     distance from the threshold. Ritz values converge from the ends of the spectrum
     inwards, so none above the threshold is missed that c_1 can reach. Before a
     breakdown it reaches neither a second copy of a multiple eigenvalue nor an
-    eigenvector to which c_1 is orthogonal: use `block_lanczos` where there may be some.
+    eigenvector to which c_1 is orthogonal.
 
     At a breakdown (beta_q = 0, line 9) the Lanczos vectors span an invariant space and
     all Ritz values are exact. The iteration then goes on from a random vector
@@ -126,65 +126,8 @@ def lanczos(
     """
     if start.ndim != 1:
         raise ValueError(f"start must be a vector, got shape {start.shape}")
-    return block_lanczos(
-        lambda C: np.asarray(matvec(C[:, 0]))[..., None],
-        start[:, None],
-        threshold,
-        rng=rng,
-        at_least=at_least,
-        max_steps=max_steps,
-        tol=tol,
-    )
-
-
-def block_lanczos(
-    matmat: Callable[[Array], Array],
-    start: Array,
-    threshold: float,
-    *,
-    rng: np.random.Generator,
-    at_least: int = 0,
-    max_steps: int | None = None,
-    tol: float = 1e-8,
-) -> Lanczos:
-    """Find the eigenpairs above a threshold with blocks of p vectors a product.
-
-    Parameters
-    ----------
-    matmat : callable
-        C of shape (n, b) to R C of shape (n, b), R symmetric; b = p, but for the last
-        block of an exhausted space, where it can be smaller.
-    start : Array, shape (n, p)
-        First block, 1 <= p <= n. Its columns are made orthonormal.
-    threshold, rng, at_least, tol
-        As for `lanczos`.
-    max_steps : int, optional
-        Largest number of products with a block. Default: n / p, rounded up.
-
-    Returns
-    -------
-    Lanczos
-        The eigenpairs, and how they were found.
-
-    Raises
-    ------
-    ValueError
-        As for `lanczos`.
-
-    Notes
-    -----
-    The stopping rule is that of `lanczos`. A multiple eigenvalue is found up to p
-    times. Columns of a block that turn out to depend on the others are replaced by
-    random ones, the breakdown of `lanczos` column by column. The iteration does not
-    stop before these have had a product: they may show a copy of an eigenvalue that no
-    other column shows.
-    """
-    if start.ndim != 2 or not 1 <= start.shape[1] <= start.shape[0]:
-        raise ValueError(
-            f"start must be of shape (n, p), 1 <= p <= n, got {start.shape}"
-        )
-    n, p = start.shape
-    limit = -(-n // p) if max_steps is None else max_steps
+    n = len(start)
+    limit = n if max_steps is None else max_steps
     if limit < 1:
         raise ValueError(f"max_steps must be at least 1, got {max_steps}")
     if not tol > 0:
@@ -192,28 +135,29 @@ def block_lanczos(
     if not (np.isfinite(start).all() and start.any()):
         raise ValueError("start must be finite and not 0")
     Q, T, scale = np.empty((n, 0)), np.zeros((0, 0)), 0.0
-    C = start.astype(np.float64)
-    C, _ = _next_block(C, Q, n * EPS * float(np.linalg.norm(C)), rng)
-    beta = np.empty((p, 0))
+    c = start.astype(np.float64)
+    basis, beta = _extended(Q, c, n * EPS * float(np.linalg.norm(c)), rng)
     begin = 0  # the first vector since the last breakdown
     steps, done = 0, False
     while steps < limit and not done:
         steps += 1
-        G = np.array(matmat(C), dtype=np.float64)
-        if G.shape != C.shape or not np.isfinite(G).all():
-            raise ValueError(f"a product must be finite and of shape {C.shape}")
-        q, b = Q.shape[1], C.shape[1]
-        alpha = C.T @ G
-        T = np.pad(T, (0, b))
-        T[q:, q:] = (alpha + alpha.T) / 2
-        T[q:, q - beta.shape[1] : q] = beta
-        T[q - beta.shape[1] : q, q:] = beta.T
-        Q = np.hstack([Q, C])
-        G -= Q @ (Q.T @ G)  # eq. 3 of [1]; `_next_block` does so twice
+        q, Q = Q.shape[1], basis
+        c = Q[:, -1]
+        g = np.array(matvec(c), dtype=np.float64)
+        if g.shape != (n,) or not np.isfinite(g).all():
+            raise ValueError(f"a product must be finite and of shape {(n,)}")
+        T = np.pad(T, (0, 1))
+        T[q, q] = c @ g
+        if q:
+            T[q, q - 1] = T[q - 1, q] = beta
+        g -= Q @ (Q.T @ g)  # eq. 3 of [1]; `_extended` does so twice
+        if q + 1 == n:
+            done = True
+            break
         sigma, P = np.linalg.eigh(T[begin:, begin:])
         scale = max(scale, float(np.abs(sigma).max()))
-        C, beta = _next_block(G, Q, n * EPS * scale, rng)
-        rho = np.linalg.norm(beta @ P[-b:], axis=0)
+        basis, beta = _extended(Q, g, n * EPS * scale, rng)
+        rho = np.abs(beta * P[-1])
         ritz_values = np.linalg.eigvalsh(T)[::-1]
         bound = threshold
         if np.count_nonzero(ritz_values > threshold) < at_least:
@@ -223,12 +167,10 @@ def block_lanczos(
         settled = math.sqrt(tol) * min(scale, abs(bound))
         gap = bound - sigma
         above = gap < 0
-        if Q.shape[1] == n:
-            done = True
-        elif not beta.any():
+        if beta == 0:
             done = not above.any()
-            begin = q + b
-        elif beta.any(axis=1).all():  # else new columns have no product yet
+            begin = q + 1
+        else:
             done = bool(
                 (rho[above] <= tol * scale).all()
                 and not above.all()
@@ -237,34 +179,29 @@ def block_lanczos(
     sigma, P = np.linalg.eigh(T)
     count = max(np.count_nonzero(sigma > threshold), min(at_least, len(sigma)))
     wanted = np.arange(len(sigma))[::-1][:count]
-    return Lanczos(Q, T, G, sigma[wanted], Q @ P[:, wanted], done, steps)
+    return Lanczos(Q, T, g, sigma[wanted], Q @ P[:, wanted], done, steps)
 
 
-def _next_block(
-    G: Array, Q: Array, tiny: float, rng: np.random.Generator
-) -> tuple[Array, Array]:
-    """Return C of min(p, n - q) orthonormal columns, orthogonal to Q, and beta = C^T G.
+def _extended(
+    Q: Array, g: Array, tiny: float, rng: np.random.Generator
+) -> tuple[Array, float]:
+    """Return Q with one more column c, a unit vector orthogonal to Q, and c^T g.
 
-    Columns of G, (n, p), of which Q and the other columns leave at most `tiny` are left
-    out; random ones, with rows of 0 in beta, take their places.
+    c is the direction of what Q leaves of g. Where that is at most `tiny`, c is random,
+    and 0 takes the place of c^T g.
     """
-    n, p = G.shape
-    size = min(p, n - Q.shape[1])
-    basis = Q
 
-    def add(g: Array, least: float) -> None:
-        nonlocal basis
+    def rest(vector: Array) -> Array:
         for _ in range(2):
-            g = g - basis @ (basis.T @ g)
-        length = np.linalg.norm(g)
-        if length > least:
-            basis = np.column_stack([basis, g / length])
+            vector = vector - Q @ (Q.T @ vector)
+        return vector
 
-    for j in range(p):
-        if basis.shape[1] < n:
-            add(G[:, j], tiny)
-    beta = np.triu(basis[:, Q.shape[1] :].T @ G)
-    while basis.shape[1] < Q.shape[1] + size:
-        add(rng.standard_normal((n,)), n * EPS)  # without a unit, unlike `tiny`
-    C = basis[:, Q.shape[1] :]
-    return C, np.pad(beta, ((0, size - len(beta)), (0, 0)))
+    c = rest(g)
+    if (length := float(np.linalg.norm(c))) > tiny:
+        basis = np.column_stack([Q, c / length])
+        return basis, float(basis[:, -1] @ g)
+    length = 0.0
+    while length <= len(g) * EPS:  # without a unit, unlike `tiny`
+        c = rest(rng.standard_normal(len(g)))
+        length = float(np.linalg.norm(c))
+    return np.column_stack([Q, c / length]), 0.0

@@ -69,8 +69,6 @@ def declared(party: Party) -> Declared:
     names = [entry["name"] for entry in entries]
     levels = {entry["name"]: entry["levels"] for entry in entries if entry["levels"]}
     texts = [text for name in sorted(levels) for text in ("", name, *levels[name])]
-    # Of united levels the server must not test guesses.
-    texts += sorted({entry["united"] for entry in entries if entry.get("united")})
     told = party.consent is None or party.consent.column_names
     return {
         "columns": [column_digest(name) for name in names],
@@ -209,8 +207,8 @@ def agree(
             raise FederationError(
                 "text columns must have the same levels at all parties: those of "
                 f"{listed(first, before, texts)} differ between {first!r} and "
-                f"{name!r}: give 'levels' in the node config of each party, or unite "
-                f"them{_counted(shown)}"
+                f"{name!r}: name the same levels in a file for 'levels' in each node "
+                f"config{_counted(shown)}"
             )
     order = list(wanted) or before["columns"]
     if set(order) != kinds.keys():

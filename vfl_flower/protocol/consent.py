@@ -39,7 +39,6 @@ Kind = Literal[
     "row-sums",
     "totals",
     "coefficients",
-    "levels",
     "moments",
     "curves",
 ]
@@ -55,14 +54,13 @@ KINDS: dict[Kind, str] = {
     "sums over the parties",
     "totals": "totals of scores, and the numbers of rows that were drawn by them",
     "coefficients": "this party's coefficients of a linear model",
-    "levels": "texts of columns that enough rows of all parties have, to the others",
     "moments": "means, and sums of products of columns, to the party with the labels",
     "curves": "means of labels and predictions, each of 20 rows or more, and how many "
     "rows of a class are taken for which, to the server",
 }
 """The kinds in words, as documents and refusals say them."""
 
-_WITHOUT_ROWS = frozenset({"totals", "coefficients", "levels", "moments", "curves"})
+_WITHOUT_ROWS = frozenset({"totals", "coefficients", "moments", "curves"})
 """Kinds that are not of single rows: their limits are of how often they leave."""
 
 MOST_BYTES = 2**20

@@ -66,9 +66,6 @@ class Source(Protocol):
     def read_ids(self) -> Sequence[str] | None:
         """Return the ids of the rows as text; None where they have none."""
 
-    def read_texts(self) -> Mapping[str, Mapping[str, int]]:
-        """Return in how many rows each text is, by column, where levels are united."""
-
     def drop_cache(self) -> None:
         """Remove copies of the rows, some of which the party may have to forget."""
 
@@ -136,9 +133,6 @@ class Party:
         What a step leaves here is written to a file in `state_dir`.
     source : Source or None
         Where its rows come from, if not from the caller.
-    texts : mapping of str to mapping of str to int
-        In how many rows each text is, by column, where the levels of columns are to be
-        united and there is no `source`.
     row_labels : pandas.Index or None
         Index of the DataFrame that `X` was.
     shared : dict of str to Array of bool, shape (n,)
@@ -181,9 +175,6 @@ class Party:
     part: dict[str, Any] = field(default_factory=dict, init=False)
     predictions: Predictions | None = field(default=None, init=False)
     source: Source | None = field(default=None, init=False)
-    texts: Mapping[str, Mapping[str, int]] = field(
-        default_factory=dict, init=False, repr=False
-    )
     shared: dict[str, Array] = field(default_factory=dict, init=False)
     releases: Releases | None = field(default=None, init=False)
     row_sets: RowSets | None = field(default=None, init=False)
@@ -445,10 +436,6 @@ class Party:
     def read_ids(self) -> Sequence[Any] | Array | None:
         """Return the ids of the rows, from the data file if there is one."""
         return self.ids if self.source is None else self.source.read_ids()
-
-    def read_texts(self) -> Mapping[str, Mapping[str, int]]:
-        """Return in how many rows each text is, of the columns to be united."""
-        return self.texts if self.source is None else self.source.read_texts()
 
     def rng(self, stream: str) -> np.random.Generator:
         """Return the generator of one named stream of this party in this run.

@@ -8,7 +8,6 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self
 
 import numpy as np
@@ -27,7 +26,6 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import PartyInfo
 from vfl_flower.protocol.settings import Count, Seed, settings, settings_of, values_of
 from vfl_flower.protocol.steps import Step, Steps
-from vfl_flower.protocol.united import Levels
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -179,8 +177,6 @@ class ProtocolStrategy(Strategy):
     column, the mean for a missing value."""
     fills: ClassVar[bool] = False
     """Whether it fills missing values with means over all parties that hold rows."""
-    unites: ClassVar[bool] = False
-    """Whether it makes levels of text columns that parties then keep."""
     resumable: ClassVar[bool] = True
     """Whether a checkpoint lets a run go on; otherwise the next run completes it."""
     steps: ClassVar[Steps] = ()
@@ -360,14 +356,6 @@ class ProtocolStrategy(Strategy):
                 "fills none: set impute to 'none' to see which"
             )
         return parties
-
-    @classmethod
-    def levels_of_training(cls, folder: Path, model: str) -> tuple[Levels, str]:
-        """Return the united levels that a party's model was trained on, and their salt.
-
-        There are none if the local model has the encoding, or nothing is known.
-        """
-        return {}, ""
 
     def rehearsed(self) -> Self:
         """Return the strategy that a rehearsal runs, on columns without names."""

@@ -124,22 +124,6 @@ def cosine_shares(
     return reduce(np.concatenate(features, axis=1), deal.bits)
 
 
-def cosine_error(
-    parties: int, fraction: int, angle_bits: int = 16, multiple: int = 1
-) -> float:
-    """Return the largest error of a shared cosine, beside that of float64.
-
-    Each of the T parties rounds its angle to the nearest of 2^b in a turn
-    (b is `angle_bits`), which moves m theta by at most ``pi m T / 2^b``. Cosine and
-    sine of delta and of r have f / 2 fraction bits: each of these two points of the
-    plane moves by ``e = 2^-(f / 2 + 1/2)`` at most, and their scalar product by
-    ``2 e + e^2``.
-    """
-    moved = 1 / math.sqrt(2.0 ** (fraction + 1))
-    turned = math.pi * multiple * parties / (1 << angle_bits)
-    return turned + moved * (2 + moved)
-
-
 def _cosine_and_sine(
     angles: Array, multiple: int, fraction: int
 ) -> tuple[Array, Array]:

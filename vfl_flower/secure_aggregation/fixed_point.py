@@ -172,21 +172,6 @@ def finest_gram_fixed_point(
     return FixedPoint(bits, fraction, bound)
 
 
-def gram_error(rows: int, bound: float, error: float) -> float:
-    """Return the largest error of an entry of a Gram matrix.
-
-    ``|a' b' - a b| <= error (2 bound + error)`` in each of the rows, where a and b are
-    at most `bound` in size, and a' and b' differ from them by at most `error`:
-    :attr:`FixedPoint.error` of a column that is encoded, and of a cosine
-    :func:`vfl_flower.secure_aggregation.angle_shares.cosine_error`.
-
-    The roundings of many rows mostly cancel: a cosine with f fraction bits has errors
-    of a standard deviation of ``2^-(f / 2) / sqrt(6)``, and an entry of the Gram matrix
-    of cosines one of about sqrt(rows) times that.
-    """
-    return rows * error * (2 * bound + error)
-
-
 def weights_fixed_point(
     features: FixedPoint, columns: int, size: float, bound: float
 ) -> FixedPoint:
@@ -212,17 +197,6 @@ def weights_fixed_point(
             f"features of {features.fraction} fraction bits, got {size:.6g}"
         )
     return FixedPoint(features.bits, fraction, bound)
-
-
-def prediction_error(
-    columns: int, bound: float, error: float, size: float, weight_error: float
-) -> float:
-    """Return the largest error of an entry of F w.
-
-    Numbers in F are at most `bound` in size, with an error of at most `error`; `size`
-    is |w|_1, and `weight_error` the largest error of a weight.
-    """
-    return size * error + columns * weight_error * (bound + error)
 
 
 def _most_fraction(rows: int, bound: float, bits: int, square_sum: float | None) -> int:

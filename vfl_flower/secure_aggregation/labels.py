@@ -14,7 +14,6 @@ RANDOM_STREAM = b"vfl_flower random stream 1"
 SECRET_DRAW = b"vfl_flower secret draw 1"
 MOMENTS_DEALER = b"vfl_flower dealer of moments 1"
 ANGLES_DEALER = b"vfl_flower dealer of angles 1"
-LEVELS_KEY = b"vfl_flower level union 1"
 ALIGNMENT = b"vfl_flower alignment 1"
 
 # Of the key of a session's state.
@@ -23,7 +22,5 @@ STATE_LABEL = b"vfl_flower state label 1"
 
 # Of a secret that was derived, dealt or shared.
 DEALT_RANDOMNESS = b"vfl_flower dealt randomness 1"
-TEXTS = b"vfl_flower texts 1"
-LEVELS_SALT = b"vfl_flower salt of levels 1"
 KEYED_IDS = b"vfl_flower keyed ids 1"
 ROW_TAGS = b"vfl_flower row tags 1"

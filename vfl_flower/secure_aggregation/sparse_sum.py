@@ -255,19 +255,19 @@ class SparseSum:
         payload = field.power_sums(points, weighted, self.n_slots)
         return np.concatenate([sums, payload.ravel()])
 
-    def decode(self, total: Array, n: int, exact: bool = True) -> tuple[Array, Array]:
+    def decode(self, total: Array, n: int) -> tuple[Array, Array]:
         """Return the bins and counts of a sum of messages ([1], Algorithm 2, line 3).
 
         The bins have the shape (m, d), and the counts, q_j >= 1, (m,). `total`, uint64,
         (size,), is the sum of the messages of all parties, without masks. `n` is the
-        sum of all counts, that is the number of rows of all parties, below p; if not
-        `exact`, only an upper bound of it. Each bin with a count comes once, in the
-        order of the coordinates, by the first coordinate first.
+        sum of all counts, that is the number of rows of all parties, below p. Each bin with
+        a count comes once, in the order of the coordinates, by the first coordinate
+        first.
 
         Raises ValueError if an argument is out of range; MasksDoNotCancelError if the
-        sum of all counts is not `n`, or above it where not `exact`; TooManyBinsError if
-        no set of at most K L bins with counts from 1 to n has these power sums; and
-        HashMismatchError if the coordinates of a bin do not belong to its point.
+        sum of all counts is not `n`; TooManyBinsError if no set of at most K L bins
+        with counts from 1 to n has these power sums; and HashMismatchError if the
+        coordinates of a bin do not belong to its point.
         """
         field, n = PrimeField(self.p), operator.index(n)
         total = _elements(total, field)
@@ -276,11 +276,10 @@ class SparseSum:
         if not 0 <= n < self.p:
             raise ValueError(f"n must be from 0 to p - 1 = {self.p - 1}, got {n}")
         sums, payload = np.split(total, [2 * self.n_slots])
-        if sums[0] > n or (exact and sums[0] < n):
-            bound = f"{n}" if exact else f"at most {n}"
+        if sums[0] != n:
             raise MasksDoNotCancelError(
-                f"the counts of all parties must add up to {bound}, got another "
-                "sum: a message is missing, doubled or changed"
+                f"the counts of all parties must add up to {n}, got another sum: a "
+                "message is missing, doubled or changed"
             )
         points, counts = self._solve(field, sums, n)
         if self.field == "paper":

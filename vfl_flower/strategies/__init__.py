@@ -16,7 +16,6 @@ from vfl_flower.strategies.kernel_kmeans_predictions import (
     FKKMeansEvaluation,
     FKKMeansPrediction,
 )
-from vfl_flower.strategies.level_union import LevelUnion
 from vfl_flower.strategies.mufc import MUFC
 from vfl_flower.strategies.mufc_tasks import (
     MUFCAdd,
@@ -41,7 +40,6 @@ ALGORITHMS: dict[str, Tasks] = {
         *(MUFCPrediction, MUFCEvaluation, MUFCRemoval),
     ),
     "align": (Alignment,),
-    "unite-levels": (LevelUnion,),
 }
 """The strategies of each algorithm, one per task, by its name in the run config."""
 
@@ -87,7 +85,6 @@ __all__ = [
     "FKKMeans",
     "FKKMeansEvaluation",
     "FKKMeansPrediction",
-    "LevelUnion",
     "MUFCAdd",
     "MUFCEvaluation",
     "MUFCForgetClient",

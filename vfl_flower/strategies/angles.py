@@ -79,16 +79,9 @@ class Angles:
         """Whether there is one label holder, which then has all of the scores."""
         return len(self.holders) == 1
 
-    def sums(self, *names: str) -> dict[str, Sum]:
-        """Return the sums of angles that a star asks for, one for each label holder.
-
-        `names` are those of the reply's values, default ``"angles"``.
-        """
-        return {
-            f"{name}_{j}": Sum(1.0, self._group, to=j)
-            for name in names or ("angles",)
-            for j in self.holders
-        }
+    def sums(self) -> dict[str, Sum]:
+        """Return the sums of angles that a star asks for, one for each label holder."""
+        return {f"angles_{j}": Sum(1.0, self._group, to=j) for j in self.holders}
 
     def scores(self, holder: int) -> dict[str, Sum]:
         """Return the sum of the label holders' scores, for one of them."""

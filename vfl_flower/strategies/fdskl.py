@@ -13,7 +13,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import numpy as np
@@ -43,7 +42,6 @@ from vfl_flower.protocol.settings import (
     Fraction,
     InRunConfig,
     Natural,
-    NotNegative,
     Positive,
     check_unused,
     settings,
@@ -76,26 +74,16 @@ IMPLICIT_FEATURES = 1500
 PUBLISHED_STEPS = 32
 """Iterations of the published update for each label holder."""
 
-FIRST_FEATURES = 250
-"""Fewest features to begin with where their number is chosen by what they gain."""
-
-LEAST_TRIED = 1000
-"""Fewest rows to compare with where only the number of rows is chosen."""
-
 FEW_ROWS = 2000
 """With fewer rows to train on, ``moments`` warns of an error above that of the direct
 solver: it has one column for every eight rows."""
-
-TEST_ROWS = 4000
-"""Most rows held out to ask for where sizes are chosen: the standard error of a share
-of wrong ones is then 0.8 points at most."""
 
 _ANGLES = (
     *("regularization", "topology", "block_bytes", "allow_two_parties"),
     *("budget", "rows", "features"),
 )
 _OF_SOLVER = {
-    "direct": ("tolerance", "class_weight", *_ANGLES),
+    "direct": ("class_weight", *_ANGLES),
     "doubly-stochastic": ("iterations", "step", *_ANGLES),
     "moments": (
         *("rows", "features", "dealer", "computes", "relevance", "class_weight"),
@@ -156,9 +144,6 @@ class FDSKL(ProtocolStrategy):
                    masked                                 holder can open the sum
     bandwidth      the label holder: their median         the bandwidth
     angles         omega_j^T x_j + b_j, masked            nothing
-    enough         the label holder: whether more angles  the answer
-                   lower the error, and how many
-                   features suffice
     fit            the label holder: a cross-validation   the score, and lambda
                    score, lambda, number of classes,
                    whether it converged; with
@@ -262,11 +247,6 @@ class FDSKL(ProtocolStrategy):
     budget: Natural = 64_000_000
     """Most bytes of angles that a party sends to train, but for ``moments``. Implicit
     steps take half of it with the features that are their default."""
-    tolerance: NotNegative = 0.0
-    """Where the direct solver stops asking for more rows and features, before it has
-    used up the budget: where the last step, of twice as many of each, lowered the mean
-    loss of rows left out by less than this share, 0.02 for example. Angles that were
-    sent stay in use. 0, or a ring or a tree: all of the budget at once."""
     rows: Count = 0
     """Rows to train on; 0: as many as the budget pays for, eight for each feature.
     ``step="explicit"``, or a number, takes rows again where there are fewer. With
@@ -316,7 +296,7 @@ class FDSKL(ProtocolStrategy):
     question = "What is a good nonlinear classifier or regression?"
     explained = fdskl_metrics.METRICS
     steps: ClassVar[Steps] = (
-        *(party.distances, party.bandwidth, party.angles, party.enough, party.fit),
+        *(party.distances, party.bandwidth, party.angles, party.fit),
         party.start,
         *(party.iterate, party.answer, party.held_out_angles),
         *(moments_party.prepare, kernel_dealing.deal, moments_party.multiply),
@@ -439,13 +419,11 @@ class FDSKL(ProtocolStrategy):
                 f"rows must be 0 or at least {least} of {parties.n_rows} rows, got "
                 f"{self.rows}"
             )
-        sizes: list[tuple[int, int]] = []
         batches: list[int] = []
         if direct:
             n = len(train)
             train, M = self._sample(train, run)
             used = len(train)
-            sizes = self._sizes(len(train), M)
             check_block(M, self._bits, self.block_bytes)
         else:
             if self.regularization == "auto" and _number(self.step, 0.0) > len(train):
@@ -462,10 +440,7 @@ class FDSKL(ProtocolStrategy):
         if not self.rows:
             larger = "a larger budget, or fewer features, takes more"
             run.warnings += left_out("to train on", used, n, larger)
-        if len(sizes) > 1:  # each step's rows are the first ones of the next step's
-            train = run.rng("order of rows").permutation(train)
-        first = train[: sizes[min(1, len(sizes) - 1)][0]] if direct else None
-        bandwidth = self._bandwidth(parties, holders[0], first)
+        bandwidth = self._bandwidth(parties, holders[0], train if direct else None)
         block = M // max(1, len(batches))
         setup = self._setup(parties, run, holders, M, block, bandwidth)
         model = KernelModel(
@@ -480,8 +455,7 @@ class FDSKL(ProtocolStrategy):
         kept = tuple(setup.shared.kept) if setup.shared else ()
         angles = Angles(parties, holders, self._bits, self.topology, kept)
         if direct:
-            trained = self._direct(angles, train, sizes, setup)
-            M = model.n_features = int(trained.metrics["features"])
+            trained = self._direct(angles, train, setup)
             bandwidth = model.bandwidth = bandwidth / trained.multiple
         else:
             trained = self._doubly_stochastic(angles, batches, len(train), setup)
@@ -489,8 +463,6 @@ class FDSKL(ProtocolStrategy):
         metrics = trained.metrics | {"features": M, "bandwidth": bandwidth}
         if len(test):
             most = max(1, self.budget // 4 // (M * self._bits // 8))
-            if len(sizes) > 1:
-                most = min(most, TEST_ROWS)
             order = run.rng("test rows").permutation(len(test))
             larger = "a larger budget takes more"
             run.warnings += left_out("to test", most, len(test), larger)
@@ -612,26 +584,10 @@ class FDSKL(ProtocolStrategy):
             rows, M = self._sample(np.arange(n), Run(0))
         except FederationError:
             return ""
-        sizes = self._sizes(len(rows), M)
-        sizes = sizes[1:] or sizes
-        steps = "; ".join(
-            f"{m:,} rows with {M:,} features, {m * M * self._bits / 8e6:.3g} MB"
-            for m, M in sizes
-        )
-        if len(sizes) == 1:
-            return (
-                f"For training a party sends the angles of {steps}. With a `tolerance` "
-                "such as 0.02 the run begins with fewer, and asks for more only as "
-                "long as they lower the error on rows left out; with a smaller "
-                "`budget` it never asks for more."
-            )
+        size = len(rows) * M * self._bits / 8e6
         return (
-            f"For training a party sends the angles of, in all, one of: {steps}. The "
-            "run begins with the first and goes on as long as twice as many rows and "
-            f"features lower the error on rows left out by {self.tolerance:.1%} or "
-            "more, which costs two round trips at least each time. The labels of a "
-            "rehearsal have no pattern, so it ends early: the last figure is the most "
-            "that the run can send."
+            f"For training a party sends the angles of {len(rows):,} rows with {M:,} "
+            f"features, {size:.3g} MB. A smaller `budget` sends less."
         )
 
     def scaled(self, share: float) -> Self:
@@ -699,7 +655,6 @@ class FDSKL(ProtocolStrategy):
             holders=holders,
             block=block,
             shared=shared,
-            tolerance=self.tolerance if self.solver == "direct" else 0.0,
             chooses=self.bandwidth == "auto",
         )
 
@@ -790,84 +745,26 @@ class FDSKL(ProtocolStrategy):
         """Return the angles of a run for each feature of an iteration."""
         return sum(rows * (t + 1) for t, rows in enumerate(batches))
 
-    def _sizes(self, m: int, M: int) -> list[tuple[int, int]]:
-        """Return the numbers of rows and features to try, up to m and M.
-
-        A geometric schedule is asymptotically the cheapest [2]. Rows are eight for each
-        feature, as in a budget. The first pair is only compared with: it is part of the
-        second. Without one there is no step to try.
-        """
-        if not self.tolerance or self.topology != "star":
-            return [(m, M)]
-        sizes = [(m, M)]
-        while True:
-            rows, features = sizes[0]
-            if not self.features:
-                features //= 2
-            if not self.rows:
-                rows = min(rows, max(8 * features, rows // 4))
-            if (rows, features) == sizes[0] or features < FIRST_FEATURES // 2:
-                break
-            if self.features and rows < LEAST_TRIED:
-                break
-            sizes.insert(0, (rows, features))
-        return sizes if len(sizes) > 2 else [(m, M)]
-
     # -- solvers ---------------------------------------------------------------------
 
-    def _direct(
-        self,
-        angles: Angles,
-        rows: Array,
-        sizes: list[tuple[int, int]],
-        setup: party.Setup,
-    ) -> _Trained:
-        """Collect angles until more of them gain little; solve at the label holder."""
+    def _direct(self, angles: Angles, rows: Array, setup: party.Setup) -> _Trained:
+        """Collect the angles of rows; solve at the label holder."""
         holder, regularization = angles.holders[0], _number(self.regularization, 0.0)
-        rows, known = rows.astype(np.uint32), (0, 0)
-        blocks = added = offsets = dict[int, Array]()
-        for fewer, (m, M) in pairwise(sizes):
-            blocks, added = self._grow(angles, rows[:m], known, M, setup)
-            known = m, M
-            if (m, M) == sizes[-1]:
-                break
-            features = angles.parties.ask_one(
-                holder,
-                party.enough,
-                problem=party.Problem(
-                    rows[:m], self.loss, regularization, self._balanced
-                ),
-                stop=M,
-                fewer_rows=fewer[0],
-                fewer_features=fewer[1],
-                angles=blocks,
-                added=added,
-            )["features"]
-            blocks = added = {}
-            if features:
-                known = m, features
-                break
-        else:
-            known = sizes[0]
-            blocks, offsets = self._collect(angles, rows, setup)
-        problem = party.Problem(
-            rows[: known[0]], self.loss, regularization, self._balanced
-        )
+        rows = rows.astype(np.uint32)
+        blocks, offsets = self._collect(angles, rows, setup)
+        problem = party.Problem(rows, self.loss, regularization, self._balanced)
         fitted = angles.parties.ask(
             party.fit,
             problem=angles.each({holder: problem}),
             angles=angles.each({holder: blocks}),
             offsets=angles.each(offsets),
-            added=angles.each({holder: added} if added else {}),
-            features=known[1] if len(sizes) > 1 else None,
         )
         solution = fitted[holder]
         self._check_learned(fitted, holder, "regularization", "converged")
         metrics = {
             "regularization": solution["regularization"],
             "converged": solution["converged"],
-            "rows": known[0],
-            "features": known[1],
+            "rows": len(rows),
         }
         if "cv_score" in solution:
             metrics["cv_score"] = solution["cv_score"]
@@ -876,43 +773,6 @@ class FDSKL(ProtocolStrategy):
             self._check_learned(fitted, holder, "multiple")
         multiple = solution.get("multiple", 1)
         return _Trained(solution["columns"], kept, metrics=metrics, multiple=multiple)
-
-    def _grow(
-        self,
-        angles: Angles,
-        rows: Array,
-        known: tuple[int, int],
-        M: int,
-        setup: party.Setup,
-    ) -> tuple[dict[int, Array], dict[int, Array]]:
-        """Collect the angles of M features that are not known of the first rows yet.
-
-        Returns those of new rows, and of new features of the rows before, in blocks;
-        without new rows, the latter come first.
-        """
-        (n, before), bits, holder = known, angles.bits, angles.holders[0]
-        new, old = rows[n:], rows[:n] if before < M else rows[:0]
-        products = len(new) * M + len(old) * (M - before)
-        count = max(1, math.ceil(products * bits // 8 / self.block_bytes))
-        sealed: tuple[dict[int, Array], dict[int, Array]] = {}, {}
-        for k in range(count):
-            first, second = np.array_split(new, count)[k], np.array_split(old, count)[k]
-            request, more = party.AngleRequest(first, M, bits), None
-            if not len(first):
-                request = party.AngleRequest(second, M, bits, before)
-            elif len(second):
-                more = party.MoreAngles(second, M, bits, before)
-            replies = angles.ask(
-                party.angles.summing(**angles.sums("angles", *["added"] * bool(more))),
-                request=request,
-                setup=setup,
-                more=more,
-            )
-            summed = replies.sealed
-            sealed[0][k] = opened(summed[f"angles_{holder}"])
-            if more is not None:
-                sealed[1][k] = opened(summed[f"added_{holder}"])
-        return sealed
 
     def _collect(
         self, angles: Angles, rows: Array, setup: party.Setup

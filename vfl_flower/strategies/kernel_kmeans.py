@@ -35,7 +35,7 @@ from vfl_flower.numerics.kernel_kmeans import (
     eigenpairs,
     first_features,
 )
-from vfl_flower.numerics.lanczos import block_lanczos, lanczos
+from vfl_flower.numerics.lanczos import lanczos
 from vfl_flower.numerics.summed_kmeans import (
     LEAST_ROWS,
     Pass,
@@ -158,10 +158,9 @@ class FKKMeans(ProtocolStrategy):
     gamma: Positive | Literal["auto"] = "auto"
     """gamma of the kernel. "auto": from sums over the parties; for the Gaussian kernel
     the paper's value, N^2 / (2 sum_ij |x_i - x_j|^2)."""
-    eigensolver: Literal["gram", "lanczos", "block-lanczos"] = "gram"
+    eigensolver: Literal["gram", "lanczos"] = "gram"
     """"gram": the upper triangle of the Gram matrix in one message per iteration;
-    "lanczos": as in the paper, a message for each product with a vector;
-    "block-lanczos": a message for each product with block_size vectors."""
+    "lanczos": as in the paper, a message for each product with a vector."""
 
     _: KW_ONLY
     threshold: Positive | Literal["auto", "paper"] = "auto"
@@ -197,8 +196,6 @@ class FKKMeans(ProtocolStrategy):
     cem: bool = True
     """Whether to use the paper's communication mechanism. False: Lanczos on all N rows
     as in section 4.1 of the paper; in one process only, for comparison."""
-    block_size: Natural = 8
-    """Number of vectors of "block-lanczos"."""
     n_init: Natural = 30
     """Starts of k-means, of which the best is kept."""
     allow_two_parties: bool = False
@@ -230,8 +227,6 @@ class FKKMeans(ProtocolStrategy):
             )
         if self.kernel != "polynomial":
             check_unused(self, ["degree", "offset"], f"kernel {self.kernel!r}")
-        if self.eigensolver != "block-lanczos":
-            check_unused(self, ["block_size"], f"eigensolver {self.eigensolver!r}")
         unused = {
             "sums": ["coreset_size"],
             "coreset": ["passes", "choose_clusters"],
@@ -478,16 +473,17 @@ class FKKMeans(ProtocolStrategy):
         first, size, begun, trace = space.t == 0, space.next_size, False, math.nan
         traced = first and self.threshold == "auto"
 
-        def multiply(C: Array) -> Array:
+        def multiply(c: Array) -> Array:
             nonlocal begun, trace
+            vectors = c[:, None]
             if begun:
                 question = party.product.summing(product=bound)
-                product = parties.ask_exactly(question, vectors=C).sums["product"]
+                product = parties.ask_exactly(question, vectors=vectors).sums["product"]
             else:
                 wanted = {"product": bound} | ({"trace": bound} if traced else {})
                 sums = parties.ask_exactly(
                     party.product.summing(**wanted),
-                    vectors=C,
+                    vectors=vectors,
                     t=space.t + 1,
                     R=None if first else space.R,
                     trace_wanted=traced,
@@ -504,14 +500,13 @@ class FKKMeans(ProtocolStrategy):
             if start.bounded and np.abs(product).max() > 2 * bound:
                 rule = "a product with a Gram matrix of the features"
                 raise faulty_sum(parties, party.product, rule)
-            return product
+            return product[:, 0]
 
-        width = 1 if self.eigensolver == "lanczos" else self.block_size
         rng = run.rng(f"lanczos {space.t + 1}")
-        vectors = rng.standard_normal((size, min(width, size)))
+        vector = rng.standard_normal(size)
         cut, least = space.wanted
         with decomposed(parties, party.product):
-            pairs = block_lanczos(multiply, vectors, cut, rng=rng, at_least=least)
+            pairs = lanczos(multiply, vector, cut, rng=rng, at_least=least)
             space.step(pairs.values, pairs.vectors, trace)
         return pairs.steps
 

@@ -46,7 +46,6 @@ from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Count, InRunConfig, Natural, settings
 from vfl_flower.protocol.steps import Steps, Sum
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
-from vfl_flower.protocol.united import Levels
 from vfl_flower.secure_aggregation import LIMB, SparseSum, join_limbs
 from vfl_flower.strategies import mufc_metrics
 from vfl_flower.strategies.mufc_box import (
@@ -111,11 +110,6 @@ class MUFCTask(ProtocolStrategy):
         known = [clusters for clusters in labels if clusters is not None]
         if isinstance(model, MUFCModel) and len(known) == len(labels):
             model.labels_ = known
-
-    @classmethod
-    def levels_of_training(cls, folder: Path, model: str) -> tuple[Levels, str]:
-        """Return the united levels that the party's state has kept."""
-        return party.united_levels(folder, model)
 
     def cluster(
         self,

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import typer
 
-from vfl_flower.app import flights
+from simulations import flights_files as flights
 from vfl_flower.data import load_party
 from vfl_flower.data.source import PartySource
 

