@@ -260,8 +260,8 @@ class SparseSum:
 
         The bins have the shape (m, d), and the counts, q_j >= 1, (m,). `total`, uint64,
         (size,), is the sum of the messages of all parties, without masks. `n` is the
-        sum of all counts, the number of rows of all parties, below p. Each bin with a count
-        comes once, in the order of the coordinates, by the first coordinate first.
+        sum of all counts, the number of rows of all parties, below p. Each bin with a
+        count comes once, in the order of the coordinates, by the first one first.
 
         Raises ValueError if an argument is out of range; MasksDoNotCancelError if the
         sum of all counts is not `n`; TooManyBinsError if no set of at most K L bins
