@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # The theme otherwise prints where its development goes on.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help demo test lint docs bench papers
+.PHONY: help demo test lint docs bench size papers
 
 help:
 	@echo "make demo   fit a model on three parties' columns, beside each party alone"
@@ -23,6 +23,7 @@ help:
 	@echo "make lint   check style and types"
 	@echo "make docs   build the documentation as a site, into site/"
 	@echo "make bench  run the benchmarks at a small size"
+	@echo "make size   count lines, and lines of code, by folder"
 	@echo "make papers measure the figures of docs/papers that are missing; QUICK=1: in minutes"
 
 $(PY):
@@ -71,6 +72,9 @@ bench: $(INSTALLED)
 	$(PY) -m simulations.mufc_claims sizes --quick
 	$(PY) benchmarks/sparse_sum.py
 	$(PY) benchmarks/round_trip.py --repeats 3
+
+size: $(INSTALLED)
+	$(PY) benchmarks/size.py
 
 papers: $(INSTALLED)
 	$(PY) -m simulations.papers $(if $(QUICK),--quick --output-dir .papers)
