@@ -249,7 +249,7 @@ def roles_page(cells: Cells, size: Size) -> Iterator[str]:
     yield "## Seconds, memory and bytes of each role"
     yield f"""
         Training on generated rows of {COLUMNS} columns, each party in a process of
-        its own. NumPy: the Gram matrices of both halves and the fit, of pooled
+        its own. NumPy: the Gram matrix and the fit, of pooled
         features, in each turn. A role: seconds of processor, how many times NumPy's
         that is, and the largest memory above that at the start of the run. The
         server deals, and has the messages of all.
