@@ -116,54 +116,39 @@ Bandwidth = Annotated[float, Ge(1e-50), Le(1e50)]
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned, and of which rows.
-
-    Attributes
-    ----------
-    target, kernel : str
-        What the labels are, and the kernel.
-    test_fraction : float
-        Share of the rows held out.
-    rows : int
-        How many of the others are trained on.
-    most, values : int
-        Most local columns of a party, and if these are more, of values alone.
-    balanced : bool
-        Whether classes count as if they had equally many rows.
-    """
+    """What is learned, and of which rows."""
 
     target: Target
+    """What the labels are."""
     kernel: Kernel
     test_fraction: Fraction
+    """Share of the rows held out."""
     rows: Natural
+    """How many of the others are trained on."""
     most: Count
+    """Most local columns of a party."""
     values: Count
+    """Most of values, where these are more."""
     balanced: bool = False
+    """Whether classes count as if they had equally many rows."""
 
 
 @dataclass(frozen=True)
 class Joint:
-    """Which joint features there are.
-
-    Attributes
-    ----------
-    bandwidths, counts : list of float, list of int
-        Each bandwidth, and its number of angles.
-    densities : list of float
-        For each bandwidth the probability with which an angle has a column.
-    bits : {16, 32}
-        Of an angle.
-    relevant : bool
-        Whether columns are scaled by the root of their relevance.
-    """
+    """Which joint features there are."""
 
     bandwidths: Annotated[list[Bandwidth], MinLen(1), MaxLen(MOST_KERNELS)]
+    """The bandwidths."""
     counts: Annotated[list[Natural], MinLen(1), MaxLen(MOST_KERNELS)]
+    """The number of angles of each bandwidth."""
     densities: Annotated[
         list[Annotated[float, Gt(0), Le(1)]], MinLen(1), MaxLen(MOST_KERNELS)
     ]
+    """For each bandwidth the probability with which an angle has a column."""
     bits: AngleBits
+    """Of an angle."""
     relevant: bool = False
+    """Whether columns are scaled by the root of their relevance."""
 
     @property
     def angles(self) -> int:
@@ -177,59 +162,41 @@ class Joint:
 @shapes_only
 @dataclass
 class KernelState:
-    """What a party keeps between messages, besides its part of the model.
-
-    Attributes
-    ----------
-    task, joint : Task, Joint or None
-        As the server has said; none in a run that only predicts.
-    first : int
-        The party that opens the Gram matrices.
-    turns, trip : int
-        How many sets of Gram matrices were begun, and how often :func:`multiply` was
-        answered in the last of them.
-    moments : MomentsState or None
-        Of this turn.
-    angles : Array of uint8
-        What it was dealt for its angles, of this turn.
-    multiple : int
-        How many times each angle of this turn is taken; 0: not yet known.
-    triple : Array of uint8
-        What it was dealt for the relevance of its columns.
-    pilot : Roles or None
-        Of the turn that tells the relevance.
-    relevance : Array, shape (d,)
-        What its scaled columns are multiplied with; empty: nothing.
-    y_mean, y_scale : float
-        At the label holder: of the labels of the training rows.
-    lowest, highest : float
-        At the label holder: where its real labels are clipped.
-    classes : Array
-        At the label holder the labels of the classes.
-    muted : Array of int
-        At the label holder its local columns that are 0 for the sake of the labels.
-    constant : bool
-        Whether its labels break a rule, so that zeros take the place of targets.
-    """
+    """What a party keeps between messages, besides its part of the model."""
 
     task: Task | None = None
+    """As the server has said; none in a run that only predicts."""
     joint: Joint | None = None
     first: int = 0
+    """The party that opens the Gram matrix."""
     turns: int = 0
+    """How many Gram matrices the party has started to compute."""
     trip: int = 0
+    """How often it has answered :func:`multiply` in the last of them."""
     moments: MomentsState | None = None
+    """Of this turn."""
     angles: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    """What it was dealt for its angles, of this turn, uint8."""
     multiple: int = 0
+    """How many times each angle of this turn is taken; 0: not yet known."""
     triple: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    """What it was dealt for the relevance of its columns, uint8."""
     pilot: Roles | None = None
+    """Of the turn that shows the relevance."""
     relevance: Array = field(default_factory=lambda: np.zeros(0))
+    """What its scaled columns are multiplied with, shape (d,); empty: nothing."""
     y_mean: float = 0.0
     y_scale: float = 1.0
+    """At the label holder: mean and scale of the labels of the training rows."""
     lowest: float = -np.inf
     highest: float = np.inf
+    """At the label holder: where its real labels are clipped."""
     classes: Array = field(default_factory=lambda: np.zeros(0))
+    """At the label holder the labels of the classes."""
     muted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    """At the label holder its local columns that are 0 for the sake of the labels."""
     constant: bool = False
+    """Whether its labels break a rule, so that zeros take the place of targets."""
 
 
 def _task(state: KernelState) -> Task:
@@ -475,35 +442,19 @@ def multiply(
     them under the masks, each for the other one; then they multiply all that was opened
     of part ``trip - 2``. At last the second party sends its share of the Gram matrix.
 
-    Parameters
-    ----------
-    roles : Roles
-        Who does what.
-    counted : int
-        Number of columns of the Gram matrix, as consent counts them, in the first trip;
-        then 0.
-    joint : Joint
-        Which joint features there are.
-    trip : int
-        How often the step was asked before.
-    dealt, turn_parts : Array of uint8, dict of int to Array of uint8
-        What the dealer sends in the first trip: the server, or a party.
-    triple_checks : dict of int to Array of uint8
-        What the other one that computes has sent in the first trip.
-    angles : Array
-        Sums of all parties' angles of part ``trip - 1``.
-    cosines, turn_cosines : Array of uint8, dict of int to Array of uint8
-        What the dealer sends for them to the second party.
-    own_openings, joint_openings : dict of int to Array of uint8
-        What the others have opened of part ``trip - 2``: of their local columns, and of
-        joint ones.
-    multiple : int
-        How many times each angle is taken, which divides the bandwidths by it.
-    triple : Array of uint8
-        What the server deals in the first trip for the relevance of the party's
+    counted: number of columns of the Gram matrix, as consent counts them, in the first
+        trip; then 0.
+    trip: how often the step was asked before.
+    dealt, turn_parts: what the dealer sends in the first trip: the server, or a party.
+    triple_checks: what the other one that computes has sent in the first trip.
+    angles: sums of all parties' angles of part ``trip - 1``.
+    cosines, turn_cosines: what the dealer sends for them to the second party.
+    own_openings, joint_openings: what the others have opened of part ``trip - 2``: of
+        their local columns, and of joint ones.
+    multiple: how many times each angle is taken, which divides the bandwidths by it.
+    triple: what the server deals in the first trip for the relevance of the party's
         columns.
-    probes : dict of int to Array of uint8
-        What the label holder has sent for it after that turn.
+    probes: what the label holder has sent for it after that turn.
     """
     state = party.recall(KernelState)
     if trip == 0:
@@ -727,20 +678,12 @@ def relevance(
 ) -> Mixed:
     """Solve at the label holder, and let each other party know which columns matter.
 
-    Parameters
-    ----------
-    kinds : list of int
-        As for :func:`fit`.
-    widths : list of int
-        Number of columns of each party.
-    counted : int
-        Number of columns of all other parties, as consent counts them.
-    gram_shares : dict of int to Array of uint8
-        Those of the second party.
-    frequencies : dict of int to Array of uint8
-        Of each other party, under masks.
-    triples : Array of uint8
-        What the server deals for it, one party after another.
+    kinds: as for :func:`fit`.
+    widths: number of columns of each party.
+    counted: number of columns of all other parties, as consent counts them.
+    gram_shares: those of the second party.
+    frequencies: of each other party, under masks.
+    triples: what the server deals for it, one party after another.
     """
     state = party.recall(KernelState)
     joint, moments = state.joint, state.moments
@@ -794,12 +737,8 @@ def fit(
 ) -> Fitted:
     """Solve at the label holder; each party keeps its part of the model.
 
-    Parameters
-    ----------
-    kinds : list of int
-        Numbers of local columns of each kind, of each party.
-    gram_shares : dict of int to Array of uint8
-        Those of the second party.
+    kinds: numbers of local columns of each kind, of each party.
+    gram_shares: those of the second party.
     """
     state = party.recall(KernelState)
     task, settings, moments = _task(state), state.joint, state.moments
@@ -866,16 +805,11 @@ def _solve(
     gram_shares: dict[int, Array],
     local: LocalColumns,
 ) -> tuple[Array, GramFit, Array]:
-    """Open the Gram matrix and solve; its order is that of the result.
+    """Open the Gram matrix and solve.
 
-    Returns
-    -------
-    Array, shape (columns, columns)
-        The matrix: local columns, joint ones by bandwidth, targets and ones.
-    GramFit
-        The solution.
-    Array of int, shape (columns,)
-        The place of each of these columns in what was computed.
+    Return the matrix in the order of the result (local columns, joint ones by
+    bandwidth, targets and ones), the solution, and the place of each of these columns
+    in what was computed.
     """
     task, settings, moments = _task(state), state.joint, state.moments
     assert settings is not None
@@ -971,18 +905,8 @@ def drawn_probes(
 ) -> Array:
     """Return B for frequencies times their bandwidths, shape (A, probes).
 
-    In units of the standard deviation of f over the training rows.
-
-    Parameters
-    ----------
-    gram : Array
-        As it is solved; joint features are the last ones, by bandwidth.
-    solved : GramFit
-        The solution.
-    joint : Joint
-        Which joint features there are.
-    rng : numpy.random.Generator
-        Source of the draw.
+    In units of the standard deviation of f over the training rows. The Gram matrix is
+    that which is solved; joint features are the last ones, by bandwidth.
     """
     M, n, A = len(solved.weights), gram[-1, -1], joint.angles
     # Cosines and then sines of all angles.

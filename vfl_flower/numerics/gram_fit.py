@@ -100,32 +100,26 @@ class Block(NamedTuple):
 @shapes_only
 @dataclass(frozen=True)
 class GramFit:
-    """A ridge regression, and what the sums show of it.
-
-    Attributes
-    ----------
-    weights, intercept : Array, shape (M, K) and (K,)
-        W, in units of the targets.
-    penalties : Array, shape (blocks,)
-        d.
-    error, variance : Array, shape (K,)
-        Mean squared error of g, and of the mean of the targets.
-    slope, offset : Array, shape (K, K) and (K,), or None
-        Of classes: ``scores @ slope + offset`` are probabilities up to `tail`; without
-        a tail log odds for one target, and for more, up to a constant a row, logarithms
-        of the probabilities.
-    tail : Array, shape (classes,), or None
-        Probabilities below which those of a class shrink.
-    """
+    """A ridge regression, and what the sums show of it."""
 
     weights: Array
+    """W, shape (M, K), in units of the targets."""
     intercept: Array
+    """Shape (K,), in units of the targets."""
     penalties: Array
+    """d, shape (blocks,)."""
     error: Array
+    """Mean squared error of g, shape (K,)."""
     variance: Array
+    """Mean squared error of the mean of the targets, shape (K,)."""
     slope: Array | None = None
+    """Of classes, shape (K, K): ``scores @ slope + offset`` are probabilities up to
+    `tail`; without a tail log odds for one target, and for more, up to a constant a
+    row, logarithms of the probabilities."""
     offset: Array | None = None
+    """Shape (K,); see `slope`."""
     tail: Array | None = None
+    """Probabilities below which those of a class shrink, shape (classes,)."""
 
     def scores(self, features: Array) -> Array:
         """Return f of rows of features, shape (rows, K)."""
@@ -195,38 +189,20 @@ def fit_gram(
 ) -> GramFit:
     r"""Choose the penalties by evidence, and fit.
 
-    Parameters
-    ----------
-    gram : Array, shape (M + K + 1, M + K + 1)
-        Sums of products of M features, K targets and a column of ones.
-    blocks : sequence of Block
-        Of the M features, in order and without gaps.
-    kind : {"continuous", "classes"}
-        Of classes the targets are -1 and +1: one for two classes, else one a class.
-    class_weights : Array, shape (classes,), optional
-        How much a row of each class counts, for the offset: for one target first -1,
-        then +1. Default: all alike.
-    noise : float
-        Errors of G, relative to the lengths of the two columns. No penalty is below
-        ``10 noise sqrt(M)`` of the largest mean square of a feature of its block, ten
-        times what such errors can make of a direction without variance.
+    `gram`, shape (M + K + 1, M + K + 1), has the sums of products of M features, K
+    targets and a column of ones. `blocks` are those of the features, in order and
+    without gaps. Of classes the targets are -1 and +1: one for two classes, else one a
+    class. `class_weights`, shape (classes,), say how much a row of each class counts,
+    for the offset: for one target first -1, then +1; default: all alike.
 
-    Returns
-    -------
-    GramFit
-        The model of all rows.
+    `noise` are errors of G, relative to the lengths of the two columns. No penalty is
+    below ``10 noise sqrt(M)`` of the largest mean square of a feature of its block, ten
+    times what such errors can make of a direction without variance.
 
-    Raises
-    ------
-    ValueError
-        The matrix, blocks or class weights do not fit, a sum is not finite, there are
-        fewer than two rows, or no penalty gives a fit.
-
-    Notes
-    -----
     Each of some 40 steps takes a Cholesky factor of order M and its inverse, or of
     order `THIN` until the last few. Memory is that of four matrices of order M beside
-    `gram`.
+    `gram`. Raises ValueError if the matrix, blocks or class weights do not fit, a sum
+    is not finite, there are fewer than two rows, or no penalty gives a fit.
     """
     M = _check(gram, blocks, kind)
     sums = _about_means(np.asarray(gram, np.float64), M)

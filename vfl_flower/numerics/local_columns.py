@@ -54,41 +54,29 @@ Interval = tuple[float, float]
 @shapes_only
 @dataclass(frozen=True)
 class LocalColumns:
-    """How a party makes its columns: arrays alone.
-
-    Attributes
-    ----------
-    center, scale : Array, shape (d,)
-        Median and standard deviation of each source column, once clipped; a scale of 0
-        makes the column 0.
-    lowest, highest : Array, shape (d,)
-        Where values are clipped.
-    values : Array of int, shape (v,)
-        Source columns whose values are columns.
-    gaps : Array of int, shape (g,)
-        Source columns with an indicator of missing values.
-    interval_columns : Array of int, shape (b,)
-        The source column of each interval.
-    lows, highs : Array, shape (b,)
-        An interval is ``low < x <= high``, in the unit of the source column.
-    frequencies : Array, shape (d, m)
-        Of the waves, in radians per unit of the scaled columns.
-    muted : Array of int
-        Columns that are 0, since beside the labels they point to a single row. They
-        count among the columns, whose number must not depend on labels.
-    """
+    """How a party makes its columns: arrays alone."""
 
     center: Array
+    """Median of each source column, shape (d,), once clipped."""
     scale: Array
+    """Standard deviation, shape (d,), once clipped; a scale of 0 makes the column 0."""
     lowest: Array
     highest: Array
+    """Where values are clipped, shape (d,)."""
     values: Array
+    """Source columns whose values are columns, shape (v,)."""
     gaps: Array
+    """Source columns with an indicator of missing values, shape (g,)."""
     interval_columns: Array
+    """The source column of each interval, shape (b,)."""
     lows: Array
     highs: Array
+    """An interval is ``low < x <= high``, in the unit of its source column; (b,)."""
     frequencies: Array
+    """Of the waves, shape (d, m), in radians per unit of the scaled columns."""
     muted: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Columns that are 0, since beside the labels they point to a single row. They
+    count among the columns, whose number must not depend on labels."""
 
     @property
     def n_columns(self) -> int:
@@ -115,18 +103,8 @@ class LocalColumns:
 def scaled_columns(fitted: LocalColumns, X: Array) -> Array:
     """Return the columns in robust units, whose random features are taken.
 
-    Parameters
-    ----------
-    fitted : LocalColumns
-        From :func:`fit_local_columns`.
-    X : Array, shape (rows, d)
-        Rows, missing values NaN.
-
-    Returns
-    -------
-    Array of float64, shape (rows, d)
-        Distances from the median in standard deviations, at most `CLIP` in size;
-        missing values are 0.
+    Of rows `X`, shape (rows, d), missing values NaN, the distances from the median in
+    standard deviations, at most `CLIP` in size; missing values are 0.
     """
     X = np.clip(np.asarray(X, dtype=np.float64), fitted.lowest, fitted.highest)
     away = X - fitted.center
@@ -136,19 +114,9 @@ def scaled_columns(fitted: LocalColumns, X: Array) -> Array:
 
 
 def local_columns(fitted: LocalColumns, X: Array) -> Array:
-    """Return the columns of rows.
+    """Return the columns of rows, shape (rows, n_columns), none above 1 in size.
 
-    Parameters
-    ----------
-    fitted : LocalColumns
-        From :func:`fit_local_columns`.
-    X : Array, shape (rows, d)
-        Rows, missing values NaN.
-
-    Returns
-    -------
-    Array of float64, shape (rows, n_columns)
-        None above 1 in size.
+    `X` has the shape (rows, d), missing values NaN.
     """
     X = np.asarray(X, dtype=np.float64)
     Z = scaled_columns(fitted, X)
@@ -179,33 +147,15 @@ def fit_local_columns(
 ) -> LocalColumns:
     """Choose the columns by the training rows of a party.
 
-    Parameters
-    ----------
-    X : Array, shape (n, d)
-        Training rows, missing values NaN.
-    most : int
-        Largest number of columns. Values come first, then intervals, as many for each
-        source column as there is room for, then waves.
-    least : int
-        Fewest rows that differ from the most frequent value of a column.
-    bins : int
-        Most intervals of a source column.
-    waves : int
-        Most frequencies, each of two columns.
-    most_leverage : float
-        Largest leverage of a row.
-    rng : numpy.random.Generator
-        Draws the frequencies, and the pairs of rows for their bandwidth.
+    `X` has the shape (n, d), missing values NaN. Of at most `most` columns values come
+    first, then intervals, as many for each source column as there is room for and at
+    most `bins`, then `waves` frequencies at most, of two columns each. At least `least`
+    rows differ from the most frequent value of a column, and no row has a leverage
+    above `most_leverage`. `rng` draws the frequencies, and the pairs of rows for their
+    bandwidth.
 
-    Returns
-    -------
-    LocalColumns
-        Its columns have the support and the leverage.
-
-    Raises
-    ------
-    ValueError
-        `X` is not a matrix of finite or missing values, or `most` is negative.
+    Raises ValueError if `X` is not a matrix of finite or missing values, or `most` is
+    negative.
     """
     X = np.asarray(X, dtype=np.float64)
     if X.ndim != 2 or np.isinf(X).any():

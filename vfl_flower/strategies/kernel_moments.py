@@ -78,41 +78,27 @@ _BOUND = 2.0**40
 
 @dataclass(frozen=True)
 class Solver:
-    """How a model is trained.
-
-    Attributes
-    ----------
-    target, kernel, test_fraction : str, str, float
-        As settings of the strategy.
-    rows : int
-        Most rows to train on.
-    features : int
-        Number of joint features; 0: as many as the rows allow, up to `MOST_FEATURES`.
-    bandwidth : float or None
-        The one bandwidth, in the unit of the scaled columns; None: several.
-    dealer : str
-        "server", or the name of a party.
-    computes : str
-        Name of the party that computes with the label holder; "": the first one.
-    balanced : bool
-        Whether classes count as if they had equally many rows.
-    bits : {16, 32}
-        Of an angle.
-    relevance : bool
-        Whether a turn with fewer features tells the relevance of columns.
-    """
+    """How a model is trained."""
 
     target: Target
     kernel: Kernel
     test_fraction: float
     rows: int
+    """Most rows to train on."""
     features: int
+    """Number of joint features; 0: as many as the rows allow, up to `MOST_FEATURES`."""
     bandwidth: float | None
+    """The one bandwidth, in the unit of the scaled columns; None: several."""
     dealer: str
+    """"server", or the name of a party."""
     bits: AngleBits
+    """Of an angle."""
     relevance: bool = True
+    """Whether a turn with fewer features shows the relevance of columns."""
     computes: str = ""
+    """Name of the party that computes with the label holder; "": the first one."""
     balanced: bool = False
+    """Whether classes count as if they had equally many rows."""
 
 
 def train(
@@ -120,23 +106,8 @@ def train(
 ) -> tuple[dict[str, Any], dict[str, list[float]], bool]:
     """Train, and measure the error on the rows that are held out.
 
-    Parameters
-    ----------
-    parties : Parties
-        One of them holds the labels.
-    solver : Solver
-        How.
-    test : Array of int
-        Numbers of the rows that are held out.
-
-    Returns
-    -------
-    dict of str to number
-        Metrics.
-    dict of str to list of float
-        Curves, if any.
-    bool
-        Whether all parties keep their parts of the model.
+    `test` has their numbers. Return metrics, curves if any, and whether all parties
+    keep their parts of the model.
     """
     holder = parties.label_holder
     task = _task(solver, len(parties))
@@ -284,11 +255,8 @@ def relevance(
 ) -> dict[str, Any]:
     """Let each party know the relevance of its own columns: four round trips.
 
-    Returns
-    -------
-    dict
-        For :func:`vfl_flower.clients.kernel_moments.columns` of the next turn, which
-        opens it.
+    Return what :func:`vfl_flower.clients.kernel_moments.multiply` of the next turn
+    gets, which opens it.
     """
     first, root = roles.first, parties.checkpoint.token(SEED_BYTES)
     widths = [info.n_columns for info in parties]
@@ -311,25 +279,18 @@ def relevance(
 
 @dataclass(frozen=True)
 class Dealing:
-    """What a dealer gives for Gram matrices and for rows, as arguments of the steps.
-
-    Attributes
-    ----------
-    bits : {16, 32}
-        Of an angle.
-    outputs : int
-        K, the number of scores of a row.
-    root : bytes
-        Secret of the server, where it deals.
-    turn, rows : dict
-        For the first step of each.
-    """
+    """What a dealer gives for Gram matrices and for rows, as arguments of the steps."""
 
     bits: AngleBits
+    """Of an angle."""
     outputs: int
+    """K, the number of scores of a row."""
     root: bytes
+    """Secret of the server, where it deals."""
     turn: dict[str, Any]
+    """For the first step of a turn."""
     rows: dict[str, Any]
+    """For the first step of scores."""
 
     @classmethod
     def of(
@@ -415,23 +376,10 @@ def gram_matrices(
     kernel: Kernel = "gaussian",
     **more: Any,
 ) -> Turn:
-    """Let parties compute shares of the Gram matrices that the label holder opens.
+    """Let parties compute shares of the Gram matrix that the label holder opens.
 
     One turn: a round trip for each part of the rows, and two. For another one, raise
-    ``roles.turn``.
-
-    Parameters
-    ----------
-    parties, roles : Parties, Roles
-        Who does what.
-    joint : Joint
-        Which joint features there are.
-    dealing : Dealing
-        What is dealt for them.
-    kernel : {"gaussian", "laplacian"}
-        The kernel.
-    **more
-        Arguments of the first trip.
+    ``roles.turn``. `more` are arguments of the first trip.
     """
     computing, parts = (roles.first, roles.second), len(roles.parts)
     sums: dict[str, Sum | float] = {**_sums(roles, joint.bits)}
@@ -490,17 +438,7 @@ def score_rows(
 ) -> Told:
     """Let the label holder open the scores of rows: three round trips.
 
-    Parameters
-    ----------
-    parties, roles : Parties, Roles
-        Who does what.
-    rows : Array of int, shape (m,)
-        Numbers of the rows.
-    dealing : Dealing
-        What is dealt for them.
-    **how : bool
-        `evaluate`, `last` and `curves`, as
-        :func:`vfl_flower.clients.kernel_scores.scores` has them.
+    `how` is as :func:`vfl_flower.clients.kernel_scores.scores` has it.
     """
     first, bits, outputs = roles.first, dealing.bits, dealing.outputs
     hidden = parties.ask(
@@ -542,27 +480,13 @@ def predict(
 ) -> Told:
     """Let the label holder open the scores of all rows, in blocks.
 
-    Parameters
-    ----------
-    parties, roles : Parties, Roles
-        Who does what, with the joint features of the model.
-    local : sequence of int
-        Local columns of each party.
-    outputs : int
-        K.
-    bits : {16, 32}
-        Of an angle.
-    evaluate : bool
-        Whether the label holder judges its answers, and does not keep them.
-    curves : bool
-        Whether it then tells means of bins of rows too.
-    described : Replies, optional
-        To the step in which a party has dealt for the first block.
+    local: local columns of each party.
+    outputs: K.
+    evaluate: whether the label holder judges its answers, and does not keep them.
+    curves: whether it then tells means of bins of rows too.
+    described: replies to the step in which a party has dealt for the first block.
 
-    Returns
-    -------
-    dict of str to number
-        What it tells of them.
+    Return what the label holder tells of them.
     """
     reply: Told = {}
     blocks = kernel_dealing.row_blocks(parties.n_rows, sum(local) + roles.joint)
