@@ -1,7 +1,7 @@
 """A small run for each way that a strategy has: together they ask for every step."""
 
 import tempfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -230,11 +230,12 @@ def holders(count: int = 2) -> list[Party]:
 
 
 @cache
-def moments_parties(count: int = 2) -> list[Party]:
+def moments_parties(count: int = 2, interaction: float = 0.0) -> list[Party]:
     """Return the parties with as many rows as a Gram matrix needs."""
     rng = np.random.default_rng(5)
     X, names = rng.normal(size=(160, 6)), [party.name for party in parties(count)]
     y = X @ np.arange(6.0) + 3 + rng.normal(size=160)
+    y += interaction * X[:, 0] * X[:, 5]
     blocks = zip(names, np.split(X, count, axis=1), strict=True)
     return [
         Party(block, y if name == names[-1] else None, name=name)
@@ -294,8 +295,10 @@ def parties_of(variant: str, count: int = 2) -> list[Party]:
     made |= dict.fromkeys(("fkk predict", "fkk evaluate"), new_row_parties)
     of_moments = [v for v in VARIANTS if v.startswith("moments")]
     made |= dict.fromkeys(of_moments, moments_parties)
-    made["fdskl moments"] = moments_parties
+    # Without it, joint features would have weights that rounding decides.
+    interacting = partial(moments_parties, interaction=3.0)
+    made["fdskl moments"] = interacting
     made["fdskl moments predict"] = lambda count: new_parties_of_sums()
-    dealt = ("moments dealer", "fdskl moments dealer")
-    made |= dict.fromkeys(dealt, lambda count: moments_parties(3))  # who deals is one
+    made["moments dealer"] = lambda count: moments_parties(3)  # who deals is one
+    made["fdskl moments dealer"] = lambda count: interacting(3)
     return made.get(variant, parties)(count)

@@ -524,12 +524,12 @@ def test_a_label_holder_that_deals_reads_no_column(monkeypatch):
 
 def test_errors_of_fewer_rows_than_consent_wants_are_refused():
     X, _ = data()
-    consent = Consent(leaves={"moments": Limit(rows=N + 1)})
+    consent = Consent(leaves={"moments": Limit(rows=N + 1)}, peers=None)
     one = Party(X[:, :2], name="p0", index=0, consent=consent)
     roles = party.Roles(2, 1, [1, 1, 1], [N], turn=1)
     with pytest.raises(PartyError, match=f"at least {N + 1} rows in each Gram matrix"):
         asked_for_errors(one, roles)
-    one.consent = Consent(leaves={"moments": Limit(rows=N)})
+    one.consent = Consent(leaves={"moments": Limit(rows=N)}, peers=None)
     dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
     assert asked_for_errors(one, roles, dealt=dealt)["loss_openings"]
 

@@ -358,7 +358,9 @@ def _factored(sums: _Sums, penalties: Array) -> tuple[Array, Array, Array]:
     return np.asarray(W), squares, np.diag(root)
 
 
-class _Away(NamedTuple):
+@shapes_only
+@dataclass(frozen=True)
+class _Away:
     """Sums over the n rows of the scores g, each without its row."""
 
     n: float
