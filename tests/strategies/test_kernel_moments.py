@@ -1285,6 +1285,14 @@ def test_features_leave_four_rows_each():
     assert columns <= N // 4
 
 
+def test_the_values_of_columns_come_before_joint_features_of_few_rows():
+    X = np.random.default_rng(0).normal(size=(160, 9))
+    y = X @ np.arange(1.0, 10.0)
+    model = simulate(strategy(), parties(3, 2, X[:60], y[:60]), seed=0).model
+    predicted = model.predict(np.array_split(X[60:], 3, axis=1))
+    assert np.mean((predicted - y[60:]) ** 2) < 0.2 * y.var()
+
+
 def spoiled(monkeypatch, name, place, change):
     """Let the server deal something else to a party."""
     original = getattr(kernel_dealing, name)

@@ -179,7 +179,7 @@ def _task(solver: Solver, count: int) -> party.Task:
     columns = 2 * solver.features or COLUMNS
     rows = min(solver.rows, most_numbers(solver) // columns)
     room = rows // ROWS_PER_COLUMN
-    left, values = int(room * min(MOST_SHARE, rows / MANY_ROWS)), room // 2
+    left, values = int(room * min(MOST_SHARE, rows / MANY_ROWS)), 3 * room // 4
     if solver.features:
         room = min(room, most_numbers(solver) // rows)
         left = values = max(0, room - solver.features - TARGETS)
