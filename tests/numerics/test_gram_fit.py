@@ -129,9 +129,11 @@ def test_a_search_that_begins_with_few_features_ends_where_all_do(thin, monkeypa
     F, Y = table()
     full = fit_gram(gram_of(F, Y), BLOCKS, "continuous")
     monkeypatch.setattr(gram_fit, "THIN", thin)
+    monkeypatch.setattr(gram_fit, "POLISH", 0)
     fit = fit_gram(gram_of(F, Y), BLOCKS, "continuous")
     assert fit.error[0] == pytest.approx(full.error[0], rel=0.03)
     assert fit.error[0] != full.error[0]
+    assert fit.penalties[1] > 10 * fit.penalties[0]
 
 
 @pytest.mark.parametrize("classes", [2, 3])

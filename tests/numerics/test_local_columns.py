@@ -96,7 +96,7 @@ def test_intervals_of_a_column_by_hand():
 
 
 def test_rare_levels_are_merged_with_a_neighbour():
-    x = np.repeat([0.0, 1, 2, 3], [200, 10, 100, 90])
+    x = np.repeat([0.0, 1, 2, 3], [200, 15, 100, 85])
     fitted = fitted_to(x[:, None], waves=0)
     assert fitted.lows.tolist() == [-np.inf, 0]
     assert fitted.highs.tolist() == [0, 2]

@@ -119,6 +119,8 @@ def test_a_file_of_an_earlier_version_is_read():
         ("[leaves]\nrows = 5", "rows must be true or false or a table"),
         ("[leaves]\nrows = {runs = 5}", "rows: 'runs' is not a value"),
         ("[leaves]\nrows = {run = -5}", "rows: 'run' must be a whole number"),
+        ("[leaves]\ntotals = { rows = 5 }", "totals must have no 'rows'"),
+        ("[leaves]\nmoments = { rows = 0 }", "moments: "),
         ("[leaves]\ntotals = 5", "totals must be true or false or a table"),
         ("leaves = 3", "'leaves' must be a table"),
         ("[peers]\nrome = 3", "'peers' must be a table of names and keys"),

@@ -1283,6 +1283,7 @@ def test_features_leave_four_rows_each():
     result = simulate(strategy(), parties(), seed=0)
     columns = result.metrics["features"] + result.metrics["local_columns"] + 2
     assert columns <= N // 4
+    assert result.metrics["local_columns"] <= 3 * 5  # of few rows, a small share
 
 
 def test_the_values_of_columns_come_before_joint_features_of_few_rows():

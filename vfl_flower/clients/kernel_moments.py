@@ -92,8 +92,8 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 MOST_TURNS = 2
-"""Most sets of Gram matrices in a run: one that tells the relevance of columns, and the
-one that is solved."""
+"""Most Gram matrices of a run: one that shows the relevance of columns, and the one
+that is solved."""
 
 MOST_MULTIPLE = 256
 """Most times that an angle is taken."""

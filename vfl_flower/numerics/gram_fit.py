@@ -308,8 +308,13 @@ class _Evidence:
         least, start = min(losses), starts[int(np.argmin(losses))]
         if not np.isfinite(least):
             raise ValueError("gram must be a Gram matrix: no penalty gives a fit")
+
+        def loss(logs: Array) -> tuple[float, Array]:  # finite, as L-BFGS needs it
+            value, slope = self(logs)
+            return min(value - least, 1e12), slope
+
         found = minimize(
-            lambda logs: (min((told := self(logs))[0] - least, 1e12), told[1]),
+            loss,
             start,
             jac=True,
             method="L-BFGS-B",

@@ -268,15 +268,15 @@ def _intervals(ordered: Array, least: int, count: int) -> list[Interval]:
     ) == np.searchsorted(ordered, ordered[-1]):
         return []
     found: list[Interval] = []
-    low, start, begun = -np.inf, 0, 0
+    low, start, first = -np.inf, 0, 0
     for left in range(count, 0, -1):
         if start == len(ordered):
             break
         edge = float(ordered[start - 1 + -(-(len(ordered) - start) // left)])
         start = int(np.searchsorted(ordered, edge, "right"))
-        if start - begun >= least:
+        if start - first >= least:
             found.append((low, edge))
-            low, begun = edge, start
+            low, first = edge, start
     return found[:-1]
 
 

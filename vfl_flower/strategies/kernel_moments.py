@@ -483,10 +483,10 @@ def predict(
     local: local columns of each party.
     outputs: K.
     evaluate: whether the label holder judges its answers, and does not keep them.
-    curves: whether it then tells means of bins of rows too.
+    curves: whether it then reports means of bins of rows too.
     described: replies to the step in which a party has dealt for the first block.
 
-    Return what the label holder tells of them.
+    Return what the label holder reports of them.
     """
     reply: Told = {}
     blocks = kernel_dealing.row_blocks(parties.n_rows, sum(local) + roles.joint)
