@@ -241,7 +241,7 @@ NET = {"regularizer": "elasticnet", "alpha": 25.0, "l1_ratio": 2 / 3}
 
 vrlr("central")
 vrlr("central paper rounds", protocol="paper")
-vrlr("central 2 parties", count=2)
+vrlr("central 2 parties", count=2, allow_two_parties=True)
 vrlr("central 5 parties", count=5)
 vrlr("central first party has labels", holder=0)
 vrlr("central ridge", **RIDGE)

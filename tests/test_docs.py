@@ -53,7 +53,7 @@ from vfl_flower.strategies import algorithms
 
 PAPERS = {
     "coresets": {
-        *("coresets", "linear", "linear_losses", "linear_moments", "moments"),
+        *("coresets", "linear", "linear_moments", "moments"),
         "coreset_predictions",
     },
     "fdskl": {"fdskl", "kernel_dealing", "kernel_moments", "kernel_scores"},

@@ -329,10 +329,6 @@ UNDECLARED = {
     ("alignment_hash_with_key", "hashes"),
     # The parties have consented in linear_moments_columns; a mean over many rows each.
     ("linear_moments_solve", "coefficients"),
-    ("linear_moments_solve", "losses"),
-    # They have in linear_losses_parts; means over many rows too.
-    ("linear_losses_losses", "losses"),
-    ("linear_losses_losses", "explained"),
 }
 
 

@@ -13,13 +13,14 @@ from transcripts import Recorder, actual, patterns
 
 from vfl_flower import CoresetVKMC, CoresetVRLR, FederationError, Party, PartyFailed
 from vfl_flower.clients import coreset_predictions as party
+from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.contract import ContractError, structure
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import ModelPart, load_part, save_part
 from vfl_flower.protocol.party import PartyError
-from vfl_flower.protocol.steps import Sum, opened
+from vfl_flower.protocol.steps import Sum, each, opened
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import CoresetEvaluation, CoresetPrediction
 
@@ -321,3 +322,166 @@ def test_a_party_keeps_no_model_of_any_size(outputs, taken):
         return
     with pytest.raises(ContractError, match="weights"):
         structure(party.keep.contract.request, message, sizes)
+
+
+# -- in training -----------------------------------------------------------------------
+
+ROWS = {"test_fraction": 0.3, "test": True, "train": False}
+
+
+@pytest.mark.parametrize("name", ["moments", "central", "cg"])
+def test_the_label_holder_evaluates_the_model_of_training(name, tmp_path):
+    X, y = data()
+    strategy = MODELS[name].replace(test_fraction=0.3, evaluate="full", seed=1)
+    result = strategy.start(InProcessGrid(parties(tmp_path, X, y)))
+    predicted = result.model.predict(np.array_split(X, 3, axis=1))
+    train, test = split_rows(N, 0.3, 1)
+    told, near = result.metrics, functools.partial(pytest.approx, rel=1e-9)
+    assert told["test_rows"] == 60
+    assert told["test_loss"] == near(mean_squared_error(y[test], predicted[test]))
+    assert told["test_mae"] == near(mean_absolute_error(y[test], predicted[test]))
+    assert told["test_r2"] == near(r2_score(y[test], predicted[test]))
+    assert told["full_train_loss"] == near(
+        mean_squared_error(y[train], predicted[train])
+    )
+    assert result.evaluation.round_trips == 2
+    dealt = {a for a in result.ledger.waits if "deal" in a or "gram" in a}
+    assert dealt == ({"moments_gram"} if name == "moments" else set())
+
+
+@pytest.mark.parametrize(("rows", "told"), [(63, False), (67, True)])
+def test_nineteen_rows_held_out_have_no_error(rows, told, tmp_path, caplog):
+    """The mean error of few rows is nearly that of each."""
+    strategy = CoresetVRLR(20, solver="central", test_fraction=0.3, seed=0)
+    result = strategy.start(InProcessGrid(parties(tmp_path, *data(rows))))
+    assert ("test_loss" in result.metrics) == told
+    assert ("there is no test_loss" in caplog.text) != told
+
+
+def test_the_server_sees_no_prediction_of_a_row_held_out(tmp_path):
+    X, y = data()
+    grid = Recorder(parties(tmp_path, X, y))
+    strategy = CoresetVRLR(
+        20, sampling="uniform", solver="central", test_fraction=0.3, seed=0
+    )
+    model = strategy.start(grid).model
+    test = split_rows(N, 0.3, 0)[1]
+    blocks = np.array_split(X[test], 3, axis=1)
+    addends = [X_j @ coef for X_j, coef in zip(blocks, model.coef_, strict=True)]
+    whole = model.predict(blocks)
+    hidden = patterns(np.concatenate([whole, whole - y[test], y[test], *addends]))
+    assert not actual(hidden, grid.transcript)
+    sent = {"coreset_predictions_held_out": {"high", "low"}}
+    sent["coreset_predictions_errors"] = {*metrics_names(), "test_r2"}
+    for entry in grid.transcript:
+        if entry.up and entry.action in sent:
+            assert set(entry.values) <= sent[entry.action]
+            if entry.action.endswith("held_out"):
+                assert all(v.dtype == np.uint64 for v in entry.values.values())
+
+
+def metrics_names():
+    """Return the names of the numbers that a label holder reports of a regression."""
+    errors = {"test_loss", "test_mae"}
+    return {"test_rows", *errors, *(f"{name}_se" for name in errors)}
+
+
+@pytest.mark.parametrize("settings", [{"test_fraction": 0.3}, {"evaluate": "full"}])
+def test_two_parties_evaluate_only_where_it_is_allowed(settings, tmp_path):
+    """The label holder takes its own addend off each prediction."""
+    federation = parties(tmp_path, *data(), 2)
+    strategy = CoresetVRLR(50, solver="central", seed=0, **settings)
+    with pytest.raises(FederationError, match="at least three parties"):
+        strategy.start(InProcessGrid(federation))
+    strategy = strategy.replace(allow_two_parties=True)
+    result = strategy.start(InProcessGrid(federation))
+    assert result.metrics.keys() & {"test_loss", "full_train_loss"}
+
+
+def holding(consent=None, row_sets=None):
+    """Return a party with 100 rows, and how a deviating server asks it for some."""
+    X, y = data(100)
+    one = Party(X[:, :2], y, name="p2", index=2, consent=consent)
+    one.n_parties, one.session, one.seed, one.row_sets = 3, 5, 0, row_sets
+    values = {"coefficients": np.eye(2)[0], "intercept": 0.0} | ROWS
+    return one, functools.partial(party.held_out, one, **values)
+
+
+def held_out_by(asked, high=party.HIGH):
+    """Ask, as a server of its own, for the limbs that the third party can open."""
+    wanted = party.held_out.summing(high=Sum(high, to=2), low=Sum(party.LOW, to=2))
+    model = each([np.ones(2)] * 3)
+    return asked.ask(wanted, coefficients=model, intercept=0.0, **ROWS).sealed
+
+
+def letting(*kinds):
+    leaves = dict.fromkeys(kinds, Limit())
+    return Consent(leaves=leaves, peers=None, allow_seed=True)
+
+
+@pytest.mark.parametrize("kinds", [(), ("predictions",), ("moments",)])
+def test_a_strict_party_evaluates_nothing_in_training(kinds, tmp_path):
+    """Neither where the label holder changes its consent file in between."""
+    federation = parties(tmp_path, *data())
+    for one in federation:
+        one.ids = np.arange(N)
+        one.consent = letting("predictions", "moments")
+    grid = RealParties(federation)
+    asked = Parties(grid, Ledger(), seed=0)
+    sealed = {name: opened(limb) for name, limb in held_out_by(asked).items()}
+    for one in grid._parties.values():
+        one.consent, one.releases = letting(*kinds), None
+    if "moments" not in kinds:
+        with pytest.raises(PartyFailed, match="moments leave it"):
+            asked.ask_one(2, party.errors, **sealed, unit=1.0, **ROWS)
+    federation[0].consent = letting(*kinds)
+    missing = "moments" if "predictions" in kinds else "predictions"
+    with pytest.raises(PartyFailed, match=f"{missing} leave it"):
+        held_out_by(Parties(RealParties(federation), Ledger(), seed=0))
+
+
+def test_a_sum_that_clips_addends_is_refused(tmp_path):
+    """The server would learn how many addends are above the bound, again and again."""
+    grid = InProcessGrid(parties(tmp_path, *data()))
+    asked = Parties(grid, Ledger(), seed=0)
+    with pytest.raises((FederationError, PartyFailed), match="must be at least"):
+        held_out_by(asked, high=2.0)
+
+
+@pytest.mark.parametrize("coefficient", [1e300, -1e300, 1e308])
+def test_predictions_that_overflow_are_not_refused(coefficient):
+    """The server chooses the coefficients, and would learn which rows are large."""
+    one, ask = holding()
+    reply = ask(coefficients=np.array([coefficient, coefficient]))
+    total = reply["high"] + reply["low"]
+    assert np.abs(total).max() == party.HIGH
+    high, low = reply["high"], reply["low"]
+    errors = party.errors(one, high, low, unit=1e50, **ROWS)
+    assert "test_loss" in errors or errors == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
+    [
+        ({"high": np.zeros(29), "low": np.zeros(29)}, "of the rows held out, got 29"),
+        ({"test": False}, "test or train must be true"),
+    ],
+)
+def test_errors_are_of_all_rows_held_out(values, rule):
+    one, _ = holding()
+    values = {"high": np.zeros(30), "low": np.zeros(30), "unit": 1.0} | ROWS | values
+    with pytest.raises(PartyError, match=rule):
+        party.errors(one, **values)
+
+
+def test_rows_held_out_are_a_set_like_that_of_any_sum(tmp_path):
+    """A share that holds one row out would show a sum of that row alone."""
+
+    class Refusing:
+        def check(self, rows, weights, by_choice):
+            assert len(rows) >= 20, "few rows"
+
+    _, ask = holding(row_sets=Refusing())
+    ask()
+    with pytest.raises(AssertionError, match="few rows"):
+        ask(test_fraction=0.01)

@@ -446,10 +446,8 @@ def test_units_of_saga(b):
     [
         (
             CoresetVRLR(M, test_fraction=0.25, evaluate="full", solver="central"),
-            None,
-            dict.fromkeys(
-                ("linear_losses_parts", "linear_losses_gram", "linear_losses_losses"), 1
-            ),
+            2 * 200 * T + D + 2 * 200,
+            {"coreset_predictions_held_out": 1, "coreset_predictions_errors": 1},
         ),
         (
             CoresetVKMC(K, size=M, evaluate="full"),
@@ -459,10 +457,13 @@ def test_units_of_saga(b):
     ],
 )
 def test_units_of_evaluation(strategy, units, actions):
-    """Up n k T distances; down the centres."""
+    """Up n k T distances; down the centres.
+
+    Of a regression up two limbs of the predictions at each party; down the model, and
+    the limbs of their sums.
+    """
     result = cost(strategy)
-    if units is not None:  # what passes under shares is bytes
-        assert result.evaluation.units == units
+    assert result.evaluation.units == units
     waits = result.evaluation.waits
     assert {action: len(seconds) for action, seconds in waits.items()} == actions
     assert result.evaluation.round_trips < result.ledger.round_trips

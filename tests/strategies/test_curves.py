@@ -211,15 +211,6 @@ def test_curves_of_new_rows_that_a_linear_model_predicts(tmp_path):
         np.testing.assert_allclose(result.curves[name], means, rtol=1e-6)
 
 
-def test_nobody_has_residuals_of_rows_in_training_a_linear_model():
-    X, y = data()
-    for solver in ("moments", "central", "cg"):
-        linear = CoresetVRLR(200, solver=solver, test_fraction=0.4)
-        result = simulate(linear, parties(X, y), seed=1)
-        assert "test_loss" in result.metrics
-        assert result.curves == {}
-
-
 def test_clusters_have_no_curve(tmp_path):
     X, _ = data()
     result = simulate(CoresetVKMC(3, size=100), parties(X, None, tmp_path), seed=1)

@@ -68,7 +68,6 @@ REFUSES: list[int] = [0]
 
 LINEAR = {
     "model": CoresetVRLR(solver="moments", sampling="full"),
-    "errors": CoresetVRLR(100, sampling="uniform", solver="central", test_fraction=0.3),
     "party deals": CoresetVRLR(solver="moments", sampling="full", dealer="p1"),
     "kernel": FDSKL(target="continuous", features=8, relevance=False),
 }

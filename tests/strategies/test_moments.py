@@ -20,7 +20,7 @@ from vfl_flower import (
     load_model,
     simulate,
 )
-from vfl_flower.clients import linear_losses, linear_moments, moments_roles
+from vfl_flower.clients import linear_moments
 from vfl_flower.clients import moments as party
 from vfl_flower.clients.coresets import WeightedRows
 from vfl_flower.numerics.row_clip import clipped
@@ -30,8 +30,7 @@ from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import digest_ids
-from vfl_flower.secure_aggregation.fixed_point import decode
-from vfl_flower.secure_aggregation.shares import subtract, unpack
+from vfl_flower.secure_aggregation.shares import subtract
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import CoresetEvaluation
 from vfl_flower.strategies import moments as server
@@ -75,6 +74,7 @@ def test_the_model_is_that_of_pooled_rows(count, holder, penalty):
     """Predictions to 1e-6 of the spread of the labels, also where columns lack rank."""
     X, y = data()
     settings = {"size": 300, "test_fraction": 0.2, "evaluate": "full", **penalty}
+    settings["allow_two_parties"] = True
     pooled, shared = (
         simulate(CoresetVRLR(solver=solver, **settings), parties(count, holder), seed=3)
         for solver in ("central", "moments")
@@ -125,16 +125,8 @@ HIDDEN = {
     "moments_gram": {"shares"},
     "linear_moments_solve": set(),
 }
-EVALUATED = {
-    "coresets_pooled_rows": set(),
-    "linear_losses_parts": {"loss_openings", "loss_units", "loss_checks"},
-    "linear_losses_deal": {"loss_delivered"},
-    "linear_losses_gram": {"loss_shares"},
-    "linear_losses_losses": set(),
-}
 CLEAR = {
     "linear_moments_solve": {*linear_moments.Solved.__annotations__},
-    "linear_losses_losses": {*linear_losses.Losses.__annotations__},
 }
 
 
@@ -153,25 +145,6 @@ def transcripts(strategy, hidden):
                     assert name in CLEAR.get(entry.action, ()), name
     assert_hidden(runs)
     return results[0], grids[0].transcript
-
-
-@pytest.mark.parametrize("dealer", ["server", "p0"])
-def test_the_server_sees_uniform_bytes_and_the_error(dealer):
-    """Where it has the rows of the sample, it sees no residual of those held out."""
-    X, y = data()
-    strategy = CoresetVRLR(
-        20, sampling="uniform", solver="central", dealer=dealer, test_fraction=0.5
-    )
-    result, transcript = transcripts(strategy, EVALUATED)
-    held_out = split_rows(N, 0.5, 0)[1]
-    residual = result.model.predict(np.array_split(X, 4, axis=1)) - y
-    seen = [e for e in transcript if e.action.startswith(("linear", "moments"))]
-    assert not actual(patterns(residual[held_out]) | patterns(y[held_out]), seen)
-    steps = {e.action for e in transcript if e.up} - {"hello"}
-    assert steps == set(EVALUATED) - (
-        {"linear_losses_deal"} if dealer == "server" else set()
-    )
-    assert set(our_steps("linear_losses")) <= set(EVALUATED)
 
 
 @pytest.mark.parametrize("dealer", ["server", "p0"])
@@ -364,10 +337,6 @@ def test_another_party_computes():
         assert grid.senders == {place}
         models.append(result.model.predict(np.array_split(X, 4, axis=1)))
     assert np.abs(models[0] - models[1]).max() < 1e-6 * models[0].std()
-    grid = Computing(parties(4))
-    central = strategy.replace(solver="central", sampling="uniform", size=50)
-    central.replace(test_fraction=0.5, computes="p1", dealer="p0").start(grid)
-    assert grid.senders == {1}
 
 
 @pytest.mark.parametrize(
@@ -480,125 +449,6 @@ def test_shares_that_open_nothing(shares, rule):
         party.opened(*multiplying(), shares)
 
 
-EVERY_ROW = linear_losses.Evaluated(train=True, test=False)
-
-
-def asked_for_errors(one, roles, **changes):
-    """Ask one party for its part of predictions, as a deviating server may."""
-    one.n_parties, one.session, one.seed = 3, 5, 0
-    values = {"counted": 3 * len(roles.rows), "test_fraction": 0.0, "intercept": 0.0}
-    values |= {"evaluated": EVERY_ROW, "coefficients": np.eye(one.X.shape[1])[0]}
-    return linear_losses.parts(one, roles=roles, **values | changes)
-
-
-def read_column():
-    """Return the first column of a party, as a label holder that also deals reads it.
-
-    The party's part of the predictions is that column, by the coefficients that the
-    server tells it. The label holder knows both masks: what hides zeros.
-    """
-    X, _ = data()
-    roles = party.Roles(2, 1, [1, 1, 1], [N], dealer=2, turn=1)
-    dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
-    one = Party(X[:, :2], name="p0", index=0)
-    reply = asked_for_errors(one, roles, loss_delivered={2: dealt})
-    masks = party.hide(one, roles, [np.zeros((N, 1))], dealt)
-    numbers = roles.numbers(N)
-    opened, hidden = (
-        unpack(sent[32:], numbers.bits, (N,))
-        for sent in (reply["loss_openings"][2], masks[2])
-    )
-    elements = subtract(opened, hidden, numbers.bits)
-    column = decode(elements, numbers.bits, numbers.fraction) / moments_roles.NORM
-    mean, size, _ = reply["loss_units"][2].view("<f8")
-    return -(column * size * np.sqrt(N) + mean)
-
-
-def test_a_label_holder_that_deals_reads_no_column(monkeypatch):
-    with monkeypatch.context() as careless:
-        careless.setattr(linear_losses, "check_roles", lambda *_, **__: None)
-        np.testing.assert_allclose(read_column(), data()[0][:, 0], rtol=0, atol=1e-5)
-    with pytest.raises(PartyError, match="must be different parties"):
-        read_column()
-
-
-def test_errors_of_fewer_rows_than_consent_wants_are_refused():
-    X, _ = data()
-    consent = Consent(leaves={"moments": Limit(rows=N + 1)}, peers=None)
-    one = Party(X[:, :2], name="p0", index=0, consent=consent)
-    roles = party.Roles(2, 1, [1, 1, 1], [N], turn=1)
-    with pytest.raises(PartyError, match=f"at least {N + 1} rows in each Gram matrix"):
-        asked_for_errors(one, roles)
-    one.consent = Consent(leaves={"moments": Limit(rows=N)}, peers=None)
-    dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
-    assert asked_for_errors(one, roles, dealt=dealt)["loss_openings"]
-
-
-@pytest.mark.parametrize("rows", [19, 20])
-def test_errors_are_of_twenty_rows(rows):
-    """That of a row would be the square of what is left of it."""
-    X, _ = data()
-    one = Party(X[:rows, :2], name="p0", index=0)
-    roles = party.Roles(2, 1, [1, 1, 1], [rows], turn=1)
-    dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
-    if rows == 20:
-        assert asked_for_errors(one, roles, dealt=dealt)["loss_openings"]
-    else:
-        with pytest.raises(PartyError, match="must be of at least 20 rows"):
-            asked_for_errors(one, roles, dealt=dealt)
-
-
-@pytest.mark.parametrize(
-    ("roles", "values"), [({}, {"counted": 1}), ({"rows": [N - 1]}, {})]
-)
-def test_errors_count_the_columns_of_what_is_opened(roles, values):
-    """By this number consent counts, and no matrix is of rows that a server chooses."""
-    X, _ = data()
-    one = Party(X[:, :2], name="p0", index=0)
-    roles = dataclasses.replace(party.Roles(2, 1, [1, 1, 1], [N], turn=1), **roles)
-    dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
-    with pytest.raises(PartyError, match="counted and rows must be those of the Gram"):
-        asked_for_errors(one, roles, dealt=dealt, **values)
-
-
-@pytest.mark.parametrize("coefficient", [1e101, 1e300, 1.0])
-def test_predictions_that_are_too_large_have_no_errors(coefficient):
-    """Their party tells the label holder alone: the server chooses coefficients."""
-    X, _ = data()
-    one = Party(X[:, :2], name="p0", index=0)
-    roles = party.Roles(2, 1, [1, 1, 1], [N], turn=1)
-    dealt = party.deal_all(roles.deals(5), bytes(32), roles)[0]
-    coefficients = np.array([coefficient, 0.0])
-    reply = asked_for_errors(one, roles, dealt=dealt, coefficients=coefficients)
-    mean, size, stands_out = reply["loss_units"][2].view("<f8")
-    assert stands_out == (coefficient > 1)
-    assert (mean == size == 0) == (coefficient > 1)
-
-
-@pytest.mark.parametrize(
-    ("sent", "rule"),
-    [
-        ({}, "at place 1"),
-        ({1: np.zeros(2)}, "at place 1"),
-        ({1: np.array([0, 2e100, 0])}, "at most 1e"),
-        ({1: np.array([np.nan, 1, 0])}, "at most 1e"),
-    ],
-)
-def test_units_of_another_party_are_refused_unless_they_are_whole(sent, rule):
-    """They are encrypted for the label holder, so that no contract sees them."""
-    units = {j: numbers.view(np.uint8) for j, numbers in sent.items()}
-    with pytest.raises(PartyError, match=rule):
-        linear_losses._sent_of(units, 1, 1)
-
-
-def test_errors_need_the_labels_of_all_rows():
-    X, y = data()
-    y = np.where(np.arange(N) == 3, np.nan, y)
-    one = Party(X[:, :2], y, name="p2", index=2)
-    with pytest.raises(PartyError, match="the labels of all of its rows"):
-        asked_for_errors(one, party.Roles(2, 1, [1, 1, 1], [N], turn=1))
-
-
 # -- what an opened Gram matrix would tell ---------------------------------------------
 
 
@@ -697,23 +547,13 @@ def test_a_gram_matrix_of_few_rows_is_refused(rows, weights):
         asked(roles, coreset=coreset, dealt=np.zeros(9, np.uint8))
 
 
-def test_a_test_set_of_few_rows_has_no_loss(caplog):
-    strategy = CoresetVRLR(300, solver="moments", test_fraction=0.03)
-    result = simulate(strategy, parties(), seed=0)
-    assert "test_loss" not in result.metrics
-    assert "there is no test_loss: a Gram matrix of 3 columns" in caplog.text
-
-
-@pytest.mark.parametrize("dealer", ["server", "p0"])
-def test_errors_are_those_of_the_whole_model(dealer):
+def test_errors_are_those_of_the_whole_model():
     """With indicators, too rare among the rows held out for a Gram matrix of them."""
     X, _ = data()
     level = np.arange(N) % 8
     X[:, :2] = np.column_stack([level == 1, level == 2])
     y = X @ np.arange(2.0, 2.0 + X.shape[1]) + 3
-    run = CoresetVRLR(
-        sampling="full", test_fraction=0.2, evaluate="full", dealer=dealer
-    )
+    run = CoresetVRLR(sampling="full", test_fraction=0.2, evaluate="full")
     result = simulate(run, parties(4, 3, X, y), seed=0)
     assert result.metrics["left_out"] == 0
     assert result.metrics["test_r2"] == pytest.approx(1)
@@ -838,23 +678,17 @@ def test_a_column_that_is_left_out_sends_no_mean(monkeypatch):
 
 
 @pytest.mark.parametrize("solver", ["moments", "central"])
-@pytest.mark.parametrize("dealer", ["server", "p0"])
-def test_errors_are_those_of_rows_as_the_model_takes_them(solver, dealer):
+def test_errors_are_those_of_rows_as_the_model_takes_them(solver):
     X, y = rare_and_far()
-    run = CoresetVRLR(
-        1000, solver=solver, test_fraction=0.3, evaluate="full", dealer=dealer
-    )
+    run = CoresetVRLR(1000, solver=solver, test_fraction=0.3, evaluate="full")
     result = simulate(run, parties(3, 2, X, y), seed=2)
     errors = y - result.model.predict(np.array_split(X, 3, axis=1))
     assert len(result.model.clips) == 3 * (solver == "moments")
     for name, rows in zip(
         ("full_train_loss", "test_loss"), split_rows(len(y), 0.3, 2), strict=True
     ):
-        if name in result.metrics:  # central: the far row would stand out
-            error = np.square(errors[rows]).mean()
-            assert result.metrics[name] == pytest.approx(error, rel=1e-6)
-        else:
-            assert solver == "central"
+        error = np.square(errors[rows]).mean()
+        assert result.metrics[name] == pytest.approx(error, rel=1e-6)
 
 
 def test_a_saved_model_takes_rows_as_before(tmp_path):

@@ -15,15 +15,16 @@ from typing import Annotated, Literal, NotRequired, TypedDict, cast
 import numpy as np
 from annotated_types import Ge, Le, MaxLen
 
-from vfl_flower.clients.evaluation import Told, told
+from vfl_flower.clients.coresets import check_labels, test_rows, training_rows
+from vfl_flower.clients.evaluation import Told, hides_each, told
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import mean_and_error
 from vfl_flower.numerics.kmeans import partial_distances
 from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.protocol.consent import LEAST_ROWS
-from vfl_flower.protocol.contract import OWN, SEALED, Reals
+from vfl_flower.protocol.contract import OWN, SEALED, Leaves, Reals
 from vfl_flower.protocol.party import Party, PartyError, Predictions
-from vfl_flower.protocol.settings import Count, Natural
+from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
@@ -32,6 +33,10 @@ log = logging.getLogger("vfl_flower")
 
 MOST_SUMS = 2**22
 """Most numbers in one message."""
+
+HIGH, LOW = 2.0**70, 2.0**20
+"""Bounds of the two limbs of an addend: multiples of `LOW`, and what is left. With
+smaller bounds the number of clipped values would reveal how large addends are."""
 
 MOST_OUTPUTS = 2**10
 """Most outputs of a model: the party keeps its part on disk."""
@@ -102,6 +107,19 @@ class Answered(Told):
     """Reply of :func:`answer`."""
 
     done: NotRequired[bool]
+
+
+class HeldOut(TypedDict):
+    """Reply of :func:`held_out`."""
+
+    high: Annotated[Array, Reals("r"), Leaves("sealed", least=HIGH)]
+    low: Annotated[Array, Reals("r"), Leaves("sealed", least=LOW)]
+
+
+class Errors(Told):
+    """Reply of :func:`errors`."""
+
+    full_train_loss: NotRequired[NotNegative]
 
 
 @step
@@ -272,3 +290,94 @@ def _worth(party: Party, own: Part, state: PredictionState, curves: bool) -> Tol
         return told(party, y, values, "continuous", no_classes, curves=curves)
     cost, cost_se = mean_and_error(state.costs)
     return {"test_rows": party.n_rows, "test_loss": cost, "test_loss_se": cost_se}
+
+
+# -- in training -----------------------------------------------------------------------
+
+
+def _evaluated(
+    party: Party, test_fraction: float, test: bool, train: bool
+) -> dict[str, Array]:
+    """Return the rows that training evaluates a model on, by the name of the error."""
+    sets = {}
+    if test:
+        sets["test_loss"] = test_rows(party, test_fraction)
+    if train:
+        rows = training_rows(party, test_fraction)
+        sets["full_train_loss"] = np.arange(party.n_rows) if rows is None else rows
+    if not sets:
+        raise PartyError("test or train must be true")
+    return sets
+
+
+@step
+@sums_over("request")
+@once
+@reveals("predictions")
+@reveals("moments")
+def held_out(
+    party: Party,
+    coefficients: Annotated[Array, Reals("n_columns"), OWN],
+    intercept: float,
+    test_fraction: Fraction,
+    test: bool,
+    train: bool,
+) -> HeldOut:
+    """Send the party's addends for the rows held out, and for the training rows.
+
+    Those above `HIGH` are clipped here and not in the sum, which would count them for
+    the server; it chooses the coefficients.
+    """
+    check_labels(party)
+    sets = _evaluated(party, test_fraction, test, train).values()
+    for rows in sets:
+        party.sum_over(rows)
+        party.share(rows, "predictions")
+    clip = party.remembered().get("clip")
+    blocks = RowBlocks(party.rows, rows=np.concatenate(list(sets)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        addends = blocks.per_row(lambda X: clipped(clip, X) @ coefficients)
+        if party.y is not None:
+            addends += intercept
+    addends = np.clip(np.nan_to_num(addends), -HIGH, HIGH)
+    high = np.round(addends / LOW) * LOW
+    return {"high": high, "low": addends - high}
+
+
+@step
+@sums_over("request")
+@once
+@reveals("moments", counted=False)
+def errors(
+    party: Party,
+    high: Annotated[Array, Reals("r"), SEALED],
+    low: Annotated[Array, Reals("r"), SEALED],
+    unit: Annotated[float, Ge(1e-50), Le(1e50)],
+    test_fraction: Fraction,
+    test: bool,
+    train: bool,
+) -> Errors:
+    """Compare the sums, in a unit of the labels, with the labels; at their holder."""
+    if party.y is None:
+        raise PartyError("this party holds no labels")
+    sets = _evaluated(party, test_fraction, test, train)
+    if len(high) != sum(map(len, sets.values())):
+        raise PartyError(f"high and low must be of the rows held out, got {len(high)}")
+    predictions, reply = unit * (high + low), Errors()
+    for name, rows in sets.items():
+        predicted, predictions = np.split(predictions, [len(rows)])
+        y = np.asarray(party.y[rows], dtype=np.float64)
+        party.sum_over(rows)
+        try:
+            if not hides_each(party, rows):
+                raise PartyError("too few rows for their mean error to hide each")
+            with np.errstate(over="ignore", invalid="ignore"):
+                worth = told(party, y, predicted, "continuous", np.zeros(0))
+        except PartyError as error:  # a refusal would reveal labels of these rows
+            log.warning("%s: %s is not reported", error, name)
+            continue
+        if name == "test_loss":
+            reply.update(cast(Errors, worth))
+        else:
+            reply["full_train_loss"] = worth["test_loss"]
+    return reply

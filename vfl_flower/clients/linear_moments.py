@@ -5,8 +5,7 @@ for the other solvers (:mod:`vfl_flower.clients.linear`), and opens an orthonorm
 U_j of its columns, A_j = U_j R_j, under the masks of
 :mod:`vfl_flower.clients.moments`. The label holder gets R_j and the means, which tell
 no more than the Gram matrix of A_j that it opens, solves, and sends the coefficients of
-all parties to the server. Errors on other rows are computed from the model afterwards
-(:mod:`vfl_flower.clients.linear_losses`).
+all parties to the server.
 """
 
 from __future__ import annotations

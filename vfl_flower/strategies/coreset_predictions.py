@@ -55,6 +55,56 @@ def keep_parts(
     return f"{parties.session:016x}"
 
 
+def held_out_errors(
+    parties: Parties,
+    coefficients: list[Array],
+    intercept: float,
+    *,
+    unit: float,
+    test_fraction: float,
+    test: bool,
+    train: bool,
+) -> dict[str, Any]:
+    """Return the errors of a model in training, which the label holder computes.
+
+    Parameters
+    ----------
+    parties : Parties
+        One of them holds the labels.
+    coefficients, intercept : list of Array, float
+        theta_j of each party, and b.
+    unit : float
+        Size of the residuals, which sets the resolution of the predictions.
+    test_fraction : float
+        Share of the rows that is held out.
+    test, train : bool
+        Whether to evaluate the model on the rows held out, and on all training rows.
+    """
+    holder, unit = parties.label_holder, min(max(unit, 1e-50), 1e50)
+    sealed = parties.ask(
+        party.held_out.summing(
+            high=Sum(party.HIGH, to=holder), low=Sum(party.LOW, to=holder)
+        ),
+        coefficients=each([theta / unit for theta in coefficients]),
+        intercept=intercept / unit,
+        test_fraction=test_fraction,
+        test=test,
+        train=train,
+    ).sealed
+    reply = parties.ask_one(
+        holder,
+        party.errors,
+        high=opened(sealed["high"]),
+        low=opened(sealed["low"]),
+        unit=unit,
+        test_fraction=test_fraction,
+        test=test,
+        train=train,
+    )
+    full = {k: v for k, v in reply.items() if k == "full_train_loss"}
+    return metrics_of(reply) | full
+
+
 @settings
 class CoresetPrediction(ProtocolStrategy):
     """Predictions for new rows by a model whose blocks the parties keep.

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,7 +19,7 @@ from pydantic import Field
 from vfl_flower.clients import coreset_predictions as predictions_party
 from vfl_flower.clients import coresets as party
 from vfl_flower.clients import linear as linear_party
-from vfl_flower.clients import linear_losses, linear_moments
+from vfl_flower.clients import linear_moments
 from vfl_flower.clients import moments as moments_party
 from vfl_flower.clients.moments_roles import ROWS_PER_COLUMN
 from vfl_flower.models.base import Model
@@ -37,14 +38,14 @@ from vfl_flower.protocol.settings import (
     InRunConfig,
     Natural,
     NotNegative,
+    check_unused,
     settings,
 )
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies import coresets_metrics
-from vfl_flower.strategies.coreset_predictions import keep_parts
+from vfl_flower.strategies.coreset_predictions import held_out_errors, keep_parts
 from vfl_flower.strategies.linear import Problem, solve
-from vfl_flower.strategies.linear_losses import TEST, TRAIN, squared_errors
 from vfl_flower.strategies.moments import (
     deal,
     multiply,
@@ -91,9 +92,9 @@ class CoresetVRLR(CoresetStrategy):
     gram           a share of the sums of products, for   nothing
                    the label holder
     solve          the label holder alone: theta, loss    the model (``moments``)
-    parts          X_j theta_j of rows held out under     nothing
-                   masks, for two parties that compute
-    losses         the label holder alone: the losses     the losses
+    held_out       X_j theta_j of rows held out, masked:  nothing
+                   only the label holder can open f(x)
+    errors         the label holder alone: the errors     the errors
     =============  =====================================  ==========================
 
     Notes
@@ -112,9 +113,8 @@ class CoresetVRLR(CoresetStrategy):
     coreset), ``objective``, ``weight_sum``, ``sigma_min`` (Assumption 4.1 on the
     coreset, labels included: the nearer to 1, the less the columns of parties overlap;
     near 0 the coreset has no guarantee), and where asked ``test_loss`` and ``test_r2``
-    (R^2) on rows held out, ``full_train_loss`` and ``check_loss``. Nobody has the
-    residuals of these rows, so there is no absolute error and no standard error. The
-    other solvers give ``converged``,
+    (R^2) on rows held out, ``full_train_loss`` and ``check_loss``. The solvers ``cg``
+    and ``saga`` give ``converged``,
     ``iterations`` and, for cg, ``sigma_min_x``: an estimate of the same without the
     labels. ``moments`` gives ``left_out``, how many columns their parties have left out
     because they point to single rows, after they have added up rare columns and moved
@@ -149,13 +149,12 @@ class CoresetVRLR(CoresetStrategy):
     which the server sees residuals. "cg": conjugate gradients on secure sums (proximal
     steps with an l1 part), one round trip per step; "saga": the paper's baseline."""
     dealer: str = "server"
-    """For moments, and to evaluate the other solvers: who deals correlated randomness,
-    "server" or the name of a party, which costs a round trip more. It must not work
-    with a party that computes."""
+    """For moments: who deals correlated randomness, "server" or the name of a party,
+    which costs a round trip more. It must not work with a party that computes."""
     computes: str = ""
-    """For moments, and to evaluate the other solvers: the name of the party that
-    computes with the label holder; "": the first of the others that does not deal.
-    These two must not work together, nor either with the dealer."""
+    """For moments: the name of the party that computes with the label holder; "": the
+    first of the others that does not deal. These two must not work together, nor either
+    with the dealer."""
     fit_intercept: bool = True
     """Fit b. Its column of ones counts in the label holder's scores."""
     max_iter: Natural = 200
@@ -167,21 +166,18 @@ class CoresetVRLR(CoresetStrategy):
     batch_size: Natural = 32
     """Rows in a round trip of saga; the paper has 1."""
     test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
-    """Share of the rows held out. The label holder gets their mean squared error from
-    products under shares and reports it to the server, in three more round trips."""
+    """Share of the rows held out. The label holder learns the prediction of each and
+    reports their errors to the server, in two more round trips."""
     allow_two_parties: bool = False
     """Let cg and saga run between two parties, each of which then learns the other's
     part of the predictions from the residuals; and let two parties predict or evaluate,
-    of which the label holder then learns the other's part."""
+    in training too, of which the label holder then learns the other's part."""
 
     model_class = LinearModel
     labelled = True
     question = "Which few rows give nearly the linear model of all rows?"
     explained = coresets_metrics.REGRESSION
-    evaluation_steps = (
-        *(linear_losses.deal, linear_losses.parts),
-        *(linear_losses.gram, linear_losses.losses),
-    )
+    evaluation_steps = (predictions_party.held_out, predictions_party.errors)
     steps: ClassVar[Steps] = (
         *CoresetStrategy.steps,
         *(linear_party.start, linear_party.cg, linear_party.proximal),
@@ -201,29 +197,37 @@ class CoresetVRLR(CoresetStrategy):
             )
         if self.regularizer == "none" and self.alpha != 0:
             raise ValueError(f"alpha must be 0 without a regularizer, got {self.alpha}")
+        if self.solver != "moments":
+            check_unused(self, ["dealer", "computes"], f"solver {self.solver!r}")
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the label holder gets predictions, and reports their errors."""
+        return self.test_fraction > 0 or self.evaluate == "full"
 
     @property
     def needs(self) -> tuple[Kind, ...]:
-        """Also coefficients, unless rows are pooled, and what is dealt for: moments."""
+        """Also coefficients unless rows are pooled, and what an evaluation needs."""
         kinds = {*super().needs}
         if self.solver == "moments" and self.sampling != "coreset":
             kinds = set()  # no number of a row leaves
         if not self.pools:
             kinds.add("coefficients")
-        if self.dealt_by:
+        if self.solver == "moments" or self.evaluates:
             kinds.add("moments")
+        if self.evaluates:
+            kinds.add("predictions")
         return in_order(kinds)
 
     @property
     def dealt_by(self) -> str | None:
-        """The dealer: with ``moments``, and where other solvers are evaluated."""
-        evaluated = self.test_fraction > 0 or self.evaluate == "full"
-        return self.dealer if self.solver == "moments" or evaluated else None
+        """With ``moments`` the dealer."""
+        return self.dealer if self.solver == "moments" else None
 
     @property
     def computed_by(self) -> str | None:
-        """Who computes with the label holder, where it is named and needed."""
-        return self.computes or None if self.dealt_by else None
+        """With ``moments`` who computes with the label holder, where it is named."""
+        return self.computes or None
 
     @property
     def needs_less(self) -> str:
@@ -244,11 +248,6 @@ class CoresetVRLR(CoresetStrategy):
                 "their most frequent value, or one row stands out; their party's log "
                 "names them"
             )
-        if metrics.get("standing_out"):
-            told.append(
-                "the error of the model is not told: it would be nearly that of one "
-                "row, which stands out in what a party adds to the predictions"
-            )
         if not metrics.get("converged", 1.0):
             told.append(
                 f"{self.solver} stopped after {metrics['iterations']} iterations, "
@@ -268,6 +267,9 @@ class CoresetVRLR(CoresetStrategy):
         holder, n = parties.label_holder, self.n_train(parties)
         if self.solver in ("cg", "saga"):
             parties.refuse_two(f"solver {self.solver!r}", self.allow_two_parties)
+        if self.evaluates:
+            what = "a test_fraction above 0, or evaluate 'full',"
+            parties.refuse_two(what, self.allow_two_parties)
         if self.solver == "moments":
             self._check_size(parties, n)
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
@@ -277,7 +279,6 @@ class CoresetVRLR(CoresetStrategy):
         coreset = self.draw(parties, run, scoring)
         w = coreset.weights
         metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
-        scale = 1.0
         if coreset.X is not None and coreset.y is not None:
             X, y = np.hstack(coreset.X), coreset.y
             theta, intercept = solve_pooled(X, y, w, n, penalty, self.fit_intercept)
@@ -307,24 +308,29 @@ class CoresetVRLR(CoresetStrategy):
                 trace=run.trace,
             )
             theta_j, intercept = solution.coefficients, solution.intercept
-            scale = solution.scale
             metrics |= solution.metrics | {"iterations": solution.iterations}
+            unit = solution.scale
         if "train_loss" in metrics:
             value = penalty.value(np.concatenate(theta_j))
             metrics["objective"] = metrics["train_loss"] + value
-        metrics |= squared_errors(
-            parties,
-            {
-                TEST: self.n_test(parties),
-                TRAIN: n if self.evaluate == "full" else 0,
-            },
-            coefficients=None if self.solver in ("cg", "saga") else theta_j,
-            intercept=intercept,
-            scale=scale,
-            test_fraction=self.test_fraction,
-            dealer=self.dealer,
-            computes=self.computes,
-        )
+            unit = math.sqrt(metrics["train_loss"]) or 1.0
+        held_out = self.n_test(parties)
+        if 0 < held_out < LEAST_ROWS:
+            log.warning(
+                "there is no test_loss: it must be of at least %d rows, there are %d",
+                *(LEAST_ROWS, held_out),
+            )
+        test, train = held_out >= LEAST_ROWS, self.evaluate == "full"
+        if test or train:
+            metrics |= held_out_errors(
+                parties,
+                theta_j,
+                intercept,
+                unit=unit,
+                test_fraction=self.test_fraction,
+                test=test,
+                train=train,
+            )
         rows = [theta[None] for theta in theta_j]
         number = keep_parts(parties, "linear", rows, intercept, holder)
         arrays = LinearModel(theta_j, intercept, number).to_record()

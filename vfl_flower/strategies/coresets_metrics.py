@@ -6,9 +6,8 @@ from vfl_flower.protocol.metrics import CONVERGED, Metric
 from vfl_flower.strategies.evaluation import (
     EXPLAINED,
     LARGEST,
-    R2,
     SMALLEST,
-    SQUARED_ERROR,
+    TOLD,
 )
 
 WEIGHT_SUM = Metric(
@@ -18,8 +17,7 @@ WEIGHT_SUM = Metric(
 )
 
 REGRESSION: dict[str, Metric] = {
-    "test_loss": SQUARED_ERROR,
-    "test_r2": R2,
+    **{n: TOLD[n] for n in ("test_rows", "test_loss", "test_r2", "test_mae")},
     "train_loss": Metric(
         "Mean squared error, rows of training",
         "The same error on the rows that the model was trained on, weighted. These "
@@ -64,12 +62,6 @@ REGRESSION: dict[str, Metric] = {
     "left_out": Metric(
         "Columns left out",
         "Columns that point to single rows, and so are no part of the model.",
-        "lower",
-        "count",
-    ),
-    "standing_out": Metric(
-        "A row stands out",
-        "1 if the error is not told, since it would be nearly that of one row.",
         "lower",
         "count",
     ),

@@ -69,15 +69,11 @@ def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
     The server deals by itself; a party needs a round trip for it.
     """
     if roles.dealer is None:
-        return dealt_here(parties, roles)
+        root = parties.checkpoint.token(SEED_BYTES)
+        dealt = party.deal_all(roles.deals(parties.session), root, roles)
+        return {"dealt": each(dealt)}
     replies = parties.ask(party.deal, roles=roles)
     return {"delivered": passed_on(parties, replies, "delivered")}
-
-
-def dealt_here(parties: Parties, roles: Roles) -> dict[str, Any]:
-    """Return what the server deals, as an argument of that step."""
-    root = parties.checkpoint.token(SEED_BYTES)
-    return {"dealt": each(party.deal_all(roles.deals(parties.session), root, roles))}
 
 
 def secret(replies: Replies[Any], name: str, count: int) -> list[dict[int, Array]]:
