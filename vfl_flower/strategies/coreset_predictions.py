@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Any, ClassVar
 
@@ -12,15 +11,12 @@ from flwr.app import ArrayRecord
 from vfl_flower.clients import coreset_predictions as party
 from vfl_flower.clients.evaluation import curves_of, metrics_of
 from vfl_flower.models.no_model import UsedModel
-from vfl_flower.numerics import evaluation
 from vfl_flower.protocol.consent import Kind
-from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.parts import check_model
-from vfl_flower.protocol.settings import check_unused, settings
+from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps, Sum, each, opened
-from vfl_flower.protocol.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies import evaluation as words
+from vfl_flower.protocol.strategy import Run
+from vfl_flower.strategies.later import RowPrediction, check_places
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -106,7 +102,7 @@ def held_out_errors(
 
 
 @settings
-class CoresetPrediction(ProtocolStrategy):
+class CoresetPrediction(RowPrediction):
     """Predictions for new rows by a model whose blocks the parties keep.
 
     =============  =====================================  ==========================
@@ -132,63 +128,22 @@ class CoresetPrediction(ProtocolStrategy):
         columns than in training.
     """
 
-    model: str
-    """The number of the model, which its training reported."""
     _: KW_ONLY
     allow_two_parties: bool = False
     """Allow two parties, although the receiver then learns the other's part."""
 
-    task = "predict"
-    question = "What does a trained model predict for new rows?"
-    explained = words.OF_NEW_ROWS
-    evaluates: ClassVar[bool] = False
-    """Whether the predictions are judged, and not kept."""
     model_class = UsedModel
     needs: ClassVar[tuple[Kind, ...]] = ("predictions",)
     steps: ClassVar[Steps] = (party.part, party.addends, party.answer)
-
-    def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
-        super().__post_init__()
-        check_model(self.model)
-        check_unused(self, ["seed"], "predictions, which draw nothing")
-
-    @property
-    def wants(self) -> tuple[Kind, ...]:
-        """Of an evaluation the curves."""
-        return ("curves",) if self.evaluates else ()
-
-    @property
-    def works_with(self) -> str:
-        """Number of the model whose parts the parties load."""
-        return self.model
-
-    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether the model is any use on these rows."""
-        return evaluation.shortfalls(metrics)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Check the parts, then predict all rows in blocks."""
         parties.refuse_two(f"task {self.task!r}", self.allow_two_parties)
         replies = parties.ask(party.part)
-        for j, reply in enumerate(replies):
-            if reply["index"] != j:
-                raise FederationError(
-                    f"{parties[j].name!r} must have the place of training, "
-                    f"{reply['index']}, got {j}: set partition-id"
-                )
-        for name in _COMMON:
-            values = replies.each(name)
-            for j, value in enumerate(values):
-                if value != values[0]:
-                    reason = f"its part must have the {name} of {parties[0].name!r}"
-                    raise replies.failure(j, reason)
+        check_places(parties, replies, _COMMON)
         first = replies[0]
-        if first["parties"] != len(parties) or first["receiver"] >= len(parties):
-            raise FederationError(
-                f"the {first['parties']} parties of training must take part, "
-                f"{len(parties)} do"
-            )
+        if first["receiver"] >= len(parties):
+            raise replies.failure(0, "its part must name a receiver of the run")
         n, receiver = parties.n_rows, first["receiver"]
         curves = (
             self.evaluates

@@ -12,18 +12,18 @@ from vfl_flower.clients import kernel_kmeans as party
 from vfl_flower.models.no_model import UsedModel
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.parts import check_model
-from vfl_flower.protocol.settings import check_unused, settings
+from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps
-from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies import kernel_kmeans_metrics
 from vfl_flower.strategies.kernel_kmeans_setup import check_sum, faulty_sum
+from vfl_flower.strategies.later import LaterTask
 
 log = logging.getLogger("vfl_flower")
 
 
 @settings
-class FKKMeansPrediction(ProtocolStrategy):
+class FKKMeansPrediction(LaterTask):
     """The clusters of new rows, which stay at their parties.
 
     =============  =====================================  ==========================
@@ -45,9 +45,6 @@ class FKKMeansPrediction(ProtocolStrategy):
         training.
     """
 
-    model: str
-    """The number of the model, which its training reported: ``result.model.model``."""
-
     task = "predict"
     question = "In which clusters are new rows?"
     explained = kernel_kmeans_metrics.LATER
@@ -55,17 +52,6 @@ class FKKMeansPrediction(ProtocolStrategy):
     fills = True
     model_class = UsedModel
     steps: ClassVar[Steps] = (party.predict,)
-
-    def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
-        super().__post_init__()
-        check_model(self.model)
-        check_unused(self, ["seed"], f"task {self.task!r}, which draws nothing")
-
-    @property
-    def works_with(self) -> str:
-        """Number of the model whose parts the parties load."""
-        return self.model
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Ask all parties in one round trip."""

@@ -15,16 +15,13 @@ from vfl_flower.clients import fdskl as party
 from vfl_flower.clients import kernel_dealing, kernel_scores
 from vfl_flower.clients.evaluation import curves_of, metrics_of
 from vfl_flower.models.fdskl import KernelModel
-from vfl_flower.numerics import evaluation
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.parts import check_model
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Natural, check_unused, settings
 from vfl_flower.protocol.steps import Steps
-from vfl_flower.protocol.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies import evaluation as words
+from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies import kernel_moments
 from vfl_flower.strategies.angles import (
     Angles,
@@ -34,6 +31,7 @@ from vfl_flower.strategies.angles import (
     bits_of,
     check_topology,
 )
+from vfl_flower.strategies.later import RowPrediction, check_places
 from vfl_flower.strategies.moments import roles_of
 
 log = logging.getLogger("vfl_flower")
@@ -43,7 +41,7 @@ _COMMON = ("parties", "n_features", "holders", "kernel", "bandwidth", "kept")
 
 
 @settings
-class FDSKLPrediction(ProtocolStrategy):
+class FDSKLPrediction(RowPrediction):
     """Predictions for new rows by a model whose parts stay with the parties.
 
     =============  =====================================  ==========================
@@ -68,8 +66,6 @@ class FDSKLPrediction(ProtocolStrategy):
         columns than in training.
     """
 
-    model: str
-    """The number of the model, which its training reported: ``result.model.model``."""
     _: KW_ONLY
     solver: Literal["moments", "direct", "doubly-stochastic"] = "moments"
     """The solver of training. With ``moments`` the scores are products of shares that
@@ -91,11 +87,6 @@ class FDSKLPrediction(ProtocolStrategy):
     """How angles are hidden: "paper" if the model was trained with it, otherwise
     "circle" or, in one process only, "plain"; see :class:`FDSKL`."""
 
-    task = "predict"
-    question = "What does a trained model predict for new rows?"
-    explained = words.OF_NEW_ROWS
-    evaluates: ClassVar[bool] = False
-    """Whether the answers are judged, and not kept."""
     model_class = KernelModel
     steps: ClassVar[Steps] = (
         *(party.part, party.answer, party.held_out_angles, kernel_dealing.deal),
@@ -106,9 +97,7 @@ class FDSKLPrediction(ProtocolStrategy):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        check_model(self.model)
         check_topology(self.topology, self.masking)
-        check_unused(self, ["seed"], "predictions, which draw nothing")
         if self.masking != "circle":
             check_unused(self, ["bits"], f"masking {self.masking!r}")
         if self.solver == "moments":
@@ -125,11 +114,6 @@ class FDSKLPrediction(ProtocolStrategy):
         return ("moments",) if self.solver == "moments" else ("angles",)
 
     @property
-    def wants(self) -> tuple[Kind, ...]:
-        """Of an evaluation the curves."""
-        return ("curves",) if self.evaluates else ()
-
-    @property
     def dealt_by(self) -> str | None:
         """With ``moments`` the dealer."""
         return self.dealer if self.solver == "moments" else None
@@ -138,15 +122,6 @@ class FDSKLPrediction(ProtocolStrategy):
     def computed_by(self) -> str | None:
         """With ``moments`` who computes with the label holder, where it is named."""
         return self.computes or None
-
-    @property
-    def works_with(self) -> str:
-        """Number of the model whose parts the parties load."""
-        return self.model
-
-    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether the model is any use on these rows."""
-        return evaluation.shortfalls(metrics)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Check the parts, then predict all rows in blocks."""
@@ -227,24 +202,8 @@ class FDSKLPrediction(ProtocolStrategy):
 
     def _check_parts(self, parties: Parties, replies: Replies[party.PartInfo]) -> None:
         """Raise unless these are all the parts of one model, each in its place."""
+        check_places(parties, replies, _COMMON)
         first = replies[0]
-        for j, reply in enumerate(replies):
-            if reply["index"] != j:
-                raise FederationError(
-                    f"{parties[j].name!r} must have the place of training, "
-                    f"{reply['index']}, got {j}: set partition-id"
-                )
-        for name in _COMMON:
-            values = replies.each(name)
-            for j, value in enumerate(values):
-                if value != values[0]:
-                    reason = f"its part must have the {name} of {parties[0].name!r}"
-                    raise parties.failure(j, party.part, reason)
-        if first["parties"] != len(parties):
-            raise FederationError(
-                f"the {first['parties']} parties of training must take part, "
-                f"{len(parties)} do"
-            )
         holders, kept = first["holders"], first["kept"]
         everyone = set(range(len(parties)))
         if len(set(holders) & everyone) < len(holders):

@@ -1,0 +1,81 @@
+"""What the tasks have in common that work with a trained model and draw nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from vfl_flower.numerics import evaluation
+from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.parts import check_model
+from vfl_flower.protocol.replies import Replies
+from vfl_flower.protocol.settings import check_unused, settings
+from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.strategies import evaluation as words
+
+
+@settings
+class LaterTask(ProtocolStrategy):
+    """A task that loads the parties' parts of a model."""
+
+    model: str
+    """The number of the model, which its training reported: ``result.model.model``."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        check_model(self.model)
+        check_unused(self, ["seed"], f"task {self.task!r}, which draws nothing")
+
+    @property
+    def works_with(self) -> str:
+        """Number of the model whose parts the parties load."""
+        return self.model
+
+
+@settings
+class RowPrediction(LaterTask):
+    """Predictions of rows that one party opens; see its subclasses."""
+
+    task = "predict"
+    question = "What does a trained model predict for new rows?"
+    explained = words.OF_NEW_ROWS
+    evaluates: ClassVar[bool] = False
+    """Whether the predictions are judged, and not kept."""
+
+    @property
+    def wants(self) -> tuple[Kind, ...]:
+        """Of an evaluation the curves."""
+        return ("curves",) if self.evaluates else ()
+
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return whether the model is any use on these rows."""
+        return evaluation.shortfalls(metrics)
+
+
+def check_places(
+    parties: Parties, replies: Replies[Any], common: Sequence[str]
+) -> None:
+    """Raise unless all parties of training take part, each in its place.
+
+    `common` names what must be the same in all parts of the model.
+    """
+    first = replies[0]
+    for j, reply in enumerate(replies):
+        if reply["index"] != j:
+            raise FederationError(
+                f"{parties[j].name!r} must have the place of training, "
+                f"{reply['index']}, got {j}: set partition-id"
+            )
+    for name in common:
+        for j, value in enumerate(replies.each(name)):
+            if value != first[name]:
+                reason = f"its part must have the {name} of {parties[0].name!r}"
+                raise replies.failure(j, reason)
+    if first["parties"] != len(parties):
+        raise FederationError(
+            f"the {first['parties']} parties of training must take part, "
+            f"{len(parties)} do"
+        )
