@@ -386,16 +386,20 @@ def metrics_names():
     return {"test_rows", *errors, *(f"{name}_se" for name in errors)}
 
 
-@pytest.mark.parametrize("settings", [{"test_fraction": 0.3}, {"evaluate": "full"}])
-def test_two_parties_evaluate_only_where_it_is_allowed(settings, tmp_path):
+@pytest.mark.parametrize("allowed", [False, True])
+def test_two_parties_evaluate_only_where_it_is_allowed(allowed, tmp_path, caplog):
     """The label holder takes its own addend off each prediction."""
-    federation = parties(tmp_path, *data(), 2)
-    strategy = CoresetVRLR(50, solver="central", seed=0, **settings)
-    with pytest.raises(FederationError, match="at least three parties"):
-        strategy.start(InProcessGrid(federation))
-    strategy = strategy.replace(allow_two_parties=True)
-    result = strategy.start(InProcessGrid(federation))
-    assert result.metrics.keys() & {"test_loss", "full_train_loss"}
+    grid = InProcessGrid(parties(tmp_path, *data(), 2))
+    strategy = CoresetVRLR(50, solver="central", seed=0, allow_two_parties=allowed)
+    metrics = strategy.replace(test_fraction=0.3).start(grid).metrics
+    assert ("test_loss" in metrics) == allowed
+    assert ("would learn the other party's part" in caplog.text) != allowed
+    full = strategy.replace(evaluate="full")
+    if allowed:
+        assert "full_train_loss" in full.start(grid).metrics
+    else:
+        with pytest.raises(FederationError, match="at least three parties"):
+            full.start(grid)
 
 
 def holding(consent=None, row_sets=None):

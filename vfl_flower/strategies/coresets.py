@@ -171,7 +171,7 @@ class CoresetVRLR(CoresetStrategy):
     allow_two_parties: bool = False
     """Let cg and saga run between two parties, each of which then learns the other's
     part of the predictions from the residuals; and let two parties predict or evaluate,
-    in training too, of which the label holder then learns the other's part."""
+    in training too, where the label holder then learns the other's part."""
 
     model_class = LinearModel
     labelled = True
@@ -267,9 +267,8 @@ class CoresetVRLR(CoresetStrategy):
         holder, n = parties.label_holder, self.n_train(parties)
         if self.solver in ("cg", "saga"):
             parties.refuse_two(f"solver {self.solver!r}", self.allow_two_parties)
-        if self.evaluates:
-            what = "a test_fraction above 0, or evaluate 'full',"
-            parties.refuse_two(what, self.allow_two_parties)
+        if self.evaluate == "full":
+            parties.refuse_two("evaluate 'full'", self.allow_two_parties)
         if self.solver == "moments":
             self._check_size(parties, n)
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
@@ -314,13 +313,7 @@ class CoresetVRLR(CoresetStrategy):
             value = penalty.value(np.concatenate(theta_j))
             metrics["objective"] = metrics["train_loss"] + value
             unit = math.sqrt(metrics["train_loss"]) or 1.0
-        held_out = self.n_test(parties)
-        if 0 < held_out < LEAST_ROWS:
-            log.warning(
-                "there is no test_loss: it must be of at least %d rows, there are %d",
-                *(LEAST_ROWS, held_out),
-            )
-        test, train = held_out >= LEAST_ROWS, self.evaluate == "full"
+        test, train = self._tests(parties), self.evaluate == "full"
         if test or train:
             metrics |= held_out_errors(
                 parties,
@@ -336,6 +329,21 @@ class CoresetVRLR(CoresetStrategy):
         arrays = LinearModel(theta_j, intercept, number).to_record()
         run.record(1, arrays, metrics)
         return arrays
+
+    def _tests(self, parties: Parties) -> bool:
+        """Return whether the model is evaluated on the rows held out, and warn if not."""
+        rows, reason = self.n_test(parties), ""
+        if rows < LEAST_ROWS:
+            reason = f"it must be of at least {LEAST_ROWS} rows, there are {rows}"
+        elif len(parties) == 2 and not self.allow_two_parties:
+            reason = (
+                "the label holder would learn the other party's part of each "
+                "prediction, unless allow_two_parties (in a run config "
+                "allow-two-parties=true) accepts that"
+            )
+        if rows and reason:
+            log.warning("there is no test_loss: %s", reason)
+        return bool(rows) and not reason
 
     def _check_size(self, parties: Parties, n: int) -> None:
         """Raise before any row is drawn where there are too few for the columns."""
