@@ -328,6 +328,18 @@ def test_no_value_is_in_a_refusal():
 # -- sizes -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("value", "fits"), [(-2.0, True), (3, True), (3.1, False)])
+def test_real_numbers_are_within_their_limits(value, fits):
+    fields = {"X": parse(Annotated[Array, Reals("*", -2, 3)])}
+    values = {"X": np.array([0, value])}
+    if fits:
+        assert structure(fields, values, {})["X"] is values["X"]
+    else:
+        with pytest.raises(ContractError, match="'X' must hold numbers from -2 to 3"):
+            structure(fields, values, {})
+
+
+
 def test_numbers_of_a_request_are_known_before_its_arrays():
     """`m` is declared after `X`, whose first size it gives."""
     fields = {"X": parse(Annotated[Array, Reals("m")]), "m": parse(int)}

@@ -43,6 +43,10 @@ from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
+LARGEST = 1e50
+"""Largest absolute value of a number that a party may send in the clear: neither its
+square nor a product of a solver overflows."""
+
 MOST_ROWS = 2**24
 """Most rows of a coreset, or of its check: no request exhausts a party's memory."""
 
@@ -121,7 +125,7 @@ class CoresetState:
 class Totals(TypedDict):
     """Reply of :func:`totals`."""
 
-    total: Annotated[Array, Reals("1")]
+    total: Annotated[Array, Reals("1", least=1e-300)]
     rows: NotRequired[Annotated[Array, Whole("size", below="n_rows")]]
 
 
@@ -134,22 +138,22 @@ class DrawnRows(TypedDict):
 class Pooled(TypedDict):
     """Reply of :func:`pooled_rows`."""
 
-    X: Annotated[Array, Reals("m n_columns")]
-    y: NotRequired[Annotated[Array, Reals("m")]]
+    X: Annotated[Array, Reals("m n_columns", -LARGEST, LARGEST)]
+    y: NotRequired[Annotated[Array, Reals("m", -LARGEST, LARGEST)]]
 
 
 class Scores(TypedDict):
     """Reply of :func:`scores`."""
 
     scores: Annotated[Array, Reals("m"), Leaves("sum", least=2.0)]
-    X: NotRequired[Annotated[Array, Reals("m n_columns")]]
-    y: NotRequired[Annotated[Array, Reals("m")]]
+    X: NotRequired[Annotated[Array, Reals("m n_columns", -LARGEST, LARGEST)]]
+    y: NotRequired[Annotated[Array, Reals("m", -LARGEST, LARGEST)]]
 
 
 class LocalClusters(TypedDict):
     """Reply of :func:`local_clusters`."""
 
-    centers: Annotated[Array, Reals("k n_columns")]
+    centers: Annotated[Array, Reals("k n_columns", -LARGEST, LARGEST)]
     labels: Annotated[Array, Whole("m", below="n_clusters")]
 
 

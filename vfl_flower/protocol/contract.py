@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -68,12 +69,14 @@ class ContractError(ValueError):
 
 @dataclass(frozen=True)
 class Reals:
-    """An array of finite real numbers.
-
-    `shape` has a word for each dimension; see the documentation of the module.
-    """
+    """An array of finite real numbers."""
 
     shape: str
+    """A word for each dimension; see the documentation of the module."""
+    least: float = -math.inf
+    """The smallest value."""
+    most: float = math.inf
+    """The largest value."""
 
 
 @dataclass(frozen=True)
@@ -438,6 +441,10 @@ def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> Non
     if isinstance(rule, Reals):
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ContractError(f"{name!r} must hold finite numbers")
+        if array.min() < rule.least or array.max() > rule.most:
+            raise ContractError(
+                f"{name!r} must hold numbers from {rule.least:g} to {rule.most:g}"
+            )
         return
     below = sizes.get(rule.below) if isinstance(rule.below, str) else rule.below
     if array.min() < rule.least:

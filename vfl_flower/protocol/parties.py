@@ -54,7 +54,15 @@ from vfl_flower.protocol.names import is_name
 from vfl_flower.protocol.replies import PartyInfo, Replies, check_alike, order_of
 from vfl_flower.protocol.seals import Seal, Sealed
 from vfl_flower.protocol.steps import Each, P, Question, R, Step, Sum
-from vfl_flower.secure_aggregation import Field, Group, Tree, group, unmask_sum
+from vfl_flower.secure_aggregation import (
+    Field,
+    Group,
+    Plain,
+    Ring,
+    Tree,
+    group,
+    unmask_sum,
+)
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
 from vfl_flower.version import __version__
@@ -326,7 +334,7 @@ class Parties(Sequence[PartyInfo]):
                     )
                     raise self.failure(j, step, reason)
             if spec.to is None:
-                result.sums[name] = unmask_sum(addends, adding)
+                result.sums[name] = self._sum_of(step, addends, adding)
             else:
                 seal = self._seal("pad", step.action, name, spec)
                 total = addends[0].copy()
@@ -334,6 +342,30 @@ class Parties(Sequence[PartyInfo]):
                     adding.add(total, addend, out=total)
                 result.sealed[name] = Sealed(spec.to, (total,), (seal,))
         return result
+
+    def _sum_of(
+        self, step: Step[Any, Any], addends: list[Array], adding: Group
+    ) -> Array:
+        """Return a sum; raise FederationError unless it can be one, up to rounding."""
+        total = unmask_sum(addends, adding)
+        if isinstance(adding, Ring | Plain):
+            most = len(self) * adding.bound * (1 + 1e-9)
+            if not np.abs(total).max(initial=0.0) <= most:
+                raise self.faulty_sum(step, "numbers within their bound")
+        return total
+
+    def faulty_sum(self, step: Step[Any, Any], rule: str) -> FederationError:
+        """Return the error for a sum that breaks a rule, whichever party is at fault.
+
+        `rule` is what the sum of `step` must be: "finite numbers".
+        """
+        return FederationError(
+            f"in {step.action!r} the parts of the parties do not add up to {rule}: one "
+            f"of {self._names()} is faulty"
+        )
+
+    def _names(self) -> str:
+        return ", ".join(repr(info.name) for info in self)
 
     def _clipped(self, step: Step[Any, Any], replies: Mapping[int, _Reply[Any]]) -> int:
         """Return how many values all parties together have clipped.

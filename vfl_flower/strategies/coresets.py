@@ -58,7 +58,6 @@ from vfl_flower.strategies.sampling import (
     Coreset,
     CoresetStrategy,
     Scoring,
-    as_floats,
 )
 from vfl_flower.typing import Array
 
@@ -331,7 +330,7 @@ class CoresetVRLR(CoresetStrategy):
         return arrays
 
     def _tests(self, parties: Parties) -> bool:
-        """Return whether the model is evaluated on the rows held out, and warn if not."""
+        """Return whether to evaluate the model on rows held out; warn where not."""
         rows, reason = self.n_test(parties), ""
         if rows < LEAST_ROWS:
             reason = f"it must be of at least {LEAST_ROWS} rows, there are {rows}"
@@ -557,7 +556,7 @@ class CoresetVKMC(CoresetStrategy):
                 coreset=coreset.weighted,
             )
             labels = np.column_stack(_local_labels(replies, len(w)))
-            centers = [as_floats(replies, j, "centers") for j in range(len(replies))]
+            centers = [np.asarray(C_j, np.float64) for C_j in replies.each("centers")]
             C = distdim(labels, centers, w, k, rng, self.n_init)
         C_j = np.split(C, np.cumsum(widths)[:-1], axis=1)
         if self.evaluate == "full":

@@ -60,9 +60,7 @@ from vfl_flower.strategies import kernel_kmeans_metrics
 from vfl_flower.strategies.kernel_kmeans_setup import (
     Start,
     begin,
-    check_sum,
     decomposed,
-    faulty_sum,
 )
 from vfl_flower.typing import Array
 
@@ -454,14 +452,13 @@ class FKKMeans(ProtocolStrategy):
         ).sums["gram"]
         if len(triangle) != size * (size + 1) // 2:
             rule = f"the upper triangle of a matrix of {size} rows"
-            raise faulty_sum(parties, party.gram, rule)
-        check_sum(parties, party.gram, triangle)
+            raise parties.faulty_sum(party.gram, rule)
         G = np.zeros((size, size))
         G[np.triu_indices(size)] = triangle
         G += np.triu(G, 1).T
         diagonal = G.diagonal()
         if (diagonal < 0).any() or (start.bounded and diagonal.sum() > 2 * bound):
-            raise faulty_sum(parties, party.gram, "a Gram matrix of the features")
+            raise parties.faulty_sum(party.gram, "a Gram matrix of the features")
         with decomposed(parties, party.gram):
             space.step(*eigenpairs(G, *space.wanted), float(G.trace()))
         return 1
@@ -491,15 +488,12 @@ class FKKMeans(ProtocolStrategy):
                     seed=start.seed if first else None,
                 ).sums
                 product, begun = sums["product"], True
-                if traced:
-                    check_sum(parties, party.product, sums["trace"])
-                    if (trace := float(sums["trace"][0])) < 0:
-                        rule = "the trace of a Gram matrix"
-                        raise faulty_sum(parties, party.product, rule)
-            check_sum(parties, party.product, product)
+                if traced and (trace := float(sums["trace"][0])) < 0:
+                    rule = "the trace of a Gram matrix"
+                    raise parties.faulty_sum(party.product, rule)
             if start.bounded and np.abs(product).max() > 2 * bound:
                 rule = "a product with a Gram matrix of the features"
-                raise faulty_sum(parties, party.product, rule)
+                raise parties.faulty_sum(party.product, rule)
             return product[:, 0]
 
         rng = run.rng(f"lanczos {space.t + 1}")
@@ -560,8 +554,7 @@ class FKKMeans(ProtocolStrategy):
             H=None if H is None else each(split_rows(parties, H)),
         ).sums["sum_h"]
         if len(sum_h) != s:
-            raise faulty_sum(parties, party.embed, f"{s} sums of the embedding")
-        check_sum(parties, party.embed, sum_h)
+            raise parties.faulty_sum(party.embed, f"{s} sums of the embedding")
 
         def ask(request: Request) -> Pass:
             wanted = {"inertia": 4.0 * scale * N, "sizes": float(N)}
@@ -576,11 +569,9 @@ class FKKMeans(ProtocolStrategy):
                 sizes=request.sizes,
                 used=request.used,
             ).sums
-            for array in sums.values():
-                check_sum(parties, party.lloyd, array)
             rows = np.rint(sums["sizes"])
             if rows.min() < 0 or (rows.sum(axis=1) != N).any():
-                raise faulty_sum(parties, party.lloyd, f"clusters of {N} rows")
+                raise parties.faulty_sum(party.lloyd, f"clusters of {N} rows")
             run.trace("inertia", float(sums["inertia"].min()))
             return Pass(**sums)
 
@@ -665,11 +656,9 @@ class FKKMeans(ProtocolStrategy):
             centers=model.cluster_centers_,
         )
         sums = replies.sums
-        for values in sums.values():
-            check_sum(parties, party.assign, values)
         inertia, sizes = float(sums["inertia"][0]), np.rint(sums["sizes"])
         if inertia < 0 or sizes.min() < 0 or sizes.sum() != N:
-            raise faulty_sum(parties, party.assign, f"clusters of {N} rows")
+            raise parties.faulty_sum(party.assign, f"clusters of {N} rows")
         model.inertia_ = inertia
         model.kept = all(replies.each("kept"))
         return np.asarray(sizes)
@@ -712,8 +701,7 @@ class _RowLanczos:
         )["projected"]
         self._begun = True
         if len(g) != D:
-            raise faulty_sum(parties, party.project, f"products with {D} features")
-        check_sum(parties, party.project, g, bound)
+            raise parties.faulty_sum(party.project, f"products with {D} features")
         replies = parties.ask(party.expand, g=g)
         rows = replies.each("rows")
         for j, products in enumerate(rows):

@@ -16,7 +16,6 @@ from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies import kernel_kmeans_metrics
-from vfl_flower.strategies.kernel_kmeans_setup import check_sum, faulty_sum
 from vfl_flower.strategies.later import LaterTask
 
 log = logging.getLogger("vfl_flower")
@@ -99,7 +98,6 @@ class FKKMeansEvaluation(FKKMeansPrediction):
         """Return the mean over the rows of all parties, as metrics."""
         N = parties.n_rows
         sums = parties.ask_exactly(party.evaluate.summing(cost=4.0 * N)).sums
-        check_sum(parties, party.evaluate, sums["cost"])
         if not 0 <= (cost := float(sums["cost"][0])) < math.inf:
-            raise faulty_sum(parties, party.evaluate, "a cost")
+            raise parties.faulty_sum(party.evaluate, "a cost")
         return {"test_rows": N, "test_loss": cost / N}

@@ -26,21 +26,6 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 
-# -- impossible sums -------------------------------------------------------------------
-
-
-def faulty_sum(parties: Parties, step: Step[..., Any], rule: str) -> FederationError:
-    """Return the error for a sum that breaks a rule, whichever party is at fault.
-
-    `rule` is what the sum of `step` must be: "finite numbers".
-    """
-    names = ", ".join(repr(info.name) for info in parties)
-    return FederationError(
-        f"in {step.action!r} the parts of the parties do not add up to {rule}: one of "
-        f"{names} is faulty"
-    )
-
-
 @contextmanager
 def decomposed(parties: Parties, step: Step[..., Any]) -> Iterator[None]:
     """Decompose a sum of finite numbers; where that fails, name the parties.
@@ -51,16 +36,7 @@ def decomposed(parties: Parties, step: Step[..., Any]) -> Iterator[None]:
         with np.errstate(all="ignore"):
             yield
     except np.linalg.LinAlgError:
-        raise faulty_sum(parties, step, "a matrix that has eigenvalues") from None
-
-
-def check_sum(
-    parties: Parties, step: Step[..., Any], sums: Array, bound: float = math.inf
-) -> None:
-    """Raise ``FederationError`` unless sums of bounded parts are finite and bounded."""
-    largest = float(np.abs(sums).max(initial=0.0))
-    if not (largest < math.inf and largest <= bound * len(parties)):
-        raise faulty_sum(parties, step, "finite numbers within their bound")
+        raise parties.faulty_sum(step, "a matrix that has eigenvalues") from None
 
 
 # -- split rows ------------------------------------------------------------------------
@@ -174,9 +150,7 @@ def _sums(
     sums = {name: replies.sums.get(name, np.zeros((5, 1))) for name in names}
     columns = parties[0].n_columns if squares == "column" else 1
     if sums["sum_squares"].shape[1] != columns:
-        raise faulty_sum(parties, party.begin, f"squares of {columns} columns")
-    for limbs in sums.values():
-        check_sum(parties, party.begin, limbs, LIMB)
+        raise parties.faulty_sum(party.begin, f"squares of {columns} columns")
     sealed = replies.secrets.get("seed", [None])
     if len(sealed) != len(parties) or sealed[0] is not None:
         sender = sealed.index(None) if len(sealed) == len(parties) else 0
@@ -184,12 +158,12 @@ def _sums(
         raise parties.failure(sender, party.begin, reason)
     sum_x, sum_squares = (join_limbs(limbs) for limbs in sums.values())
     if (sum_squares < 0).any():
-        raise faulty_sum(parties, party.begin, "squares")
+        raise parties.faulty_sum(party.begin, "squares")
     fill = None
     if parties.gaps:
         N, known = parties.n_rows, np.rint(replies.sums["known"])
         if len(known) != len(sum_x) or not ((known >= 1) & (known <= N)).all():
-            raise faulty_sum(parties, party.begin, f"1 to {N} values of each column")
+            raise parties.faulty_sum(party.begin, f"1 to {N} values of each column")
         mean = sum_x / known
         filled = (N - known) * np.square(mean)
         sum_x = N * mean

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -16,16 +16,12 @@ from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import InRunConfig, settings
-from vfl_flower.protocol.steps import Step, Steps, each
+from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.typing import Array
 
 MESSAGE_NUMBERS = 2**22
 """Numbers in one message of a party that sends or evaluates all rows: 32 MB."""
-
-LARGEST = 1e50
-"""Largest absolute value of a number that a party may send in the clear: neither its
-square nor a product of a solver overflows."""
 
 
 @dataclass(frozen=True)
@@ -186,21 +182,27 @@ class CoresetStrategy(ProtocolStrategy):
             intercept=scoring.intercept,
             clustering=scoring.clustering,
         )
-        G = _totals(replies, scoring.bound * n)
+        G = np.concatenate(replies.each("total"))
+        for j, total in enumerate(G):
+            if total > 1.01 * (most := scoring.bound * n):
+                raise replies.failure(j, f"its 'total' must be at most {most:g}")
         a = allocate(G, m, run.rng("allocate"))
         b = allocate(G, more, run.rng("check"))
         # Round 2, lines 5-6; fused: each party sent its rows with its total.
         if fused:
-            drawn = _drawn(replies, [m + more] * len(parties))
+            drawn = replies.each("rows")
         else:
             counts = a + b
             asked = parties.ask(
                 party.drawn_rows, count=each([np.array([c]) for c in counts])
             )
-            drawn = _drawn(asked, counts.tolist())
+            drawn = asked.each("rows")
+            for j, (rows, count) in enumerate(zip(drawn, counts, strict=True)):
+                if len(rows) != count:
+                    raise asked.failure(j, f"its reply must have {count} drawn rows")
         S = [rows[: a[j]] for j, rows in enumerate(drawn)]
         S += [rows[a[j] : a[j] + b[j]] for j, rows in enumerate(drawn)]
-        rows = np.concatenate(S)
+        rows = np.concatenate(S).astype(np.uint32)
         # Round 3, lines 7-8.
         scored = parties.ask(
             party.scores.summing(scores=scoring.bound),
@@ -208,12 +210,8 @@ class CoresetStrategy(ProtocolStrategy):
             pool=self.pools and fused,
         )
         g, total = scored.sums["scores"], float(G.sum())
-        check_sum(parties, party.scores, g, rows.shape, 0, scoring.bound)
         if not (g > 0).all():
-            raise FederationError(
-                f"the scores of {_names(parties)} must add up to more than 0 for each "
-                "row that they drew"
-            )
+            raise parties.faulty_sum(party.scores, "scores above 0")
         if not self.pools:
             return Coreset(rows, coreset_weights(total, g))
         if fused:
@@ -254,13 +252,13 @@ class CoresetStrategy(ProtocolStrategy):
         for j, X_j in enumerate(replies.each("X")):
             if len(X_j) != count:
                 raise replies.failure(j, f"its reply must have {count} rows")
-        X = [as_floats(replies, j, "X") for j in range(len(replies))]
+        X = [np.asarray(X_j, dtype=np.float64) for X_j in replies.each("X")]
         if not self.labelled:
             return X, None
         holder = parties.label_holder
         if "y" not in replies[holder]:
             raise replies.failure(holder, "its reply lacks 'y', the labels of the rows")
-        return X, as_floats(replies, holder, "y")
+        return X, np.asarray(replies[holder]["y"], dtype=np.float64)
 
     def _all_rows(self, parties: Parties, n: int) -> Coreset:
         if not self.pools:
@@ -302,58 +300,3 @@ class CoresetStrategy(ProtocolStrategy):
     def n_test(self, parties: Parties) -> int:
         """Return the number of rows held out."""
         return round(self.test_fraction * parties.n_rows)
-
-
-def _totals(replies: Replies[party.Totals], most: float) -> Array:
-    """Return G_j of each party, above 0 and at most `most`."""
-    totals = [float(total[0]) for total in replies.each("total")]
-    for j, total in enumerate(totals):
-        if not 0 < total <= 1.01 * most:
-            reason = f"'total' must be above 0 and at most {most:g}"
-            raise replies.failure(j, f"its reply is malformed: {reason}")
-    return np.array(totals)
-
-
-def _drawn(replies: Replies[Any], counts: list[int]) -> list[Array]:
-    """Return the rows that each party drew; refuse another number of them."""
-    drawn = replies.each("rows")
-    for j, rows in enumerate(drawn):
-        if len(rows) != counts[j]:
-            raise replies.failure(j, f"its reply must have {counts[j]} drawn rows")
-    return [rows.astype(np.uint32) for rows in drawn]
-
-
-def as_floats(replies: Replies[Any], j: int, name: str) -> Array:
-    """Return an array of party j's reply as float64, no number above `LARGEST`."""
-    exact = np.asarray(replies[j][name], dtype=np.float64)
-    if np.abs(exact).max(initial=0.0) > LARGEST:
-        reason = f"{name!r} must hold numbers of at most {LARGEST:g} in size"
-        raise replies.failure(j, f"its reply is malformed: {reason}")
-    return exact
-
-
-def check_sum(
-    parties: Parties,
-    step: Step[..., Any],
-    values: Array,
-    shape: tuple[int, ...],
-    least: float,
-    most: float,
-) -> None:
-    """Raise FederationError unless a sum of masked addends is possible.
-
-    It must have the `shape`, and each of the addends, sent in `step`, must be between
-    `least` and `most`, up to rounding.
-    """
-    T = len(parties)
-    slack = 1e-9 * max(-least, most)
-    low, high = T * (least - slack), T * (most + slack)
-    if values.shape != shape or not ((low <= values) & (values <= high)).all():
-        raise FederationError(
-            f"{_names(parties)} must send numbers from {least:g} to {most:g} under "
-            f"their masks in {step.action!r}: one of them has sent something else"
-        )
-
-
-def _names(parties: Parties) -> str:
-    return ", ".join(info.name for info in parties)
