@@ -39,35 +39,33 @@ class RunSettings:
     strategy: str = next(iter(ALGORITHMS))
     """The algorithm: the name of the section that has its settings."""
     task: str = "train"
-    """What to do: train, or a later task on a trained model, where the algorithm has
-    one."""
+    """What to do: train, or a later task on a trained model."""
     model: str = ""
     """The number of the trained model for a later task, as its training printed it."""
     compare: bool = False
     """Also run the baselines of the strategy, one after another."""
     dry_run: bool = False
     """Only greet the parties, and print what the run would cost and who would learn
-    what: no row leaves a party, and nothing is written."""
+    what. No row leaves a party."""
     alignment: str = ""
-    """Name of a common order of rows that the parties keep, as strategy "align" makes
-    it; each then has these rows of its file, in this order."""
+    """Name of the order of rows that strategy "align" has left at the parties; each
+    then has these rows of its file."""
     output_dir: str = ""
     """Absolute folder for results; default: vfl_flower/runs in the data folder of the
     user who runs the SuperLink."""
     timeout: Positive = 3600.0
     """Seconds allowed for one round trip, and for the parties to connect."""
     resume: str = ""
-    """Go on with a run that was killed or failed: the name of its folder in output-dir.
-    The other keys must be as they were, but for the timeout."""
+    """Continue a run that was killed or failed: the name of its folder in output-dir.
+    The other keys must be unchanged, but for the timeout."""
     seed: Annotated[int, Ge(-1)] = -1
     """With a number from 0 the same settings give the same model again, or one that
-    differs by rounding alone; with -1 each party draws in private."""
+    differs by rounding alone; -1: each party draws in private."""
     n_parties: Count = 0
     """How many parties to wait for; 0: take those that are connected, at least two."""
     data: str = "diabetes"
-    """Data of nodes whose node config names none, such as simulated ones: a bundled
-    set, "synthetic:n=10000,d=30", or the absolute path of a party file or of a folder
-    of party files."""
+    """Data of nodes whose node config names none: a bundled set,
+    "synthetic:n=10000,d=30", or the absolute path of a party file or folder."""
     id_column: str = ""
     """Column with the row ids."""
     label_column: str = ""
@@ -87,18 +85,17 @@ class RunSettings:
     """A text column of more levels keeps the most frequent ones, and "other"; 0: one of
     more than 100 levels keeps 20."""
     levels: str = ""
-    """Levels of text columns, the same at all parties, "sex=f|m;region=north|south";
-    default: those of each party's rows. In a node config it may be the absolute path of
-    a TOML file."""
+    """Levels of text columns, the same at all parties, "sex=f|m;region=north|south", or
+    in a node config the absolute path of a TOML file; default: those of each party's
+    rows."""
     delimiter: str = ""
-    """What separates the fields of a CSV; default: comma, semicolon, tab or bar, as the
-    file has it."""
+    """What separates the fields of a CSV; default: comma, semicolon, tab or bar."""
     encoding: str = ""
     """Encoding of a CSV; default: by its mark, else UTF-8 where it is that, else
-    Latin-1."""
+    Windows-1252 or Latin-1."""
     header: bool = True
-    """Whether the first line of a CSV has the names of its columns; false: they are x0,
-    x1 and so on."""
+    """false: the first line of a CSV has no names, and its columns are x0, x1 and so
+    on."""
 
 
 _SAID = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

@@ -45,8 +45,8 @@ _HOW_TO_READ = """\
 """
 
 _RULES = """\
-# What this party takes part in, and what it lets leave it. A key that is missing has
-# the value that stands here; one behind "#" has no value unless you give it one.
+# What this party takes part in, and what may leave it. A missing key has the value that
+# stands here; one behind "#" has no value unless you give it one.
 
 # strategies = {strategies}  # only these; otherwise all
 # tasks = ["train", "predict"]  # only these; otherwise all
@@ -54,31 +54,27 @@ min-parties = 3             # fewest parties of a run, at least 3
 two-parties = false         # true: also with one other party, which can then compute
                             # this party's part of each sum that it learns
 # dealers = ["server"]      # who may deal the randomness of products under shares:
-                            # "server", or names of parties; without this line the
-                            # server, in runs of three or more parties
-# computes = ["weather"]    # who may compute such products with the party that has the
-                            # labels; without this line the first of the others
-# changed-parties = ["lab"] # names of parties with and without which this party takes
-                            # part in sums over the same rows; the difference reveals
-                            # that party's contribution
+                            # "server", or names of parties; otherwise the server, in
+                            # runs of three or more parties
+# computes = ["weather"]    # who may compute such products with the label holder;
+                            # otherwise the first of the other parties
+# changed-parties = ["lab"] # parties that may join or leave sums over the same rows;
+                            # the difference reveals that party's contribution
 allow-seed = false          # true: also where the server knows the seed, and so can
                             # repeat this party's random draws
 trust-on-first-use = false  # true: pin the key of a party without a line in [peers]
                             # when it first comes; the server can then invent a party
-column-names = false        # true: tell the server the names of the columns where
-                            # parties hold rows, so that an error can name them;
-                            # digests of them it gets anyway
+column-names = false        # true: send the server the names of columns, and not only
+                            # digests of them, where parties hold rows
 # max-round-trips = 100     # most messages that the party answers in one run
 # max-bytes = 1000000000    # most bytes of its replies in one run
-max-refusals = 100          # most messages that it refuses, in all runs, before it
-                            # answers none
-min-changed-rows = 20       # fewest rows in which the rows of two sums must differ,
-                            # unless they are the same: the difference of the sums
-                            # reveals the sum over those rows
+max-refusals = 100          # after so many refusals, in all runs, it answers none
+min-changed-rows = 20       # fewest rows in which the rows of two different sums must
+                            # differ: the difference reveals the sum over those rows
 # most-row-sets = 50        # most different sets of rows over which sums leave, ever;
-                            # without this line a twentieth of the rows, at least 30
+                            # otherwise a twentieth of the rows, at least 30
 # accept-alignments = ["server"]  # use an order of rows from "align" without
-                            # 'vfl-flower align --accept' of this party's operator
+                            # 'vfl-flower align --accept'
 
 [leaves]  # false: none; true: any number; {{ run = 2000, life = 10000 }}: as many
           # different rows at most, in one run and in all runs

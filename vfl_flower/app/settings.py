@@ -49,11 +49,15 @@ def markdown() -> str:
         "name of the section in front, as in `--run-config 'section.key=value'`. In",
         "Python the same settings, with underscores, are the strategies' arguments.",
     ]
+    described: dict[tuple[str, str], str] = {}
     for section, keys in _sections():
         lines += ["", f"## `{section}`" if section else "## All strategies", ""]
         lines += ["| key | default | meaning |", "|---|---|---|"]
         for key in keys:
             meaning = _meaning(key).replace("``", "`").replace("|", "\\|")
+            first = described.setdefault((key.setting.key, meaning), key.name)
+            if first != key.name:
+                meaning = f"As `{first}`."
             default = f"`{json.dumps(key.default)}`"
             if key.setting.default != key.default and key.section:
                 default += f" (in Python `{key.setting.default!r}`)"
@@ -70,11 +74,11 @@ def help_text() -> str:
 
 
 def _meaning(key: Key) -> str:
-    """Return the allowed words of a key, if any, and its meaning."""
-    choices = key.setting.choices
-    if len(choices) > 1:
-        return f"{', '.join(choices)}. {key.setting.text}"
-    return key.setting.text
+    """Return the meaning of a key, behind its choices where it does not name all."""
+    choices, text = key.setting.choices, key.setting.text
+    if len(choices) > 1 and not all(f'"{choice}"' in text for choice in choices):
+        return f"{', '.join(choices)}. {text}"
+    return text
 
 
 def main(

@@ -135,18 +135,17 @@ class CoresetVRLR(CoresetStrategy):
     regularizer: Literal["none", "ridge", "lasso", "elasticnet"] = "none"
     """Penalty R. The objective is ``sum_S w (x theta + b - y)^2 / n + R / n``."""
     alpha: Annotated[float, Ge(0), Le(1e50)] = 0.0
-    """Strength of R: ``alpha |theta|^2`` for ridge (the paper has 0.1) and
-    ``alpha |theta|_1`` for lasso (the paper has 2). In scikit-learn, with weights w:
-    ``Ridge(alpha * n)``, and ``Lasso(alpha / 2 * n / sum(w))``."""
+    """Strength of R: ``alpha |theta|^2`` for ridge (the paper has 0.1) and ``alpha
+    |theta|_1`` for lasso (the paper has 2)."""
     l1_ratio: Annotated[float, Ge(0), Le(1)] = 0.5
     """Share of the l1 part in R for the elastic net, ``alpha * l1_ratio * |theta|_1 +
     alpha * (1 - l1_ratio) * |theta|^2`` (the paper has 2/3, with alpha 3)."""
     solver: Literal["moments", "central", "cg", "saga"] = "moments"
     """"moments": the label holder solves from sums of products that two parties
     compute; of a row nothing leaves but its score. "central": the rows of the coreset
-    are pooled at the server, as in the paper. The others ask for sums for each row, of
-    which the server sees residuals. "cg": conjugate gradients on secure sums (proximal
-    steps with an l1 part), one round trip per step; "saga": the paper's baseline."""
+    are pooled at the server, as in the paper. "cg" (conjugate gradients, one round trip
+    per step) and "saga" (the paper's baseline) ask for sums for each row, so the server
+    sees residuals."""
     dealer: str = "server"
     """For moments: who deals correlated randomness, "server" or the name of a party,
     which costs a round trip more. It must not work with a party that computes."""
@@ -160,8 +159,7 @@ class CoresetVRLR(CoresetStrategy):
     """Iterations of cg; passes over the coreset of saga."""
     tol: NotNegative = 1e-6
     """Tolerance at which cg and saga stop, relative to the standard deviation of the
-    labels (without an intercept, to their root mean square), rounded up to a power of
-    two."""
+    labels (without an intercept, to their root mean square)."""
     batch_size: Natural = 32
     """Rows in a round trip of saga; the paper has 1."""
     test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
@@ -472,11 +470,11 @@ class CoresetVKMC(CoresetStrategy):
     """"central": weighted k-means++ on rows pooled at the server. "distdim": Ding et
     al. (2016), local centres and assignments only."""
     local_clustering: Literal["lloyd", "seeding"] = "lloyd"
-    """How a party clusters its columns: k-means++ and Lloyd's iteration, or the seeding
-    alone, which is two to five times cheaper."""
+    """How a party clusters its columns. "lloyd": k-means++ and Lloyd's iteration;
+    "seeding": the seeding alone, which is two to five times cheaper."""
     approximation: party.Approximation = 2.0
     """alpha of Algorithm 3: the factor by which the cost of a local clustering may
-    exceed the optimum; 2 in the published code."""
+    exceed the optimum."""
     n_init: Natural = 10
     """Starts of the server's k-means, of which the best is kept."""
 

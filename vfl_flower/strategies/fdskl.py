@@ -199,11 +199,10 @@ class FDSKL(ProtocolStrategy):
     """"gaussian": ``exp(-|x - x'|^2 / (2 bandwidth^2))``. "laplacian":
     ``exp(-|x - x'|_1 / bandwidth)``."""
     solver: Literal["moments", "direct", "doubly-stochastic"] = "moments"
-    """"moments": the label holder gets sums of products of features alone, which two
-    parties compute under shares, and solves least squares; each party adds features of
-    its own columns. "direct": it gets the angles of a sample of rows once, and solves
-    exactly. "doubly-stochastic": the paper's Algorithm 1, for one or several label
-    holders, each with the labels of different rows."""
+    """"moments": the label holder gets sums of products of features, which two parties
+    compute under shares, and solves least squares. "direct": it gets the angles of a
+    sample of rows once, and solves exactly. "doubly-stochastic": the paper's Algorithm
+    1, for one or several label holders."""
     dealer: str = pydantic.Field(default="server", kw_only=True)
     """For moments: who deals correlated randomness, "server" or the name of a party,
     which costs a round trip more. It must not work with a party that computes."""
@@ -212,10 +211,9 @@ class FDSKL(ProtocolStrategy):
     first of the others that does not deal. These two must not work together, nor
     either with the dealer."""
     relevance: bool = pydantic.Field(default=True, kw_only=True)
-    """For moments: solve twice. After a first turn with fewer features each party gets
-    to know how much the model changes with each of its own columns, on average, and
-    scales them for the second turn, in four more round trips. Not where a party deals,
-    or the bandwidth is given."""
+    """For moments: solve twice, in four more round trips. After the first turn each
+    party learns how much the model changes with each of its own columns, on average,
+    and scales them. Not where a party deals, or the bandwidth is given."""
     _: KW_ONLY
     target: Target = "binary"
     """What the labels are. "binary": two values. "multiclass": up to 100 values, each
@@ -223,61 +221,46 @@ class FDSKL(ProtocolStrategy):
     class_weight: Literal["none", "balanced"] = pydantic.Field(
         default="none", kw_only=True
     )
-    """"balanced": every class counts as much as any other, however few rows it has, so
-    that a rare one is found more often, at more false alarms. With ``direct`` a row of
-    a class with n_c of n rows weighs n / (K n_c) in the loss, as in scikit-learn. With
-    ``moments`` the fit has no weights, which would be the labels: the label holder
-    moves the threshold between the classes, to equal prior probabilities, where the
-    scores of a class are normal, with one variance for all classes. Probabilities are
-    then those of classes of the same size."""
+    """"balanced": every class counts as much as any other, so that a rare one is found
+    more often, at more false alarms; probabilities are then those of classes of the
+    same size. With ``direct`` rows are weighted; with ``moments`` the label holder
+    moves the threshold between the classes."""
     bandwidth: Positive | Literal["median", "auto"] = "median"
     """Bandwidth of the kernel, in the unit of the columns; with ``moments``, of the
-    scaled ones. "median": from the median distance of 1,000 pairs of rows, in two more
-    round trips: gamma = 1 / median(distance^2). With ``moments``: from sums of all
-    rows, and three in four features at a half of it; where columns are scaled by their
-    relevance, a third at 0.7 and two thirds at 0.3 of it. "auto", with ``direct``
-    alone: the best of seven from 4 times to a third of the one of the median, by the
-    labels; it takes no further message, since k times an angle, modulo a turn, is that
-    of a k-th of the bandwidth."""
+    scaled ones. "median": gamma = 1 / median(distance^2), from 1,000 pairs of rows in
+    two more round trips, or with ``moments`` from sums of all rows. "auto", with
+    ``direct`` alone: the best of seven from 4 times to a third of the median one, by
+    the labels."""
     regularization: Positive | Literal["auto"] = "auto"
     """lambda in ``mean loss + lambda / 2 |f|^2``. "auto": chosen by cross-validation at
-    the label holder, without further messages. With the doubly stochastic solver it is
-    1 / gamma of the implicit steps; with a number as `step` "auto" is 1 / n, and with
-    "explicit" there is none."""
+    the label holder; 1 / n with a number as `step`. With implicit steps it is 1 /
+    gamma; "explicit" steps have none."""
     budget: Natural = 64_000_000
-    """Most bytes of angles that a party sends to train, but for ``moments``. Implicit
-    steps take half of it with the features that are their default."""
+    """Most bytes of angles that a party sends to train, but for ``moments``."""
     rows: Count = 0
-    """Rows to train on; 0: as many as the budget pays for, eight for each feature.
-    ``step="explicit"``, or a number, takes rows again where there are fewer. With
-    ``moments``, 0: all, up to some 67 million numbers in the features."""
+    """Rows to train on; 0: as many as the budget pays for, eight for each feature, or
+    with ``moments`` all, up to some 67 million numbers in the features."""
     features: Count = 0
     """Random features in all; 0: one for every eight rows, and more if the budget pays
-    for them, up to 2,048, or 1,500 with implicit steps. The doubly stochastic solver
-    takes a multiple of `iterations`. With ``moments``, joint features of all parties;
-    0: as many as leave four rows for each column, up to 2,048."""
+    for them, up to 2,048, or 1,500 with implicit steps; with ``moments`` as many as
+    leave four rows for each column, up to 2,048. The doubly stochastic solver takes a
+    multiple of `iterations`."""
     bits: Bits = "auto"
-    """Bits of an angle on the circle. "auto": 16, and 8 with ``doubly-stochastic``,
-    which take half of the bytes for the same rows and features, at nearly the same
-    test error wherever we measured it."""
+    """Bits of an angle on the circle. "auto": 16, and 8 with ``doubly-stochastic``."""
     block_bytes: Natural = 16_000_000
     """Bytes of angles that a party sends in one round trip, to within one row."""
     topology: Topology = "star"
-    """How sums travel. "star": to the server. "ring", "tree": from party to party along
-    a chain or a binary tree, encrypted between them. In Flower each hop is a round
-    trip, so a star is the fastest."""
+    """How sums travel. "star": to the server. "ring", "tree": from party to party,
+    encrypted between them, in more round trips."""
     iterations: Count = 0
     """Iterations of the doubly stochastic solver, each with an equal share of the
-    features, which are new. 0: two for each label holder with implicit steps, of which
-    the first has twice as many rows as the second; otherwise 32. As many as `rows` and
-    `features` is the paper's Algorithm 1."""
+    features. 0: two for each label holder with implicit steps, otherwise 32. As many as
+    `rows` and `features` is the paper's Algorithm 1."""
     step: Positive | Literal["implicit", "explicit"] = "implicit"
-    """How the doubly stochastic solver learns from a batch of new rows and features.
-    "implicit": the new coefficients minimise the loss of the batch, with a penalty that
-    cross-validation in the batch chooses, and earlier ones are scaled. A number: the
-    published update, with this gamma. "explicit": the published update with the best of
-    seven gammas by the loss of each batch before it is learned; with several label
-    holders with one that is sure to converge."""
+    """How the doubly stochastic solver learns from a batch. "implicit": coefficients
+    that minimise the loss of the batch, with a penalty by cross-validation. A number:
+    the published update, with this gamma. "explicit": the published update with the
+    best of seven gammas, or with several label holders one that is sure to converge."""
     test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
     """Share of the rows held out. As many of them as a quarter of the budget pays for
     serve to estimate the error, in extra round trips."""

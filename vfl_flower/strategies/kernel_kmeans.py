@@ -164,17 +164,15 @@ class FKKMeans(ProtocolStrategy):
     threshold: Positive | Literal["auto", "paper"] = "auto"
     """lambda: smaller eigenvalues of the kernel matrix K are not learned. "paper": the
     (k + 2)-th eigenvalue of the first iteration; "auto": an estimate of the (s + 1)-th
-    of K, for which the first iteration has at least 4 (s + 5) features."""
+    of K."""
     subspace_tol: NotNegative = 0.01
-    """Tolerance at which the iterations end: the sine of the largest angle by which the
-    subspace turns, over the root of the step; about twice its distance from that of K.
-    0: all iterations run. Noisy data rarely get there before the last iteration; a
-    kernel matrix of rank s or less never does, since its subspace does not turn at
-    all."""
+    """The iterations end where the subspace turns by less: the sine of its largest
+    angle, over the root of the step. 0: all iterations run. Noisy data rarely get there
+    before the last one."""
     clustering: Literal["sums", "coreset"] = "sums"
-    """k-means on the eigenvectors: "sums": by sums over the parties, and no row of the
-    eigenvectors leaves its party; "coreset": as in the paper, at the server, on rows
-    that the parties send in the clear."""
+    """k-means on the eigenvectors. "sums": by sums over the parties; no row of them
+    leaves its party. "coreset": as in the paper, at the server, on rows that the
+    parties send in the clear."""
     passes: Natural = 20
     """Largest number of passes of k-means over the rows, with clustering "sums"; each
     is a round trip for all starts."""
@@ -192,8 +190,8 @@ class FKKMeans(ProtocolStrategy):
     """Scale each column to mean 0 and standard deviation 1 over the rows of all
     parties."""
     cem: bool = True
-    """Whether to use the paper's communication mechanism. False: Lanczos on all N rows
-    as in section 4.1 of the paper; in one process only, for comparison."""
+    """The paper's communication mechanism. false: Lanczos on all N rows as in section
+    4.1 of the paper; in one process only, for comparison."""
     n_init: Natural = 30
     """Starts of k-means, of which the best is kept."""
     allow_two_parties: bool = False

@@ -213,8 +213,8 @@ class ClusterTraining(MUFCTask):
     """Bounds of the columns, which are public and must not be taken from the rows: one
     pair "lower,upper" for all columns, a pair for each, "0,1;18,120", or a pair by
     name, "age=18,120;*=0,1", with "*" for all other columns of numbers; text that is
-    not named then gets -3.5,4.5. They set the scale of each column: the wider, the less
-    it counts. On the command line "@FILE" reads a file of such lines."""
+    not named then gets -3.5,4.5. The wider its bounds, the less a column counts. On the
+    command line "@FILE" reads a file of such lines."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -437,14 +437,13 @@ class MUFC(ClusterTraining):
     it. "weighted": its middle, with weight q_j."""
     client_training: Training = "full"
     """How a party finds centroids. "full": Lloyd's iteration moves drawn rows to means
-    (Appendix M.3), anew at each removal. "init", as in the paper: the rows that
-    k-means++ draws are the centroids. Removals are cheaper at the party, the objective
-    is higher, and bins tell which rows are centroids."""
+    (Appendix M.3). "init", as in the paper: rows that k-means++ draws are the
+    centroids; removals are cheaper at the party, the objective is higher, and bins
+    reveal which rows are centroids."""
     min_rows_per_bin: Natural = pydantic.Field(default=5, kw_only=True)
     """Fewest rows of a party's cluster: it merges smaller ones into their nearest. 1,
-    as in the paper: none, and a bin can be of one row. 20 hides more, and raises the
-    objective many times where clusters of a party are smaller. A party with fewer rows
-    has one cluster of all of them."""
+    as in the paper: a bin can be of one row. A party with fewer rows has one cluster of
+    all of them."""
     privacy: Privacy = "scma"
     """"scma": sparse counts are summed under masks (Algorithm 2). "none": each party's
     centroids and their cluster sizes leave in the clear (Algorithm 5)."""
@@ -454,9 +453,8 @@ class MUFC(ClusterTraining):
     n_init: Natural = pydantic.Field(default=10, kw_only=True)
     """Starts of k-means at the server."""
     choose_clusters: bool = pydantic.Field(default=False, kw_only=True)
-    """Let the server choose K from 2 to `n_clusters` by a silhouette of the bins, in
-    training and anew whenever rows are forgotten or added. Each party then has up to
-    `n_clusters` centroids, unless `local_clusters` says other."""
+    """Let the server choose K from 2 to `n_clusters` by a silhouette of the bins, anew
+    whenever rows are forgotten or added."""
     server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
     """Folder in which the server keeps what it needs to forget later. For that each
     party also needs a ``state-dir`` and a name of its own."""

@@ -72,22 +72,20 @@ class CoresetStrategy(ProtocolStrategy):
 
     _: KW_ONLY
     size: Annotated[party.Size | Literal["auto"], InRunConfig(200)] = 2000
-    """m, the number of rows in the coreset, counting repeats; well below the number of
-    all rows. "auto": 50 for each column of all parties and at least 2000; all rows,
-    without draws, where there are no more than that."""
+    """m, the rows of the coreset, counting repeats. "auto": 50 for each column of all
+    parties and at least 2000; all rows, without draws, where there are no more."""
     sampling: Literal["coreset", "uniform", "full"] = "coreset"
     """"coreset": that of the paper; "uniform": rows drawn uniformly without
     replacement; "full": all rows."""
     rounds: Literal["fused", "paper"] = "fused"
-    """"fused": three round trips in all where rows are pooled; "paper": the rounds of
-    Algorithm 1 one by one. With the same seed both give the same coreset."""
+    """"fused": three round trips where rows are pooled; "paper": the rounds of
+    Algorithm 1. Both give the same coreset with the same seed."""
     evaluate: Literal["coreset", "full"] = "coreset"
     """"coreset": evaluate the model on the coreset, which costs nothing; "full": also
     on all training rows, by secure sums."""
     check_size: Annotated[int, Ge(0), Le(party.MOST_ROWS)] = 0
-    """Number of extra rows to pool, besides those of the coreset, from which the loss
-    on all training rows and its standard error are estimated. They come in the same
-    messages. 0: none."""
+    """Extra rows to pool, from which the loss on all training rows and its standard
+    error are estimated. 0: none."""
 
     steps: ClassVar[Steps] = (
         party.totals,
