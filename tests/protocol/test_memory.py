@@ -110,16 +110,6 @@ def test_rows_of_a_failed_or_repeated_round_count_once():
     assert run.enter().shared["rows"].sum() == 15
 
 
-def test_what_is_kept_of_shared_rows_is_a_bit_each():
-    run = Run()
-    run.leave(run.enter())
-    assert "shared.rows" not in run.memory._session
-    party = run.enter()
-    party.share(np.arange(3), "rows")
-    run.leave(party)
-    assert len(run.memory._session["shared.rows"]) == 3
-
-
 def test_memory_before_and_after_a_round():
     run = Run()
     for count in (1, 2, 3):

@@ -87,12 +87,8 @@ def test_numbers_of_numpy_come_back_as_those_of_python():
     assert [type(v) for v in arrived.values()] == [float, int, bool]
 
 
-def values_of(content: RecordDict) -> Any:
-    return content
-
-
 def flip_bit(content):
-    array = values_of(content)["arrays"]["x"]
+    array = content["arrays"]["x"]
     data = bytes([*array.data[:-1], array.data[-1] ^ 1])
     content["arrays"]["x"] = FlowerArray(array.dtype, array.shape, array.stype, data)
 
@@ -162,7 +158,7 @@ def test_a_lost_record_is_noticed(record, instead):
 @pytest.mark.parametrize("instead", [None, 5, "digest"])
 def test_a_lost_digest_is_noticed(instead):
     content = travel(message())
-    del values_of(content)["frame"]["digest"]
+    del content["frame"]["digest"]
     if instead is not None:
         content["frame"]["digest"] = instead
     with pytest.raises(CorruptMessage, match="damaged"):

@@ -283,12 +283,6 @@ def test_a_state_comes_back_as_it_was():
     assert state.skipped is None
 
 
-def test_the_smallest_state_comes_back():
-    party = Party(X)
-    party.remember(State(0, sizes=[7]))
-    assert continued(party).recall(State) == State(0, sizes=[7])
-
-
 def test_a_change_in_place_is_kept():
     party = Party(X)
     party.remember(State(1, sizes=[7]))

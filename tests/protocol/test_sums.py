@@ -107,12 +107,8 @@ class Heard(TypedDict, total=False):
     key: bytes
 
 
-def _sealing(
-    party: Party, size: int = 5, bits: int = 0, zero: bool = False, thirds: bool = False
-) -> Part:
+def _sealing(party: Party, size: int = 5, bits: int = 0, zero: bool = False) -> Part:
     """Send a part of a sum for a party."""
-    if thirds:
-        return {"part": np.array([1 / 3, -1 / 7]) * (party.index + 1)}
     part = addend(party.index, "part", size, bits)
     return {"part": part * 0 if zero else part}
 
@@ -183,9 +179,8 @@ telling, hearing = Step(_telling, "telling"), Step(_hearing, "hearing")
 @pytest.fixture(autouse=True)
 def steps(monkeypatch):
     """Register steps that only these tests ask for."""
-    for step in (sealing, relaying, reading, blocks, plainly, chaining):
-        monkeypatch.setitem(STEPS, step.action, step)
-    for step in (telling, hearing):
+    first = sealing, relaying, reading, blocks, plainly, chaining
+    for step in (*first, telling, hearing):
         monkeypatch.setitem(STEPS, step.action, step)
 
 
@@ -302,15 +297,6 @@ def test_the_sum_reaches_the_party_it_is_for(name, to, clock):
     np.testing.assert_array_equal(actual, expected)
     assert actual.dtype == expected.dtype
     assert parties.ledger.round_trips == 3
-
-
-def test_the_sum_of_real_numbers_is_rounded_to_the_fixed_point(clock):
-    parties = greet()
-    step = sealing.summing(part=Sum(1.0, to=1))
-    sealed = parties.ask(step, thirds=True, size=2).sealed["part"]
-    bound = 3 / (2 * group("ring", 1.0, 3).scale) + 1e-15
-    actual = read(parties, part=sealed)["part"]
-    np.testing.assert_allclose(actual, [2, -6 / 7], rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("zero", [False, True])
@@ -500,11 +486,6 @@ SEAL = "pad sealing part 1 ring 0x1p+10 0"
         (["pad"], "seals of 'part'"),
         ([], "seals of 'part'"),
         (5, "seals of 'part'"),
-        ([1, 2], "seals of 'part'"),
-        (["pad sealing part one ring 0x1p+10 0"], "seals of 'part'"),
-        (["pad sealing part 1 ring - 0"], "seals of 'part'"),
-        (["pad sealing part 1 ring inf 0"], "seals of 'part'"),
-        (["odd sealing part 1 ring 0x1p+10 0"], "seals of 'part'"),
         ([SEAL, SEAL], "'part.1'"),
         (["pad sealing part 1 none 0x1p+10 0"], "group must be one of"),
         (["pad sealing part 1 ring 0x0p+0 0"], "bound must be"),
@@ -610,18 +591,6 @@ def test_a_sum_travels_to_its_root(topology, count, root, clock):
     assert messages == [1] * count  # the root's is to itself
 
 
-@pytest.mark.parametrize("name", GROUPS)
-@pytest.mark.parametrize("topology", ["ring", "tree"])
-def test_a_sum_travels_in_each_group(topology, name, clock):
-    parties = greet(count=5, masking="plain" if name == "plain" else "ring")
-    tree = spanning(topology, range(5), 3)
-    up = relay(parties, {"up_3": (Sum(2.0**10, name), tree)})["up_3"]
-    actual = read(parties, up_3=up)["up_3"]
-    expected = pooled(range(5), "up_3", 5, bits_of(name))
-    np.testing.assert_array_equal(actual, expected)
-    assert actual.dtype == expected.dtype
-
-
 @pytest.mark.parametrize("topology", ["ring", "tree"])
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
 def test_two_trees_to_each_of_two_roots_at_once(topology, count, clock):
@@ -661,23 +630,6 @@ def test_parties_without_a_hop_get_no_message(clock):
     np.testing.assert_array_equal(actual["up_3"], pooled(range(4), "up_3", 5, 0))
     previous = [unpack(m.content)[1]["previous"] for m in grid.sent[4:]]
     assert previous == [2, 1, 3, 1, 4]
-
-
-def test_keys_ride_on_the_first_message_to_each_party(clock):
-    grid = Recorded(some(3))
-    parties = greet(grid)
-    grid.sent.clear()
-    read(
-        parties, up_2=relay(parties, {"up_2": (Sum(2.0**10), ring([1, 0, 2]))})["up_2"]
-    )
-    parties.ask(reading)
-    carried = [
-        (frame["index"], "peers" in frame)
-        for frame in (unpack(message.content)[1] for message in grid.sent)
-    ]
-    first = [(1, True), (2, True), (0, True), (2, False)]
-    assert sorted(carried[:2]) + carried[2:4] == first
-    assert carried[4:] == [(0, False), (1, False), (2, False)]
 
 
 def test_one_party_alone_keeps_its_part(clock):
@@ -933,10 +885,6 @@ def test_a_secret_is_in_no_message_and_of_one_length(clock):
         assert SECRET_BYTES[:8] not in message_to_proto(message).SerializeToString()
 
 
-def test_a_secret_that_nobody_tells_is_none(clock):
-    assert greet().ask(hearing).secrets == {}
-
-
 def test_a_sealed_secret_is_uniform(clock):
     for sealed in told(greet(), size=2**14)[1:]:
         assert_uniform(sealed.parts[0])
@@ -964,13 +912,6 @@ def test_a_lost_message_with_a_secret_changes_nothing(action, kind, clock):
             digest_of_values(pack(unpack(twin.content)[0])) for twin in twins
         )
         assert first == second
-
-
-def test_a_secret_is_not_passed_to_another_party(clock):
-    parties = greet()
-    first, second, third = told(parties)
-    with pytest.raises(ValueError, match="key is sealed for party 2, not 1"):
-        hear(parties, [first, third, second])
 
 
 def seal_with(**changes: Any) -> Any:
@@ -1006,13 +947,6 @@ def test_a_secret_that_was_changed_on_its_way_is_refused(change, clock, caplog):
     assert SECRET_BYTES[:10].decode() not in caplog.text
 
 
-def test_a_secret_under_another_name_is_refused(clock):
-    parties = greet()
-    mine = told(parties)[2]
-    with pytest.raises(PartyFailed, match="another name was given as 'other'"):
-        parties.ask(hearing, other=each([None, None, opened(mine)]))
-
-
 def test_a_secret_is_no_sum_and_a_sum_is_no_secret(clock):
     parties = greet()
     mine = told(parties)[2]
@@ -1023,14 +957,6 @@ def test_a_secret_is_no_sum_and_a_sum_is_no_secret(clock):
     mine = told(parties)[2]
     with pytest.raises(PartyFailed, match="'key' must be of one party"):
         hear(parties, [None, None, mine + mine])
-
-
-def test_a_sender_that_there_is_not(clock):
-    parties = greet()
-    mine = told(parties)[2]
-    seal = replace(mine.seals[0], sender=9)
-    with pytest.raises(PartyFailed, match="below 3, got 9"):
-        hear(parties, [None, None, replace(mine, seals=(seal,))])
 
 
 def test_the_server_cannot_open_a_secret(clock, monkeypatch):
@@ -1058,10 +984,3 @@ def test_the_server_cannot_open_a_secret(clock, monkeypatch):
         for sender in range(3):
             with pytest.raises(ValueError, match="was altered on its way"):
                 by_party(server, sender, *message)
-
-
-def test_what_is_sealed_is_not_printed(clock):
-    parties = greet()
-    for sealed in (ask(parties, "ring", 1).sealed["part"], told(parties)[1]):
-        assert "parts=<tuple of 1>" in repr(sealed)
-        assert "arr" not in repr(sealed)
