@@ -93,21 +93,6 @@ def test_blocks_of_rows_and_ranges_give_the_same_features(kernel, monkeypatch):
     np.testing.assert_allclose(np.concatenate(blocks), whole, rtol=1e-12)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_the_seed_says_which_features(kernel):
-    setup = setup_of(kernel)
-    other = setup | {"seed": "1123456789abcdef"}
-    assert np.array_equal(drawn(setup, rows(), 0, 9), drawn(setup, rows(), 0, 9))
-    assert not np.array_equal(drawn(setup, rows(), 0, 9), drawn(other, rows(), 0, 9))
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_rows_are_not_changed(kernel):
-    X = rows()
-    drawn(setup_of(kernel, **SCALING), X, 0, 8)
-    np.testing.assert_array_equal(X, rows())
-
-
 # -- the embedding ---------------------------------------------------------------------
 
 

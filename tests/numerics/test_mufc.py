@@ -4,9 +4,6 @@ The law of a seeding is computed without error: the draws are replaced by each p
 choice in turn, with its probability as a fraction, on points of whole coordinates.
 """
 
-import doctest
-import subprocess
-import sys
 from collections import Counter
 from fractions import Fraction
 from itertools import combinations, product
@@ -533,38 +530,11 @@ def test_each_centroid_is_distinct_and_has_a_row(X, k, seed):
         np.testing.assert_array_equal(local_labels(X, X[rows]), labels)
 
 
-def test_subtracting_removed_rows_gives_the_sizes_of_a_new_pass():
-    X = mixture(seed=3)
-    rows, labels = initialise(RowBlocks(X), 7, np.random.default_rng(0))
-    removed = np.setdiff1d(np.arange(0, 600, 7), rows)
-    keep = np.setdiff1d(np.arange(600), removed)
-    assert surviving(rows, removed) is rows
-    same, after = initialise(
-        RowBlocks(X, rows=keep),
-        7,
-        np.random.default_rng(1),
-        np.searchsorted(keep, rows),
-    )
-    np.testing.assert_array_equal(keep[same], rows)
-    left = np.bincount(labels) - np.bincount(
-        local_labels(X[removed], X[rows]), minlength=7
-    )
-    np.testing.assert_array_equal(left, np.bincount(after))
-
-
 def test_survivors_are_those_before_the_first_removed():
     ids = np.array(["c", "a", "b"])
     assert surviving(ids, np.array(["b", "a"])).tolist() == ["c"]
     assert surviving(ids, np.array(["c"])).tolist() == []
     assert surviving(ids, np.array([], dtype=str)) is ids
-
-
-def test_a_party_without_rows_has_no_centroids():
-    rows, labels = initialise(RowBlocks(np.empty((0, 3))), 4, np.random.default_rng(0))
-    assert rows.shape == labels.shape == (0,)
-    centroids, labels = complete(RowBlocks(np.empty((0, 3))), rows)
-    assert centroids.shape == (0, 3)
-    assert labels.shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -611,21 +581,6 @@ def test_a_seeding_of_the_rows_that_stay_is_one_of_them_alone():
     kept, _ = seed_centroids(X, box, 7, np.random.default_rng(5), stay, rows[:3])
     np.testing.assert_array_equal(kept[:3], rows[:3])
     assert stay[kept].all()
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_the_clusters_of_a_party(full):
-    blocks = RowBlocks(mixture())
-    rows, labels = initialise(blocks, 7, np.random.default_rng(0))
-    centroids, clusters = local_clusters(blocks, rows, full)
-    if full:
-        for got, want in zip(
-            (centroids, clusters), complete(blocks, rows), strict=True
-        ):
-            np.testing.assert_array_equal(got, want)
-        return
-    np.testing.assert_array_equal(centroids, blocks.take(rows))
-    np.testing.assert_array_equal(clusters, labels)
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -1008,15 +963,3 @@ def test_the_whole_algorithm_comes_close_to_pooled_clustering():
         ratios[training] = phi / best
     assert 1 <= ratios["full"] < 1.1
     assert ratios["full"] < ratios["init"] < 1.6
-
-
-# --- the module -----------------------------------------------------------------------
-
-
-def test_examples_in_docstrings():
-    assert doctest.testmod(mufc).failed == 0
-
-
-def test_a_party_imports_no_scikit_learn():
-    code = "import sys, vfl_flower.numerics.mufc; assert 'sklearn' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)

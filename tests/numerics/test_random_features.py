@@ -1,6 +1,5 @@
 """Random features: their marginals, their kernel, their angles and the bandwidth."""
 
-import doctest
 import itertools
 import tracemalloc
 from fractions import Fraction
@@ -278,22 +277,6 @@ def test_angles_on_either_side_of_the_limits_of_rounding(power, bits):
             exact = Fraction(float(x)) * factor + Fraction(float(phase)) * 2**bits
             error = (int(angle) - exact + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
             assert abs(error) <= slack
-
-
-def test_parties_add_up_to_the_pooled_angle():
-    splits, X = (3, 1, 4), gaussian(50, 8)
-    parts = [RandomFeatures("gaussian", d, 2.0, i) for i, d in enumerate(splits)]
-    columns = np.split(X, np.cumsum(splits)[:-1], axis=1)
-    weights = [part.weights(0, 200) for part in parts]
-    omega = np.hstack([w for w, _ in weights])
-    pooled = X @ omega.T / (2 * np.pi) + sum(b for _, b in weights)
-    for bits, turn in ((16, 2**16), (32, 2**32), (64, 1)):
-        total = sum(
-            part.angles(own, 0, 200, bits)
-            for part, own in zip(parts, columns, strict=True)
-        )
-        limit = 3 * 0.5 / turn + 1e-6 / 2**16 if bits < 64 else 1e-12
-        assert gap(total / turn, pooled) <= limit
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
@@ -614,7 +597,3 @@ def test_a_seed_is_not_shown():
 def test_wrong_functions_are_refused(function, args, message):
     with pytest.raises(ValueError, match=message):
         function(*args)
-
-
-def test_examples():
-    assert doctest.testmod(module).failed == 0
