@@ -11,7 +11,7 @@ from consents import free
 from faults import Fault, FaultyGrid
 from flwr.app import Message
 from flwr.common.serde import message_to_proto
-from scipy.stats import chi2
+from uniformity import octets, uniform
 
 from vfl_flower import Ledger, Party, PartyFailed
 from vfl_flower.app.register import make_client_app
@@ -265,18 +265,9 @@ def relay(
 
 
 def assert_uniform(elements: np.ndarray) -> None:
-    """Raise unless each byte of the elements is uniform, by a chi-square test.
-
-    The level is FALSE_ALARM over all bytes of an element: on uniform elements the
-    statistic over 256 bins exceeds the limit with that chance.
-    """
-    actual = np.frombuffer(elements.tobytes(), dtype=np.uint8)
-    actual = actual.reshape(-1, elements.itemsize)
-    for column in actual.T:
-        expected = len(column) / 256
-        counts = np.bincount(column, minlength=256)
-        statistic = ((counts - expected) ** 2 / expected).sum()
-        assert statistic < chi2.isf(FALSE_ALARM / elements.itemsize, 255)
+    """Fail where a byte is not: FALSE_ALARM in each tail over all of an element."""
+    columns = octets(elements).T
+    assert all(uniform(column, alarm=FALSE_ALARM / len(columns)) for column in columns)
 
 
 # -- a sum for one party, in one round trip --------------------------------------------
