@@ -228,16 +228,6 @@ def test_a_command_that_cannot_run_says_why(arguments, reason):
     assert (code, reason in out) == (1, True), out
 
 
-def test_a_set_is_split(tmp_path):
-    out = tmp_path / "out"
-    code, text = call(
-        *("simulate", "coreset-vrlr", "--data", "diabetes", "--parties", 2),
-        *("--set", "size=100", "--set", f"output-dir={out}"),
-    )
-    assert code == 0, text
-    assert "2 parties: party-0, party-1" in text
-
-
 def test_models_are_listed_shown_and_removed(files, tmp_path, monkeypatch):
     out = tmp_path / "out"
     simulated(files, out)
@@ -428,11 +418,6 @@ def test_help_shows_brackets_as_they_are(command):
 )
 def test_a_key_of_the_strategy_comes_before_one_of_all(strategy, key):
     assert gather(strategy, "train", ["standardize=true"])[key] is True
-
-
-def test_a_misspelt_setting_is_said_with_the_nearest_one():
-    with pytest.raises(ValueError, match=r"no key 'sise'; .* 'coreset-vrlr.size'[?]"):
-        gather("coreset-vrlr", "train", ["sise=3"])
 
 
 def test_a_federation_that_was_never_started(tmp_path):

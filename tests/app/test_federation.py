@@ -53,7 +53,7 @@ from vfl_flower.app.federation import (
 from vfl_flower.app.flower_run import START, Processes, _Commands, wait_for
 from vfl_flower.app.node import HEARTBEAT
 from vfl_flower.app.options import check_there
-from vfl_flower.app.party_folder import consent_text, load_party_folder, needs_of
+from vfl_flower.app.party_folder import load_party_folder, needs_of
 from vfl_flower.data import load_party
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.exchange import ABSENCE
@@ -575,10 +575,6 @@ def test_too_few_peers_are_told(place, take_part):
     done = run(*take_part, "--peer", one)
     note = "1 pinned, but consent.toml wants runs of at least 3 parties; for runs of"
     assert f"{note} two" in done.stderr
-
-
-def test_the_consent_to_begin_with_holds_the_defaults():
-    assert Consent.parse(tomllib.loads(consent_text())) == Consent()
 
 
 def test_a_folder_that_was_moved(place, airline):

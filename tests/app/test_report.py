@@ -143,12 +143,6 @@ def test_a_second_report_takes_the_place_of_the_first(tmp_path, results):
     assert list(actual["results"]) == ["coreset", "full"]
 
 
-def test_nothing_else_is_left_in_the_folder(tmp_path, results):
-    for _ in range(2):
-        write_report(tmp_path, results, SETTINGS)
-    assert len(os.listdir(tmp_path)) == 4
-
-
 def test_a_folder_that_cannot_be_made(tmp_path, results):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
