@@ -13,6 +13,7 @@ from faults import Fault, FaultyGrid, LyingGrid
 from flwr.app import Message
 from flwr.common.serde import context_from_proto, context_to_proto
 from malformed import in_bundle
+from transcripts import Listening
 
 from vfl_flower import FederationError, Ledger, Party, PartyFailed, __version__
 from vfl_flower.app.register import make_client_app
@@ -45,8 +46,6 @@ TIMEOUT = 10.0
 
 
 class Probe(TypedDict):
-    """Reply of `probe`."""
-
     index: int
     own: int
     seed: int
@@ -56,21 +55,15 @@ class Probe(TypedDict):
 
 
 class Total(TypedDict):
-    """Reply of `total`."""
-
     total: Annotated[Array, Reals("*"), IN_SUM]
     own: int
 
 
 class Bare(TypedDict, total=False):
-    """Reply of `bare`, `failing` and `refusing`."""
-
     total: Annotated[Array, Reals("2")]
 
 
 class Turns(TypedDict):
-    """Reply of `turns`."""
-
     total: Annotated[Array, Whole("1"), IN_SUM]
 
 
@@ -87,8 +80,6 @@ class Report(TypedDict):
 
 
 class Told(TypedDict, total=False):
-    """Reply of `tell`."""
-
     key: Annotated[bytes, SECRET]
 
 
@@ -98,7 +89,6 @@ def _probe(
     value: int | None = None,
     x: Annotated[Array, Reals("*")] | None = None,
 ) -> Probe:
-    """Say who answers, and with what it was asked."""
     assert party.index is not None
     reply: Probe = {
         "index": party.index,
@@ -113,7 +103,6 @@ def _probe(
 def _total(
     party: Party, scale: Annotated[float, OWN] = 1.0, shapes: bool = False
 ) -> Total:
-    """Send a vector into a sum."""
     assert party.index is not None
     width = party.index + 1 if shapes else 2
     return {"total": np.full(width, scale * (party.index + 1)), "own": party.index}
@@ -167,23 +156,12 @@ turns, report, tell = (
 
 @pytest.fixture(autouse=True)
 def steps(monkeypatch):
-    """Register steps that only these tests ask for."""
     for step in (probe, total, bare, failing, refusing, turns, report, tell):
         monkeypatch.setitem(STEPS, step.action, step)
 
 
-class Edited(InProcessGrid):
-    """A grid whose parties say something else in one step than they would.
-
-    Parameters
-    ----------
-    parties : sequence of Party
-        As for :class:`InProcessGrid`.
-    edits : sequence of dict
-        What each says in the place of its own values; None: nothing.
-    action : str
-        The step.
-    """
+class Edited(Listening):
+    """A grid whose parties say something else in one step than they would."""
 
     def __init__(
         self,
@@ -194,16 +172,8 @@ class Edited(InProcessGrid):
         super().__init__(parties)
         self.edits = dict(zip(self._parties, edits, strict=False))
         self.action = action
-        self.sent: list[Message] = []
-
-    def push_messages(self, messages):
-        """Keep what the server sends."""
-        messages = list(messages)
-        self.sent += messages
-        return super().push_messages(messages)
 
     def pull_messages(self, message_ids):
-        """Return replies, last party first, with their edits."""
         replies = super().pull_messages(message_ids)[::-1]
         for reply in replies:
             asked = reply.metadata.message_type == f"train.{self.action}"
@@ -219,13 +189,11 @@ class Edited(InProcessGrid):
 
 
 def some(count: int = 3) -> list[Party]:
-    """Return parties without names; the last one has labels."""
     X = np.arange(8.0).reshape(4, 2)
     return [Party(X, X[:, 0] if j == count - 1 else None) for j in range(count)]
 
 
 def greet(grid: InProcessGrid | Sequence[Party], **arguments: Any) -> Parties:
-    """Return the parties of a grid after their greeting."""
     if not isinstance(grid, InProcessGrid):
         grid = InProcessGrid(grid)
     settings: dict[str, Any] = {"seed": 7, "timeout": TIMEOUT} | arguments
@@ -233,7 +201,6 @@ def greet(grid: InProcessGrid | Sequence[Party], **arguments: Any) -> Parties:
 
 
 def refusal(edits: Sequence[dict[str, Any]], **arguments: Any) -> str:
-    """Return why parties that say these things do not fit together."""
     with pytest.raises(FederationError) as caught:
         greet(Edited(some(len(edits)), edits), **arguments)
     assert not isinstance(caught.value, PartyFailed)
@@ -402,7 +369,6 @@ def test_party_that_cannot_load_its_data(name, clock):
 
 
 def rows_of(*sizes: int, columns: Sequence[str] | None = None) -> list[Party]:
-    """Return parties of so many rows of two columns, with ids of their own."""
     ids = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     return [Party(np.ones((len(own), 2)), ids=own, columns=columns) for own in ids]
 
@@ -498,14 +464,11 @@ def test_three_parties_are_neither(allowed, clock, caplog):
 
 
 class Slow(InProcessGrid):
-    """A grid whose nodes connect one after the other."""
-
     def __init__(self, parties: Sequence[Party], clock: Any, times: Sequence[float]):
         super().__init__(parties)
         self.clock, self.times = clock, times
 
     def get_node_ids(self):
-        """Return the nodes that have connected by now."""
         nodes = super().get_node_ids()
         return [
             node
@@ -1035,7 +998,6 @@ def test_ledger_knows_which_values_were_sent(clock):
 def messages_after(
     clock: Any, *faults: Fault, ask: int = 1
 ) -> tuple[list[int], Parties]:
-    """Return how many messages each party got for one step."""
     parties = greet(FaultyGrid(some(), faults, clock))
     for _ in range(ask):
         replies = parties.ask(probe)

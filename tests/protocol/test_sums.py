@@ -11,6 +11,7 @@ from consents import free
 from faults import Fault, FaultyGrid
 from flwr.app import Message
 from flwr.common.serde import message_to_proto
+from transcripts import Listening
 from uniformity import octets, uniform
 
 from vfl_flower import Ledger, Party, PartyFailed
@@ -67,21 +68,15 @@ Secret = Annotated[bytes, SECRET]
 
 
 class Part(TypedDict):
-    """Reply of `sealing`."""
-
     part: Annotated[Array, Reals("size"), SEALED]
 
 
 class Travelling(TypedDict, total=False):
-    """Reply of `relaying`."""
-
     up: Annotated[dict[int, Array], Reals("*"), SEALED]
     down: Annotated[dict[int, Array], Reals("*"), SEALED]
 
 
 class Seen(TypedDict, total=False):
-    """Reply of `reading`."""
-
     part: Annotated[Array, Reals("*")]
     parts: Annotated[dict[int, Array], Reals("*")]
     up: Annotated[dict[int, Array], Reals("*")]
@@ -89,26 +84,19 @@ class Seen(TypedDict, total=False):
 
 
 class Chained(TypedDict, total=False):
-    """Reply of `chaining`."""
-
     part: Annotated[Array, Reals("5"), SEALED]
     seen: Annotated[Array, Reals("5")]
 
 
 class Told(TypedDict, total=False):
-    """Reply of `telling`."""
-
     key: Secret
 
 
 class Heard(TypedDict, total=False):
-    """Reply of `hearing`."""
-
     key: bytes
 
 
 def _sealing(party: Party, size: int = 5, bits: int = 0, zero: bool = False) -> Part:
-    """Send a part of a sum for a party."""
     part = addend(party.index, "part", size, bits)
     return {"part": part * 0 if zero else part}
 
@@ -116,7 +104,6 @@ def _sealing(party: Party, size: int = 5, bits: int = 0, zero: bool = False) -> 
 def _relaying(
     party: Party, send: list[str], size: int = 5, bits: int = 0, grow: bool = False
 ) -> Travelling:
-    """Send a part of each sum that travels on."""
     size = size + party.index if grow else size
     reply: Travelling = {}
     for name in send:
@@ -141,17 +128,14 @@ def _reading(
 def _blocks(
     party: Party, part: Annotated[dict[int, Array], Reals("*"), SEALED]
 ) -> Seen:
-    """Tell the server what sums with numbers are."""
     return {"parts": part}
 
 
 def _plainly(party: Party, part: Annotated[Array, Reals("*")]) -> Seen:
-    """Take an array that the server may know."""
     return {"part": part}
 
 
 def _chaining(party: Party, part: Opened | None = None) -> Chained:
-    """Take a sum, and send a part of the next one under the same name."""
     seen: Chained = {} if part is None else {"seen": part}
     return {"part": addend(party.index, "next", 5, 0), **seen}
 
@@ -160,12 +144,10 @@ SECRET_BYTES = b"0123456789abcdef, a secret of the parties"
 
 
 def _telling(party: Party, size: int = 0) -> Told:
-    """Send bytes to all other parties, from the first one alone."""
     return {"key": SECRET_BYTES + b"x" * size} if party.index == 0 else {}
 
 
 def _hearing(party: Party, key: Secret | None = None) -> Heard:
-    """Tell the server what came, which no step of the package does."""
     assert key is None or type(key) is bytes
     return {} if key is None else {"key": key}
 
@@ -178,41 +160,18 @@ telling, hearing = Step(_telling, "telling"), Step(_hearing, "hearing")
 
 @pytest.fixture(autouse=True)
 def steps(monkeypatch):
-    """Register steps that only these tests ask for."""
     first = sealing, relaying, reading, blocks, plainly, chaining
     for step in (*first, telling, hearing):
         monkeypatch.setitem(STEPS, step.action, step)
 
 
-class Recorded(InProcessGrid):
-    """A grid that keeps all that the server sends and sees."""
-
-    def __init__(self, parties: Sequence[Party]) -> None:
-        super().__init__(parties)
-        self.sent: list[Message] = []
-        self.seen: list[Message] = []
-
-    def push_messages(self, messages):
-        """Keep what is sent."""
-        messages = list(messages)
-        self.sent += messages
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids):
-        """Keep what comes back."""
-        replies = super().pull_messages(message_ids)
-        self.seen += replies
-        return replies
-
-    def arrays(self, action: str, *, sent: bool = False) -> list[np.ndarray]:
-        """Return the arrays of all replies, or messages, of a step."""
-        messages = self.sent if sent else self.seen
-        return [
-            array.numpy()
-            for message in messages
-            if message.metadata.message_type == f"train.{action}"
-            for array in unbundle(message.content)["arrays"].values()
-        ]
+def arrays(messages: Sequence[Message], action: str) -> list[np.ndarray]:
+    return [
+        array.numpy()
+        for message in messages
+        if message.metadata.message_type == f"train.{action}"
+        for array in unbundle(message.content)["arrays"].values()
+    ]
 
 
 def some(count: int = 3) -> list[Party]:
@@ -227,13 +186,11 @@ def greet(
 
 
 def ask(parties: Parties, name: str, to: int, **values: Any) -> Replies[Part]:
-    """Ask for a sealed sum in the group of this name."""
     step = sealing.summing(part=Sum(2.0**10, name, to=to))
     return parties.ask(step, bits=bits_of(name), **values)
 
 
 def read(parties: Parties, **sealed: Sealed) -> dict[str, Any]:
-    """Return what the party makes of the sums that are sealed for it, by flat names."""
     (to,) = {part.to for part in sealed.values()}
     seen = parties.ask_one(to, reading, **nested(sealed))
     flat = {}
@@ -293,9 +250,9 @@ def test_the_sum_reaches_the_party_it_is_for(name, to, clock):
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("name", ["ring", "circle16", "circle32"])
 def test_all_that_the_server_sees_is_uniform(name, zero, clock):
-    grid = Recorded(some())
+    grid = Listening(some())
     sealed = ask(greet(grid), name, 1, size=2**15, zero=zero).sealed["part"]
-    addends = grid.arrays("sealing")
+    addends = arrays(grid.seen, "sealing")
     assert len(addends) == 3
     for elements in (*addends, *sealed.parts):
         assert len(elements) == 2**15
@@ -586,7 +543,7 @@ def test_a_sum_travels_to_its_root(topology, count, root, clock):
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
 def test_two_trees_to_each_of_two_roots_at_once(topology, count, clock):
     """T1 over all parties and T2 over all but one, for two holders of coefficients."""
-    grid = Recorded(some(count))
+    grid = Listening(some(count))
     parties = greet(grid, masking="ring")
     real, everyone = Sum(2.0**60, "plain"), list(range(count))
     sums: dict[str, tuple[Sum, Tree]] = {}
@@ -606,7 +563,7 @@ def test_two_trees_to_each_of_two_roots_at_once(topology, count, clock):
 
 
 def test_parties_without_a_hop_get_no_message(clock):
-    grid = Recorded(some(4))
+    grid = Listening(some(4))
     parties = greet(grid)
     grid.sent.clear()
     up = relay(parties, {"up_3": (Sum(2.0**10), ring([1, 0, 2, 3]))})["up_3"]
@@ -635,12 +592,12 @@ def test_one_party_alone_keeps_its_part(clock):
 @pytest.mark.parametrize("topology", ["ring", "tree"])
 def test_what_travels_is_uniform_to_the_server(topology, clock):
     """Also of plain numbers: what hides them is the encryption."""
-    grid = Recorded(some(4))
+    grid = Listening(some(4))
     parties = greet(grid, masking="plain")
     tree = spanning(topology, range(4), 3)
     relay(parties, {"up_3": (Sum(2.0**60), tree)}, size=2**14)
-    seen = [a.view("<u8") for a in grid.arrays("relaying")]
-    sent = [a.view("<u8") for a in grid.arrays("relaying", sent=True)]
+    seen = [a.view("<u8") for a in arrays(grid.seen, "relaying")]
+    sent = [a.view("<u8") for a in arrays(grid.sent, "relaying")]
     assert len(seen) == 4
     assert len(sent) == (2 if topology == "ring" else 1)
     for elements in seen + sent:
@@ -704,7 +661,6 @@ class Forging(InProcessGrid):
         self.forged = 0
 
     def push_messages(self, messages):
-        """Forge each message that brings a part of a sum."""
         messages = list(messages)
         for message in messages:
             values, frame = unpack(message.content)
@@ -717,7 +673,6 @@ class Forging(InProcessGrid):
 
 
 def flip(values: dict[str, Any], frame: dict[str, Any]) -> None:
-    """Flip one bit of the ciphertext."""
     values["up_2.0"] = values["up_2.0"] ^ np.uint64(1)
 
 
@@ -786,7 +741,6 @@ class Misleading(InProcessGrid):
         self.key, self.told = key, told
 
     def push_messages(self, messages):
-        """Change the receiver in each message that has one."""
         messages = list(messages)
         for message in messages:
             values, frame = unpack(message.content)
@@ -864,7 +818,7 @@ def test_a_secret_reaches_all_other_parties(count, masking, clock):
 
 
 def test_a_secret_is_in_no_message_and_of_one_length(clock):
-    grid = Recorded(some(4))
+    grid = Listening(some(4))
     replies = greet(grid).ask(telling)
     assert list(replies) == [{}] * 4
     sent = [unpack(m.content)[0] for m in grid.seen[-4:]]
@@ -959,7 +913,7 @@ def test_the_server_cannot_open_a_secret(clock, monkeypatch):
         received.append((message, content))
         return content
 
-    grid = Recorded(some())
+    grid = Listening(some())
     parties = greet(grid)
     monkeypatch.setattr(Relay, "open", recorded)
     hear(parties, told(parties))
