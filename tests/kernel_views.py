@@ -5,7 +5,6 @@ from uniformity import uniform
 
 
 def sent(grid, action, name, party):
-    """Return what one party sent under a name, message by message."""
     entries = [
         entry for entry in grid.transcript if entry.action == action and entry.up
     ]

@@ -15,7 +15,6 @@ def uniform(cells, n_cells=256, alarm=1e-6):
 
 
 def octets(elements, of=None):
-    """Return the bytes of elements, or the lowest few of each."""
     elements = np.asarray(elements)
     rows = np.frombuffer(elements.tobytes(), np.uint8)
     return rows.reshape(-1, elements.itemsize)[:, :of]

@@ -45,8 +45,6 @@ def test_the_package_makes_no_app_when_it_is_imported():
 
 
 class Nodes(InProcessGrid):
-    """A grid whose nodes have a node config, and load their data from it."""
-
     def __init__(self, configs: Sequence[dict[str, Any]]) -> None:
         super().__init__([Party(np.ones((1, 1)))] * max(2, len(configs)))
         self._app = make_client_app(load_from_context)

@@ -26,14 +26,12 @@ from vfl_flower.data import load_party
 
 
 def call(*arguments):
-    """Return the exit code and the output of a command."""
     ended = CliRunner().invoke(app, [str(argument) for argument in arguments])
     return ended.exit_code, ended.output + (ended.stderr if ended.exit_code else "")
 
 
 @pytest.fixture
 def files(tmp_path):
-    """Two files of the same rows; the second one has the labels."""
     X = np.random.default_rng(0).normal(size=(60, 4))
     ids = np.arange(60)
     a = {"id": ids, "u": X[:, 0], "v": X[:, 1]}
@@ -478,7 +476,6 @@ def test_a_misspelt_strategy_is_said_with_the_nearest_one(name):
 
 
 def answer(*arguments):
-    """Return the JSON value that is all that a command prints on standard output."""
     ended = CliRunner().invoke(app, [*map(str, arguments), "--format", "json"])
     return ended.exit_code, json.loads(ended.stdout)
 

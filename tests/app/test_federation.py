@@ -64,12 +64,10 @@ ROWS = "id,a,b,y\n" + "".join(f"r{i},{i},{i * i % 7},{i % 3}\n" for i in range(4
 
 
 def run(*words):
-    """Return what a command of ``vfl-flower`` has done."""
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def refused(*words):
-    """Return the one sentence by which a command refuses."""
     done = run(*words)
     assert done.exit_code == 1, done.output
     assert done.exception is None or isinstance(done.exception, SystemExit)
@@ -90,14 +88,12 @@ OPTIONS = ("--data", "a b.csv", "--id-column", "id", "--label-column", "y")
 
 @pytest.fixture
 def airline(place):
-    """Return the folder of a party."""
     assert run("init", "airline", *OPTIONS).exit_code == 0
     return place / "airline"
 
 
 @pytest.fixture
 def federation(place):
-    """Return a folder with certificates."""
     assert run("certificates", "link.example").exit_code == 0
     return place / "federation"
 

@@ -33,7 +33,6 @@ def parties_of(X):
 
 
 def union(parties, k, budget, rng, solutions=None):
-    """Return the points and weights that all parties send, and the costs."""
     solutions = solutions or [local_solution(blocks, k, rng) for blocks in parties]
     costs = np.array([solution.costs.sum() for solution in solutions])
     counts = split_budget(costs, budget)

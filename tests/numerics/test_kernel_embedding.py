@@ -53,7 +53,6 @@ def kernel_of(kernel: str, gamma: float, X: np.ndarray, Y: np.ndarray) -> np.nda
 
 
 def trained(setup: dict, X: np.ndarray, D_1: int) -> tuple[dict, np.ndarray]:
-    """Return a part of a model, and H, of rows in one place."""
     P = np.zeros((0, 0))
     draw = {t: drawn(setup, X, *feature_range(t, D, D_1)) for t in range(1, T + 1)}
     for iterate in pooled_fkkm(draw.__getitem__, T, S, 0.5):

@@ -27,7 +27,6 @@ def blocks(n=9):
 
 
 def parts(holders=(2,), block=M, columns=1, kernel="gaussian", shared=False):
-    """Return parts with coefficients drawn at random."""
     rng = np.random.default_rng(1)
     actual = []
     for j, (seed, width) in enumerate(zip(SEEDS, WIDTHS, strict=True)):

@@ -23,7 +23,6 @@ RNG = np.random.default_rng  # draws folds, where a strength is to be chosen
 
 
 def data(n=80, M=12, C=1, seed=0, dtype=np.uint16, regression=False):
-    """Return angles, features z and labels that depend on them, with noise."""
     rng = np.random.default_rng(seed)
     turns = rng.uniform(size=(n, 3)) @ rng.normal(size=(3, M)) + rng.uniform(size=M)
     turns -= np.floor(turns)
@@ -43,7 +42,6 @@ def objective(Z, Y, loss, lam, w, b):
 
 
 def brute_force(Z, y, lam):
-    """Return each row's score by the ridge of the other rows."""
     n, scores = len(y), []
     for i in range(n):
         rest = np.arange(n) != i

@@ -162,19 +162,6 @@ def test_blocks_are_orthogonal(d, p):
             np.testing.assert_allclose(gram, np.eye(len(block)), atol=1e-12)
 
 
-def test_orthogonal_directions_are_those_of_gram_and_schmidt():
-    independent, _ = RandomFeatures("gaussian", 4, 1.0, 3, orthogonal=False).weights(
-        0, 4
-    )
-    omega, _ = RandomFeatures("gaussian", 4, 1.0, 3, orthogonal=True).weights(0, 4)
-    basis = []
-    for g in independent:
-        q = g - sum((g @ e) * e for e in basis)
-        basis.append(q / np.linalg.norm(q))
-    lengths = np.linalg.norm(independent, axis=1, keepdims=True)
-    np.testing.assert_allclose(omega, lengths * np.array(basis), atol=1e-12)
-
-
 # --- the kernel
 
 
@@ -322,22 +309,6 @@ def test_a_row_has_the_same_angles_beside_any_other_rows():
     near, single = part.angles(far, 0, 100, 16)[keep], part.angles(X, 0, 100, 16)[keep]
     assert gap(near, single, 2**16) <= 1
     assert 0 < (near != single).mean() < 0.02
-
-
-@given(
-    products=st.lists(
-        st.floats(-(2.0**51) + 1, 2.0**51 - 1)
-        | st.integers(-9, 9).map(lambda i: i / 2),
-        min_size=1,
-    ),
-    bits=st.sampled_from([16, 32]),
-)
-def test_both_ways_to_round_agree_with_python(products, bits):
-    expected = [round(p) % 2**bits for p in products]
-    for small in (True, False):
-        out = np.empty((1, len(products)), dtype=f"u{bits // 8}")
-        module._wrap(np.array([products]), out, small)
-        assert out[0].tolist() == expected
 
 
 def test_turns_just_below_zero_are_zero():

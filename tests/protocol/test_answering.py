@@ -53,29 +53,21 @@ MODEL = f"{SESSION:016x}"
 
 @dataclass
 class Counted:
-    """What `counter` and `total` keep."""
-
     calls: int = 0
     sum: Array | None = None
 
 
 class CounterReply(TypedDict):
-    """Reply of `counter`."""
-
     calls: int
     sum: Annotated[Array, Reals("n_columns")]
 
 
 class TotalReply(TypedDict):
-    """Reply of `total`."""
-
     total: Annotated[Array, Reals("n_rows"), IN_SUM]
     calls: int
 
 
 class AnyReply(TypedDict, total=False):
-    """Reply of all other steps."""
-
     allowed: bool
     had: int
     seed: str
@@ -91,7 +83,6 @@ def _counted(party: Party) -> Counted:
 
 
 def counter(party: Party, add: int = 1) -> CounterReply:
-    """Count in the party's memory, in a setting and in an array."""
     state = _counted(party)
     state.calls += add
     state.sum = party.X[0] + (0 if state.sum is None else state.sum)
@@ -99,7 +90,6 @@ def counter(party: Party, add: int = 1) -> CounterReply:
 
 
 def total(party: Party, add: int = 0) -> TotalReply:
-    """Send a masked sum that depends on the memory."""
     state = _counted(party)
     state.calls += 1
     return {"total": party.X[:, 0] + state.calls + add, "calls": 0}
@@ -120,7 +110,6 @@ def protecting(party: Party) -> AnyReply:
 
 
 def training(party: Party) -> AnyReply:
-    """Make a part of a model; say how much of one there was."""
     had = len(party.part)
     party.part = dict(PART)
     return {"had": had}
@@ -132,26 +121,22 @@ def spoiling(party: Party) -> AnyReply:
 
 
 def probing(party: Party) -> AnyReply:
-    """Read the part of the model."""
     return {"seed": party.part["seed"]}
 
 
 def predicting(party: Party) -> AnyReply:
-    """Predict three values."""
     assert party.part["seed"] == "a1"
     party.predictions = Predictions(np.array([1.5, -2.0, 0.1]))
     return {}
 
 
 def clustering(party: Party) -> AnyReply:
-    """Train, and label the rows that it was trained on."""
     party.part = {"seed": "a1"}
     party.predictions = Predictions(np.array([2, 0, 2]))
     return {}
 
 
 def labelling(party: Party) -> AnyReply:
-    """Label two rows again, by the model of an earlier run."""
     party.predictions = Predictions(np.array([1, 0]), np.array([2, 0]), "0123456789ab")
     return {}
 
@@ -162,7 +147,6 @@ def drawing(party: Party) -> AnyReply:
 
 @pytest.fixture(autouse=True)
 def steps(monkeypatch):
-    """Give the app some more steps."""
     known = (counter, total, failing, refusing, protecting, drawing)
     parts = (training, spoiling, probing, predicting, clustering, labelling)
     for function in known + parts:
@@ -171,8 +155,6 @@ def steps(monkeypatch):
 
 
 class Server:
-    """A server that sends whatever it is told."""
-
     def __init__(self, *, allow_plain: bool = False) -> None:
         X = np.full((3, 2), SECRET)
         self.parties = [Party(X, name="a"), Party(X / 2, y=X[:, 0], name="b")]
@@ -184,7 +166,6 @@ class Server:
         self.greet(SESSION)
 
     def greet(self, session: int) -> None:
-        """Begin a session with both parties."""
         self.session = session
         keys = [self.values("hello", node=j)["public_key"] for j in range(2)]
         self.peers = b"".join(keys)
@@ -197,7 +178,6 @@ class Server:
         return party
 
     def frame(self, action: str, round: int, node: int) -> dict[str, Any]:
-        """Return what a server that follows the protocol sends besides values."""
         if action == "hello":
             return {"session": self.session}
         return {
@@ -216,7 +196,6 @@ class Server:
         }
 
     def send(self, action: str, content: RecordDict, node: int) -> Message:
-        """Send any content; return the reply."""
         message = Message(content, 1000 + node, f"train.{action}")
         (reply,) = self.grid.send_and_receive([message])
         return reply
@@ -230,25 +209,20 @@ class Server:
         without: tuple[str, ...] = (),
         **values: Any,
     ) -> Message:
-        """Send values, and the frame with changes; return the reply."""
         sent = self.frame(action, round, node) | (frame or {})
         sent = {name: value for name, value in sent.items() if name not in without}
         return self.send(action, pack(values, sent), node)
 
     def values(self, action: str, *args: Any, **values: Any) -> dict[str, Any]:
-        """Return the values of the reply to :meth:`ask`."""
         return unpack(self.ask(action, *args, **values).content)[0]
 
     def error(self, action: str, *args: Any, **values: Any) -> Error:
-        """Return the error that :meth:`ask` meets."""
         return self.ask(action, *args, **values).error
 
     def memory(self, node: int = 0) -> Memory:
-        """Return what a party keeps."""
         return Memory(self.grid._contexts[1000 + node].state)
 
     def private(self, name: str, node: int = 0) -> bytes:
-        """Return what a party keeps in its session."""
         return self.grid._contexts[1000 + node].state["session"][name]
 
 
@@ -258,7 +232,6 @@ def server() -> Server:
 
 
 def refused(error: Error, *words: str, code: int = REFUSED) -> None:
-    """Check the code of an error, and that its sentence has these words."""
     assert error.code == code, error.reason
     for word in words:
         assert word in error.reason
@@ -766,7 +739,6 @@ def kept(server, tmp_path) -> Path:
 
 
 def later_server(kept: Path, encoding: Any = SCALES) -> Server:
-    """Return the server of a later run with the same first party."""
     later = Server()
     later.session = LATER
     later.keep_in(kept).encoding = encoding
@@ -890,7 +862,6 @@ class Stored:
         self.ids = ids
 
     def read_ids(self) -> list[str]:
-        """Return the ids."""
         return [str(value) for value in self.ids]
 
     def drop_cache(self) -> None:

@@ -217,7 +217,6 @@ class Leaving(RealParties):
         return self.back is not None and self.clock.now < self.back
 
     def get_node_ids(self):
-        """Return the nodes that are connected."""
         return [n for n in super().get_node_ids() if n != 1001 or not self._away()]
 
     def _push(self, message):

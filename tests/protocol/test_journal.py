@@ -53,7 +53,6 @@ def grid(tmp_path):
 
 
 def greet(line, session, size=3):
-    """Begin a session, as a party does."""
     memory = Memory(RecordDict())
     line.greet(session, memory)
     memory.open(session)

@@ -21,15 +21,11 @@ REPLY = b"digest of a reply"
 
 @dataclass
 class Labels:
-    """What a step keeps."""
-
     labels: Array
     count: int = 0
 
 
 class Run:
-    """A party in a run, that is asked round after round."""
-
     def __init__(self, session: int = 7) -> None:
         self.memory = Memory(RecordDict())
         self.step: Any = coresets.scores
@@ -47,7 +43,6 @@ class Run:
         )
 
     def enter(self, again: bool = False, **changes: Any) -> Party:
-        """Begin a round, or the last one again."""
         last = self.frame.round
         new = {} if again else {"round": last + 1, "previous": last}
         self.frame = replace(self.frame, **new | changes)
@@ -57,7 +52,6 @@ class Run:
         return party
 
     def leave(self, party: Party) -> None:
-        """End the round."""
         self.memory.leave(self.frame, party, self.step, b"inputs", REPLY)
 
 

@@ -20,7 +20,6 @@ FRACTION = 16
 
 
 def run(deal, angles, multiples=(1,), fraction=FRACTION, root=ROOT):
-    """Return the parties' messages and both shares, of angles of any parties."""
     parties, width = len(angles), 8 * angles[0].itemsize
     messages, shares = [], ([], [])
     dealt = deal_cosines(deal, root, parties, fraction, multiples, width)

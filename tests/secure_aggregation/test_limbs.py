@@ -17,7 +17,6 @@ users = st.lists(numbers, min_size=1, max_size=8)
 
 
 def exact(values: list[float]) -> Fraction:
-    """Return the sum of the numbers, each cut off at 2^-80."""
     return sum((math.trunc(Fraction(v) / STEP) * STEP for v in values), Fraction())
 
 

@@ -1,4 +1,3 @@
-# ruff: noqa: D102
 """Masks cancel, never repeat, hide one message, and keep their format."""
 
 import hashlib

@@ -400,7 +400,6 @@ def test_a_changed_message_never_gives_another_sum(place, change):
 
 
 def collide(monkeypatch):
-    """Give the bins of one first coordinate one point."""
     monkeypatch.setattr(
         SparseSum, "_points", lambda self, bins: (7 + bins[:, 0]).astype(np.uint64)
     )

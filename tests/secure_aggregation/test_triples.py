@@ -70,7 +70,6 @@ def seed_alone(rows):
 
 
 def openings(deal, pair, shares):
-    """Return what each of both sends of E, as a whole."""
     return [
         np.concatenate(
             [own.opening(share[rows], i) for i, rows in enumerate(deal.blocks())]
@@ -80,7 +79,6 @@ def openings(deal, pair, shares):
 
 
 def gram(deal, shares, root=ROOT):
-    """Run both parties; return them, what they opened, and their shares."""
     pair = [GramTriple(deal, j, dealt) for j, dealt in enumerate(deal_gram(deal, root))]
     sent = openings(deal, pair, shares)
     opened = add(*sent, bits=deal.bits)
