@@ -178,6 +178,25 @@ def test_different_trees_exhaustively_for_up_to_five_parties():
             assert 1 in map(len, first.received()[0])
 
 
+def test_three_parties_exhaustively():
+    """In a chain always; in a binary tree only if l does not begin with the other."""
+    for without, other in [(1, 2), (2, 1)]:
+        for order in permutations(range(3)):
+            first = ring([*(j for j in order if j), 0])
+            second = different_tree(first, [0, other], 0, "ring")
+            assert second == ring([other, 0])
+            assert not exposed(first, second)
+        first = binary([0, other, without])
+        with pytest.raises(ValueError, match="none that was tried is"):
+            different_tree(first, [0, other], 0, "tree")
+        # Definition 2 is kept, and l still has x of the other.
+        first = binary([0, without, other])
+        second = different_tree(first, [0, other], 0, "tree")
+        assert exposed(first, second) == {(0, frozenset([other]))}
+        first = binary([other, without, 0], 0)
+        assert not exposed(first, different_tree(first, [0, other], 0, "tree"))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("q", range(2, 7))
 def test_two_trees_exhaustively_for_up_to_six_parties(kind, q):
