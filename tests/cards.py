@@ -8,11 +8,9 @@ from vfl_flower.secure_aggregation import encode_key
 
 
 def public(curve=None):
-    """Return a new public key in OpenSSH's format."""
     key = ec.generate_private_key(curve or ec.SECP384R1()).public_key()
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
 def card(name="airline", byte=1):
-    """Return the card of a party whose key is of equal bytes."""
     return Card(name, encode_key(bytes([byte]) * 32), public())

@@ -51,7 +51,6 @@ def explained():
 
 @pytest.fixture(scope="session")
 def three() -> list[Party]:
-    """Return three small parties, the last with labels."""
     rng = np.random.default_rng(5)
     X = rng.normal(size=(24, 6))
     y = X @ np.arange(6.0) + 3 + rng.normal(size=24)

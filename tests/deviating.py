@@ -36,21 +36,7 @@ def sums_of(
     *,
     real: bool = True,
 ) -> Arrays:
-    """Return what a deviating server reads in the first sums of a step.
-
-    Parameters
-    ----------
-    strategy : ProtocolStrategy
-        The server follows it, up to that step.
-    parties : sequence of Party
-        The parties.
-    action : str
-        The step.
-    tamper : callable
-        What it tells each party instead.
-    real : bool
-        Whether the parties are real ones, or simulated ones that need no masks.
-    """
+    """Return what a deviating server reads in the first sums of a step."""
 
     class Done(Exception):
         pass

@@ -56,7 +56,6 @@ class Clock:
         self.now = 0.0
 
     def monotonic(self) -> float:
-        """Return the seconds slept so far."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -66,22 +65,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Fault:
-    """Which messages fail, and how.
-
-    Attributes
-    ----------
-    kind : str
-        One of :data:`KINDS`.
-    action : str or None
-        Only messages of this step; None: all.
-    party : int or None
-        Only messages to the party of this index; None: all.
-    nth : int or None
-        Only the message of this number, from 0, to the party in the step, those that
-        are sent again counted; None: always.
-    seconds : float
-        How long ``"delay"`` holds a reply.
-    """
+    """Which messages fail, and how."""
 
     kind: str
     action: str | None = None
@@ -90,12 +74,10 @@ class Fault:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the kind."""
         if self.kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind}")
 
     def hits(self, action: str, party: int, nth: int) -> bool:
-        """Return whether a message fails."""
         return (
             self.action in (None, action)
             and self.party in (None, party)
@@ -104,26 +86,7 @@ class Fault:
 
 
 class FaultyGrid(InProcessGrid):
-    """An in-process grid that makes chosen messages fail.
-
-    Parameters
-    ----------
-    parties : sequence of Party
-        As for :class:`InProcessGrid`.
-    faults : sequence of Fault
-        What fails.
-    clock : Time
-        By which replies are delayed.
-
-    Attributes
-    ----------
-    struck : int
-        Messages that failed.
-    twins : list of (Message, Message)
-        Both replies to each request that was delivered twice.
-    late : list of Message
-        Replies to requests that came after that of a later round.
-    """
+    """An in-process grid that makes chosen messages fail."""
 
     def __init__(
         self, parties: Sequence[Party], faults: Sequence[Fault], clock: Time = time
@@ -142,11 +105,9 @@ class FaultyGrid(InProcessGrid):
         self.late: list[Message] = []
 
     def asked(self, action: str, party: int) -> int:
-        """Return how many messages were sent to a party for a step."""
         return self._seen[action, party]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Let the parties answer, except where a fault keeps them from it."""
         return [self._deliver(message) for message in messages]
 
     def _deliver(self, message: Message) -> str:
@@ -201,7 +162,6 @@ class FaultyGrid(InProcessGrid):
         return number
 
     def _deliver_overtaken(self, message: Message) -> None:
-        """Let the party answer what was held back until `message` had come to it."""
         for late in self._overtaken[:]:
             to_same_node = late.metadata.dst_node_id == message.metadata.dst_node_id
             if to_same_node and _round(late) != _round(message):
@@ -220,7 +180,6 @@ class FaultyGrid(InProcessGrid):
         self._replies[number] = Message(Error(code, "as planned"), reply_to=message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that have come, and what nobody asked for."""
         now = self._clock.monotonic()
         for due, reply in self._delayed[:]:
             if due <= now:
@@ -241,22 +200,7 @@ class FaultyGrid(InProcessGrid):
 
 
 class LyingGrid(InProcessGrid):
-    """An in-process grid in which one party sends something else than it should.
-
-    Parameters
-    ----------
-    parties : sequence of Party
-        As for :class:`InProcessGrid`.
-    action : str
-        The step of the reply.
-    liar : int
-        Index of the party.
-    lie : callable
-        Takes the request, and the values and the frame of the party's reply; returns
-        the content that comes to the server.
-    place : int
-        Which of the party's replies to that step, from 0.
-    """
+    """An in-process grid in which one party sends something else than it should."""
 
     def __init__(
         self,

@@ -38,7 +38,6 @@ FACTS = PartyFacts(name="north", n_columns=2, columns="")
 
 
 def agreed(**changes):
-    """Return settings of a training."""
     return dataclasses.replace(SETTINGS, **changes)
 
 
@@ -86,7 +85,6 @@ def removal(parties, folder, model, requests=(), **settings):
 
 
 def departure(parties, folder, model, clients, **settings):
-    """Return the task that forgets parties; those that are connected request it."""
     for party in parties:
         if party.name in clients:
             request_changes(party, leave=[model])
@@ -101,14 +99,12 @@ def addition(parties, folder, model, **settings):
 
 
 def request_new_rows(party, model):
-    """Request to add all rows that the party's state does not know."""
     state = ClientState(party.state_dir, model)
     known = state.known(state.tag(party.ids))
     request_changes(party, add=party.ids[~known].tolist())
 
 
 def centroid_ids(party, model):
-    """Return the ids of a party's drawn rows, in the order drawn."""
     state = ClientState(party.state_dir, model)
     names = dict(zip(state.tag(party.ids), party.ids.tolist(), strict=True))
     return [names[tag] for tag in state.current().centroids]
@@ -146,7 +142,6 @@ def plain_clusters(X, drawn, settings):
 
 
 def cube(points, settings):
-    """Return points in sides of the box, 0 in its middle."""
     lower, upper = settings.lower, settings.upper
     return (points - (lower + upper) / 2) / (upper - lower)
 
@@ -159,7 +154,6 @@ def plain_bins(y, settings):
 
 
 def plain_q(points, sizes, settings):
-    """Return {bin: rows} of centroids and their sizes."""
     q = Counter()
     for place, size in zip(plain_bins(points, settings), sizes, strict=True):
         q[tuple(place.tolist())] += int(size)
@@ -167,7 +161,6 @@ def plain_q(points, sizes, settings):
 
 
 def q_of(state):
-    """Return {bin: rows} of the server."""
     rows = zip(state.bins.tolist(), state.counts.tolist(), strict=True)
     return {tuple(place): count for place, count in rows}
 
@@ -203,7 +196,6 @@ def check(parties, folder, model, gone=(), left=()):
 
 
 def predicted(party, model):
-    """Return the ids in a party's file of clusters."""
     path = party.state_dir / f"predictions-{model}.csv"
     if not path.exists():  # it has left
         return []

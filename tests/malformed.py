@@ -70,13 +70,11 @@ def filled(shape: tuple[int, ...], dtype: str, number: float) -> Array:
 
 
 def any_array(draw: Draw) -> Array:
-    """Draw an array that nobody asked for."""
     shape, dtype = draw(st.sampled_from(SHAPES)), draw(st.sampled_from(DTYPES))
     return filled(shape, dtype, draw(st.sampled_from([*NUMBERS, *INFINITE])))
 
 
 def any_value(draw: Draw) -> Any:
-    """Draw an array or a setting."""
     if draw(st.booleans()):
         return any_array(draw)
     return draw(st.sampled_from(SCALARS))
@@ -88,19 +86,7 @@ def any_value(draw: Draw) -> Any:
 def declared_values(
     draw: Draw, fields: Mapping[str, Field], sizes: Sizes
 ) -> dict[str, Any]:
-    """Draw values that a declaration allows, by the names under which they travel.
-
-    Those that must be hidden are left out.
-
-    Parameters
-    ----------
-    draw : callable
-        Of hypothesis.
-    fields : mapping of str to Field
-        The declaration.
-    sizes : mapping of str to int
-        Sizes that are known; all others are drawn.
-    """
+    """Draw values that a declaration allows, by the names under which they travel."""
     known = dict(sizes)
     values: dict[str, Any] = {}
     for name, declared in fields.items():
@@ -146,13 +132,11 @@ def flat_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
 
 
 def _travels(value: Any) -> bool:
-    """Return whether a message can carry a whole number."""
     items = value if isinstance(value, list) else [value]
     return all(type(i) is not int or -(2**63) <= i < 2**63 for i in items)
 
 
 def declared_array(draw: Draw, declared: Field, sizes: dict[str, int]) -> Array:
-    """Draw an array of the declared type, shape and range."""
     rule = declared.array
     if rule is None:
         return any_array(draw)
@@ -177,7 +161,6 @@ def declared_array(draw: Draw, declared: Field, sizes: dict[str, int]) -> Array:
 
 
 def changed(draw: Draw, array: Array) -> Array:
-    """Draw an array that is nearly the one that was sent."""
     kind = draw(st.sampled_from(["shape", "dtype", "entry", "entry", "fill", "order"]))
     if kind == "shape":
         flat = array.ravel()
@@ -239,7 +222,6 @@ def changed_values(
 
 
 def changed_frame(draw: Draw, frame: Mapping[str, Any]) -> dict[str, Any]:
-    """Draw settings of the frame that are not those that were sent."""
     left = {name: value for name, value in frame.items() if name != "digest"}
     for _ in range(draw(st.integers(1, 2))):
         name = draw(st.sampled_from(sorted(left) or ["round"]))
@@ -269,7 +251,6 @@ _SEALS = [["pad a x 1 ring 0x1.0p+0 0"], ["secret a x 1 - - 9"], ["relay a x -1 
 
 
 def _changed_seals(draw: Draw, seals: list[Any]) -> list[Any]:
-    """Draw seals of which one is another, or that are more or fewer."""
     kind = draw(st.sampled_from(["word", "word", "word", "more", "none", "any"]))
     if kind == "more":
         return [*seals, seals[0]]
@@ -286,7 +267,6 @@ def _changed_seals(draw: Draw, seals: list[Any]) -> list[Any]:
 
 
 def damaged(draw: Draw, content: RecordDict) -> RecordDict:
-    """Damage the content of a message, in place, and sign what is left of it."""
     records: Any = content
     kind = draw(st.sampled_from(["record", "type", "digest", "array", "array", "more"]))
     if kind == "record":
@@ -327,7 +307,6 @@ def declares(shape: tuple[int, ...], dtype: str = "<f8") -> bytes:
 
 
 def archive() -> bytes:
-    """Return an archive of NumPy, 4 kB of which unpack to 4 MB."""
     file = io.BytesIO()
     np.savez_compressed(file, x=np.zeros(500_000))
     return file.getvalue()
@@ -350,19 +329,7 @@ def malformed_content(
     fields: Mapping[str, Field],
     sizes: Sizes,
 ) -> RecordDict:
-    """Draw the content of a message in the place of one that was sent, as it travels.
-
-    Parameters
-    ----------
-    draw : callable
-        Of hypothesis.
-    values, frame : mapping of str to Any
-        What was sent.
-    fields : mapping of str to Field
-        What the step declares of its values.
-    sizes : mapping of str to int
-        Sizes that the declaration may name.
-    """
+    """Draw the content of a message in the place of one that was sent."""
     content = _malformed(draw, values, frame, fields, sizes)
     ways = [in_bundle, in_bundle, in_bundle, _twice, _apart]
     return draw(st.sampled_from(ways))(content)

@@ -13,25 +13,12 @@ from vfl_flower.simulation import InProcessGrid
 
 
 def write_rows(path: Path, *rows: Sequence[str]) -> None:
-    """Write a party file, whose first row is the header."""
     with path.open("w", newline="") as file:
         csv.writer(file).writerows(rows)
 
 
 class SuperNodes(InProcessGrid):
-    """Three nodes that load their files by their node configs, for each message anew.
-
-    Parameters
-    ----------
-    folder : path
-        Of the files ``0.csv`` to ``2.csv``; the states are in folders beside it.
-    consent : str
-        The last lines of each ``consent.toml``.
-    node : mapping
-        Further keys of each node config.
-    **run : object
-        The run config.
-    """
+    """Three nodes that load their files anew for each message."""
 
     def __init__(
         self, folder: Path, consent: str, node: Mapping[str, object], **run: object

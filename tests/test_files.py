@@ -22,14 +22,12 @@ from vfl_flower.files import (
 
 @pytest.fixture
 def target(tmp_path):
-    """Return a file that is there, in a folder of its own."""
     path = tmp_path / "[a] report.txt"  # brackets are no pattern
     write_whole(path, b"first")
     return path
 
 
 def only(path):
-    """Return the content of a file that is alone in its folder."""
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     return path.read_bytes()
 
@@ -121,14 +119,12 @@ def test_only_a_private_file_waits_for_the_disk(target, monkeypatch):
 
 
 def header(shape, dtype="<f8", least=0):
-    """Return the first bytes of an array, with a header of some length."""
     text = str({"descr": dtype, "fortran_order": False, "shape": shape}).encode()
     text = text.ljust(least) + b"\n"
     return b"\x93NUMPY\x02\x00" + len(text).to_bytes(4, "little") + text
 
 
 def archive(pieces, kind=zipfile.ZIP_DEFLATED):
-    """Return an NPZ of one array, given in pieces."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", kind) as packed, packed.open("X.npy", "w") as entry:
         for piece in pieces:

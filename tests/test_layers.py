@@ -77,7 +77,6 @@ def path_of(module: str) -> Path:
 
 
 def at_module_level(module: str) -> Iterator[ast.AST]:
-    """Yield the nodes of a module that run when it is imported."""
     waiting: list[ast.AST] = [tree_of(module)]
     while waiting:
         node = waiting.pop()
@@ -109,14 +108,12 @@ def layer_of(module: str) -> str:
 
 
 def modules_of(*places: str) -> list[str]:
-    """Return the modules of layers, and modules by their own names."""
     names = tuple(f"vfl_flower.{place}" for place in places)
     inside = tuple(f"{name}." for name in names)
     return [m for m in MODULES if m in names or m.startswith(inside)]
 
 
 def calls_of(module: str, *names: str) -> list[ast.Call]:
-    """Return the calls to functions or methods of these names."""
     calls = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.Call)]
     return [
         call
@@ -370,7 +367,6 @@ def check_types(folder: Path) -> list[tuple[str, int]]:
 
 
 def declared_steps(module: str) -> list[ast.FunctionDef]:
-    """Return the steps of a client that take something."""
     return [
         node
         for node in tree_of(module).body
@@ -458,7 +454,6 @@ print(*(name for name in {HEAVY} if name in sys.modules))
 
 
 def imported_in_a_new_process(module: str) -> set[str]:
-    """Return what of the heavy packages an import loads."""
     run = subprocess.run(
         [sys.executable, "-c", LIGHT.format(module=module)],
         check=True,

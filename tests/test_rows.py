@@ -27,14 +27,11 @@ from vfl_flower.rows import (
 
 
 class ByNumbers(Rows):
-    """The least that an engine gives."""
-
     def __init__(self, X):
         self._X, self.shape = X, X.shape
         self.times = 0
 
     def take(self, rows):
-        """Return some rows."""
         assert rows.dtype == np.int64
         self.times += 1
         return self._X[rows]
@@ -196,7 +193,6 @@ def test_a_window_is_taken_once():
 
 
 def counted(X, pieces=4):
-    """Return rows in pieces, and how often each has been begun."""
     begun = [0] * pieces
 
     def piece(k, part):

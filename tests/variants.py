@@ -34,7 +34,6 @@ class GivenUp(MUFC):
     """
 
     def protocol(self, parties, run):
-        """Train, and tell the parties that the model is given up."""
         record = super().protocol(parties, run)
         parties.ask(mufc.abandon, model=f"{parties.session:016x}")
         return record
@@ -120,7 +119,6 @@ VARIANTS: dict[str, ProtocolStrategy] = {
 
 @cache
 def parties(count: int = 2) -> list[Party]:
-    """Return parties with as few rows as the solvers can do with."""
     rng = np.random.default_rng(5)
     X = rng.normal(size=(24, 6))
     y = X @ np.arange(6.0) + 3 + rng.normal(size=24)
@@ -133,7 +131,6 @@ def parties(count: int = 2) -> list[Party]:
 
 
 def parts(grid: InProcessGrid) -> list[dict[str, Any]]:
-    """Return what each party keeps of the model."""
     return [memory.part for memory in grid.memories()]
 
 
@@ -143,14 +140,12 @@ FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 @cache
 def trained_parts(variant: str, count: int) -> list[dict[str, Any]]:
-    """Return the parts of the model that a variant trains."""
     grid = InProcessGrid(parties_of(variant, count))
     VARIANTS[variant].start(grid)
     return parts(grid)
 
 
 def with_parts(folder: Path, count: int, variant: str = "fdskl ring") -> list[Party]:
-    """Return parties with their parts of a model in a folder, and without labels."""
     made = []
     trained = trained_parts(variant, count)
     algorithm = VARIANTS[variant].steps[0].algorithm
@@ -167,14 +162,12 @@ def with_parts(folder: Path, count: int, variant: str = "fdskl ring") -> list[Pa
 
 @cache
 def folder_of(function: str, count: int) -> Path:
-    """Return an empty folder for the parties that a function returns."""
     folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     FOLDERS.append(folder)
     return Path(folder.name)
 
 
 def keeping_parties(count: int = 2) -> list[Party]:
-    """Return the parties with new, empty places for their parts of a model."""
     folder = Path(tempfile.mkdtemp(dir=folder_of("keeping_parties", count)))
     made = []
     for party in parties(count):
@@ -186,7 +179,6 @@ def keeping_parties(count: int = 2) -> list[Party]:
 
 @cache
 def parties_with_blocks(count: int = 2) -> list[Party]:
-    """Return the parties with their blocks of a linear model, and without labels."""
     folder, made = folder_of("parties_with_blocks", count), []
     for index, party in enumerate(parties(count)):
         settings = {"kind": "linear", "intercept": 0.0, "receiver": count - 1}
@@ -201,19 +193,16 @@ def parties_with_blocks(count: int = 2) -> list[Party]:
 
 @cache
 def new_parties(count: int = 2) -> list[Party]:
-    """Return the parties with their parts of a model, and without labels."""
     return with_parts(folder_of("new_parties", count), count)
 
 
 @cache
 def new_row_parties(count: int = 2) -> list[Party]:
-    """Return parties with their parts of a clustering, and with new rows."""
     return with_parts(folder_of("new_row_parties", count), count, "fkk sums")
 
 
 @cache
 def new_parties_of_sums() -> list[Party]:
-    """Return three parties with their parts of a model of sums of products."""
     return with_parts(folder_of("sums", 3), 3, "fdskl moments dealer")
 
 
@@ -224,14 +213,12 @@ def removing_parties(count: int = 2) -> list[Party]:
 
 @cache
 def holders(count: int = 2) -> list[Party]:
-    """Return the parties, each with all labels: they add up their scores."""
     y = parties(count)[-1].y
     return [Party(party.X, y, name=party.name) for party in parties(count)]
 
 
 @cache
 def moments_parties(count: int = 2, interaction: float = 0.0) -> list[Party]:
-    """Return the parties with as many rows as a Gram matrix needs."""
     rng = np.random.default_rng(5)
     X, names = rng.normal(size=(160, 6)), [party.name for party in parties(count)]
     y = X @ np.arange(6.0) + 3 + rng.normal(size=160)
@@ -245,7 +232,6 @@ def moments_parties(count: int = 2, interaction: float = 0.0) -> list[Party]:
 
 @cache
 def row_parties(count: int = 2) -> list[Party]:
-    """Return parties with other rows of the same columns."""
     X = np.hstack([party.X for party in parties(3)])[:12, :2]
     blocks = zip(parties(count), np.split(X, [5, 9][: count - 1]), strict=True)
     return [Party(block, name=party.name) for party, block in blocks]
@@ -253,7 +239,6 @@ def row_parties(count: int = 2) -> list[Party]:
 
 @cache
 def many_row_parties(count: int = 2) -> list[Party]:
-    """Return such parties with as many rows as sums need."""
     X = np.hstack([party.X for party in parties(3)])[:, :2]
     blocks = zip(parties(count), np.split(X, [11, 19][: count - 1]), strict=True)
     return [Party(block, name=party.name) for party, block in blocks]
@@ -284,7 +269,6 @@ def unaligned_parties(count: int = 2) -> list[Party]:
 
 
 def parties_of(variant: str, count: int = 2) -> list[Party]:
-    """Return the parties of a variant."""
     made = {"fdskl predict": new_parties, "fdskl holders": holders}
     made |= {"k-means kept": keeping_parties, "blocks predict": parties_with_blocks}
     made |= {"remove": removing_parties}

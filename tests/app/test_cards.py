@@ -39,8 +39,6 @@ def test_the_fingerprint_is_of_every_field():
 
 
 def swap(key, value):
-    """Return a change of one line of a card."""
-
     def change(text):
         lines = text.splitlines()
         return "\n".join(

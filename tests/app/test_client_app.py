@@ -12,7 +12,7 @@ from consents import limited
 from flwr.app import Context, RecordDict
 from transcripts import Recorder
 
-from vfl_flower import CoresetVRLR, FederationError, Ledger, Party, PartyFailed
+from vfl_flower import CoresetVRLR, Ledger, Party, PartyFailed
 from vfl_flower.app import register
 from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.register import make_client_app
@@ -45,21 +45,11 @@ def test_the_package_makes_no_app_when_it_is_imported():
 
 
 class Nodes(InProcessGrid):
-    """A grid whose nodes have a node config, and load their data from it."""
-
-    def __init__(self, configs: Sequence[dict[str, Any]], late: int = 0) -> None:
+    def __init__(self, configs: Sequence[dict[str, Any]]) -> None:
         super().__init__([Party(np.ones((1, 1)))] * max(2, len(configs)))
         self._app = make_client_app(load_from_context)
-        self.asked = 0
-        self.late = late
         for context, config in zip(self._contexts.values(), configs, strict=False):
             context.node_config.update(config)
-
-    def get_node_ids(self) -> list[int]:
-        """Return all nodes but the late one, which comes after some asking."""
-        self.asked += 1
-        nodes = super().get_node_ids()
-        return nodes[:-1] if self.asked <= self.late else nodes
 
 
 def places(count: int) -> list[dict[str, Any]]:
@@ -80,20 +70,6 @@ def test_loader_of_a_node_that_does_not_know_how_many_there_are(tmp_path):
     context.node_config["data"] = str(path)
     context.node_config["state-dir"] = str(tmp_path / "state")
     assert hello(load_from_context(context))["n_parties"] == 0
-
-
-def test_server_waits_for_as_many_as_the_nodes_are_told(clock):
-    grid = Nodes(places(3), late=5)
-    parties = Parties(grid, Ledger(), seed=1, timeout=10.0)
-    assert grid.asked > 5
-    assert [party.name for party in parties] == ["party-0", "party-1", "party-2"]
-    entries = [parties.ledger.entry("hello", p.name).messages for p in parties]
-    assert entries == [2, 2, 1]
-
-
-def test_server_that_waits_in_vain_for_as_many_as_the_nodes_are_told(clock):
-    with pytest.raises(FederationError, match=r"needs 3 parties .* 2 connected"):
-        Parties(Nodes(places(3), late=10**6), Ledger(), seed=1, timeout=10.0)
 
 
 # -- what a node config may not say ----------------------------------------------------

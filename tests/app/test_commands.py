@@ -26,14 +26,12 @@ from vfl_flower.data import load_party
 
 
 def call(*arguments):
-    """Return the exit code and the output of a command."""
     ended = CliRunner().invoke(app, [str(argument) for argument in arguments])
     return ended.exit_code, ended.output + (ended.stderr if ended.exit_code else "")
 
 
 @pytest.fixture
 def files(tmp_path):
-    """Two files of the same rows; the second one has the labels."""
     X = np.random.default_rng(0).normal(size=(60, 4))
     ids = np.arange(60)
     a = {"id": ids, "u": X[:, 0], "v": X[:, 1]}
@@ -228,16 +226,6 @@ def test_a_command_that_cannot_run_says_why(arguments, reason):
     assert (code, reason in out) == (1, True), out
 
 
-def test_a_set_is_split(tmp_path):
-    out = tmp_path / "out"
-    code, text = call(
-        *("simulate", "coreset-vrlr", "--data", "diabetes", "--parties", 2),
-        *("--set", "size=100", "--set", f"output-dir={out}"),
-    )
-    assert code == 0, text
-    assert "2 parties: party-0, party-1" in text
-
-
 def test_models_are_listed_shown_and_removed(files, tmp_path, monkeypatch):
     out = tmp_path / "out"
     simulated(files, out)
@@ -430,11 +418,6 @@ def test_a_key_of_the_strategy_comes_before_one_of_all(strategy, key):
     assert gather(strategy, "train", ["standardize=true"])[key] is True
 
 
-def test_a_misspelt_setting_is_said_with_the_nearest_one():
-    with pytest.raises(ValueError, match=r"no key 'sise'; .* 'coreset-vrlr.size'[?]"):
-        gather("coreset-vrlr", "train", ["sise=3"])
-
-
 def test_a_federation_that_was_never_started(tmp_path):
     code, out = call("run", "coreset-vrlr", "--federation", tmp_path)
     assert code == 1
@@ -493,7 +476,6 @@ def test_a_misspelt_strategy_is_said_with_the_nearest_one(name):
 
 
 def answer(*arguments):
-    """Return the JSON value that is all that a command prints on standard output."""
     ended = CliRunner().invoke(app, [*map(str, arguments), "--format", "json"])
     return ended.exit_code, json.loads(ended.stdout)
 

@@ -402,14 +402,9 @@ def test_wrong_value_of_a_node(node, sentence):
     ("key", "near"),
     [
         ("label_column", "label-column"),
-        ("label-colum", "label-column"),
         ("column", "columns"),
-        ("id-columns", "id-column"),
         ("standardise", "standardize"),
         ("onehot", "one-hot"),
-        ("num-partition", "num-partitions"),
-        ("partyname", "party-name"),
-        ("dat", "data"),
         ("state_dir", "state-dir"),
     ],
 )

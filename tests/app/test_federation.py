@@ -53,7 +53,7 @@ from vfl_flower.app.federation import (
 from vfl_flower.app.flower_run import START, Processes, _Commands, wait_for
 from vfl_flower.app.node import HEARTBEAT
 from vfl_flower.app.options import check_there
-from vfl_flower.app.party_folder import consent_text, load_party_folder, needs_of
+from vfl_flower.app.party_folder import load_party_folder, needs_of
 from vfl_flower.data import load_party
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.exchange import ABSENCE
@@ -64,12 +64,10 @@ ROWS = "id,a,b,y\n" + "".join(f"r{i},{i},{i * i % 7},{i % 3}\n" for i in range(4
 
 
 def run(*words):
-    """Return what a command of ``vfl-flower`` has done."""
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def refused(*words):
-    """Return the one sentence by which a command refuses."""
     done = run(*words)
     assert done.exit_code == 1, done.output
     assert done.exception is None or isinstance(done.exception, SystemExit)
@@ -90,14 +88,12 @@ OPTIONS = ("--data", "a b.csv", "--id-column", "id", "--label-column", "y")
 
 @pytest.fixture
 def airline(place):
-    """Return the folder of a party."""
     assert run("init", "airline", *OPTIONS).exit_code == 0
     return place / "airline"
 
 
 @pytest.fixture
 def federation(place):
-    """Return a folder with certificates."""
     assert run("certificates", "link.example").exit_code == 0
     return place / "federation"
 
@@ -575,10 +571,6 @@ def test_too_few_peers_are_told(place, take_part):
     done = run(*take_part, "--peer", one)
     note = "1 pinned, but consent.toml wants runs of at least 3 parties; for runs of"
     assert f"{note} two" in done.stderr
-
-
-def test_the_consent_to_begin_with_holds_the_defaults():
-    assert Consent.parse(tomllib.loads(consent_text())) == Consent()
 
 
 def test_a_folder_that_was_moved(place, airline):

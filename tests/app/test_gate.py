@@ -43,7 +43,6 @@ def serve(app, folder, port):
 
 @pytest.fixture(scope="module")
 def asked():
-    """Return what has reached the SuperLink."""
     return []
 
 
@@ -56,8 +55,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def link(asked):
-    """Return a SuperLink that notes what it is asked."""
-
     async def note(request: Request) -> Response:
         body = await request.body()
         headers = dict(request.headers)
@@ -95,7 +92,6 @@ def gated(link, folder, *, superlinks=None):
 
 @pytest.fixture(scope="module")
 def client(folder, link):
-    """Return a client of a gate, behind which a SuperLink notes what it is asked."""
     with gated(link, folder) as client:
         yield client
 

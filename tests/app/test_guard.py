@@ -20,7 +20,6 @@ from vfl_flower.protocol.row_sets import ANCHOR, check_journal
 
 
 def said(*words, code=0):
-    """Return what a command prints."""
     result = CliRunner().invoke(app, list(map(str, words)))
     assert result.exit_code == code, result.output
     return result.output
@@ -28,7 +27,6 @@ def said(*words, code=0):
 
 @pytest.fixture
 def state(tmp_path):
-    """Return a party's ``state-dir`` with an order of 30 rows."""
     ids = normal_ids(np.arange(30))
     save_order(tmp_path, RowOrder.of("q4", "ab", bytes(32), ids))
     return tmp_path

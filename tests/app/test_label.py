@@ -24,15 +24,7 @@ PLACES = range(3)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Train on three files of the same columns, one of them text, far from scaled.
-
-    Returns
-    -------
-    path
-        Folder of the files and of the parties' state.
-    FKKMeansModel
-        As the run returned it.
-    """
+    """Train on three files of the same columns, one of them text, far from scaled."""
     folder = tmp_path_factory.mktemp("trained")
     rng = np.random.default_rng(0)
     for m in PLACES:
@@ -53,7 +45,6 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def parties(trained, tmp_path):
-    """Return the node configs of parties with a copy of these files and states."""
     shutil.copytree(trained[0], tmp_path, dirs_exist_ok=True)
     return node_configs(tmp_path)
 

@@ -26,19 +26,16 @@ KEYS = [f"key of supernode {j}".encode() for j in range(3)]
 
 
 def started(database):
-    """Return the state of a SuperLink, as Flower opens it."""
     objects = ObjectStoreFactory(str(database))
     return LinkStateFactory(str(database), NoOpFederationManager(), objects).state()
 
 
 def ended(state):
-    """Close the connections of a SuperLink."""
     for store in (state, state.object_store):
         store._engine.dispose()
 
 
 def begin_run(state):
-    """Begin a run whose config names an id; return its number and that of its task."""
     config = {"mufc.ids": ID_TO_FORGET}
     run = state.create_run(
         "app", "1", "hash", config, "fed", None, "me", "flwr-serverapp"
@@ -69,7 +66,6 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def database(made, tmp_path):
-    """Return such a database for one test, and the number of the run."""
     path, run = made
     for file in path.parent.iterdir():
         shutil.copy(file, tmp_path)

@@ -102,8 +102,6 @@ def fail(message, context):
 
 
 class Link:
-    """A SuperLink with one run, as its SuperNode sees it."""
-
     def __init__(self, bundle: bytes, called: str = "") -> None:
         self.run, self.ended = Run.create_empty(7), set[int]()
         self.run.fab_hash = called or hash_of(bundle)
@@ -117,7 +115,6 @@ class Link:
         self.numbers = itertools.count()
 
     def fleet(self) -> Fleet:
-        """Return the connection of the run's only node."""
         return Fleet(
             node_id=12,
             receive=lambda: None,
@@ -132,14 +129,12 @@ class Link:
         )
 
     def ask(self, party: Node, action: str, ttl: float = 60.0) -> Message:
-        """Let the node answer a message, and return its reply."""
         number = self.tell(party, action, ttl)
         reply = inflate_object_from_contents(self.replies.pop(), self.objects)
         assert reply.metadata.reply_to_message_id == number
         return reply
 
     def tell(self, party: Node, action: str, ttl: float = 60.0) -> str:
-        """Let the node answer a message, whose number is returned."""
         values = ConfigRecord({"number": next(self.numbers)})
         with apart():
             TaskIdentity.run_id = self.run.run_id

@@ -42,15 +42,7 @@ SHOWN = ["moments", "k-means", "fdskl moments", "fkk sums", "mufc", "align"]
 
 
 class Checked(html.parser.HTMLParser):
-    """Reads a page and fails where a browser would have to guess.
-
-    Attributes
-    ----------
-    elements : list of (str, dict)
-        Every element with its attributes.
-    text, words : str, set of str
-        What a reader sees.
-    """
+    """Reads a page and fails where a browser would have to guess."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -61,7 +53,6 @@ class Checked(html.parser.HTMLParser):
         assert self._open == []
 
     def handle_starttag(self, tag, attrs):
-        """Note an element, which must have each attribute once."""
         names = [name for name, _ in attrs]
         assert len(names) == len(set(names)), (tag, names)
         self.elements.append((tag, dict(attrs)))
@@ -74,18 +65,15 @@ class Checked(html.parser.HTMLParser):
         self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag):
-        """Close the last element that is open, which must be this one."""
         assert self._open.pop() == tag
 
     def handle_data(self, data):
-        """Keep the text, but that of the style."""
         if self._open[-1:] != ["style"]:
             self.text += data.replace("\N{NO-BREAK SPACE}", " ")
             self.words |= words_of(data)
 
 
 def words_of(text):
-    """Return the words of a text, but for short ones."""
     return set(re.findall(r"[^\W\d_]{3,}", text))
 
 
@@ -95,7 +83,6 @@ def of(page, tag):
 
 @pytest.fixture(scope="module")
 def pages():
-    """Return the page of a run of each strategy, and its record."""
     made = {}
     for name in SHOWN:
         result = VARIANTS[name].start(_grid(name))
@@ -112,7 +99,6 @@ def _grid(variant):
 
 
 def made_result(name="airline", *, count=1, **more):
-    """Return a result of parties whose names begin alike, without a run."""
     ledger = Ledger()
     names = [name] + [f"{name[:90]} {j}" for j in range(1, count)]
     for step in ("hello", "solve"):
@@ -136,7 +122,6 @@ def made_result(name="airline", *, count=1, **more):
 
 
 def text_of(results, **more):
-    """Return the page of results as it is read back from their file."""
     record = json.loads(json.dumps(record_of(results, {}, "")))
     for result in record["results"].values():
         result |= more
@@ -337,7 +322,6 @@ NUMBERS = {
 
 
 def drawn(**more):
-    """Return the figures of a result by their names."""
     record = json.loads(json.dumps(record_of({"a": made_result()}, {}, "")))
     record["results"]["a"] |= more
     return {figure.name: figure for figure in figures_of(record["results"])}

@@ -50,7 +50,6 @@ def parties_of(shapes):
 
 
 def costs(ledger):
-    """Return the trips of each step, and the bytes of each step and party."""
     trips = {action: len(waits) for action, waits in ledger.waits.items()}
     sizes = {key: (e.bytes_down, e.bytes_up) for key, e in ledger.entries.items()}
     return trips, sizes
@@ -63,7 +62,6 @@ def one_length(monkeypatch):
 
 
 def check_alike(planned, ran):
-    """Compare the trips and bytes of each step and party."""
     (trips, sizes), (trips_ran, sizes_ran) = costs(planned), costs(ran)
     assert trips == trips_ran
     assert sizes.keys() == sizes_ran.keys()

@@ -136,25 +136,6 @@ def test_table_is_markdown_and_aligned():
     ]
 
 
-def test_a_second_report_takes_the_place_of_the_first(tmp_path, results):
-    write_report(tmp_path, {"coreset": results["coreset"]}, SETTINGS)
-    write_report(tmp_path, results, SETTINGS)
-    actual = json.loads((tmp_path / "result.json").read_text())
-    assert list(actual["results"]) == ["coreset", "full"]
-
-
-def test_nothing_else_is_left_in_the_folder(tmp_path, results):
-    for _ in range(2):
-        write_report(tmp_path, results, SETTINGS)
-    assert len(os.listdir(tmp_path)) == 4
-
-
-def test_a_folder_that_cannot_be_made(tmp_path, results):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        write_report(tmp_path / "file" / "runs", results, SETTINGS)
-
-
 def test_settings_are_compared_with_the_defaults_of_the_run_config():
     """Of test_fraction they are 0.2, where Python has 0."""
     default, python = CoresetVRLR(test_fraction=0.2), CoresetVRLR()

@@ -153,39 +153,6 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, capsys, caplog):
     assert "This was a dry run" in out
 
 
-def test_a_model_is_trained_and_predicts_in_a_later_run(tmp_path, capsys):
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(180, 3))
-    names, labels = ["a", "b", "c"], np.sign(X[:, 0])
-    places = [tmp_path / name for name in names]
-    fdskl = {"strategy": "fdskl", "fdskl.solver": "direct"}
-    fdskl["output-dir"] = str(tmp_path / "runs")
-
-    def grid(rows, y=None):
-        blocks = zip(np.hsplit(X[rows], 3), names, places, [None, None, y], strict=True)
-        return InProcessGrid(
-            [Party(B, y, name=name, state_dir=place) for B, name, place, y in blocks]
-        )
-
-    settings = {"features": 64, "bandwidth": 2.0, "regularization": 0.01}
-    settings = {f"fdskl.{k}": v for k, v in settings.items()} | {"seed": 3}
-    main(grid(slice(150), labels[:150]), context(**fdskl, **settings))
-    (report,) = (tmp_path / "runs").glob("*/result.json")
-    actual = json.loads(report.read_text())["results"]
-    assert list(actual) == ["train"]
-    number = actual["train"]["model"]
-    assert all((place / f"{number}.npz").exists() for place in places)
-    assert number in capsys.readouterr().out
-    main(grid(slice(150, 180)), context(**fdskl, task="predict", model=number))
-    assert list(tmp_path.glob("[ab]/*.csv")) == []
-    (file,) = tmp_path.glob("c/*.csv")
-    rows = [line.split(",") for line in file.read_text().split()]
-    assert rows[0] == ["row", "prediction"]
-    predicted = np.array([float(value) for _, value in rows[1:]])
-    assert len(predicted) == 30
-    assert np.mean(predicted == labels[150:]) > 0.8
-
-
 def test_rows_and_clients_are_forgotten_in_later_runs(tmp_path, capsys):
     """By the model's number, which the report of the training gives."""
     X = np.random.default_rng(0).uniform(-0.5, 0.5, size=(3, 12, 2))

@@ -39,8 +39,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower'
 
 @pytest.fixture
 def spec():
-    """Return the task of a run, as Flower gives it to what starts its process."""
-
     def make(bundle, kind=TaskType.SERVER_APP):
         return ExecutionSpec(
             task_type=kind,

@@ -31,7 +31,6 @@ SEED = b"0123456789abcdef0123456789abcdef"
 
 
 def party(index=1, **attributes):
-    """Return a party inside a run of three, of which `begin` was asked."""
     X = np.random.default_rng(index).normal(size=(N, 2))
     made = Party(X, name=f"party {index}")
     made.index, made.n_parties, made.seed = index, 3, 7
@@ -42,7 +41,6 @@ def party(index=1, **attributes):
 
 
 def first_gram(asked, **changes):
-    """Ask for the Gram matrix of the first iteration."""
     return client.gram(asked, 1, setup=replace(SETUP, **changes), seed=SEED)["gram"]
 
 
@@ -59,7 +57,6 @@ def full(triangle):
 
 
 def trained():
-    """Return a party after two iterations and the embedding, and its H."""
     asked = party()
     pairs = eigenpairs(full(first_gram(asked)), 0.2, 2)
     R = shrink(*pairs, 0.2)
@@ -181,17 +178,6 @@ def test_an_iteration_that_is_asked_again_is_the_same():
     np.testing.assert_array_equal(client.gram(asked, 2, R)["gram"], first)
 
 
-def test_features_are_kept_only_for_the_next_message(monkeypatch):
-    asked, other, R = party(), party(), np.ones((D_1, 1))
-    expected = [first_gram(asked), client.gram(asked, 2, R)["gram"]]
-    assert asked.cache
-    monkeypatch.setattr(client, "CACHE_BYTES", 0)
-    np.testing.assert_equal(
-        [first_gram(other), client.gram(other, 2, R)["gram"]], expected
-    )
-    assert not other.cache
-
-
 @pytest.mark.parametrize(
     "change", [{"gamma": 0.7}, {"kernel": "laplacian"}, {"shift": 1.0, "scale": 1.0}]
 )
@@ -275,7 +261,7 @@ def test_rows_of_small_clusters_count_as_told():
 
 
 def test_a_sample_needs_clusters_of_the_party_s_own():
-    asked = embedded()[0]
+    asked = summed()[0]
     with pytest.raises(PartyError, match="own clusters must be made before"):
         client.sample(asked, 5)
 
@@ -322,7 +308,6 @@ POLYNOMIAL = {"kernel": "polynomial", "degree": 50}
 
 
 def greeted():
-    """Return a party that was only greeted."""
     asked = party(allow_plain=True)
     asked.resume({})
     return asked
@@ -333,7 +318,6 @@ def ready():
 
 
 def begun():
-    """Return a party after the first iteration."""
     asked = ready()
     first_gram(asked)
     return asked
@@ -357,12 +341,11 @@ def begun_with(size):
     return made
 
 
-def embedded():
+def trained_alone():
     return trained()[0]
 
 
 def starts(step=client.gram, *, seed=SEED, R=None, t=1, **changes):
-    """Return a first question that differs from a good one."""
     setup = replace(SETUP, **changes)
     return lambda asked: step(asked, t=t, R=R, setup=setup, seed=seed)
 
@@ -429,8 +412,8 @@ REFUSED = [
     ),
     # k-means.
     (ready, lambda asked: client.local(asked, 2, R), "after the iterations"),
-    (embedded, lambda asked: client.local(asked, 2, R), "once"),
-    (embedded, lambda asked: client.gram(asked, 3, R), "iterations are over"),
+    (trained_alone, lambda asked: client.local(asked, 2, R), "once"),
+    (trained_alone, lambda asked: client.gram(asked, 3, R), "iterations are over"),
     (begun, lambda asked: client.local(asked, 2), "R, and without cem as H"),
     (begun, lambda asked: client.local(asked, 2, H=np.ones((N, 2))), "R, and without"),
     (begun, lambda asked: client.local(asked, 2, R, np.ones((N, 2))), "R, and without"),
@@ -450,7 +433,7 @@ REFUSED = [
     (begun, lambda asked: client.sample(asked, 2), "must be made before"),
     (begun, lambda asked: client.assign(asked, np.ones((2, 2))), "must be made before"),
     (
-        embedded,
+        trained_alone,
         lambda asked: client.assign(asked, np.ones((2, 3))),
         "centers must have",
     ),
@@ -515,7 +498,7 @@ def test_a_request_as_declared():
 # -- k-means by sums -------------------------------------------------------------------
 
 
-def embedded():
+def summed():
     """Return a party that has made the embedding for sums, and its sum."""
     asked = party()
     pairs = eigenpairs(full(first_gram(asked)), 0.2, 2)
@@ -524,7 +507,7 @@ def embedded():
 
 
 def test_the_sum_of_the_embedding():
-    asked, sum_h, product = embedded()
+    asked, sum_h, product = summed()
     np.testing.assert_allclose(sum_h, product.sum(axis=0) / math.sqrt(D_1), atol=1e-12)
     np.testing.assert_allclose(asked.recall(State).H.sum(axis=0), sum_h)
     with pytest.raises(PartyError, match="the embedding must be made once"):
@@ -533,7 +516,7 @@ def test_the_sum_of_the_embedding():
 
 def test_a_pass_says_the_same_where_it_is_asked_for_again():
     """Other centres, however near, have other coins and other noise."""
-    asked, _, _ = embedded()
+    asked, _, _ = summed()
     centers, sizes = np.zeros((2, 1, 2)), np.full((2, 1), 30)
     first = client.lloyd(asked, centers, centers, sizes)
     again = client.lloyd(asked, centers.copy(), centers, sizes)
@@ -550,12 +533,12 @@ def test_a_pass_says_the_same_where_it_is_asked_for_again():
 
 
 def test_the_first_pass_sends_no_sums():
-    asked, _, _ = embedded()
+    asked, _, _ = summed()
     assert set(client.lloyd(asked, np.zeros((1, 2, 2)))) == {"inertia", "sizes"}
 
 
 def test_a_small_cluster_sends_nothing():
-    asked, _, _ = embedded()
+    asked, _, _ = summed()
     centers = np.zeros((1, 1, 2))
     reply = client.lloyd(asked, centers, centers, np.array([[19]]))
     assert not reply["counts"].any()
@@ -572,7 +555,7 @@ def test_a_small_cluster_sends_nothing():
     ],
 )
 def test_a_pass_that_cannot_be(values, rule):
-    asked, _, _ = embedded()
+    asked, _, _ = summed()
     with pytest.raises(PartyError, match=rule):
         client.lloyd(asked, **{"centers": np.zeros((1, 1, 2))} | values)
 

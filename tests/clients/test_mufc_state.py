@@ -50,7 +50,6 @@ NEW_CENTERS = np.array([[0.3, 0.1], [0.6, 0.2]])
 
 
 def trained(folder, ids=IDS):
-    """Return a party at version 1: clusters of the first three rows."""
     party = ClientState.create(folder, MODEL, ids, SETTINGS, FACTS)
     tags = party.tag(ids)
     sizes = np.array([len(ids) - 30, 20, 10])
@@ -60,7 +59,6 @@ def trained(folder, ids=IDS):
 
 
 def saved(folder):
-    """Return a server at version 1."""
     server = ServerState.create(folder, MODEL, SETTINGS, ["north", "south"])
     server.save(1, *OLD, ["north", "south"], "train", run="a")
     return server
@@ -71,14 +69,12 @@ NEW = (NEW_BINS, np.array([2**40, 9]), NEW_CENTERS)
 
 
 def bytes_of(folder):
-    """Return all that a folder holds, names of files too."""
     files = sorted(Path(folder).rglob("*"))
     assert files
     return b"".join(f.name.encode() + f.read_bytes() for f in files if f.is_file())
 
 
 def view(state):
-    """Return all that a state answers, but times and the key."""
     if not state.exists:
         return None
     log = [{**entry, "time": ""} for entry in state.log()]
@@ -107,7 +103,6 @@ def view(state):
 
 
 def refusal(call, *args, error=PartyError, folder=None, **kwargs):
-    """Return the sentence of an error, after checks that hold for each of them."""
     with pytest.raises(error) as caught:
         call(*args, **kwargs)
     text = str(caught.value)
@@ -418,7 +413,6 @@ def test_who_leaves_keeps_the_log_alone(folder, party):
 
 
 def pairs_of(bins):
-    """Return the bytes of some neighbouring coordinates of each bin."""
     return [row[i : i + 2].tobytes() for row in bins for i in (0, 24, 48)]
 
 
@@ -547,6 +541,7 @@ def test_settings_without_the_fewest_rows_of_a_bin():
         ({"lower": np.array("a")}, "real numbers"),
         ({"upper": np.array(1j)}, "real numbers"),
         ({"lower": np.array([0.0])}, "shapes"),
+        ({"lower": np.full((1, 2), -0.5), "upper": np.full((1, 2), 0.5)}, "shapes"),
         ({"lower": np.array(0.5)}, "below upper"),
         ({"upper": np.array(np.nan)}, "below upper"),
         ({"gamma": 1.5}, "gamma"),
@@ -751,8 +746,6 @@ def test_list_models(tmp_path):
 
 
 class Killed(sqlite3.Connection):
-    """Kills its process after its k-th statement that may write."""
-
     left = 0
     reads = re.compile(r"SELECT|BEGIN$|PRAGMA (?!application_id =|user_version =)")
 
@@ -765,11 +758,9 @@ class Killed(sqlite3.Connection):
         return result
 
     def execute(self, sql, *args):
-        """Run a statement, if it is left to."""
         return self._run(super().execute, sql, *args)
 
     def executemany(self, sql, *args):
-        """Run a statement many times, if it is left to."""
         return self._run(super().executemany, sql, *args)
 
 
@@ -813,7 +804,6 @@ def staged(folder):
 
 
 def stage_more(folder):
-    """Stage five rows more, of which one is a centroid."""
     party = ClientState(folder, MODEL)
     tags, new = party.tag(IDS), party.tag(LATER)
     options = {"kind": "add", "redrawn": True, "run": "b", "added": new}
@@ -871,14 +861,12 @@ GONE = {
 
 
 def deployment(folder):
-    """Train two parties and the server."""
     trained(folder / "north")
     trained(folder / "south")
     saved(folder / "server")
 
 
 def unlearn(folder):
-    """Ask for the removal of two rows of north: the task, and its next run."""
     parties = {name: ClientState(folder / name, MODEL) for name in ("north", "south")}
     server = ServerState(folder / "server", MODEL)
     present = server.load()
@@ -921,7 +909,6 @@ class Trials:
         self.kills, self.wrong = 0, []
 
     def copy(self, name):
-        """Return a copy of the folder before."""
         return shutil.copytree(self.top / "start", self.top / name)
 
     def kill(self, **when):
@@ -942,7 +929,6 @@ class Trials:
         return killed
 
     def at_each_write(self):
-        """Kill after each statement, until a process ends."""
         k = 1
         while self.kill(k=k):
             k += 1

@@ -55,7 +55,6 @@ def setup(features, holders=(0,)):
 
 
 def trained(index):
-    """Return a party with a part of a model of 64 features."""
     asked = party(index, labels=index == 0)
     training = fdskl._begin(asked, setup(64))
     fdskl._keep(asked, training, np.zeros((64, 1)) if index == 0 else None)
@@ -81,7 +80,6 @@ def embedding(**changes):
 
 
 def agreed(**changes):
-    """Return the settings as they travel, which nobody has checked yet."""
     settings = {
         **{"n_clusters": 3, "local_clusters": 3, "gamma": 0.01, "n_init": 1},
         **{"lower": np.full(D, -9.0), "upper": np.full(D, 9.0)},

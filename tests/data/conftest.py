@@ -12,8 +12,6 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def write(tmp_path):
-    """Write the text of a party file, return its path."""
-
     def write(text, name="airline.csv"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)

@@ -18,7 +18,6 @@ def load(path, encoding=None, **options):
 
 
 def refusal(path, encoding=None, **options):
-    """Return the sentence of the error, after checks that hold for each of them."""
     with pytest.raises(PartyError) as caught:
         load(path, encoding, **options)
     text = str(caught.value)

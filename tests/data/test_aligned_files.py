@@ -28,13 +28,7 @@ NAMES = "airline", "weather", "registry"
 N = 60
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("VFL_FLOWER_CACHE", str(tmp_path / "cache"))
-
-
 def write(folder: Path, j: int, order, drop=()) -> Path:
-    """Write the file of a party: other rows than its peers, in an order of its own."""
     rng = np.random.default_rng(3)
     X = rng.normal(size=(N, 6))
     y = X @ np.arange(1.0, 7.0) + 2
@@ -80,7 +74,6 @@ class FileGrid(InProcessGrid):
             )
 
     def load(self, j: int) -> Party:
-        """Return what a party loads."""
         return client_app.load_from_context(list(self._contexts.values())[j])
 
 
@@ -96,7 +89,6 @@ TRAIN |= {"alignment": "2026-q4"}
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Return a folder whose parties are aligned."""
     rng = np.random.default_rng(1)
     for j in range(3):
         write(tmp_path, j, rng.permutation(N).tolist())

@@ -19,7 +19,6 @@ from vfl_flower.data.source import PartySource
 
 @pytest.fixture
 def conversions(monkeypatch):
-    """Count the conversions of files."""
     calls = []
     convert = files._convert
 
@@ -51,25 +50,6 @@ def test_a_file_is_converted_once(write, conversions, cache):
         ".y.npy",
     ]
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"id_column": "id"},
-        {"label_column": "b"},
-        {"columns": ("a",)},
-        {"standardize": True},
-        {"one_hot": False},
-        {"impute": "median"},
-    ],
-)
-def test_other_options_are_another_entry(write, conversions, options):
-    path = write(TEXT)
-    for _ in range(2):
-        load(path)
-        load(path, **options)
-    assert len(conversions) == 2
 
 
 def test_an_encoding_is_another_entry_and_its_content_counts(write, conversions):

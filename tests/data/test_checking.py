@@ -24,7 +24,6 @@ SECRETS = ("Secretville", "zqx", "31337", "Undisclosed", "hunter")
 
 
 def clean(seed):
-    """Return columns of text, in which nothing is wrong."""
     rng = np.random.default_rng(seed)
 
     def numbers(digits=3):
@@ -230,9 +229,13 @@ def test_faults_of_a_whole_file(write, text, words):
         "id,2019,2020\n1,2,3\n",
         "a\nb\nc\n",
         "id,0,1\nx,5,6\n",
+        "id,2019,2020\n7,1980,5\n8,3,4\n",
+        "name,sex\na,f\nname,sex\nb,m\n",
+        "control,case\n1,2\n3,4\n",
+        "x,1\n5,3\n6,7\n",
     ],
 )
-def test_names_that_are_numbers_may_be_a_header(write, text):
+def test_what_may_be_a_header_is_one(write, text):
     findings = check(PartySource(data=str(write(text)))).findings
     assert all(finding.about != "header" for finding in findings)
 

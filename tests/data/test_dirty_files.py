@@ -113,19 +113,6 @@ def test_a_first_line_of_values_is_no_header(write, row):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "id,2019,2020\n7,1980,5\n8,3,4\n",
-        "name,sex\na,f\nname,sex\nb,m\n",
-        "control,case\n1,2\n3,4\n",
-        "x,1\n5,3\n6,7\n",
-    ],
-)
-def test_what_may_be_a_header_is_one(write, text):
-    assert "has no header" not in said(write(text))
-
-
-@pytest.mark.parametrize(
     ("text", "rule"),
     [
         ("secret report;;\nid;a;b\n1;2;3\n", "lacks 2 of its 3 names"),

@@ -11,7 +11,7 @@ from party_files import FRAME, TEXT, load, refusal, write_frame
 
 from vfl_flower.data import read_ids, tables
 from vfl_flower.data.source import PartySource
-from vfl_flower.protocol.party import Party, PartyError, digest_ids
+from vfl_flower.protocol.party import PartyError, digest_ids
 
 # --- Formats
 
@@ -424,10 +424,6 @@ def test_rows_are_neither_sorted_nor_dropped(write):
     assert party.ids_digest == digest_ids(order)
     known = order % 7 != 0
     np.testing.assert_array_equal(party.X[known, 0], order[known])
-
-
-def test_a_loaded_party_is_a_party(write):
-    assert isinstance(load(write(TEXT)), Party)
 
 
 # -- small files that would be large in memory -----------------------------------------

@@ -13,7 +13,6 @@ ENDINGS = ["csv", "parquet", "feather"]
 
 
 def written(tmp_path, texts, ending, name="a", **more):
-    """Write a column of texts beside one of numbers, in a format."""
     frame = pd.DataFrame({name: texts, "b": np.arange(len(texts)) % 7 + 0.5, **more})
     path = tmp_path / f"n.{ending}"
     if ending == "csv":
@@ -24,7 +23,6 @@ def written(tmp_path, texts, ending, name="a", **more):
 
 
 def levels_of(path, column, **options):
-    """Return the levels of what a check finds in a column."""
     findings = check(PartySource(data=str(path), **options)).findings
     return {finding.level for finding in findings if finding.column == column}
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import io
 import subprocess
 import sys
 import zipfile
@@ -351,7 +350,6 @@ N = 1_000_000
 
 @pytest.fixture(scope="module")
 def long_table() -> pa.Table:
-    """Return ids and 20 columns of many rows."""
     rng = np.random.default_rng(0)
     return pa.table(
         {"id": pa.array([f"P{i:09d}" for i in range(N)])}
@@ -373,7 +371,6 @@ def write_npz(table: pa.Table, path: Path, *, by_column: bool, level: int) -> No
 
 
 def write_long(table: pa.Table, path: Path) -> None:
-    """Write the table in the format that the name of a file says, in one part."""
     if path.name == "a.csv":
         pyarrow.csv.write_csv(table, path)
     elif path.name == "a.parquet":
@@ -478,21 +475,11 @@ def test_npz_is_mapped_in_any_order(tmp_path, save, order):
         arrays["X"][0] = 0
 
 
-def test_a_damaged_or_pickled_npz_is_not_mapped(tmp_path):
+def test_a_damaged_npz_is_not_mapped(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, X=np.ones((50, 2)))
     data = bytearray(path.read_bytes())
     data[300] ^= 1  # within the numbers
     path.write_bytes(data)
     with path.open("rb") as file, pytest.raises(zipfile.BadZipFile):
-        map_npz(file, ("X",))
-    np.savez(path, X=np.array([{}]))
-    with path.open("rb") as file, pytest.raises(ValueError, match="pickled"):
-        map_npz(file, ("X",))
-    header = io.BytesIO()
-    about = {"descr": "<f8", "fortran_order": False, "shape": (50, 2)}
-    np.lib.format.write_array_header_1_0(header, about)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("X.npy", header.getvalue() + bytes(8))
-    with path.open("rb") as file, pytest.raises(ValueError, match="as many bytes"):
         map_npz(file, ("X",))

@@ -154,14 +154,15 @@ def test_kernel_model_whose_parts_are_gone():
     )
 
 
-def test_parts_come_back_as_they_were(tmp_path):
+@pytest.mark.parametrize("model", [KERNEL, KERNEL_CLUSTERS])
+def test_parts_come_back_as_they_were(model, tmp_path):
     """Not as arrays: what a party keeps is settings and a few arrays."""
     for again in (
-        KernelModel.load(KERNEL.save(tmp_path / "m.npz")),
-        KernelModel.from_arrays(KERNEL.to_record()),
+        type(model).load(model.save(tmp_path / "m.npz")),
+        type(model).from_arrays(model.to_record()),
     ):
-        np.testing.assert_equal(again.parts, PARTS)
-        for part, before in zip(again.parts, PARTS, strict=True):
+        np.testing.assert_equal(again.parts, model.parts)
+        for part, before in zip(again.parts, model.parts, strict=True):
             types = {name: type(value) for name, value in before.items()}
             assert {name: type(value) for name, value in part.items()} == types
 
@@ -174,25 +175,18 @@ def test_parts_are_not_printed():
 # -- clusters of a kernel --------------------------------------------------------------
 
 
-def test_clusters_of_a_kernel_come_back_as_they_were(tmp_path):
-    for again in (
-        KernelKMeansModel.load(KERNEL_CLUSTERS.save(tmp_path / "m.npz")),
-        KernelKMeansModel.from_arrays(KERNEL_CLUSTERS.to_record()),
-    ):
-        np.testing.assert_equal(again.parts, KERNEL_CLUSTERS.parts)
-        for part, before in zip(again.parts, KERNEL_CLUSTERS.parts, strict=True):
-            types = {name: type(value) for name, value in before.items()}
-            assert {name: type(value) for name, value in part.items()} == types
-        assert again.note == KERNEL_CLUSTERS.note
-        assert [labels.tolist() for labels in again.labels_] == [[1, 0, 1], [0]]
-        X = np.random.default_rng(0).normal(size=(30, 3))
-        H = again.transform(X)
-        np.testing.assert_array_equal(H, KERNEL_CLUSTERS.transform(X))
-        distances = ((H[:, None] - again.cluster_centers_) ** 2).sum(axis=2)
-        nearest = distances.argmin(axis=1)
-        np.testing.assert_array_equal(again.predict(X), nearest)
-        assert set(nearest) == {0, 1}
-        assert again.predict(X[:0]).shape == (0,)
+def test_clusters_of_a_kernel_after_they_were_saved(tmp_path):
+    again = KernelKMeansModel.load(KERNEL_CLUSTERS.save(tmp_path / "m.npz"))
+    assert again.note == KERNEL_CLUSTERS.note
+    assert [labels.tolist() for labels in again.labels_] == [[1, 0, 1], [0]]
+    X = np.random.default_rng(0).normal(size=(30, 3))
+    H = again.transform(X)
+    np.testing.assert_array_equal(H, KERNEL_CLUSTERS.transform(X))
+    distances = ((H[:, None] - again.cluster_centers_) ** 2).sum(axis=2)
+    nearest = distances.argmin(axis=1)
+    np.testing.assert_array_equal(again.predict(X), nearest)
+    assert set(nearest) == {0, 1}
+    assert again.predict(X[:0]).shape == (0,)
 
 
 @pytest.mark.parametrize("model", [KERNEL_CLUSTERS, FORGETFUL])
@@ -397,14 +391,6 @@ def test_a_save_that_fails_leaves_the_file_of_before(model, tmp_path, monkeypatc
         MODELS[0].save(path)
     monkeypatch.undo()
     assert_same(type(model).load(path), model)
-
-
-def test_others_may_read_the_file_as_any_other(tmp_path):
-    """The mode is that of a file made by ``open``: the user's umask decides."""
-    plain = tmp_path / "plain"
-    plain.write_text("")
-    saved = LINEAR.save(tmp_path / "m.npz")
-    assert stat.S_IMODE(saved.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
 
 
 def test_only_its_owner_may_read_a_file_with_the_secrets_of_parties(tmp_path):

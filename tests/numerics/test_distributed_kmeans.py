@@ -1,6 +1,5 @@
 """Distributed k-means: the sample stands for all rows, whoever holds them."""
 
-import doctest
 import itertools
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vfl_flower.numerics import distributed_kmeans
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import ClusterSummary
 from vfl_flower.numerics.distributed_kmeans import (
@@ -35,7 +33,6 @@ def parties_of(X):
 
 
 def union(parties, k, budget, rng, solutions=None):
-    """Return the points and weights that all parties send, and the costs."""
     solutions = solutions or [local_solution(blocks, k, rng) for blocks in parties]
     costs = np.array([solution.costs.sum() for solution in solutions])
     counts = split_budget(costs, budget)
@@ -180,16 +177,6 @@ def test_all_rows_where_the_share_covers_them():
     assert len(points) < 30 + 4
 
 
-def test_no_draw_gives_the_centers_with_their_sizes():
-    blocks = RowBlocks(mixture()[:30])
-    solution = local_solution(blocks, 4, np.random.default_rng(0))
-    points, weights = sample(blocks, solution, 0, np.random.default_rng(0))
-    np.testing.assert_array_equal(points, solution.centers)
-    np.testing.assert_array_equal(weights, solution.sizes)
-    weights[:] = 0  # a new array: the solution is not touched
-    assert solution.sizes.sum() == 30
-
-
 def test_nothing_is_drawn_where_there_is_no_spread():
     blocks = RowBlocks(np.ones((9, 2)))
     solution = local_solution(blocks, 3, np.random.default_rng(0))
@@ -298,15 +285,6 @@ def test_cost_comes_close_to_that_of_k_means_on_all_rows():
         assert cost(X, combine(points, weights, 6, rng)) < 1.1 * best
 
 
-def test_parties_that_hold_one_cluster_each():
-    X = mixture(seed=3)
-    order = np.argsort(X[:, 0])
-    parties = parties_of(X[order])
-    _, best = weighted_kmeans(X, 6, np.ones(len(X)), np.random.default_rng(0))
-    points, weights, _ = union(parties, 6, 140, np.random.default_rng(0))
-    assert cost(X, combine(points, weights, 6, np.random.default_rng(0))) < 1.1 * best
-
-
 def test_duplicated_rows_at_all_parties():
     """Four distinct rows in all: the centres are these, and the cost is 0."""
     X = np.repeat(mixture(4), 75, axis=0)
@@ -314,15 +292,6 @@ def test_duplicated_rows_at_all_parties():
     assert not costs.any()
     centers = combine(points, weights, 4, np.random.default_rng(0))
     assert cost(X, centers) < 1e-20
-
-
-def test_constant_rows_give_equal_centers():
-    points, weights, _ = union(
-        parties_of(np.full((300, 2), 0.1)), 9, 40, np.random.default_rng(0)
-    )
-    assert len(points) == len(SIZES)
-    centers = combine(points, weights, 9, np.random.default_rng(0))
-    np.testing.assert_allclose(centers, np.full((9, 2), 0.1), rtol=1e-12)
 
 
 def test_combine_leaves_out_points_without_a_positive_weight():
@@ -341,15 +310,3 @@ def test_combine_says_what_is_wrong():
         combine(points, np.array([-1.0, 0.0]), 1, np.random.default_rng(0))
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         combine(points, np.ones(2), 0, np.random.default_rng(0))
-
-
-def test_same_seed_same_centers():
-    first, second = (
-        combine(*union(parties_of(mixture()), 4, 50, rng)[:2], 4, rng)
-        for rng in (np.random.default_rng(7), np.random.default_rng(7))
-    )
-    np.testing.assert_array_equal(first, second)
-
-
-def test_examples():
-    assert doctest.testmod(distributed_kmeans).failed == 0

@@ -14,7 +14,6 @@ BLOCKS = [Block("signal", 0, 3), Block("noise", 3, 9)]
 
 
 def gram_of(F, Y):
-    """Return the Gram matrix that the label holder opens."""
     table = np.column_stack([F, Y, np.ones(len(F))])
     return table.T @ table
 

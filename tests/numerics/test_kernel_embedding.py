@@ -53,7 +53,6 @@ def kernel_of(kernel: str, gamma: float, X: np.ndarray, Y: np.ndarray) -> np.nda
 
 
 def trained(setup: dict, X: np.ndarray, D_1: int) -> tuple[dict, np.ndarray]:
-    """Return a part of a model, and H, of rows in one place."""
     P = np.zeros((0, 0))
     draw = {t: drawn(setup, X, *feature_range(t, D, D_1)) for t in range(1, T + 1)}
     for iterate in pooled_fkkm(draw.__getitem__, T, S, 0.5):
@@ -91,21 +90,6 @@ def test_blocks_of_rows_and_ranges_give_the_same_features(kernel, monkeypatch):
     blocks = list(feature_blocks(setup, rows(), 0, 80))
     assert [len(block) for block in blocks] == [7] * 8 + [4]
     np.testing.assert_allclose(np.concatenate(blocks), whole, rtol=1e-12)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_the_seed_says_which_features(kernel):
-    setup = setup_of(kernel)
-    other = setup | {"seed": "1123456789abcdef"}
-    assert np.array_equal(drawn(setup, rows(), 0, 9), drawn(setup, rows(), 0, 9))
-    assert not np.array_equal(drawn(setup, rows(), 0, 9), drawn(other, rows(), 0, 9))
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_rows_are_not_changed(kernel):
-    X = rows()
-    drawn(setup_of(kernel, **SCALING), X, 0, 8)
-    np.testing.assert_array_equal(X, rows())
 
 
 # -- the embedding ---------------------------------------------------------------------

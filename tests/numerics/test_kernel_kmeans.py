@@ -25,7 +25,6 @@ from vfl_flower.numerics.kernel_kmeans import (
     step_size,
     variances,
 )
-from vfl_flower.numerics.lanczos import lanczos
 from vfl_flower.numerics.random_features import CHUNK, RandomFeatures, features
 
 SEED = 11
@@ -107,19 +106,6 @@ def test_parties_with_the_sum_of_their_grams_do_the_same(parts):
         H = np.vstack([w @ R for w in W])
         np.testing.assert_allclose(H @ H.T, iterate.H @ iterate.H.T, atol=1e-11)
         B = [w @ shrink(values, vectors, eta * lam) for w in W]
-
-
-def test_lanczos_gives_the_same_embedding():
-    X, D, T, s, lam = blobs(60), 20, 4, 3, 2.0
-    rng = np.random.default_rng(0)
-    for iterate in pooled_fkkm(draws(X, D, D), T, s, lam):
-        G = iterate.W.T @ iterate.W
-        start = rng.standard_normal(len(G))
-        options = {"rng": rng, "at_least": s, "tol": 1e-10}
-        pairs = lanczos(lambda c, G=G: G @ c, start, iterate.eta * lam, **options)
-        H = iterate.W @ embed(pairs.values, pairs.vectors, iterate.eta, lam, s)
-        assert pairs.converged
-        assert subspace_angles(H, iterate.H)[0] < 1e-6
 
 
 def test_worked_example():

@@ -13,7 +13,6 @@ from vfl_flower.numerics.kernel_model import (
     owned,
     partial_angles,
 )
-from vfl_flower.numerics.kernel_solvers import Fit, predict
 from vfl_flower.numerics.random_features import RandomFeatures
 
 WIDTHS = (2, 1, 3)
@@ -28,7 +27,6 @@ def blocks(n=9):
 
 
 def parts(holders=(2,), block=M, columns=1, kernel="gaussian", shared=False):
-    """Return parts with coefficients drawn at random."""
     rng = np.random.default_rng(1)
     actual = []
     for j, (seed, width) in enumerate(zip(SEEDS, WIDTHS, strict=True)):
@@ -152,15 +150,6 @@ def test_decision_function_in_blocks_of_rows(monkeypatch):
     for numbers in (1, 2 * M, 4 * M + 1):
         monkeypatch.setattr(kernel_model, "BLOCK_NUMBERS", numbers)
         np.testing.assert_allclose(decision_function(actual, own), whole, atol=1e-12)
-
-
-def test_decision_function_is_predict_of_the_solver():
-    _, own = blocks()
-    actual = parts()
-    turns = sum(partial_angles(p, x, M, 64) for p, x in zip(actual, own, strict=True))
-    fitted = Fit(actual[2]["coef"] * math.sqrt(M), actual[2]["intercept"], 1.0)
-    expected = predict(turns % 1.0, fitted)
-    np.testing.assert_allclose(decision_function(actual, own), expected, atol=1e-9)
 
 
 def test_answers_by_hand():

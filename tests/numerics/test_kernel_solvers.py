@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 from sklearn.kernel_ridge import KernelRidge
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import Ridge
 
-from vfl_flower.numerics import kernel_solvers
 from vfl_flower.numerics.kernel_solvers import (
     GRID,
     LOSSES,
@@ -24,7 +23,6 @@ RNG = np.random.default_rng  # draws folds, where a strength is to be chosen
 
 
 def data(n=80, M=12, C=1, seed=0, dtype=np.uint16, regression=False):
-    """Return angles, features z and labels that depend on them, with noise."""
     rng = np.random.default_rng(seed)
     turns = rng.uniform(size=(n, 3)) @ rng.normal(size=(3, M)) + rng.uniform(size=M)
     turns -= np.floor(turns)
@@ -44,7 +42,6 @@ def objective(Z, Y, loss, lam, w, b):
 
 
 def brute_force(Z, y, lam):
-    """Return each row's score by the ridge of the other rows."""
     n, scores = len(y), []
     for i in range(n):
         rest = np.arange(n) != i
@@ -201,32 +198,6 @@ def test_square_is_ridge(shape):
         )
 
 
-@pytest.mark.parametrize("shape", [(80, 12), (30, 60)])
-@pytest.mark.parametrize("lam", [1e-4, 1e-2])
-def test_logistic_is_scikit_learn(lam, shape):
-    angles, Z, Y = data(*shape)
-    actual = fit(angles, Y, "logistic", lam, RNG(0), tol=1e-11, max_iter=20_000)
-    model = LogisticRegression(
-        C=1 / (len(Y) * lam), tol=1e-12, max_iter=1000, solver="newton-cholesky"
-    ).fit(Z, Y[:, 0])
-    scale = np.abs(model.coef_).max()
-    assert np.abs(actual.coef[:, 0] - model.coef_[0]).max() < 1e-6 * scale
-    assert abs(actual.intercept[0] - model.intercept_[0]) < 1e-6 * scale
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_both_sides_of_square_agree(loss):
-    """20 rows three times are the Gram's side of 30 features; once, the dual's."""
-    angles, _, Y = data(20, 30)
-    small = fit(angles, Y, loss, 1e-3, RNG(0), tol=1e-11, max_iter=20_000)
-    large = fit(
-        np.tile(angles, (3, 1)), np.tile(Y, (3, 1)), loss, 1e-3, RNG(0),
-        tol=1e-11, max_iter=20_000,
-    )  # fmt: skip
-    np.testing.assert_allclose(small.coef, large.coef, rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(small.intercept, large.intercept, rtol=1e-6, atol=1e-7)
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_one_vs_rest_is_separate_fits(loss):
     angles, _, Y = data(C=4)
@@ -360,23 +331,6 @@ def test_folds_leave_rows_out(loss):
     assert all(0.35 < score < 0.65 for _, score in actual.path)
     close = fit(angles, Y, loss, 1e-6, RNG(0))
     assert (predict(angles, close) * Y > 0).all()
-
-
-def test_the_path_is_left_sooner_where_fits_are_not_at_the_optimum(monkeypatch):
-    """After one strength that is no better, and not two."""
-    rng = np.random.default_rng(5)
-    angles = rng.integers(2**16, size=(200, 200), dtype=np.uint16)
-    Y = rng.permutation(np.repeat([[1.0], [-1.0]], 100, axis=0))
-    minimise, paths = kernel_solvers._minimise, []
-    for reached in (True, False):
-        monkeypatch.setattr(
-            kernel_solvers,
-            "_minimise",
-            lambda *given, reached=reached: (*minimise(*given)[:2], reached),
-        )
-        paths.append(fit(angles, Y, "logistic", None, RNG(0)).path)
-    assert len(paths[1]) < len(paths[0]) < len(PATH)
-    assert paths[0][: len(paths[1])] == paths[1]
 
 
 # -- bad input ------------------------------------------------------------------------

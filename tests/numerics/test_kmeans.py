@@ -1,8 +1,5 @@
 """k-means by blocks against scikit-learn, and the combination of local clusterings."""
 
-import doctest
-import subprocess
-import sys
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +10,6 @@ from hypothesis.extra.numpy import arrays
 from sklearn.cluster import KMeans, kmeans_plusplus
 from sklearn.metrics import pairwise_distances_argmin_min
 
-from vfl_flower.numerics import kmeans
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import (
     assign,
@@ -74,16 +70,6 @@ def test_partial_distances_are_squared_distances(X, centers, offset):
     exact = ((X[:, None] - centers) ** 2).sum(axis=2)
     assert (partial >= 0).all()
     np.testing.assert_allclose(partial, exact, atol=1e-4)
-
-
-def test_partial_distances_of_the_parties_add_up():
-    X = mixture()
-    centers = X[:5]
-    parts = [
-        partial_distances(X[:, cut], centers[:, cut])
-        for cut in (slice(0, 1), slice(1, 4))
-    ]
-    np.testing.assert_allclose(sum(parts), partial_distances(X, centers), atol=1e-10)
 
 
 # --- seeding -------------------------------------------------------------------------
@@ -215,22 +201,6 @@ def test_weighted_kmeans_weighs():
     assert inertia == pytest.approx(0.75)
 
 
-def test_weighted_kmeans_repeats_and_takes_equal_rows():
-    X = np.ones((4, 2))
-    for seed in range(2):
-        centers, inertia = weighted_kmeans(
-            X, 3, np.ones(4), np.random.default_rng(seed)
-        )
-        np.testing.assert_array_equal(centers, np.ones((3, 2)))
-        assert inertia == 0
-    X = mixture(spread=1.0)
-    first, second = (
-        weighted_kmeans(X, 5, np.ones(600), np.random.default_rng(5), n_init=1)[0]
-        for _ in range(2)
-    )
-    np.testing.assert_array_equal(first, second)
-
-
 def test_weighted_kmeans_needs_k_rows():
     with pytest.raises(ValueError, match="got k = 3 and 2 rows"):
         weighted_kmeans(np.ones((2, 1)), 3, np.ones(2), np.random.default_rng(0))
@@ -318,20 +288,3 @@ def test_draw_needs_weights(g):
 def test_draw_needs_a_size():
     with pytest.raises(ValueError, match="size must be at least 0, got -1"):
         draw(np.ones(2), -1, np.random.default_rng(0))
-
-
-def test_a_party_needs_neither_scipy_nor_scikit_learn():
-    code = (
-        "import sys, numpy as np\n"
-        "from vfl_flower.numerics.blocks import RowBlocks\n"
-        "from vfl_flower.numerics.coresets import *\n"
-        "b = RowBlocks(np.arange(20.0).reshape(10, 2) ** 2)\n"
-        "leverage_scores(b, leverage_factor(b))\n"
-        "cluster_summary(b, 3, np.random.default_rng(0))\n"
-        "assert not {'sklearn', 'scipy'} & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_examples():
-    assert doctest.testmod(kmeans).failed == 0

@@ -99,18 +99,6 @@ def test_a_large_l1_gives_exact_zeros_and_the_weighted_mean():
     assert b == pytest.approx(w @ y / w.sum())
 
 
-@pytest.mark.parametrize("name", PENALTIES)
-def test_a_weight_is_a_number_of_repeats(name):
-    X, y, _, _ = data(m=30)
-    w = np.random.default_rng(1).integers(0, 4, 30)
-    n = int(w.sum())
-    weighted = solve_pooled(X, y, w.astype(float), n, PENALTIES[name], True)
-    rows = np.repeat(np.arange(30), w)
-    repeated = solve_pooled(X[rows], y[rows], np.ones(n), n, PENALTIES[name], True)
-    np.testing.assert_allclose(weighted[0], repeated[0], rtol=1e-5, atol=1e-7)
-    assert weighted[1] == pytest.approx(repeated[1], rel=1e-5)
-
-
 @pytest.mark.parametrize("free", [True, False])
 def test_without_rank_the_smallest_norm_in_columns_of_one_size(free):
     """Each column twice, in another unit: both have the same effect."""

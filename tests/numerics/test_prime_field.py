@@ -16,13 +16,11 @@ def elements(rng, field, *shape):
 
 
 def exact(a):
-    """Return an array as Python's integers."""
     return a.astype(object)
 
 
 @st.composite
 def pairs(draw):
-    """Two arrays of elements, many at the edges of their parts."""
     p = draw(st.sampled_from(PRIMES))
     edges = st.sampled_from([e % p for e in EDGES] + [p - 1])
     element = edges | st.integers(0, p - 1)

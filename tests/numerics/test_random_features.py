@@ -1,6 +1,5 @@
 """Random features: their marginals, their kernel, their angles and the bandwidth."""
 
-import doctest
 import itertools
 import tracemalloc
 from fractions import Fraction
@@ -163,19 +162,6 @@ def test_blocks_are_orthogonal(d, p):
             np.testing.assert_allclose(gram, np.eye(len(block)), atol=1e-12)
 
 
-def test_orthogonal_directions_are_those_of_gram_and_schmidt():
-    independent, _ = RandomFeatures("gaussian", 4, 1.0, 3, orthogonal=False).weights(
-        0, 4
-    )
-    omega, _ = RandomFeatures("gaussian", 4, 1.0, 3, orthogonal=True).weights(0, 4)
-    basis = []
-    for g in independent:
-        q = g - sum((g @ e) * e for e in basis)
-        basis.append(q / np.linalg.norm(q))
-    lengths = np.linalg.norm(independent, axis=1, keepdims=True)
-    np.testing.assert_allclose(omega, lengths * np.array(basis), atol=1e-12)
-
-
 # --- the kernel
 
 
@@ -280,22 +266,6 @@ def test_angles_on_either_side_of_the_limits_of_rounding(power, bits):
             assert abs(error) <= slack
 
 
-def test_parties_add_up_to_the_pooled_angle():
-    splits, X = (3, 1, 4), gaussian(50, 8)
-    parts = [RandomFeatures("gaussian", d, 2.0, i) for i, d in enumerate(splits)]
-    columns = np.split(X, np.cumsum(splits)[:-1], axis=1)
-    weights = [part.weights(0, 200) for part in parts]
-    omega = np.hstack([w for w, _ in weights])
-    pooled = X @ omega.T / (2 * np.pi) + sum(b for _, b in weights)
-    for bits, turn in ((16, 2**16), (32, 2**32), (64, 1)):
-        total = sum(
-            part.angles(own, 0, 200, bits)
-            for part, own in zip(parts, columns, strict=True)
-        )
-        limit = 3 * 0.5 / turn + 1e-6 / 2**16 if bits < 64 else 1e-12
-        assert gap(total / turn, pooled) <= limit
-
-
 @pytest.mark.parametrize("bits", [16, 32, 64])
 @pytest.mark.parametrize("scale", [1e3, 1e9, 1e12, 1e30])
 def test_huge_values_have_the_angle_of_their_product(bits, scale):
@@ -339,22 +309,6 @@ def test_a_row_has_the_same_angles_beside_any_other_rows():
     near, single = part.angles(far, 0, 100, 16)[keep], part.angles(X, 0, 100, 16)[keep]
     assert gap(near, single, 2**16) <= 1
     assert 0 < (near != single).mean() < 0.02
-
-
-@given(
-    products=st.lists(
-        st.floats(-(2.0**51) + 1, 2.0**51 - 1)
-        | st.integers(-9, 9).map(lambda i: i / 2),
-        min_size=1,
-    ),
-    bits=st.sampled_from([16, 32]),
-)
-def test_both_ways_to_round_agree_with_python(products, bits):
-    expected = [round(p) % 2**bits for p in products]
-    for small in (True, False):
-        out = np.empty((1, len(products)), dtype=f"u{bits // 8}")
-        module._wrap(np.array([products]), out, small)
-        assert out[0].tolist() == expected
 
 
 def test_turns_just_below_zero_are_zero():
@@ -614,7 +568,3 @@ def test_a_seed_is_not_shown():
 def test_wrong_functions_are_refused(function, args, message):
     with pytest.raises(ValueError, match=message):
         function(*args)
-
-
-def test_examples():
-    assert doctest.testmod(module).failed == 0

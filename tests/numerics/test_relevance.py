@@ -8,7 +8,6 @@ from vfl_flower.numerics.relevance import derivative_products, probes, relevance
 
 @pytest.fixture
 def model():
-    """Return rows, frequencies, phases and weights of two functions."""
     rng = np.random.default_rng(0)
     X, omega = rng.normal(size=(50, 3)), rng.normal(size=(8, 3))
     return X, omega, rng.uniform(0, 6, 8), rng.normal(size=(16, 2))

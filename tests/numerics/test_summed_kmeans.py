@@ -21,7 +21,6 @@ from vfl_flower.numerics.summed_kmeans import (
 
 
 def clustered(H, k, seed=0, **settings):
-    """Return the result on the rows of one party."""
     rng, mean = np.random.default_rng(seed), H.mean(axis=0)
     return summed_kmeans(
         lambda request: part_of_pass(H, request, rng),
@@ -115,7 +114,6 @@ def test_rows_that_have_left_are_drawn_too():
 
 
 def groups(k, n=1200):
-    """Return rows about k corners of a simplex, 15 deviations apart."""
     rng = np.random.default_rng(k)
     return 15 / math.sqrt(2) * np.eye(8)[rng.integers(k, size=n)] + rng.normal(
         size=(n, 8)
@@ -123,7 +121,6 @@ def groups(k, n=1200):
 
 
 def chosen(H, most, seed=0, **settings):
-    """Return the result on the rows of one party, and the requests."""
     rng, mean, asked = np.random.default_rng(seed), H.mean(axis=0), []
 
     def ask(request):

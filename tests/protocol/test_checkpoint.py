@@ -12,7 +12,7 @@ from threading import Event
 import numpy as np
 import pytest
 from deviating import RealParties
-from faults import UNAVAILABLE, Clock
+from faults import UNAVAILABLE
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
@@ -217,7 +217,6 @@ class Leaving(RealParties):
         return self.back is not None and self.clock.now < self.back
 
     def get_node_ids(self):
-        """Return the nodes that are connected."""
         return [n for n in super().get_node_ids() if n != 1001 or not self._away()]
 
     def _push(self, message):
@@ -234,13 +233,6 @@ class Leaving(RealParties):
                 self._replies[number] = Message(lost, reply_to=message)
                 return number
         return super()._push(message)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr("vfl_flower.protocol.exchange.time", clock)
-    return clock
 
 
 def ask(grid, timeout):

@@ -45,7 +45,6 @@ KEY = encode_key(bytes(range(32)))
 
 
 def made(tmp_path, consents=None, ids=True, n=N):
-    """Return three parties with a folder each, and labels at the last."""
     rng = np.random.default_rng(0)
     consents = consents or [FREE] * 3
     parties = []
@@ -356,7 +355,6 @@ def pool(parties, rows):
 
 
 def run_of(tmp_path, rows, run=10, life=30, **changes):
-    """Ask for rows in a run of its own."""
     grid = RealParties(made(tmp_path, [limited(run, life)] * 3, **changes))
     pool(Parties(grid, Ledger(), seed=0), rows)
 

@@ -36,29 +36,22 @@ from vfl_flower.typing import Array
 
 @dataclass(frozen=True)
 class Clustering:
-    """A dataclass of settings."""
-
     k: Annotated[int, Ge(1)]
     method: Literal["lloyd", "seeding"] = "lloyd"
     weights: Annotated[Array, Reals("m")] | None = None
 
     def __post_init__(self) -> None:
-        """Check what the fields cannot say."""
         if self.k > 100:
             raise ContractError("'k' must be at most 100")
 
 
 class Reply(TypedDict):
-    """What `step` returns."""
-
     rows: Annotated[Array, Whole("size", below="n_rows")]
     total: Annotated[Array, Reals("m"), IN_SUM]
     angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED]]
 
 
 class Partial(TypedDict, total=False):
-    """A reply of which nothing must be there."""
-
     n: int
 
 
@@ -74,7 +67,6 @@ def step(
     | None = None,
     key: Annotated[bytes | None, SECRET] = None,
 ) -> Reply:
-    """Do nothing."""
     raise NotImplementedError
 
 
@@ -83,12 +75,10 @@ SIZES = {"n_rows": 5, "n_columns": 2, "n_parties": 3}
 
 
 def bind(**values: Any) -> dict[str, Any]:
-    """Return the arguments of `step` that flat values stand for."""
     return structure(REQUEST, values, dict(SIZES))
 
 
 def refusal(**values: Any) -> str:
-    """Return why flat values are not what `step` takes."""
     with pytest.raises(ContractError) as caught:
         bind(**values)
     return str(caught.value)
@@ -245,8 +235,6 @@ def test_types_of_pydantic_are_checked(kind):
 
 @dataclass
 class Kept:
-    """A state."""
-
     n: int
     share: float = 1.0
     rows: Array | None = None

@@ -82,7 +82,6 @@ def _variant(name: str) -> Case:
 
 
 def _clinics(folder: Path, rows: int = 8) -> list[Party]:
-    """Return parties that can forget."""
     rng = np.random.default_rng(0)
     return [
         Party(
@@ -100,7 +99,6 @@ HOME = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 
 @cache
 def _trained() -> str:
-    """Train a model that can forget in a folder; return its number."""
     folder = Path(HOME.name) / "trained"
     strategy = MUFC(2, 0.05, n_init=1, seed=3, server_state=folder / "server")
     return str(strategy.start(InProcessGrid(_clinics(folder))).model.number)
@@ -137,19 +135,7 @@ CASES |= {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Moment:
-    """A request in a real run, and what its party had when it came.
-
-    Attributes
-    ----------
-    action : str
-        The step that was asked for.
-    party : Party
-        Who was asked.
-    message, context : protobuf
-        The request, and what the party remembered.
-    folder : Path or None
-        A copy of its ``state-dir`` at that time.
-    """
+    """A request in a real run, and what its party had when it came."""
 
     action: str
     party: Party
@@ -159,8 +145,6 @@ class Moment:
 
 
 class Watched(InProcessGrid):
-    """A grid that keeps the moments of a run."""
-
     def __init__(self, parties: list[Party]) -> None:
         super().__init__(parties)
         self.moments: list[Moment] = []
@@ -181,13 +165,11 @@ class Watched(InProcessGrid):
 
 
 def action_of(message: Message) -> str:
-    """Return the step that a message asks for."""
     return message.metadata.message_type.partition(".")[2]
 
 
 @cache
 def moments() -> dict[str, list[Moment]]:
-    """Return moments of every step, of different kinds."""
     kept: dict[str, dict[Any, Moment]] = {action: {} for action in STEPS}
     for make in CASES.values():
         with tempfile.TemporaryDirectory() as folder:
@@ -210,7 +192,6 @@ def test_every_step_is_asked_in_a_real_run():
 
 
 def check_sentence(sentence: str) -> None:
-    """Raise unless it is a sentence for people."""
     assert 10 < len(sentence) < 500, sentence
     assert "\n" not in sentence
     assert not CLASS_NAME.search(sentence), sentence
@@ -220,7 +201,6 @@ class Raised(logging.Handler):
     """Raises again what a step has raised, so that a test that fails shows it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Raise what the log is told with its stack."""
         if record.exc_info and record.exc_info[1]:
             raise record.exc_info[1]
 
@@ -272,7 +252,6 @@ def elsewhere(
 
 
 def ask(moment: Moment, action: str, content: Any) -> Message:
-    """Let a party answer a message at a moment of its own."""
     message = message_from_proto(moment.message)
     message.content = content
     context: Context = context_from_proto(moment.context)
@@ -287,7 +266,6 @@ def ask(moment: Moment, action: str, content: Any) -> Message:
 
 
 def check_answer(action: str, reply: Message) -> None:
-    """Raise unless a party has done its step, or says why it refuses."""
     if reply.has_error():
         assert reply.error.code in (REFUSED, MALFORMED, DAMAGED), reply.error
         check_sentence(reply.error.reason)
@@ -307,23 +285,7 @@ def check_answer(action: str, reply: Message) -> None:
 
 @dataclass
 class Lie:
-    """Draws what comes to the server in the place of a reply.
-
-    Attributes
-    ----------
-    action : str
-        The step of the reply.
-    liar : Party
-        Who sends it.
-    draw : callable
-        Of hypothesis.
-    n_parties : int
-        Number of parties.
-    damaged : bool
-        Whether what comes cannot be read, so that the party is asked again.
-    name : str
-        What the party says that its name is.
-    """
+    """Draws what comes to the server in the place of a reply."""
 
     action: str
     liar: Party
@@ -333,7 +295,6 @@ class Lie:
     name: str = ""
 
     def __call__(self, request: Message, values: Any, frame: Any) -> RecordDict:
-        """Return the content of another reply."""
         n_rows, n_columns = self.liar.X.shape
         sizes = {"n_rows": n_rows, "n_columns": n_columns, "n_parties": self.n_parties}
         asked = unpack(request.content)[0]
@@ -350,13 +311,11 @@ class Lie:
 
 @cache
 def cases_of(action: str) -> list[str]:
-    """Return the runs that ask for a step."""
     return [name for name in CASES if action in faultless(name).ledger.waits]
 
 
 @cache
 def faultless(name: str) -> Any:
-    """Return the result of a run without a lie."""
     with tempfile.TemporaryDirectory() as folder:
         members, strategy = CASES[name](Path(folder))
         return strategy.start(InProcessGrid(members))

@@ -332,7 +332,6 @@ def check(credentials=LISTED, session=SESSION, place=PLACE, pinned=PINNED, **mor
 
 
 def other(j, **change):
-    """Return the list in which party j says something else, and signs it."""
     c = dataclasses.replace(LISTED[j], **change)
     about = (c.public_key, c.name, c.index, c.n_parties)
     signed = Credential.sign(PRIVATE[j], SESSION, *about)
@@ -340,7 +339,6 @@ def other(j, **change):
 
 
 def altered(j, **change):
-    """Return the list in which what party j says was altered on its way."""
     return [*LISTED[:j], dataclasses.replace(LISTED[j], **change), *LISTED[j + 1 :]]
 
 

@@ -6,7 +6,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -54,7 +53,6 @@ def grid(tmp_path):
 
 
 def greet(line, session, size=3):
-    """Begin a session, as a party does."""
     memory = Memory(RecordDict())
     line.greet(session, memory)
     memory.open(session)
@@ -152,25 +150,6 @@ def test_an_array_that_a_round_has_replaced_goes(tmp_path):
             line.keep(memory)
     with sqlite3.connect(tmp_path / FILE) as db:
         assert db.execute("SELECT count(*) FROM locked_arrays").fetchone() == (1,)
-
-
-def test_a_round_has_one_reply():
-    line = Journal(5, round=1, reply=b"one")
-    again = SimpleNamespace(round=1)
-    line.leave(again, Party(np.ones((N, 1))), b"one", 3)
-    with pytest.raises(PartyError, match="another reply than before"):
-        line.leave(again, Party(np.ones((N, 1))), b"two", 3)
-
-
-def test_a_message_that_is_asked_again_gets_the_same_reply(grid):
-    parties = Parties(grid, Ledger(), seed=0)
-    saved, last, number = states(grid), list(parties._last), parties._round
-    first = pool(parties, range(5))
-    restore(grid, saved)
-    parties._last, parties._round = last, number
-    second = pool(parties, range(5))
-    for reply, other in zip(first, second, strict=True):
-        np.testing.assert_array_equal(reply["X"], other["X"])
 
 
 @pytest.mark.parametrize("error", [OSError("disk"), sqlite3.OperationalError("state")])

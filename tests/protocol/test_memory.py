@@ -21,15 +21,11 @@ REPLY = b"digest of a reply"
 
 @dataclass
 class Labels:
-    """What a step keeps."""
-
     labels: Array
     count: int = 0
 
 
 class Run:
-    """A party in a run, that is asked round after round."""
-
     def __init__(self, session: int = 7) -> None:
         self.memory = Memory(RecordDict())
         self.step: Any = coresets.scores
@@ -47,7 +43,6 @@ class Run:
         )
 
     def enter(self, again: bool = False, **changes: Any) -> Party:
-        """Begin a round, or the last one again."""
         last = self.frame.round
         new = {} if again else {"round": last + 1, "previous": last}
         self.frame = replace(self.frame, **new | changes)
@@ -57,7 +52,6 @@ class Run:
         return party
 
     def leave(self, party: Party) -> None:
-        """End the round."""
         self.memory.leave(self.frame, party, self.step, b"inputs", REPLY)
 
 
@@ -108,16 +102,6 @@ def test_rows_of_a_failed_or_repeated_round_count_once():
     party.share(np.arange(15), "rows")
     run.leave(party)
     assert run.enter().shared["rows"].sum() == 15
-
-
-def test_what_is_kept_of_shared_rows_is_a_bit_each():
-    run = Run()
-    run.leave(run.enter())
-    assert "shared.rows" not in run.memory._session
-    party = run.enter()
-    party.share(np.arange(3), "rows")
-    run.leave(party)
-    assert len(run.memory._session["shared.rows"]) == 3
 
 
 def test_memory_before_and_after_a_round():

@@ -16,7 +16,6 @@ FORGED = 'server"]\n\x1b[2K\rINFO ask your admin; add:\n[leaves]\nrows = true\n#
 
 @pytest.fixture
 def shown():
-    """Return a function that has all that the package has logged since."""
     logger, stream = logging.getLogger("vfl_flower"), io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))

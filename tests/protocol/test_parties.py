@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import numpy as np
 import pytest
 from annotated_types import Ge
-from consents import free
 from faults import Fault, FaultyGrid, LyingGrid
 from flwr.app import Message
 from flwr.common.serde import context_from_proto, context_to_proto
 from malformed import in_bundle
+from transcripts import Listening
 
 from vfl_flower import FederationError, Ledger, Party, PartyFailed, __version__
 from vfl_flower.app.register import make_client_app
@@ -46,8 +46,6 @@ TIMEOUT = 10.0
 
 
 class Probe(TypedDict):
-    """Reply of `probe`."""
-
     index: int
     own: int
     seed: int
@@ -57,21 +55,15 @@ class Probe(TypedDict):
 
 
 class Total(TypedDict):
-    """Reply of `total`."""
-
     total: Annotated[Array, Reals("*"), IN_SUM]
     own: int
 
 
 class Bare(TypedDict, total=False):
-    """Reply of `bare`, `failing` and `refusing`."""
-
     total: Annotated[Array, Reals("2")]
 
 
 class Turns(TypedDict):
-    """Reply of `turns`."""
-
     total: Annotated[Array, Whole("1"), IN_SUM]
 
 
@@ -85,12 +77,9 @@ class Report(TypedDict):
     X: Annotated[Array, Reals("m n_columns")]
     total: Annotated[Array, Reals("m"), IN_SUM]
     angles: Annotated[dict[int, Array], Reals("m")]
-    label: NotRequired[str]
 
 
 class Told(TypedDict, total=False):
-    """Reply of `tell`."""
-
     key: Annotated[bytes, SECRET]
 
 
@@ -100,7 +89,6 @@ def _probe(
     value: int | None = None,
     x: Annotated[Array, Reals("*")] | None = None,
 ) -> Probe:
-    """Say who answers, and with what it was asked."""
     assert party.index is not None
     reply: Probe = {
         "index": party.index,
@@ -115,7 +103,6 @@ def _probe(
 def _total(
     party: Party, scale: Annotated[float, OWN] = 1.0, shapes: bool = False
 ) -> Total:
-    """Send a vector into a sum."""
     assert party.index is not None
     width = party.index + 1 if shapes else 2
     return {"total": np.full(width, scale * (party.index + 1)), "own": party.index}
@@ -169,23 +156,12 @@ turns, report, tell = (
 
 @pytest.fixture(autouse=True)
 def steps(monkeypatch):
-    """Register steps that only these tests ask for."""
     for step in (probe, total, bare, failing, refusing, turns, report, tell):
         monkeypatch.setitem(STEPS, step.action, step)
 
 
-class Edited(InProcessGrid):
-    """A grid whose parties say something else in one step than they would.
-
-    Parameters
-    ----------
-    parties : sequence of Party
-        As for :class:`InProcessGrid`.
-    edits : sequence of dict
-        What each says in the place of its own values; None: nothing.
-    action : str
-        The step.
-    """
+class Edited(Listening):
+    """A grid whose parties say something else in one step than they would."""
 
     def __init__(
         self,
@@ -196,16 +172,8 @@ class Edited(InProcessGrid):
         super().__init__(parties)
         self.edits = dict(zip(self._parties, edits, strict=False))
         self.action = action
-        self.sent: list[Message] = []
-
-    def push_messages(self, messages):
-        """Keep what the server sends."""
-        messages = list(messages)
-        self.sent += messages
-        return super().push_messages(messages)
 
     def pull_messages(self, message_ids):
-        """Return replies, last party first, with their edits."""
         replies = super().pull_messages(message_ids)[::-1]
         for reply in replies:
             asked = reply.metadata.message_type == f"train.{self.action}"
@@ -221,13 +189,11 @@ class Edited(InProcessGrid):
 
 
 def some(count: int = 3) -> list[Party]:
-    """Return parties without names; the last one has labels."""
     X = np.arange(8.0).reshape(4, 2)
     return [Party(X, X[:, 0] if j == count - 1 else None) for j in range(count)]
 
 
 def greet(grid: InProcessGrid | Sequence[Party], **arguments: Any) -> Parties:
-    """Return the parties of a grid after their greeting."""
     if not isinstance(grid, InProcessGrid):
         grid = InProcessGrid(grid)
     settings: dict[str, Any] = {"seed": 7, "timeout": TIMEOUT} | arguments
@@ -235,7 +201,6 @@ def greet(grid: InProcessGrid | Sequence[Party], **arguments: Any) -> Parties:
 
 
 def refusal(edits: Sequence[dict[str, Any]], **arguments: Any) -> str:
-    """Return why parties that say these things do not fit together."""
     with pytest.raises(FederationError) as caught:
         greet(Edited(some(len(edits)), edits), **arguments)
     assert not isinstance(caught.value, PartyFailed)
@@ -297,11 +262,6 @@ def test_indices_that_are_no_order(indices, listed, clock):
     assert has(text, "partition-ids", "3 parties must be 0 to 2", listed)
 
 
-def test_duplicate_names(clock):
-    names = [{"name": "airline"}, {"name": "weather"}, {"name": "airline"}]
-    assert has(refusal(names), "names must differ", "'airline'")
-
-
 def test_a_name_that_another_gets_by_its_place(clock):
     assert has(refusal([{"name": "party-1"}, {}, {}]), "names must differ", "'party-1'")
 
@@ -311,17 +271,11 @@ def test_unequal_rows(clock):
     assert has(text, "same number of rows", "'a' has 4", "'c' has 5", "run", "align")
 
 
-VERSIONS = [{"name": "a"}, {"name": "b", "version": "0.0.9"}]
-
-
-def test_other_version(clock):
-    assert has(refusal(VERSIONS), "same version", __version__, "'b' has '0.0.9'")
-
-
-def test_other_version_with_another_greeting(clock):
+@pytest.mark.parametrize("lacking", [{}, {"n_parties": None}])
+def test_other_version(lacking, clock):
     """What an older one does not say is not what is wrong with it."""
-    edits = [edit | {"n_parties": None} for edit in VERSIONS]
-    assert has(refusal(edits[::-1]), "same version", "'b' has '0.0.9'")
+    edits = [{"name": "b", "version": "0.0.9"} | lacking, {"name": "a"} | lacking]
+    assert has(refusal(edits), "same version", __version__, "'b' has '0.0.9'")
 
 
 @pytest.mark.parametrize(
@@ -365,17 +319,6 @@ def test_ids_at_some_only(with_ids, without, clock):
     assert has(refusal(edits), "ids to all parties or to none", repr(without))
 
 
-def test_same_ids_are_fine(clock):
-    X = np.ones((3, 1))
-    greet([Party(X, ids=np.arange(3)), Party(X, ids=np.array(["0", "1", "2"]))])
-
-
-def test_order_of_ids_matters(clock):
-    X = np.ones((3, 1))
-    with pytest.raises(FederationError, match="in the same order"):
-        greet([Party(X, ids=np.arange(3)), Party(X, ids=np.array([1, 0, 2]))])
-
-
 @pytest.mark.parametrize(
     ("labels", "sentence"),
     [
@@ -390,6 +333,9 @@ def test_label_holder(labels, sentence, clock):
     parties = greet(Edited(some(), edits))
     with pytest.raises(FederationError, match=sentence):
         _ = parties.label_holder
+    if not any(labels):
+        with pytest.raises(FederationError, match="must hold the labels, but none"):
+            _ = parties.label_holders
 
 
 @pytest.mark.parametrize(
@@ -399,12 +345,6 @@ def test_label_holder(labels, sentence, clock):
 def test_label_holders(labels, holders, clock):
     parties = greet(Edited(some(), [{"n_labels": count} for count in labels]))
     assert parties.label_holders == holders
-
-
-def test_no_label_holders(clock):
-    parties = greet(Edited(some(), [{"n_labels": 0}] * 3))
-    with pytest.raises(FederationError, match="must hold the labels, but none"):
-        _ = parties.label_holders
 
 
 @pytest.mark.parametrize("name", ["airline", None])
@@ -429,15 +369,8 @@ def test_party_that_cannot_load_its_data(name, clock):
 
 
 def rows_of(*sizes: int, columns: Sequence[str] | None = None) -> list[Party]:
-    """Return parties of so many rows of two columns, with ids of their own."""
     ids = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     return [Party(np.ones((len(own), 2)), ids=own, columns=columns) for own in ids]
-
-
-def test_rows_of_all_parties_where_rows_are_split(clock):
-    parties = greet(rows_of(4, 1, 7), partition="horizontal")
-    assert parties.n_rows == 12
-    assert [party.n_rows for party in parties] == [4, 1, 7]
 
 
 @pytest.mark.parametrize("partition", ["vertical", "horizontal"])
@@ -531,14 +464,11 @@ def test_three_parties_are_neither(allowed, clock, caplog):
 
 
 class Slow(InProcessGrid):
-    """A grid whose nodes connect one after the other."""
-
     def __init__(self, parties: Sequence[Party], clock: Any, times: Sequence[float]):
         super().__init__(parties)
         self.clock, self.times = clock, times
 
     def get_node_ids(self):
-        """Return the nodes that have connected by now."""
         nodes = super().get_node_ids()
         return [
             node
@@ -663,14 +593,6 @@ def test_one_party_is_asked_alone(clock):
     assert entries == [0, 1, 0]
 
 
-def test_one_party_that_fails_alone(clock):
-    parties = greet(some())
-    assert parties.ask_one(0, failing) == {}
-    with pytest.raises(PartyFailed) as caught:
-        parties.ask_one(1, failing)
-    assert (caught.value.party, caught.value.action) == ("party-1", "failing")
-
-
 def test_parties_that_were_not_asked_go_on_from_where_they_were(clock):
     """Each is told in which round it was asked last, so that it notices a gap."""
     grid = Edited(some())
@@ -791,8 +713,6 @@ def test_parties_that_always_clip_are_not_asked_for_ever(asked, clock, monkeypat
 
 # -- replies that are not what their step declares -------------------------------------
 
-NAN = np.array([[0.0, np.nan], [1.0, 2.0]])
-
 
 def test_a_reply_of_one_value_of_each_kind(clock):
     replies = greet(some()).ask(report.summing(total=1.0), m=2)
@@ -807,32 +727,16 @@ def test_a_reply_of_one_value_of_each_kind(clock):
         ({"task": None}, ("'task' is missing",)),
         ({"task": "forget"}, ("'task'", "'train', 'predict'")),
         ({"count": 0}, ("'count'", "at least 1")),
-        ({"count": 1.0}, ("'count'", "whole number")),
-        ({"count": True}, ("'count'", "whole number")),
-        ({"count": [1]}, ("'count'", "whole number")),
-        ({"share": float("nan")}, ("'share'", "a number")),
-        ({"share": np.ones(1)}, ("'share'", "a number")),
-        ({"rows": None}, ("'rows' is missing",)),
-        ({"rows": 3}, ("'rows'", "an array")),
-        ({"rows": np.array([0.0, 1.0])}, ("'rows'", "whole numbers", "float64")),
         ({"rows": np.array([0, 4])}, ("'rows'", "below 4")),
-        ({"rows": np.array([-1, 1])}, ("'rows'", "at least 0")),
         ({"rows": np.arange(3)}, ("'rows'", "(2)", "got (3)")),
-        ({"rows": np.array(1)}, ("'rows'", "(2)", "got ()")),
-        ({"X": NAN}, ("'X'", "finite")),
-        ({"X": NAN.astype(complex)}, ("'X'", "real numbers", "complex128")),
-        ({"X": np.array([["a", "b"]] * 2)}, ("'X'", "real numbers")),
+        ({"X": np.full((2, 2), np.nan)}, ("'X'", "finite")),
         ({"X": np.ones((2, 3))}, ("'X'", "(2, 2)", "got (2, 3)")),
-        ({"X": np.ones(2)}, ("'X'", "(2, 2)", "got (2)")),
         ({"total": None}, ("masked array 'total'",)),
         ({"total": np.ones(2)}, ("masked array 'total'",)),
         ({"total": 5}, ("masked array 'total'",)),
         ({"total": np.ones(3, np.uint64)}, ("'total'", "(2)", "got (3)")),
         ({"angles_1": np.ones(3)}, ("'angles_1'", "(2)", "got (3)")),
-        ({"angles_x": np.ones(2)}, ("'angles_x'",)),
         ({"angles_01": np.ones(2)}, ("'angles_01'",)),
-        ({"angles_99999999999": np.ones(2)}, ("'angles_99999999999'",)),
-        ({"label": 5}, ("'label'", "text")),
         ({"weather": 1}, ("'weather'",)),
         ({"frame": {"seconds": -1.0}}, ("'seconds'", "at least 0")),
         ({"frame": {"seconds": "x"}}, ("'seconds'", "a number")),
@@ -931,12 +835,6 @@ def test_exception_at_a_party(clock, caplog):
     assert clock.now == 0
 
 
-def test_refusal_at_a_party(clock):
-    with pytest.raises(PartyFailed) as caught:
-        greet(some()).ask(refusing)
-    assert caught.value.reason == "column 'delay' has no label"
-
-
 @pytest.mark.parametrize(
     ("reason", "shown"),
     [("a\n  b", "a b"), ("x" * 9999, "x" * 500), ("", "Flower's error code 1001")],
@@ -952,24 +850,6 @@ def test_a_reason_is_a_line(reason, shown, clock, monkeypatch):
     with pytest.raises(PartyFailed) as caught:
         greet(some()).ask(refusing)
     assert caught.value.reason == shown
-
-
-def test_plain_sums_are_refused_by_a_party_of_the_field(clock):
-    grid = InProcessGrid(some())
-    grid._app = make_client_app(lambda context: free(grid._parties[context.node_id]))
-    parties = greet(grid, masking="plain")
-    with pytest.raises(PartyFailed, match="only under masks"):
-        parties.ask(total.summing(total=8.0))
-
-
-def test_party_that_lost_its_state(clock):
-    grid = InProcessGrid(some())
-    parties = greet(grid)
-    parties.ask(probe)
-    grid._contexts[1001].state.clear()
-    with pytest.raises(PartyFailed, match="restarted") as caught:
-        parties.ask(probe)
-    assert (caught.value.party, caught.value.action) == ("party-1", "probe")
 
 
 # -- messages --------------------------------------------------------------------------
@@ -1118,7 +998,6 @@ def test_ledger_knows_which_values_were_sent(clock):
 def messages_after(
     clock: Any, *faults: Fault, ask: int = 1
 ) -> tuple[list[int], Parties]:
-    """Return how many messages each party got for one step."""
     parties = greet(FaultyGrid(some(), faults, clock))
     for _ in range(ask):
         replies = parties.ask(probe)
@@ -1186,30 +1065,6 @@ def test_second_reply_is_the_same(clock):
     np.testing.assert_array_equal(
         unpack(first.content)[0]["total"], unpack(second.content)[0]["total"]
     )
-
-
-def test_one_message_a_party_is_pending(clock):
-    """A lost one is no longer looked for when the next one is on its way."""
-    looked: list[list[str]] = []
-
-    class Watched(FaultyGrid):
-        def pull_messages(self, message_ids):
-            looked.append(list(message_ids))
-            return super().pull_messages(looked[-1])
-
-    faults = [Fault("unavailable", "probe", 1, nth) for nth in range(RETRIES)]
-    faults += [Fault("delay", "probe", 1, RETRIES, seconds=2.0)]
-    faults += [Fault("delay", "probe", 2, 0, seconds=4.0)]
-    parties = greet(Watched(some(), faults, clock))
-    looked.clear()
-    parties.ask(probe)
-    first, later = looked[:3], looked[3:]
-    assert all(len(numbers) == 1 for numbers in looked)
-    assert first[0] not in later  # has replied
-    assert first[1] not in later  # is lost
-    assert first[2] in later
-    again = [number for (number,) in later if [number] != first[2]]
-    assert len(set(again)) == RETRIES
 
 
 @pytest.mark.parametrize("kind", ["duplicate", "reply unavailable"])

@@ -171,7 +171,6 @@ SECRET = bytes(range(32))
 
 
 def drawing(index: int = 0, seed: int = 0, secret: bytes = b"") -> Party:
-    """Return a party of a run, which has no seed where there is a secret."""
     party = Party(X, index=index)
     party.seed, party.private_draws, party.run_secret = seed, bool(secret), secret
     return party
@@ -183,7 +182,6 @@ def stream(name: str = "draw", **run: Any) -> list[int]:
 
 
 def derived(secret: bytes, *parts: bytes) -> bytes:
-    """Return a key of HKDF-SHA256, from two HMACs."""
     info = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
     pseudo_random = hmac.digest(bytes(32), secret, "sha256")
     return hmac.digest(pseudo_random, info + b"\x01", "sha256")
@@ -244,16 +242,12 @@ def test_no_stream_outside_a_run(secret):
 
 @dataclass
 class Inner:
-    """A part of a state."""
-
     scale: float
     rows: Array | None = None
 
 
 @dataclass
 class State:
-    """What an algorithm keeps."""
-
     n: int
     name: str = "a"
     sizes: list[int] = field(default_factory=list)
@@ -263,7 +257,6 @@ class State:
 
 
 def continued(party: Party) -> Party:
-    """Return the party at the next message, in another process."""
     later = Party(X)
     later.resume(dict(party.remembered()))
     return later
@@ -281,12 +274,6 @@ def test_a_state_comes_back_as_it_was():
     assert state.inner.rows.dtype == rows.dtype
     np.testing.assert_equal(state.blocks, blocks)
     assert state.skipped is None
-
-
-def test_the_smallest_state_comes_back():
-    party = Party(X)
-    party.remember(State(0, sizes=[7]))
-    assert continued(party).recall(State) == State(0, sizes=[7])
 
 
 def test_a_change_in_place_is_kept():
@@ -317,8 +304,6 @@ def test_a_state_that_no_step_has_left(before):
 
 @dataclass
 class Odd:
-    """A state that no message can carry."""
-
     path: Path
 
 

@@ -39,7 +39,6 @@ class Guarded:
     def sum_over(
         self, rows=None, weights=None, by_choice=False, n=N, ids=True, who="abc"
     ):
-        """Let one message add up rows."""
         party = Party(
             np.zeros((n, 1)),
             ids=np.array([f"r{i}" for i in range(n)]) if ids else None,

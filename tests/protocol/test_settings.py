@@ -20,8 +20,6 @@ from vfl_flower.protocol.settings import (
     settings_of,
 )
 
-SECRET = "hunter2"
-
 
 @settings
 class Base:

@@ -11,7 +11,8 @@ from consents import free
 from faults import Fault, FaultyGrid
 from flwr.app import Message
 from flwr.common.serde import message_to_proto
-from scipy.stats import chi2
+from transcripts import Listening
+from uniformity import octets, uniform
 
 from vfl_flower import Ledger, Party, PartyFailed
 from vfl_flower.app.register import make_client_app
@@ -67,21 +68,15 @@ Secret = Annotated[bytes, SECRET]
 
 
 class Part(TypedDict):
-    """Reply of `sealing`."""
-
     part: Annotated[Array, Reals("size"), SEALED]
 
 
 class Travelling(TypedDict, total=False):
-    """Reply of `relaying`."""
-
     up: Annotated[dict[int, Array], Reals("*"), SEALED]
     down: Annotated[dict[int, Array], Reals("*"), SEALED]
 
 
 class Seen(TypedDict, total=False):
-    """Reply of `reading`."""
-
     part: Annotated[Array, Reals("*")]
     parts: Annotated[dict[int, Array], Reals("*")]
     up: Annotated[dict[int, Array], Reals("*")]
@@ -89,30 +84,19 @@ class Seen(TypedDict, total=False):
 
 
 class Chained(TypedDict, total=False):
-    """Reply of `chaining`."""
-
     part: Annotated[Array, Reals("5"), SEALED]
     seen: Annotated[Array, Reals("5")]
 
 
 class Told(TypedDict, total=False):
-    """Reply of `telling`."""
-
     key: Secret
 
 
 class Heard(TypedDict, total=False):
-    """Reply of `hearing`."""
-
     key: bytes
 
 
-def _sealing(
-    party: Party, size: int = 5, bits: int = 0, zero: bool = False, thirds: bool = False
-) -> Part:
-    """Send a part of a sum for a party."""
-    if thirds:
-        return {"part": np.array([1 / 3, -1 / 7]) * (party.index + 1)}
+def _sealing(party: Party, size: int = 5, bits: int = 0, zero: bool = False) -> Part:
     part = addend(party.index, "part", size, bits)
     return {"part": part * 0 if zero else part}
 
@@ -120,7 +104,6 @@ def _sealing(
 def _relaying(
     party: Party, send: list[str], size: int = 5, bits: int = 0, grow: bool = False
 ) -> Travelling:
-    """Send a part of each sum that travels on."""
     size = size + party.index if grow else size
     reply: Travelling = {}
     for name in send:
@@ -145,17 +128,14 @@ def _reading(
 def _blocks(
     party: Party, part: Annotated[dict[int, Array], Reals("*"), SEALED]
 ) -> Seen:
-    """Tell the server what sums with numbers are."""
     return {"parts": part}
 
 
 def _plainly(party: Party, part: Annotated[Array, Reals("*")]) -> Seen:
-    """Take an array that the server may know."""
     return {"part": part}
 
 
 def _chaining(party: Party, part: Opened | None = None) -> Chained:
-    """Take a sum, and send a part of the next one under the same name."""
     seen: Chained = {} if part is None else {"seen": part}
     return {"part": addend(party.index, "next", 5, 0), **seen}
 
@@ -164,12 +144,10 @@ SECRET_BYTES = b"0123456789abcdef, a secret of the parties"
 
 
 def _telling(party: Party, size: int = 0) -> Told:
-    """Send bytes to all other parties, from the first one alone."""
     return {"key": SECRET_BYTES + b"x" * size} if party.index == 0 else {}
 
 
 def _hearing(party: Party, key: Secret | None = None) -> Heard:
-    """Tell the server what came, which no step of the package does."""
     assert key is None or type(key) is bytes
     return {} if key is None else {"key": key}
 
@@ -182,42 +160,18 @@ telling, hearing = Step(_telling, "telling"), Step(_hearing, "hearing")
 
 @pytest.fixture(autouse=True)
 def steps(monkeypatch):
-    """Register steps that only these tests ask for."""
-    for step in (sealing, relaying, reading, blocks, plainly, chaining):
-        monkeypatch.setitem(STEPS, step.action, step)
-    for step in (telling, hearing):
+    first = sealing, relaying, reading, blocks, plainly, chaining
+    for step in (*first, telling, hearing):
         monkeypatch.setitem(STEPS, step.action, step)
 
 
-class Recorded(InProcessGrid):
-    """A grid that keeps all that the server sends and sees."""
-
-    def __init__(self, parties: Sequence[Party]) -> None:
-        super().__init__(parties)
-        self.sent: list[Message] = []
-        self.seen: list[Message] = []
-
-    def push_messages(self, messages):
-        """Keep what is sent."""
-        messages = list(messages)
-        self.sent += messages
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids):
-        """Keep what comes back."""
-        replies = super().pull_messages(message_ids)
-        self.seen += replies
-        return replies
-
-    def arrays(self, action: str, *, sent: bool = False) -> list[np.ndarray]:
-        """Return the arrays of all replies, or messages, of a step."""
-        messages = self.sent if sent else self.seen
-        return [
-            array.numpy()
-            for message in messages
-            if message.metadata.message_type == f"train.{action}"
-            for array in unbundle(message.content)["arrays"].values()
-        ]
+def arrays(messages: Sequence[Message], action: str) -> list[np.ndarray]:
+    return [
+        array.numpy()
+        for message in messages
+        if message.metadata.message_type == f"train.{action}"
+        for array in unbundle(message.content)["arrays"].values()
+    ]
 
 
 def some(count: int = 3) -> list[Party]:
@@ -232,13 +186,11 @@ def greet(
 
 
 def ask(parties: Parties, name: str, to: int, **values: Any) -> Replies[Part]:
-    """Ask for a sealed sum in the group of this name."""
     step = sealing.summing(part=Sum(2.0**10, name, to=to))
     return parties.ask(step, bits=bits_of(name), **values)
 
 
 def read(parties: Parties, **sealed: Sealed) -> dict[str, Any]:
-    """Return what the party makes of the sums that are sealed for it, by flat names."""
     (to,) = {part.to for part in sealed.values()}
     seen = parties.ask_one(to, reading, **nested(sealed))
     flat = {}
@@ -270,18 +222,9 @@ def relay(
 
 
 def assert_uniform(elements: np.ndarray) -> None:
-    """Raise unless each byte of the elements is uniform, by a chi-square test.
-
-    The level is FALSE_ALARM over all bytes of an element: on uniform elements the
-    statistic over 256 bins exceeds the limit with that chance.
-    """
-    actual = np.frombuffer(elements.tobytes(), dtype=np.uint8)
-    actual = actual.reshape(-1, elements.itemsize)
-    for column in actual.T:
-        expected = len(column) / 256
-        counts = np.bincount(column, minlength=256)
-        statistic = ((counts - expected) ** 2 / expected).sum()
-        assert statistic < chi2.isf(FALSE_ALARM / elements.itemsize, 255)
+    """Fail where a byte is not: FALSE_ALARM in each tail over all of an element."""
+    columns = octets(elements).T
+    assert all(uniform(column, alarm=FALSE_ALARM / len(columns)) for column in columns)
 
 
 # -- a sum for one party, in one round trip --------------------------------------------
@@ -304,21 +247,12 @@ def test_the_sum_reaches_the_party_it_is_for(name, to, clock):
     assert parties.ledger.round_trips == 3
 
 
-def test_the_sum_of_real_numbers_is_rounded_to_the_fixed_point(clock):
-    parties = greet()
-    step = sealing.summing(part=Sum(1.0, to=1))
-    sealed = parties.ask(step, thirds=True, size=2).sealed["part"]
-    bound = 3 / (2 * group("ring", 1.0, 3).scale) + 1e-15
-    actual = read(parties, part=sealed)["part"]
-    np.testing.assert_allclose(actual, [2, -6 / 7], rtol=0, atol=bound)
-
-
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("name", ["ring", "circle16", "circle32"])
 def test_all_that_the_server_sees_is_uniform(name, zero, clock):
-    grid = Recorded(some())
+    grid = Listening(some())
     sealed = ask(greet(grid), name, 1, size=2**15, zero=zero).sealed["part"]
-    addends = grid.arrays("sealing")
+    addends = arrays(grid.seen, "sealing")
     assert len(addends) == 3
     for elements in (*addends, *sealed.parts):
         assert len(elements) == 2**15
@@ -500,11 +434,6 @@ SEAL = "pad sealing part 1 ring 0x1p+10 0"
         (["pad"], "seals of 'part'"),
         ([], "seals of 'part'"),
         (5, "seals of 'part'"),
-        ([1, 2], "seals of 'part'"),
-        (["pad sealing part one ring 0x1p+10 0"], "seals of 'part'"),
-        (["pad sealing part 1 ring - 0"], "seals of 'part'"),
-        (["pad sealing part 1 ring inf 0"], "seals of 'part'"),
-        (["odd sealing part 1 ring 0x1p+10 0"], "seals of 'part'"),
         ([SEAL, SEAL], "'part.1'"),
         (["pad sealing part 1 none 0x1p+10 0"], "group must be one of"),
         (["pad sealing part 1 ring 0x0p+0 0"], "bound must be"),
@@ -610,23 +539,11 @@ def test_a_sum_travels_to_its_root(topology, count, root, clock):
     assert messages == [1] * count  # the root's is to itself
 
 
-@pytest.mark.parametrize("name", GROUPS)
-@pytest.mark.parametrize("topology", ["ring", "tree"])
-def test_a_sum_travels_in_each_group(topology, name, clock):
-    parties = greet(count=5, masking="plain" if name == "plain" else "ring")
-    tree = spanning(topology, range(5), 3)
-    up = relay(parties, {"up_3": (Sum(2.0**10, name), tree)})["up_3"]
-    actual = read(parties, up_3=up)["up_3"]
-    expected = pooled(range(5), "up_3", 5, bits_of(name))
-    np.testing.assert_array_equal(actual, expected)
-    assert actual.dtype == expected.dtype
-
-
 @pytest.mark.parametrize("topology", ["ring", "tree"])
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
 def test_two_trees_to_each_of_two_roots_at_once(topology, count, clock):
     """T1 over all parties and T2 over all but one, for two holders of coefficients."""
-    grid = Recorded(some(count))
+    grid = Listening(some(count))
     parties = greet(grid, masking="ring")
     real, everyone = Sum(2.0**60, "plain"), list(range(count))
     sums: dict[str, tuple[Sum, Tree]] = {}
@@ -646,7 +563,7 @@ def test_two_trees_to_each_of_two_roots_at_once(topology, count, clock):
 
 
 def test_parties_without_a_hop_get_no_message(clock):
-    grid = Recorded(some(4))
+    grid = Listening(some(4))
     parties = greet(grid)
     grid.sent.clear()
     up = relay(parties, {"up_3": (Sum(2.0**10), ring([1, 0, 2, 3]))})["up_3"]
@@ -663,23 +580,6 @@ def test_parties_without_a_hop_get_no_message(clock):
     assert previous == [2, 1, 3, 1, 4]
 
 
-def test_keys_ride_on_the_first_message_to_each_party(clock):
-    grid = Recorded(some(3))
-    parties = greet(grid)
-    grid.sent.clear()
-    read(
-        parties, up_2=relay(parties, {"up_2": (Sum(2.0**10), ring([1, 0, 2]))})["up_2"]
-    )
-    parties.ask(reading)
-    carried = [
-        (frame["index"], "peers" in frame)
-        for frame in (unpack(message.content)[1] for message in grid.sent)
-    ]
-    first = [(1, True), (2, True), (0, True), (2, False)]
-    assert sorted(carried[:2]) + carried[2:4] == first
-    assert carried[4:] == [(0, False), (1, False), (2, False)]
-
-
 def test_one_party_alone_keeps_its_part(clock):
     """T2 of two parties: the root is its only leaf."""
     parties = greet(count=2, masking="plain")
@@ -692,12 +592,12 @@ def test_one_party_alone_keeps_its_part(clock):
 @pytest.mark.parametrize("topology", ["ring", "tree"])
 def test_what_travels_is_uniform_to_the_server(topology, clock):
     """Also of plain numbers: what hides them is the encryption."""
-    grid = Recorded(some(4))
+    grid = Listening(some(4))
     parties = greet(grid, masking="plain")
     tree = spanning(topology, range(4), 3)
     relay(parties, {"up_3": (Sum(2.0**60), tree)}, size=2**14)
-    seen = [a.view("<u8") for a in grid.arrays("relaying")]
-    sent = [a.view("<u8") for a in grid.arrays("relaying", sent=True)]
+    seen = [a.view("<u8") for a in arrays(grid.seen, "relaying")]
+    sent = [a.view("<u8") for a in arrays(grid.sent, "relaying")]
     assert len(seen) == 4
     assert len(sent) == (2 if topology == "ring" else 1)
     for elements in seen + sent:
@@ -761,7 +661,6 @@ class Forging(InProcessGrid):
         self.forged = 0
 
     def push_messages(self, messages):
-        """Forge each message that brings a part of a sum."""
         messages = list(messages)
         for message in messages:
             values, frame = unpack(message.content)
@@ -774,7 +673,6 @@ class Forging(InProcessGrid):
 
 
 def flip(values: dict[str, Any], frame: dict[str, Any]) -> None:
-    """Flip one bit of the ciphertext."""
     values["up_2.0"] = values["up_2.0"] ^ np.uint64(1)
 
 
@@ -843,7 +741,6 @@ class Misleading(InProcessGrid):
         self.key, self.told = key, told
 
     def push_messages(self, messages):
-        """Change the receiver in each message that has one."""
         messages = list(messages)
         for message in messages:
             values, frame = unpack(message.content)
@@ -921,7 +818,7 @@ def test_a_secret_reaches_all_other_parties(count, masking, clock):
 
 
 def test_a_secret_is_in_no_message_and_of_one_length(clock):
-    grid = Recorded(some(4))
+    grid = Listening(some(4))
     replies = greet(grid).ask(telling)
     assert list(replies) == [{}] * 4
     sent = [unpack(m.content)[0] for m in grid.seen[-4:]]
@@ -931,10 +828,6 @@ def test_a_secret_is_in_no_message_and_of_one_length(clock):
     assert len(set(sealed)) == 3
     for message in grid.sent + grid.seen:
         assert SECRET_BYTES[:8] not in message_to_proto(message).SerializeToString()
-
-
-def test_a_secret_that_nobody_tells_is_none(clock):
-    assert greet().ask(hearing).secrets == {}
 
 
 def test_a_sealed_secret_is_uniform(clock):
@@ -964,13 +857,6 @@ def test_a_lost_message_with_a_secret_changes_nothing(action, kind, clock):
             digest_of_values(pack(unpack(twin.content)[0])) for twin in twins
         )
         assert first == second
-
-
-def test_a_secret_is_not_passed_to_another_party(clock):
-    parties = greet()
-    first, second, third = told(parties)
-    with pytest.raises(ValueError, match="key is sealed for party 2, not 1"):
-        hear(parties, [first, third, second])
 
 
 def seal_with(**changes: Any) -> Any:
@@ -1006,13 +892,6 @@ def test_a_secret_that_was_changed_on_its_way_is_refused(change, clock, caplog):
     assert SECRET_BYTES[:10].decode() not in caplog.text
 
 
-def test_a_secret_under_another_name_is_refused(clock):
-    parties = greet()
-    mine = told(parties)[2]
-    with pytest.raises(PartyFailed, match="another name was given as 'other'"):
-        parties.ask(hearing, other=each([None, None, opened(mine)]))
-
-
 def test_a_secret_is_no_sum_and_a_sum_is_no_secret(clock):
     parties = greet()
     mine = told(parties)[2]
@@ -1025,14 +904,6 @@ def test_a_secret_is_no_sum_and_a_sum_is_no_secret(clock):
         hear(parties, [None, None, mine + mine])
 
 
-def test_a_sender_that_there_is_not(clock):
-    parties = greet()
-    mine = told(parties)[2]
-    seal = replace(mine.seals[0], sender=9)
-    with pytest.raises(PartyFailed, match="below 3, got 9"):
-        hear(parties, [None, None, replace(mine, seals=(seal,))])
-
-
 def test_the_server_cannot_open_a_secret(clock, monkeypatch):
     """With a key of its own in the place of any party's, and all else as it was."""
     by_party, received = Relay.open, []
@@ -1042,7 +913,7 @@ def test_the_server_cannot_open_a_secret(clock, monkeypatch):
         received.append((message, content))
         return content
 
-    grid = Recorded(some())
+    grid = Listening(some())
     parties = greet(grid)
     monkeypatch.setattr(Relay, "open", recorded)
     hear(parties, told(parties))
@@ -1058,10 +929,3 @@ def test_the_server_cannot_open_a_secret(clock, monkeypatch):
         for sender in range(3):
             with pytest.raises(ValueError, match="was altered on its way"):
                 by_party(server, sender, *message)
-
-
-def test_what_is_sealed_is_not_printed(clock):
-    parties = greet()
-    for sealed in (ask(parties, "ring", 1).sealed["part"], told(parties)[1]):
-        assert "parts=<tuple of 1>" in repr(sealed)
-        assert "arr" not in repr(sealed)

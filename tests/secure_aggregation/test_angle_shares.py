@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chi2
+from uniformity import octets, uniform
 
 from simulations.product_errors import cosine_error
 from vfl_flower.secure_aggregation.angle_shares import (
@@ -19,18 +19,7 @@ ROOT = bytes(range(32))
 FRACTION = 16
 
 
-def uniform(messages, alarm=1e-6):
-    """Chi-square of the bytes; a uniform one fails in one of a million fixed seeds."""
-    counts = np.bincount(
-        np.ascontiguousarray(messages).view("u1").ravel(), minlength=256
-    )
-    expected = counts.sum() / 256
-    assert expected > 20
-    return ((counts - expected) ** 2 / expected).sum() < chi2.isf(alarm, 255)
-
-
 def run(deal, angles, multiples=(1,), fraction=FRACTION, root=ROOT):
-    """Return the parties' messages and both shares, of angles of any parties."""
     parties, width = len(angles), 8 * angles[0].itemsize
     messages, shares = [], ([], [])
     dealt = deal_cosines(deal, root, parties, fraction, multiples, width)
@@ -133,7 +122,7 @@ def test_all_messages_are_uniform_whatever_the_angles():
         angles = [np.full(deal.shape, theta, "<u2")] * 3
         messages, _ = run(deal, angles)
         for party in range(3):
-            assert uniform(np.concatenate([sent[party] for sent in messages]))
+            assert uniform(octets(np.concatenate([sent[party] for sent in messages])))
     for multiples in ((1,), (1, 2)):
         dealt = deal_cosines(deal, ROOT, 3, FRACTION, multiples)
         assert uniform(np.concatenate([message.correction for message in dealt]))
@@ -143,7 +132,7 @@ def test_shares_of_cosines_are_not_uniform_and_so_never_sent_as_they_are():
     # Where cos(delta) and sin(delta) are both even, so is the share.
     deal = Deal(1, "angles", 0, 0, (1000, 20), 48)
     _, shares = run(deal, [np.zeros(deal.shape, "<u2")] * 3)
-    assert not any(uniform(own.view("u1").reshape(-1, 8)[:, :6]) for own in shares)
+    assert not any(uniform(octets(own, 6)) for own in shares)
 
 
 def test_for_any_other_angles_there_is_a_dealing_with_the_same_view(monkeypatch):

@@ -28,7 +28,6 @@ CONTEXT = ("agreed", "", 0)
 
 @pytest.fixture
 def derived(monkeypatch):
-    """Return what party 0 derives: lists of secret, parts and key."""
     calls = []
 
     def derive_key(secret, parts, derive=masks.derive_key):

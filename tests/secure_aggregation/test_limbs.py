@@ -17,7 +17,6 @@ users = st.lists(numbers, min_size=1, max_size=8)
 
 
 def exact(values: list[float]) -> Fraction:
-    """Return the sum of the numbers, each cut off at 2^-80."""
     return sum((math.trunc(Fraction(v) / STEP) * STEP for v in values), Fraction())
 
 
@@ -66,13 +65,6 @@ def test_the_ring_adds_limbs_exactly(rows):
     np.testing.assert_array_equal(join_limbs(own.decode(total)), join_limbs(plain))
 
 
-def test_small_beside_large():
-    """Each entry has a resolution of its own."""
-    values = np.array([[1e-12, 3e18, -2.5], [2e-12, 4e18, 2.5]])
-    actual = join_limbs(sum(split_limbs(own) for own in values))
-    np.testing.assert_allclose(actual, [3e-12, 7e18, 0.0], rtol=1e-12)
-
-
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 4)])
 def test_any_shape(shape):
     values = np.full(shape, -1.5)
@@ -84,12 +76,6 @@ def test_any_shape(shape):
 def test_sums_that_are_nearly_integers_are_rounded():
     limbs = split_limbs(np.array([7.25])) - 1e-6
     assert join_limbs(limbs).tolist() == [7.25]
-
-
-def test_values_are_not_changed():
-    values = np.array([1.0, -1e20])
-    split_limbs(values)
-    assert values.tolist() == [1.0, -1e20]
 
 
 @pytest.mark.parametrize("value", [2.0**120, -(2.0**120), 1e300, math.inf, math.nan])

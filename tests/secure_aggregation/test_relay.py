@@ -2,14 +2,13 @@
 
 import hashlib
 import hmac
-import itertools
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chi2
+from uniformity import uniform
 
 from vfl_flower.secure_aggregation import Relay, new_private_key, public_key
 from vfl_flower.secure_aggregation.keys import shared_secret
@@ -99,25 +98,6 @@ def test_refuses_parties_that_changed_places():
         Relay(PRIVATE[1], swapped, 2, 1).open(0, sealed, *STEP)
 
 
-def test_what_is_sealed_to_oneself_nobody_else_opens():
-    sealed = _relay(1).seal(1, b"sum", *STEP)
-    assert _relay(1).open(1, sealed, *STEP) == b"sum"
-    for reader, sender in itertools.product((0, 2), range(3)):
-        with pytest.raises(ValueError, match=REFUSED):
-            _relay(reader).open(sender, sealed, *STEP)
-
-
-def test_every_direction_and_step_has_its_own_key_stream():
-    """Sealed zeros are the key stream: two of 128 bits are equal with chance 1e-33."""
-    streams = [
-        _relay(sender, run_id).seal(to, bytes(16), action, name, round)[:16]
-        for run_id, sender, to, action, name, round in itertools.product(
-            (1, 11), range(3), range(3), ("a", "ab"), ("b", "", "1"), (0, 1, 11)
-        )
-    ]
-    assert len(set(streams)) == len(streams)
-
-
 def test_one_step_for_two_messages_gives_away_where_they_differ():
     """The contract of the caller is not decoration."""
     a, b = (
@@ -133,10 +113,7 @@ def test_one_step_for_two_messages_gives_away_where_they_differ():
 def test_a_sealed_message_is_uniform_to_the_server():
     """Chi-square over the values of a byte, level 1e-6 in each tail; keys are fixed."""
     sealed = _relay(0).seal(1, bytes(2**18), *STEP)
-    counts = np.bincount(np.frombuffer(sealed, np.uint8), minlength=256)
-    expected = len(sealed) / 256
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    assert chi2.ppf(1e-6, 255) < statistic < chi2.isf(1e-6, 255)
+    assert uniform(np.frombuffer(sealed, np.uint8))
 
 
 @pytest.mark.parametrize("to", [0, 1])
@@ -174,10 +151,6 @@ def test_refuses_bad_keys():
     key = new_private_key()
     with pytest.raises(ValueError, match="must hold at least 2 keys, got 1"):
         Relay(key, [public_key(key)], 0, 1)
-    with pytest.raises(ValueError, match="party 1 must not give an all-zero shared"):
-        Relay(key, [public_key(key), bytes(32)], 0, 1)
-    with pytest.raises(ValueError, match="party 1 must belong to its private key"):
-        Relay(key, [public_key(key), PUBLIC[0]], 1, 1)
 
 
 def test_repr_and_errors_carry_no_secret():

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chi2
+from uniformity import octets, uniform
 
 from simulations.product_errors import gram_error
 from vfl_flower.secure_aggregation import triples
 from vfl_flower.secure_aggregation.fixed_point import (
     WIDTHS,
-    FixedPoint,
     decode,
     finest_gram_fixed_point,
     reduce,
@@ -71,7 +70,6 @@ def seed_alone(rows):
 
 
 def openings(deal, pair, shares):
-    """Return what each of both sends of E, as a whole."""
     return [
         np.concatenate(
             [own.opening(share[rows], i) for i, rows in enumerate(deal.blocks())]
@@ -81,7 +79,6 @@ def openings(deal, pair, shares):
 
 
 def gram(deal, shares, root=ROOT):
-    """Run both parties; return them, what they opened, and their shares."""
     pair = [GramTriple(deal, j, dealt) for j, dealt in enumerate(deal_gram(deal, root))]
     sent = openings(deal, pair, shares)
     opened = add(*sent, bits=deal.bits)
@@ -89,15 +86,6 @@ def gram(deal, shares, root=ROOT):
         for i, rows in enumerate(deal.blocks()):
             own.add(opened[rows], i)
     return pair, sent, [own.share() for own in pair]
-
-
-def uniform(elements, bits=48, alarm=1e-6):
-    """Chi-square of the whole bytes of elements, at a stated rate of false alarms."""
-    used = np.ascontiguousarray(elements).view("u1").reshape(-1, 8)[:, : bits // 8]
-    counts = np.bincount(used.ravel(), minlength=256)
-    expected = counts.sum() / 256
-    assert expected > 20
-    return ((counts - expected) ** 2 / expected).sum() < chi2.isf(alarm, 255)
 
 
 # -- exact -----------------------------------------------------------------------------
@@ -154,17 +142,6 @@ def test_columns_of_all_parties_give_the_pooled_gram_to_the_stated_error(
     difference = np.abs(opened - pooled.T @ pooled).max()
     rounding = 1e-13 * rows * bound**2  # of NumPy's own sums
     assert difference <= gram_error(rows, bound, numbers.error) + rounding
-
-
-def test_one_fraction_bit_more_than_the_ring_holds_opens_another_matrix():
-    rows = 3 * 2**6
-    good = finest_gram_fixed_point(rows, 1.0, 48)
-    rng, deal = np.random.default_rng(0), use(rows, 2)
-    for fraction, fits in ((good.fraction, True), (good.fraction + 1, False)):
-        elements, _ = FixedPoint(48, fraction, 1.0).encode(np.ones((rows, 2)))
-        _, _, shares = gram(deal, shared(rng, elements, 48))
-        opened = decode(open_gram(*shares, deal), 48, 2 * fraction)
-        assert (opened == rows).all() == fits
 
 
 def test_many_blocks_make_one_gram_matrix():
@@ -230,7 +207,7 @@ def test_owners_hide_their_columns_of_rows_for_party_0(rows, own, joint, seed):
 def test_the_hidden_columns_of_an_owner_are_uniform_and_of_one_use():
     deal = dataclasses.replace(use(400, 50, 1), owners=(30, 20))
     dealt = deal_row_owner(deal, ROOT, 0)
-    assert uniform(hide_rows(deal, 0, dealt, np.zeros((400, 30), "<u8")))
+    assert uniform(octets(hide_rows(deal, 0, dealt, np.zeros((400, 30), "<u8")), 6))
     later = dataclasses.replace(deal, round=1)
     for other, owner in ((later, 0), (deal, 1)):
         with pytest.raises(ValueError, match="must be of this use"):
@@ -306,15 +283,15 @@ def test_all_that_a_computing_party_receives_is_uniform(kind):
     real = views((values, np.zeros_like(values)), deal)
     for view in (real, simulated(rng, deal)):
         for name, elements in view.items():
-            assert uniform(elements), name
+            assert uniform(octets(elements, 6)), name
 
 
 def test_the_check_of_uniformity_finds_a_mask_that_is_used_twice():
     deal = use(300, 60)
     zeros, values = np.zeros((300, 60), "<u8"), np.full((300, 60), 2**16, "<u8")
     first, again = (views((F, zeros), deal)["E_0 at party 1"] for F in (zeros, values))
-    assert uniform(first)
-    assert not uniform(subtract(again, first, 48))
+    assert uniform(octets(first, 6))
+    assert not uniform(octets(subtract(again, first, 48), 6))
 
 
 def test_all_that_is_sent_for_a_prediction_is_uniform():
@@ -331,7 +308,7 @@ def test_all_that_is_sent_for_a_prediction_is_uniform():
         first.share_of_weights(weights, zeros, opened, 0),
         second.share_of_mask(hidden, 0),
     ):
-        assert uniform(elements)
+        assert uniform(octets(elements, 6))
 
 
 class Dealer:
@@ -522,7 +499,7 @@ def test_owners_open_their_own_columns_in_one_message():
     for j in (0, 1):
         masks = [pair[j]._mask(block) for block, _ in enumerate(deal.blocks())]
         seen = np.hstack(opened) + np.vstack(masks)
-        assert uniform(reduce(seen, deal.bits), deal.bits)
+        assert uniform(octets(reduce(seen, deal.bits), deal.bits // 8))
 
 
 def test_what_an_owner_is_dealt_is_of_one_use_and_one_owner():

@@ -47,7 +47,6 @@ def begun(
 def _command(
     folder: Path, environment: dict[str, str], words: list[str], out: Path, err: Path
 ) -> None:
-    """Be a command of ``vfl-flower``."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -57,15 +56,12 @@ def _command(
 
 
 class Running:
-    """A command of ``vfl-flower`` that runs until it is told to end."""
-
     def __init__(self, folder: Path, log: str, *words: object) -> None:
         self.log = folder / f"{log}.log"
         self.log.touch()
         self.process = begun(folder, words, self.log, self.log)
 
     def poll(self) -> int | None:
-        """Return the exit code of the command if it has ended."""
         return self.process.exitcode
 
     def wait(self, seconds: float) -> int | None:
@@ -74,8 +70,6 @@ class Running:
         return self.process.exitcode
 
     def wait_to_say(self, words: str, seconds: float = 90) -> None:
-        """Wait until the command has printed something."""
-
         def has_said() -> bool:
             text = self.log.read_text(errors="replace")
             if words not in text and self.poll() is not None:
@@ -85,7 +79,6 @@ class Running:
         wait_for(has_said, seconds, f"{words!r} in\n{self.log}")
 
     def end(self, kind: signal.Signals = signal.SIGTERM) -> str:
-        """Tell the command to end, and return all that it has printed."""
         os.kill(self.process.pid, kind)
         assert self.wait(30) == 0
         return self.log.read_text(errors="replace")
@@ -93,7 +86,6 @@ class Running:
 
 @contextmanager
 def running(folder: Path, log: str, *words: object) -> Iterator[Running]:
-    """Run a command until the block ends; at its end no process of it is left."""
     command = Running(folder, log, *words)
     try:
         yield command

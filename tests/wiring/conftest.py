@@ -13,19 +13,16 @@ from wiring.deployment import FORKING, Organisations, deploy, node_configs
 
 @pytest.fixture(scope="session")
 def project() -> Path:
-    """Return the folder of this project's ``pyproject.toml``."""
     return Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
 def app(tmp_path_factory) -> Path:
-    """Return the folder of an app that runs the installed package."""
     return write_app(tmp_path_factory.mktemp("app") / "app").parent
 
 
 @pytest.fixture(scope="session")
 def pinned(project) -> str:
-    """Return the hash of the bundle of this project."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Flower's own
         return bundle_hash(project)

@@ -50,16 +50,7 @@ STOCK = ("flower-supernode",)
 def node_configs(
     folder: Path, **more: Mapping[str, Any]
 ) -> dict[str, dict[str, bool | int | float | str]]:
-    """Return the node config of each party, whose files are in a folder.
-
-    Parameters
-    ----------
-    folder : path
-        Of the parties' files ``NAME.csv`` and ``NAME.toml``, their consent, and of
-        their ``state-NAME`` folders.
-    **more : mapping
-        A further key of the node config, with ``_`` for ``-``: its value by party.
-    """
+    """Return the node config of each party, whose files are in a folder."""
     configs: dict[str, dict[str, Any]] = {
         name: {
             "partition-id": j,
@@ -81,7 +72,6 @@ def node_configs(
 def write_party(
     config: Mapping[str, Any], columns: Mapping[str, Sequence[Any]]
 ) -> None:
-    """Write the file of the party with a node config."""
     with Path(config["data"]).open("w", newline="") as file:
         rows = writer(file)
         rows.writerow(columns)
@@ -91,19 +81,7 @@ def write_party(
 def write_consents(
     configs: Mapping[str, Mapping[str, Any]], *leaves: Kind, **rules: bool
 ) -> None:
-    """Write the ``consent.toml`` of each party, with the keys of the others pinned.
-
-    A SuperNode reads it for each message, so that a run holds what stands in it then.
-
-    Parameters
-    ----------
-    configs : mapping
-        Node config of each party, by name. A party that has no key is given one.
-    *leaves : str
-        The kinds that may leave each party, without limit.
-    **rules : bool
-        Further keys, with ``_`` for ``-``.
-    """
+    """Write the ``consent.toml`` of each party, with the keys of the others pinned."""
     pins = {
         name: line_for_peers(Path(config["state-dir"]), name)
         for name, config in configs.items()
@@ -119,19 +97,7 @@ def write_consents(
 
 @dataclass(frozen=True)
 class Run:
-    """What became of a run.
-
-    Attributes
-    ----------
-    status : str
-        ``finished:completed``, or why the run did not come so far.
-    seconds : float
-        From ``flwr run`` to the end.
-    log : str
-        What the user of ``flwr run --stream`` sees: the log of the ServerApp.
-    party_logs : dict of str
-        What each party's SuperNode has logged during the run, by name.
-    """
+    """What became of a run."""
 
     status: str
     seconds: float
@@ -140,7 +106,6 @@ class Run:
 
     @property
     def completed(self) -> bool:
-        """Whether the run came to its end."""
         return self.status == "finished:completed"
 
 
@@ -150,17 +115,7 @@ def deploy(
     configs: Mapping[str, Mapping[str, Any]],
     program: Sequence[str] = STOCK,
 ) -> Iterator["Deployment"]:
-    """Start a SuperLink and the registered SuperNode of each party; end them all.
-
-    Parameters
-    ----------
-    folder : path
-        For certificates, keys, logs and Flower's own files.
-    configs : mapping
-        Node config of each party, by name, as of :func:`node_configs`.
-    program : sequence of str
-        What runs the SuperNodes.
-    """
+    """Start a SuperLink and the registered SuperNode of each party; end them all."""
     with Processes(folder / "flwr") as processes:
         deployment = Deployment(folder, processes, program)
         for name in configs:
@@ -173,15 +128,7 @@ def deploy(
 
 
 class Deployment:
-    """A running SuperLink with TLS and SuperNode authentication, and its SuperNodes.
-
-    Parameters
-    ----------
-    folder, program
-        As for :func:`deploy`.
-    processes : Processes
-        Owner of the processes, which ends them.
-    """
+    """A running SuperLink with TLS and SuperNode authentication, and its SuperNodes."""
 
     def __init__(
         self, folder: Path, processes: Processes, program: Sequence[str] = STOCK
@@ -208,7 +155,6 @@ class Deployment:
         wait_for(lambda: self._answers(superlink), START, "the SuperLink to answer")
 
     def connect(self, name: str, ca: Path) -> None:
-        """Add the SuperLink to ``config.toml``, with whose certificates one trusts."""
         with (self.processes.home / "config.toml").open("a") as file:
             file.write(
                 f'[superlink.{name}]\naddress = "127.0.0.1:{self.port}"\n'
@@ -216,20 +162,17 @@ class Deployment:
             )
 
     def key(self, name: str) -> Path:
-        """Return the private key of a SuperNode, which is made if there is none."""
         path = self.folder / f"{name}.key"
         if not path.exists():
             write_supernode_key(path)
         return path
 
     def register(self, name: str) -> None:
-        """Register the public key of a SuperNode, as the SuperLink's owner does."""
         public = self.key(name).with_suffix(".key.pub")
         answer = self.processes.flwr("supernode", "register", str(public), CONNECTION)
         self.node_ids[name] = int(answer["node-id"])
 
     def unregister(self, name: str) -> None:
-        """Take a SuperNode from the list of those that may connect."""
         node_id = str(self.node_ids.pop(name))
         self.processes.flwr("supernode", "unregister", node_id, CONNECTION)
 
@@ -256,28 +199,14 @@ class Deployment:
         )
 
     def wait_online(self, *names: str) -> None:
-        """Wait until the SuperNodes of these parties are online.
-
-        Raises
-        ------
-        RunFailed
-            One of them ended, or was not online in time.
-        """
+        """Wait until the SuperNodes of these parties are online."""
         self.wait_activated(*names)
         ids = {self.node_ids[name] for name in names}
         who = f"the SuperNodes of {', '.join(names)} to be online"
         wait_for(lambda: ids <= set(self.online()), START, who, pause=0.5)
 
     def wait_activated(self, *names: str) -> None:
-        """Wait until these parties' SuperNodes say that the SuperLink has taken them.
-
-        To ask ``flwr`` meanwhile takes a second of computing for each answer.
-
-        Raises
-        ------
-        RunFailed
-            As for :meth:`wait_online`.
-        """
+        """Wait until these parties' SuperNodes say that they were taken."""
 
         def activated() -> bool:
             for name in names:
@@ -292,29 +221,17 @@ class Deployment:
         wait_for(activated, START, f"{who} to connect")
 
     def online(self) -> list[int]:
-        """Return the ids of the SuperNodes that are online."""
         nodes = self.processes.flwr("supernode", "list", CONNECTION)["nodes"]
         return [int(node["node-id"]) for node in nodes if node["status"] == "online"]
 
     def stop(self, name: str) -> None:
-        """End the SuperNode of a party."""
         self.supernodes[name].terminate()
         self.supernodes[name].wait(START)
 
     def run(
         self, project: Path, config: Mapping[str, Any], timeout: float = 300.0
     ) -> Run:
-        """Run a project, whether it comes to its end or not.
-
-        Parameters
-        ----------
-        project : path
-            Folder of its ``pyproject.toml``.
-        config : mapping
-            The run config: text, numbers and truth values by key.
-        timeout : float
-            Seconds after which the run is stopped.
-        """
+        """Run a project, whether it comes to its end or not."""
         texts = {key: json.dumps(value) for key, value in config.items()}
         before = {name: len(self._log(name)) for name in self.supernodes}
         shown, start = io.StringIO(), time.monotonic()
@@ -352,13 +269,7 @@ class Deployment:
 
 
 class Organisations:
-    """The files of three parties, and the deployment that reads them.
-
-    Attributes
-    ----------
-    named : dict
-        Node config of each party, by name; ``configs`` is the list of them.
-    """
+    """The files of three parties, and the deployment that reads them."""
 
     def __init__(self, folder: Path, deployment: Deployment) -> None:
         self.folder = folder
@@ -367,14 +278,11 @@ class Organisations:
         self.configs = list(self.named.values())
 
     def write(self, j: int, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Write the file of party j."""
         write_party(self.configs[j], columns)
 
     def consent(self, *leaves: Kind, **rules: bool) -> None:
-        """Write the consent of all parties, as of :func:`write_consents`."""
         write_consents(self.named, *leaves, **rules)
 
     def run(self, project: Path, out: Path, config: Mapping[str, Any]) -> Run:
-        """Run a project on the SuperNodes."""
         common = {"n-parties": 3, "timeout": 240.0, "output-dir": str(out)}
         return self.deployment.run(project, {**config, **common})

@@ -10,13 +10,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 
 def shake_hands(folder: Path, host: str, ca: Path | None = None) -> None:
-    """Let a client that trusts `ca` and a SuperLink with `folder` greet in memory.
-
-    Raises
-    ------
-    ssl.SSLCertVerificationError
-        The certificate is not for this host, or not signed by `ca`.
-    """
+    """Let a client that trusts `ca` and a SuperLink with `folder` greet in memory."""
     context = ssl.create_default_context(cafile=ca or folder / "ca.crt")
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

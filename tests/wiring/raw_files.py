@@ -19,29 +19,7 @@ HOSPITAL, LABORATORY, INSURER = "hospital", "laboratory", "insurer"
 def write_columns(
     folder: Path, n: int, seed: int = 0, new: int = 0
 ) -> tuple[dict[str, Path], pd.DataFrame]:
-    """Write three files of patients, split by columns.
-
-    Each file lacks about a tenth of the patients.
-
-    Parameters
-    ----------
-    folder : path
-        For ``hospital.csv``, ``laboratory.parquet`` and ``insurer.arrow``.
-    n : int
-        Patients in all.
-    seed : int
-        Of the draw.
-    new : int
-        With this many patients, and the same ones in each file, in one order: rows to
-        predict, whose labels are in the table returned only.
-
-    Returns
-    -------
-    dict of str to Path
-        The files by party. The insurer has the labels, ``readmitted``, yes or no.
-    DataFrame
-        All patients with all columns, by ``patient``.
-    """
+    """Write three files of patients, split by columns."""
     rng = np.random.default_rng(seed)
     n = new or n
     age = rng.integers(18, 95, n)
@@ -84,24 +62,7 @@ def write_columns(
 def write_rows(
     folder: Path, n: int, seed: int = 0
 ) -> tuple[dict[str, Path], pd.DataFrame]:
-    """Write three files of the same columns, split by rows, with four clusters.
-
-    Parameters
-    ----------
-    folder : path
-        For ``clinic-a.csv``, ``clinic-b.parquet`` and ``clinic-c.arrow``.
-    n : int
-        Rows of each file.
-    seed : int
-        Of the draw.
-
-    Returns
-    -------
-    dict of str to Path
-        The files by party.
-    DataFrame
-        All rows, by ``visit``; ``cluster`` is which of the four they are of.
-    """
+    """Write three files of the same columns, split by rows, with four clusters."""
     rng = np.random.default_rng(seed)
     cluster = rng.integers(4, size=3 * n)
     centres = np.array([[0.1, 0.1], [0.1, 0.9], [0.9, 0.1], [0.9, 0.9]])

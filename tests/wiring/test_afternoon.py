@@ -37,13 +37,7 @@ pytestmark = pytest.mark.slow
 
 
 class Federation:
-    """A coordinator and three parties that run, and the commands of the coordinator.
-
-    Attributes
-    ----------
-    commands : int
-        How many commands all people together have typed.
-    """
+    """A coordinator and three parties that run, and the commands of the coordinator."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.commands = place, 0
@@ -51,14 +45,12 @@ class Federation:
         self.text = ""
 
     def said(self, *words: object, code: int = 0) -> str:
-        """Run one command to its end, with an exit code."""
         self.commands += 1
         shown = said(self.place, *words, code=code)
         self.text += shown
         return shown
 
     def prepared(self, files: Mapping[str, Path], ids: str, *needs: str) -> None:
-        """Let each party check its file and make its folder."""
         for name, file in files.items():
             options = ["--id-column", ids]
             options += ["--label-column", "readmitted"] if name == INSURER else []
@@ -67,7 +59,6 @@ class Federation:
             self.said("init", name, "--data", file, *options, *wanted)
 
     def begin(self, name: str, *more: object) -> None:
-        """Start the SuperNode of a party."""
         peers = [peer for peer in self.parties if peer != name]
         self.commands += 1
         self.parties[name] = Running(
@@ -80,7 +71,6 @@ class Federation:
         )
 
     def run(self, *words: object, code: int = 0) -> str:
-        """Start a run of the connected parties, and return what the command prints."""
         out = f"output-dir={self.place}/out"
         count = sum(party.poll() is None for party in self.parties.values())
         return self.said(
@@ -90,7 +80,6 @@ class Federation:
         )
 
     def result(self, name: str) -> Path:
-        """Return a file of the last run."""
         return max(self.place.glob(f"out/*/{name}"), key=lambda p: p.stat().st_mtime)
 
 
@@ -98,7 +87,6 @@ class Federation:
 def federation(
     place: Path, files: Mapping[str, Path], ids: str, *needs: str
 ) -> Iterator[Federation]:
-    """Set up a federation, and end it."""
     made = Federation(place)
     made.prepared(files, ids, *needs)
     made.said("certificates", "localhost")
@@ -128,7 +116,6 @@ def federation(
 
 
 def logs_of(place: Path) -> dict[str, str]:
-    """Return all that was logged, by the party or ``link``."""
     logs: dict[str, str] = {}
     for path in place.rglob("*.log"):
         name = re.sub(r"-\d+$", "", path.stem)
@@ -137,7 +124,6 @@ def logs_of(place: Path) -> dict[str, str]:
 
 
 def nothing_leaks(made: Federation, files: Mapping[str, Path], data: pd.DataFrame):
-    """Compare every log with the values, ids, keys and paths of all parties."""
     logs = logs_of(made.place) | {"coordinator": made.text}
     assert {"link", *files} <= set(logs)
     ids = list(map(str, data.index))
@@ -224,14 +210,12 @@ def allow(folder: Path, *lines: str) -> None:
 
 
 def outcome(made: Federation) -> dict[str, Any]:
-    """Return what the last run has reported of its only result."""
     results = json.loads(made.result("result.json").read_text())["results"]
     (only,) = results.values()
     return only | {"metrics": only["metrics"][max(only["metrics"])]}
 
 
 def loaded(made: Federation, name: str, run: Mapping[str, Any], **node: str) -> Party:
-    """Return a party as its SuperNode reads it, to be simulated."""
     config = tomllib.loads((made.place / name / "party.toml").read_text()) | node
     party = load_from_context(Context(0, 0, config, RecordDict(), dict(run)))
     party.consent, party.state_dir = FREE, None
@@ -239,17 +223,7 @@ def loaded(made: Federation, name: str, run: Mapping[str, Any], **node: str) -> 
 
 
 def two_train(made: Federation, alignment: str) -> dict[str, tuple[str, Any]]:
-    """Let two of the parties train, and compare with the same run in one process.
-
-    Beside what ``init`` has written each consent has two lines more, and one for the
-    seed, which only the comparison needs. One party has forgotten who may deal.
-
-    Returns
-    -------
-    dict
-        The number of the model on the SuperNodes, and that of the simulation, by the
-        strategy.
-    """
+    """Let two of the parties train, and compare with the same run in one process."""
     for name in TWO:
         lines = "two-parties = true", "allow-seed = true", "rows = false"
         allow(made.place / name, *lines)
@@ -348,7 +322,6 @@ def two_predict(
 
 
 def ids_of(file: Path) -> set[str]:
-    """Return the ids of a raw file, as pandas reads them."""
     read = {".csv": lambda p: pd.read_csv(p, sep=";"), ".parquet": pd.read_parquet}
     return set(read.get(file.suffix, pd.read_feather)(file)["patient"])
 
@@ -357,7 +330,6 @@ def ids_of(file: Path) -> set[str]:
 def clinics(
     tmp_path_factory,
 ) -> Iterator[tuple[Federation, dict[str, Path], pd.DataFrame]]:
-    """Return a federation over rows, its files, and all rows."""
     place = tmp_path_factory.mktemp("clinics")
     files, table = write_rows(place / "raw", 200)
     with federation(place, files, "visit", "fk-kmeans", "mufc") as made:

@@ -62,7 +62,6 @@ def main(grid, context):
 
 @pytest.fixture(autouse=True)
 def _circle(organisations) -> None:
-    """Let the parties have classes on either side of a sphere."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 3))
     y = ((X**2).sum(axis=1) > 2.4).astype(int)
@@ -73,7 +72,6 @@ def _circle(organisations) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Return the live children of a process."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -84,7 +82,6 @@ def children(pid: int) -> list[int]:
 
 
 def forking_process(organisations: Organisations, name: str) -> int:
-    """Return the process that forks one for each message of a party."""
     for pid in children(organisations.deployment.supernodes[name].pid):
         if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
             return pid
@@ -92,7 +89,6 @@ def forking_process(organisations: Organisations, name: str) -> int:
 
 
 def ended(pid: int) -> bool:
-    """Return whether there is no process of that number."""
     return not Path(f"/proc/{pid}").exists()
 
 

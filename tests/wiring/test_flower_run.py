@@ -72,7 +72,6 @@ def main(grid, context):
 
 @pytest.fixture(scope="module")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a minimal project that completes at once, fails or hangs."""
     folder = tmp_path_factory.mktemp("probe")
     (folder / "pyproject.toml").write_text(PROJECT)
     (folder / "client_app.py").write_text(CLIENT)

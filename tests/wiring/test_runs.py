@@ -17,7 +17,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def _rows(organisations) -> None:
-    """Let the parties have few rows, which may leave them."""
     rng = np.random.default_rng(0)
     for j, name in enumerate(NAMES):
         columns = {"id": list(range(60)), f"x-{name}": rng.normal(size=60).tolist()}
@@ -29,7 +28,6 @@ def _rows(organisations) -> None:
 def start(
     organisations: Organisations, folder: Path, *given: str
 ) -> subprocess.Popen[str]:
-    """Start ``vfl-flower run``."""
     common = ["size=10", "solver=central", "test-fraction=0.0", "n-parties=3"]
     common += ["timeout=60", f"output-dir={folder}"]
     options = [word for item in [*common, *given] for word in ("--set", item)]

@@ -114,7 +114,6 @@ def stranger(organisations) -> Iterator[str]:
 
 
 def ended(deployment: Deployment, name: str) -> str:
-    """Wait until a SuperNode gives up, and return its log."""
     assert deployment.supernodes[name].wait(30) != 0
     return deployment.processes.log(name, lines=100)
 
@@ -206,7 +205,6 @@ MOST_SECONDS = 220
 
 
 def refusal(run: Run, error: str) -> str:
-    """Return the one sentence by which a run was refused, in time."""
     assert not run.completed
     assert run.seconds < MOST_SECONDS, run
     (sentence,) = re.findall(r"(?m)^(?:[\w.]+\.)?RunEnded: (.*)$", run.log)
@@ -216,12 +214,10 @@ def refusal(run: Run, error: str) -> str:
 
 
 def told(run: Run, party: str) -> list[str]:
-    """Return what the log of a party says of its consent."""
     return re.findall(r"(?m)^.*consent.*$", run.party_logs[party])
 
 
 def lacking(run: Run, *lines: str) -> None:
-    """Check that all parties refuse a run, and say which lines they lack."""
     need = f"would need {', '.join(lines)}"
     which = "; ".join(f"the consent.toml of {name!r} {need}" for name in NAMES)
     sentence, _, _ = refusal(run, "FederationError").partition(". With solver='cg'")
@@ -231,7 +227,6 @@ def lacking(run: Run, *lines: str) -> None:
 
 
 def write_numbers(parties):
-    """Write the files of parties that may hold columns or rows."""
     numbers = np.random.default_rng(3).normal(size=(4, 300)).tolist()
     for j, config in enumerate(parties.configs):
         columns = {"id": list(range(300)), f"x{j}": numbers[j]}

@@ -37,7 +37,6 @@ class Reader(Federation):
         self.link: Running | None = None
 
     def type(self, words: list[str]) -> str:
-        """Type a command; return what it prints, or "" where it goes on running."""
         told = {PORT: str(self.port), MODEL: self.model}
         _, command, *rest = (re.sub(f"{PORT}|{MODEL}", swap(told), w) for w in words)
         if command == "coordinator":
@@ -61,7 +60,6 @@ class Reader(Federation):
         return Running(self.place, f"{name}-{self.commands}", *words)
 
     def end(self) -> None:
-        """End what goes on running, with Ctrl-C."""
         running = [*self.parties.values(), *filter(None, [self.link])]
         for command in running:
             if command.poll() is None:
