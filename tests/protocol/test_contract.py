@@ -327,7 +327,6 @@ def test_real_numbers_are_within_their_limits(value, fits):
             structure(fields, values, {})
 
 
-
 def test_numbers_of_a_request_are_known_before_its_arrays():
     """`m` is declared after `X`, whose first size it gives."""
     fields = {"X": parse(Annotated[Array, Reals("m")]), "m": parse(int)}

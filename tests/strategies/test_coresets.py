@@ -1071,7 +1071,7 @@ def test_sums_of_what_is_under_no_mask(strategy, action, name):
 
     X, y = data()
     grid = LyingGrid(parties(X, y), action, 1, lie(send_zeros))
-    with pytest.raises(FederationError, match="do not add up to .*'party-1'"):
+    with pytest.raises(FederationError, match=r"do not add up to .*'party-1'"):
         strategy.start(grid)
 
 
