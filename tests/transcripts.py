@@ -31,6 +31,28 @@ class Entry:
     size: int
 
 
+class Sent(InProcessGrid):
+    """Keeps what the server sent: (action, party, values), in order."""
+
+    def __init__(self, parties: Sequence[Party]) -> None:
+        super().__init__(parties)
+        self.sent: list[tuple[str, int, dict[str, Any]]] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Keep all."""
+        messages = list(messages)
+        for message in messages:
+            action = message.metadata.message_type.partition(".")[2]
+            party = self.get_node_ids().index(message.metadata.dst_node_id)
+            self.sent.append((action, party, unpack(message.content)[0]))
+        return super().push_messages(messages)
+
+    @property
+    def actions(self) -> list[str]:
+        """The steps that the server asked for, each once, in order."""
+        return list(dict.fromkeys(action for action, _, _ in self.sent))
+
+
 class Recorder(InProcessGrid):
     """Keeps every message, as the server packed it or unpacks it."""
 
