@@ -198,18 +198,6 @@ def test_rows_that_are_no_array_stand_in_the_order_already():
 # -- a server that deviates ------------------------------------------------------------
 
 
-def test_a_server_that_names_columns_a_party_lacks_is_refused(monkeypatch):
-    asked = agree
-
-    def lying(names, told, wanted=()):
-        asked(names, told, wanted)
-        return [*told[0]["columns"][:-1], "0" * 32]
-
-    monkeypatch.setattr("vfl_flower.protocol.parties.agree", lying)
-    with pytest.raises(PartyFailed, match="each of the 3 columns of this party once"):
-        small().start(RealParties(shuffled(rows())))
-
-
 def test_orders_that_differ_between_parties_give_noise(monkeypatch):
     """Otherwise a server could add one column of a party to another one's."""
     X = rows()

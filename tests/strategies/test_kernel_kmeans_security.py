@@ -20,7 +20,7 @@ from simulations.kernel_kmeans_attacks import (
     squared_distances,
     up_to_rotation,
 )
-from vfl_flower import FederationError, Party, PartyFailed
+from vfl_flower import Party, PartyFailed
 from vfl_flower.numerics.kernel_embedding import embed_rows, feature_blocks
 from vfl_flower.numerics.kernel_kmeans import (
     compose,
@@ -489,12 +489,6 @@ def test_of_two_parties_one_finds_the_others_only_row():
     w = vectors[:, -1] * np.sqrt(values[-1] * insider.D_1)
     x = solve_up_to_sign(lambda x: (insider.features(x[None]) @ V)[0], w, mean)
     assert relative(x, X[30], mean) < 1e-6
-
-
-def test_two_parties_are_refused():
-    parts = [exponential(30)[m::2] for m in range(2)]
-    with pytest.raises(FederationError, match="between two the sum shows each"):
-        watch(parts)
 
 
 # -- (e) what is left to the server: the points of the coreset -------------------------
