@@ -2,17 +2,16 @@
 
 import csv
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 from faults import Fault, FaultyGrid
 from forgetting import departure, removal
+from supernodes import SuperNodes, write_rows
 from transcripts import Recorder, actual, patterns
 
 from vfl_flower import FederationError, Party, PartyFailed
-from vfl_flower.app.client_app import load_from_context
-from vfl_flower.app.register import make_client_app
 from vfl_flower.clients.mufc_state import ServerState
 from vfl_flower.numerics.kernel_embedding import embed_rows
 from vfl_flower.numerics.kmeans import assign
@@ -277,14 +276,12 @@ def test_a_party_that_has_left_the_model_gets_no_clusters(tmp_path):
 
 @pytest.mark.parametrize("fault", ["raise", "duplicate", "reply unavailable"])
 @pytest.mark.parametrize("task", ["Prediction", "Evaluation"])
-def test_a_fault_is_mended_or_named(kind, task, fault, tmp_path, clock):
-    model = trained(kind, tmp_path)
+def test_a_fault_changes_nothing_or_is_named(task, fault, tmp_path, clock):
+    model = trained("mufc", tmp_path)
     new = parties(tmp_path, seed=50)
-    section = {"fk-kmeans": "kernel_kmeans", "mufc": "mufc"}[kind]
-    step = {"Prediction": "predict", "Evaluation": "evaluate"}[task]
-    struck = Fault(fault, f"{section}_{step}", 1, nth=0)
-    grid = FaultyGrid(new, [struck], clock)
-    strategy = later(kind, task, model, tmp_path)
+    step = {"Prediction": "mufc_predict", "Evaluation": "mufc_evaluate"}[task]
+    grid = FaultyGrid(new, [Fault(fault, step, 1, nth=0)], clock)
+    strategy = later("mufc", task, model, tmp_path)
     if fault == "raise":
         with pytest.raises(PartyFailed, match="south"):
             strategy.start(grid)
@@ -294,8 +291,7 @@ def test_a_fault_is_mended_or_named(kind, task, fault, tmp_path, clock):
     if task == "Prediction":
         assert written(new[1], model)[1] == model.predict(new[1].X).tolist()
     else:
-        clean = strategy.start(InProcessGrid(new)).metrics
-        assert metrics == clean
+        assert metrics == strategy.start(InProcessGrid(new)).metrics
 
 
 def test_a_killed_removal_is_settled_first(tmp_path):
@@ -318,61 +314,35 @@ def test_a_killed_removal_is_settled_first(tmp_path):
     assert "south.0.3" not in written(old[1], model)[0]
 
 
-@pytest.mark.parametrize("strategy", ["fk-kmeans", "mufc"])
-def test_on_nodes_from_files_of_new_rows(strategy, tmp_path):
+def test_on_nodes_from_files_of_new_rows(kind, tmp_path):
     """Text is encoded as in training, though the new files lack a level."""
     rng = np.random.default_rng(0)
-    texts = strategy == "fk-kmeans"
+    texts = kind == "fk-kmeans"
+    for which, n, levels in (("old", 60, "xyz"), ("new", 30, "xy")):
+        (tmp_path / which).mkdir()
+        for m in range(3):
+            X = rng.uniform(-0.4, 0.4, size=(n, 2)).tolist()
+            kinds = [[level] if texts else [] for level in rng.choice([*levels], n)]
+            lines = [[f"p{m}.{i}", *X[i], *kinds[i]] for i in range(n)]
+            header = ["id", "size", "ratio", "kind"][: len(lines[0])]
+            write_rows(tmp_path / which / f"{m}.csv", header, *lines)
 
-    def file(place, name, n, levels):
-        kind = rng.choice(levels, size=n)
-        table = pd.DataFrame({"id": [f"{name}{i}" for i in range(n)]})
-        table["size"] = rng.uniform(-0.4, 0.4, size=n)
-        table["ratio"] = rng.uniform(-0.4, 0.4, size=n)
-        if texts:
-            table["kind"] = kind
-        table.to_csv(place, index=False)
+    def nodes(which, **run):
+        consent = "[leaves]\nrow-sums = true\ncentroids = true\n"
+        more = {"levels": "kind=x|y|z"} if texts else {}
+        return SuperNodes(tmp_path / which, consent, more, strategy=kind, **run)
 
-    class Grid(InProcessGrid):
-        def __init__(self, which):
-            super().__init__([Party(np.zeros((1, 1)))] * 3)
-            self._app = make_client_app(load_from_context)
-            for context, name in zip(self._contexts.values(), NAMES, strict=True):
-                context.node_config = {
-                    "data": str(tmp_path / f"{name}-{which}.csv"),
-                    "id-column": "id",
-                    "party-name": name,
-                    "state-dir": str(tmp_path / f"state-{name}"),
-                    "consent": str(tmp_path / "consent.toml"),
-                } | ({"levels": "kind=x|y|z"} if texts else {})
-
-    (tmp_path / "consent.toml").touch(mode=0o600)
-    (tmp_path / "consent.toml").write_text(
-        "trust-on-first-use = true\n[leaves]\nrow-sums = true\ncentroids = true\n"
-    )
-    for name in NAMES:
-        file(tmp_path / f"{name}-old.csv", name, 60, ["x", "y", "z"])
-        file(tmp_path / f"{name}-new.csv", name, 30, ["x", "y"])
-
-    def run(grid, strategy, config):
-        for context in grid._contexts.values():
-            context.run_config = config
-        return strategy.start(grid)
-
-    config = {"strategy": strategy}
     training = KERNEL if texts else MUFC(2, n_init=1, server_state=tmp_path / "server")
-    model = run(Grid("old"), training.replace(seed=None), config).model
-    for task in ("Prediction", "Evaluation"):
-        config["task"] = {"Prediction": "predict", "Evaluation": "evaluate"}[task]
-        config["model"] = model.model
-        result = run(Grid("new"), later(strategy, task, model, tmp_path), config)
+    model = training.replace(seed=None).start(nodes("old")).model
+    for task, name in (("Prediction", "predict"), ("Evaluation", "evaluate")):
+        grid = nodes("new", task=name, model=model.model)
+        result = later(kind, task, model, tmp_path).start(grid)
     assert result.metrics["test_rows"] == 90
-    for name in NAMES:
-        folder = tmp_path / f"state-{name}"
-        (path,) = folder.glob(f"predictions-{model.model}-*.csv")
-        table = pd.read_csv(path)
-        assert table["id"].tolist() == [f"{name}{i}" for i in range(30)]
-        assert set(table["prediction"]) <= {0, 1, 2}
+    for m in range(3):
+        party = SimpleNamespace(state_dir=tmp_path / f"state-{m}")
+        ids, clusters = written(party, model)
+        assert ids == [f"p{m}.{i}" for i in range(30)]
+        assert set(clusters) <= {0, 1, 2}
 
 
 def test_the_share_that_is_explained_needs_no_more_than_the_server_has(tmp_path):

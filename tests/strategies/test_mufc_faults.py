@@ -4,9 +4,7 @@ Whatever happens, the run ends with a reason or q is that of those who take part
 """
 
 import functools
-import logging
 import re
-import sqlite3
 
 import numpy as np
 import pytest
@@ -22,60 +20,24 @@ from forgetting import (
 )
 
 from vfl_flower import FederationError, Party, PartyFailed
-from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
+from vfl_flower.clients.mufc_state import ServerState, list_models
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import MUFC, MUFCStatus
 
 TIMEOUT = 10.0  # seconds of a clock that only sleeping moves
-BAD = 11
 SETTINGS = {"n_clusters": 3, "local_clusters": 1, "gamma": 0.01, "n_init": 1}
 SETTINGS |= {"client_training": "init", "min_rows_per_bin": 1}
+NAMED = ("raise", "lose reply")
+"""Kinds that end the run."""
 ONCE = [
-    *("lose reply", "reply unavailable", "duplicate", "reorder", "unavailable"),
+    *(*NAMED, "reply unavailable", "duplicate", "reorder", "unavailable"),
     *("damage reply array", "damage request array", "damage request setting"),
 ]
-
-
-def twenty(folder=None, n=20):
-    """Return n parties with three rows each, with a state-dir if a folder."""
-    rng = np.random.default_rng(2)
-    actual = []
-    for j in range(n):
-        X = rng.uniform(-0.5, 0.5, size=(3, 2))
-        ids = np.array([f"c{j:02d}.{i}" for i in range(3)])
-        own = None if folder is None else folder / f"c{j:02d}"
-        actual.append(Party(X, ids=ids, name=f"c{j:02d}", state_dir=own))
-    return actual
 
 
 @pytest.fixture
 def three(tmp_path):
     return federation(tmp_path)
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Let twenty state files be written without waiting for the disk."""
-    connect = sqlite3.connect
-
-    def unsafe(*args, **kwargs):
-        db = connect(*args, **kwargs)
-        return Hasty(db)
-
-    class Hasty:
-        """A connection that does not wait."""
-
-        def __init__(self, db):
-            self.db = db
-
-        def execute(self, sql, *args):
-            """Run a statement."""
-            return self.db.execute(sql.replace("= EXTRA", "= OFF"), *args)
-
-        def __getattr__(self, name):
-            return getattr(self.db, name)
-
-    monkeypatch.setattr(sqlite3, "connect", unsafe)
 
 
 # -- a party that drops out -----------------------------------------------------------
@@ -114,73 +76,45 @@ def test_a_party_that_fails_after_the_sum_of_a_model_that_is_not_kept(
     assert [list_models(party.state_dir) for party in three] == [[]] * 4
 
 
-def test_one_of_twenty_drops_out_while_rows_are_forgotten(
-    clock: Clock, tmp_path, quick, caplog
-):
-    """At each step: an error, then the task again, which has the result."""
-    caplog.set_level(logging.CRITICAL)
-    parties, server = twenty(tmp_path), tmp_path / "server"
-    strategy = MUFC(**SETTINGS, server_state=server)
-    model = simulate(strategy, parties, seed=1).model.model
-    gone = [centroid_ids(parties[BAD], model)[0], centroid_ids(parties[7], model)[0]]
-    requests = {"c11": gone[:1], "c07": gone[1:]}
-    request = removal(parties, server, model, requests)
-    for action, version in (("mufc_forget", 1), ("mufc_commit", 2)):
-        fault = Fault("unavailable", action, BAD, nth=None)
-        with pytest.raises(PartyFailed, match=action):
-            request.start(FaultyGrid(parties, [fault], clock), timeout=TIMEOUT)
-        assert ServerState(server, model).version == version
-        assert ClientState(parties[BAD].state_dir, model).version == 1
-    simulate(request, parties)
-    check(parties, server, model, gone)
-
-
-@pytest.mark.parametrize("action", ["mufc_train", "mufc_commit"])
+@pytest.mark.parametrize(
+    ("task", "action"),
+    [
+        ("train", "mufc_train"),
+        ("unlearn", "mufc_forget"),
+        ("unlearn", "mufc_commit"),
+        ("add", "mufc_add"),
+    ],
+)
 @pytest.mark.parametrize("kind", ONCE)
-def test_whatever_happens_once_the_result_is_the_same(
-    clock: Clock, three, tmp_path, kind, action
+def test_whatever_happens_once_the_task_has_its_result(
+    clock: Clock, tmp_path, kind, task, action
 ):
-    """Or the party is named. Steps that are asked again give the same reply."""
-    expected = simulate(MUFC(**SETTINGS), three, seed=1).model
-    server = tmp_path / "server"
-    grid = FaultyGrid(three, [Fault(kind, action, 1)], clock)
-    strategy = MUFC(**SETTINGS, server_state=server, seed=1)
-    if kind == "lose reply":
-        with pytest.raises(PartyFailed, match=f"'south' failed in '{action}': no rep"):
-            strategy.start(grid, timeout=TIMEOUT)
-        return
-    model = strategy.start(grid, timeout=TIMEOUT).model
-    assert grid.struck
-    np.testing.assert_array_equal(model.cluster_centers_, expected.cluster_centers_)
-    assert model.sizes_.tolist() == expected.sizes_.tolist()
-    check(three, server, model.model)
-    again = Fault(kind, action.replace("train", "forget"), 0)
-    gone = [centroid_ids(three[0], model.model)[0]]
-    request = removal(three, server, model.model, {"north": gone})
-    request.start(FaultyGrid(three, [again], clock), timeout=TIMEOUT)
-    check(three, server, model.model, gone)
-
-
-@pytest.mark.parametrize("kind", ONCE)
-def test_rows_are_added_whatever_happens_once(clock: Clock, tmp_path, kind):
-    """Or the party is named, and the next run adds them."""
+    """Or the party is named, and the same task again has it."""
     whole, server = federation(tmp_path, (20, 12, 8)), tmp_path / "server"
-    few = [
+    parties = [
         Party(p.X[:n], ids=p.ids[:n], name=p.name, state_dir=p.state_dir)
         for p, n in zip(whole, (14, 9, 6), strict=True)
     ]
-    model = simulate(MUFC(**SETTINGS, server_state=server), few, seed=1).model.model
-    task = addition(whole, server, model)
-    grid = FaultyGrid(whole, [Fault(kind, "mufc_add", 1)], clock)
-    if kind == "lose reply":
-        with pytest.raises(PartyFailed, match="'south' failed in 'mufc_add': no rep"):
-            task.start(grid, timeout=TIMEOUT)
-        check(few, server, model)
-        grid = InProcessGrid(whole)
-    added = task.start(grid, timeout=TIMEOUT)
-    assert kind == "lose reply" or grid.struck
-    assert added.metrics["added"] == 11
-    check(whole, server, model)
+    strategy, gone = MUFC(**SETTINGS, server_state=server, seed=1), []
+    model = task != "train" and simulate(strategy, parties).model.model
+    if task == "unlearn":
+        gone = [centroid_ids(parties[0], model)[0], "south.1"]
+        requests = {"north": gone[:1], "south": gone[1:]}
+        strategy = removal(parties, server, model, requests)
+    elif task == "add":
+        parties, strategy = whole, addition(whole, server, model)
+    grid = FaultyGrid(parties, [Fault(kind, action, 1)], clock)
+    if kind in NAMED:
+        with pytest.raises(PartyFailed, match=f"'south' failed in '{action}': "):
+            strategy.start(grid, timeout=TIMEOUT)
+        if model:
+            saved = action == "mufc_commit"
+            assert ServerState(server, model).version == 1 + saved
+        grid = InProcessGrid(parties)
+    result = strategy.start(grid, timeout=TIMEOUT)
+    assert kind in NAMED or grid.struck
+    assert result.metrics["rows"] == {"train": 29, "unlearn": 27, "add": 40}[task]
+    check(parties, server, result.model.model, gone)
 
 
 # -- messages that were changed, with a digest that fits -------------------------------
