@@ -84,6 +84,12 @@ class Recorder(InProcessGrid):
         self.transcript.append(Entry(action, party, up, values, frame, data, size))
 
 
+def replies(transcript: Sequence[Entry], action: str, name: str) -> list[Any]:
+    """Return what each party sent in a step under a name, in party order."""
+    sent = [e for e in transcript if e.up and e.action == action]
+    return [e.values[name] for e in sorted(sent, key=lambda e: e.party)]
+
+
 def our_steps(*modules: str) -> dict[str, Step[..., Any]]:
     """Return the steps of the package by action: all, or those of some modules.
 
