@@ -118,15 +118,6 @@ def test_each_pass_is_the_sum_of_the_parts_of_the_parties(monkeypatch):
                 np.testing.assert_allclose(getattr(total, name), summed, atol=1e-9)
 
 
-def test_clusters_are_found():
-    result = simulate(strategy(gamma=0.05, n_components=8), parties())
-    labels, truth = np.concatenate(result.model.labels_), rows()[1]
-    table = np.zeros((K, 4))
-    np.add.at(table, (labels, truth), 1)
-    assert table.max(axis=1).sum() > 0.9 * N
-    assert sorted(np.bincount(labels)) == sorted(table.sum(axis=1))
-
-
 def test_without_the_mechanism():
     settings = {"eigensolver": "lanczos", "masking": "plain"}
     with_it, without = (
