@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from consents import limited
 from draws import stream
 from faults import Changed, of_party
 from transcripts import Sent
@@ -292,18 +291,23 @@ def test_units_of_regression_by_the_paper():
     assert result.ledger.round_trips == 5
 
 
-def test_units_of_a_uniform_sample():
-    """The rows cost mT by number, m(d + 1) by value; published: mT + m d."""
-    result = cost(CoresetVRLR(M, sampling="uniform", solver="central"))
-    assert result.ledger.units == M * T + M * (D + 1)
-    assert result.ledger.round_trips == 2
+@pytest.mark.parametrize(
+    ("options", "units", "trips"),
+    [
+        ({"sampling": "uniform"}, M * T + M * (D + 1), 2),
+        ({"sampling": "full"}, 200 * (D + 1), 2),
+        ({"check_size": 20}, T + 3 * (M + 20) * T + (M + 20) * (D + 1), 3),
+    ],
+)
+def test_units_of_other_samples(options, units, trips):
+    """Of a uniform one mT for the rows by number, m(d + 1) by value.
 
-
-def test_units_of_all_rows():
-    """n(d + 1): which rows they are goes without saying; published: n d."""
-    result = cost(CoresetVRLR(M, sampling="full", solver="central"), n=200)
-    assert result.ledger.units == 200 * (D + 1)
-    assert result.ledger.round_trips == 2
+    Of all rows n(d + 1): which they are goes without saying. With a second draw of c
+    rows as of a coreset of m + c, in no more trips. Published: mT + m d, and n d.
+    """
+    result = cost(CoresetVRLR(M, solver="central", **options))
+    assert result.ledger.units == units
+    assert result.ledger.round_trips == trips
 
 
 @pytest.mark.parametrize(
@@ -390,31 +394,19 @@ def test_units_of_saga(b):
     )
 
 
-@pytest.mark.parametrize(
-    ("strategy", "units", "actions"),
-    [
-        (
-            CoresetVRLR(M, test_fraction=0.25, evaluate="full", solver="central"),
-            None,
-            dict.fromkeys(
-                ("linear_losses_parts", "linear_losses_gram", "linear_losses_losses"), 1
-            ),
-        ),
-        (
-            CoresetVKMC(K, size=M, evaluate="full"),
-            200 * K * T + K * D,
-            {"coresets_distances": 1},
-        ),
-    ],
-)
-def test_units_of_evaluation(strategy, units, actions):
-    """Up n k T distances; down the centres."""
-    result = cost(strategy)
-    if units is not None:  # what passes under shares is bytes
-        assert result.evaluation.units == units
-    waits = result.evaluation.waits
-    assert {action: len(seconds) for action, seconds in waits.items()} == actions
-    assert result.evaluation.round_trips < result.ledger.round_trips
+def test_units_of_evaluation():
+    """Up n k T distances; down the centres. What passes under shares is bytes."""
+    linear = CoresetVRLR(M, test_fraction=0.25, evaluate="full", solver="central")
+    steps = [f"linear_losses_{name}" for name in ("parts", "gram", "losses")]
+    result = cost(CoresetVKMC(K, size=M, evaluate="full")).evaluation
+    assert result.units == 200 * K * T + K * D
+    for waits, actions in (
+        (result.waits, ["coresets_distances"]),
+        (cost(linear).evaluation.waits, steps),
+    ):
+        assert {a: len(seconds) for a, seconds in waits.items()} == dict.fromkeys(
+            actions, 1
+        )
 
 
 @pytest.mark.parametrize("masking", ["ring", "plain"])
@@ -510,13 +502,6 @@ def test_second_draw_is_the_next_rows_of_each_party(rounds):
     assert result.metrics["check_loss"] == pytest.approx(losses.sum(), rel=1e-8)
     error = losses.std(ddof=1) * math.sqrt(c)
     assert result.metrics["check_loss_error"] == pytest.approx(error, rel=1e-8)
-
-
-def test_units_of_a_second_draw_of_c_rows():
-    """T + 3(m + c)T + (m + c)(d + 1): as a coreset of m + c rows, in no more trips."""
-    result = cost(CoresetVRLR(M, check_size=20, solver="central"))
-    assert result.ledger.units == T + 3 * (M + 20) * T + (M + 20) * (D + 1)
-    assert result.ledger.round_trips == 3
 
 
 def test_second_draw_estimates_the_loss_on_all_rows():
@@ -665,34 +650,16 @@ def test_sigma_min_sees_a_column_that_two_parties_nearly_hold(noise, solver):
 
 BOTH = [
     ({"size": 0}, "at least 1"),
-    ({"size": -5}, "at least 1"),
     ({"size": 2**24 + 1}, "at most"),
-    ({"size": 10.5}, "a whole number"),
-    ({"size": "10"}, "a whole number"),
-    ({"sampling": "all"}, "'coreset', 'uniform', 'full'"),
-    ({"rounds": "fast"}, "'fused', 'paper'"),
-    ({"evaluate": "test"}, "'coreset', 'full'"),
     ({"check_size": 1, "solver": "central"}, "0 or at least 2"),
     ({"check_size": -2}, "at least 0"),
     ({"check_size": 9, "sampling": "uniform"}, "0 unless sampling is 'coreset'"),
-    ({"masking": "none"}, "'ring', 'plain'"),
-    ({"n_parties": -1}, "at least 0"),
-    ({"n_parties": 1}, "0 or at least 2"),
-    ({"seed": -1}, "at least 0"),
-    ({"seed": 0.5}, "a whole number"),
-    ({"seed": 2**63}, "below"),
 ]
 REGRESSION = [
-    ({"regularizer": "l2"}, "'none', 'ridge', 'lasso', 'elasticnet'"),
-    ({"solver": "sgd"}, "'moments', 'central', 'cg'"),
-    ({"solver": "distdim"}, "'moments', 'central', 'cg'"),
     ({"check_size": 9, "solver": "cg"}, "0 unless .* solver 'central'"),
     ({"test_fraction": 1.0}, "below 1"),
     ({"test_fraction": -0.1}, "at least 0"),
-    ({"test_fraction": math.nan}, "number"),
     ({"alpha": -1.0}, "at least 0"),
-    ({"alpha": math.nan}, "number"),
-    ({"alpha": math.inf}, "number"),
     ({"alpha": 1.0}, "0 without a regularizer"),
     ({"alpha": 0.0, "regularizer": "ridge"}, "above 0 for ridge"),
     ({"l1_ratio": 1.5}, "at most 1"),
@@ -700,13 +667,10 @@ REGRESSION = [
     ({"max_iter": 0}, "at least 1"),
     ({"tol": -1e-9}, "at least 0"),
     ({"batch_size": 0}, "at least 1"),
-    ({"fit_intercept": 1}, "True or False"),
 ]
 CLUSTERING = [
     ({"n_clusters": 0}, "at least 1"),
-    ({"solver": "cg"}, "'central', 'distdim'"),
     ({"check_size": 9, "solver": "distdim"}, "0 unless .* solver 'central'"),
-    ({"local_clustering": "none"}, "'lloyd', 'seeding'"),
     ({"approximation": 0.5}, "at least 1"),
     ({"n_init": 0}, "at least 1"),
     ({"n_clusters": 11, "size": 10}, "at most size"),
@@ -862,8 +826,6 @@ STRATEGIES = {
         ("fused", "coresets_totals", lie(total=np.array([1e9])), "and at most 600"),
         ("fused", "coresets_totals", lie(rows=None), "lacks 'rows'"),
         ("paper", "coresets_drawn_rows", lie(rows=half), "must have .* drawn rows"),
-        ("paper", "coresets_pooled_rows", lie(y=None), "lacks 'y'"),
-        ("fused", "coresets_scores", lie(X=None), "lacks 'X'"),
         ("fused", "coresets_scores", lie(X=np.full((20, 4), 1e51)), "at most 1e.50"),
         ("fused", "coresets_scores", lie(y=np.full(20, -1e51)), "at most 1e.50"),
         ("all", "coresets_pooled_rows", lie(X=np.ones((7, 4)), y=np.ones(7)), "300"),
@@ -929,39 +891,6 @@ def test_labels_are_those_of_the_label_holder():
 
 
 # -- consent: of how many rows a party sends the values --------------------------------
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda: CoresetVRLR(40, solver="central"),
-        lambda: CoresetVRLR(30, check_size=20, solver="central"),
-        lambda: CoresetVKMC(3, size=40),
-        lambda: CoresetVKMC(3, size=40, rounds="paper"),
-    ],
-)
-def test_consent_counts_each_row_once(made):
-    """Rows are drawn with replacement, and the second draw has some of the first."""
-    X, y = data(60)
-    _, sent = run(made(), parties(X, y), seed=5)
-    pooled = ("coresets_scores", "coresets_pooled_rows")
-    rows = [v["rows"] for a, v in sent if a in pooled and "rows" in v]
-    distinct = len(np.unique(np.concatenate(rows)))
-    assert distinct < 40
-    kind = "row-sums" if "paper" in made().rounds else "rows"
-    for limit in (distinct, distinct - 1):
-        federation = parties(X, y)
-        federation[1].consent = limited(limit)
-        if limit == distinct:
-            run(made(), federation, seed=5)
-            continue
-        with pytest.raises(PartyFailed) as caught:
-            run(made(), federation, seed=5)
-    assert (caught.value.party, caught.value.reason) == (
-        "party-1",
-        f"this party's consent lets {distinct - 1} rows leave it as {kind} in one run, "
-        f"this one asks for {distinct}",
-    )
 
 
 def test_the_size_follows_the_number_of_columns_and_is_said_where_it_is_too_small():
