@@ -26,7 +26,6 @@ VICTIM = 1
 
 
 def rows(n=40, d=4):
-    """Return three parties with other rows of the same columns."""
     rng = np.random.default_rng(0)
     return [Party(rng.normal(size=(n, d)), name=name) for name in "abc"]
 
