@@ -60,11 +60,20 @@ def kind(request):
 
 
 def trained(kind, folder):
-    """Train; return the model."""
     if kind == "fk-kmeans":
         return simulate(KERNEL, parties(folder), seed=1).model
     strategy = MUFC(3, n_init=2, box=BOX, server_state=folder / "server")
     return simulate(strategy, parties(folder), seed=1).model
+
+
+@pytest.fixture
+def model(kind, tmp_path):
+    return trained(kind, tmp_path)
+
+
+@pytest.fixture
+def new(tmp_path):
+    return parties(tmp_path, seed=50)
 
 
 def later(kind, task, model, folder, **settings):
@@ -93,10 +102,8 @@ def cost(kind, model, X):
     return assign(box.scale(X), box.scale(model.cluster_centers_))[1].mean()
 
 
-def test_each_party_has_the_clusters_of_its_new_rows(kind, tmp_path):
+def test_each_party_has_the_clusters_of_its_new_rows(kind, tmp_path, model, new):
     """The columns in another order at one of them; those of training stay as well."""
-    model = trained(kind, tmp_path)
-    new = parties(tmp_path, seed=50)
     before = (new[0].state_dir / f"predictions-{model.model}.csv").read_bytes()
     turned = dataclasses.replace(
         new[1], X=new[1].X[:, [2, 0, 1]], columns=("c", "a", "b")
@@ -112,16 +119,13 @@ def test_each_party_has_the_clusters_of_its_new_rows(kind, tmp_path):
     assert (new[0].state_dir / f"predictions-{model.model}.csv").read_bytes() == before
 
 
-def test_two_parties_of_three_are_enough(kind, tmp_path):
-    model = trained(kind, tmp_path)
+def test_two_parties_of_three_are_enough(kind, tmp_path, model):
     new = parties(tmp_path, seed=50)[1:]
     simulate(later(kind, "Prediction", model, tmp_path), new)
     assert written(new[1], model)[1] == model.predict(new[1].X).tolist()
 
 
-def test_what_clusters_are_worth_on_new_rows(kind, tmp_path):
-    model = trained(kind, tmp_path)
-    new = parties(tmp_path, seed=50)
+def test_what_clusters_are_worth_on_new_rows(kind, tmp_path, model, new):
     result = simulate(later(kind, "Evaluation", model, tmp_path), new)
     expected = cost(kind, model, np.concatenate([party.X for party in new]))
     assert result.metrics["test_rows"] == 120
@@ -129,9 +133,7 @@ def test_what_clusters_are_worth_on_new_rows(kind, tmp_path):
     assert not list(tmp_path.glob("*/predictions-*-*.csv"))
 
 
-def test_fewer_than_twenty_rows_of_a_party_tell_no_cost(kind, tmp_path):
-    model = trained(kind, tmp_path)
-    new = parties(tmp_path, seed=50)
+def test_fewer_than_twenty_rows_of_a_party_tell_no_cost(kind, tmp_path, model, new):
     few = dataclasses.replace(new[2], X=new[2].X[:19], ids=new[2].ids[:19])
     few.ids_digest = None
     with pytest.raises(PartyFailed, match="at least 20 rows"):
@@ -149,9 +151,7 @@ def test_rows_too_far_from_the_box_tell_no_cost(tmp_path):
         simulate(later("mufc", "Evaluation", model, tmp_path), new)
 
 
-def test_the_server_sees_no_cluster_and_no_cost_of_a_party(kind, tmp_path):
-    model = trained(kind, tmp_path)
-    new = parties(tmp_path, seed=50)
+def test_the_server_sees_no_cluster_and_no_cost_of_a_party(kind, tmp_path, model, new):
     for task in ("Prediction", "Evaluation"):
         grid = Recorder(new)
         later(kind, task, model, tmp_path).start(grid)
@@ -162,8 +162,7 @@ def test_the_server_sees_no_cluster_and_no_cost_of_a_party(kind, tmp_path):
         assert not told & {"labels", "clusters", "predictions"}
 
 
-def test_other_columns_or_no_model(kind, tmp_path):
-    model = trained(kind, tmp_path)
+def test_other_columns_or_no_model(kind, tmp_path, model):
     strategy = later(kind, "Prediction", model, tmp_path)
     with pytest.raises((PartyFailed, FederationError), match="columns of training"):
         simulate(strategy, parties(tmp_path, seed=50, columns=("a", "b", "x")))
@@ -193,9 +192,7 @@ def test_a_model_without_a_map_is_refused_before_any_row_is_read(tmp_path):
         simulate(FKKMeansPrediction(model.model), made)
 
 
-def test_consent_counts_what_an_evaluation_costs(kind, tmp_path):
-    model = trained(kind, tmp_path)
-    new = parties(tmp_path, seed=50)
+def test_consent_counts_what_an_evaluation_costs(kind, tmp_path, model, new):
     for party in new:
         party.consent = dataclasses.replace(FREE, leaves={"row-sums": Limit(39)})
     strategy = later(kind, "Evaluation", model, tmp_path)
