@@ -50,14 +50,12 @@ NAMES = ("airline", "weather", "registry", "bank", "shop")
 
 @functools.cache
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of four clusters, and which."""
     rng = np.random.default_rng(0)
     truth = rng.integers(4, size=N)
     return 3 * rng.normal(size=(4, 5))[truth] + rng.normal(size=(N, 5)), truth
 
 
 def by_rows(count: int = 3, X: np.ndarray | None = None) -> list[Party]:
-    """Return parties with other rows of the same columns."""
     X = data()[0] if X is None else X
     ends = list(accumulate(SPLITS[count]))[:-1]
     blocks = np.split(X, ends)
@@ -92,7 +90,6 @@ def trips(ledger: Ledger) -> dict[str, int]:
 
 
 def uploaded(ledger: Ledger, action: str) -> list[int]:
-    """Return the floats that each party has sent in a step."""
     return [
         entry.units_up for entry in ledger.entries.values() if entry.action == action
     ]
@@ -415,7 +412,6 @@ def refusal(federation: list[Party], **settings: Any) -> tuple[str, int]:
 
 
 def split(X: np.ndarray) -> list[Party]:
-    """Return three parties."""
     return [Party(x) for x in np.array_split(X, 3)]
 
 

@@ -45,7 +45,6 @@ NAMES = ("airline", "weather", "registry", "bank", "shop")
 
 
 def rows():
-    """Return rows of four clusters, and which."""
     rng = np.random.default_rng(0)
     truth = rng.integers(4, size=N)
     return 3 * rng.normal(size=(4, 5))[truth] + rng.normal(size=(N, 5)), truth

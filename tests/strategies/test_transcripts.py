@@ -89,7 +89,6 @@ AT_HOME = [n for n in STRATEGIES if n not in POOLED]
 
 
 def kernel(solver="direct", **settings):
-    """Return a small FDSKL on real labels."""
     size = {"features": 8 if solver == "direct" else 12}
     given = {"target": "continuous", "test_fraction": 0.2, "block_bytes": 1200}
     return FDSKL("square", solver=solver, **{**given, **size, **settings})
@@ -605,7 +604,6 @@ KERNEL_SUMS = {
 
 
 def clustering(**settings):
-    """Return a small FKKMeans."""
     size = {"n_features": 8, "iterations": 3, "subspace_tol": 0, "n_init": 1}
     if settings.get("clustering") != "sums":
         size |= {"clustering": "coreset", "coreset_size": 20}
