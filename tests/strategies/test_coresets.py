@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from consents import limited
 from draws import stream
 from faults import Changed, of_party
 from transcripts import Sent
@@ -918,3 +919,14 @@ def test_the_size_follows_the_number_of_columns_and_is_said_where_it_is_too_smal
         "p1 30, p2 2, and the labels), got 150 of 6000 rows"
     )
     assert str(caught.value).endswith("set size to at least 172")
+
+
+@pytest.mark.parametrize(
+    "strategy", [CoresetVRLR(40, solver="central"), CoresetVKMC(3)]
+)
+def test_rows_whose_scores_are_summed_are_counted(strategy):
+    federation = parties(*data(60))
+    federation[1].consent = limited(1)
+    with pytest.raises(PartyFailed, match="lets 1 rows leave it as row-sums") as caught:
+        strategy.replace(rounds="paper", size=40).start(InProcessGrid(federation))
+    assert (caught.value.party, caught.value.action) == ("party-1", "coresets_scores")

@@ -85,13 +85,12 @@ def columns(j, block):
     return [f"c{j}.{k}" for k in range(block.shape[1])]
 
 
-def new_parties(folder, count=3, ids=None, names=True, n=NEW):
+def new_parties(folder, count=3, names=True, n=NEW):
     """Return the parties with new rows, and the rows of each."""
     blocks = split(data(n, seed=9)[0])[count]
     return [
         Party(
             block,
-            ids=ids,
             name=f"party {j}",
             columns=columns(j, block) if names else None,
             state_dir=folder / str(j),
@@ -227,17 +226,6 @@ def test_labels_of_any_size_are_predicted_as_well(tmp_path, size):
     actual, expected = written(tmp_path)[2], result.model.predict(blocks)
     assert np.abs(actual - expected).max() <= 1e-8 * np.abs(expected).max()
     assert np.abs(expected).max() > 0.1 * np.max(size)
-
-
-def test_ids_are_written_beside_the_predictions(tmp_path):
-    result = train(tmp_path)
-    ids = np.array([f'flight "{i}", late' for i in range(NEW)])
-    parties, _ = new_parties(tmp_path, ids=ids)
-    simulate(predicting(result.model.model), parties)
-    header, rows, actual = written(tmp_path)
-    assert header == ["id", "prediction"]
-    assert rows == ids.tolist()
-    assert set(actual) == {2.0, 5.0}
 
 
 @pytest.mark.parametrize("solver", ["direct", "moments"])
@@ -431,14 +419,6 @@ def spoil(folder, model, change):
 def test_settings_that_are_out_of_range(settings, message):
     with pytest.raises(ValueError, match=message):
         predicting(**{"model": "0123456789abcdef", **settings})
-
-
-def test_a_model_without_its_parts_says_where_they_are(tmp_path):
-    result = train(tmp_path)
-    parties, blocks = new_parties(tmp_path)
-    actual = simulate(predicting(result.model.model), parties)
-    with pytest.raises(ValueError, match=f"parts of model {actual.model.model} lie at"):
-        actual.model.predict(blocks)
 
 
 def test_what_a_model_is_worth_on_new_rows(tmp_path):

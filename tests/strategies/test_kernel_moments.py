@@ -66,6 +66,7 @@ from vfl_flower.secure_aggregation.fixed_point import (
 )
 from vfl_flower.secure_aggregation.shares import Deal, Dealt, subtract, unpack
 from vfl_flower.secure_aggregation.triples import deal_predictions, hide_rows
+from vfl_flower.strategies import fdskl
 from vfl_flower.strategies import kernel_moments as server
 from vfl_flower.strategies.prediction import FDSKLPrediction
 
@@ -275,6 +276,9 @@ def test_rows_that_do_not_fit_are_in_a_warning(monkeypatch, rows, caplog):
     assert warning.startswith(f"{(rows or N) - 600} of {rows or N} rows to train on")
     assert "28,800 numbers" in warning
     assert warning in caplog.text
+    monkeypatch.setattr(fdskl, "FEW_ROWS", 600)
+    again = simulate(strategy(features=24, rows=rows), parties(), seed=0)
+    assert [*again.warnings] == [warning]
 
 
 @pytest.mark.parametrize("dealer", ["server", "p0"])
@@ -377,7 +381,6 @@ def test_relevant_features_have_at_least_the_density_of_the_pilot(angles, densit
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Return a result, the state-dirs of its parties, and the seed."""
     folder = tmp_path_factory.mktemp("parts")
     X, y = data()
     federation = parties(3, 2, X, (y > 1) + 1.0)

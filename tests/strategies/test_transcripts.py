@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from consents import free
 from transcripts import (
     Recorder,
     actual,
@@ -16,10 +15,8 @@ from transcripts import (
     replies,
 )
 
-from vfl_flower import Party, PartyFailed
-from vfl_flower.app.register import make_client_app
+from vfl_flower import Party
 from vfl_flower.clients.evaluation import Told
-from vfl_flower.clients.kernel_kmeans import expand
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import (
     leverage_factor,
@@ -27,7 +24,6 @@ from vfl_flower.numerics.coresets import (
     vrlr_sensitivities,
 )
 from vfl_flower.protocol.common import has_own
-from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.steps import STEPS
 from vfl_flower.secure_aggregation import group
 from vfl_flower.strategies import (
@@ -707,17 +703,6 @@ def test_every_step_of_clusterings_is_in_the_tables():
         took = {n for n, declared in step.contract.request.items() if declared.leaves}
         iterates = action.rpartition("_")[2] in ("gram", "product", "project")
         assert took == (names("seed") if iterates else set())
-
-
-def test_a_party_that_protects_itself_sends_no_functions_of_single_rows():
-    """Without the mechanism each row's part of A A^T c is in the clear."""
-    with pytest.raises(PartyError, match="cem must be true: without it single rows"):
-        expand(Party(np.ones((2, 2))), np.ones(8))
-    grid = Recorder(row_parties())
-    grid._app = make_client_app(lambda context: free(grid._parties[context.node_id]))
-    grid._keep = lambda *args, **kwargs: None
-    with pytest.raises(PartyFailed, match="sends its addends only under masks"):
-        CLUSTERINGS["without cem"]().start(grid)
 
 
 # -- what sums hide -----------------------------------------------------------------
