@@ -1,5 +1,6 @@
 """What parties and server draw without a seed, the same each time."""
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,3 +22,9 @@ def repeated_draws(seed: int) -> Iterator[None]:
             "secrets.randbits", lambda bits: int(rng.integers(2 ** (bits - 1)))
         )
         yield
+
+
+def stream(seed: int, *names: int | str) -> np.random.Generator:
+    """Return a generator of a run with a seed: of a party, or of the server."""
+    entropy = [n if isinstance(n, int) else zlib.crc32(n.encode()) for n in names]
+    return np.random.default_rng(np.random.SeedSequence([seed, *entropy]))

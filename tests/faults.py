@@ -12,7 +12,7 @@ from flwr.app import Array, Error, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 
 from vfl_flower import Party
-from vfl_flower.protocol.messages import BUNDLE, bundle, unbundle, unpack
+from vfl_flower.protocol.messages import BUNDLE, bundle, pack, unbundle, unpack
 from vfl_flower.simulation import InProcessGrid
 
 UNAVAILABLE, NO_REPLY, RAISED = 5, 4, 2
@@ -222,6 +222,81 @@ class LyingGrid(InProcessGrid):
                 reply.content = self._lie(message, *unpack(reply.content))
             self._left -= 1
         return number
+
+
+class Changed(InProcessGrid):
+    """Changes what all parties have sent in one step, with digests that fit.
+
+    Parameters
+    ----------
+    parties : sequence of Party
+        As for :class:`InProcessGrid`.
+    action : str
+        The step of the replies.
+    change : callable
+        Takes the values of each reply, in party order, and changes them in place.
+    """
+
+    def __init__(
+        self,
+        parties: Sequence[Party],
+        action: str,
+        change: Callable[[list[dict[str, Any]]], object],
+    ) -> None:
+        super().__init__(parties)
+        self._action, self._change = action, change
+        self._held: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Hold the replies of the step back until all have come."""
+        messages = list(messages)
+        numbers = super().push_messages(messages)
+        for message, number in zip(messages, numbers, strict=True):
+            reply = self._replies[number]
+            asked = message.metadata.message_type == f"train.{self._action}"
+            if asked and reply.has_content():
+                values, frame = unpack(reply.content)
+                del frame["digest"]
+                self._held[number] = values, frame
+        if len(self._held) == len(self._parties):
+            self._change([values for values, _ in self._held.values()])
+            for number, content in self._held.items():
+                self._replies[number].content = pack(*content)
+            self._held = {}
+        return numbers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return nothing of the step before all is there."""
+        return [] if self._held else super().pull_messages(message_ids)
+
+
+def of_party(place: int, **changes: Any) -> Callable[[list[dict[str, Any]]], None]:
+    """Return a change of what one party sends: values by name, or functions of them.
+
+    None leaves a value out.
+    """
+
+    def change(replies: list[dict[str, Any]]) -> None:
+        values = replies[place]
+        for name, value in changes.items():
+            if value is None:
+                del values[name]
+            elif not callable(value):
+                values[name] = value
+            elif name in values:
+                values[name] = value(values[name])
+
+    return change
+
+
+def of_all(**changes: Any) -> Callable[[list[dict[str, Any]]], None]:
+    """Return the same change of what each party sends."""
+
+    def change(replies: list[dict[str, Any]]) -> None:
+        for place in range(len(replies)):
+            of_party(place, **changes)(replies)
+
+    return change
 
 
 def _request(reply: Message) -> str:

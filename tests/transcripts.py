@@ -30,6 +30,28 @@ class Entry:
     size: int
 
 
+class Sent(InProcessGrid):
+    """Keeps what the server sent: (action, party, values), in order."""
+
+    def __init__(self, parties: Sequence[Party]) -> None:
+        super().__init__(parties)
+        self.sent: list[tuple[str, int, dict[str, Any]]] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Keep all."""
+        messages = list(messages)
+        for message in messages:
+            action = message.metadata.message_type.partition(".")[2]
+            party = self.get_node_ids().index(message.metadata.dst_node_id)
+            self.sent.append((action, party, unpack(message.content)[0]))
+        return super().push_messages(messages)
+
+    @property
+    def actions(self) -> list[str]:
+        """The steps that the server asked for, each once, in order."""
+        return list(dict.fromkeys(action for action, _, _ in self.sent))
+
+
 class Listening(InProcessGrid):
     """Keeps the messages that the server sends, and those that it gets."""
 
@@ -74,6 +96,12 @@ class Recorder(InProcessGrid):
         party = self.get_node_ids().index(node)
         size = n_bytes(message.content)
         self.transcript.append(Entry(action, party, up, values, frame, data, size))
+
+
+def replies(transcript: Sequence[Entry], action: str, name: str) -> list[Any]:
+    """Return what each party sent in a step under a name, in party order."""
+    sent = [e for e in transcript if e.up and e.action == action]
+    return [e.values[name] for e in sorted(sent, key=lambda e: e.party)]
 
 
 def our_steps(*modules: str) -> dict[str, Step[..., Any]]:

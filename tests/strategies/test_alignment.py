@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from deviating import RealParties
+from faults import Changed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transcripts import Recorder, is_uniform, our_steps
@@ -446,19 +447,14 @@ def test_a_party_that_sends_another_list(change, rule, monkeypatch):
     assert caught.value.party == "p1"
 
 
-def test_a_party_that_repeats_a_point(monkeypatch):
-    more = client.encrypt_points.function
+def test_a_party_that_repeats_a_point():
+    def change(replies):
+        if "encrypted" in replies[0]:
+            points = replies[0]["encrypted"]
+            replies[0]["encrypted"] = np.repeat(points[:1], len(points), axis=0)
 
-    @functools.wraps(more)
-    def encrypt_points(member, points):
-        made = more(member, points)
-        if "encrypted" in made and member.index == 0:
-            made["encrypted"] = np.repeat(made["encrypted"][:1], 120, axis=0)
-        return made
-
-    monkeypatch.setattr(client.encrypt_points, "function", encrypt_points)
     with pytest.raises(FederationError, match="'p1' must have each point once"):
-        Alignment("q4").start(InProcessGrid(parties(*own_lists())))
+        Alignment("q4").start(Changed(parties(*own_lists()), MORE, change))
 
 
 @pytest.mark.parametrize(

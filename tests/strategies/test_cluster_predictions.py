@@ -2,17 +2,16 @@
 
 import csv
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 from faults import Fault, FaultyGrid
 from forgetting import departure, removal
+from supernodes import SuperNodes, write_rows
 from transcripts import Recorder, actual, patterns
 
 from vfl_flower import FederationError, Party, PartyFailed
-from vfl_flower.app.client_app import load_from_context
-from vfl_flower.app.register import make_client_app
 from vfl_flower.clients.mufc_state import ServerState
 from vfl_flower.numerics.kernel_embedding import embed_rows
 from vfl_flower.numerics.kmeans import assign
@@ -61,11 +60,20 @@ def kind(request):
 
 
 def trained(kind, folder):
-    """Train; return the model."""
     if kind == "fk-kmeans":
         return simulate(KERNEL, parties(folder), seed=1).model
     strategy = MUFC(3, n_init=2, box=BOX, server_state=folder / "server")
     return simulate(strategy, parties(folder), seed=1).model
+
+
+@pytest.fixture
+def model(kind, tmp_path):
+    return trained(kind, tmp_path)
+
+
+@pytest.fixture
+def new(tmp_path):
+    return parties(tmp_path, seed=50)
 
 
 def later(kind, task, model, folder, **settings):
@@ -94,10 +102,8 @@ def cost(kind, model, X):
     return assign(box.scale(X), box.scale(model.cluster_centers_))[1].mean()
 
 
-def test_each_party_has_the_clusters_of_its_new_rows(kind, tmp_path):
+def test_each_party_has_the_clusters_of_its_new_rows(kind, tmp_path, model, new):
     """The columns in another order at one of them; those of training stay as well."""
-    model = trained(kind, tmp_path)
-    new = parties(tmp_path, seed=50)
     before = (new[0].state_dir / f"predictions-{model.model}.csv").read_bytes()
     turned = dataclasses.replace(
         new[1], X=new[1].X[:, [2, 0, 1]], columns=("c", "a", "b")
@@ -113,16 +119,13 @@ def test_each_party_has_the_clusters_of_its_new_rows(kind, tmp_path):
     assert (new[0].state_dir / f"predictions-{model.model}.csv").read_bytes() == before
 
 
-def test_two_parties_of_three_are_enough(kind, tmp_path):
-    model = trained(kind, tmp_path)
+def test_two_parties_of_three_are_enough(kind, tmp_path, model):
     new = parties(tmp_path, seed=50)[1:]
     simulate(later(kind, "Prediction", model, tmp_path), new)
     assert written(new[1], model)[1] == model.predict(new[1].X).tolist()
 
 
-def test_what_clusters_are_worth_on_new_rows(kind, tmp_path):
-    model = trained(kind, tmp_path)
-    new = parties(tmp_path, seed=50)
+def test_what_clusters_are_worth_on_new_rows(kind, tmp_path, model, new):
     result = simulate(later(kind, "Evaluation", model, tmp_path), new)
     expected = cost(kind, model, np.concatenate([party.X for party in new]))
     assert result.metrics["test_rows"] == 120
@@ -130,9 +133,7 @@ def test_what_clusters_are_worth_on_new_rows(kind, tmp_path):
     assert not list(tmp_path.glob("*/predictions-*-*.csv"))
 
 
-def test_fewer_than_twenty_rows_of_a_party_tell_no_cost(kind, tmp_path):
-    model = trained(kind, tmp_path)
-    new = parties(tmp_path, seed=50)
+def test_fewer_than_twenty_rows_of_a_party_tell_no_cost(kind, tmp_path, model, new):
     few = dataclasses.replace(new[2], X=new[2].X[:19], ids=new[2].ids[:19])
     few.ids_digest = None
     with pytest.raises(PartyFailed, match="at least 20 rows"):
@@ -150,9 +151,7 @@ def test_rows_too_far_from_the_box_tell_no_cost(tmp_path):
         simulate(later("mufc", "Evaluation", model, tmp_path), new)
 
 
-def test_the_server_sees_no_cluster_and_no_cost_of_a_party(kind, tmp_path):
-    model = trained(kind, tmp_path)
-    new = parties(tmp_path, seed=50)
+def test_the_server_sees_no_cluster_and_no_cost_of_a_party(kind, tmp_path, model, new):
     for task in ("Prediction", "Evaluation"):
         grid = Recorder(new)
         later(kind, task, model, tmp_path).start(grid)
@@ -163,8 +162,7 @@ def test_the_server_sees_no_cluster_and_no_cost_of_a_party(kind, tmp_path):
         assert not told & {"labels", "clusters", "predictions"}
 
 
-def test_other_columns_or_no_model(kind, tmp_path):
-    model = trained(kind, tmp_path)
+def test_other_columns_or_no_model(kind, tmp_path, model):
     strategy = later(kind, "Prediction", model, tmp_path)
     with pytest.raises((PartyFailed, FederationError), match="columns of training"):
         simulate(strategy, parties(tmp_path, seed=50, columns=("a", "b", "x")))
@@ -194,9 +192,7 @@ def test_a_model_without_a_map_is_refused_before_any_row_is_read(tmp_path):
         simulate(FKKMeansPrediction(model.model), made)
 
 
-def test_consent_counts_what_an_evaluation_costs(kind, tmp_path):
-    model = trained(kind, tmp_path)
-    new = parties(tmp_path, seed=50)
+def test_consent_counts_what_an_evaluation_costs(kind, tmp_path, model, new):
     for party in new:
         party.consent = dataclasses.replace(FREE, leaves={"row-sums": Limit(39)})
     strategy = later(kind, "Evaluation", model, tmp_path)
@@ -277,14 +273,12 @@ def test_a_party_that_has_left_the_model_gets_no_clusters(tmp_path):
 
 @pytest.mark.parametrize("fault", ["raise", "duplicate", "reply unavailable"])
 @pytest.mark.parametrize("task", ["Prediction", "Evaluation"])
-def test_a_fault_is_mended_or_named(kind, task, fault, tmp_path, clock):
-    model = trained(kind, tmp_path)
+def test_a_fault_changes_nothing_or_is_named(task, fault, tmp_path, clock):
+    model = trained("mufc", tmp_path)
     new = parties(tmp_path, seed=50)
-    section = {"fk-kmeans": "kernel_kmeans", "mufc": "mufc"}[kind]
-    step = {"Prediction": "predict", "Evaluation": "evaluate"}[task]
-    struck = Fault(fault, f"{section}_{step}", 1, nth=0)
-    grid = FaultyGrid(new, [struck], clock)
-    strategy = later(kind, task, model, tmp_path)
+    step = {"Prediction": "mufc_predict", "Evaluation": "mufc_evaluate"}[task]
+    grid = FaultyGrid(new, [Fault(fault, step, 1, nth=0)], clock)
+    strategy = later("mufc", task, model, tmp_path)
     if fault == "raise":
         with pytest.raises(PartyFailed, match="south"):
             strategy.start(grid)
@@ -294,8 +288,7 @@ def test_a_fault_is_mended_or_named(kind, task, fault, tmp_path, clock):
     if task == "Prediction":
         assert written(new[1], model)[1] == model.predict(new[1].X).tolist()
     else:
-        clean = strategy.start(InProcessGrid(new)).metrics
-        assert metrics == clean
+        assert metrics == strategy.start(InProcessGrid(new)).metrics
 
 
 def test_a_killed_removal_is_settled_first(tmp_path):
@@ -318,61 +311,35 @@ def test_a_killed_removal_is_settled_first(tmp_path):
     assert "south.0.3" not in written(old[1], model)[0]
 
 
-@pytest.mark.parametrize("strategy", ["fk-kmeans", "mufc"])
-def test_on_nodes_from_files_of_new_rows(strategy, tmp_path):
+def test_on_nodes_from_files_of_new_rows(kind, tmp_path):
     """Text is encoded as in training, though the new files lack a level."""
     rng = np.random.default_rng(0)
-    texts = strategy == "fk-kmeans"
+    texts = kind == "fk-kmeans"
+    for which, n, levels in (("old", 60, "xyz"), ("new", 30, "xy")):
+        (tmp_path / which).mkdir()
+        for m in range(3):
+            X = rng.uniform(-0.4, 0.4, size=(n, 2)).tolist()
+            kinds = [[level] if texts else [] for level in rng.choice([*levels], n)]
+            lines = [[f"p{m}.{i}", *X[i], *kinds[i]] for i in range(n)]
+            header = ["id", "size", "ratio", "kind"][: len(lines[0])]
+            write_rows(tmp_path / which / f"{m}.csv", header, *lines)
 
-    def file(place, name, n, levels):
-        kind = rng.choice(levels, size=n)
-        table = pd.DataFrame({"id": [f"{name}{i}" for i in range(n)]})
-        table["size"] = rng.uniform(-0.4, 0.4, size=n)
-        table["ratio"] = rng.uniform(-0.4, 0.4, size=n)
-        if texts:
-            table["kind"] = kind
-        table.to_csv(place, index=False)
+    def nodes(which, **run):
+        consent = "[leaves]\nrow-sums = true\ncentroids = true\n"
+        more = {"levels": "kind=x|y|z"} if texts else {}
+        return SuperNodes(tmp_path / which, consent, more, strategy=kind, **run)
 
-    class Grid(InProcessGrid):
-        def __init__(self, which):
-            super().__init__([Party(np.zeros((1, 1)))] * 3)
-            self._app = make_client_app(load_from_context)
-            for context, name in zip(self._contexts.values(), NAMES, strict=True):
-                context.node_config = {
-                    "data": str(tmp_path / f"{name}-{which}.csv"),
-                    "id-column": "id",
-                    "party-name": name,
-                    "state-dir": str(tmp_path / f"state-{name}"),
-                    "consent": str(tmp_path / "consent.toml"),
-                } | ({"levels": "kind=x|y|z"} if texts else {})
-
-    (tmp_path / "consent.toml").touch(mode=0o600)
-    (tmp_path / "consent.toml").write_text(
-        "trust-on-first-use = true\n[leaves]\nrow-sums = true\ncentroids = true\n"
-    )
-    for name in NAMES:
-        file(tmp_path / f"{name}-old.csv", name, 60, ["x", "y", "z"])
-        file(tmp_path / f"{name}-new.csv", name, 30, ["x", "y"])
-
-    def run(grid, strategy, config):
-        for context in grid._contexts.values():
-            context.run_config = config
-        return strategy.start(grid)
-
-    config = {"strategy": strategy}
     training = KERNEL if texts else MUFC(2, n_init=1, server_state=tmp_path / "server")
-    model = run(Grid("old"), training.replace(seed=None), config).model
-    for task in ("Prediction", "Evaluation"):
-        config["task"] = {"Prediction": "predict", "Evaluation": "evaluate"}[task]
-        config["model"] = model.model
-        result = run(Grid("new"), later(strategy, task, model, tmp_path), config)
+    model = training.replace(seed=None).start(nodes("old")).model
+    for task, name in (("Prediction", "predict"), ("Evaluation", "evaluate")):
+        grid = nodes("new", task=name, model=model.model)
+        result = later(kind, task, model, tmp_path).start(grid)
     assert result.metrics["test_rows"] == 90
-    for name in NAMES:
-        folder = tmp_path / f"state-{name}"
-        (path,) = folder.glob(f"predictions-{model.model}-*.csv")
-        table = pd.read_csv(path)
-        assert table["id"].tolist() == [f"{name}{i}" for i in range(30)]
-        assert set(table["prediction"]) <= {0, 1, 2}
+    for m in range(3):
+        party = SimpleNamespace(state_dir=tmp_path / f"state-{m}")
+        ids, clusters = written(party, model)
+        assert ids == [f"p{m}.{i}" for i in range(30)]
+        assert set(clusters) <= {0, 1, 2}
 
 
 def test_the_share_that_is_explained_needs_no_more_than_the_server_has(tmp_path):

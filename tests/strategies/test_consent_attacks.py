@@ -104,7 +104,20 @@ def _blocks(asked):
     return asked._blocks(coresets.totals, [])
 
 
+COINS = np.random.default_rng(3).integers(0, 2, N).astype(float)
+"""Labels of two classes."""
+
+
 # -- linear models: `row-sums` and `coefficients`, no `rows` ---------------------------
+
+
+def start(asked, l2, residual=2.0, **values):
+    """Begin conjugate gradients."""
+    return asked.ask(
+        linear.start.summing(residual=residual, norms=2.0**12),
+        **{"method": "cg", "n": 1, "l2": l2, "intercept": False, "test_fraction": 0.0},
+        **values,
+    )
 
 
 @refused("linear_coefficients is answered once in a session, and it was")
@@ -114,14 +127,7 @@ def test_open_coefficients_give_one_row_a_session(tmp_path):
     asked = greet(grid)
     victim = grid._parties[1000 + VICTIM]
     l2, found = 1e12, []
-    asked.ask(
-        linear.start.summing(residual=8.0, norms=2.0**12),
-        method="cg",
-        n=1,
-        l2=l2,
-        intercept=False,
-        test_fraction=0.0,
-    )
+    start(asked, l2, residual=8.0)
     for i in range(5):
         for residual, size in ((np.eye(N)[i], 0.0), (np.zeros(N), 1.0)):
             asked.ask(
@@ -139,23 +145,15 @@ def test_open_coefficients_give_one_row_a_session(tmp_path):
 @refused("guard refuses the rows of the request")
 def test_the_scale_of_labels_does_not_give_labels(tmp_path):
     """`start` says |t| in the clear, and the weights tell the rows in it apart."""
-    y = np.random.default_rng(3).integers(0, 2, N).astype(float)
-    asked = greet(RealParties(made(tmp_path, letting("row-sums"), labels=y)))
+    asked = greet(RealParties(made(tmp_path, letting("row-sums"), labels=COINS)))
     found = []
     for first in range(0, N, 30):
         rows = np.arange(first, first + 30, dtype=np.uint32)
-        replies = asked.ask(
-            linear.start.summing(residual=2.0, norms=2.0**12),
-            method="cg",
-            n=1,
-            l2=1.0,
-            intercept=False,
-            test_fraction=0.0,
-            coreset=coresets.WeightedRows(rows, 4.0 * 2.0 ** np.arange(30)),
-        )
+        coreset = coresets.WeightedRows(rows, 4.0 * 2.0 ** np.arange(30))
+        replies = start(asked, 1.0, coreset=coreset)
         total = round(replies[2]["scale"] ** 2 / 4)
         found += [total >> k & 1 for k in range(30)]
-    right = np.mean(found == y)
+    right = np.mean(found == COINS)
     assert right < 0.9
 
 
@@ -163,14 +161,7 @@ def test_open_the_first_residual_is_the_labels(tmp_path):
     """All other parties start from zero, and with a large l2 so does the holder."""
     y = np.random.default_rng(3).normal(size=N)
     asked = greet(RealParties(made(tmp_path, letting("row-sums"), labels=y)))
-    replies = asked.ask(
-        linear.start.summing(residual=2.0, norms=2.0**12),
-        method="cg",
-        n=1,
-        l2=1e30,
-        intercept=False,
-        test_fraction=0.0,
-    )
+    replies = start(asked, 1e30)
     error = np.abs(replies.sums["residual"] * replies[2]["scale"] - y).max()
     assert error < 1e-9
 
@@ -278,6 +269,17 @@ def agreed(**changes):
     return TrainingSettings(**base | changes)
 
 
+COUNTS = {"totals": Sum(2.0**40), "message": Sum(group="field")}
+"""Sums of what a training tells."""
+
+
+def train(asked, sums=COUNTS, **changes):
+    """Ask one party to train; return its reply, or None where it refuses."""
+    given = {"model": f"{asked.session:016x}", "settings": agreed(**changes)}
+    given |= {"key": bytes(16)} if "message" in sums else {}
+    return one(asked, VICTIM, mufc.train, sums, keep=False, **given)
+
+
 def test_open_a_box_tells_the_largest_value_of_a_column(tmp_path):
     """A run each: half of them are refused, and refusals run out after 100."""
     parties = made(tmp_path, letting("centroids"), same=False)
@@ -285,17 +287,7 @@ def test_open_a_box_tells_the_largest_value_of_a_column(tmp_path):
     for _ in range(45):
         middle = (low + high) / 2
         asked = greet(RealParties(parties), "horizontal")
-        settings = agreed(lower=-np.ones(2), upper=np.array([middle, 1.0]))
-        answered = one(
-            asked,
-            VICTIM,
-            mufc.train,
-            {"totals": Sum(2.0**40), "message": Sum(group="field")},
-            model=f"{asked.session:016x}",
-            settings=settings,
-            key=bytes(16),
-            keep=False,
-        )
+        answered = train(asked, lower=-np.ones(2), upper=np.array([middle, 1.0]))
         low, high = (middle, high) if answered is None else (low, middle)
     assert abs(high - parties[VICTIM].X[:, 0].max()) < 1e-9
 
@@ -304,16 +296,8 @@ def test_centroids_leave_rounded_and_in_a_sum(tmp_path):
     """With `privacy` none they leave in the clear, exact, by party."""
     parties = made(tmp_path, letting("centroids"), same=False)
     asked = greet(RealParties(parties), "horizontal")
-    got = one(
-        asked,
-        VICTIM,
-        mufc.train,
-        {"totals": Sum(2.0**40)},
-        model=f"{asked.session:016x}",
-        settings=agreed(privacy="none", local_clusters=12),
-        keep=False,
-    )
-    assert got is None
+    sums = {"totals": COUNTS["totals"]}
+    assert train(asked, sums, privacy="none", local_clusters=12) is None
     assert "lets no rows leave it" in asked.refusal
 
 
@@ -321,17 +305,7 @@ def test_counted_rows_of_centroids_are_those_of_the_means(tmp_path):
     """A limit of rows counts the rows that were drawn, not the rows of the means."""
     parties = made(tmp_path, letting(centroids=5), same=False)
     asked = greet(RealParties(parties), "horizontal")
-    got = one(
-        asked,
-        VICTIM,
-        mufc.train,
-        {"totals": Sum(2.0**40), "message": Sum(group="field")},
-        model=f"{asked.session:016x}",
-        settings=agreed(local_clusters=5),
-        key=bytes(16),
-        keep=False,
-    )
-    assert got is None
+    assert train(asked, local_clusters=5) is None
     assert "lets 5 rows leave it as centroids" in asked.refusal
 
 
@@ -341,8 +315,9 @@ def test_an_objective_does_not_give_rows_over_many_sessions(tmp_path):
     grid = RealParties(made(tmp_path, letting("centroids"), same=False))
     asked = greet(grid, "horizontal")
     model = f"{asked.session:016x}"
-    sums = {"totals": Sum(2.0**40), "message": Sum(group="field")}
-    asked.ask(mufc.train.summing(**sums), model=model, settings=agreed(), key=bytes(16))
+    asked.ask(
+        mufc.train.summing(**COUNTS), model=model, settings=agreed(), key=bytes(16)
+    )
     got = asked.secure_sum(
         mufc.commit.summing(cost=Sum(LIMB), sizes=Sum(2.0**40)),
         version=1,
@@ -361,7 +336,6 @@ def test_forgetting_a_row_does_not_give_the_row_in_one_session(tmp_path):
     victim = grid._parties[1000 + VICTIM]
     asked = greet(grid, "horizontal")
     model = f"{asked.session:016x}"
-    sums = {"totals": Sum(2.0**40), "message": Sum(group="field")}
 
     def costs(version):
         places = np.array([[0.0, 0.0], [0.5, 0.0], [0.0, 0.5]])
@@ -377,10 +351,12 @@ def test_forgetting_a_row_does_not_give_the_row_in_one_session(tmp_path):
             out.append(join_limbs(got)[0])
         return np.array(out)
 
-    asked.ask(mufc.train.summing(**sums), model=model, settings=agreed(), key=bytes(16))
+    asked.ask(
+        mufc.train.summing(**COUNTS), model=model, settings=agreed(), key=bytes(16)
+    )
     before = costs(1)
     asked.ask(
-        mufc.forget.summing(**sums),
+        mufc.forget.summing(**COUNTS),
         model=model,
         version=1,
         before=model,
@@ -427,10 +403,39 @@ def test_a_cost_of_its_own_clusters_needs_consent(tmp_path):
 # -- FDSKL -----------------------------------------------------------------------------
 
 
+SETUP = fdskl.Setup("binary", "gaussian", 1.0, 4, [2], 4)
+
+
+def angles(asked, step, rows, **values):
+    """Return the angles of rows, sealed for the label holder."""
+    request = fdskl.AngleRequest(np.asarray(rows, dtype=np.uint32), 4, 16)
+    question = step.summing(angles_2=Sum(1.0, "circle16", to=2))
+    return asked.ask(question, request=request, **values).sealed["angles_2"]
+
+
+def fit(asked, rows, of=None):
+    """Let the label holder fit a constant to rows, by angles of these or of others."""
+    sealed = angles(asked, fdskl.angles, rows if of is None else of, setup=SETUP)
+    problem = fdskl.Problem(np.asarray(rows, dtype=np.uint32), "square", 1e9)
+    asked.ask(
+        fdskl.fit,
+        problem=each([None, None, problem]),
+        angles=each([None, None, {0: opened(sealed)}]),
+    )
+
+
+def evaluate(grid, number, rows, at):
+    """Let the label holder evaluate a model at rows, by angles of some."""
+    asked = Parties(grid, Ledger(), seed=0, private_draws=True, model=number)
+    asked.ask(fdskl.part)
+    sealed = angles(asked, fdskl.answer, rows, columns=1, size=0)
+    given = {"columns": 1, "size": 0, "at": at, "evaluate": True, "last": True}
+    return asked.ask_one(2, fdskl.answer, angles=opened(sealed), **given)
+
+
 def test_open_the_median_is_the_distance_of_one_pair(tmp_path):
     """A pad is no seal: the server adds to all distances but those of one pair."""
-    y = np.random.default_rng(3).integers(0, 2, N).astype(float)
-    grid = RealParties(made(tmp_path, letting("angles"), labels=y))
+    grid = RealParties(made(tmp_path, letting("angles"), labels=COINS))
     X = np.concatenate([p.X for p in grid._parties.values()], axis=1)
     rows = np.arange(20, dtype=np.uint32)
     pairs = rows[draw_pairs(20, 1000, np.random.default_rng([0, 1000]))]
@@ -466,8 +471,7 @@ def test_open_the_median_is_the_distance_of_one_pair(tmp_path):
 
 def test_the_party_that_gets_distances_is_the_one_named(tmp_path):
     """A party that is told that it is the holder counts no rows; the sum goes on."""
-    y = np.random.default_rng(3).integers(0, 2, N).astype(float)
-    asked = greet(RealParties(made(tmp_path, letting(angles=2), labels=y)))
+    asked = greet(RealParties(made(tmp_path, letting(angles=2), labels=COINS)))
     got = one(
         asked,
         VICTIM,
@@ -485,57 +489,17 @@ def test_the_party_that_gets_distances_is_the_one_named(tmp_path):
 @refused("lets 25 rows leave it as angles")
 def test_labels_of_rows_without_angles_count_too(tmp_path):
     """They were fitted to angles of other rows, and all labels followed."""
-    y = np.random.default_rng(3).integers(0, 2, 60).astype(float)
-    asked = greet(RealParties(made(tmp_path, letting(angles=25), n=60, labels=y)))
-    request = fdskl.AngleRequest(np.arange(25, dtype=np.uint32), 4, 16)
-    sealed = asked.ask(
-        fdskl.angles.summing(angles_2=Sum(1.0, "circle16", to=2)),
-        request=request,
-        setup=fdskl.Setup("binary", "gaussian", 1.0, 4, [2], 4),
-    ).sealed["angles_2"]
-    problem = fdskl.Problem(np.arange(25, 50, dtype=np.uint32), "square", 1e9)
-    asked.ask(
-        fdskl.fit,
-        problem=each([None, None, problem]),
-        angles=each([None, None, {0: opened(sealed)}]),
-    )
+    asked = greet(RealParties(made(tmp_path, letting(angles=25), labels=COINS)))
+    fit(asked, np.arange(25, 50), of=np.arange(25))
 
 
 @refused("lets 25 rows leave it as angles")
 def test_an_evaluation_of_rows_without_angles_counts_too(tmp_path):
     """Their labels were compared with answers for other rows."""
-    y = np.random.default_rng(3).integers(0, 2, 60).astype(float)
-    grid = RealParties(made(tmp_path, letting(angles=25), n=60, labels=y))
-    asked = greet(grid)
-    number = f"{asked.session:016x}"
-    rows = np.arange(25, dtype=np.uint32)
-    request = fdskl.AngleRequest(rows, 4, 16)
-    group = Sum(1.0, "circle16", to=2)
-
-    def angles(asked, step, **values):
-        question = step.summing(angles_2=group)
-        return asked.ask(question, request=request, **values).sealed["angles_2"]
-
-    setup = fdskl.Setup("binary", "gaussian", 1.0, 4, [2], 4)
-    sealed = angles(asked, fdskl.angles, setup=setup)
-    asked.ask(
-        fdskl.fit,
-        problem=each([None, None, fdskl.Problem(rows, "square", 1e9)]),
-        angles=each([None, None, {0: opened(sealed)}]),
-    )
-    asked = Parties(grid, Ledger(), seed=0, private_draws=True, model=number)
-    asked.ask(fdskl.part)
-    sealed = angles(asked, fdskl.answer, columns=1, size=0)
-    asked.ask_one(
-        2,
-        fdskl.answer,
-        columns=1,
-        size=0,
-        at=rows + 25,
-        angles=opened(sealed),
-        evaluate=True,
-        last=True,
-    )
+    grid = RealParties(made(tmp_path, letting(angles=25), labels=COINS))
+    asked, rows = greet(grid), np.arange(25, dtype=np.uint32)
+    fit(asked, rows)
+    evaluate(grid, f"{asked.session:016x}", rows, rows + 25)
 
 
 @pytest.mark.parametrize("times", [1, 100])
@@ -544,47 +508,17 @@ def test_the_error_of_one_answer_does_not_tell_a_label(tmp_path, times):
 
     Of a row alone, or a hundred times among others: the mean is that of the one.
     """
-    n = 60
-    y = np.random.default_rng(3).integers(0, 2, n).astype(float)
-    grid = RealParties(made(tmp_path, letting("angles"), n=n, labels=y))
+    grid = RealParties(made(tmp_path, letting("angles"), labels=COINS))
     asked = greet(grid)
-    setup = fdskl.Setup("binary", "gaussian", 1.0, 4, [2], 4)
-    number = f"{asked.session:016x}"
-
-    def angles(asked, step, rows, **values):
-        request = fdskl.AngleRequest(np.asarray(rows, dtype=np.uint32), 4, 16)
-        question = step.summing(angles_2=Sum(1.0, "circle16", to=2))
-        return asked.ask(question, request=request, **values).sealed["angles_2"]
-
-    rows = np.arange(25)
-    sealed = angles(asked, fdskl.angles, rows, setup=setup)
-    problem = fdskl.Problem(rows.astype(np.uint32), "square", 1e9)  # a constant
-    asked.ask(
-        fdskl.fit,
-        problem=each([None, None, problem]),
-        angles=each([None, None, {0: opened(sealed)}]),
-    )
+    fit(asked, np.arange(25))
     told = []
     for row in range(5):
-        asked = Parties(grid, Ledger(), seed=0, private_draws=True, model=number)
-        asked.ask(fdskl.part)
         others = [] if times == 1 else range(20)
         at = np.array([row] * times + [*others], dtype=np.uint32)
-        sealed = angles(asked, fdskl.answer, at, columns=1, size=0)
         try:
-            reply = asked.ask_one(
-                2,
-                fdskl.answer,
-                columns=1,
-                size=0,
-                at=at,
-                angles=opened(sealed),
-                evaluate=True,
-                last=True,
-            )
+            told.append(evaluate(grid, f"{asked.session:016x}", at, at))
         except PartyFailed as error:
-            reply = error.reason
-        told.append(reply)
+            told.append(error.reason)
     if times == 1:
         assert told == [{"test_rows": 0}] * 5
     else:
@@ -597,14 +531,7 @@ def test_open_row_sums_give_the_distances_of_all_rows(tmp_path):
     X = np.concatenate([p.X for p in grid._parties.values()], axis=1)
     asked = greet(grid)
     l2, gram = 1e6, []
-    asked.ask(
-        linear.start.summing(residual=8.0, norms=2.0**12),
-        method="cg",
-        n=1,
-        l2=l2,
-        intercept=False,
-        test_fraction=0.0,
-    )
+    start(asked, l2, residual=8.0)
     for i in range(5):
         sums = asked.secure_sum(
             linear.cg.summing(direction=2.0, energies=2.0),
@@ -623,9 +550,8 @@ def test_a_sum_has_as_many_parties_as_the_consent_says(tmp_path):
     grid = RealParties(made(tmp_path, letting("centroids"), same=False))
     asked = greet(grid, "horizontal")
     model = f"{asked.session:016x}"
-    sums = {"totals": Sum(2.0**40), "message": Sum(group="field")}
     settings, key = agreed(), bytes(16)
-    asked.ask(mufc.train.summing(**sums), model=model, settings=settings, key=key)
+    asked.ask(mufc.train.summing(**COUNTS), model=model, settings=settings, key=key)
     asked.ask(
         mufc.commit.summing(sizes=Sum(2.0**40)),
         version=1,
@@ -636,7 +562,7 @@ def test_a_sum_has_as_many_parties_as_the_consent_says(tmp_path):
     got = None
     for leaving in range(3):  # each pair in turn, and none is told to leave for good
         got = asked.secure_sum(
-            mufc.forget.summing(**sums),
+            mufc.forget.summing(**COUNTS),
             model=model,
             version=1,
             before=model,

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from draws import repeated_draws
+from draws import repeated_draws, stream
 from faults import Fault, FaultyGrid
 from scipy.linalg import orthogonal_procrustes
 from scipy.optimize import linear_sum_assignment
@@ -34,9 +34,11 @@ from vfl_flower.secure_aggregation.labels import SECRET_DRAW
 from vfl_flower.strategies import FDSKL, FDSKLPrediction
 
 HOLDER = 2
+THREE = 2, 2, 2
+"""Columns of three parties."""
 
 
-def data(widths, n=300, seed=0, kind="exponential"):
+def data(widths=THREE, n=300, seed=0, kind="exponential"):
     """Return standardised, independent columns, and labels."""
     rng = np.random.default_rng(seed)
     shape = n, sum(widths)
@@ -49,7 +51,7 @@ def data(widths, n=300, seed=0, kind="exponential"):
     return X, (X**2).sum(axis=1) > np.median((X**2).sum(axis=1))
 
 
-def make(X, y, widths, **settings):
+def make(X, y, widths=THREE, **settings):
     blocks = np.split(X, np.cumsum(widths)[:-1], axis=1)
     last = len(widths) - 1
     return [
@@ -58,7 +60,6 @@ def make(X, y, widths, **settings):
 
 
 def parts_of(grid):
-    """Return the parties' parts of the model that was trained last."""
     return [memory.part for memory in grid.memories()]
 
 
@@ -276,11 +277,8 @@ def test_paper_shows_the_label_holder_differences_of_columns(topology, settings)
 @pytest.fixture(scope="module", params=["direct", "doubly"])
 def default(request):
     """Return view, rows, others' angles and others' true columns; two others."""
-    widths = 2, 2, 2
-    X, y = data(widths)
-    view = watch(
-        make(X, y, widths), **(DIRECT if request.param == "direct" else DOUBLY)
-    )
+    X, y = data()
+    view = watch(make(X, y), **(DIRECT if request.param == "direct" else DOUBLY))
     rows, turns = view.angles()
     return view, rows, turns, X[rows, :4]
 
@@ -304,35 +302,31 @@ def test_linear_attack_is_no_better_than_a_guess_of_the_mean(default, whole):
     assert min(errors) > 0.5
 
 
+def features_of_a_seed(view, count):
+    """Return the frequencies of two others with two columns, by the frame's seed."""
+    omegas = []
+    for j in (0, 1):
+        seed = int(stream(view.frame["seed"], j, "features").bytes(16).hex(), 16)
+        part = RandomFeatures("gaussian", 2, view.part["bandwidth"], seed)
+        omegas.append(part.weights(0, count)[0])
+    return np.hstack(omegas)
+
+
 def test_features_that_a_run_seed_would_give_are_not_those_of_others(default):
     """Without a seed a party's features depend on its secret, not on the frame's."""
     view, _, turns, true = default
-    omegas = []
-    for j in (0, 1):
-        other = Party(true[:, :2], index=j)
-        other.seed = view.frame["seed"]
-        seed = int(other.rng("features").bytes(16).hex(), 16)
-        part = RandomFeatures("gaussian", 2, view.part["bandwidth"], seed)
-        omegas.append(part.weights(0, turns.shape[1])[0])
-    whole = unroll(turns)
-    assert error(with_known_features(whole, np.hstack(omegas)), true) > 0.5
+    omega = features_of_a_seed(view, turns.shape[1])
+    assert error(with_known_features(unroll(turns), omega), true) > 0.5
 
 
 def test_a_run_seed_shows_the_label_holder_the_columns():
     """As the class says: who knows the seed knows the features of all."""
-    widths = 2, 2, 2
-    X, y = data(widths)
-    view = watch(make(X, y, widths), seed=3, **DIRECT)
+    X, y = data()
+    view = watch(make(X, y), seed=3, **DIRECT)
     rows, turns = view.angles()
-    omegas = []
-    for j in (0, 1):
-        other = Party(X[:, :2], index=j)
-        other.seed = view.frame["seed"]
-        seed = int(other.rng("features").bytes(16).hex(), 16)
-        part = RandomFeatures("gaussian", 2, view.part["bandwidth"], seed)
-        omegas.append(part.weights(0, turns.shape[1])[0])
+    omega = features_of_a_seed(view, turns.shape[1])
     whole, _, _ = low_rank(turns, 4)
-    assert error(with_known_features(whole, np.hstack(omegas)), X[rows, :4]) < 1e-4
+    assert error(with_known_features(whole, omega), X[rows, :4]) < 1e-4
 
 
 def test_label_holder_gets_the_columns_up_to_a_linear_map(default):
@@ -345,8 +339,8 @@ def test_label_holder_gets_the_columns_up_to_a_linear_map(default):
 
 @pytest.mark.parametrize(("bits", "precision"), [(8, 3e-3), (32, 1e-9)])
 def test_bits_change_the_precision_of_the_linear_map_alone(bits, precision):
-    X, y = data((2, 2, 2))
-    view = watch(make(X, y, (2, 2, 2)), **DIRECT | {"bits": bits})
+    X, y = data()
+    view = watch(make(X, y), **DIRECT | {"bits": bits})
     rows, turns = view.angles()
     T, V = factors(turns, 4)
     assert precision / 30 < up_to_linear(T, X[rows, :4]) < precision
@@ -359,23 +353,6 @@ def test_a_few_rows_that_the_label_holder_knows_give_it_all_others(default):
     T = np.column_stack([T, np.ones(len(T))])
     solution = np.linalg.lstsq(T[:8], true[:8])[0]
     assert error((T @ solution)[8:], true[8:]) < 1e-2
-
-
-def test_angles_alone_do_not_say_which_rotation():
-    """X and X R with features Omega R give the same angles, and are as likely."""
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(50, 3))
-    R = np.linalg.qr(rng.normal(size=(3, 3)))[0]
-    part = RandomFeatures("gaussian", 3, 2.0, seed=1, orthogonal=True)
-    omega = part.weights(0, 63)[0]
-    turned = omega @ R
-    np.testing.assert_allclose((X @ R) @ turned.T, X @ omega.T, atol=1e-12)
-    for one in (omega, turned):  # blocks of three, orthogonal, in N(0, I / 4)
-        gram = one[:3] @ one[:3].T
-        np.testing.assert_allclose(gram, np.diag(np.diag(gram)), atol=1e-12)
-    np.testing.assert_allclose(
-        np.linalg.norm(turned, axis=1), np.linalg.norm(omega, axis=1)
-    )
 
 
 @pytest.mark.parametrize("orthogonal", [True, False])
@@ -392,9 +369,8 @@ def test_orthogonal_blocks_tell_one_partys_columns_from_anothers(
             return RandomFeatures(*args, orthogonal=True)
 
         monkeypatch.setattr("vfl_flower.numerics.kernel_model.RandomFeatures", drawn)
-    widths = 2, 2, 2
-    X, y = data(widths)
-    _, turns = watch(make(X, y, widths), **DIRECT).angles()
+    X, y = data()
+    _, turns = watch(make(X, y), **DIRECT).angles()
     T, V = factors(turns, 4)
     above = np.triu_indices(4)
     equations = []
@@ -458,9 +434,8 @@ def test_cauchy_features_show_the_columns_whatever_their_marginals(kernel, shown
     With half of the features the Laplacian's tell them in 7 of 8 draws, with these in
     all 8.
     """
-    widths = 2, 2, 2
-    X, y = data(widths, n=400, kind="normal")
-    view = watch(make(X, y, widths), kernel=kernel, solver="direct", features=4096)
+    X, y = data(n=400, kind="normal")
+    view = watch(make(X, y), kernel=kernel, solver="direct", features=4096)
     rows, turns = view.angles()
     T, V = factors(turns, 4, share=0.6 if shown else 1.0)
     assert up_to_linear(T, X[rows, :4]) < 1e-3
@@ -483,8 +458,7 @@ def test_kernel_values_are_estimated_as_by_so_many_features(default):
 def test_label_holder_gets_distances_of_pairs_exactly(default):
     """Of 1,000 pairs over the others' columns, for the median."""
     view, _, _, _ = default
-    widths = 2, 2, 2
-    X, _ = data(widths)
+    X, _ = data()
     distances = next(m["distances"] for m in view.messages if "distances" in m)
     distances = join_limbs(distances.reshape(5, -1))
     asked = next(m for m in view.messages if "holder" in m)
@@ -498,9 +472,8 @@ def test_label_holder_gets_distances_of_pairs_exactly(default):
 
 def test_of_two_label_holders_one_learns_the_partial_scores_of_the_other():
     """f(x) less its own part is the other's: of three holders it would be a sum."""
-    widths = 2, 2, 2
-    X, y = data(widths)
-    federation = make(X, None, widths)
+    X, y = data()
+    federation = make(X, None)
     half, y = np.arange(len(y)) % 2 == 0, y.astype(float)
     for j, mine in ((0, half), (2, ~half)):
         federation[j] = Party(federation[j].X, np.where(mine, y, np.nan))
@@ -524,8 +497,8 @@ def test_of_two_label_holders_one_learns_the_partial_scores_of_the_other():
 
 
 def test_other_parties_get_nothing_to_open():
-    X, y = data((2, 2, 2))
-    grid = Recorder(make(X, y, (2, 2, 2)))
+    X, y = data()
+    grid = Recorder(make(X, y))
     FDSKL(test_fraction=0.2, **DIRECT).start(grid)
     opened = {k for j in (0, 1) for m in View(grid, j).messages for k in m}
     assert not opened & {"angles", "scores", "distances", "at", "angles_0"}
@@ -569,13 +542,12 @@ def test_all_that_the_server_gets_into_sums_is_uniform(run, kind):
     Sums that only one party can open, also those that the server passes on; encrypted
     messages by their bytes.
     """
-    widths = 2, 2, 2
-    X, y = data(widths, n=2000)
+    X, y = data(n=2000)
     settings = RUNS[run]
     if kind == "constant":
         X[:] = 1.0
         settings = {**settings, "bandwidth": 1.0}
-    federation = make(X, y, widths)
+    federation = make(X, y)
     if run == "doubly":  # each knows half of the labels, so their scores are summed
         half = np.arange(len(y)) % 2 == 0
         for j in (0, 2):
@@ -604,10 +576,9 @@ def test_all_that_the_server_gets_into_sums_is_uniform(run, kind):
 
 def test_a_masked_message_is_uniform_where_a_bare_one_is_not():
     """As a control: the same angles without masks, of equal rows, are no noise."""
-    widths = 2, 2, 2
-    X, y = data(widths)
+    X, y = data()
     X[:] = 1.0
-    plain = watch(make(X, y, widths), masking="plain", bandwidth=1.0, **real(DIRECT))
+    plain = watch(make(X, y), masking="plain", bandwidth=1.0, **real(DIRECT))
     turns = next(m for m in plain.messages if "angles_0" in m)["angles_0"]
     assert not is_uniform(np.floor(turns % 1 * 2**16).astype(np.uint16))
 
@@ -687,11 +658,10 @@ def keys(monkeypatch):
 @pytest.mark.parametrize("seed", [None, 5])
 def test_no_key_is_used_twice(keys, run, seed):
     """In one run and between two, also of one seed: a stream has its two ends."""
-    widths = 2, 2, 2
-    X, y = data(widths, n=60)
+    X, y = data(n=60)
     for _ in range(2):
         strategy = FDSKL(**{**RUNS[run], "seed": seed})
-        strategy.start(Recorder(make(X, y, widths)))
+        strategy.start(Recorder(make(X, y)))
     keys.check()
     # A mask is put on at both ends of a pair; a pad is put on and taken off again.
     assert keys.uses_of_masks() == {2}
@@ -700,10 +670,9 @@ def test_no_key_is_used_twice(keys, run, seed):
 
 
 def test_predictions_share_no_key_with_training(keys, tmp_path):
-    widths = 2, 2, 2
-    X, y = data(widths, n=60)
-    trained = make(X, y, widths)
-    new = make(X[:20], None, widths)
+    X, y = data(n=60)
+    trained = make(X, y)
+    new = make(X[:20], None)
     for j, party in enumerate(trained):
         party.state_dir = new[j].state_dir = tmp_path / str(j)
     model = FDSKL(**STAR).start(Recorder(trained)).model.model
@@ -717,9 +686,8 @@ def test_predictions_share_no_key_with_training(keys, tmp_path):
 @pytest.mark.parametrize("run", ["star", "tree", "doubly, ring"])
 def test_a_retry_hides_the_same_under_the_same_key(keys, clock, run, kind):
     """Each step of each party fails once: the same keys, for the same content."""
-    widths = 2, 2, 2
-    X, y = data(widths, n=60)
-    grid = FaultyGrid(make(X, y, widths), [Fault(kind)], clock)
+    X, y = data(n=60)
+    grid = FaultyGrid(make(X, y), [Fault(kind)], clock)
     FDSKL(**RUNS[run]).start(grid)
     assert grid.struck >= 3 * 4
     keys.check()
@@ -736,12 +704,11 @@ def test_a_retry_hides_the_same_under_the_same_key(keys, clock, run, kind):
 def test_messages_are_of_one_size_whatever_the_data(run, monkeypatch):
     """Other columns, other labels: the same messages, settings and bytes of each."""
     monkeypatch.setattr("secrets.randbits", lambda bits: 2 ** (bits - 1) + 12345)
-    widths = 2, 2, 2
     shapes = []
     for seed in (0, 1):
-        X, y = data(widths, n=60, seed=seed)
+        X, y = data(n=60, seed=seed)
         X, y = (X, y) if not seed else (X**3 + 5, ~y)
-        grid = Recorder(make(X, y, widths))
+        grid = Recorder(make(X, y))
         FDSKL(**RUNS[run]).start(grid)
         shapes.append(
             [
@@ -770,10 +737,9 @@ def test_no_label_residual_coefficient_or_angle_is_in_a_message(run):
     Patterns of 8 bytes or more: fewer than 10^4 in fewer than 10^6 bytes, most of them
     noise, so that false alarms are below 1e-9.
     """
-    widths = 2, 2, 2
-    X, _ = data(widths, n=60)
+    X, _ = data(n=60)
     y = np.sin(np.arange(60.0)) * 7 + X[:, 0]
-    grid = Recorder(make(X, y, widths))
+    grid = Recorder(make(X, y))
     given = {**RUNS[run], "loss": "square", "target": "continuous"}
     FDSKL(**given).start(grid)
     parts = parts_of(grid)
@@ -814,9 +780,8 @@ def test_no_label_residual_coefficient_or_angle_is_in_a_message(run):
 
 def test_the_search_sees_what_is_not_hidden():
     """With masking="plain" it finds angles and scores, or it would show nothing."""
-    widths = 2, 2, 2
-    X, y = data(widths, n=60)
-    grid = Recorder(make(X, y, widths))
+    X, y = data(n=60)
+    grid = Recorder(make(X, y))
     FDSKL(masking="plain", **{**STAR, "test_fraction": 0.0}).start(grid)
     parts, blocks = parts_of(grid), np.split(X, 3, axis=1)
     own = partial_angles(parts[0], blocks[0], 32, 64)

@@ -120,13 +120,11 @@ SETTINGS |= {"client_training": "init", "min_rows_per_bin": 1}
 
 
 def train(folder):
-    """Train; return the number of the model."""
     strategy = MUFC(**SETTINGS, server_state=folder / "server")
     return simulate(strategy, federation(folder), seed=1).model.model
 
 
 def the_model(folder):
-    """Return the number of the one model that the server has."""
     (model,) = list_models(folder / "server")
     return model
 
@@ -162,7 +160,6 @@ def unlearn(folder):
 
 
 def forget_client(folder):
-    """Forget a party that is connected."""
     parties = federation(folder)
     simulate(
         departure(parties, folder / "server", the_model(folder), "west", seed=1),
@@ -171,7 +168,6 @@ def forget_client(folder):
 
 
 def train_on_fewer(folder):
-    """Train without the last rows of two parties."""
     fewer = [
         Party(p.X[:n], ids=p.ids[:n], name=p.name, state_dir=p.state_dir)
         for p, n in zip(federation(folder), (11, 7, 6), strict=True)
@@ -180,7 +176,6 @@ def train_on_fewer(folder):
 
 
 def add(folder):
-    """Add the rows of two parties that take no part yet."""
     parties = federation(folder)
     simulate(addition(parties, folder / "server", the_model(folder), seed=1), parties)
 

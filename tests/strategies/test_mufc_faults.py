@@ -3,54 +3,36 @@
 Whatever happens, the run ends with a reason or q is that of those who take part.
 """
 
-import logging
+import functools
 import re
-import sqlite3
 
 import numpy as np
 import pytest
-from faults import Clock, Fault, FaultyGrid
+from faults import Changed, Clock, Fault, FaultyGrid, of_all, of_party
 from forgetting import (
     addition,
     centroid_ids,
     check,
-    departure,
     federation,
     plain_q,
     predicted,
-    q_of,
     removal,
 )
 
 from vfl_flower import FederationError, Party, PartyFailed
-from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
-from vfl_flower.protocol.messages import pack, unpack
+from vfl_flower.clients.mufc_state import ServerState, list_models
 from vfl_flower.simulation import InProcessGrid, simulate
-from vfl_flower.strategies import (
-    MUFC,
-    MUFCStatus,
-)
+from vfl_flower.strategies import MUFC, MUFCStatus
 
 TIMEOUT = 10.0  # seconds of a clock that only sleeping moves
-BAD = 11
 SETTINGS = {"n_clusters": 3, "local_clusters": 1, "gamma": 0.01, "n_init": 1}
 SETTINGS |= {"client_training": "init", "min_rows_per_bin": 1}
+NAMED = ("raise", "lose reply")
+"""Kinds that end the run."""
 ONCE = [
-    *("lose reply", "reply unavailable", "duplicate", "reorder", "unavailable"),
+    *(*NAMED, "reply unavailable", "duplicate", "reorder", "unavailable"),
     *("damage reply array", "damage request array", "damage request setting"),
 ]
-
-
-def twenty(folder=None, n=20):
-    """Return n parties with three rows each, with a state-dir if a folder."""
-    rng = np.random.default_rng(2)
-    actual = []
-    for j in range(n):
-        X = rng.uniform(-0.5, 0.5, size=(3, 2))
-        ids = np.array([f"c{j:02d}.{i}" for i in range(3)])
-        own = None if folder is None else folder / f"c{j:02d}"
-        actual.append(Party(X, ids=ids, name=f"c{j:02d}", state_dir=own))
-    return actual
 
 
 @pytest.fixture
@@ -58,50 +40,7 @@ def three(tmp_path):
     return federation(tmp_path)
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """Let twenty state files be written without waiting for the disk."""
-    connect = sqlite3.connect
-
-    def unsafe(*args, **kwargs):
-        db = connect(*args, **kwargs)
-        return Hasty(db)
-
-    class Hasty:
-        """A connection that does not wait."""
-
-        def __init__(self, db):
-            self.db = db
-
-        def execute(self, sql, *args):
-            """Run a statement."""
-            return self.db.execute(sql.replace("= EXTRA", "= OFF"), *args)
-
-        def __getattr__(self, name):
-            return getattr(self.db, name)
-
-    monkeypatch.setattr(sqlite3, "connect", unsafe)
-
-
 # -- a party that drops out -----------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("action", "kind", "n"),
-    [
-        ("hello", "raise", 20),
-        ("mufc_train", "unavailable", 100),
-        ("mufc_commit", "lose reply", 20),
-    ],
-)
-def test_one_of_many_drops_out(clock: Clock, action, kind, n):
-    """One kind at each step; the others are the frame's tests."""
-    grid = FaultyGrid(twenty(n=n), [Fault(kind, action, BAD, nth=None)], clock)
-    with pytest.raises(PartyFailed) as caught:
-        MUFC(**SETTINGS, seed=1).start(grid, timeout=TIMEOUT)
-    who = "node 1011" if action == "hello" else "c11"
-    assert str(caught.value).startswith(f"party {who!r} failed in {action!r}: ")
-    assert grid.struck
 
 
 @pytest.mark.parametrize("kind", ["raise", "lose reply"])
@@ -137,121 +76,48 @@ def test_a_party_that_fails_after_the_sum_of_a_model_that_is_not_kept(
     assert [list_models(party.state_dir) for party in three] == [[]] * 4
 
 
-def test_one_of_twenty_drops_out_while_rows_are_forgotten(
-    clock: Clock, tmp_path, quick, caplog
-):
-    """At each step: an error, then the task again, which has the result."""
-    caplog.set_level(logging.CRITICAL)
-    parties, server = twenty(tmp_path), tmp_path / "server"
-    strategy = MUFC(**SETTINGS, server_state=server)
-    model = simulate(strategy, parties, seed=1).model.model
-    gone = [centroid_ids(parties[BAD], model)[0], centroid_ids(parties[7], model)[0]]
-    requests = {"c11": gone[:1], "c07": gone[1:]}
-    request = removal(parties, server, model, requests)
-    for action, version in (("mufc_forget", 1), ("mufc_commit", 2)):
-        fault = Fault("unavailable", action, BAD, nth=None)
-        with pytest.raises(PartyFailed, match=action):
-            request.start(FaultyGrid(parties, [fault], clock), timeout=TIMEOUT)
-        assert ServerState(server, model).version == version
-        assert ClientState(parties[BAD].state_dir, model).version == 1
-    simulate(request, parties)
-    check(parties, server, model, gone)
-
-
-def test_a_party_of_the_model_that_stays_away_is_missed(three, tmp_path):
-    """Its rows would stay in no sum: the others' would be a wrong q."""
-    server = tmp_path / "server"
-    model = simulate(MUFC(**SETTINGS, server_state=server), three, seed=1).model.model
-    before = ServerState(server, model).load()
-    for strategy in (
-        removal(three, server, model),
-        departure(three, server, model, "south"),
-    ):
-        with pytest.raises(FederationError, match="'west' does not"):
-            simulate(strategy, three[:2])
-    assert q_of(ServerState(server, model).load()) == q_of(before)
-    check(three, server, model)
-
-
-@pytest.mark.parametrize("action", ["mufc_train", "mufc_commit"])
+@pytest.mark.parametrize(
+    ("task", "action"),
+    [
+        ("train", "mufc_train"),
+        ("unlearn", "mufc_forget"),
+        ("unlearn", "mufc_commit"),
+        ("add", "mufc_add"),
+    ],
+)
 @pytest.mark.parametrize("kind", ONCE)
-def test_whatever_happens_once_the_result_is_the_same(
-    clock: Clock, three, tmp_path, kind, action
+def test_whatever_happens_once_the_task_has_its_result(
+    clock: Clock, tmp_path, kind, task, action
 ):
-    """Or the party is named. Steps that are asked again give the same reply."""
-    expected = simulate(MUFC(**SETTINGS), three, seed=1).model
-    server = tmp_path / "server"
-    grid = FaultyGrid(three, [Fault(kind, action, 1)], clock)
-    strategy = MUFC(**SETTINGS, server_state=server, seed=1)
-    if kind == "lose reply":
-        with pytest.raises(PartyFailed, match=f"'south' failed in '{action}': no rep"):
-            strategy.start(grid, timeout=TIMEOUT)
-        return
-    model = strategy.start(grid, timeout=TIMEOUT).model
-    assert grid.struck
-    np.testing.assert_array_equal(model.cluster_centers_, expected.cluster_centers_)
-    assert model.sizes_.tolist() == expected.sizes_.tolist()
-    check(three, server, model.model)
-    again = Fault(kind, action.replace("train", "forget"), 0)
-    gone = [centroid_ids(three[0], model.model)[0]]
-    request = removal(three, server, model.model, {"north": gone})
-    request.start(FaultyGrid(three, [again], clock), timeout=TIMEOUT)
-    check(three, server, model.model, gone)
-
-
-@pytest.mark.parametrize("kind", ONCE)
-def test_rows_are_added_whatever_happens_once(clock: Clock, tmp_path, kind):
-    """Or the party is named, and the next run adds them."""
+    """Or the party is named, and the same task again has it."""
     whole, server = federation(tmp_path, (20, 12, 8)), tmp_path / "server"
-    few = [
+    parties = [
         Party(p.X[:n], ids=p.ids[:n], name=p.name, state_dir=p.state_dir)
         for p, n in zip(whole, (14, 9, 6), strict=True)
     ]
-    model = simulate(MUFC(**SETTINGS, server_state=server), few, seed=1).model.model
-    task = addition(whole, server, model)
-    grid = FaultyGrid(whole, [Fault(kind, "mufc_add", 1)], clock)
-    if kind == "lose reply":
-        with pytest.raises(PartyFailed, match="'south' failed in 'mufc_add': no rep"):
-            task.start(grid, timeout=TIMEOUT)
-        check(few, server, model)
-        grid = InProcessGrid(whole)
-    added = task.start(grid, timeout=TIMEOUT)
-    assert kind == "lose reply" or grid.struck
-    assert added.metrics["added"] == 11
-    check(whole, server, model)
+    strategy, gone = MUFC(**SETTINGS, server_state=server, seed=1), []
+    model = task != "train" and simulate(strategy, parties).model.model
+    if task == "unlearn":
+        gone = [centroid_ids(parties[0], model)[0], "south.1"]
+        requests = {"north": gone[:1], "south": gone[1:]}
+        strategy = removal(parties, server, model, requests)
+    elif task == "add":
+        parties, strategy = whole, addition(whole, server, model)
+    grid = FaultyGrid(parties, [Fault(kind, action, 1)], clock)
+    if kind in NAMED:
+        with pytest.raises(PartyFailed, match=f"'south' failed in '{action}': "):
+            strategy.start(grid, timeout=TIMEOUT)
+        if model:
+            saved = action == "mufc_commit"
+            assert ServerState(server, model).version == 1 + saved
+        grid = InProcessGrid(parties)
+    result = strategy.start(grid, timeout=TIMEOUT)
+    assert kind in NAMED or grid.struck
+    assert result.metrics["rows"] == {"train": 29, "unlearn": 27, "add": 40}[task]
+    check(parties, server, result.model.model, gone)
 
 
 # -- messages that were changed, with a digest that fits -------------------------------
-
-
-class Changed(InProcessGrid):
-    """Changes what parties have sent in one step, and seals it anew."""
-
-    def __init__(self, parties, step, change):
-        super().__init__(parties)
-        self.action, self.change, self.held = f"mufc_{step}", change, {}
-
-    def push_messages(self, messages):
-        """Hold the replies of the step back until all have come."""
-        messages = list(messages)
-        numbers = super().push_messages(messages)
-        for message, number in zip(messages, numbers, strict=True):
-            reply = self._replies[number]
-            asked = message.metadata.message_type.partition(".")[2]
-            if asked == self.action and reply.has_content():
-                values, frame = unpack(reply.content)
-                frame.pop("digest")
-                self.held[number] = values, frame
-        if len(self.held) == len(self._parties):
-            self.change([values for values, _ in self.held.values()])
-            for number, (values, frame) in self.held.items():
-                self._replies[number].content = pack(values, frame)
-            self.held = {}
-        return numbers
-
-    def pull_messages(self, message_ids):
-        """Return nothing of the step before all is there."""
-        return [] if self.held else super().pull_messages(message_ids)
 
 
 P = np.uint64(2**61 - 1)
@@ -260,42 +126,12 @@ P = np.uint64(2**61 - 1)
 def changed(place, by=1):
     """Return a change of one element of one message."""
 
-    def change(replies):
-        message = replies[1]["message"].copy()
+    def change(message):
+        message = message.copy()
         message[place] = (message[place] + np.uint64(by)) % P
-        replies[1]["message"] = message
+        return message
 
-    return change
-
-
-def doubled(replies):
-    """Send one party's message in the place of another's."""
-    replies[1]["message"] = replies[0]["message"]
-
-
-def without_mask(replies):
-    """Leave out a message: its mask is missing."""
-    replies[1]["message"] = np.zeros_like(replies[1]["message"])
-
-
-def shorter(replies):
-    """Cut a message."""
-    replies[1]["message"] = replies[1]["message"][:-1]
-
-
-def real(replies):
-    """Send real numbers."""
-    replies[1]["message"] = replies[1]["message"].astype(float)
-
-
-def absent(replies):
-    """Send none."""
-    del replies[1]["message"]
-
-
-def too_large(replies):
-    """Send what is no element of the field."""
-    replies[1]["message"] = replies[1]["message"] | np.uint64(7 << 61)
+    return of_party(1, message=change)
 
 
 CHANGES = {
@@ -304,12 +140,12 @@ CHANGES = {
     "last power sum": changed(11),
     "coordinates": changed(12, 99),
     "last coordinates": changed(-1),
-    "doubled": doubled,
-    "mask missing": without_mask,
-    "shorter": shorter,
-    "real": real,
-    "absent": absent,
-    "too large": too_large,
+    "doubled": lambda replies: replies[1].update(message=replies[0]["message"]),
+    "mask missing": of_party(1, message=np.zeros_like),
+    "shorter": of_party(1, message=lambda message: message[:-1]),
+    "real": of_party(1, message=lambda message: message.astype(float)),
+    "absent": of_party(1, message=None),
+    "too large": of_party(1, message=lambda message: message | np.uint64(7 << 61)),
 }
 REASONS = "|".join(
     [
@@ -332,7 +168,7 @@ def test_a_changed_message_never_gives_a_wrong_q(three, tmp_path, name, task):
         strategy = removal(three, server, model, {"north": gone})
     step = "train" if task == "train" else "forget"
     with pytest.raises((FederationError, PartyFailed)) as caught:
-        strategy.start(Changed(three, step, CHANGES[name]), timeout=TIMEOUT)
+        strategy.start(Changed(three, f"mufc_{step}", CHANGES[name]), timeout=TIMEOUT)
     text = str(caught.value)
     assert "\n" not in text
     if name not in ("shorter", "real", "absent", "too large"):
@@ -349,14 +185,6 @@ def test_a_changed_message_never_gives_a_wrong_q(three, tmp_path, name, task):
     check(three, server, model, gone)
 
 
-def test_a_change_of_all_replies_is_none_where_nothing_is_changed(three, tmp_path):
-    """Of the grid that changes messages."""
-    server = tmp_path / "server"
-    strategy = MUFC(**SETTINGS, server_state=server, seed=1)
-    model = strategy.start(Changed(three, "train", lambda replies: None)).model.model
-    check(three, server, model)
-
-
 def test_masks_that_do_not_cancel_give_a_reason_whatever_the_sum(three):
     """All that a party has sent comes again, in another session or as another's.
 
@@ -364,7 +192,7 @@ def test_masks_that_do_not_cancel_give_a_reason_whatever_the_sum(three):
     """
     kept = {}
     strategy = MUFC(**SETTINGS, seed=1)
-    first = Changed(three, "train", lambda replies: kept.update(replies[1]))
+    first = Changed(three, "mufc_train", lambda replies: kept.update(replies[1]))
     strategy.start(first)
     for change in (
         lambda replies: replies[1].update(message=kept["message"]),
@@ -372,52 +200,26 @@ def test_masks_that_do_not_cancel_give_a_reason_whatever_the_sum(three):
         *[lambda replies: replies[1].update(replies[0])] * 4,
     ):
         with pytest.raises(FederationError, match=REASONS):
-            strategy.start(Changed(three, "train", change))
+            strategy.start(Changed(three, "mufc_train", change))
 
 
-def of_south(**changes):
-    """Return a change of what one party sends; None leaves a value out."""
-
-    def change(replies):
-        for name, value in changes.items():
-            replies[1][name] = value
-            if value is None:
-                del replies[1][name]
-
-    return change
-
-
-def of_all(name, value):
-    """Return a change of what all parties send alike."""
-
-    def change(replies):
-        for reply in replies:
-            reply[name] = value
-
-    return change
-
-
+of_south = functools.partial(of_party, 1)
 NOISE = np.full(2, 2**61 + 12345, np.uint64)
 POINT, ROWS = np.zeros((1, 2)), np.ones(1, np.int64)
 NONE = {"privacy": "none"}
 FAULTS = {
-    "shorter at all": ("train", of_all("message", np.ones(7, np.uint64)), {}),
-    "no rows": ("train", of_all("totals", np.zeros(2, np.uint64)), {}),
+    "shorter at all": ("train", of_all(message=np.ones(7, np.uint64)), {}),
+    "no rows": ("train", of_all(totals=np.zeros(2, np.uint64)), {}),
     "rows of noise": ("train", of_south(totals=NOISE), {}),
-    "totals of noise": ("train", of_all("totals", NOISE), {}),
+    "totals of noise": ("train", of_all(totals=NOISE), {}),
     "more totals": ("train", of_south(totals=np.zeros(3, np.uint64)), {}),
-    "no totals": ("train", of_south(totals=None), {}),
     "kept is text": ("train", of_south(kept="yes"), {}),
-    "kept is absent": ("train", of_south(kept=None), {}),
     "more than asked": ("train", of_south(centroids=POINT, more=1), {}),
     "no centroids": ("train", of_south(centroids=None), NONE),
-    "no sizes": ("train", of_south(sizes=None), NONE),
-    "neither": ("train", of_south(centroids=None, sizes=None), NONE),
     "another message": ("train", of_south(message=NOISE), NONE),
     "centroids that are none": ("train", of_south(centroids=POINT + np.nan), NONE),
     "centroids outside": ("train", of_south(centroids=POINT + 0.6), NONE),
     "centroids far away": ("train", of_south(centroids=POINT - 1e308), NONE),
-    "centroids of text": ("train", of_south(centroids=np.array([["a", "b"]])), NONE),
     "centroids in 3 D": ("train", of_south(centroids=np.zeros((1, 3))), NONE),
     "more sizes": ("train", of_south(sizes=np.ones(2, int)), NONE),
     "too many": (
@@ -425,30 +227,18 @@ FAULTS = {
         of_south(centroids=np.zeros((9, 2)), sizes=np.ones(9, int)),
         NONE,
     ),
-    "size 0": ("train", of_south(sizes=ROWS * 0), NONE),
     "size -1": ("train", of_south(sizes=-ROWS), NONE),
     "size 2.5": ("train", of_south(sizes=ROWS * 2.5), NONE),
-    "size 2^63": ("train", of_south(sizes=np.array([2**63], np.uint64)), NONE),
     "size 2^40 - 1": ("train", of_south(sizes=np.array([2**40 - 1])), NONE),
     "other sizes": ("train", of_south(sizes=np.array([8], np.uint8)), NONE),
-    "nothing at all": (
-        "train",
-        lambda replies: [
-            reply.update(centroids=POINT[:0], sizes=ROWS[:0]) for reply in replies
-        ],
-        NONE,
-    ),
+    "nothing at all": ("train", of_all(centroids=POINT[:0], sizes=ROWS[:0]), NONE),
     "cost of noise": ("commit", of_south(cost=np.ones((5, 1), np.uint64)), {}),
     "sizes of noise": ("commit", of_south(sizes=np.full(3, 2**62, np.uint64)), {}),
     "fewer sizes": ("commit", of_south(sizes=np.zeros(2, np.uint64)), {}),
     "a cost of one limb": ("commit", of_south(cost=np.ones(1, np.uint64)), {}),
-    "cost of text": ("commit", of_south(cost=np.array([["a"]] * 5)), {}),
-    "no cost": ("commit", of_south(cost=None), {}),
-    "status of text": ("status", of_south(rows="3"), {}),
     "status below 0": ("status", of_south(removed=-1), {}),
     "status of reals": ("status", of_south(pending=0.5), {}),
     "status of 2^62": ("status", of_south(requests=2**62), {}),
-    "no status": ("status", of_south(rows=None), {}),
 }
 
 
@@ -461,7 +251,7 @@ def test_faulty_replies_end_with_a_sentence(three, tmp_path, name):
     if step == "status":
         model = simulate(strategy, three).model.model
         strategy = MUFCStatus(model, server_state=server)
-    grid = Changed(three, step, change)
+    grid = Changed(three, f"mufc_{step}", change)
     with pytest.raises(FederationError) as caught:
         strategy.start(grid, timeout=TIMEOUT)
     text = str(caught.value)
@@ -492,7 +282,7 @@ def test_more_rows_than_before_are_no_removal(three, tmp_path):
         replies[1]["totals"] = replies[1]["totals"] + np.array([5.0, 0.0, 0.0, 0.0])
 
     with pytest.raises(FederationError, match="at most the 29 rows"):
-        request.start(Changed(three, "forget", change), timeout=TIMEOUT)
+        request.start(Changed(three, "mufc_forget", change), timeout=TIMEOUT)
     simulate(MUFCStatus(model, server_state=server), three)
     check(three, server, model)
 
@@ -512,7 +302,7 @@ def test_fewer_rows_than_before_are_no_addition(three, tmp_path):
         replies[1]["totals"] = replies[1]["totals"] - np.array([1.0, 0.0, 0.0])
 
     with pytest.raises(FederationError, match="at least the 29 rows"):
-        task.start(Changed(three, "add", change), timeout=TIMEOUT)
+        task.start(Changed(three, "mufc_add", change), timeout=TIMEOUT)
     simulate(MUFCStatus(model, server_state=server), three)
     check(three, server, model)
 
@@ -530,7 +320,7 @@ def test_copies_of_forgotten_rows_are_no_negative_number(three, tmp_path, place)
 
     rule = "files and models must add up to numbers from 0 .*north, south, west"
     with pytest.raises(FederationError, match=rule):
-        request.start(Changed(three, "forget", change), timeout=TIMEOUT)
+        request.start(Changed(three, "mufc_forget", change), timeout=TIMEOUT)
     simulate(MUFCStatus(model, server_state=server), three)
     check(three, server, model)
 

@@ -36,7 +36,6 @@ def names(tmp_path):
 
 
 def trained(kind, tmp_path):
-    """Train a model; return the parties and the number."""
     if kind == "mufc":
         parties, strategy = rows(tmp_path), MUFC(server_state=tmp_path / "server")
     elif kind == "fk-kmeans":

@@ -146,7 +146,6 @@ def trained(grid, **settings):
 
 
 def models(folder):
-    """Return the models that each folder has: those of a to d, the server's."""
     return [list_models(folder / name) for name in ("a", "b", "c", "d", "server")]
 
 

@@ -69,6 +69,11 @@ def begun(folder):
     return Parties(grid_on(folder), Ledger(), seed=0, checkpoint=Salts())
 
 
+@pytest.fixture
+def first(tmp_path):
+    return begun(tmp_path)
+
+
 def taken_up(parties, folder, greet=True):
     """Go on with a session in another run, with all that the server knew of it."""
     again = copy.copy(parties)
@@ -108,18 +113,16 @@ def hidden(parties, center=1.0):
     return seen[VICTIM].hidden["distances"]
 
 
-def test_the_same_question_gets_the_same_reply(tmp_path):
+def test_the_same_question_gets_the_same_reply(tmp_path, first):
     """As where the server was killed before it had kept the reply."""
-    first = begun(tmp_path)
     before = copy.copy(first)
     before._last = list(first._last)
     reply = hidden(first)
     np.testing.assert_array_equal(hidden(taken_up(before, tmp_path)), reply)
 
 
-def test_another_question_under_the_same_mask_is_refused(tmp_path):
+def test_another_question_under_the_same_mask_is_refused(tmp_path, first):
     """The difference of two replies would be that of the addends."""
-    first = begun(tmp_path)
     before = copy.copy(first)
     before._last = list(first._last)
     hidden(first)
@@ -147,25 +150,22 @@ def test_where_a_folder_is_put_back_the_reply_is_that_of_the_copy(tmp_path):
     assert np.abs(difference - truth).min() > 1e-6
 
 
-def test_the_run_that_was_left_answers_no_more(tmp_path):
+def test_the_run_that_was_left_answers_no_more(tmp_path, first):
     """Its state in memory is older than the one on the disk."""
-    first = begun(tmp_path)
     pool(first, range(2))
     pool(taken_up(first, tmp_path), range(4))
     with pytest.raises(PartyFailed, match="knows of another session"):
         pool(first, range(6))
 
 
-def test_without_a_greeting_no_run_goes_on(tmp_path):
-    first = begun(tmp_path)
+def test_without_a_greeting_no_run_goes_on(tmp_path, first):
     pool(first, range(2))
     with pytest.raises(PartyFailed, match="knows of another session"):
         pool(taken_up(first, tmp_path, greet=False), range(4))
 
 
 @pytest.mark.parametrize("change", ["key", "fewer"])
-def test_with_other_parties_it_does_not_go_on(tmp_path, change):
-    first = begun(tmp_path)
+def test_with_other_parties_it_does_not_go_on(tmp_path, change, first):
     pool(first, range(2))
     again = taken_up(first, tmp_path)
     again._last = [0, 0, 0]  # so that the keys are told again
@@ -179,8 +179,7 @@ def test_with_other_parties_it_does_not_go_on(tmp_path, change):
         pool(again, range(4))
 
 
-def test_rows_are_counted_on(tmp_path):
-    first = begun(tmp_path)
+def test_rows_are_counted_on(tmp_path, first):
     pool(first, range(LIMIT))
     again = taken_up(first, tmp_path)
     pool(again, range(LIMIT))
@@ -192,20 +191,18 @@ def totals(parties, size):
     return parties.ask(coresets.totals, size=size, test_fraction=0.0, intercept=True)
 
 
-def test_what_is_answered_once_is_not_answered_again(tmp_path):
-    first = begun(tmp_path)
+def test_what_is_answered_once_is_not_answered_again(tmp_path, first):
     totals(first, 4)
     again = taken_up(first, tmp_path)
     with pytest.raises(PartyFailed, match="answered once in a session"):
         totals(again, 5)
 
 
-def test_a_session_that_was_forgotten_does_not_begin_anew(tmp_path):
+def test_a_session_that_was_forgotten_does_not_begin_anew(tmp_path, first):
     """With new keys, and nothing that is answered once: a session that is not counted.
 
     A server that began others made the parties forget the first one.
     """
-    first = begun(tmp_path)
     pool(first, range(2))
     for _ in range(MOST_STATES):
         begun(tmp_path)
@@ -222,8 +219,7 @@ def test_other_runs_leave_a_session_to_go_on(tmp_path):
         pool(taken_up(run, tmp_path), range(4))
 
 
-def test_a_session_is_forgotten_after_a_day(tmp_path, monkeypatch):
-    first = begun(tmp_path)
+def test_a_session_is_forgotten_after_a_day(tmp_path, monkeypatch, first):
     pool(first, range(2))
     later = journal.time.time() + journal.STATE_SECONDS + 1
     monkeypatch.setattr(journal.time, "time", lambda: later)
@@ -231,8 +227,7 @@ def test_a_session_is_forgotten_after_a_day(tmp_path, monkeypatch):
         taken_up(first, tmp_path)
 
 
-def test_sessions_are_counted_on(tmp_path):
-    first = begun(tmp_path)
+def test_sessions_are_counted_on(tmp_path, first):
     for _ in range(MOST_SESSIONS - 1):
         first = Parties(first.grid, Ledger(), seed=0)
     again = taken_up(first, tmp_path)
@@ -240,9 +235,8 @@ def test_sessions_are_counted_on(tmp_path):
         Parties(again.grid, Ledger(), seed=0)
 
 
-def test_a_run_that_has_begun_takes_up_no_session(tmp_path):
+def test_a_run_that_has_begun_takes_up_no_session(tmp_path, first):
     """Its own counts would be lost."""
-    first = begun(tmp_path)
     other = begun(tmp_path)
     names = {info.node_id: info.name for info in first}
     contents = dict.fromkeys(names, first._greeting(3))
@@ -280,9 +274,8 @@ def opened(folder, key):
     return memory.state["session"]
 
 
-def test_the_disk_of_a_party_alone_tells_nothing_of_a_session(tmp_path):
+def test_the_disk_of_a_party_alone_tells_nothing_of_a_session(tmp_path, first):
     """Its journal had the private key: whoever had recorded messages unmasked them."""
-    first = begun(tmp_path)
     totals(first, 4)
     hidden(first)
     for name, secrets in zip("abc", secrets_of(first.grid), strict=True):
@@ -296,9 +289,8 @@ def test_the_disk_of_a_party_alone_tells_nothing_of_a_session(tmp_path):
         assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_nor_does_it_confirm_a_guess(tmp_path):
+def test_nor_does_it_confirm_a_guess(tmp_path, first):
     """Arrays that a step remembers were known by their SHA-256: labels, say."""
-    first = begun(tmp_path)
     pool(first, range(4))
     totals(first, 4)
     contexts = first.grid._contexts.values()
@@ -344,8 +336,7 @@ def forgetful(grid):
         Memory(context.state).forget()
 
 
-def test_a_supernode_that_is_started_again_takes_the_key_of_a_message(tmp_path):
-    first = begun(tmp_path)
+def test_a_supernode_that_is_started_again_takes_the_key_of_a_message(first):
     pool(first, range(2))
     known = secrets_of(first.grid)
     forgetful(first.grid)
@@ -361,8 +352,7 @@ def test_a_supernode_that_is_started_again_takes_the_key_of_a_message(tmp_path):
         (None, "lacks the key of its state"),
     ],
 )
-def test_a_bad_key_is_refused_in_a_sentence(tmp_path, key, rule):
-    first = begun(tmp_path)
+def test_a_bad_key_is_refused_in_a_sentence(tmp_path, key, rule, first):
     pool(first, range(2))
     again = taken_up(first, tmp_path)
     again._state_keys = [*first._state_keys[:2], key]
@@ -372,7 +362,6 @@ def test_a_bad_key_is_refused_in_a_sentence(tmp_path, key, rule):
 
 
 def greet(grid, session, goes_on=False):
-    """Greet the parties of a run, and return what they say."""
     exchange = Exchange(grid, Ledger(), 10.0)
     names = {node: str(node) for node in grid.get_node_ids()}
     wanted = begun_with(session, goes_on)
@@ -381,14 +370,12 @@ def greet(grid, session, goes_on=False):
 
 
 def begun_with(session, goes_on):
-    """Return the greeting of a session."""
     values = {"partition": "vertical"}
     return pack(values, {"session": session, "goes_on": goes_on})
 
 
-def test_a_party_gives_its_key_to_nobody_who_goes_on(tmp_path):
+def test_a_party_gives_its_key_to_nobody_who_goes_on(first):
     """One who knows the number of a session alone learns what is public."""
-    first = begun(tmp_path)
     pool(first, range(2))
     for goes_on in (False, True):
         forgetful(first.grid)
@@ -397,9 +384,8 @@ def test_a_party_gives_its_key_to_nobody_who_goes_on(tmp_path):
         assert not any("state_key" in reply for reply in said)
 
 
-def test_a_greeting_whose_reply_was_lost_gives_new_keys(tmp_path):
+def test_a_greeting_whose_reply_was_lost_gives_new_keys(first):
     """Nobody has the key of the state, and nothing was answered in the session."""
-    first = begun(tmp_path)
     forgetful(first.grid)
     said = greet(first.grid, first.session)
     assert not {reply["public_key"] for reply in said} & {
@@ -408,9 +394,8 @@ def test_a_greeting_whose_reply_was_lost_gives_new_keys(tmp_path):
     assert all("state_key" in reply for reply in said)
 
 
-def test_of_two_greetings_one_session_goes_on(tmp_path):
+def test_of_two_greetings_one_session_goes_on(first):
     """Else the party would answer two requests in each round."""
-    first = begun(tmp_path)
     contexts = first.grid._contexts
     before = {n: copy.deepcopy(dict(c.state)) for n, c in contexts.items()}
     forgetful(first.grid)

@@ -5,14 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from consents import free, limited
-from transcripts import Recorder, actual, is_uniform, leaving, our_steps, patterns
+from transcripts import (
+    Recorder,
+    actual,
+    is_uniform,
+    leaving,
+    our_steps,
+    patterns,
+    replies,
+)
 
-from vfl_flower import Party, PartyFailed
-from vfl_flower.app.register import make_client_app
+from vfl_flower import Party
 from vfl_flower.clients.evaluation import Told
-from vfl_flower.clients.fdskl import PAIRS
-from vfl_flower.clients.kernel_kmeans import expand
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import (
     leverage_factor,
@@ -20,10 +24,8 @@ from vfl_flower.numerics.coresets import (
     vrlr_sensitivities,
 )
 from vfl_flower.protocol.common import has_own
-from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.steps import STEPS
 from vfl_flower.secure_aggregation import group
-from vfl_flower.simulation import simulate
 from vfl_flower.strategies import (
     FDSKL,
     CoresetVKMC,
@@ -57,13 +59,6 @@ def record(strategy, federation=None, seed=6):
     return strategy.start(grid), grid.transcript
 
 
-def replies(transcript, action, name):
-    """Return what each party sent under a name, in party order."""
-    actual = [e for e in transcript if e.up and e.action == action]
-    actual.sort(key=lambda e: e.party)
-    return [e.values[name] for e in actual]
-
-
 STRATEGIES = {
     "central": lambda: CoresetVRLR(40, solver="central"),
     "central, checked": lambda: CoresetVRLR(40, check_size=20, solver="central"),
@@ -90,7 +85,6 @@ AT_HOME = [n for n in STRATEGIES if n not in POOLED]
 
 
 def kernel(solver="direct", **settings):
-    """Return a small FDSKL on real labels."""
     size = {"features": 8 if solver == "direct" else 12}
     given = {"target": "continuous", "test_fraction": 0.2, "block_bytes": 1200}
     return FDSKL("square", solver=solver, **{**given, **size, **settings})
@@ -551,14 +545,6 @@ def test_angles_of_held_out_rows_are_asked_as_such(name):
     assert not train & test
 
 
-def test_distances_are_of_a_thousand_pairs():
-    """Not of as many as the server wants: the median of one would be that one."""
-    _, transcript = record(kernel())
-    sent = replies(transcript, "fdskl_distances", "distances")
-    assert [array.shape for array in sent] == [(5, PAIRS)] * 3  # limbs
-    assert PAIRS == 1000
-
-
 def test_every_step_of_fdskl_is_in_the_tables():
     ours = our_steps("fdskl")
     assert set(ours) == set(FDSKL_DOWN) - {"hello"}
@@ -614,7 +600,6 @@ KERNEL_SUMS = {
 
 
 def clustering(**settings):
-    """Return a small FKKMeans."""
     size = {"n_features": 8, "iterations": 3, "subspace_tol": 0, "n_init": 1}
     if settings.get("clustering") != "sums":
         size |= {"clustering": "coreset", "coreset_size": 20}
@@ -718,37 +703,6 @@ def test_every_step_of_clusterings_is_in_the_tables():
         took = {n for n, declared in step.contract.request.items() if declared.leaves}
         iterates = action.rpartition("_")[2] in ("gram", "product", "project")
         assert took == (names("seed") if iterates else set())
-
-
-def test_a_party_that_protects_itself_sends_no_functions_of_single_rows():
-    """Without the mechanism each row's part of A A^T c is in the clear."""
-    with pytest.raises(PartyError, match="cem must be true: without it single rows"):
-        expand(Party(np.ones((2, 2))), np.ones(8))
-    grid = Recorder(row_parties())
-    grid._app = make_client_app(lambda context: free(grid._parties[context.node_id]))
-    grid._keep = lambda *args, **kwargs: None
-    with pytest.raises(PartyFailed, match="sends its addends only under masks"):
-        CLUSTERINGS["without cem"]().start(grid)
-
-
-@pytest.mark.parametrize("name", ["gram", "lanczos"])
-def test_two_clusterings_of_a_seed_share_no_mask_and_give_the_same_model(name):
-    (first, one), (second, two) = cluster(name, 6), cluster(name, 6)
-    assert first.metrics == second.metrics
-    for a, b in zip(one, two, strict=True):
-        assert (a.action, a.party, a.up) == (b.action, b.party, b.up)
-        hidden = KERNEL_SUMS.get(a.action, set()) | names("seed.1 seed.2")
-        for array in hidden & set(a.values) if a.up else ():
-            assert not np.array_equal(a.values[array], b.values[array]), array
-        for array in KERNEL_UP.get(a.action, set()) if a.up else ():
-            np.testing.assert_array_equal(a.values[array], b.values[array])
-
-
-def test_consent_bounds_the_rows_of_the_coreset():
-    federation = row_parties()
-    federation[1].consent = limited(3)
-    with pytest.raises(PartyFailed, match="consent lets 3 rows leave"):
-        simulate(clustering(), federation, seed=0)
 
 
 # -- what sums hide -----------------------------------------------------------------
@@ -856,21 +810,28 @@ def test_addends_look_uniform(made, action, array):
 
 
 @pytest.mark.parametrize(
-    "made",
-    [STRATEGIES[name] for name in AT_HOME]
-    + [FDSKL_STRATEGIES[name] for name in ("direct", "doubly", "doubly, tree")],
+    ("made", "federation"),
+    [(STRATEGIES[name], None) for name in AT_HOME]
+    + [(FDSKL_STRATEGIES[name], None) for name in ("direct", "doubly", "doubly, tree")]
+    + [(CLUSTERINGS[name], row_parties) for name in ("gram", "lanczos")],
 )
-def test_two_runs_of_a_seed_share_no_mask_and_give_the_same_model(made):
-    (first, one), (second, two) = record(made()), record(made())
-    if not isinstance(made(), FDSKL):  # whose model has a number of its own
+def test_two_runs_of_a_seed_share_no_mask_and_give_the_same_model(made, federation):
+    (first, one), (second, two) = (
+        record(made(), federation and federation()) for _ in range(2)
+    )
+    if not isinstance(made(), FDSKL | FKKMeans):  # whose model has its own number
         assert first.arrays.object_id == second.arrays.object_id
     assert first.metrics == second.metrics
     for a, b in zip(one, two, strict=True):
         assert (a.action, a.party, a.up) == (b.action, b.party, b.up)
-        masked = MASKED.get(a.action, names("angles_2 scores distances"))
-        for array in masked & set(a.values) if a.up else ():
+        masked = (MASKED | KERNEL_SUMS).get(
+            a.action, names("angles_2 scores distances")
+        )
+        for array in (masked | names("seed.1 seed.2")) & set(a.values) if a.up else ():
             both = a.values[array], b.values[array]
             assert not both[0].size or not np.array_equal(*both)
+        for array in KERNEL_UP.get(a.action, set()) if a.up else ():
+            np.testing.assert_array_equal(a.values[array], b.values[array])
     keys = [
         [e.values["public_key"] for e in t if "public_key" in e.values]
         for t in (one, two)
@@ -994,15 +955,6 @@ def test_first_residual_is_not_the_labels(regularizer):
     own = t - A @ np.linalg.lstsq(A, t)[0]
     np.testing.assert_allclose(seen * scale, own, atol=1e-9)
     assert np.abs(seen * scale - t).max() > 0.1
-
-
-def test_addends_without_masks_are_refused_outside_tests():
-    """A party that was not told otherwise does not send them, whoever asks."""
-    grid = Recorder(parties(*data()))
-    grid._app = make_client_app(lambda context: free(grid._parties[context.node_id]))
-    grid._keep = lambda *args, **kwargs: None
-    with pytest.raises(PartyFailed, match="sends its addends only under masks"):
-        CoresetVRLR(40, masking="plain", solver="central").start(grid)
 
 
 def test_first_residuals_of_saga_are_not_the_labels():
