@@ -15,14 +15,14 @@ import io
 import mmap
 import re
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
 
-from vfl_flower.data.arrow_ipc import give_back, map_arrow, open_arrow
+from vfl_flower.data.arrow_ipc import batches_of, give_back, map_arrow, schema_of
 from vfl_flower.data.kinds import is_number, is_text, without_markers
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.files import check_growth, map_npz
@@ -629,13 +629,9 @@ def _arrow(path: Path) -> Table:
 
     def read(wanted: Sequence[str]) -> Iterator[Any]:
         if not maps:  # not before the first row is wanted: it may be unpacked
-            maps.append(map_arrow(path))
-        reader = open_arrow(maps[0])
-        batches: Iterable[Any] = reader
-        if hasattr(reader, "num_record_batches"):  # a file, and no stream
-            batches = map(reader.get_batch, range(reader.num_record_batches))
+            maps.extend(map_arrow(path))
         step = batch_rows(len(wanted))
-        for batch in batches:
+        for batch in batches_of(maps):
             chosen = batch.select(list(wanted))
             for start in range(0, batch.num_rows, step):
                 part = chosen.slice(start, step)
@@ -644,9 +640,7 @@ def _arrow(path: Path) -> Table:
                 if start % (4 * step) == 0:
                     give_back(*maps)
 
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    schema = open_arrow(mapped).schema
+    schema = schema_of(path)
     return Table(schema.names, read, categories=_categories(schema))
 
 
