@@ -85,8 +85,8 @@ def test_compressed_text_is_read_as_far_as_its_size_allows(tmp_path):
     assert "unpack to at most 100 times" in refusal(path)
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
-def test_pyarrow_gets_text_in_utf8_by_its_path(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.zip", "utf-16.csv"])
+def test_pyarrow_gets_text_by_a_path(tmp_path, monkeypatch, name):
     """With a Python file, one process in forty was aborted where it ended."""
     sources, open_csv = [], pyarrow.csv.open_csv
 
@@ -97,10 +97,22 @@ def test_pyarrow_gets_text_in_utf8_by_its_path(tmp_path, monkeypatch, name):
     monkeypatch.setattr(pyarrow.csv, "open_csv", note)
     path = tmp_path / name
     text = FRAME.to_csv(index=False).encode()
-    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
-    load(path, id_column="id", label_column="delay")
+    match name:
+        case "a.csv.gz":
+            text = gzip.compress(text)
+        case "utf-16.csv":
+            text = text.decode().encode("utf-16")
+    path.write_bytes(text)
+    if name == "a.zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a.csv", text)
+    party = load(path, id_column="id", label_column="delay")
+    np.testing.assert_array_equal(party.X, FRAME[["distance", "seats"]].to_numpy())
     assert sources
-    assert set(sources) == {str(path)}
+    assert all(isinstance(source, str) for source in sources)
+    unchanged = name in ("a.csv", "a.csv.gz")
+    assert (set(sources) == {str(path)}) == unchanged
+    assert all(Path(source).exists() == unchanged for source in sources)
 
 
 def test_several_parquet_files_are_one(tmp_path):

@@ -5,7 +5,6 @@ A :class:`Table` can be read several times and never holds more than a few batch
 
 from __future__ import annotations
 
-import atexit
 import codecs
 import contextlib
 import csv
@@ -14,6 +13,8 @@ import gzip
 import io
 import mmap
 import re
+import shutil
+import tempfile
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -212,30 +213,24 @@ def _bytes(path: Path) -> Iterator[IO[bytes]]:
                 yield file
 
 
-class _Stoppable(io.RawIOBase):
-    """A file that pyarrow reads ahead on a thread of its own, until it is stopped.
+@contextlib.contextmanager
+def _utf8(path: Path, encoding: str) -> Iterator[str]:
+    """Give the path of a text in UTF-8, for pyarrow, which unpacks ``.gz`` itself.
 
-    A process that ends while that thread calls into Python aborts
-    (apache/arrow#34314): "terminate called without an active exception".
+    It would read a Python file on a thread of its own, and a process that ends while
+    that thread calls into Python aborts (apache/arrow#34314).
     """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._stopped = file, False
-
-    def readable(self) -> bool:
-        """Return True, as pyarrow asks."""
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        """Return the next bytes; none once it is stopped."""
-        return b"" if self._stopped else self._file.read(size)
-
-    def stop(self, reader: Iterator[Any]) -> None:
-        """End the file, and read what the thread has read ahead: then it has ended."""
-        self._stopped = True
-        with contextlib.suppress(ValueError, OSError):  # of a row that is cut short
-            for _ in reader:
-                pass
+    if encoding == "utf-8-sig" and path.suffix.lower() != ".zip":
+        yield str(path)
+        return
+    with (
+        tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="") as plain,
+        _bytes(path) as file,
+        io.TextIOWrapper(file, encoding, newline="") as text,
+    ):
+        shutil.copyfileobj(text, plain, CSV_BLOCK)
+        plain.flush()
+        yield plain.name
 
 
 def _encoding(path: Path, whole: bool) -> str:
@@ -387,18 +382,15 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
     def read(wanted: Sequence[str]) -> Iterator[Any]:
         nonlocal ragged
         ragged = rows = 0
-        plain = layout.encoding == "utf-8-sig"
-        native = plain and path.suffix.lower() != ".zip"
         with (
-            contextlib.nullcontext() if native else _bytes(path) as packed,
+            _utf8(path, layout.encoding) as plain,
             pacsv.open_csv(
-                str(path) if packed is None else (file := _Stoppable(packed)),
+                plain,
                 pacsv.ReadOptions(
                     use_threads=False,
                     block_size=CSV_BLOCK,
                     column_names=places,
                     skip_rows_after_names=layout.skip,
-                    encoding="utf8" if plain else layout.encoding,
                 ),
                 pacsv.ParseOptions(
                     delimiter=layout.delimiter,
@@ -416,13 +408,7 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
                     null_values=sorted(markers_of(source)),
                 ),
             ) as reader,
-            contextlib.ExitStack() as ended,
         ):
-            if packed is not None:
-                stop = functools.partial(file.stop, reader)
-                atexit.register(stop)  # where an exception holds this generator
-                ended.callback(atexit.unregister, stop)
-                ended.callback(stop)
             for batch in reader:
                 rows += batch.num_rows
                 if blank:
