@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-from vfl_flower.data import split_columns
+from vfl_flower import Party
 from vfl_flower.simulation import simulate
 from vfl_flower.strategies import CoresetVKMC, CoresetVRLR
 
@@ -54,7 +54,9 @@ def main() -> None:
     for n in args.n:
         rng = np.random.default_rng(0)
         X = rng.standard_normal((n, args.d))
-        parties = split_columns(X, X.sum(axis=1) + rng.standard_normal(n), args.parties)
+        y = X.sum(axis=1) + rng.standard_normal(n)
+        parties = [Party(part) for part in np.array_split(X, args.parties, axis=1)]
+        parties[-1] = Party(parties[-1].X, y=y)
         for name, strategy in strategies.items():
             ledger = simulate(strategy, parties, seed=0).ledger
             bytes_[name].append(ledger.bytes_up + ledger.bytes_down)

@@ -22,13 +22,13 @@ from time import process_time
 
 import numpy as np
 
+from simulations.product_errors import cosine_bound
 from vfl_flower.secure_aggregation.angle_shares import (
     cosine_shares,
     deal_cosines,
     hide_angles,
 )
 from vfl_flower.secure_aggregation.fixed_point import (
-    cosine_bound,
     decode,
     gram_fixed_point,
 )

@@ -88,7 +88,7 @@ class Deployment:
         port = start_superlink(processes, "--isolation=process")
         serverapps = [*python, "vfl_flower.app.server_executor"]
         processes.start("serverapps", *serverapps, f"--superlink=127.0.0.1:{port}")
-        command = [*python, "vfl_flower.app.executor", "--no-fall-back"]
+        command = [*python, "vfl_flower.app.executor"]
         command += ["--bundle", bundle_hash(EMPTY)]
         start_supernodes(processes, port, nodes, command)
 

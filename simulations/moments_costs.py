@@ -21,7 +21,7 @@ from flwr.app import Message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
-from simulations.product_errors import cosine_error, gram_error
+from simulations.product_errors import cosine_bound, cosine_error, gram_error
 from vfl_flower import FDSKL, Party
 from vfl_flower.clients.kernel_angles import joint_fraction
 from vfl_flower.numerics.gram_fit import Block, fit_gram
@@ -31,7 +31,6 @@ from vfl_flower.secure_aggregation.angle_shares import (
     hide_angles,
 )
 from vfl_flower.secure_aggregation.fixed_point import (
-    cosine_bound,
     decode,
     gram_fixed_point,
 )

@@ -31,6 +31,16 @@ def cosine_error(
     return turned + moved * (2 + moved)
 
 
+def cosine_bound(fraction: int) -> float:
+    """Return the bound of a cosine that is a sum of two products of encodings.
+
+    cos(a) and sin(a) with f / 2 fraction bits are at most 1 / sqrt(2) units from a
+    vector of length 2^(f / 2), in the plane. The scalar product of two such vectors is
+    at most ``(2^(f / 2) + 1 / sqrt(2))^2`` (Cauchy and Schwarz). `fraction` is f, even.
+    """
+    return float((1 + 1 / math.sqrt(2.0 ** (fraction + 1))) ** 2)
+
+
 def gram_error(rows: int, bound: float, error: float) -> float:
     """Return the largest error of an entry of a Gram matrix.
 

@@ -529,11 +529,10 @@ def test_a_missing_option_is_noticed(monkeypatch):
         check_flower()
 
 
-@pytest.mark.parametrize("option", [[], ["--no-fall-back"]])
-def test_nothing_starts_with_another_flower(monkeypatch, replaced, option):
+def test_nothing_starts_with_another_flower(monkeypatch, replaced):
     monkeypatch.setitem(node.SHAPES, node.push_objects, ("other", ""))
     with pytest.raises(SystemExit, match=r"needs flwr 1.40 to 1.42, .* push_objects"):
-        executor.command()([*option, "--insecure"])
+        executor.command()(["--insecure"])
     assert replaced == []
 
 

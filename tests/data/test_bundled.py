@@ -2,64 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from party_files import load, refusal
 
-from vfl_flower.data import load_party, split_columns
+from vfl_flower.data import load_party
 from vfl_flower.data.bundled import ids_of_bundled
 from vfl_flower.data.source import PartySource
 from vfl_flower.protocol.party import PartyError
-
-
-@given(st.integers(1, 40), st.integers(1, 40))
-def test_split_columns_is_a_partition(d, count):
-    X = np.arange(3.0 * d).reshape(3, d)
-    y = np.arange(3.0)
-    names = [f"c{j}" for j in range(d)]
-    if count > d:
-        with pytest.raises(ValueError, match=f"between 1 and the {d} columns"):
-            split_columns(X, y, count)
-        return
-    parties = split_columns(X, y, count, columns=names)
-    np.testing.assert_array_equal(np.hstack([party.X for party in parties]), X)
-    assert [name for party in parties for name in party.columns] == names
-    sizes = [party.X.shape[1] for party in parties]
-    assert sizes == [len(part) for part in np.array_split(range(d), count)]
-    assert all(np.shares_memory(party.X, X) for party in parties)
-    assert all(party.y is None for party in parties[:-1])
-    np.testing.assert_array_equal(parties[-1].y, y)
-    assert [party.index for party in parties] == list(range(count))
-
-
-def test_split_columns_names_parties():
-    parties = split_columns(np.eye(3), None, 2, names=["bank", "shop"])
-    assert [party.name for party in parties] == ["bank", "shop"]
-    assert parties[1].y is None
-
-
-@pytest.mark.parametrize(
-    ("X", "options", "words"),
-    [
-        (
-            np.eye(3),
-            {"count": 0},
-            "count must be between 1 and the 3 columns of X, got 0",
-        ),
-        (np.eye(3), {"count": 4}, "got 4"),
-        (np.ones(3), {"count": 1}, "X must be a matrix"),
-        (np.eye(3), {"count": 2, "names": ["a"]}, "each of the 2 parties, got 1"),
-        (
-            np.eye(3),
-            {"count": 2, "columns": ["a"]},
-            "each of the 3 columns of X, got 1",
-        ),
-        (np.full((2, 2), np.nan), {"count": 2}, "no missing or infinite value"),
-    ],
-)
-def test_errors_of_split_columns(X, options, words):
-    with pytest.raises(ValueError, match=words):
-        split_columns(X, None, **options)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,13 @@
 """Rows of a CSV that are none, swallowed lines, code pages and fine dates."""
 
-import io
-import time
-from contextlib import contextmanager
-
 import numpy as np
 import pandas as pd
 import pytest
 from party_files import load, refusal
 
-from vfl_flower.data import read_ids, tables
+from vfl_flower.data import read_ids
 from vfl_flower.data.checking import check
 from vfl_flower.data.source import PartySource
-from vfl_flower.data.tables import open_table
 
 ROWS = "".join(f"{i},{i * 7 % 40 + 0.5}\n" for i in range(60))
 
@@ -100,33 +95,3 @@ def test_dates_with_nanoseconds(write, zone):
     days = load(write(text, "n.csv")).X[:, 0]
     expected = 19723 - (2 / 24 if zone == "+02:00" else 0)
     np.testing.assert_allclose(days, expected, atol=1e-9)
-
-
-@pytest.mark.parametrize("end", ["closed", "exit"])
-def test_no_thread_reads_on_when_reading_ends(tmp_path, monkeypatch, end):
-    """A process that ends meanwhile aborts; an exception may still hold the reader."""
-    path, reads, at_exit = tmp_path / "rows.csv", [], []
-    path.write_bytes(b"a,b\n" + b"1,M\xfcller\n" * 20_000)
-    monkeypatch.setattr(tables, "CSV_BLOCK", 2**10)
-    monkeypatch.setattr(tables.atexit, "register", at_exit.append)
-    table = open_table(path, PartySource(data=str(path)), "clinic")
-
-    class Slow(io.FileIO):
-        def read(self, size=-1):
-            reads.append(size)
-            time.sleep(0.01)
-            return super().read(size)
-
-    @contextmanager
-    def slowly(path):
-        with Slow(path) as file:
-            yield file
-
-    monkeypatch.setattr(tables, "_bytes", slowly)
-    batches = table.read(table.names)
-    next(batches)
-    at_exit[0]() if end == "exit" else batches.close()
-    count = len(reads)
-    time.sleep(0.1)
-    assert len(reads) == count < 200
-    batches.close()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from party_files import FRAME, load, refusal
 
 from vfl_flower.data import arrow_ipc, read_ids, statistics, tables
-from vfl_flower.data.arrow_ipc import map_arrow, open_arrow
+from vfl_flower.data.arrow_ipc import batches_of, map_arrow
 from vfl_flower.data.cache import StoredIds
 from vfl_flower.data.encoding import Ids
 from vfl_flower.data.source import PartySource
@@ -84,8 +84,8 @@ def test_compressed_text_is_read_as_far_as_its_size_allows(tmp_path):
     assert "unpack to at most 100 times" in refusal(path)
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
-def test_pyarrow_gets_text_in_utf8_by_its_path(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.zip", "utf-16.csv"])
+def test_pyarrow_gets_text_by_a_path(tmp_path, monkeypatch, name):
     """With a Python file, one process in forty was aborted where it ended."""
     sources, open_csv = [], pyarrow.csv.open_csv
 
@@ -96,10 +96,22 @@ def test_pyarrow_gets_text_in_utf8_by_its_path(tmp_path, monkeypatch, name):
     monkeypatch.setattr(pyarrow.csv, "open_csv", note)
     path = tmp_path / name
     text = FRAME.to_csv(index=False).encode()
-    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
-    load(path, id_column="id", label_column="delay")
+    match name:
+        case "a.csv.gz":
+            text = gzip.compress(text)
+        case "utf-16.csv":
+            text = text.decode().encode("utf-16")
+    path.write_bytes(text)
+    if name == "a.zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a.csv", text)
+    party = load(path, id_column="id", label_column="delay")
+    np.testing.assert_array_equal(party.X, FRAME[["distance", "seats"]].to_numpy())
     assert sources
-    assert set(sources) == {str(path)}
+    assert all(isinstance(source, str) for source in sources)
+    unchanged = name in ("a.csv", "a.csv.gz")
+    assert (set(sources) == {str(path)}) == unchanged
+    assert all(Path(source).exists() == unchanged for source in sources)
 
 
 def test_several_parquet_files_are_one(tmp_path):
@@ -428,20 +440,20 @@ def test_a_large_compressed_file_is_unpacked_first(tmp_path, monkeypatch, packed
     options = pa.ipc.IpcWriteOptions(compression=packed)
     with kind(str(path), table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=150)  # 150 rows, and 50
-    assert open_arrow(map_arrow(path)).schema == table.schema
-    assert map_arrow(path)[:] == path.read_bytes()  # it is not large
-    monkeypatch.setattr(arrow_ipc, "LARGE", 2**12)
-    unpacked = map_arrow(path)
-    assert table["number"].to_numpy()[:150].tobytes() in unpacked[:]
-    again = open_arrow(unpacked).read_all()
-    again.validate(full=True)
-    assert again.equals(table)
-    assert [len(chunk) for chunk in again["yes"].chunks] == [150, 50]
+    whole = list(batches_of(map_arrow(path)))
+    monkeypatch.setattr(arrow_ipc, "VALUES", 300)  # two columns at a time
+    maps = map_arrow(path)
+    assert len(maps) == 3
+    assert table["number"].to_numpy()[:150].tobytes() in maps[0][:]
+    again = list(batches_of(maps))
+    assert again == whole
+    assert pa.Table.from_batches(again).equals(table)
+    assert [len(batch) for batch in again] == [150, 50]
 
 
 def test_a_damaged_compressed_file_is_refused(tmp_path, monkeypatch):
     """Whichever byte is damaged: the party's sentence, or other values."""
-    monkeypatch.setattr(arrow_ipc, "LARGE", 100)
+    monkeypatch.setattr(arrow_ipc, "VALUES", 80)
     table = pa.table({"a": [0.5, 1.5] * 40, "b": [f"t{i % 2}" for i in range(80)]})
     path = tmp_path / "a.arrow"
     options = pa.ipc.IpcWriteOptions(compression="lz4")

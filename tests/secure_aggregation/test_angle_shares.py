@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uniformity import octets, uniform
 
-from simulations.product_errors import cosine_error
+from simulations.product_errors import cosine_bound, cosine_error
 from vfl_flower.secure_aggregation.angle_shares import (
     cosine_shares,
     deal_cosines,
     hide_angles,
 )
-from vfl_flower.secure_aggregation.fixed_point import WIDTHS, cosine_bound, decode
+from vfl_flower.secure_aggregation.fixed_point import WIDTHS, decode
 from vfl_flower.secure_aggregation.shares import Deal, Dealt, add
 
 ROOT = bytes(range(32))

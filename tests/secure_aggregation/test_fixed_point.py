@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.product_errors import gram_error
+from simulations.product_errors import cosine_bound, gram_error
 from vfl_flower.secure_aggregation.fixed_point import (
     WIDTHS,
     FixedPoint,
-    cosine_bound,
     decode,
     finest_gram_fixed_point,
     gram_fixed_point,

@@ -25,7 +25,6 @@ from vfl_flower.secure_aggregation.shares import (
     Dealt,
     add,
     pack,
-    split_columns,
     subtract,
     unpack,
 )
@@ -130,10 +129,8 @@ def test_columns_of_all_parties_give_the_pooled_gram_to_the_stated_error(
             pair = zero, elements
         else:
             name = f"columns {party}"
-            pair = (
-                split_columns(deal, seed_of_party, elements, 0, name),
-                deal.elements(seed_of_party, name, 0, elements.shape),
-            )
+            mask = deal.elements(seed_of_party, name, 0, elements.shape)
+            pair = subtract(elements, mask, bits), mask
         first.append(pair[0])
         second.append(pair[1])
     _, _, shares = gram(deal, (np.hstack(first), np.hstack(second)))

@@ -60,9 +60,6 @@ def main(
         list[str] | None,
         typer.Option(metavar="HASH", help="Let the code of this bundle run."),
     ] = None,
-    no_fall_back: Annotated[
-        bool, typer.Option("--no-fall-back", hidden=True)  # of units written earlier
-    ] = False,
 ) -> None:
     """Start a SuperNode that runs the installed package.
 

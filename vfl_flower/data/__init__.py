@@ -34,7 +34,6 @@ from vfl_flower.data.bundled import (
     from_bundled,
     from_synthetic,
     ids_of_bundled,
-    split_columns,
 )
 from vfl_flower.data.cache import CacheEntry
 from vfl_flower.data.encoding import Encoding
@@ -199,5 +198,4 @@ __all__ = [
     "is_file",
     "load_party",
     "read_ids",
-    "split_columns",
 ]

@@ -28,51 +28,6 @@ BUNDLED = {
 """Data sets of scikit-learn by name; the ``fetch_`` ones are downloaded."""
 
 
-def split_columns(
-    X: Array,
-    y: Array | None,
-    count: int,
-    names: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-) -> list[Party]:
-    """Split a matrix over parties by consecutive columns, as evenly as possible.
-
-    X has shape (n, d); the parties' matrices are views of it. The last party gets the
-    labels y. The first ``d % count`` parties have one column more. Raises ValueError if
-    `count` is not between 1 and d, or if another argument does not fit X.
-
-    >>> X = np.arange(10.0).reshape(2, 5)
-    >>> [party.X.shape for party in split_columns(X, np.array([0, 1]), 2)]
-    [(2, 3), (2, 2)]
-    """
-    X = np.asarray(X)
-    if X.ndim != 2:
-        raise ValueError(f"X must be a matrix, got shape {X.shape}")
-    d = X.shape[1]
-    if not 1 <= count <= d:
-        raise ValueError(
-            f"count must be between 1 and the {d} columns of X, got {count}"
-        )
-    if names is not None and len(names) != count:
-        raise ValueError(
-            f"names must name each of the {count} parties, got {len(names)}"
-        )
-    if columns is not None and len(columns) != d:
-        raise ValueError(
-            f"columns must name each of the {d} columns of X, got {len(columns)}"
-        )
-    return [
-        Party(
-            X[:, group],
-            y=y if j == count - 1 else None,
-            name=None if names is None else names[j],
-            columns=None if columns is None else list(columns[group]),
-            index=j,
-        )
-        for j, group in enumerate(_group(d, j, count) for j in range(count))
-    ]
-
-
 def _group(d: int, j: int, count: int) -> slice:
     """Return the j-th of `count` groups of consecutive columns out of d."""
     size, more = divmod(d, count)

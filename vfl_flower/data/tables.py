@@ -5,7 +5,6 @@ A :class:`Table` can be read several times and never holds more than a few batch
 
 from __future__ import annotations
 
-import atexit
 import codecs
 import contextlib
 import csv
@@ -14,15 +13,17 @@ import gzip
 import io
 import mmap
 import re
+import shutil
+import tempfile
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
 
-from vfl_flower.data.arrow_ipc import give_back, map_arrow, open_arrow
+from vfl_flower.data.arrow_ipc import batches_of, give_back, map_arrow, schema_of
 from vfl_flower.data.kinds import is_number, is_text, without_markers
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.files import check_growth, map_npz
@@ -212,30 +213,24 @@ def _bytes(path: Path) -> Iterator[IO[bytes]]:
                 yield file
 
 
-class _Stoppable(io.RawIOBase):
-    """A file that pyarrow reads ahead on a thread of its own, until it is stopped.
+@contextlib.contextmanager
+def _utf8(path: Path, encoding: str) -> Iterator[str]:
+    """Give the path of a text in UTF-8, for pyarrow, which unpacks ``.gz`` itself.
 
-    A process that ends while that thread calls into Python aborts
-    (apache/arrow#34314): "terminate called without an active exception".
+    It would read a Python file on a thread of its own, and a process that ends while
+    that thread calls into Python aborts (apache/arrow#34314).
     """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._stopped = file, False
-
-    def readable(self) -> bool:
-        """Return True, as pyarrow asks."""
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        """Return the next bytes; none once it is stopped."""
-        return b"" if self._stopped else self._file.read(size)
-
-    def stop(self, reader: Iterator[Any]) -> None:
-        """End the file, and read what the thread has read ahead: then it has ended."""
-        self._stopped = True
-        with contextlib.suppress(ValueError, OSError):  # of a row that is cut short
-            for _ in reader:
-                pass
+    if encoding == "utf-8-sig" and path.suffix.lower() != ".zip":
+        yield str(path)
+        return
+    with (
+        tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="") as plain,
+        _bytes(path) as file,
+        io.TextIOWrapper(file, encoding, newline="") as text,
+    ):
+        shutil.copyfileobj(text, plain, CSV_BLOCK)
+        plain.flush()
+        yield plain.name
 
 
 def _encoding(path: Path, whole: bool) -> str:
@@ -387,18 +382,15 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
     def read(wanted: Sequence[str]) -> Iterator[Any]:
         nonlocal ragged
         ragged = rows = 0
-        plain = layout.encoding == "utf-8-sig"
-        native = plain and path.suffix.lower() != ".zip"
         with (
-            contextlib.nullcontext() if native else _bytes(path) as packed,
+            _utf8(path, layout.encoding) as plain,
             pacsv.open_csv(
-                str(path) if packed is None else (file := _Stoppable(packed)),
+                plain,
                 pacsv.ReadOptions(
                     use_threads=False,
                     block_size=CSV_BLOCK,
                     column_names=places,
                     skip_rows_after_names=layout.skip,
-                    encoding="utf8" if plain else layout.encoding,
                 ),
                 pacsv.ParseOptions(
                     delimiter=layout.delimiter,
@@ -416,13 +408,7 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
                     null_values=sorted(markers_of(source)),
                 ),
             ) as reader,
-            contextlib.ExitStack() as ended,
         ):
-            if packed is not None:
-                stop = functools.partial(file.stop, reader)
-                atexit.register(stop)  # where an exception holds this generator
-                ended.callback(atexit.unregister, stop)
-                ended.callback(stop)
             for batch in reader:
                 rows += batch.num_rows
                 if blank:
@@ -629,13 +615,9 @@ def _arrow(path: Path) -> Table:
 
     def read(wanted: Sequence[str]) -> Iterator[Any]:
         if not maps:  # not before the first row is wanted: it may be unpacked
-            maps.append(map_arrow(path))
-        reader = open_arrow(maps[0])
-        batches: Iterable[Any] = reader
-        if hasattr(reader, "num_record_batches"):  # a file, and no stream
-            batches = map(reader.get_batch, range(reader.num_record_batches))
+            maps.extend(map_arrow(path))
         step = batch_rows(len(wanted))
-        for batch in batches:
+        for batch in batches_of(maps):
             chosen = batch.select(list(wanted))
             for start in range(0, batch.num_rows, step):
                 part = chosen.slice(start, step)
@@ -644,9 +626,7 @@ def _arrow(path: Path) -> Table:
                 if start % (4 * step) == 0:
                     give_back(*maps)
 
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    schema = open_arrow(mapped).schema
+    schema = schema_of(path)
     return Table(schema.names, read, categories=_categories(schema))
 
 

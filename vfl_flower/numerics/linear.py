@@ -19,8 +19,6 @@ import numpy as np
 
 from vfl_flower.typing import Array
 
-REGULARIZERS = ("none", "ridge", "lasso", "elasticnet")
-
 
 @dataclass(frozen=True)
 class Penalty:

@@ -108,16 +108,6 @@ def decode(elements: Array, bits: int, fraction: int) -> Array:
     return np.ldexp((signed >> unused).astype(np.float64), -fraction)
 
 
-def cosine_bound(fraction: int) -> float:
-    """Return the bound of a cosine that is a sum of two products of encodings.
-
-    cos(a) and sin(a) with f / 2 fraction bits are at most 1 / sqrt(2) units from a
-    vector of length 2^(f / 2), in the plane. The scalar product of two such vectors is
-    at most ``(2^(f / 2) + 1 / sqrt(2))^2`` (Cauchy and Schwarz). `fraction` is f, even.
-    """
-    return float((1 + 1 / math.sqrt(2.0 ** (fraction + 1))) ** 2)
-
-
 def gram_fixed_point(
     rows: int, bound: float, fraction: int, *, square_sum: float | None = None
 ) -> FixedPoint:

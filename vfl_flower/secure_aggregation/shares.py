@@ -26,7 +26,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,11 +44,6 @@ BLOCK_ROWS = 1024
 
 NOTHING = np.empty(0, "u1")
 """The correction of whoever gets a seed alone."""
-
-
-def new_seed() -> bytes:
-    """Return a seed from the operating system's random source, 32 bytes."""
-    return os.urandom(SEED_BYTES)
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,7 @@ class Deal:
     def seed(self, root: bytes, receiver: int) -> bytes:
         """Return the seed, 32 bytes, that a dealer gives to one receiver.
 
-        `root` is the dealer's secret of one run, 32 bytes, from :func:`new_seed`.
+        `root` is the dealer's secret of one run, 32 random bytes.
         """
         return derive_key(root, [*self.parts("seed"), str(receiver).encode()])
 
@@ -235,19 +229,6 @@ def add(*shares: Array, bits: int) -> Array:
 def subtract(left: Array, right: Array, bits: int) -> Array:
     """Return the difference of two arrays of elements modulo 2^bits, a new array."""
     return reduce(np.subtract(left, right), bits)
-
-
-def split_columns(
-    deal: Deal, seed: bytes, elements: Array, block: int, name: str = "columns"
-) -> Array:
-    """Return the share of party 0 of a block of columns; party 1 expands the seed.
-
-    The share is ``elements - deal.elements(seed, name, block, (b, m))``, uint64,
-    (b, m), uniform. The owner of the columns sends `seed` to party 1 alone; `name` says
-    which columns, of each owner another.
-    """
-    share = deal.elements(seed, name, block, elements.shape)
-    return subtract(elements, share, deal.bits)
 
 
 def _tag(deal: Deal, receiver: int, seed: bytes, correction: Array, name: str) -> bytes:
