@@ -41,15 +41,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from vfl_flower.app.federation import RESTART
+from vfl_flower.app.flower_run import RunFailed, _process_table, free_port, wait_for
+
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "tests"))
-
-from wiring import commands  # noqa: E402
-from wiring.commands import COMMAND, Running, said, started_in  # noqa: E402
-
-from vfl_flower.app.federation import RESTART  # noqa: E402
-from vfl_flower.app.flower_run import RunFailed, free_port  # noqa: E402
-
+COMMAND = (sys.executable, "-m", "vfl_flower.app.cli")
 NAMES = ("airline", "weather", "registry")
 LABELS = NAMES[-1]
 
@@ -110,11 +106,6 @@ CASES = {
     "coreset-vrlr": Case("coreset-vrlr", "columns", ("size=80",)),
     "coreset-vkmc": Case("coreset-vkmc", "columns", ("size=40",)),
     "fdskl": Case("fdskl", "columns", ("features=4", "target=continuous"), exact=False),
-    "fdskl direct": Case(
-        "fdskl",
-        "columns",
-        ("solver=direct", "features=64", "loss=square", "target=continuous"),
-    ),
     "fk-kmeans": Case(
         "fk-kmeans", "rows", ("n-clusters=3", "iterations=2", "passes=4")
     ),
@@ -123,8 +114,8 @@ CASES = {
 }
 
 SPLITS = {
-    "columns": ("coreset-vrlr", "coreset-vkmc", "fdskl"),
-    "rows": ("fk-kmeans", "mufc", "mufc unlearn"),
+    split: [name for name, case in CASES.items() if case.split == split]
+    for split in ("columns", "rows")
 }
 
 ASKED = re.compile(r"\[RUN (\d+)\] Receiving: train\.(\w+) message")
@@ -162,6 +153,49 @@ class Followed(NamedTuple):
 
 
 # -- processes -------------------------------------------------------------------------
+
+
+def begun(folder: Path, log: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a command of ``vfl-flower`` that prints into a file."""
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            [*COMMAND, *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder / 'dying'}"},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def run_to_end(folder: Path, *words: str) -> None:
+    """Run a command of ``vfl-flower`` that must succeed."""
+    log = folder / "command.log"
+    assert begun(folder, log, words).wait() == 0, log.read_text()
+
+
+class Running:
+    """A command of ``vfl-flower`` that runs until it is stopped."""
+
+    def __init__(self, folder: Path, log: str, *words: str) -> None:
+        self.log = folder / f"{log}.log"
+        self.process = begun(folder, self.log, words)
+
+    def wait_to_say(self, words: str) -> None:
+        """Wait until the command has printed something."""
+
+        def has_said() -> bool:
+            text = self.log.read_text(errors="replace")
+            if words not in text and self.process.poll() is not None:
+                raise RunFailed(f"ended:\n{text}")
+            return words in text
+
+        wait_for(has_said, START, f"{words!r} in\n{self.log}")
+
+
+def started_in(folder: Path) -> list[int]:
+    """Return live processes whose home is in a folder, whoever has started them."""
+    return [p for p, _, text in _process_table() if f"FLWR_HOME={folder}/" in text]
 
 
 def processes() -> Iterator[tuple[int, int, list[str]]]:
@@ -205,7 +239,6 @@ class Site:
         (place / "dying" / "sitecustomize.py").write_text(
             DYING.format(place=str(place))
         )
-        vars(commands)["PLACE"] = f"{ROOT}{os.pathsep}{place / 'dying'}"
         self.ids = {
             name: [f"{name}-{k:06}-of-2026" for k in range(70)] for name in NAMES
         }
@@ -227,7 +260,7 @@ class Site:
             file = self.place / f"{name}.csv"
             pd.DataFrame({"row": keys} | columns).to_csv(file, index=False)
             label = ["--label-column=delay"] if "delay" in columns else []
-            said(self.place, "init", name, f"--data={file}", ids, *label)
+            run_to_end(self.place, "init", name, f"--data={file}", ids, *label)
             consent = self.place / name / "consent.toml"
             text = consent.read_text().replace(
                 "allow-seed = false", "allow-seed = true"
@@ -235,7 +268,7 @@ class Site:
             rules, leaves = text.split("\n[leaves]")
             leaves = leaves.replace("= false", "= true ")
             consent.write_text(f"{rules}\n[leaves]{leaves}")
-        said(self.place, "certificates", "localhost")
+        run_to_end(self.place, "certificates", "localhost")
 
     def start(self, *names: str) -> None:
         """Start the commands that do not run, and wait until they are ready."""
@@ -245,9 +278,9 @@ class Site:
             if running is None or running.process.poll() is not None:
                 self.started[name] = Running(*self._command(name))
             if name == "coordinator":
-                self.started[name].wait_to_say("SuperNodes connect", START)
+                self.started[name].wait_to_say("SuperNodes connect")
         for name in set(names) & set(NAMES):
-            self.started[name].wait_to_say("SuperNode ID", START)
+            self.started[name].wait_to_say("SuperNode ID")
 
     def _command(self, name: str) -> tuple[Any, ...]:
         self.count += 1
@@ -509,15 +542,8 @@ class Matrix:
         if trial.forgets and self.model:
             more = (*more, f"model={self.model}")
         log = self.site.place / f"run-{self.count}.log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [*COMMAND, *self.site.words(case, f"out-{trial.name}", *more)],
-                cwd=self.site.place,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
+        words = self.site.words(case, f"out-{trial.name}", *more)
+        process = begun(self.site.place, log, words)
         return Started(trial, log, process)
 
     def follow(self, runs: Sequence[Started]) -> list[Followed]:

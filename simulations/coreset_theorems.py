@@ -159,7 +159,10 @@ def basis_blocks(data: Columns) -> list[Array]:
 
 
 def basis_and_scores(blocks: Sequence[Array]) -> tuple[Array, Array]:
-    """Return an orthonormal basis of all columns, and the summed scores of the rows."""
+    """Return an orthonormal basis U of all columns, and sum_j g_i^(j) of the rows.
+
+    |u_i|^2 is the largest share that row i has in the cost of any model.
+    """
     n = len(blocks[0])
     scores = np.zeros(n)
     for X in blocks:
@@ -171,7 +174,11 @@ def basis_and_scores(blocks: Sequence[Array]) -> tuple[Array, Array]:
 
 
 def measured_eps(U: Array, rows: Array, weights: Array) -> float:
-    """Return the epsilon of a coreset for regression without a penalty."""
+    """Return the epsilon of a coreset for regression without a penalty.
+
+    The largest |cost on the coreset / cost on all rows - 1| over all models |U v|^2 is
+    the eigenvalue of U_S^T W U_S - 1 farthest from 0.
+    """
     part = np.sqrt(weights)[:, None] * U[rows]
     values = np.linalg.eigvalsh(part.T @ part)
     return float(np.abs(values - 1).max())
@@ -311,7 +318,11 @@ def sizes_page(figures: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[s
 
 
 def shared_columns(n: int, seed: int) -> Columns:
-    """Return columns of two parties, of which two are the same but for ten rows."""
+    """Return columns of two parties, of which two are the same but for ten rows.
+
+    Six normal columns, three at each party, and at the second party copies of two of
+    the first party's; labels are the sum of the six and normal noise.
+    """
     rng = np.random.default_rng(np.random.SeedSequence([seed, n]))
     X = rng.standard_normal((n, 6))
     copies = X[:, :2].copy()
@@ -321,7 +332,10 @@ def shared_columns(n: int, seed: int) -> Columns:
 
 
 def four_groups(n: int, seed: int) -> Columns:
-    """Return the example of Theorem 5.1 of [1] with noise."""
+    """Return the example of Theorem 5.1 of [1] with noise.
+
+    A column at each of two parties: (0, 0), (0, 1) or (1, 0), and (1, 1) in ten rows.
+    """
     rng = np.random.default_rng(np.random.SeedSequence([seed, n]))
     corners = np.array([[0.0, 0], [0, 1], [1, 0]])[rng.integers(3, size=n)]
     corners[rng.choice(n, 10, replace=False)] = 1
@@ -404,7 +418,10 @@ Error = Callable[[Array, Array, Array], float]
 
 
 def errors(order: Array, rows: Array, weights: Array, error: Error) -> list[float]:
-    """Return the epsilon of a coreset for each beta."""
+    """Return the epsilon of a coreset for each beta; the first of `order` are left out.
+
+    Each is at most the one before: who may leave out more rows need not.
+    """
     place = np.argsort(order)[rows]
     found = []
     for beta in BETAS:

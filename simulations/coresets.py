@@ -94,9 +94,9 @@ SIZES = (1000, 2000, 3000, 4000, 5000, 6000)
 class Solver:
     """A solver of a table."""
 
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)  # of the strategy
     samplings: tuple[str, ...] = ("full", *DRAWN)
-    repeats: int = 1000
+    repeats: int = 1000  # at most
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ class Experiment:
     """One table: a data set, a task, its solvers."""
 
     name: str
-    note: str
-    task: str
+    note: str  # how the data were made ready
+    task: str  # "regression": CoresetVRLR, or "k-means": CoresetVKMC
     data: Columns
-    arguments: dict[str, Any]
-    solvers: Mapping[str, Solver]
+    arguments: dict[str, Any]  # of the strategy, for all solvers
+    solvers: Mapping[str, Solver]  # by their names in the table
     sizes: tuple[int, ...] = SIZES
-    full_starts: int = 10
+    full_starts: int = 10  # of k-means on all rows at the server
 
     def strategy(
         self, solver: str, sampling: str, size: int
@@ -382,7 +382,14 @@ _PENALTIES: dict[str, dict[str, Any]] = {
 
 
 def generate(n: int, d: int, seed: int) -> tuple[Array, Array]:
-    """Return data with clusters, correlated columns and heavy tails."""
+    """Return data with clusters, correlated columns and heavy tails, X and y.
+
+    x = c (mu + f) L + e: 12 clusters of unequal size in 15 factors f, loadings L that
+    all columns share, so that columns of different parties are correlated, and noise e
+    of half their size; c is the scale of a t distribution with 4 degrees of freedom. y
+    is a linear function of the scaled factors (standard deviation 5), a product of two
+    that no linear model can fit (2), and t-distributed noise (9).
+    """
     rng = np.random.default_rng(np.random.SeedSequence([seed, n, d]))
     n_clusters, n_factors = 12, 15
     weights = 1 / np.arange(1, n_clusters + 1)

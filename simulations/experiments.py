@@ -79,11 +79,11 @@ def standardise(X: Array, n: int | None = None) -> Array:
 class Columns:
     """A data set that is split over parties by columns."""
 
-    X: Array
-    widths: tuple[int, ...]
-    y: Array | None = None
-    holder: int = -1
-    test: tuple[Array, Array] | None = None
+    X: Array  # training rows of all parties, shape (n, d)
+    widths: tuple[int, ...]  # d_j of each party
+    y: Array | None = None  # labels of the training rows
+    holder: int = -1  # the party with the labels
+    test: tuple[Array, Array] | None = None  # X and y of rows held out
 
     def split(self, X: Array) -> list[Array]:
         """Return the columns of each party, as views."""

@@ -33,10 +33,10 @@ class Curve:
     """One curve of a panel."""
 
     label: str
-    x: Sequence[float]
+    x: Sequence[float]  # one point alone is a mark; none: a line from left to right
     y: Sequence[float]
-    error: Sequence[float] = ()
-    dashed: bool = False
+    error: Sequence[float] = ()  # half the length of each bar
+    dashed: bool = False  # something to compare with, not measured by us
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Panel:
     title: str
     x: str
     y: str
-    curves: Sequence[Curve]
-    log: str = ""
+    curves: Sequence[Curve]  # the same label has the same colour in all panels
+    log: str = ""  # axes with a logarithmic scale: "", "x", "y" or "xy"
 
 
 def picture(name: str, panels: Sequence[Panel]) -> bytes:
