@@ -451,7 +451,7 @@ def arrays_of(path: Path) -> dict[str, Any]:
 def metrics_of(text: Any) -> Any:
     """Return what a report says but for times, numbers of models and paths."""
     passing = ("second", "time", "model", "config", "ledger", "version", "folder")
-    passing += ("removed", "changed")  # nothing, where a run has done it before
+    passing += ("written", "removed", "changed")  # the last two: by an earlier run
     if isinstance(text, dict):
         return {
             key: metrics_of(value)
