@@ -448,44 +448,44 @@ def arrays_of(path: Path) -> dict[str, Any]:
         return {name: stored[name] for name in names}
 
 
-def metrics_of(text: Any) -> Any:
+def metrics_of(text: Any, place: str = "report") -> dict[str, Any]:
     """Return what a report says but for times, numbers of models and paths."""
     passing = ("second", "time", "model", "config", "ledger", "version", "folder")
-    passing += ("written", "removed", "changed")  # the last two: by an earlier run
-    if isinstance(text, dict):
-        return {
-            key: metrics_of(value)
-            for key, value in text.items()
-            if not any(word in key for word in passing)
-        }
-    return text
+    passing += ("written", "note")  # whom the run has asked again
+    passing += ("removed", "changed")  # nothing, where a run has done it before
+    if not isinstance(text, dict):
+        return {place: json.dumps(text)}
+    return {
+        name: value
+        for key, of in text.items()
+        if not any(word in key for word in passing)
+        for name, value in metrics_of(of, f"{place} {key}").items()
+    }
 
 
-def alike(result: dict[str, Any], truth: dict[str, Any]) -> bool:
-    """Return whether two results are the same but for rounding under shares.
+def other_values(
+    result: dict[str, Any], truth: dict[str, Any], exact: bool
+) -> list[str]:
+    """Return the names of values that differ: by a bit, or by more than rounding.
 
-    Not the label holder's, whose penalties, from few rows, can follow the rounding.
+    Of runs that are not exact only floats are compared, and not the label holder's,
+    whose penalties, from few rows, can follow the rounding.
     """
-    return result.keys() == truth.keys() and all(
-        value.shape == truth[key].shape
-        and (
-            np.abs(value - truth[key]) <= ROUNDED * np.abs(truth[key]).max(initial=0.0)
-        ).all()
-        for key, value in result.items()
-        if isinstance(value, np.ndarray)
-        and value.dtype.kind == "f"
-        and not key.startswith(LABELS)
-    )
 
+    def same(key: str, a: Any, b: Any) -> bool:
+        if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+            return a == b or not exact
+        floats = a.dtype.kind == "f"
+        if exact:
+            return np.array_equal(a, b, equal_nan=floats)
+        if not floats or key.startswith(LABELS):
+            return True
+        most = ROUNDED * np.abs(b).max(initial=0.0)
+        return a.shape == b.shape and bool((np.abs(a - b) <= most).all())
 
-def equal(result: dict[str, Any], truth: dict[str, Any]) -> bool:
-    """Return whether two results are the same, bit for bit."""
-    return result.keys() == truth.keys() and all(
-        np.array_equal(value, truth[key], equal_nan=value.dtype.kind == "f")
-        if isinstance(value, np.ndarray)
-        else value == truth[key]
-        for key, value in result.items()
-    )
+    missing = result.keys() ^ truth.keys()
+    both = result.keys() & truth.keys()
+    return sorted(missing | {k for k in both if not same(k, result[k], truth[k])})
 
 
 # -- the matrix ------------------------------------------------------------------------
@@ -583,7 +583,7 @@ class Matrix:
         for path in folder.glob("model-*.npz"):
             values |= {f"server {k}": v for k, v in arrays_of(path).items()}
         text = (folder / "result.json").read_text()
-        values["metrics"] = json.dumps(metrics_of(json.loads(text)), sort_keys=True)
+        values |= metrics_of(json.loads(text))
         model = re.search(r'"model": "([0-9a-f]{16})"', text)
         for party in NAMES if model else ():
             for path in (self.site.place / party / "state").rglob(f"*{model[1]}*"):
@@ -863,8 +863,8 @@ class Matrix:
         same, sentence = "-", run.sentence
         if run.status == "exit 0":
             result = self.result(run.lines)
-            same_as = equal if CASES[trial.name].exact else alike
-            same, sentence = "same" if same_as(result, trial.truth) else "OTHER", ""
+            other = other_values(result, trial.truth, CASES[trial.name].exact)
+            same, sentence = "OTHER" if other else "same", ", ".join(other)
         told = run.status == "exit 1" and seconds <= 90 and bool(sentence)
         good = same == "same" or run.status == "WAITS" or told
         self.bad += not good
