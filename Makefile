@@ -60,18 +60,13 @@ docs: $(INSTALLED)
 	$(PY) -m mkdocs build --strict
 
 bench: $(INSTALLED)
-	$(PY) benchmarks/masks.py 8
-	$(PY) benchmarks/gram.py --quick
-	$(PY) -m simulations.kernel_moments --quick
-	$(PY) benchmarks/leverage.py --n 50000 --repeats 3
-	$(PY) benchmarks/coresets_floor.py --repeats 3
-	$(PY) benchmarks/coresets_scaling.py --n 10000 100000
-	$(PY) benchmarks/partial_products.py --repeats 3
-	$(PY) benchmarks/fdskl_memory.py --rows 20000
+	$(PY) benchmarks/alignment.py 5000 3
+	$(PY) benchmarks/convert.py --rows 50000 a.csv one.parquet
+	$(PY) benchmarks/rows.py --rows 20000 --columns 10
 	$(PY) benchmarks/kernel_kmeans.py --rows 10000 --repeats 3
-	$(PY) -m simulations.mufc_claims sizes --quick
 	$(PY) benchmarks/sparse_sum.py
-	$(PY) benchmarks/round_trip.py --repeats 3
+	$(PY) -m simulations.kernel_moments --quick
+	$(PY) -m simulations.mufc_claims sizes --quick
 
 size: $(INSTALLED)
 	$(PY) benchmarks/size.py

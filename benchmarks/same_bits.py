@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Record the results of many small runs, and compare two records bit for bit.
 
     cd CHECKOUT && python benchmarks/same_bits.py record OUT.npz
@@ -6,115 +5,58 @@
     .. record OUT.npz --only REGEX     some settings;  .. list     their names
     .. compare OLD NEW --ignore REGEX  leave out names of arrays on both sides
 
-`record` takes the package of the folder it runs in (or of PYTHONPATH), never the
-editable install. `compare` exits with 1 where bits differ, or a setting failed or is on
-one side only; round trips, units and bytes are shown and may differ.
+`record` takes the package of the folder that it runs in, never the editable install.
+`compare` exits with 1 where bits differ, or a setting failed or is on one side only;
+round trips, units and bytes are shown and may differ.
 
-These are not recorded, since they are random in each run, even with a seed:
-
-- ``model`` and ``part_<j>.model``: the number of the model is the session id of the
-  run that trained it, drawn by the server from the operating system. The names of
-  predictions files contain it too, so only their content is recorded, by party.
-- Keys, masks and the hash key of MUFC are drawn from the operating system as well; no
-  model holds them, and results do not depend on them: sums are of integers modulo
-  2^64, a turn or a prime, in which masks cancel exactly.
-- Ledgers: seconds. (Bytes are recorded but may differ: the numbers of the session and
-  the run are varints, so even two runs of one code differ by a few bytes a message.)
-
-All other arrays are compared, including the seeds of the parties' features
-(``part_<j>.seed``), which repeat where the run has a seed.
+Not recorded is what is random in each run, even with a seed: the number of the model,
+and seconds. Keys and masks are random too, but cancel exactly. Rounding under the
+shares of ``moments`` differs in each run, so no setting has this solver.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
 for _name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR"):  # before numpy: sums depend on it
     os.environ[f"{_name}_NUM_THREADS"] = "1"
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+sys.dont_write_bytecode = True  # leave checkouts as they are
+sys.path.insert(0, os.getcwd())
 
 import argparse
-import importlib
 import inspect
 import json
 import logging
 import platform
 import re
 import subprocess
-import sys
 import tempfile
 import time
 import traceback
 from pathlib import Path
 
-sys.dont_write_bytecode = True  # leave checkouts as they are
-
 import numpy as np
+
+import vfl_flower as vf
+from vfl_flower import strategies
 
 RANDOM = re.compile(r"arrays/((part_\d+\.)?model)")
 """Names of arrays that are random in each run."""
 
-RENAMED = {"protocol": ("rounds",)}
-"""Old names of settings, and the names that later code may have for them."""
-
 LEDGER = ("round_trips", "messages", "units", "bytes_up", "bytes_down")
 
-
-# -- both APIs -------------------------------------------------------------------------
-
-
-class API:
-    """The package of the checkout: old or new."""
-
-    def __init__(self) -> None:
-        entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        roots = [Path(p).resolve() for p in [*entries, os.getcwd()] if p]
-        roots = [p for p in roots if (p / "vfl_flower" / "__init__.py").is_file()]
-        if not roots:
-            sys.exit("run it in a checkout, or set PYTHONPATH to one: no vfl_flower/")
-        sys.path.insert(0, str(roots[0]))
-        import vfl_flower
-
-        self.file = Path(vfl_flower.__file__).resolve()
-        if self.file.parents[1] != roots[0]:
-            sys.exit(f"vfl_flower is {self.file}, not that of {roots[0]}")
-        where = ("vfl_flower", "vfl_flower.simulation", "vfl_flower.simulations")
-        self.simulate = find("simulate", *where)
-        self.Party = find("Party", "vfl_flower", "vfl_flower.clients.base")
-        self.dropped: set[str] = set()
-
-    def __getattr__(self, name):
-        return find(name, "vfl_flower.strategies", "vfl_flower")
-
-    def make(self, cls, **settings):
-        """Return cls(**settings), by the names that the class has for them."""
-        taken = inspect.signature(cls).parameters
-        kinds = [p.kind for p in taken.values()]
-        given = {}
-        for name, value in settings.items():
-            names = [n for n in (*RENAMED.get(name, ()), name) if n in taken]
-            if not names and inspect.Parameter.VAR_KEYWORD not in kinds:
-                self.dropped.add(f"{cls.__name__}.{name}")  # told at the end
-                continue
-            given[names[0] if names else name] = value
-        return cls(**given)
+DROPPED: set[str] = set()
+"""Settings that a class of this checkout does not take."""
 
 
-def find(name, *modules):
-    """Return what is called `name` in the first module that has it."""
-    for module in modules:
-        try:
-            value = getattr(importlib.import_module(module), name, None)
-        except ModuleNotFoundError as error:
-            if not module.startswith(error.name or "?"):
-                raise
-            continue
-        if callable(value):
-            return value
-    raise AttributeError(f"no {name} in {', '.join(modules)}")
-
-
-api: API
+def made(name, **settings):
+    """Return a strategy with the settings that its class takes."""
+    cls = getattr(strategies, name)
+    taken = inspect.signature(cls).parameters
+    DROPPED.update(f"{name}.{key}" for key in settings.keys() - taken.keys())
+    return cls(**{key: value for key, value in settings.items() if key in taken})
 
 
 # -- what is recorded ------------------------------------------------------------------
@@ -123,22 +65,14 @@ api: API
 def plain(value):
     """Return an array that needs no pickle."""
     array = value.numpy() if hasattr(value, "numpy") else np.array(value)
-    return (
-        np.array(repr(value))
-        if array.dtype.hasobject
-        else np.ascontiguousarray(array).reshape(array.shape)
-    )
-
-
-def arrays_of(model):
-    """Return the model's arrays by name, whatever the API calls them."""
-    arrays = model.arrays() if hasattr(model, "arrays") else model.to_record()
-    return {name: plain(value) for name, value in dict(arrays).items()}
+    if array.dtype.hasobject:
+        return np.array(repr(value))
+    return np.ascontiguousarray(array).reshape(array.shape)
 
 
 def shot(result, extras=None):
     """Return (arrays, ledger) of a result; `extras` are functions without arguments."""
-    arrays = {f"arrays/{k}": v for k, v in arrays_of(result.model).items()}
+    arrays = {f"arrays/{k}": plain(v) for k, v in result.model.arrays().items()}
     for t, metrics in result.train_metrics_clientapp.items():
         arrays |= {f"metrics/{t}/{k}": plain(v) for k, v in dict(metrics).items()}
     for name, compute in (extras or {}).items():
@@ -207,7 +141,7 @@ def vrlr(name, count=3, holder=-1, kind="plain", seed=11, **settings):
         "alpha": 0.0,
         "sampling": "coreset",
         "solver": "central",
-        "protocol": "fused",
+        "rounds": "fused",
         "fit_intercept": True,
         "test_fraction": 0.2,
         "evaluate": "coreset",
@@ -226,11 +160,11 @@ def vrlr(name, count=3, holder=-1, kind="plain", seed=11, **settings):
         X, y = regression_rows(kind=kind)
         blocks = cut(X, count)
         parties = [
-            api.Party(block, y=y if j == holder % count else None)
+            vf.Party(block, y=y if j == holder % count else None)
             for j, block in enumerate(blocks)
         ]
-        strategy = api.make(api.CoresetVRLR, **given)
-        result = api.simulate(strategy, parties, seed=seed)
+        strategy = made("CoresetVRLR", **given)
+        result = vf.simulate(strategy, parties, seed=seed)
         new = cut(regression_rows(50, seed=1)[0], count)
         return shot(result, {"predict": lambda: result.model.predict(new)})
 
@@ -240,7 +174,7 @@ LASSO = {"regularizer": "lasso", "alpha": 20.0}
 NET = {"regularizer": "elasticnet", "alpha": 25.0, "l1_ratio": 2 / 3}
 
 vrlr("central")
-vrlr("central paper rounds", protocol="paper")
+vrlr("central paper rounds", rounds="paper")
 vrlr("central 2 parties", count=2, allow_two_parties=True)
 vrlr("central 5 parties", count=5)
 vrlr("central first party has labels", holder=0)
@@ -252,7 +186,7 @@ vrlr("central uniform", sampling="uniform")
 vrlr("central full", sampling="full")
 vrlr("central full lasso", sampling="full", **LASSO)
 vrlr("central check", check_size=90)
-vrlr("central check paper rounds", check_size=90, protocol="paper", count=5)
+vrlr("central check paper rounds", check_size=90, rounds="paper", count=5)
 vrlr("central evaluate full", evaluate="full")
 vrlr("central no test", test_fraction=0.0, evaluate="full")
 vrlr("central plain", masking="plain")
@@ -260,7 +194,7 @@ vrlr("central float32", kind="float32")
 vrlr("central dependent columns", kind="dependent", **RIDGE)
 vrlr("central another seed", seed=2**62 + 12345)
 vrlr("cg", solver="cg")
-vrlr("cg paper rounds evaluate full", solver="cg", protocol="paper", evaluate="full")
+vrlr("cg paper rounds evaluate full", solver="cg", rounds="paper", evaluate="full")
 vrlr("cg 5 parties ridge", solver="cg", count=5, **RIDGE)
 vrlr("cg 2 parties", solver="cg", count=2)
 vrlr("cg without intercept", solver="cg", fit_intercept=False)
@@ -294,7 +228,7 @@ def vkmc(name, count=3, seed=12, **settings):
         "size": 120,
         "sampling": "coreset",
         "solver": "central",
-        "protocol": "fused",
+        "rounds": "fused",
         "local_clustering": "lloyd",
         "approximation": 2.0,
         "n_init": 3,
@@ -307,15 +241,15 @@ def vkmc(name, count=3, seed=12, **settings):
 
     @case(f"vkmc {name}")
     def run():
-        parties = [api.Party(block) for block in cut(cluster_rows(), count)]
-        strategy = api.make(api.CoresetVKMC, **given)
-        result = api.simulate(strategy, parties, seed=seed)
+        parties = [vf.Party(block) for block in cut(cluster_rows(), count)]
+        strategy = made("CoresetVKMC", **given)
+        result = vf.simulate(strategy, parties, seed=seed)
         new = cut(cluster_rows(50, seed=1), count)
         return shot(result, {"predict": lambda: result.model.predict(new)})
 
 
 vkmc("central")
-vkmc("central paper rounds", protocol="paper")
+vkmc("central paper rounds", rounds="paper")
 vkmc("central 2 parties", count=2)
 vkmc("central 5 parties more clusters", count=5, n_clusters=9)
 vkmc("central uniform", sampling="uniform")
@@ -324,13 +258,13 @@ vkmc("central seeding", local_clustering="seeding")
 vkmc("central approximation", approximation=5.0)
 vkmc("central evaluate full", evaluate="full")
 vkmc("central check", check_size=80)
-vkmc("central check paper rounds", check_size=80, protocol="paper")
+vkmc("central check paper rounds", check_size=80, rounds="paper")
 vkmc("central plain", masking="plain")
 vkmc("distdim", solver="distdim", evaluate="full")
 vkmc(
     "distdim paper rounds seeding",
     solver="distdim",
-    protocol="paper",
+    rounds="paper",
     local_clustering="seeding",
 )
 vkmc("distdim uniform", solver="distdim", sampling="uniform")
@@ -362,7 +296,7 @@ def kernel_parties(count=3, holders=(-1,), target="binary", folder=None, new=Fal
             holders.index(j) if j in holders else -1
         )
         parties.append(
-            api.Party(
+            vf.Party(
                 block,
                 y=np.where(known, y, np.nan) if j in holders and not new else None,
                 name=f"party {j}",
@@ -403,8 +337,8 @@ def fdskl(name, count=3, holders=(-1,), target="binary", seed=13, **settings):
 
     @case(f"fdskl {name}")
     def run():
-        strategy = api.make(api.FDSKL, **given)
-        result = api.simulate(
+        strategy = made("FDSKL", **given)
+        result = vf.simulate(
             strategy, kernel_parties(count, holders, target), seed=seed
         )
         new = cut(kernel_rows(50, seed=1)[0], count)
@@ -469,8 +403,9 @@ fdskl("ds 2 holders plain", holders=(0, 1), masking="plain", **DS)
 
 def prediction(name, count=3, holders=(-1,), target="binary", then=(), **settings):
     """Train with state-dirs, then predict new rows in runs of their own."""
-    given = kernel_settings(count, target, settings)
+    given = kernel_settings(count, target, {"solver": "direct", **settings})
     asked = {
+        "solver": given["solver"],
         "block_bytes": 16_000_000,
         "topology": "star",
         "allow_two_parties": count == 2,
@@ -482,17 +417,17 @@ def prediction(name, count=3, holders=(-1,), target="binary", then=(), **setting
     @case(f"fdskl prediction {name}")
     def run():
         with tempfile.TemporaryDirectory() as folder:
-            strategy = api.make(api.FDSKL, **given)
+            strategy = made("FDSKL", **given)
             parties = kernel_parties(count, holders, target, folder)
-            trained = api.simulate(strategy, parties, seed=13)
+            trained = vf.simulate(strategy, parties, seed=13)
             yield "train", shot(trained)
             for what, more in then:
-                strategy = api.make(
-                    api.FDSKLPrediction, model=trained.model.model, **asked | more
+                strategy = made(
+                    "FDSKLPrediction", model=trained.model.model, **asked | more
                 )
                 parties = kernel_parties(count, holders, target, folder, new=True)
                 # It draws nothing, and takes no seed.
-                result = api.simulate(strategy, parties)
+                result = vf.simulate(strategy, parties)
                 yield what, shot(result, {"files": lambda: files(folder)})
 
 
@@ -563,15 +498,15 @@ def fkk(name, count=3, seed=14, maps=True, folder=False, scaled=False, **setting
         with tempfile.TemporaryDirectory() as state:
             blocks = np.split(X, np.cumsum(PARTY_ROWS[count])[:-1])
             parties = [
-                api.Party(
+                vf.Party(
                     block,
                     name=f"user {j}",
                     state_dir=Path(state) / str(j) if folder else None,
                 )
                 for j, block in enumerate(blocks)
             ]
-            strategy = api.make(api.FKKMeans, **given)
-            result = api.simulate(strategy, parties, seed=seed)
+            strategy = made("FKKMeans", **given)
+            result = vf.simulate(strategy, parties, seed=seed)
             extras = listed(result.model.labels_, "labels_")
             if maps:  # without cem: no map for new rows
                 extras["predict"] = lambda: result.model.predict(new)
@@ -620,7 +555,7 @@ fkk(
 
 CLINICS = {"north": 90, "south": 60, "west": 45, "east": 30}
 CENTROID = {"north": "north.17", "west": "west.20"}
-"""One row of each that old code drew with seed 15 and 4 or 7 local clusters."""
+"""One row of each that is drawn with seed 15 and 4 or 7 local clusters."""
 ORDINARY = {"north": "north.7", "south": "south.5", "west": "west.2"}
 """Rows that were not drawn."""
 
@@ -634,19 +569,8 @@ def clinics(folder, d=3, names=tuple(CLINICS)):
         ids = np.array([f"{name}.{i}" for i in range(n)])
         state = None if folder is None else Path(folder) / name
         if name in names:
-            parties.append(api.Party(X, ids=ids, name=name, state_dir=state))
+            parties.append(vf.Party(X, ids=ids, name=name, state_dir=state))
     return parties
-
-
-def drawn(party, model):
-    """Return the ids of the drawn rows; None if the code no longer tells them."""
-    places = ("vfl_flower.unlearning", "vfl_flower.clients.mufc_state")
-    try:
-        state = find("ClientState", *places)(party.state_dir, model)
-        names = dict(zip(state.tag(party.ids), party.ids.tolist(), strict=True))
-        return {names[tag] for tag in state.current().centroids}
-    except (AttributeError, ImportError, TypeError):
-        return None
 
 
 def mufc_settings(settings):
@@ -679,7 +603,7 @@ def mufc(name, d=3, seed=15, **settings):
     @case(f"mufc {name}")
     def run():
         parties = clinics(None, d)
-        result = api.simulate(api.make(api.MUFC, **given), parties, seed=seed)
+        result = vf.simulate(made("MUFC", **given), parties, seed=seed)
         return mufc_shot(result, parties)
 
 
@@ -711,15 +635,14 @@ def chain(name, *, leave="apart", lazy=False, **settings):
             home, server = Path(folder) / "clients", Path(folder) / "server"
             everyone = clinics(home)
             base = {"masking": given["masking"], "server_state": server}
-            strategy = api.make(api.MUFC, server_state=server, **given)
-            trained = api.simulate(strategy, everyone, seed=15)
+            strategy = made("MUFC", server_state=server, **given)
+            trained = vf.simulate(strategy, everyone, seed=15)
             model = trained.model.model
             yield "1 train", mufc_shot(trained, everyone, home)
-            check_drawn(everyone, model)
 
             def later(cls, present, seed=None, **more):
-                strategy = api.make(cls, model=model, **base, **more)
-                result = api.simulate(strategy, present, seed=seed)
+                strategy = made(cls, model=model, **base, **more)
+                result = vf.simulate(strategy, present, seed=seed)
                 return mufc_shot(result, present, home)
 
             def unlearn(requests, seed):
@@ -727,7 +650,7 @@ def chain(name, *, leave="apart", lazy=False, **settings):
                     if party.name in requests:
                         text = "".join(f"{row}\n" for row in requests[party.name])
                         (party.state_dir / "forget.txt").write_text(text)
-                return later(api.MUFCUnlearn, everyone, seed, lazy_counts=lazy)
+                return later("MUFCUnlearn", everyone, seed, lazy_counts=lazy)
 
             yield "2 ordinary row", unlearn({"north": [ORDINARY["north"]]}, 21)
             yield "3 centroid row", unlearn({"north": [CENTROID["north"]]}, 22)
@@ -736,29 +659,15 @@ def chain(name, *, leave="apart", lazy=False, **settings):
             yield "4 two parties", unlearn(requests, 23)
             yield "5 nothing", unlearn({}, 24)
             # Nothing is drawn, and no seed is taken.
-            yield "6 status", later(api.MUFCStatus, everyone)
+            yield "6 status", later("MUFCStatus", everyone)
             stay = [party for party in everyone if party.name != "south"]
             here = stay if leave == "apart" else everyone
             (everyone[1].state_dir / "leave.txt").write_text(f"{model}\n")
             yield (
                 f"7 client leaves {leave}",
-                later(api.MUFCForgetClient, here, 25, clients="south"),
+                later("MUFCForgetClient", here, 25, clients="south"),
             )
-            yield "8 status", later(api.MUFCStatus, stay)
-
-
-def check_drawn(parties, model):
-    """Check that `CENTROID` rows are drawn and others not, if the code tells them."""
-    for party in parties:
-        drawn_ids = drawn(party, model)
-        if drawn_ids is None:
-            return
-        for rows, expected in ((CENTROID, True), (ORDINARY, False)):
-            if party.name in rows and (rows[party.name] in drawn_ids) != expected:
-                raise AssertionError(
-                    f"{rows[party.name]} should {'' if expected else 'not '}be drawn: "
-                    f"{sorted(drawn_ids)}"
-                )
+            yield "8 status", later("MUFCStatus", stay)
 
 
 chain("uniform")
@@ -778,10 +687,11 @@ chain("plain", masking="plain", leave="connected")
 
 
 def record(target, only):
-    global api
-    api = API()
+    package = Path(vf.__file__).resolve().parent
+    if package.parent != Path.cwd().resolve():
+        sys.exit(f"vfl_flower is {package}: run it in a checkout")
     logging.disable(logging.CRITICAL)
-    print(f"vfl_flower: {api.file}")
+    print(f"vfl_flower: {package}")
     arrays, names, ledgers, seconds, errors = [], {}, {}, {}, {}
 
     def keep(name, shot):
@@ -808,27 +718,27 @@ def record(target, only):
         seconds[name] = time.perf_counter() - start
     total = time.perf_counter() - begin
     git = subprocess.run(
-        ["git", "-C", str(api.file.parents[1]), "rev-parse", "--short", "HEAD"],
+        ["git", "-C", str(package.parent), "rev-parse", "--short", "HEAD"],
         capture_output=True,
         text=True,
         check=False,
     ).stdout.strip()
     about = {
-        "package": str(api.file),
+        "package": str(package),
         "commit": git,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "cpu": cpu(),
         "seconds": round(total, 1),
-        "dropped": sorted(api.dropped),
+        "dropped": sorted(DROPPED),
     }
     index = {"about": about, "names": names, "ledgers": ledgers, "errors": errors}
     stored = {f"a{i}": array for i, array in enumerate(arrays)}
     np.savez_compressed(target, index=np.array(json.dumps(index)), **stored)
     slow = sorted(seconds, key=seconds.get, reverse=True)[:5]
     print("slowest:", ", ".join(f"{name} {seconds[name]:.1f} s" for name in slow))
-    if api.dropped:
-        print("settings that the classes no longer take:", sorted(api.dropped))
+    if DROPPED:
+        print("settings that the classes no longer take:", sorted(DROPPED))
     print(
         f"{len(names)} settings, {len(arrays)} arrays, {len(errors)} failed, "
         f"{total:.1f} s: {target}"

@@ -68,30 +68,14 @@ was chosen."""
 
 @dataclass(frozen=True)
 class Score:
-    """How well a method did, and what it cost.
-
-    Attributes
-    ----------
-    name : str
-        The method.
-    error : float
-        Error on the test rows: wrong labels in percent, or mean squared error.
-    seconds : float
-        Time of training, a search over settings included.
-    bytes : int or None
-        Bytes of training, up and down, of all parties; None: the columns were pooled.
-    round_trips : int or None
-        Round trips of training.
-    settings : dict
-        Settings that were chosen, for the table.
-    """
+    """How well a method did, and what it cost."""
 
     name: str
-    error: float
-    seconds: float
-    bytes: int | None = None
+    error: float  # wrong labels in percent, or mean squared error, on test rows
+    seconds: float  # of training, a search over settings included
+    bytes: int | None = None  # up and down, of all parties; None: columns were pooled
     round_trips: int | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)  # that were chosen
 
 
 def is_binary(y: Array) -> bool:
@@ -125,40 +109,12 @@ def central_dsg(
     iterations: int = 125,
     block: int = 64,
     step: float = 1.0,
-    diminishing: bool = False,
     regularization: float = 1e-6,
-    averaged: bool = False,
     seed: int = 0,
 ) -> Score:
     """Train by doubly stochastic gradients on pooled columns [2], Gaussian kernel.
 
     f starts at the log odds or the mean of all labels, as in FDSKL.
-
-    Parameters
-    ----------
-    data : Columns
-        Training and test rows, with labels.
-    loss : str
-        A loss, as for ``FDSKL``.
-    bandwidth : float, optional
-        s of the kernel; default: by the median heuristic.
-    iterations, block : int
-        T, and the rows and features of each iteration; `block` = 1 is [2].
-    step : float
-        gamma.
-    diminishing : bool
-        Whether step t is gamma / t, and not gamma as in [1].
-    regularization : float
-        lambda.
-    averaged : bool
-        Take the mean of f_t over the last half of the iterations.
-    seed : int
-        Seed of the rows and features.
-
-    Returns
-    -------
-    Score
-        Without bytes: the columns were pooled.
     """
     rows, y, test, y_test = data.train_and_test()
     rng = np.random.default_rng(seed)
@@ -181,7 +137,7 @@ def central_dsg(
             total += phi(rows, part) @ alpha[part]
         return total
 
-    alpha, total = np.zeros((0, 1)), np.zeros((iterations * block, 1))
+    alpha = np.zeros((0, 1))
     base = base_scores(y[:, None], loss)
     for t in range(iterations):
         i = rng.integers(len(rows), size=block)
@@ -191,13 +147,10 @@ def central_dsg(
             base + f(rows[i], alpha),
             y[i, None],
             loss,
-            step / (t + 1) if diminishing else step,
+            step,
             regularization,
         )
         alpha = np.concatenate([old, new])
-        if averaged and t >= iterations // 2:
-            total[: len(alpha)] += alpha / (iterations - iterations // 2)
-    alpha = total if averaged else alpha
     seconds = time.process_time() - start
     return Score(
         "DSG, pooled",
@@ -271,31 +224,6 @@ def pp_svmv(
     columns (Section 3 of [3]). For the Gaussian kernel, as here, the parties compute
     squared distances, which add up in the same way. The sum goes round the ring of
     parties; the first one adds a random matrix and subtracts it at the end.
-
-    Parameters
-    ----------
-    data : Columns
-        Training and test rows.
-    grid : sequence of (float, float)
-        Pairs of C and gamma times the median squared distance; the best is taken. One
-        sum of matrices serves all pairs.
-    memory_limit : int
-        Bytes that the kernel matrix of the n training rows may take.
-    seed : int
-        Seed of the pairs of rows whose median distance scales gamma.
-
-    Returns
-    -------
-    Score
-        Bytes and round trips are counted: each of the T parties sends the upper
-        triangle with the diagonal, n (n + 1) / 2 scalars, up to the server and the
-        server down to the next; T + 1 round trips. Predictions, another n scalars a
-        party and test row, are left out.
-
-    Raises
-    ------
-    ValueError
-        The matrix takes more than `memory_limit`.
     """
     rows, y, test, _ = data.train_and_test()
     n, X = len(y), data.split(rows)
@@ -366,19 +294,7 @@ def gradient_boosting(data: Columns, *, seed: int = 0) -> Score:
 
 
 def tuned_alike(name: str, X: Array, y: Array, seed: int) -> Fitted:
-    """Fit one of scikit-learn's models, tuned on two halves of its rows.
-
-    Parameters
-    ----------
-    name : {"linear", "kernel", "boosting"}
-        Ridge or logistic regression; kernel ridge regression or support vectors, with
-        Gaussian kernels; histogram gradient boosting. The columns of the first two are
-        in standard deviations and clipped at 8 of them.
-    X, y : Array, shapes (n, d) and (n,)
-        Training rows. Labels of -1 and +1 make it a classification.
-    seed : int
-        Of the halves, and of the rows of kernel methods.
-    """
+    """Fit one of scikit-learn's models, tuned on two halves of its rows."""
     from sklearn.ensemble import (
         HistGradientBoostingClassifier,
         HistGradientBoostingRegressor,
@@ -468,27 +384,6 @@ def fd_svrg(
 
     where g~_j is the full gradient of the losses at w~. The label holder has a column
     of ones besides, whose weight has no penalty.
-
-    Parameters
-    ----------
-    data : Columns
-        Training and test rows; the last party holds the labels. Labels of -1 and +1:
-        logistic loss; other labels: square loss.
-    epochs, batch : int
-        Epochs, and rows b of a mini-batch.
-    step : float, optional
-        Default: 1 / (2 c mean |x|^2), c the largest second derivative of the loss.
-    regularization : float
-        As for :func:`linear`.
-    seed : int
-        Seed of the mini-batches.
-
-    Returns
-    -------
-    Score
-        Bytes and round trips are counted: each of the T parties sends a scalar for
-        each row of each sum, and gets one back; each sum takes a round trip, and the
-        last sum goes down in one more.
     """
     _, y, X_test, y_test = data.train_and_test()
     loss = LOSSES["logistic" if is_binary(y) else "square"]

@@ -1,13 +1,28 @@
-"""What the theorems of the coreset paper ask for, and what is enough, on each data set.
+"""What the theorems of the coreset paper ask for, and what coresets keep.
 
 ::
 
-    python -m simulations.coreset_theorems
-    python -m simulations.coreset_theorems --datasets kc_house
+    python -m simulations.coreset_theorems sizes
+    python -m simulations.coreset_theorems robust --datasets made
+
+======  ==============================================================================
+sizes   the draws of Theorems 3.1, 4.2 and 5.2 beside those that are enough
+robust  the beta and epsilon of coresets where Assumptions 4.1 and 5.1 fail
+======  ==============================================================================
 
 The data sets are those of :mod:`simulations.coresets`. For a regression without a
 penalty the cost of a model is a quadratic form, so that the epsilon of a coreset, the
 largest relative error over *all* models, is an eigenvalue and can be measured.
+
+By Definition G.1 of [1] a coreset S is (beta, epsilon)-robust if for each cost function
+f there is a set O of rows, at most a share beta of all rows and of the draws in S, with
+|f(X without O) - f(S without O)| at most epsilon f(X). Here O is one set for all f, as
+in the proof of Theorem G.2: the rows with the largest s_i / g_i, where s_i is the
+largest share that row i has in the cost of any model, and g_i is its summed score. So
+a coreset is robust with the epsilon of these tables, and perhaps with a smaller one,
+with another O for each model. For k-means the tables have the largest error over 100
+sets of centres and those that k-means finds on the coreset, and s_i is the score of a
+clustering of all columns.
 
 [1] L. Huang, Z. Li, J. Sun, H. Zhao, "Coresets for Vertical Federated Learning:
     Regularized Linear Regression and K-Means Clustering", NeurIPS 2022.
@@ -15,19 +30,17 @@ largest relative error over *all* models, is an eigenvalue and can be measured.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
 
-from simulations.coreset_sizes import (
-    theorem31_size,
-    theorem42_size,
-    theorem52_size,
-)
-from simulations.coresets import DATASETS, LOADERS
+from simulations.coresets import LOADERS, Experiment
 from simulations.experiments import (
     OUTPUT,
     Columns,
@@ -38,11 +51,12 @@ from simulations.experiments import (
     new_app,
     some_of,
     table,
+    tables_of,
     tell,
 )
-from simulations.tables import Experiment
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import (
+    cluster_summary,
     coreset_weights,
     draw,
     leverage_factor,
@@ -50,16 +64,86 @@ from vfl_flower.numerics.coresets import (
     sigma_min,
     tau,
     uniform,
+    vkmc_sensitivities,
     vrlr_sensitivities,
 )
+from vfl_flower.numerics.kmeans import assign, seed_centers, weighted_kmeans
 from vfl_flower.typing import Array
 
 EPS = DELTA = 0.1
 REPEATS, FAILURES = 20, 2
 """A size is enough if at most 2 of 20 draws have a larger epsilon: delta = 0.1."""
 
-# d, T, n and k of the set of [1], which is not at hand.
-YEAR = {"d": 90, "T": 3, "rows": 463_715, "k-means rows": 515_345, "k": 10}
+BETAS = (0.0, 0.001, 0.01, 0.05)
+SIZES, QUICK_SIZES = (250, 500, 1000, 2000, 4000, 8000), (250, 1000)
+BETA = 0.01
+"""Of the sizes that Theorem G.2 asks for."""
+CENTERS = 50
+"""How many sets of centres are seeded, and how many are of random rows."""
+PAIRS = 100_000
+"""Pairs of rows for tau."""
+
+
+# --- Sizes that the theorems ask for --------------------------------------------------
+
+Constants = Literal["one", "proof"]
+"""For the constants that Theorems 4.2 and 5.2 leave out: 1 for each O(.), or the bounds
+of zeta and G in the proof, and 1 for the O(.) of Theorem 3.1."""
+
+
+def theorem31_size(
+    total: float, dimension: float, eps: float = EPS, delta: float = DELTA
+) -> float:
+    """Return the size of an epsilon-coreset by Theorem 3.1, with 1 for its O(.).
+
+    It is m = zeta G (D log(zeta G) + log(1 / delta)) / eps^2, with zeta G = `total`, at
+    least 1, and D = `dimension`: d^2 for regression, d k for k-means. The constant is
+    that of a framework (Theorem D.1) that gives none.
+    """
+    if math.isinf(total):
+        return math.inf
+    m = total * (dimension * math.log(total) + math.log(1 / delta)) / eps**2
+    return float(math.ceil(m))
+
+
+def theorem42_size(
+    gamma: float,
+    d: int,
+    n_parties: int,
+    eps: float = EPS,
+    delta: float = DELTA,
+    constants: Constants = "one",
+) -> float:
+    """Return the size that Theorem 4.2 asks for, for regression.
+
+    m = O(eps^-2 gamma^-2 d (d^2 log(gamma^-2 d) + log(1 / delta))); by the proof zeta
+    is at most 1 / gamma^2 (Lemma E.2) and G at most d + T + 1. Infinite at gamma = 0.
+    """
+    G = d if constants == "one" else d + n_parties + 1
+    total = G / gamma**2 if gamma**2 > 0 else math.inf
+    return theorem31_size(total, d**2, eps, delta)
+
+
+def theorem52_size(
+    tau: float,
+    d: int,
+    k: int,
+    n_parties: int,
+    eps: float = EPS,
+    delta: float = DELTA,
+    alpha: float = 2.0,
+    constants: Constants = "one",
+) -> float:
+    """Return the size that Theorem 5.2 asks for, for k-means.
+
+    m = O(eps^-2 alpha tau k T (d k log(alpha tau k T) + log(1 / delta))); by the proof
+    zeta is at most 4 tau and G = 2 (k + 1) alpha T (Lemma F.2).
+    """
+    rate = k if constants == "one" else 8 * (k + 1)
+    return theorem31_size(alpha * tau * rate * n_parties, d * k, eps, delta)
+
+
+# --- What is enough -------------------------------------------------------------------
 
 
 def basis_blocks(data: Columns) -> list[Array]:
@@ -75,20 +159,9 @@ def basis_blocks(data: Columns) -> list[Array]:
 
 
 def basis_and_scores(blocks: Sequence[Array]) -> tuple[Array, Array]:
-    """Return an orthonormal basis of all columns, and the summed scores of the rows.
+    """Return an orthonormal basis U of all columns, and sum_j g_i^(j) of the rows.
 
-    Parameters
-    ----------
-    blocks : sequence of Array, shape (n, d_j)
-        As `basis_blocks` returns them.
-
-    Returns
-    -------
-    U : Array, shape (n, r)
-        Of the columns of all parties, ones and labels; |u_i|^2 is the largest share
-        that row i has in the cost of any model without a penalty.
-    scores : Array, shape (n,)
-        sum_j g_i^(j) of Algorithm 2.
+    |u_i|^2 is the largest share that row i has in the cost of any model.
     """
     n = len(blocks[0])
     scores = np.zeros(n)
@@ -103,18 +176,8 @@ def basis_and_scores(blocks: Sequence[Array]) -> tuple[Array, Array]:
 def measured_eps(U: Array, rows: Array, weights: Array) -> float:
     """Return the epsilon of a coreset for regression without a penalty.
 
-    Parameters
-    ----------
-    U : Array, shape (n, r)
-        An orthonormal basis of all columns, ones and labels: a cost is |U v|^2.
-    rows, weights : Array, shape (m,)
-        The coreset.
-
-    Returns
-    -------
-    float
-        The largest |cost on the coreset / cost on all rows - 1| over all v: the
-        eigenvalue of U_S^T W U_S - 1 farthest from 0.
+    The largest |cost on the coreset / cost on all rows - 1| over all models |U v|^2 is
+    the eigenvalue of U_S^T W U_S - 1 farthest from 0.
     """
     part = np.sqrt(weights)[:, None] * U[rows]
     values = np.linalg.eigvalsh(part.T @ part)
@@ -124,24 +187,7 @@ def measured_eps(U: Array, rows: Array, weights: Array) -> float:
 def enough(
     U: Array, scores: Array | None, eps: float, rng: np.random.Generator
 ) -> int | None:
-    """Return the least of 125, 250, 500, .. draws with which a coreset is one for eps.
-
-    Parameters
-    ----------
-    U : Array, shape (n, r)
-        As for `measured_eps`.
-    scores : Array, shape (n,), or None
-        Summed scores of the rows; None: a uniform sample.
-    eps : float
-        The error, which at most 2 of 20 coresets may exceed.
-    rng : numpy.random.Generator
-        Source of the draws.
-
-    Returns
-    -------
-    int or None
-        None if no size below n is enough.
-    """
+    """Return the least of 125, 250, 500, .. draws that are enough, or None below n."""
     n, size = len(U), 125
     while size < n:
         failures = 0
@@ -160,76 +206,59 @@ def enough(
     return None
 
 
-def regression(experiment: Experiment, seed: int) -> dict[str, Any]:
-    """Return what Theorems 3.1 and 4.2 ask for, and what is enough."""
-    data = experiment.data
-    n, T = data.X.shape[0], len(data.widths)
-    d = data.X.shape[1] + 1  # with the intercept
+def sizes_of_regression(
+    name: str, n: int, d: int, T: int, gamma: float
+) -> dict[str, Any]:
+    """Return what Theorem 4.2 asks for."""
+    known = {"name": name, "n": n, "d": d, "T": T, "gamma": gamma}
+    theorem = theorem42_size(gamma, d, T)
+    return known | {
+        "theorem": theorem,
+        "proof": theorem42_size(gamma, d, T, constants="proof"),
+    }
+
+
+def sizes_of_clustering(
+    name: str, n: int, d: int, T: int, k: int, tau: float
+) -> dict[str, Any]:
+    """Return what Theorem 5.2 asks for."""
+    known = {"name": name, "n": n, "d": d, "T": T, "k": k, "tau": tau}
+    return known | {
+        "theorem": theorem52_size(tau, d, k, T),
+        "proof": theorem52_size(tau, d, k, T, constants="proof"),
+        "tau = 1": theorem52_size(1.0, d, k, T),
+    }
+
+
+def sizes(experiment: Experiment, seed: int, pairs: int) -> dict[str, Any]:
+    """Return what the theorems ask for; for regression also what is enough."""
+    data, rng = experiment.data, np.random.default_rng(seed)
+    (n, d), T = data.X.shape, len(data.widths)
+    if experiment.task == "k-means":
+        lower = tau(data.split(data.X), rng, pairs)
+        k = experiment.arguments["n_clusters"]
+        return sizes_of_clustering(experiment.name, n, d, T, k, lower)
+    d += 1  # with the intercept
     blocks = basis_blocks(data)
     U, scores = basis_and_scores(blocks)
     gamma = sigma_min(blocks, np.ones(n))
     zeta = float(((U**2).sum(axis=1) / scores).max())
-    rng = np.random.default_rng(seed)
-    return {
-        "name": experiment.name,
-        "n": n,
-        "d": d,
-        "T": T,
-        "gamma": gamma,
+    return sizes_of_regression(experiment.name, n, d, T, gamma) | {
         "zeta": zeta,
         "G": float(scores.sum()),
-        "theorem": theorem42_size(gamma, d, T, EPS, DELTA),
-        "proof": theorem42_size(gamma, d, T, EPS, DELTA, "proof"),
-        "measured zeta G": theorem31_size(zeta * scores.sum(), d**2, EPS, DELTA),
+        "measured zeta G": theorem31_size(zeta * scores.sum(), d**2),
         "enough": {str(eps): enough(U, scores, eps, rng) for eps in (0.1, 0.3, 0.5)},
         "enough, uniform": enough(U, None, EPS, rng),
     }
 
 
-def clustering(experiment: Experiment, seed: int, pairs: int) -> dict[str, Any]:
-    """Return what Theorem 5.2 asks for."""
-    data, k = experiment.data, experiment.arguments["n_clusters"]
-    (n, d), T = data.X.shape, len(data.widths)
-    rng = np.random.default_rng(seed)
-    lower = tau(data.split(data.X), rng, pairs)
-    return {
-        "name": experiment.name,
-        "n": n,
-        "d": d,
-        "T": T,
-        "k": k,
-        "tau": lower,
-        "theorem": theorem52_size(lower, d, k, T, EPS, DELTA),
-        "proof": theorem52_size(lower, d, k, T, EPS, DELTA, constants="proof"),
-        "tau = 1": theorem52_size(1.0, d, k, T, EPS, DELTA),
-    }
-
-
-def paper_s_set() -> dict[str, dict[str, Any]]:
+def paper_s_set() -> dict[str, list[dict[str, Any]]]:
     """Return the sizes for the set of [1] at the best gamma and tau that there are."""
-    d, T, k = YEAR["d"], YEAR["T"], YEAR["k"]
-    best = {"name": "YearPredictionMSD, at best", "d": d, "T": T}
+    name, d, T = "YearPredictionMSD, at best", 90, 3
     return {
-        "regression": best
-        | {
-            "n": YEAR["rows"],
-            "gamma": 1.0,
-            "theorem": theorem42_size(1.0, d, T, EPS, DELTA),
-            "proof": theorem42_size(1.0, d, T, EPS, DELTA, "proof"),
-        },
-        "k-means": best
-        | {
-            "n": YEAR["k-means rows"],
-            "k": k,
-            "tau": 1.0,
-            "theorem": theorem52_size(1.0, d, k, T, EPS, DELTA),
-            "proof": theorem52_size(1.0, d, k, T, EPS, DELTA, constants="proof"),
-            "tau = 1": theorem52_size(1.0, d, k, T, EPS, DELTA),
-        },
+        "regression": [sizes_of_regression(name, 463_715, d, T, 1.0)],
+        "k-means": [sizes_of_clustering(name, 515_345, d, T, 10, 1.0)],
     }
-
-
-# --- The page -------------------------------------------------------------------------
 
 
 def asked(figures: Mapping[str, Any], name: str) -> str:
@@ -248,21 +277,8 @@ def drawn(size: int | None) -> str:
     return "n or more" if size is None else f"{size:,}"
 
 
-def page(figures: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
-    """Yield the two tables, and how to read them."""
-    yield (
-        f"Draws for epsilon = {EPS} and delta = {DELTA}; in brackets how many times "
-        "the n rows of the set these are. *Theorem 4.2*, *Theorem 5.2*: each O(.) is "
-        "1. *Proof*: the bounds of zeta and G in the proof, and 1 for the O(.) of "
-        "Theorem 3.1. *Measured zeta G*: Theorem 3.1 with the zeta and G of the data, "
-        "and 1 for its O(.). *Enough*: the least of 125, 250, 500, .. draws with which "
-        "the cost of every model is within epsilon in at least 18 of 20 coresets, by "
-        "eigenvalues; *uniform*: the same for uniform samples. d counts the intercept. "
-        "gamma is that of all rows, labels included. tau is the largest ratio of some "
-        "pairs of rows, so the true one may be larger; alpha is 2. YearPredictionMSD "
-        "is the set of the paper, which we do not have: no gamma and no tau make these "
-        "sizes smaller."
-    )
+def sizes_page(figures: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    """Yield the two tables."""
     yield "### Regression without a penalty"
     rows = []
     for one in figures["regression"]:
@@ -298,40 +314,314 @@ def page(figures: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
     )
 
 
+# --- Robust coresets: the data --------------------------------------------------------
+
+
+def shared_columns(n: int, seed: int) -> Columns:
+    """Return columns of two parties, of which two are the same but for ten rows.
+
+    Six normal columns, three at each party, and at the second party copies of two of
+    the first party's; labels are the sum of the six and normal noise.
+    """
+    rng = np.random.default_rng(np.random.SeedSequence([seed, n]))
+    X = rng.standard_normal((n, 6))
+    copies = X[:, :2].copy()
+    copies[rng.choice(n, 10, replace=False)] += rng.standard_normal((10, 2))
+    y = X.sum(axis=1) + rng.standard_normal(n)
+    return Columns(np.hstack([X, copies]), (3, 5), y)
+
+
+def four_groups(n: int, seed: int) -> Columns:
+    """Return the example of Theorem 5.1 of [1] with noise.
+
+    A column at each of two parties: (0, 0), (0, 1) or (1, 0), and (1, 1) in ten rows.
+    """
+    rng = np.random.default_rng(np.random.SeedSequence([seed, n]))
+    corners = np.array([[0.0, 0], [0, 1], [1, 0]])[rng.integers(3, size=n)]
+    corners[rng.choice(n, 10, replace=False)] = 1
+    return Columns(corners + 0.01 * rng.standard_normal((n, 2)), (1, 1))
+
+
+def _made(n: int) -> Iterator[Experiment]:
+    yield Experiment(
+        "made, shared columns",
+        "normal columns, and two that both parties have, but for ten rows",
+        "regression",
+        shared_columns(n, seed=0),
+        {},
+        {},
+    )
+    yield Experiment(
+        "made, four groups, k = 3",
+        "the example of Theorem 5.1 with noise; ten rows are at (1, 1)",
+        "k-means",
+        four_groups(n, seed=0),
+        {"n_clusters": 3},
+        {},
+    )
+
+
+def _with_shared_column(experiment: Experiment) -> Experiment:
+    """Give the second party a column of the first, in which 20 rows are mixed up."""
+    data = experiment.data
+    rng = np.random.default_rng(0)
+    copy = data.X[:, 3].copy()
+    rows = rng.choice(len(copy), 20, replace=False)
+    copy[rows] = np.roll(copy[rows], 1)
+    first, second = data.widths
+    return replace(
+        experiment,
+        name="kc_house, a shared column, plain regression",
+        note="both parties have the area of the plot, but in 20 rows the second party "
+        "has that of another house",
+        data=replace(
+            data, X=np.column_stack([data.X, copy]), widths=(first, second + 1)
+        ),
+    )
+
+
+def experiments(name: str, folder: Path | None, quick: bool) -> Iterator[Experiment]:
+    """Yield what is measured of a data set."""
+    if name == "made":
+        yield from _made(5000 if quick else 20_000)
+        return
+    for experiment in LOADERS[name](folder, quick):
+        note = experiment.note.partition("; cost")[0]  # the cost is that of all rows
+        yield replace(experiment, note=note)
+        if experiment.name == "kc_house, plain regression":
+            yield _with_shared_column(experiment)
+
+
+ROBUST = ["made", "kc_house", "flights"]
+
+
+# --- The errors ---------------------------------------------------------------------
+
+
+def left_out(ranks: Array, n: int, beta: float) -> int:
+    """Return how many rows of an order may be left out, the first ones.
+
+    Examples
+    --------
+    Ten rows, of which those at places 0, 4, 4 and 7 were drawn. One draw of four may be
+    left out, so the row at place 4, which was drawn twice, must stay:
+
+    >>> left_out(np.array([0, 4, 4, 7]), 10, 0.25), left_out(np.array([0, 4]), 10, 0.2)
+    (2, 0)
+    """
+    rows, draws = (int(beta * count + 1e-9) for count in (n, len(ranks)))
+    return min(rows, int(ranks[draws]))
+
+
+Error = Callable[[Array, Array, Array], float]
+"""The epsilon of some models, of the rows and weights of S without O, and of O."""
+
+
+def errors(order: Array, rows: Array, weights: Array, error: Error) -> list[float]:
+    """Return the epsilon of a coreset for each beta; the first of `order` are left out.
+
+    Each is at most the one before: who may leave out more rows need not.
+    """
+    place = np.argsort(order)[rows]
+    found = []
+    for beta in BETAS:
+        count = left_out(np.sort(place), len(order), beta)
+        kept = place >= count
+        found.append(error(rows[kept], weights[kept], order[:count]))
+    return list(itertools.accumulate(found, min))
+
+
+def of_every_linear_model(U: Array) -> Error:
+    """Return the error over all models without a penalty, where f(X) = |U v|^2.
+
+    It is the eigenvalue of U_S^T W U_S - U_X^T U_X farthest from 0, of the rows that
+    are not in O.
+    """
+
+    def error(rows: Array, weights: Array, outliers: Array) -> float:
+        part, out = np.sqrt(weights)[:, None] * U[rows], U[outliers]
+        difference = part.T @ part - (np.eye(U.shape[1]) - out.T @ out)
+        return float(np.abs(np.linalg.eigvalsh(difference)).max())
+
+    return error
+
+
+def of_centers(costs: Array) -> Error:
+    """Return the error over sets of centres; `costs` of rows with each, (sets, n)."""
+    of_all = costs.sum(axis=1)
+
+    def error(rows: Array, weights: Array, outliers: Array) -> float:
+        kept = of_all - costs[:, outliers].sum(axis=1)
+        return float((np.abs(costs[:, rows] @ weights - kept) / of_all).max())
+
+    return error
+
+
+def some_centers(X: Array, k: int, rng: np.random.Generator) -> Iterator[Array]:
+    """Yield `CENTERS` sets of k centres by k-means++ seeding, and of random rows."""
+    blocks = RowBlocks(X)
+    for _ in range(CENTERS):
+        yield seed_centers(blocks, k, rng)
+        yield X[rng.choice(len(X), k, replace=False)]
+
+
+def theorem_g2_size(
+    shares: float, total: float, T: int, dimension: int, beta: float
+) -> float:
+    """Return the draws that Theorem G.2 asks for, with 1 for its O(.).
+
+    Examples
+    --------
+    c = 2 * 2 / (0.5 * 4) = 2, so c^2 G^2 / epsilon^2 = 400 G^2:
+
+    >>> math.isclose(theorem_g2_size(2, 3, 4, 9, 0.5), 3600 * (9 + math.log(10)))
+    True
+    """
+    c = 2 * shares / (beta * T)
+    return c**2 * total**2 / EPS**2 * (dimension + math.log(1 / DELTA))
+
+
+def robust(experiment: Experiment, sizes: Sequence[int], seed: int) -> dict[str, Any]:
+    """Return the epsilon of 20 coresets and samples of each size, for each beta."""
+    data, regression = experiment.data, experiment.task == "regression"
+    (n, d), T = data.X.shape, len(data.widths)
+    rng = np.random.default_rng(seed)
+    if regression:
+        d += 1  # with the intercept
+        blocks = basis_blocks(data)
+        U, scores = basis_and_scores(blocks)
+        shares = (U**2).sum(axis=1)
+        every = of_every_linear_model(U)
+        dimension = d**2
+        assumption = {"gamma": sigma_min(blocks, np.ones(n))}
+    else:
+        k = experiment.arguments["n_clusters"]
+        parts = data.split(data.X)
+        scores = np.sum([_clustering_scores(X, k, rng) for X in parts], axis=0)
+        shares = _clustering_scores(data.X, k, rng)
+        sets = some_centers(data.X, k, rng)
+        every = of_centers(np.array([assign(data.X, C)[1] for C in sets]))
+        dimension = d * k
+        assumption = {"tau": tau(parts, rng, PAIRS)}
+
+    def epsilons(order: Array, rows: Array, weights: Array) -> list[float]:
+        if regression:
+            return errors(order, rows, weights, every)
+        own = weighted_kmeans(data.X[rows], k, weights, rng, n_init=1)[0]
+        one = of_centers(assign(data.X, own)[1][None])
+        return errors(order, rows, weights, lambda *S: max(every(*S), one(*S)))
+
+    G = float(scores.sum())
+    orders = np.argsort(-shares / scores), np.argsort(-shares)
+    found: dict[str, dict[str, list[list[float]]]] = {"coreset": {}, "uniform": {}}
+    for m in sizes:
+        drawn = [draw(scores, m, rng) for _ in range(REPEATS)]
+        found["coreset"][str(m)] = [
+            epsilons(orders[0], rows, coreset_weights(G, scores[rows]))
+            for rows in drawn
+        ]
+        found["uniform"][str(m)] = [
+            epsilons(orders[1], *uniform(n, m, rng)) for _ in range(REPEATS)
+        ]
+    total = float(shares.sum())
+    return {
+        "name": experiment.name,
+        "note": experiment.note,
+        "n": n,
+        "d": d,
+        "T": T,
+        **assumption,
+        "asked": theorem_g2_size(total, G, T, dimension, BETA),
+        "asked, uniform": theorem_g2_size(total, T, T, dimension, BETA),
+        "errors": found,
+    }
+
+
+def _clustering_scores(X: Array, k: int, rng: np.random.Generator) -> Array:
+    """Return the scores of Algorithm 3; of all columns they are bounds of all s_i."""
+    return vkmc_sensitivities(X, cluster_summary(RowBlocks(X), k, rng))
+
+
+def kept_by_most(errors: Sequence[Sequence[float]]) -> list[float]:
+    """Return of each beta the epsilon that 18 of 20 coresets keep.
+
+    Examples
+    --------
+    >>> kept_by_most([[float(i), 0.0] for i in range(20)])
+    [17.0, 0.0]
+    """
+    return [sorted(of)[-1 - FAILURES] for of in zip(*errors, strict=True)]
+
+
+def table_of(result: Mapping[str, Any]) -> str:
+    """Return the epsilon of coresets and samples by m and beta."""
+    rows = []
+    for m in result["errors"]["coreset"]:
+        row = {"m": f"{int(m):,}"}
+        for letter, sampling in (("C", "coreset"), ("U", "uniform")):
+            kept = kept_by_most(result["errors"][sampling][m])
+            for beta, eps in zip(BETAS, kept, strict=True):
+                row[f"{letter}, beta = {beta:g}"] = f"{eps:.3f}"
+        rows.append(row)
+    return table(rows)
+
+
+def robust_page(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the table of each set."""
+    for result in results:
+        name, value = next(
+            (name, result[name]) for name in ("gamma", "tau") if name in result
+        )
+        yield f"### Robust: {result['name']}"
+        yield (
+            f"n = {result['n']:,}, d = {result['d']}, T = {result['T']}; "
+            f"{result['note']}. {name} is {value:.2g}. For beta = {BETA} and epsilon = "
+            f"{EPS} Theorem G.2 asks for {result['asked']:.1g} draws, and for "
+            f"{result['asked, uniform']:.1g} uniform ones."
+        )
+        yield table_of(result)
+
+
 # --- The command ----------------------------------------------------------------------
 
 app = new_app()
+TABLES = ("sizes", "robust")
 
 
 @app.command()
 def main(
     context: typer.Context,
-    datasets: Annotated[list[str], some_of(DATASETS, "Data sets.")] = DATASETS,
-    pairs: Annotated[int, typer.Option(min=1, help="Pairs of rows for tau.")] = 100_000,
+    tables: Annotated[list[str], tables_of(TABLES)],
+    datasets: Annotated[
+        list[str] | None,
+        some_of(dict.fromkeys(["made", *LOADERS]), "Data sets; default: of a table."),
+    ] = None,
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of rows for tau.")] = PAIRS,
     seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
     quick: Quick = False,
     data_dir: DataDir = None,
     output_dir: OutputDir = OUTPUT,
 ) -> None:
-    """Compare the sizes of Theorems 3.1, 4.2 and 5.2 with what is enough."""
-    title = "What the theorems on coresets ask for"
-    results = Results(context, "coreset_theorems", title=title, seeds=f"seed {seed}")
-    best = paper_s_set()
-    measured: dict[str, list[dict[str, Any]]] = {"regression": [], "k-means": []}
-    for name in datasets:
-        with results.skipping(name, datasets):
-            for experiment in LOADERS[name](data_dir, quick):
-                if "regularizer" in experiment.arguments:
+    """Measure what theorems ask for, and the epsilon of robust coresets."""
+    for name in tables:
+        results = Results(context, "coreset_theorems", name, seeds=f"seed {seed}")
+        figures: Any = paper_s_set() if name == "sizes" else []
+        chosen = datasets or (list(LOADERS) if name == "sizes" else ROBUST)
+        for dataset in chosen:
+            with results.skipping(dataset, chosen):
+                if name == "robust":
+                    ms = QUICK_SIZES if quick else SIZES
+                    for experiment in experiments(dataset, data_dir, quick):
+                        figures.append(robust(experiment, ms, seed))
+                        tell(f"{experiment.name}: done")
                     continue
-                figures = (
-                    regression(experiment, seed)
-                    if experiment.task == "regression"
-                    else clustering(experiment, seed, pairs)
-                )
-                measured[experiment.task].append(figures)
-                tell(f"{experiment.name}: {figures}")
-    every = {task: [best[task], *some] for task, some in measured.items()}
-    results.write(every, page(every))
+                for experiment in LOADERS[dataset](data_dir, quick):
+                    if "regularizer" not in experiment.arguments:
+                        measured = sizes(experiment, seed, pairs)
+                        figures[experiment.task].append(measured)
+                        tell(f"{measured}")
+        page = sizes_page if name == "sizes" else robust_page
+        tell(results.write(figures, page(figures)))
     tell(f"results in {output_dir.absolute()}")
 
 

@@ -48,11 +48,6 @@ def load_npz(folder: Path | None, name: str) -> tuple[Array, Array]:
     """Return X, shape (n, d), and y, shape (n,), of ``<name>.npz`` as float64.
 
     The sets of `BUNDLED` are those of scikit-learn and need no file.
-
-    Raises
-    ------
-    MissingData
-        There is no folder or no file.
     """
     if name in BUNDLED:
         X, y = getattr(sklearn.datasets, f"load_{name}")(return_X_y=True)
@@ -82,27 +77,13 @@ def standardise(X: Array, n: int | None = None) -> Array:
 
 @dataclass(frozen=True)
 class Columns:
-    """A data set that is split over parties by columns.
+    """A data set that is split over parties by columns."""
 
-    Attributes
-    ----------
-    X : Array, shape (n, d)
-        Training rows of all parties.
-    widths : tuple of int
-        d_j of each party.
-    y : Array, shape (n,), or None
-        Labels of the training rows.
-    holder : int
-        The party with the labels.
-    test : (Array, Array) or None
-        X and y of rows held out.
-    """
-
-    X: Array
-    widths: tuple[int, ...]
-    y: Array | None = None
-    holder: int = -1
-    test: tuple[Array, Array] | None = None
+    X: Array  # training rows of all parties, shape (n, d)
+    widths: tuple[int, ...]  # d_j of each party
+    y: Array | None = None  # labels of the training rows
+    holder: int = -1  # the party with the labels
+    test: tuple[Array, Array] | None = None  # X and y of rows held out
 
     def split(self, X: Array) -> list[Array]:
         """Return the columns of each party, as views."""
@@ -186,33 +167,7 @@ def stamp_of(versions: str) -> dict[str, str]:
 
 
 class Results:
-    """The page and the figures of one table.
-
-    Parameters
-    ----------
-    context : typer.Context
-        The command line; the results list all its options.
-    module : str
-        Name of the experiments' module in this package.
-    name : str
-        Name of the table, if the module has several.
-    stem : str
-        Name of the files, if it is another one.
-    title, seeds : str
-        Title of the page, if it has none itself, and the seeds, for its header.
-
-    Attributes
-    ----------
-    stem : Path
-        The files, without their endings.
-    command : str
-        The command with all options that were given; absolute paths, which depend on
-        the machine, are written as FOLDER.
-    stamp : dict of str to str
-        Commit, date, machine, and versions of what the figures depend on.
-    skipped : dict of str to str
-        The reason for each data set that was skipped.
-    """
+    """The page and the figures of one table."""
 
     def __init__(
         self,
@@ -251,13 +206,7 @@ class Results:
 
     @contextmanager
     def skipping(self, dataset: str, datasets: Sequence[str]) -> Iterator[None]:
-        """Leave out a data set that is not available.
-
-        Raises
-        ------
-        MissingData
-            None of the `datasets` is available.
-        """
+        """Leave out a data set that is not available."""
         try:
             yield
         except MissingData as reason:
@@ -283,15 +232,7 @@ class Results:
         return "\n\n".join(filter(None, parts)) + "\n"
 
     def write(self, figures: Any, page: Iterable[str]) -> str:
-        """Write the figures as JSON and the page as Markdown, and return the page.
-
-        Parameters
-        ----------
-        figures : dict or list
-            What has been measured so far.
-        page : iterable of str
-            Its paragraphs and tables. The header comes first, unless there is a title.
-        """
+        """Write the figures as JSON and the page as Markdown, and return the page."""
         text = self.text(page)
         results = {"command": self.command, "options": self._options}
         results |= {"stamp": self.stamp, "skipped": self.skipped}

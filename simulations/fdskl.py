@@ -13,6 +13,8 @@ splits      test errors of the quicker methods over ten splits, as in [1]
 whole       the same with all rows, and a support vector machine on all for training
 regression  mean squared error beside support vector regression and boosted trees
 forms       what angles of 8 bits save
+defaults    the implicit step and the published update at their defaults, and the direct
+            solver at its own
 topologies  star, ring and tree against the number of parties: Figure 4
 scaling     training time against the number of rows: Figure 5
 ==========  ========================================================================
@@ -29,7 +31,9 @@ column. Of the ten sets of [1] gisette, real-sim and epsilon are not among them.
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -102,6 +106,15 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 """Settings of the direct solver that save bytes."""
 
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "direct": {"bits": 8},
+    "implicit": {"solver": "doubly-stochastic"},
+    "explicit": {"solver": "doubly-stochastic", "step": "explicit"},
+}
+"""Settings of the table of defaults."""
+
+OF_DEFAULTS = ("ijcnn1", "a9a", *SEVERAL, "cod_rna", "phishing", "w8a", *NUMBERS)
+
 PARTIES = 3
 BUDGETS = [1_000_000, 4_000_000, 16_000_000, 64_000_000]
 """Bytes of angles that a party sends."""
@@ -115,17 +128,15 @@ SIZES = [1000, 2000, 5000, 10_000, 15_000, 50_000, 500_000]
 PP_SVMV_MEMORY = 2_000_000_000
 """Bytes that the kernel matrix of PP-SVMV may take: up to 15,811 rows."""
 
+DIRECT = re.compile(r"FDSKL direct, ([\d.]+ MB)")
+"""Names of scores of the direct solver by budgets."""
+
 
 def load(name: str, folder: Path | None, seed: int, train: int, test: int) -> Columns:
     """Draw rows of a data set, split them, and standardise the columns.
 
     Where there are fewer rows than `train` + `test`, they are split 3:1. The last of
     the three parties has the labels: -1 and +1, classes, or standardised numbers.
-
-    Raises
-    ------
-    MissingData
-        There is no such file.
     """
     X, y = load_npz(folder, name)
     rows = np.random.default_rng(seed).permutation(len(y))[: train + test]
@@ -233,20 +244,6 @@ def scores(
     in float64, has four times the bytes, so the rows and features of the first, and
     takes its lambda: the two differ in the bits alone. PP-SVMV, which is SVC on all
     rows, takes the C and gamma of SVC, and is run on the split of seed 0 alone.
-
-    Parameters
-    ----------
-    data : Columns
-        Training and test rows.
-    seed : int
-        Seed of all methods.
-    budgets : sequence of int
-        Bytes of angles that a party sends.
-    chosen : dict
-        By budget, ``block`` and ``step`` of the doubly stochastic solver; missing
-        budgets are added.
-    memory_limit : int
-        Bytes of PP-SVMV's matrix; beyond them there is no score of PP-SVMV.
     """
     n = len(data.X)
     for budget in budgets:
@@ -288,27 +285,7 @@ def errors(
     budgets: Sequence[int] = BUDGETS,
     memory_limit: int = PP_SVMV_MEMORY,
 ) -> dict[str, Any]:
-    """Run all methods on a data set.
-
-    Parameters
-    ----------
-    name, folder
-        The data set, and where it is.
-    rows, seeds
-        Largest number of rows, which are split 3:1, and number of splits, from seed 0.
-    budgets, memory_limit
-        As for :func:`scores`.
-
-    Returns
-    -------
-    dict
-        ``n``, ``n_test``, ``widths``, and ``scores``, the splits one after another.
-
-    Raises
-    ------
-    MissingData
-        The data set is not there.
-    """
+    """Run all methods on a data set."""
     chosen: dict[int, dict[str, Any]] = {}
     measured: list[dict[str, Any]] = []
     for seed in range(seeds):
@@ -331,9 +308,9 @@ def mean_errors(entry: Mapping[str, Any]) -> dict[str, float]:
     return dict(frame.groupby("name", sort=False)["error"].mean())
 
 
-def summary(entries: Mapping[str, Any], budgets: Sequence[int]) -> str:
+def summary(entries: Mapping[str, Any], sizes: Sequence[str]) -> str:
     """Return a table with a row for each data set: the main errors side by side."""
-    largest = f"{budgets[-1] / 1e6:g} MB"
+    largest = sizes[-1]
     columns = {
         f"direct, {largest}": f"FDSKL direct, {largest}",
         "square loss": f"FDSKL direct, square loss, {largest}",
@@ -355,13 +332,12 @@ def summary(entries: Mapping[str, Any], budgets: Sequence[int]) -> str:
     )
 
 
-def direct_wins(entry: Mapping[str, Any], budgets: Sequence[int]) -> str:
+def direct_wins(entry: Mapping[str, Any], sizes: Sequence[str]) -> str:
     """Return, as a sentence, at which budgets the direct solver has the lower error."""
     means = mean_errors(entry)
     won: list[str] = []
     lost: list[str] = []
-    for budget in budgets:
-        size = f"{budget / 1e6:g} MB"
+    for size in sizes:
         direct = means[f"FDSKL direct, {size}"]
         stochastic = means[f"FDSKL doubly stochastic, {size}"]
         (won if direct < stochastic else lost).append(size)
@@ -371,9 +347,9 @@ def direct_wins(entry: Mapping[str, Any], budgets: Sequence[int]) -> str:
     )
 
 
-def beside_direct(entries: Mapping[str, Any], budgets: Sequence[int]) -> str:
+def beside_direct(entries: Mapping[str, Any], sizes: Sequence[str]) -> str:
     """Return, as a list, on which data sets other methods have the lower mean error."""
-    largest = f"FDSKL direct, {budgets[-1] / 1e6:g} MB"
+    largest = f"FDSKL direct, {sizes[-1]}"
     means = {name: mean_errors(entry) for name, entry in entries.items()}
     lines = []
     for method in (
@@ -395,9 +371,9 @@ def beside_direct(entries: Mapping[str, Any], budgets: Sequence[int]) -> str:
     return "\n".join(lines)
 
 
-def bits_matter(entries: Mapping[str, Any], budgets: Sequence[int]) -> str:
+def bits_matter(entries: Mapping[str, Any], sizes: Sequence[str]) -> str:
     """Return, as a sentence, what 16 bits change beside float64."""
-    name = f"FDSKL direct, square loss, {budgets[-1] / 1e6:g} MB"
+    name = f"FDSKL direct, square loss, {sizes[-1]}"
     differ = []
     for entry in entries.values():
         of = {(run["name"], run["seed"]): run["error"] for run in entry["scores"]}
@@ -414,17 +390,25 @@ def bits_matter(entries: Mapping[str, Any], budgets: Sequence[int]) -> str:
     )
 
 
-def errors_page(entries: Mapping[str, Any], budgets: Sequence[int]) -> Iterator[str]:
+def sizes_of(entries: Mapping[str, Any]) -> list[str]:
+    """Return the budgets of the scores, as "4 MB", the largest last."""
+    names = {score["name"] for entry in entries.values() for score in entry["scores"]}
+    found = {match[1] for name in names if (match := DIRECT.fullmatch(name))}
+    return sorted(found, key=lambda size: float(size.split()[0]))
+
+
+def errors_page(entries: Mapping[str, Any]) -> Iterator[str]:
     """Yield the tables of test errors."""
     yield "## Test error against bytes, round trips and seconds"
-    yield summary(entries, budgets)
-    yield beside_direct(entries, budgets)
-    yield bits_matter(entries, budgets)
+    sizes = sizes_of(entries)
+    yield summary(entries, sizes)
+    yield beside_direct(entries, sizes)
+    yield bits_matter(entries, sizes)
     for name, entry in entries.items():
         yield f"### {name}"
         yield (
             f"{entry['n']:,} rows to train and {entry['n_test']:,} to test, columns "
-            f"{' + '.join(map(str, entry['widths']))}. {direct_wins(entry, budgets)}"
+            f"{' + '.join(map(str, entry['widths']))}. {direct_wins(entry, sizes)}"
         )
         rows = []
         for method, runs in pd.DataFrame(entry["scores"]).groupby("name", sort=False):
@@ -462,7 +446,7 @@ def splits(
     *,
     rows: int,
     seeds: int,
-    budget: int,
+    budgets: Sequence[int] = BUDGETS,
     whole: bool = False,
 ) -> dict[str, Any]:
     """Return the errors of the quicker methods on splits: as :func:`errors` has them.
@@ -471,13 +455,9 @@ def splits(
     its shares. Block and step of the doubly stochastic solver are chosen as in
     :func:`errors`. With `whole` all rows are split, and on the first split there is
     ``SVC``, trained on all rows with the C and gamma that are best on 8,000.
-
-    Raises
-    ------
-    MissingData
-        The data set is not there.
     """
-    size, measured = f"{budget / 1e6:g} MB", []
+    budget, measured = budgets[-1], []
+    size = f"{budget / 1e6:g} MB"
     rows = ALL_ROWS if whole else rows
     for seed in range(seeds):
         data = load(name, folder, seed, rows * 3 // 4, rows // 4)
@@ -543,11 +523,6 @@ def forms(name: str, folder: Path | None, *, rows: int) -> dict[str, Any]:
     """Return the scores of each of `FORMS` on the first split.
 
     Errors of numbers are shares of the variance, in percent.
-
-    Raises
-    ------
-    MissingData
-        The data set is not there.
     """
     data = load(name, folder, 0, rows * 3 // 4, rows // 4)
     more = {"target": "continuous", "loss": "square"} if name in AS_NUMBERS else {}
@@ -596,11 +571,6 @@ def regression(
 
     They are mean squared errors over the variance of the labels: ``scores`` as
     :func:`errors` has them. The model of ``moments`` is made from pooled columns.
-
-    Raises
-    ------
-    MissingData
-        The data set is not there.
     """
     measured = []
     for seed in range(seeds):
@@ -629,6 +599,65 @@ def regression_page(entries: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
+# --- Defaults of the doubly stochastic solver ----------------------------------------
+
+
+def defaults(
+    name: str,
+    folder: Path | None,
+    *,
+    rows: int,
+    seeds: int,
+    budgets: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Train `DEFAULTS` on 9,000 rows or fewer, with a budget instead of their own.
+
+    Errors are in percent, or mean squared errors over the variance; ``base`` is that of
+    the most frequent class, or of the mean.
+    """
+    given: dict[str, Any] = {"bits": "auto"} | (
+        {"budget": budgets[0]} if budgets else {}
+    )
+    rows = min(rows, 13_000)
+    if name in SEVERAL:
+        given["target"] = "multiclass"
+    elif name in AS_NUMBERS:
+        given |= {"target": "continuous", "loss": "square"}
+    bases: list[float] = []
+    scores: dict[str, list[dict[str, Any]]] = {form: [] for form in DEFAULTS}
+    for seed in range(seeds):
+        data = load(name, folder, seed, rows * 9 // 13, rows * 4 // 13)
+        y = data.train_and_test()[3]
+        counts = np.unique(y, return_counts=True)[1]
+        real = name in AS_NUMBERS
+        bases.append(float(y.var()) if real else 100 * (1 - counts.max() / len(y)))
+        for form, settings in DEFAULTS.items():
+            result = asdict(score(form, data, seed, **given | settings))
+            result["error"] /= bases[-1] if real else 1
+            scores[form].append(result)
+            tell(f"{name} {seed}, {form}: {result}")
+    base = 1.0 if name in AS_NUMBERS else float(np.mean(bases))
+    return {"base": base, "rows": len(data.X), "scores": scores}
+
+
+def defaults_page(entries: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of defaults."""
+    yield "## Defaults"
+    rows = []
+    for name, cell in entries.items():
+        digits = 3 if name in AS_NUMBERS else 2
+        row = {"": name, "rows": f"{cell['rows']:,}"}
+        row["base"] = f"{cell['base']:.{digits}f}"
+        for form, runs in cell["scores"].items():
+            errors = [run["error"] for run in runs]
+            row[form] = f"{np.mean(errors):.{digits}f} ({np.std(errors):.{digits}f})"
+        for form, runs in cell["scores"].items():
+            size = np.mean([run["bytes"] for run in runs]) / 1e6
+            row[f"{form}: MB, round trips"] = f"{size:.1f}, {runs[0]['round_trips']}"
+        rows.append(row)
+    yield table(rows)
+
+
 # --- Topologies ---------------------------------------------------------------------
 
 
@@ -638,12 +667,6 @@ def topologies(
     """Send one block of `rows` x `features` sums along each topology.
 
     `counts` are the numbers of parties, each with two columns.
-
-    Returns
-    -------
-    list of dict
-        ``parties``, ``topology``, ``round_trips`` of the angles, ``bytes_up`` and
-        ``bytes_down`` of the angles and of their delivery, ``error`` on the same rows.
     """
     rng = np.random.default_rng(0)
     X = rng.normal(size=(rows, 2 * max(counts)))
@@ -706,23 +729,7 @@ def scaling(
     test: int = 5000,
     memory_limit: int = PP_SVMV_MEMORY,
 ) -> list[dict[str, Any]]:
-    """Train FDSKL and PP-SVMV on more and more rows.
-
-    Parameters
-    ----------
-    name, folder
-        The data set, and where it is.
-    sizes, test
-        Training rows, unless the data set has fewer, and test rows.
-    memory_limit : int
-        Bytes of PP-SVMV's matrix.
-
-    Returns
-    -------
-    list of dict
-        ``n``, and a score as a dict for ``fdskl`` and for ``pp_svmv``, or the reason
-        why there is none.
-    """
+    """Train FDSKL and PP-SVMV on more and more rows."""
     measured: list[dict[str, Any]] = []
     for n in sizes:
         data = load(name, folder, 0, n, test)
@@ -739,31 +746,43 @@ def scaling(
     return measured
 
 
-def scaling_page(name: str, measured: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the table of training times."""
-    rows = []
-    for line in measured:
-        rows.append({"rows": f"{line['n']:,}"})
-        for method in ("FDSKL", "PP-SVMV"):
-            run = line[method.lower().replace("-", "_")]
-            texts = [f"out of memory: {8 * line['n'] ** 2 / 1e9:,.0f} GB", "", ""]
-            if not isinstance(run, str):
-                texts = [f"{run['seconds']:.1f}", f"{run['bytes'] / 1e6:,.0f}"]
-                texts += [f"{run['error']:.1f}"]
-            for figure, text in zip(
-                ("seconds", "MB", "error in %"), texts, strict=True
-            ):
-                rows[-1][f"{method}: {figure}"] = text
-    yield f"## Training time against rows: {name}"
-    yield table(rows)
+def scaling_page(entries: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of training times of each data set."""
+    for name, lines in entries.items():
+        rows = []
+        for line in lines:
+            rows.append({"rows": f"{line['n']:,}"})
+            for method in ("FDSKL", "PP-SVMV"):
+                run = line[method.lower().replace("-", "_")]
+                texts = [f"out of memory: {8 * line['n'] ** 2 / 1e9:,.0f} GB", "", ""]
+                if not isinstance(run, str):
+                    texts = [f"{run['seconds']:.1f}", f"{run['bytes'] / 1e6:,.0f}"]
+                    texts += [f"{run['error']:.1f}"]
+                figures = (f"{method}: {k}" for k in ("seconds", "MB", "error in %"))
+                rows[-1] |= zip(figures, texts, strict=True)
+        yield f"## Training time against rows: {name}"
+        yield table(rows)
 
 
 # --- The command --------------------------------------------------------------------
 
 app = new_app()
-TABLES = ("errors", "splits", "whole", "regression", "forms", "topologies", "scaling")
 NAMES = [*DATASETS, *NUMBERS]
-Page = Callable[[Mapping[str, Any]], Iterator[str]]
+EVERY = [*CLASSES, *SEVERAL, *AS_NUMBERS]
+TABLES: dict[str, tuple[Callable[..., Any], Callable[..., Iterator[str]], Any, Any]] = {
+    "errors": (errors, errors_page, DATASETS, CLASSES),
+    "splits": (splits, splits_page, DATASETS, CLASSES),
+    "whole": (
+        *(partial(splits, whole=True), partial(splits_page, title="All rows")),
+        *(DATASETS, CLASSES),
+    ),
+    "regression": (regression, regression_page, NUMBERS, AS_NUMBERS),
+    "forms": (forms, forms_page, NAMES, EVERY),
+    "defaults": (defaults, defaults_page, OF_DEFAULTS, EVERY),
+    "topologies": (topologies, topologies_page, (), ()),
+    "scaling": (scaling, scaling_page, ("covtype",), CLASSES),
+}
+"""What measures a data set, its page, and its data sets: by default, and all."""
 
 
 @app.command()
@@ -771,16 +790,14 @@ def main(
     context: typer.Context,
     tables: Annotated[list[str], tables_of(TABLES)],
     datasets: Annotated[
-        list[str],
-        some_of(
-            [*CLASSES, *AS_NUMBERS], "Data sets; scaling takes the last one of classes."
-        ),
-    ] = NAMES,
+        list[str] | None, some_of(EVERY, "Data sets; by default those of a table.")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Splits of each data set.")] = 3,
     rows: Annotated[int, typer.Option(min=8, help="Of each data set.")] = 20_000,
     budgets: Annotated[
-        list[int], typer.Option(min=1, help="Bytes of angles that a party sends.")
-    ] = BUDGETS,
+        list[int] | None,
+        typer.Option(min=1, help="Bytes of angles that a party sends."),
+    ] = None,
     sizes: Annotated[list[int], typer.Option(min=1, help="Rows of scaling.")] = SIZES,
     data_dir: DataDir = None,
     output_dir: OutputDir = OUTPUT,
@@ -789,48 +806,20 @@ def main(
 
     The page is written after each data set, whole or not at all.
     """
-    budgets = sorted(budgets)
-    by_set: dict[str, tuple[Callable[..., Any], Page, Iterable[str]]] = {
-        "errors": (
-            partial(errors, seeds=seeds, budgets=budgets),
-            partial(errors_page, budgets=budgets),
-            CLASSES,
-        ),
-        "splits": (
-            partial(splits, seeds=seeds, budget=budgets[-1]),
-            splits_page,
-            CLASSES,
-        ),
-        "whole": (
-            partial(splits, seeds=seeds, budget=budgets[-1], whole=True),
-            partial(splits_page, title="All rows"),
-            CLASSES,
-        ),
-        "regression": (
-            partial(regression, seeds=seeds),
-            regression_page,
-            AS_NUMBERS,
-        ),
-        "forms": (forms, forms_page, [*CLASSES, *AS_NUMBERS]),
-    }
+    options: dict[str, Any] = {"rows": rows, "seeds": seeds, "sizes": sizes}
+    options["budgets"] = sorted(budgets or [])
     for name in tables:
         results = Results(context, "fdskl", name)
-        if name == "topologies":
-            measured = topologies()
-            page = results.write(measured, topologies_page(measured))
-        elif name == "scaling":
-            last = [dataset for dataset in datasets if dataset in CLASSES][-1]
-            measured = scaling(last, data_dir, sizes=sizes)
-            page = results.write(measured, scaling_page(last, measured))
-        else:
-            measure, write, known = by_set[name]
-            chosen = [dataset for dataset in datasets if dataset in known]
-            entries: dict[str, Any] = {}
-            for dataset in chosen:
-                with results.skipping(dataset, chosen):
-                    entries[dataset] = measure(dataset, data_dir, rows=rows)
-                page = results.write(entries, write(entries))
-        tell(page)
+        measure, write, some, every = TABLES[name]
+        taken = inspect.signature(measure).parameters
+        given = {k: value for k, value in options.items() if k in taken and value}
+        chosen = [dataset for dataset in datasets or some if dataset in every]
+        entries: Any = topologies() if name == "topologies" else {}
+        for dataset in chosen:
+            with results.skipping(dataset, chosen):
+                entries[dataset] = measure(dataset, data_dir, **given)
+                results.write(entries, write(entries))
+        tell(results.write(entries, write(entries)))
     tell(f"results in {output_dir.absolute()}")
 
 

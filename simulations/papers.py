@@ -30,7 +30,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,11 +37,9 @@ import click
 import typer
 
 from simulations import (
-    coreset_published,
-    coreset_robust,
     coreset_theorems,
+    coresets,
     fdskl,
-    fdskl_stochastic,
     fdskl_theorem,
     kernel_kmeans,
     kernel_kmeans_attacks,
@@ -51,7 +48,6 @@ from simulations import (
     mufc_claims,
     mufc_privacy,
     pictures,
-    tables,
 )
 from simulations.experiments import ROOT, DataDir, new_app, table, tell
 from vfl_flower.app.report import write_text
@@ -62,39 +58,16 @@ Page = Callable[[Figures], Iterator[str]]
 
 @dataclass(frozen=True)
 class Piece:
-    """What one command measures.
+    """What one command measures."""
 
-    Attributes
-    ----------
-    words : str
-        The command after ``python -m simulations.``, without folders.
-    data : tuple of str
-        Names of the npz files that it needs.
-    quick : str or None
-        The command of ``--quick``; None: it is left out there.
-    """
-
-    words: str
-    data: tuple[str, ...] = ()
-    quick: str | None = None
-
-    @property
-    def module(self) -> str:
-        """Name of the module that has the command."""
-        return self.words.split()[0]
+    words: str  # after ``python -m simulations.``, without folders
+    data: tuple[str, ...] = ()  # names of the npz files that it needs
+    quick: str | None = None  # the command of ``--quick``; None: left out there
 
 
 @dataclass(frozen=True)
 class Group:
-    """Pieces whose figures make the same tables.
-
-    Attributes
-    ----------
-    page : callable
-        Yields headings, tables and paragraphs of the figures of all pieces.
-    pieces : mapping of str to Piece
-        By their names, which begin with that of the group.
-    """
+    """Pieces whose figures make the same tables."""
 
     page: Page
     pieces: Mapping[str, Piece]
@@ -103,13 +76,16 @@ class Group:
 FEW = "--datasets breast_cancer --budgets 40000"
 """A set of scikit-learn, and few bytes."""
 
+TEN = " --seeds 10 --budgets 16000000"
+"""Ten splits, and the bytes of a party for which these take minutes."""
+
 
 def _of_sets(words: str, names: Iterable[str], quick: str) -> dict[str, Piece]:
-    """Return the pieces of one command for each data set; the first has the quick one.
+    """Return the pieces of one command for each data set, which stands for {}.
 
-    In `words`, braces stand for the name of the set.
+    The first has the quick command.
     """
-    name_of = "-".join(words.replace("_stochastic", "").split()[:2])
+    name_of = "-".join(words.split()[:2])
     return {
         f"{name_of}-{name}": Piece(words.format(name), (name,), None if k else quick)
         for k, name in enumerate(names)
@@ -118,7 +94,7 @@ def _of_sets(words: str, names: Iterable[str], quick: str) -> dict[str, Piece]:
 
 GROUPS: dict[str, Group] = {
     "coresets": Group(
-        tables.page,
+        coresets.page,
         {
             "coresets-kc_house": Piece("coresets --datasets kc_house", ("kc_house",)),
             "coresets-flights": Piece("coresets --datasets flights --tasks regression"),
@@ -129,66 +105,56 @@ GROUPS: dict[str, Group] = {
                 "coresets --datasets covtype --sizes 1000 --sizes 3000 --sizes 6000",
                 ("covtype",),
             ),
-            "coresets-generated-regression": Piece(
-                "coresets --datasets generated --tasks regression",
-                quick="coresets --datasets generated --tasks regression --quick "
-                "--repeats 1",
-            ),
-            "coresets-generated-kmeans": Piece(
-                "coresets --datasets generated --tasks k-means",
-                quick="coresets --datasets generated --tasks k-means --quick "
-                "--repeats 1",
-            ),
+            **{
+                f"coresets-generated-{task.replace('-', '')}": Piece(
+                    f"coresets --datasets generated --tasks {task}",
+                    quick=f"coresets --datasets generated --tasks {task} --quick "
+                    "--repeats 1",
+                )
+                for task in coresets.TASKS
+            },
         },
     ),
     "coresets-published": Group(
-        coreset_published.page,
-        {"coresets-published": Piece("coreset_published AUTHORS", ("AUTHORS",))},
+        coresets.published_page,
+        {
+            "coresets-published": Piece(
+                "coresets published --authors AUTHORS", ("AUTHORS",)
+            )
+        },
     ),
     "coresets-theorems": Group(
-        coreset_theorems.page,
+        coreset_theorems.sizes_page,
         {
             "coresets-theorems": Piece(
-                "coreset_theorems",
+                "coreset_theorems sizes",
                 ("kc_house", "covtype"),
-                quick="coreset_theorems --datasets generated --quick",
+                quick="coreset_theorems sizes --datasets generated --quick",
             )
         },
     ),
     "coresets-robust": Group(
-        coreset_robust.page,
+        coreset_theorems.robust_page,
         {
             "coresets-robust": Piece(
-                "coreset_robust",
+                "coreset_theorems robust",
                 ("kc_house",),
-                quick="coreset_robust --datasets made --quick",
+                quick="coreset_theorems robust --datasets made --quick",
             )
         },
     ),
-    "fdskl-errors": Group(
-        lambda entries: fdskl.errors_page(entries, _budgets(entries)),
-        _of_sets(
-            "fdskl errors --datasets {}",
-            fdskl.DATASETS,
-            f"fdskl errors {FEW} --seeds 1",
-        ),
-    ),
-    "fdskl-splits": Group(
-        fdskl.splits_page,
-        _of_sets(
-            "fdskl splits --datasets {} --seeds 10 --budgets 16000000",
-            fdskl.DATASETS,
-            f"fdskl splits {FEW} --seeds 2",
-        ),
-    ),
-    "fdskl-whole": Group(
-        partial(fdskl.splits_page, title="All rows"),
-        _of_sets(
-            "fdskl whole --datasets {} --seeds 10 --budgets 16000000",
-            fdskl.LARGER,
-            f"fdskl whole {FEW} --seeds 1",
-        ),
-    ),
+    **{
+        f"fdskl-{name}": Group(
+            fdskl.TABLES[name][1],
+            _of_sets(f"fdskl {name} --datasets {{}}{more}", of, f"fdskl {name} {few}"),
+        )
+        for name, of, more, few in (
+            ("errors", fdskl.DATASETS, "", f"{FEW} --seeds 1"),
+            ("splits", fdskl.DATASETS, TEN, f"{FEW} --seeds 2"),
+            ("whole", fdskl.LARGER, TEN, f"{FEW} --seeds 1"),
+            ("defaults", fdskl.OF_DEFAULTS, "", f"{FEW} --seeds 1"),
+        )
+    },
     "fdskl-forms": Group(
         fdskl.forms_page,
         {
@@ -200,36 +166,6 @@ GROUPS: dict[str, Group] = {
             )
         },
     ),
-    **{
-        f"fdskl-{name}": Group(
-            page,
-            _of_sets(
-                f"fdskl_stochastic {name} --datasets {{}}",
-                of,
-                f"fdskl_stochastic {name} {FEW} {few}",
-            ),
-        )
-        for name, page, of, few in (
-            (
-                "defaults",
-                fdskl_stochastic.defaults_page,
-                fdskl_stochastic.OF_DEFAULTS,
-                "--seeds 1",
-            ),
-            (
-                "blocks",
-                fdskl_stochastic.blocks_page,
-                ("ijcnn1", "cod_rna"),
-                "--seeds 1",
-            ),
-            (
-                "changes",
-                fdskl_stochastic.changes_page,
-                ("cod_rna", "covtype"),
-                "--draws 4",
-            ),
-        )
-    },
     "fdskl-theorem": Group(
         fdskl_theorem.page,
         {
@@ -257,7 +193,7 @@ GROUPS: dict[str, Group] = {
         {"fdskl-topologies": Piece("fdskl topologies", quick="fdskl topologies")},
     ),
     "fdskl-scaling": Group(
-        lambda measured: fdskl.scaling_page("covtype", measured),
+        fdskl.scaling_page,
         {
             "fdskl-scaling": Piece(
                 "fdskl scaling --datasets covtype --sizes 1000 --sizes 5000 "
@@ -514,13 +450,6 @@ PIECES = {
 }
 
 
-def _budgets(entries: Mapping[str, Any]) -> list[int]:
-    """Return the budgets of the scores, in bytes."""
-    names = {score["name"] for entry in entries.values() for score in entry["scores"]}
-    found = (re.fullmatch(r"FDSKL direct, ([\d.]+) MB", name) for name in names)
-    return sorted(round(1e6 * float(match[1])) for match in found if match)
-
-
 # --- Measuring ----------------------------------------------------------------------
 
 
@@ -536,15 +465,7 @@ def missing(piece: Piece, folder: Path | None, authors: Path | None) -> str:
 
 
 def measure(words: str, folder: Path | None, authors: Path | None) -> dict[str, Any]:
-    """Run a command in a process of its own, and return what it has written.
-
-    Raises
-    ------
-    click.ClickException
-        The command ended with an error.
-    typer.Exit
-        It was interrupted.
-    """
+    """Run a command in a process of its own, and return what it has written."""
     with tempfile.TemporaryDirectory() as written:
         command = [sys.executable, "-m"]
         command += f"simulations.{words}".replace("AUTHORS", str(authors)).split()
@@ -667,13 +588,7 @@ def pages_in(folder: Path) -> list[Path]:
 
 
 def with_tables(text: str, found: Mapping[str, str]) -> str:
-    """Return a page with the present tables between its comments.
-
-    Raises
-    ------
-    click.ClickException
-        A comment names a table that there is not.
-    """
+    """Return a page with the present tables between its comments."""
 
     def place(match: re.Match[str]) -> str:
         if match[2] not in found:
@@ -823,11 +738,6 @@ def check_(
     """Compare pages and pictures with the figures, and some figures with those of now.
 
     Of all pieces those that cannot be measured here are named and left out.
-
-    Raises
-    ------
-    click.ClickException
-        They differ; the message says where.
     """
     found = all_blocks(folder)
     faults = [

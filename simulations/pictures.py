@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulations.coreset_robust import BETAS, kept_by_most
+from simulations.coreset_theorems import BETAS, kept_by_most
 from simulations.experiments import standard_error
 from vfl_flower.app.drawing import FIRST, MUTED, SECOND, THIRD, make_figure
 from vfl_flower.app.report import write_text
@@ -30,46 +30,24 @@ FEW = 30
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve of a panel.
-
-    Attributes
-    ----------
-    label : str
-        Its name in the legend.
-    x, y : sequence of float
-        Its points; one point alone is a mark, and no x a line from left to right.
-    error : sequence of float
-        Half the length of each bar; empty: no bars.
-    dashed : bool
-        Whether it is something to compare with, and not measured by us.
-    """
+    """One curve of a panel."""
 
     label: str
-    x: Sequence[float]
+    x: Sequence[float]  # one point alone is a mark; none: a line from left to right
     y: Sequence[float]
-    error: Sequence[float] = ()
-    dashed: bool = False
+    error: Sequence[float] = ()  # half the length of each bar
+    dashed: bool = False  # something to compare with, not measured by us
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves in one pair of axes.
-
-    Attributes
-    ----------
-    title, x, y : str
-        Above it, below it, and to its left.
-    curves : sequence of Curve
-        The same label has the same colour in all panels of a picture.
-    log : str
-        Axes with a logarithmic scale: "", "x", "y" or "xy".
-    """
+    """Curves in one pair of axes."""
 
     title: str
     x: str
     y: str
-    curves: Sequence[Curve]
-    log: str = ""
+    curves: Sequence[Curve]  # the same label has the same colour in all panels
+    log: str = ""  # axes with a logarithmic scale: "", "x", "y" or "xy"
 
 
 def picture(name: str, panels: Sequence[Panel]) -> bytes:
@@ -268,15 +246,17 @@ def fdskl_topologies(
     yield "fdskl-topologies", panels
 
 
-def fdskl_scaling(measured: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+def fdskl_scaling(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield seconds of training against rows, as Figure 5."""
-    curves = []
-    for key, name in (("fdskl", "FDSKL direct"), ("pp_svmv", "PP-SVMV")):
-        lines = [line for line in measured if isinstance(line[key], dict)]
-        x, y = [line["n"] for line in lines], [line[key]["seconds"] for line in lines]
-        curves.append(Curve(name, x, y))
-    panel = Panel("covtype", "training rows", "seconds", curves, "xy")
-    yield "fdskl-scaling", [panel]
+    panels = []
+    for dataset, measured in entries.items():
+        curves = []
+        for key, name in (("fdskl", "FDSKL direct"), ("pp_svmv", "PP-SVMV")):
+            runs = [line for line in measured if isinstance(line[key], dict)]
+            x, y = [run["n"] for run in runs], [run[key]["seconds"] for run in runs]
+            curves.append(Curve(name, x, y))
+        panels.append(Panel(dataset, "training rows", "seconds", curves, "xy"))
+    yield "fdskl-scaling", panels
 
 
 def fdskl_theorem(entries: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.cluster import KMeans
 
-from simulations.coreset_sizes import (
+from simulations.coreset_theorems import (
     theorem31_size,
     theorem42_size,
     theorem52_size,

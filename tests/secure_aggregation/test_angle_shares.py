@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uniformity import octets, uniform
 
-from simulations.product_errors import cosine_bound, cosine_error
+from simulations.moments_costs import cosine_bound, cosine_error
 from vfl_flower.secure_aggregation.angle_shares import (
     cosine_shares,
     deal_cosines,

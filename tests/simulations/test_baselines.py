@@ -56,8 +56,7 @@ def test_median_distance_adds_up_over_the_parties():
     assert median_squared_distance(X) == pytest.approx(9)
 
 
-@pytest.mark.parametrize("diminishing", [False, True])
-def test_dsg_is_the_loop_of_the_paper(values, diminishing):
+def test_dsg_is_the_loop_of_the_paper(values):
     """Equation 7 of the paper, one instance and one feature a step, by plain sums.
 
     f starts at the mean of the labels.
@@ -72,11 +71,10 @@ def test_dsg_is_the_loop_of_the_paper(values, diminishing):
 
     alpha = []
     for t in range(T):
-        step = gamma / (t + 1) if diminishing else gamma
         (i,) = rng.integers(len(rows), size=1)
         f = y.mean() + sum(a * phi(j, rows[i]) for j, a in enumerate(alpha))
-        alpha = [(1 - step * lam) * a for a in alpha]
-        alpha.append(-step * 2 * (f - y[i]) * phi(t, rows[i]))
+        alpha = [(1 - gamma * lam) * a for a in alpha]
+        alpha.append(-gamma * 2 * (f - y[i]) * phi(t, rows[i]))
     f = np.array([sum(a * phi(j, x) for j, a in enumerate(alpha)) for x in test])
     f += y.mean()
     score = central_dsg(
@@ -86,7 +84,6 @@ def test_dsg_is_the_loop_of_the_paper(values, diminishing):
         iterations=T,
         block=1,
         step=gamma,
-        diminishing=diminishing,
         regularization=lam,
         seed=seed,
     )
@@ -94,14 +91,11 @@ def test_dsg_is_the_loop_of_the_paper(values, diminishing):
     assert (score.bytes, score.round_trips) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("diminishing", "step", "most"), [(False, 10.0, 25), (True, 100.0, 35)]
-)
-def test_dsg_with_blocks_learns(classes, diminishing, step, most):
-    """Half of the labels are +1; measured 13.5 and 27.5 %."""
-    settings = {"iterations": 200, "block": 16, "step": step}
-    score = central_dsg(classes, diminishing=diminishing, **settings)
-    assert score.error < most
+def test_dsg_with_blocks_learns(classes):
+    """Half of the labels are +1; measured 13.5 %."""
+    settings = {"iterations": 200, "block": 16, "step": 10.0}
+    score = central_dsg(classes, **settings)
+    assert score.error < 25
     assert score.settings == settings
 
 

@@ -8,19 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulations import coreset_published, coresets, tables
-from simulations.coresets import CLUSTERING, REGRESSION, SAGA, generate
-from simulations.experiments import Columns, MissingData
-from simulations.tables import (
+from simulations import coresets
+from simulations.coresets import (
+    CLUSTERING,
+    PRINTED,
+    REGRESSION,
+    SAGA,
     Experiment,
     Solver,
     coreset_wins,
+    generate,
     in_short,
     page,
     paper_units,
     run_cell,
     run_experiment,
 )
+from simulations.experiments import Columns, MissingData
 from vfl_flower.models.coresets import KMeansModel
 
 N, WIDTHS, SIZES = 120, (2, 3), (20, 40)
@@ -178,11 +182,11 @@ def test_units_counted_stand_beside_the_formula(regression, clustering):
     ("sampling", "solver", "rows", "printed"),
     [
         ("full", "central", (463_715, 515_345), "4.2e7 4.6e7"),
-        ("coreset", "central", tables.SIZES, "9.9e4 2.0e5 3.0e5 4.0e5 5.0e5 5.9e5"),
-        ("uniform", "central", tables.SIZES, "9.3e4 1.9e5 2.8e5 3.7e5 4.7e5 5.6e5"),
+        ("coreset", "central", coresets.SIZES, "9.9e4 2.0e5 3.0e5 4.0e5 5.0e5 5.9e5"),
+        ("uniform", "central", coresets.SIZES, "9.3e4 1.9e5 2.8e5 3.7e5 4.7e5 5.6e5"),
         ("full", "distdim", (515_345,), "1.5e6"),
-        ("coreset", "distdim", tables.SIZES, "1.3e4 2.5e4 3.7e4 4.9e4 6.1e4 7.3e4"),
-        ("uniform", "distdim", tables.SIZES, "6.9e3 1.3e4 1.9e4 2.5e4 3.1e4 3.7e4"),
+        ("coreset", "distdim", coresets.SIZES, "1.3e4 2.5e4 3.7e4 4.9e4 6.1e4 7.3e4"),
+        ("uniform", "distdim", coresets.SIZES, "6.9e3 1.3e4 1.9e4 2.5e4 3.1e4 3.7e4"),
     ],
 )
 def test_formula_gives_the_paper_s_column(sampling, solver, rows, printed):
@@ -281,25 +285,24 @@ def authors(tmp_path):
 
 
 def test_the_authors_files_stand_beside_what_the_paper_prints(authors, tmp_path):
-    coreset_published.app(
-        [str(authors), "--output-dir", str(tmp_path / "out")], standalone_mode=False
-    )
-    results = json.loads((tmp_path / "out" / "coreset_published.json").read_text())
-    cells = results["experiments"]
+    words = ["published", "--authors", authors, "--output-dir", tmp_path / "out"]
+    coresets.app([str(word) for word in words], standalone_mode=False)
+    file = tmp_path / "out" / "coresets-published.json"
+    cells = json.loads(file.read_text())["published"]
     full, uniform = cells["YearPredictionMSD, ridge, T = 3"]
     assert (full["mean"], full["printed"], full["size"]) == (90, 90.45, None)
     assert (uniform["mean"], uniform["std"]) == (93.5, round(0.5**0.5, 9))
     assert (uniform["printed"], uniform["runs"]) == (93.54, 2)
     (cell,) = cells["kc_house, k-means, k = 5, T = 2"]
     assert (cell["solver"], cell["size"], cell["printed"]) == ("DISTDIM", 300, None)
-    text = (tmp_path / "out" / "coreset_published.md").read_text()
+    text = (tmp_path / "out" / "coresets-published.md").read_text()
     (line,) = (line for line in text.splitlines() if "6000" in line)
     assert [cell.strip() for cell in line.split("|")[-3:-1]] == ["93.5 (0.71)", "93.54"]
 
 
 def test_a_folder_without_the_authors_files_is_named(tmp_path):
     with pytest.raises(MissingData, match="there is no folder res in"):
-        coreset_published.app([str(tmp_path)], standalone_mode=False)
+        coresets.app(["published", "--authors", str(tmp_path)], standalone_mode=False)
 
 
 def test_sentences_of_section_6_beside_its_table_1():
@@ -307,9 +310,9 @@ def test_sentences_of_section_6_beside_its_table_1():
 
     Units as printed there; those of CENTRAL and DISTDIM are also our formula's.
     """
-    ridge = coreset_published.PRINTED["YearPredictionMSD, ridge, T = 3"]
+    ridge = PRINTED["YearPredictionMSD, ridge, T = 3"]
     (full,), drawn = ridge["CENTRAL", "full"], ridge["CENTRAL", "coreset"]
-    assert f"{drawn[tables.SIZES.index(2000)] / full:.2f}" == "1.05"
+    assert f"{drawn[coresets.SIZES.index(2000)] / full:.2f}" == "1.05"
     # "Less than 0.4% of training data (2000/463715)".
     assert 0.0043 < 2000 / 463_715 < 0.0044
     # "Using coresets can reduce 50-100x communication complexity".

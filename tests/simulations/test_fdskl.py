@@ -15,6 +15,8 @@ from simulations.fdskl import (
     app,
     beside_direct,
     bits_matter,
+    defaults,
+    defaults_page,
     direct_wins,
     errors,
     errors_page,
@@ -196,7 +198,7 @@ def test_pp_svmv_beyond_its_memory_is_left_out(data):
 
 
 def test_page_has_a_line_for_each_method(entries):
-    lines = "\n".join(errors_page(entries, BUDGETS)).splitlines()
+    lines = "\n".join(errors_page(entries)).splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     for name in ("ijcnn1", "covtype"):
         assert f"### {name}" in lines
@@ -228,10 +230,10 @@ def test_sentence_names_the_sizes_that_direct_loses():
             ]
         }
 
-    budgets = [1_000_000, 2_000_000]
-    assert direct_wins(entry(1, 2, 3, 4), budgets).endswith("at 1 MB, 2 MB.")
-    assert direct_wins(entry(1, 2, 3, 2), budgets).endswith("at 1 MB, not at 2 MB.")
-    assert direct_wins(entry(5, 5, 3, 2), budgets).endswith(
+    sizes = ["1 MB", "2 MB"]
+    assert direct_wins(entry(1, 2, 3, 4), sizes).endswith("at 1 MB, 2 MB.")
+    assert direct_wins(entry(1, 2, 3, 2), sizes).endswith("at 1 MB, not at 2 MB.")
+    assert direct_wins(entry(5, 5, 3, 2), sizes).endswith(
         "at no size, not at 1 MB, 2 MB."
     )
 
@@ -252,18 +254,18 @@ def test_sentences_say_who_is_ahead_and_what_bits_change():
         for seed, error in enumerate(errors)
     ]
     entries = {"one": {"n_test": 200, "scores": scores}}
-    assert beside_direct(entries, [2_000_000]).splitlines() == [
+    assert beside_direct(entries, ["2 MB"]).splitlines() == [
         "- SVC, pooled: error in % lower on one (1.00, direct 1.50).",
         "- FD-SVRG: error in % the same on one (1.50, direct 1.50).",
         "- gradient boosting, pooled: error in % higher on one (2.00, direct 1.50).",
     ]
-    sentence = bits_matter(entries, [2_000_000])
+    sentence = bits_matter(entries, ["2 MB"])
     assert "on 1 of the 2 splits" in sentence
     assert "at most 1" in sentence
 
 
 def test_splits_are_those_of_the_errors(folder, entries):
-    entry = splits("ijcnn1", folder, rows=N, seeds=2, budget=BUDGETS[1])
+    entry = splits("ijcnn1", folder, rows=N, seeds=2, budgets=BUDGETS)
     measured = {(run["name"], run["seed"]): run["error"] for run in entry["scores"]}
     for name, of_errors in (
         ("direct, 0.04 MB", "FDSKL direct, 0.04 MB"),
@@ -286,7 +288,7 @@ def test_splits_are_those_of_the_errors(folder, entries):
 
 def test_all_rows_are_split_and_a_machine_has_those_of_training(folder):
     n = len(np.load(folder / "ijcnn1.npz")["y"])
-    entry = splits("ijcnn1", folder, rows=8, seeds=2, budget=BUDGETS[0], whole=True)
+    entry = splits("ijcnn1", folder, rows=8, seeds=2, budgets=BUDGETS[:1], whole=True)
     assert (entry["n"], entry["n_test"]) == (n * 3 // 4, n - n * 3 // 4)
     (machine,) = (run for run in entry["scores"] if run["name"] == "SVC")
     assert machine["settings"]["rows"] == n * 3 // 4
@@ -307,6 +309,23 @@ def test_forms_with_fewer_bytes(folder):
     megabytes = [float(line.split("|")[-2]) for line in lines]
     assert megabytes[0] == round(measured["default"]["settings"]["features"] * 0.08)
     assert megabytes[1] == round(megabytes[0] / 2)
+
+
+@pytest.mark.parametrize("name", ["breast_cancer", "diabetes"])
+def test_defaults_are_compared(name):
+    cell = defaults(name, None, budgets=[100_000], rows=10_000, seeds=2)
+    errors = {
+        form: [run["error"] for run in runs] for form, runs in cell["scores"].items()
+    }
+    assert list(errors) == ["direct", "implicit", "explicit"]
+    assert all(np.mean(runs) < 0.75 * cell["base"] for runs in errors.values())
+    trips = [runs[0]["round_trips"] for runs in cell["scores"].values()]
+    assert trips[1:] == [7, 37]
+    _, table = defaults_page({name: cell})
+    assert len(table.splitlines()) == 3
+    assert (
+        f"{np.mean(errors['implicit']):.{3 if name == 'diabetes' else 2}f} (" in table
+    )
 
 
 def test_topologies_have_the_hops_of_their_shape():
@@ -343,7 +362,7 @@ def test_scaling_shows_where_pp_svmv_ends(folder):
     assert [run["n"] for run in measured] == [50, 100]
     assert measured[0]["pp_svmv"]["settings"]["rows"] == 50
     assert "must fit in memory_limit" in measured[1]["pp_svmv"]
-    *_, table = scaling_page("covtype", measured)
+    *_, table = scaling_page({"covtype": measured})
     assert table.count("out of memory") == 1
 
 

@@ -13,10 +13,11 @@ from simulations.fdskl_theorem import (
     page,
     problem_of,
     rate,
+    theorem4_iterations,
+    theorem4_step,
     theorem_step,
 )
 from simulations.pictures import fdskl_theorem as curves_of
-from simulations.theorem4 import theorem4_iterations, theorem4_step
 from vfl_flower.numerics.fdskl import LOSSES, dsg_update
 from vfl_flower.numerics.random_features import RandomFeatures
 

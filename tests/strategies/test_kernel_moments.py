@@ -18,7 +18,7 @@ from scipy.stats import spearmanr
 from transcripts import Recorder, actual, assert_hidden, is_uniform, patterns
 
 from simulations import moments_pooled
-from simulations.product_errors import cosine_error, gram_error
+from simulations.moments_costs import cosine_error, gram_error
 from vfl_flower import (
     FDSKL,
     FederationError,

@@ -11,7 +11,7 @@ from deviating import RealParties
 from scipy.stats import chi2
 from transcripts import Recorder, actual, assert_hidden, our_steps, patterns
 
-from simulations.coreset_defaults import made
+from simulations.coresets import made
 from vfl_flower import (
     CoresetVRLR,
     FederationError,
