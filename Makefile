@@ -69,7 +69,7 @@ bench: $(INSTALLED)
 	$(PY) benchmarks/partial_products.py --repeats 3
 	$(PY) benchmarks/fdskl_memory.py --rows 20000
 	$(PY) benchmarks/kernel_kmeans.py --rows 10000 --repeats 3
-	$(PY) -m simulations.mufc_claims sizes --quick
+	$(PY) -m simulations.mufc sizes --datasets 1000 --datasets 10000
 	$(PY) benchmarks/sparse_sum.py
 	$(PY) benchmarks/round_trip.py --repeats 3
 

@@ -48,8 +48,6 @@ from simulations import (
     kernel_kmeans_attacks,
     kernel_theorems,
     mufc,
-    mufc_claims,
-    mufc_privacy,
     pictures,
     tables,
 )
@@ -416,96 +414,20 @@ GROUPS: dict[str, Group] = {
             ("iterations", kernel_kmeans_attacks.iterations_page, "--datasets iris"),
         )
     },
-    "mufc-loss": Group(
-        mufc.loss_page,
-        {
-            "mufc-loss-own": Piece(
-                "mufc loss --datasets celltype --datasets gaussian "
-                "--datasets covtype15k",
-                ("celltype", "covtype15k"),
-                quick="mufc loss --datasets gaussian --quick --seeds 2",
-            ),
-            "mufc-loss-stand_ins": Piece(
-                "mufc loss --datasets tmi --datasets tcga --datasets postures "
-                "--datasets mnist --datasets mnist62",
-                ("mnist",),
-                quick="mufc loss --datasets tcga --quick --seeds 2",
-            ),
-        },
-    ),
     **{
         f"mufc-{name}": Group(
-            page,
+            one.page,
             {
                 f"mufc-{name}": Piece(
-                    f"mufc {name}{more}",
-                    data,
-                    quick=f"mufc {name} --datasets gaussian --quick --seeds 1 "
-                    "--requests 10",
+                    f"mufc {name}",
+                    tuple(n for n in one.datasets if n in mufc.FILES),
+                    quick=f"mufc {name} --datasets {one.smallest} --quick --seeds 1 "
+                    "--requests 5",
                 )
             },
         )
-        for name, more, data, page in (
-            ("settings", "", ("celltype",), mufc.settings_page),
-            ("removal", " --seeds 3", ("celltype",), mufc.removal_page),
-            ("adding", " --seeds 2", ("celltype",), mufc.adding_page),
-            ("number", " --seeds 3", ("celltype", "covtype15k"), mufc.number_page),
-        )
+        for name, one in mufc.TABLES.items()
     },
-    "mufc-runs": Group(
-        mufc.runs_page, {"mufc-runs": Piece("mufc runs --project .", ("celltype",))}
-    ),
-    **{
-        f"mufc_claims-{name}": Group(
-            mufc_claims.PAGES[name],
-            {
-                f"mufc_claims-{name}": Piece(
-                    f"mufc_claims {name} --seeds {seeds}",
-                    ("celltype", "covtype15k"),
-                    quick=f"mufc_claims {name} --datasets tcga --quick --seeds 2 "
-                    "--requests 10",
-                )
-            },
-        )
-        for name, seeds in (("bound", 10), ("shifts", 20))
-    },
-    "mufc_claims-speedup": Group(
-        mufc_claims.speedup_page,
-        {
-            "mufc_claims-speedup-own": Piece(
-                "mufc_claims speedup", ("celltype", "covtype15k")
-            ),
-            "mufc_claims-speedup-stand_ins": Piece(
-                "mufc_claims speedup --datasets tmi --datasets tcga "
-                "--datasets postures --datasets mnist --seeds 2 --requests 30",
-                ("mnist",),
-                quick="mufc_claims speedup --datasets tcga --quick --seeds 2 "
-                "--requests 10",
-            ),
-            "mufc_claims-speedup-mnist62": Piece(
-                "mufc_claims speedup --datasets mnist62 --seeds 1 --requests 20",
-                ("mnist",),
-            ),
-        },
-    ),
-    "mufc_claims-sizes": Group(
-        mufc_claims.sizes_page,
-        {
-            "mufc_claims-sizes": Piece(
-                "mufc_claims sizes", quick="mufc_claims sizes --quick"
-            )
-        },
-    ),
-    "mufc_privacy": Group(
-        mufc_privacy.privacy_page,
-        {
-            "mufc_privacy": Piece(
-                "mufc_privacy",
-                ("celltype", "covtype15k"),
-                quick="mufc_privacy --datasets small --seeds 1 --requests 5",
-            )
-        },
-    ),
 }
 """All tables that the pages have between comments."""
 
