@@ -380,9 +380,6 @@ def speedup_page(measured: Figures) -> Iterator[str]:
 
 # --- Lemma F.1 and Theorem 5.4 ------------------------------------------------------
 
-DRAWS = 200
-"""Initialisations by which the chance of each row to be a centroid is measured."""
-
 
 def imbalance(X: Array, k: int, rng: np.random.Generator) -> tuple[float, float]:
     """Return epsilon_1 and the smallest epsilon_2 of Assumptions 5.2 and 5.3.
@@ -397,27 +394,6 @@ def imbalance(X: Array, k: int, rng: np.random.Generator) -> tuple[float, float]
     means = np.bincount(labels, costs) / np.maximum(sizes, 1)
     far = np.divide(costs, means[labels], where=costs > 0, out=np.ones(len(X)))
     return len(X) / (k * int(sizes[sizes > 0].min())), max(1.0, float(far.max()))
-
-
-def chances(
-    X: Array, k: int, draws: int, rng: np.random.Generator
-) -> tuple[Array, float]:
-    """Estimate the probability of each row, (n,), to be a centroid of k-means++.
-
-    P(x in C) = 1 / n + sum_(j=1)^(K-1) E d^2(x, C_j) / phi_c(X; C_j), equations 13 and
-    18: the mean is taken over probabilities, and not over draws, so that rare rows
-    need no luck. Also returns the largest probability in any draw but the first.
-    """
-    blocks, largest = RowBlocks(X), 0.0
-    chance = np.full(len(X), 1 / len(X))
-    for _ in range(draws):
-        nearest = np.full(len(X), np.inf)
-        for row in initialise(blocks, k, rng)[0][:-1]:
-            nearest = np.minimum(nearest, np.square(X - X[row]).sum(axis=1))
-            share = nearest / nearest.sum()
-            chance += share / draws
-            largest = max(largest, float(share.max()))
-    return chance, largest
 
 
 def most_chance(n: int, k: int, e1: float, e2: float) -> float:
@@ -461,43 +437,19 @@ def counted(data: SplitRows, pattern: str, count: int, seed: int) -> dict[str, A
     return measured
 
 
-def likeliest(data: SplitRows) -> dict[str, Any]:
-    """Measure the chance of the likeliest row, with all rows at one party and split.
-
-    ``chance`` is that of the row which half of the draws choose and the other half
-    measure, and ``bound`` is equation 18; ``step`` is the largest probability in a
-    draw, and ``step bound`` equation 17.
-    """
-    rng, k = np.random.default_rng([0, 5]), data.k
-
-    def of(X: Array, draws: int) -> dict[str, Any]:
-        e1, e2 = imbalance(X, k, rng)
-        row = int(chances(X, k, draws // 2, rng)[0].argmax())
-        chance, step = chances(X, k, draws // 2, rng)
-        return {
-            **{"n": len(X), "k": k, "e1": e1, "e2": e2},
-            **{"chance": float(chance[row]), "bound": most_chance(len(X), k, e1, e2)},
-            **{"step": step, "step bound": min(1.0, 10 * k * e1 * e2 / len(X))},
-        }
-
-    parties = [of(X, DRAWS // 4) for X in data.rows if len(X) > k]
-    few = [{name: party[name] for name in ("chance", "bound")} for party in parties]
-    return of(np.concatenate(data.rows), DRAWS) | {"parties": few}
-
-
 def bound(data: SplitRows, seeds: int, requests: int) -> dict[str, Any]:
-    """Measure all patterns, and the likeliest row."""
+    """Measure all patterns."""
     patterns = {}
     for pattern in PATTERNS:
         runs = [counted(data, pattern, requests, seed) for seed in range(seeds)]
         if number := len(_all(runs, "redrawn")):  # else no party has so many rows
             means = {name: _mean(_all(runs, name)) for name in runs[0]}
             patterns[pattern] = means | {"number": number}
-    return {"name": data.name, "patterns": patterns, "likeliest": likeliest(data)}
+    return {"name": data.name, "patterns": patterns}
 
 
 def bound_page(measured: Figures) -> Iterator[str]:
-    """Yield the tables of removals and of the likeliest row."""
+    """Yield the table of removals."""
     yield "## The bound of Theorem 5.4"
     yield table(
         {
@@ -513,29 +465,6 @@ def bound_page(measured: Figures) -> Iterator[str]:
         for entry in measured
         for pattern, one in entry["patterns"].items()
     )
-    yield "## The likeliest row"
-    yield table(
-        _likeliest_cells(entry["name"], entry["likeliest"]) for entry in measured
-    )
-
-
-def _likeliest_cells(name: str, one: Mapping[str, Any]) -> dict[str, str]:
-    parties = one["parties"]
-    useful = sum(party["bound"] < 1 for party in parties)
-    chance = _mean([party["chance"] for party in parties])
-    return {
-        "data": name,
-        "n": f"{one['n']:,}",
-        "K": str(one["k"]),
-        "epsilon 1": f"{one['e1']:.2f}",
-        "epsilon 2": f"{one['e2']:.1f}",
-        "likeliest row %": f"{100 * one['chance']:.2f}",
-        "equation 18 %": f"{100 * one['bound']:.0f}",
-        "in one draw %": f"{100 * one['step']:.2f}",
-        "equation 17 %": f"{100 * one['step bound']:.1f}",
-        "at a party %": f"{100 * chance:.0f}",
-        "parties whose equation 18 is below 1": f"{useful} of {len(parties)}",
-    }
 
 
 # --- Settings -----------------------------------------------------------------------

@@ -46,7 +46,6 @@ from simulations import (
     fdskl_theorem,
     kernel_kmeans,
     kernel_kmeans_attacks,
-    kernel_theorems,
     mufc,
     pictures,
     tables,
@@ -270,13 +269,10 @@ GROUPS: dict[str, Group] = {
             "kernel_kmeans-recovery-small": Piece(
                 "kernel_kmeans recovery --datasets digits --datasets mushrooms",
                 ("mushrooms",),
-                quick="kernel_kmeans recovery --datasets digits --counts 50 "
-                "--iterations 5 --seeds 2",
+                quick="kernel_kmeans recovery --datasets digits --quick --seeds 2",
             ),
             "kernel_kmeans-recovery-mnist": Piece(
-                "kernel_kmeans recovery --datasets mnist-20k --counts 50 "
-                "--iterations 30",
-                ("mnist",),
+                "kernel_kmeans recovery --datasets mnist-20k", ("mnist",)
             ),
         },
     ),
@@ -284,10 +280,9 @@ GROUPS: dict[str, Group] = {
         kernel_kmeans.floats_page,
         {
             "kernel_kmeans-floats": Piece(
-                "kernel_kmeans floats --datasets digits --datasets mushrooms "
-                "--datasets mnist-20k",
+                "kernel_kmeans floats",
                 ("mushrooms", "mnist"),
-                quick="kernel_kmeans floats --datasets digits --iterations 5",
+                quick="kernel_kmeans floats --datasets digits --quick",
             )
         },
     ),
@@ -310,21 +305,6 @@ GROUPS: dict[str, Group] = {
             ),
         },
     ),
-    **{
-        f"kernel_kmeans-{split}": Group(
-            kernel_kmeans.splits_page,
-            {
-                f"kernel_kmeans-{split}": Piece(
-                    "kernel_kmeans nmi --datasets digits --datasets mushrooms "
-                    f"--quick --seeds 5 --split {split}",
-                    ("mushrooms",),
-                    quick="kernel_kmeans nmi --datasets digits --quick --seeds 1 "
-                    f"--split {split}",
-                )
-            },
-        )
-        for split in ("unequal", "labels")
-    },
     "kernel_kmeans-appendix": Group(
         kernel_kmeans.nmi_page,
         {
@@ -340,32 +320,11 @@ GROUPS: dict[str, Group] = {
             )
         },
     ),
-    "kernel_kmeans-schedule": Group(
-        kernel_theorems.schedule_page,
-        {
-            "kernel_kmeans-schedule": Piece(
-                "kernel_theorems schedule",
-                ("mushrooms",),
-                quick="kernel_theorems schedule --datasets digits --seeds 1",
-            )
-        },
-    ),
-    "kernel_kmeans-theorem3": Group(
-        kernel_theorems.loss_page,
-        {
-            "kernel_kmeans-theorem3": Piece(
-                "kernel_theorems loss",
-                ("mushrooms",),
-                quick="kernel_theorems loss --datasets digits --rows 300 --seeds 1",
-            )
-        },
-    ),
     "kernel_kmeans-clustering": Group(
         kernel_kmeans.clustering_page,
         {
             "kernel_kmeans-clustering": Piece(
-                "kernel_kmeans clustering --datasets digits --datasets mushrooms "
-                "--datasets mnist-20k",
+                "kernel_kmeans clustering",
                 ("mushrooms", "mnist"),
                 quick="kernel_kmeans clustering --datasets digits --seeds 1",
             )
@@ -375,8 +334,7 @@ GROUPS: dict[str, Group] = {
         kernel_kmeans.number_page,
         {
             "kernel_kmeans-number-made": Piece(
-                "kernel_kmeans number --datasets groups-5 --datasets groups-8 "
-                "--datasets grid-9 --datasets rings-2 --datasets digits",
+                "kernel_kmeans number",
                 quick="kernel_kmeans number --datasets groups-5 --rows 600 --seeds 1",
             ),
             "kernel_kmeans-number-read": Piece(
@@ -390,9 +348,7 @@ GROUPS: dict[str, Group] = {
         kernel_kmeans.gamma_page,
         {
             "kernel_kmeans-gamma": Piece(
-                "kernel_kmeans gamma --datasets circles-2 --datasets moons-2 "
-                "--datasets digits --datasets mushrooms --datasets covtype15k "
-                "--datasets celltype",
+                "kernel_kmeans gamma",
                 ("mushrooms", "covtype15k", "celltype"),
                 quick="kernel_kmeans gamma --datasets circles-2 --rows 300 --seeds 1",
             )
