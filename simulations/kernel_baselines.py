@@ -106,12 +106,7 @@ GENERATED = 3000
 def load(name: str, folder: Path | None, rows: int) -> Rows:
     """Read a data set, and draw at random at most `rows` rows (mnist-20k: 20,000).
 
-    The columns of covtype are scaled to [0, 1].
-
-    Raises
-    ------
-    MissingData
-        There is no such file.
+    The columns of covtype are scaled to [0, 1]. Raises MissingData without a file.
     """
     if name == "digits":
         from sklearn.datasets import load_digits

@@ -89,12 +89,12 @@ from vfl_flower.strategies.kernel_kmeans import FKKMeans
 from vfl_flower.typing import Array
 
 PARTIES = 5
+
 RULES = ("auto", "paper", "oracle")
 """Thresholds: the strategy's two, and the true (s + 1)-th eigenvalue of K."""
 
 SAME = 0.01
 """How far below another method in NMI a method still counts as equally good."""
-
 
 APPENDIX: dict[str, tuple[int, tuple[int, ...]]] = {
     "mushrooms": (200, (100, 300, 500, 700)),
@@ -125,12 +125,7 @@ def interval(values: Array) -> Array:
     return np.asarray(t.ppf(0.975, n - 1) * values.std(axis=0, ddof=1) / math.sqrt(n))
 
 
-def recovery(
-    data: Rows,
-    *,
-    seeds: int = 5,
-    without: int = 50,
-) -> dict[str, Any]:
+def recovery(data: Rows, *, seeds: int = 5, without: int = 50) -> dict[str, Any]:
     """Compare K_t with the best approximation of K of rank s, by D and threshold.
 
     The run without the mechanism has D = `without`, threshold "auto" and the features
@@ -246,11 +241,7 @@ LEDGER = 10_000
 
 
 def floats(
-    data: Rows,
-    *,
-    D: int = 50,
-    iterations: int = 20,
-    parties: int = PARTIES,
+    data: Rows, *, D: int = 50, iterations: int = 20, parties: int = PARTIES
 ) -> dict[str, Any]:
     """Count the floats uploaded in each iteration, by formula and by the ledger.
 
@@ -278,9 +269,8 @@ def floats(
         name: formula(name, parties, n, counts, sizes, products)
         for name, products in {"gram": Q_1, "lanczos": Q_1, "without CEM": Q_0}.items()
     }
-    methods: dict[str, Any] = {}
-    for name in SOLVERS if n <= LEDGER else []:
-        methods[name] = _counted(data, D, iterations, parties, name)
+    run = SOLVERS if n <= LEDGER else []
+    methods = {name: _counted(data, D, iterations, parties, name) for name in run}
     settings = dict(n=n, D=D, T=iterations, parties=parties, sizes=sizes)
     counted = dict(ranks=ranks, Q_0=Q_0, Q_1=Q_1, pooled=formulas, methods=methods)
     return settings | counted
@@ -503,10 +493,7 @@ def nmi(
         tell(f"{data.name}: no CK, {reason}")
     measured: dict[str, Any] = {}
     for name, (family, method) in todo.items():
-        cells = []
-        for seed in range(seeds):
-            parts = split_of(data, parties, seed)
-            cells.append(method(data, parts, seed))
+        cells = [method(data, split_of(data, parties, s), s) for s in range(seeds)]
         means = {k: float(np.mean([cell[k] for cell in cells])) for k in cells[0]}
         nmi = {"nmi": [cell["nmi"] for cell in cells]}
         measured[name] = {"family": family} | means | nmi

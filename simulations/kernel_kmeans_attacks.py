@@ -64,11 +64,8 @@ REAL: dict[str, Any] = {"n_features": 50, "iterations": 20, "subspace_tol": 0.01
 
 # --- Data -----------------------------------------------------------------------------
 
-COLUMNS = {"exponential": 3, "noise": 10}
-"""Columns of the sets that are drawn here."""
-
 DRAWN = 900
-"""Rows of these, and of digits where it is attacked."""
+"""Rows of the sets that are drawn here, and of digits where it is attacked."""
 
 
 def load(name: str, most: int | None = None) -> Array:
@@ -79,9 +76,9 @@ def load(name: str, most: int | None = None) -> Array:
     """
     rng = np.random.default_rng(0)
     if name == "exponential":
-        X = rng.exponential(size=(DRAWN, COLUMNS[name]))
+        X = rng.exponential(size=(DRAWN, 3))
     elif name == "noise":
-        X = rng.normal(size=(DRAWN, COLUMNS[name]))
+        X = rng.normal(size=(DRAWN, 10))
     elif name == "blobs":
         X = generated("groups-5")[0][:DRAWN]
     else:

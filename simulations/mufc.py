@@ -114,11 +114,8 @@ def loss(data: SplitRows, seeds: int, requests: int = 0) -> dict[str, Any]:
         names = ("party", "server", "induced", "nearest")
         columns = (list(column) for column in zip(*figures, strict=True))
         methods[method] = dict(zip(names, columns, strict=True))
-    return {
-        "name": data.name,
-        "published": dict(data.published or {}),
-        "methods": methods,
-    }
+    published = dict(data.published or {})
+    return {"name": data.name, "published": published, "methods": methods}
 
 
 def loss_page(measured: Figures) -> Iterator[str]:
