@@ -1,8 +1,4 @@
-"""What federated kernel k-means is compared with: Section 6 and Appendix G of [1].
-
-Each function takes the rows X of all parties, shape (n, d), the row numbers of each,
-the number k of clusters and a Generator for all draws. It returns the cluster of each
-row, and how many floats the parties upload.
+"""What federated kernel k-means is compared with, and the data of the experiments.
 
 =====================  ===============================================================
 `central_kernel`       CK [2]: eigenvectors of the kernel matrix, k-means at the server
@@ -12,9 +8,12 @@ row, and how many floats the parties upload.
 `plain`                distributed k-means [5] of the raw columns
 =====================  ===============================================================
 
-Nothing here is sent. The floats are counted from what parties would upload: for CK and
-SK all the data, as in [1]; for distributed k-means a cost for each party, and the
-columns and the weight of each row of the coreset, where [1] counts only the columns.
+Each takes the rows X of all parties, (n, d), the row numbers of each, the number k of
+clusters and a Generator for all draws. It returns the cluster of each row, and how many
+floats the parties upload. Nothing here is sent. The floats are counted from what
+parties would upload: for CK and SK all the data, as in [1]; for distributed k-means a
+cost for each party, and the columns and the weight of each row of the coreset, where
+[1] counts only the columns.
 
 [1] "A communication efficient federated kernel k-means".
 [2] H. Zha, X. He, C. Ding, M. Gu, H. Simon, "Spectral relaxation for k-means
@@ -31,13 +30,19 @@ columns and the weight of each row of the coreset, where [1] counts only the col
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
-from simulations.experiments import MissingData
+from simulations.experiments import MissingData, load_npz, standardise
+from vfl_flower import Ledger, Party, simulate
+from vfl_flower.models.kernel_kmeans import KernelKMeansModel
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.distributed_kmeans import (
     combine,
@@ -50,71 +55,172 @@ from vfl_flower.numerics.kernel_kmeans import moments
 from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
 from vfl_flower.numerics.leverage import leverage_factor, leverage_scores
 from vfl_flower.numerics.random_features import RandomFeatures, features
+from vfl_flower.simulation import SimulatedResult
+from vfl_flower.strategies.kernel_kmeans import FKKMeans
 from vfl_flower.typing import Array
 
-Kind = Literal["equal", "unequal", "labels"]
-"""How the rows are split: see `split_among`."""
-
-MATRIX = 2**31
-"""Bytes that the upper triangle of a kernel matrix may take, in float32."""
+# --- Data ---------------------------------------------------------------------------
 
 
-def split_among(
-    n: int,
-    M: int,
-    rng: np.random.Generator,
-    kind: Kind = "equal",
-    labels: Array | None = None,
-) -> list[Array]:
-    """Split rows 0 .. n - 1 among parties, each with at least one.
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows X of all parties, (n, d), with their classes y, and settings.
 
-    Parameters
-    ----------
-    n, M : int
-        Number of rows and of parties.
-    rng : numpy.random.Generator
-        Source of the split.
-    kind : {"equal", "unequal", "labels"}
-        At random with sizes that differ by one at most; at random with shares from a
-        flat Dirichlet distribution; or in order of `labels`, so that a party holds
-        about 1/M of the classes.
-    labels : Array, shape (n,), optional
-        Needed for "labels" only.
-
-    Returns
-    -------
-    list of Array of int64
-        Sorted row numbers of each party.
-
-    Raises
-    ------
-    ValueError
-        `kind` is unknown, `M` is not from 1 to n, or `labels` is missing or has another
-        length.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> [len(rows) for rows in split_among(11, 3, rng)]
-    [4, 4, 3]
-    >>> split_among(4, 2, rng, "labels", np.array([1, 0, 1, 0]))
-    [array([1, 3]), array([0, 2])]
+    k clusters, s components, a coreset of C rows, gamma of the kernel, and for the
+    recovery c of the bound c / t that [1] plots, the numbers D of features, and T.
     """
-    if kind not in get_args(Kind):
-        raise ValueError(f"kind must be 'equal', 'unequal' or 'labels', got {kind!r}")
-    if not 1 <= M <= n:
-        raise ValueError(f"M must be from 1 to {n}, the number of rows, got {M}")
-    order = rng.permutation(n)
-    if kind == "unequal":
-        sizes = 1 + rng.multinomial(n - M, rng.dirichlet(np.ones(M)))
-        parts = np.split(order, np.cumsum(sizes)[:-1])
+
+    name: str
+    X: Array
+    y: Array
+    k: int
+    s: int
+    coreset: int = 1000
+    bound: float | None = None
+    gamma: float | Literal["auto"] = "auto"
+    counts: tuple[int, ...] = (20, 50, 100)
+    iterations: int = 50
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "digits": {"k": 10, "s": 20},
+    "mushrooms": {"k": 2, "s": 4, "bound": 0.4},
+    "mnist-20k": {"k": 10, "s": 20, "bound": 0.03, "counts": (50,), "iterations": 30},
+    "mnist": {"k": 10, "s": 20},
+    "covtype": {"k": 7, "s": 14, "coreset": 4000},
+    "covtype15k": {"k": 7, "s": 14, "coreset": 4000},
+    "groups-5": {"k": 5, "s": 10},
+    "groups-8": {"k": 8, "s": 16},
+    "grid-9": {"k": 9, "s": 18},
+    "rings-2": {"k": 2, "s": 8, "gamma": 0.5},
+    "circles-2": {"k": 2, "s": 20},
+    "moons-2": {"k": 2, "s": 20},
+    "celltype": {"k": 4, "s": 20},
+}
+"""Fields of `Rows`, by data set; [1] prints s and D in a picture."""
+
+GENERATED = 3000
+"""Rows of the sets that are generated."""
+
+
+def load(name: str, folder: Path | None, rows: int) -> Rows:
+    """Read a data set, and draw at random at most `rows` rows (mnist-20k: 20,000).
+
+    The columns of covtype are scaled to [0, 1]. Raises MissingData without a file.
+    """
+    if name == "digits":
+        from sklearn.datasets import load_digits
+
+        X, y = load_digits(return_X_y=True)
+    elif "-" in name and name != "mnist-20k":
+        X, y = generated(name)
     else:
-        if kind == "labels":
-            if labels is None or np.shape(labels) != (n,):
-                raise ValueError(f"labels must have {n} values, one for each row")
-            order = order[np.argsort(labels[order], kind="stable")]
-        parts = np.array_split(order, M)
-    return [np.sort(part) for part in parts]
+        X, y = load_npz(folder, name.removesuffix("-20k"))
+    if name == "mnist-20k":
+        rows = min(rows, 20_000)
+    if rows < len(y):
+        drawn = np.random.default_rng(0).permutation(len(y))[:rows]
+        X, y = X[drawn], y[drawn]
+    if name.startswith("covtype"):
+        X = (X - X.min(axis=0)) / np.maximum(np.ptp(X, axis=0), 1e-12)
+    return Rows(name, X, y, **SETTINGS[name])
+
+
+def generated(name: str) -> tuple[Array, Array]:
+    """Return rows of a known number of clusters, and which.
+
+    ``groups-k``: normal, of variance 1, about k points at random in a cube of side 20
+    with 10 columns. ``grid-9``: about the points of a grid, six standard deviations
+    apart. ``rings-2``: a circle within a circle. ``circles-2`` and ``moons-2``: those
+    of scikit-learn, standardised.
+    """
+    form, _, count = name.partition("-")
+    rng, k = np.random.default_rng(0), int(count)
+    if form in ("circles", "moons"):
+        from sklearn.datasets import make_circles, make_moons
+
+        make = partial(make_circles, factor=0.4) if form == "circles" else make_moons
+        X, y = make(GENERATED, noise=0.06, random_state=0)
+        return standardise(X), y
+    y = rng.integers(k, size=GENERATED)
+    if form == "rings":
+        turn = rng.uniform(0, 2 * np.pi, size=GENERATED)
+        X = np.column_stack([np.cos(turn), np.sin(turn)]) * (1 + 2 * y)[:, None]
+        return X + rng.normal(size=X.shape) / 10, y
+    middles = rng.uniform(-10, 10, size=(k, 10))
+    if form == "grid":
+        side = round(math.sqrt(k))
+        middles = 6.0 * np.column_stack(np.divmod(np.arange(k), side))
+    return middles[y] + rng.normal(size=(GENERATED, middles.shape[1])), y
+
+
+def split_among(n: int, M: int, rng: np.random.Generator) -> list[Array]:
+    """Split rows 0 .. n - 1 at random among M parties of sizes that differ by one.
+
+    >>> [len(rows) for rows in split_among(11, 3, np.random.default_rng(0))]
+    [4, 4, 3]
+    """
+    return [np.sort(part) for part in np.array_split(rng.permutation(n), M)]
+
+
+def split_of(data: Rows, parties: int, seed: int) -> list[Array]:
+    """Return the row numbers of each party in the run with a seed."""
+    return split_among(len(data.X), parties, np.random.default_rng([seed, parties]))
+
+
+def agreement(y: Array, labels: Array) -> float:
+    """Return the normalised mutual information of classes and labels."""
+    from sklearn.metrics import normalized_mutual_info_score
+
+    return float(normalized_mutual_info_score(y, labels))
+
+
+# --- FK k-means ---------------------------------------------------------------------
+
+
+def uploaded(ledger: Ledger) -> int:
+    """Return the floats that parties uploaded."""
+    return sum(entry.units_up for entry in ledger.entries.values())
+
+
+def federated_labels(
+    data: Rows, parts: list[Array], seed: int, **arguments: Any
+) -> tuple[Array, SimulatedResult]:
+    """Run FK k-means, and return the cluster of each row and the result."""
+    coreset = {"clustering": "coreset", "coreset_size": data.coreset}
+    if arguments.get("clustering") != "sums":
+        arguments = coreset | arguments
+    strategy = FKKMeans(data.k, data.s, **arguments)
+    result = simulate(strategy, [Party(data.X[rows]) for rows in parts], seed=seed)
+    assert isinstance(result.model, KernelKMeansModel)
+    labels = np.empty(len(data.X), dtype=np.int64)
+    for rows, block in zip(parts, result.model.labels_, strict=True):
+        labels[rows] = block
+    return labels, result
+
+
+def federated(
+    data: Rows, parts: list[Array], seed: int, **arguments: Any
+) -> dict[str, Any]:
+    """Run FK k-means, and return how good its labels are and what they cost."""
+    begin = time.process_time()
+    labels, result = federated_labels(data, parts, seed, **arguments)
+    seconds = time.process_time() - begin
+    assert isinstance(result.model, KernelKMeansModel)
+    ledger = result.ledger
+    return {
+        "nmi": agreement(data.y, labels),
+        "floats": uploaded(ledger),
+        "seconds": seconds,
+        "bytes": ledger.bytes_up,
+        "bytes_down": ledger.bytes_down,
+        "round_trips": ledger.round_trips,
+        "inertia": result.model.inertia_,
+        "small_share": result.metrics.get("small_share", math.nan),
+    }
+
+
+# --- Other methods ------------------------------------------------------------------
 
 
 def plain(
@@ -141,32 +247,16 @@ def plain(
     return _labels(X, centers), len(parts) + points.size + weights.size
 
 
+MATRIX = 2**31
+"""Bytes that the upper triangle of a kernel matrix may take, in float32."""
+
+
 def kernel_eigenpairs(X: Array, s: int, max_bytes: int = MATRIX) -> tuple[Array, Array]:
-    """Return the s largest eigenvalues of the Gaussian kernel matrix of all rows.
+    """Return the s largest eigenpairs of the Gaussian kernel matrix, descending.
 
-    By Lanczos (SciPy's `eigsh`) on the upper triangle of K in float32, 2 n^2 bytes:
-    0.8 GB for 20,000 rows.
-
-    Parameters
-    ----------
-    X : Array, shape (n, d)
-        Rows; gamma is `default_gamma`.
-    s : int
-        Number of eigenpairs.
-    max_bytes : int
-        Largest size of the triangle.
-
-    Returns
-    -------
-    values : Array of float64, shape (s,)
-        Descending; the rounding of K moves each by at most 1e-7 n.
-    vectors : Array of float64, shape (n, s)
-        Orthonormal.
-
-    Raises
-    ------
-    MissingData
-        The triangle does not fit.
+    By Lanczos (SciPy's `eigsh`) on the upper triangle of K in float32, 2 n^2 bytes: 0.8
+    GB for 20,000 rows. The rounding of K moves each value, (s,), by at most 1e-7 n; the
+    vectors, (n, s), are orthonormal. Raises MissingData if the triangle does not fit.
     """
     from scipy.sparse.linalg import LinearOperator, eigsh
 
@@ -228,24 +318,9 @@ def scalable_kernel(
     n_landmarks: int = 500,
     gamma: float | None = None,
 ) -> tuple[Array, int]:
-    """Cluster by the top directions of Nystroem features (SK [3]).
+    """Cluster by the top s directions of Nystroem features (SK [3]).
 
-    Parameters
-    ----------
-    X, parts, k, rng
-        See the module.
-    n_components : int
-        s, the directions.
-    n_landmarks : int
-        c, the number of rows of X from which the features are made, drawn without
-        replacement; at most n, and at least `n_components`.
-    gamma : float, optional
-        Parameter of the kernel exp(-gamma |x - x'|^2); default: `default_gamma`.
-
-    Returns
-    -------
-    labels, floats
-        Floats: n d, the data.
+    `n_landmarks` rows of X, at most n, make the features. The floats are n d, the data.
     """
     from sklearn.kernel_approximation import Nystroem
 
@@ -294,40 +369,24 @@ def communication_pca(
 ) -> tuple[Array, int]:
     """Cluster by communication-efficient distributed kernel PCA (CE PCA [6]).
 
-    Parameters
-    ----------
-    X, parts, k, rng, gamma, budget
-        As for `random_fourier`.
-    n_components : int
-        s, the number of principal components.
-    n_features : int
-        D, the number of random features A of a row.
-    raw_points : bool
-        True: as [6], where A only makes the embedding, and parties send the
-        representative points as rows, so that all can project phi(x) on their span by
-        the kernel. False: A also stands for phi, so that points are sent as their
-        features, since raw rows must not leave a party [1].
-    embedding, row_embedding, n_points : int
-        d_s, d_p and p of Appendix G of [1]: the numbers of columns to which A is
-        reduced, of rows to which a party's part is, and of representative points.
+    With `raw_points` as in [6], random features A, (n, D), only make the embedding, and
+    parties send the representative points as rows, so that all can project phi(x) on
+    their span by the kernel. Else A also stands for phi, so that points are sent as
+    their features, since raw rows must not leave a party [1]. `embedding`,
+    `row_embedding` and `n_points` are d_s, d_p and p of Appendix G of [1]: the numbers
+    of columns to which A is reduced (at most D), of rows to which a party's part is,
+    and of representative points, half of them drawn by leverage scores and half by
+    residuals, which [1] does not say. Rows are embedded by a count sketch, columns by a
+    Gaussian matrix.
 
-    Returns
-    -------
-    labels, floats
-        Floats: those of `plain` with s columns, and those of [6], with n_m rows at
-        party m, r_m = min(d_p, n_m), and q <= min(p', D) dimensions of the span of p'
-        distinct points (with `raw_points`: q <= p'):
+    The floats are those of `plain` with s columns, and those of [6], with n_m rows at
+    party m, r_m = min(d_p, n_m), and q <= min(p', D) dimensions of the span of p'
+    distinct points (with `raw_points`: q <= p'):
 
-        1. an embedding of each party's features, r_m x d_s;
-        2. the sum of its leverage scores, and of its squared residuals;
-        3. the p' <= p representative points, D floats each (with `raw_points`: d);
-        4. an embedding of its projections on their span, r_m x q.
-
-    Notes
-    -----
-    [1] does not say how many points are drawn by leverage scores and how many by
-    residuals: here half of p each. Rows are embedded by a count sketch, columns by a
-    Gaussian matrix; d_s is at most D.
+    1. an embedding of each party's features, r_m x d_s;
+    2. the sum of its leverage scores, and of its squared residuals;
+    3. the p' <= p representative points, D floats each (with `raw_points`: d);
+    4. an embedding of its projections on their span, r_m x q.
     """
     A = _fourier(X, n_features, gamma, rng)
     S = rng.standard_normal((n_features, min(embedding, n_features)))

@@ -1,6 +1,6 @@
 """The experiments of the federated kernel k-means paper.
 
-All tables take about forty minutes::
+All tables take hours::
 
     python -m simulations.kernel_kmeans recovery floats nmi clustering number gamma
 
@@ -22,6 +22,8 @@ generated.
 
 [1] X. Zhou and X. Wang, "A Communication Efficient Federated Kernel k-Means",
     manuscript under review.
+[2] M.-F. Balcan, Y. Liang, L. Song, D. Woodruff, B. Xie, "Communication efficient
+    distributed kernel principal component analysis", KDD 2016.
 """
 
 from __future__ import annotations
@@ -32,10 +34,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
-import click
 import numpy as np
 import typer
 
@@ -45,24 +45,29 @@ from simulations.experiments import (
     MissingData,
     OutputDir,
     Results,
-    load_npz,
     mean_and_error,
     new_app,
     some_of,
-    standardise,
     table,
     tables_of,
     tell,
 )
 from simulations.kernel_baselines import (
-    Kind,
+    SETTINGS,
+    Rows,
+    agreement,
     central_kernel,
     communication_pca,
+    federated,
+    federated_labels,
     kernel_eigenpairs,
+    load,
     plain,
     random_fourier,
     scalable_kernel,
     split_among,
+    split_of,
+    uploaded,
 )
 from simulations.kernel_pooled import (
     RowLanczos,
@@ -71,7 +76,7 @@ from simulations.kernel_pooled import (
     pooled_fkkm,
     recovery_error,
 )
-from vfl_flower import Ledger, Party, simulate
+from vfl_flower import Party, simulate
 from vfl_flower.models.kernel_kmeans import KernelKMeansModel
 from vfl_flower.numerics.kernel_kmeans import first_features
 from vfl_flower.numerics.kmeans import (
@@ -80,69 +85,16 @@ from vfl_flower.numerics.kmeans import (
     weighted_kmeans,
 )
 from vfl_flower.numerics.lanczos import lanczos
-from vfl_flower.simulation import SimulatedResult
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
 from vfl_flower.typing import Array
 
 PARTIES = 5
-COUNTS = [20, 50, 100]
-"""D in the table of the recovery."""
 
 RULES = ("auto", "paper", "oracle")
 """Thresholds: the strategy's two, and the true (s + 1)-th eigenvalue of K."""
 
 SAME = 0.01
 """How far below another method in NMI a method still counts as equally good."""
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """A data set.
-
-    Attributes
-    ----------
-    name : str
-        Name of the data set.
-    X : Array of float64, shape (n, d)
-        Rows of all parties.
-    y : Array, shape (n,)
-        Their classes.
-    k, s : int
-        Clusters and components.
-    coreset : int
-        C.
-    bound : float or None
-        c of the bound c / t that [1] plots beside its error.
-    gamma : float or "auto"
-        Of the kernel.
-    """
-
-    name: str
-    X: Array
-    y: Array
-    k: int
-    s: int
-    coreset: int = 1000
-    bound: float | None = None
-    gamma: float | Literal["auto"] = "auto"
-
-
-SETTINGS: dict[str, dict[str, Any]] = {
-    "digits": {"k": 10, "s": 20},
-    "mushrooms": {"k": 2, "s": 4, "bound": 0.4},
-    "mnist-20k": {"k": 10, "s": 20, "bound": 0.03},
-    "mnist": {"k": 10, "s": 20},
-    "covtype": {"k": 7, "s": 14, "coreset": 4000},
-    "covtype15k": {"k": 7, "s": 14, "coreset": 4000},
-    "groups-5": {"k": 5, "s": 10},
-    "groups-8": {"k": 8, "s": 16},
-    "grid-9": {"k": 9, "s": 18},
-    "rings-2": {"k": 2, "s": 8, "gamma": 0.5},
-    "circles-2": {"k": 2, "s": 20},
-    "moons-2": {"k": 2, "s": 20},
-    "celltype": {"k": 4, "s": 20},
-}
-"""Data sets, and k, s, C of each; [1] prints s and D in a picture."""
 
 APPENDIX: dict[str, tuple[int, tuple[int, ...]]] = {
     "mushrooms": (200, (100, 300, 500, 700)),
@@ -151,72 +103,6 @@ APPENDIX: dict[str, tuple[int, tuple[int, ...]]] = {
     "covtype": (100, (1000, 2000, 3000, 4000, 5000)),
 }
 """D and the list of C of RFK in Appendix G of [1]."""
-
-ONLY_HERE = (
-    *("covtype15k", "groups-5", "groups-8", "grid-9", "rings-2"),
-    *("circles-2", "moons-2", "celltype"),
-)
-"""Data sets of the tables number and gamma alone, unless they are asked for."""
-
-GENERATED = 3000
-"""Rows of the sets that are generated."""
-
-
-def load(name: str, folder: Path | None, rows: int) -> Rows:
-    """Read a data set, and draw at random at most `rows` rows (mnist-20k: 20,000).
-
-    The columns of covtype are scaled to [0, 1].
-
-    Raises
-    ------
-    MissingData
-        There is no such file.
-    """
-    if name == "digits":
-        from sklearn.datasets import load_digits
-
-        X, y = load_digits(return_X_y=True)
-    elif "-" in name and name != "mnist-20k":
-        X, y = generated(name)
-    else:
-        X, y = load_npz(folder, name.removesuffix("-20k"))
-    if name == "mnist-20k":
-        rows = min(rows, 20_000)
-    if rows < len(y):
-        drawn = np.random.default_rng(0).permutation(len(y))[:rows]
-        X, y = X[drawn], y[drawn]
-    if name.startswith("covtype"):
-        X = (X - X.min(axis=0)) / np.maximum(np.ptp(X, axis=0), 1e-12)
-    return Rows(name, X, y, **SETTINGS[name])
-
-
-def generated(name: str) -> tuple[Array, Array]:
-    """Return rows of a known number of clusters, and which.
-
-    ``groups-k``: normal, of variance 1, about k points at random in a cube of side 20
-    with 10 columns. ``grid-9``: about the points of a grid, six standard deviations
-    apart. ``rings-2``: a circle within a circle. ``circles-2`` and ``moons-2``: those
-    of scikit-learn, standardised.
-    """
-    form, _, count = name.partition("-")
-    rng, k = np.random.default_rng(0), int(count)
-    if form in ("circles", "moons"):
-        from sklearn.datasets import make_circles, make_moons
-
-        make = partial(make_circles, factor=0.4) if form == "circles" else make_moons
-        X, y = make(GENERATED, noise=0.06, random_state=0)
-        return standardise(X), y
-    y = rng.integers(k, size=GENERATED)
-    if form == "rings":
-        turn = rng.uniform(0, 2 * np.pi, size=GENERATED)
-        X = np.column_stack([np.cos(turn), np.sin(turn)]) * (1 + 2 * y)[:, None]
-        return X + rng.normal(size=X.shape) / 10, y
-    middles = rng.uniform(-10, 10, size=(k, 10))
-    if form == "grid":
-        side = round(math.sqrt(k))
-        middles = 6.0 * np.column_stack(np.divmod(np.arange(k), side))
-    return middles[y] + rng.normal(size=(GENERATED, middles.shape[1])), y
-
 
 # --- Recovery of the kernel matrix --------------------------------------------------
 
@@ -239,40 +125,17 @@ def interval(values: Array) -> Array:
     return np.asarray(t.ppf(0.975, n - 1) * values.std(axis=0, ddof=1) / math.sqrt(n))
 
 
-def recovery(
-    data: Rows,
-    *,
-    counts: Sequence[int] = COUNTS,
-    iterations: int = 50,
-    seeds: int = 5,
-    without: int = 50,
-) -> dict[str, Any]:
-    """Compare K_t with the best approximation of K of rank s.
+def recovery(data: Rows, *, seeds: int = 5, without: int = 50) -> dict[str, Any]:
+    """Compare K_t with the best approximation of K of rank s, by D and threshold.
 
-    Parameters
-    ----------
-    data, counts, iterations, seeds
-        All rows, D, T, and the number of runs of each kind.
-    without : int
-        D of the run without the mechanism, which has threshold "auto" and the features
-        of the run with it, so that the two differ in their solvers alone.
-
-    Returns
-    -------
-    dict
-        ``eigenvalues``, the s + 1 largest, and ``curves``, each with ``D``, ``rule``,
-        ``cem``, ``errors`` (seeds, T), ``thresholds``, ``slope`` of the mean curve, and
-        ``largest``, the largest value of t times the mean error.
-
-    Raises
-    ------
-    MissingData
-        The kernel matrix does not fit.
+    The run without the mechanism has D = `without`, threshold "auto" and the features
+    of the run with it, so that the two differ in their solvers alone. Each curve has
+    ``errors``, (seeds, T). Raises MissingData if the kernel matrix does not fit.
     """
     values, vectors = kernel_eigenpairs(data.X, data.s + 1)
     oracle, largest = float(values[data.s]), (values[: data.s], vectors[:, : data.s])
     measured: list[dict[str, Any]] = []
-    for D, rule in product(counts, RULES):
+    for D, rule in product(data.counts, RULES):
         if rule == "paper" and data.k + 2 > D:
             continue
         curves: dict[bool, list[list[float]]] = {True: []}
@@ -284,7 +147,7 @@ def recovery(
                 errors.append([])
             rows = RowLanczos(len(data.X))
             draw, threshold = start(data, D, rule, seed, oracle)
-            steps = pooled_fkkm(draw, iterations, data.s, threshold)
+            steps = pooled_fkkm(draw, data.iterations, data.s, threshold)
             for t, step in enumerate(steps, start=1):
                 curves[True][-1].append(recovery_error(step.H, *largest))
                 if False in curves:
@@ -292,15 +155,8 @@ def recovery(
                     curves[False][-1].append(recovery_error(H, *largest))
             thresholds.append(step.threshold)
         for cem, errors in curves.items():
-            mean = np.mean(errors, axis=0)
             curve = {"D": D, "rule": rule, "cem": cem, "errors": errors}
-            curve |= {"thresholds": thresholds, "slope": slope(mean)}
-            curve["largest"] = float((mean * np.arange(1, len(mean) + 1)).max())
-            measured.append(curve)
-            tell(
-                f"{data.name}: D = {D}, {rule}, cem {cem}: last {mean[-1]:.2e}, "
-                f"slope {curve['slope']:.2f}, t x error {curve['largest']:.3f}"
-            )
+            measured.append(curve | {"thresholds": thresholds})
     shape = dict(n=len(data.X), k=data.k, s=data.s, bound=data.bound)
     return shape | dict(eigenvalues=values.tolist(), curves=measured)
 
@@ -330,17 +186,17 @@ def recovery_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         for curve in entry["curves"]:
             errors = np.array(curve["errors"])
             mean, half = errors.mean(axis=0), interval(errors)
+            largest = (mean * np.arange(1, len(mean) + 1)).max()
             row = {
                 "D": str(curve["D"]),
                 "threshold": curve["rule"],
                 "CEM": "with" if curve["cem"] else "without",
                 "lambda": f"{np.mean(curve['thresholds']):.1f}",
-                "slope": f"{curve['slope']:.2f}",
-                "max t x error": f"{curve['largest']:.3f}",
+                "slope": f"{slope(mean):.2f}",
+                "max t x error": f"{largest:.3f}",
             }
-            for t in times:
-                row[f"t = {t}"] = f"{mean[t - 1]:.2g} ({half[t - 1]:.1g})"
-            rows.append(row)
+            cells = {t: f"{mean[t - 1]:.2g} ({half[t - 1]:.1g})" for t in times}
+            rows.append(row | {f"t = {t}": cell for t, cell in cells.items()})
         if c := entry["bound"]:
             bounds = {f"t = {t}": f"{c / t:.2g}" for t in times}
             rows.append({"threshold": f"{c:g} / t"} | bounds)
@@ -380,30 +236,18 @@ SOLVERS: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 """Arguments of the strategy, and the steps of its iterations."""
 
+LEDGER = 10_000
+"""Most rows of a set that is also clustered with messages."""
+
 
 def floats(
-    data: Rows,
-    *,
-    D: int = 50,
-    iterations: int = 20,
-    parties: int = PARTIES,
-    ledger: bool = True,
+    data: Rows, *, D: int = 50, iterations: int = 20, parties: int = PARTIES
 ) -> dict[str, Any]:
     """Count the floats uploaded in each iteration, by formula and by the ledger.
 
-    Parameters
-    ----------
-    data, D, iterations, parties
-        All rows, D, T and M.
-    ledger : bool
-        Whether to run the federated algorithm too, and not only the formulas.
-
-    Returns
-    -------
-    dict
-        By iteration ``sizes`` (D + r_t), ``ranks`` (of Z_{t+1}), ``Q_0`` and ``Q_1``;
-        ``methods``: by name ``formula`` and ``ledger``, floats of all iterations, and
-        ``round_trips`` of the run.
+    By iteration ``sizes`` (D + r_t), ``ranks`` (of Z_{t+1}), ``Q_0`` and ``Q_1``; for
+    each of `SOLVERS` the floats of all iterations. At most 10,000 rows are also
+    clustered by the federated algorithm, whose ledger counts.
     """
     draw, _ = start(data, D, "auto", 0, math.nan)
     rng, n = np.random.default_rng(0), len(data.X)
@@ -425,11 +269,8 @@ def floats(
         name: formula(name, parties, n, counts, sizes, products)
         for name, products in {"gram": Q_1, "lanczos": Q_1, "without CEM": Q_0}.items()
     }
-    tell(f"{data.name}: {formulas}, Q_0 {np.mean(Q_0):.1f}, Q_1 {np.mean(Q_1):.1f}")
-    methods: dict[str, Any] = {}
-    for name in SOLVERS if ledger else []:
-        methods[name] = _counted(data, D, iterations, parties, name)
-        tell(f"{data.name}: {name}: {methods[name]}")
+    run = SOLVERS if n <= LEDGER else []
+    methods = {name: _counted(data, D, iterations, parties, name) for name in run}
     settings = dict(n=n, D=D, T=iterations, parties=parties, sizes=sizes)
     counted = dict(ranks=ranks, Q_0=Q_0, Q_1=Q_1, pooled=formulas, methods=methods)
     return settings | counted
@@ -480,11 +321,6 @@ def _counted(data: Rows, D: int, T: int, M: int, name: str) -> dict[str, Any]:
     }
 
 
-def uploaded(ledger: Ledger) -> int:
-    """Return the floats that parties uploaded."""
-    return sum(entry.units_up for entry in ledger.entries.values())
-
-
 def floats_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield the tables of floats, Lanczos steps and ranks."""
     rows, ranks, checks = [], [], []
@@ -530,43 +366,6 @@ def floats_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 Method = Callable[[Rows, list[Array], int], dict[str, Any]]
 
 
-def federated_labels(
-    data: Rows, parts: list[Array], seed: int, **arguments: Any
-) -> tuple[Array, SimulatedResult]:
-    """Run FK k-means, and return the cluster of each row and the result."""
-    coreset = {"clustering": "coreset", "coreset_size": data.coreset}
-    if arguments.get("clustering") != "sums":
-        arguments = coreset | arguments
-    strategy = FKKMeans(data.k, data.s, **arguments)
-    result = simulate(strategy, [Party(data.X[rows]) for rows in parts], seed=seed)
-    assert isinstance(result.model, KernelKMeansModel)
-    labels = np.empty(len(data.X), dtype=np.int64)
-    for rows, block in zip(parts, result.model.labels_, strict=True):
-        labels[rows] = block
-    return labels, result
-
-
-def federated(
-    data: Rows, parts: list[Array], seed: int, **arguments: Any
-) -> dict[str, Any]:
-    """Run FK k-means, and return how good its labels are and what they cost."""
-    begin = time.process_time()
-    labels, result = federated_labels(data, parts, seed, **arguments)
-    seconds = time.process_time() - begin
-    assert isinstance(result.model, KernelKMeansModel)
-    ledger = result.ledger
-    return {
-        "nmi": score(labels, data),
-        "floats": uploaded(ledger),
-        "seconds": seconds,
-        "bytes": ledger.bytes_up,
-        "bytes_down": ledger.bytes_down,
-        "round_trips": ledger.round_trips,
-        "inertia": result.model.inertia_,
-        "small_share": result.metrics.get("small_share", math.nan),
-    }
-
-
 def baseline(
     method: Callable[..., tuple[Array, int]],
     data: Rows,
@@ -578,12 +377,7 @@ def baseline(
     rng, begin = np.random.default_rng(seed), time.process_time()
     labels, count = method(data.X, parts, data.k, rng, **arguments)
     seconds = time.process_time() - begin
-    return {"nmi": score(labels, data), "floats": count, "seconds": seconds}
-
-
-def score(labels: Array, data: Rows) -> float:
-    """Return the normalised mutual information with the classes, from 0 to 1."""
-    return agreement(data.y, labels)
+    return {"nmi": agreement(data.y, labels), "floats": count, "seconds": seconds}
 
 
 def fk(D: int, T: int, **arguments: Any) -> tuple[str, Method]:
@@ -621,17 +415,8 @@ def methods(data: Rows, quick: bool) -> dict[str, tuple[str, Method]]:
 def published(data: Rows) -> dict[str, tuple[str, Method]]:
     """Return the methods with the settings of Appendix G of [1], and CE PCA as in [2].
 
-    D of FK k-means is in a picture that we do not have: the strategy's default.
-
-    Raises
-    ------
-    MissingData
-        The appendix does not have this data set.
-
-    References
-    ----------
-    [2] M.-F. Balcan, Y. Liang, L. Song, D. Woodruff, B. Xie, "Communication efficient
-    distributed kernel principal component analysis", KDD 2016.
+    D of FK k-means is in a picture that we do not have: the strategy's default. Raises
+    MissingData if the appendix does not have this data set.
     """
     if data.name not in APPENDIX:
         raise MissingData(f"Appendix G of the paper has no settings for {data.name}")
@@ -656,17 +441,7 @@ def published(data: Rows) -> dict[str, tuple[str, Method]]:
 def rivals(
     data: Rows, rfk: Iterable[tuple[int, int]], ce_pca: Sequence[int]
 ) -> dict[str, tuple[str, Method]]:
-    """Return what FK k-means is compared with.
-
-    Parameters
-    ----------
-    data
-        All rows.
-    rfk
-        D and C of RFK.
-    ce_pca
-        D of CE PCA.
-    """
+    """Return what FK k-means is compared with: by D and C of RFK, and D of CE PCA."""
     C, s = data.coreset, data.s
     chosen = {
         f"RFK, D = {D}, C = {size}": rival(
@@ -701,68 +476,35 @@ def nmi(
     *,
     seeds: int = 10,
     parties: int = PARTIES,
-    kind: Kind = "equal",
     quick: bool = False,
     appendix: bool = False,
 ) -> dict[str, Any]:
-    """Run all methods on a data set.
+    """Run all methods on a data set, each seed with a split of its own.
 
-    Parameters
-    ----------
-    data, parties, kind
-        All rows, M, and how they are split by
-        :func:`~simulations.kernel_baselines.split_among`.
-    seeds : int
-        Runs of each method, each with a split of its own.
-    quick : bool
-        Fewer settings of each method.
-    appendix : bool
-        The settings of Appendix G of [1] instead; see :func:`published`.
-
-    Returns
-    -------
-    dict
-        ``methods``, by name: ``family``, ``nmi`` of each seed, and means of ``floats``,
-        ``bytes`` and ``seconds``.
+    `quick` has fewer settings of each method, `appendix` those of Appendix G of [1].
+    The methods have by name their ``family``, ``nmi`` of each seed, and means of
+    ``floats``, ``bytes`` and ``seconds``.
     """
     todo = published(data) if appendix else methods(data, quick)
-    skipped = ""
     try:  # CK computes its eigenpairs once: its seeds matter to k-means alone
         pairs = kernel_eigenpairs(data.X, data.s)
         todo["CK"] = "central", partial(baseline, central_kernel, pairs=pairs)
     except MissingData as reason:
-        skipped = str(reason)
+        tell(f"{data.name}: no CK, {reason}")
     measured: dict[str, Any] = {}
     for name, (family, method) in todo.items():
-        cells = []
-        for seed in range(seeds):
-            rng = np.random.default_rng([seed, parties])
-            parts = split_among(len(data.X), parties, rng, kind, data.y)
-            cells.append(method(data, parts, seed))
+        cells = [method(data, split_of(data, parties, s), s) for s in range(seeds)]
         means = {k: float(np.mean([cell[k] for cell in cells])) for k in cells[0]}
         nmi = {"nmi": [cell["nmi"] for cell in cells]}
         measured[name] = {"family": family} | means | nmi
-        tell(
-            f"{data.name}: {name}: NMI {means['nmi']:.3f}, "
-            f"{means['floats']:,.0f} floats, {means['seconds']:.1f} s"
-        )
     shape = dict(n=len(data.X), d=data.X.shape[1], k=data.k, s=data.s)
-    return shape | dict(parties=parties, kind=kind, without=skipped, methods=measured)
+    return shape | dict(parties=parties, methods=measured)
 
 
 def needed(entry: Mapping[str, Any], name: str, family: str) -> tuple[str, float]:
-    """Return the cheapest setting of a family that is as good as one of FK k-means.
+    """Return the cheapest setting of a family as good as `name`, and its floats.
 
-    Parameters
-    ----------
-    entry, name, family
-        What :func:`nmi` returns, a setting of FK k-means, and a rival family.
-
-    Returns
-    -------
-    name, floats
-        The cheapest setting whose mean NMI is at most `SAME` below, and the floats that
-        it uploads; "" and infinity if there is none.
+    As good: its mean NMI is at most `SAME` below. "" and infinity if there is none.
     """
     methods = entry["methods"]
     least = float(np.mean(methods[name]["nmi"])) - SAME
@@ -796,8 +538,8 @@ def nmi_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield f"### {name}"
         yield (
             f"{entry['n']:,} rows of {entry['d']} columns, k = {entry['k']}, s = "
-            f"{entry['s']}, {entry['parties']} parties, split {entry['kind']}, "
-            f"{seeds} {'seeds' if seeds > 1 else 'seed'}."
+            f"{entry['s']}, {entry['parties']} parties, {seeds} "
+            f"{'seeds' if seeds > 1 else 'seed'}."
         )
         yield table(rows)
         yield needed_table(entry)
@@ -828,55 +570,17 @@ def needed_table(entry: Mapping[str, Any]) -> str:
     return table(rows)
 
 
-COMPARED = (
-    "FK k-means, default: D = 50, T = 20",
-    "RFK, D = 800, C = 1000",
-    "CE PCA, D = 100, C = 1000",
-    "k-means of the columns, C = 1000",
-)
-"""Methods in the table of splits."""
-
-
-def splits_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a table of NMI for parties with other shares of the rows."""
-    yield "## Unequal and non-iid parties"
-    rows = []
-    for name, entry in entries.items():
-        row = {"": name, "split": entry["kind"]}
-        for method in COMPARED:
-            row[shown_name(method, entry["n"])] = mean_and_error(
-                entry["methods"][method]["nmi"], 3
-            )
-        rows.append(row)
-    yield table(rows)
-
-
 # --- k-means by sums ----------------------------------------------------------------
 
 
 def clustering(
     data: Rows, *, parties: Sequence[int] = (3, 5, 10), seeds: int = 3
 ) -> dict[str, Any]:
-    """Run k-means by sums and on a coreset, on the same splits and features.
-
-    Parameters
-    ----------
-    data, parties, seeds
-        All rows, the numbers of parties M, and the runs of each.
-
-    Returns
-    -------
-    dict
-        ``runs``, each with ``parties``, ``seed``, ``clustering`` and what
-        :func:`federated` returns.
-    """
+    """Run k-means by sums and on a coreset, on the same splits and features."""
     runs = []
     for M, seed, form in product(parties, range(seeds), ("coreset", "sums")):
-        rng = np.random.default_rng([seed, M])
-        parts = split_among(len(data.X), M, rng, "equal", data.y)
-        cell = federated(data, parts, seed, clustering=form)
+        cell = federated(data, split_of(data, M, seed), seed, clustering=form)
         runs.append({"parties": M, "seed": seed, "clustering": form} | cell)
-        tell(f"{data.name}: M = {M}, {form}: NMI {cell['nmi']:.3f}")
     return dict(n=len(data.X), k=data.k, s=data.s, seeds=seeds, runs=runs)
 
 
@@ -919,53 +623,20 @@ CRITERIA = ("simplified", "silhouette", "variance ratio", "gap", "eigenvalues")
 
 
 def number(data: Rows, *, parties: int = PARTIES, seeds: int = 3) -> dict[str, Any]:
-    """Let the server choose k, beside what the rows in one place say.
-
-    Parameters
-    ----------
-    data, parties, seeds
-        All rows, M, and the number of runs.
-
-    Returns
-    -------
-    dict
-        ``runs``: ``chosen``, the pooled choices by criterion, NMI with the classes, and
-        costs, also of a run with the given k.
-    """
+    """Let the server choose k, and pooled criteria from all rows of its embedding."""
     runs = []
     for seed in range(seeds):
-        rng = np.random.default_rng([seed, parties])
-        parts = split_among(len(data.X), parties, rng, "equal", data.y)
-        blocks = [Party(data.X[rows]) for rows in parts]
-        cell: dict[str, Any] = {}
-        for name, k, chooses in (
-            ("chosen", MOST_CLUSTERS, True),
-            ("given", min(data.k, CHOICE_COMPONENTS), False),
-        ):
-            strategy = FKKMeans(
-                *(k, CHOICE_COMPONENTS),
-                gamma=data.gamma,
-                n_init=10,
-                choose_clusters=chooses,
-            )
-            begin = time.perf_counter()
-            result = simulate(strategy, blocks, seed=seed)
-            seconds = time.perf_counter() - begin
-            assert isinstance(result.model, KernelKMeansModel)
-            y, labels = data.y[np.concatenate(parts)], result.model.labels_
-            cell[name] = {
-                "k": len(result.model.cluster_centers_),
-                "nmi": agreement(y, np.concatenate(labels)),
-                "bytes": result.ledger.bytes_up,
-                "bytes_down": result.ledger.bytes_down,
-                "round_trips": result.ledger.round_trips,
-                "seconds": seconds,
-            }
-            if chooses:
-                H = result.model.transform(data.X)
-                cell["pooled"] = pooled_numbers(H, np.random.default_rng(seed))
-        runs.append(cell)
-        tell(f"{data.name}: k = {cell['chosen']['k']}, pooled {cell['pooled']}")
+        blocks = [Party(data.X[rows]) for rows in split_of(data, parties, seed)]
+        strategy = FKKMeans(
+            *(MOST_CLUSTERS, CHOICE_COMPONENTS),
+            gamma=data.gamma,
+            n_init=10,
+            choose_clusters=True,
+        )
+        model = simulate(strategy, blocks, seed=seed).model
+        assert isinstance(model, KernelKMeansModel)
+        pooled = pooled_numbers(model.transform(data.X), np.random.default_rng(seed))
+        runs.append({"chosen": len(model.cluster_centers_)} | pooled)
     return dict(n=len(data.X), k=data.k, seeds=seeds, runs=runs)
 
 
@@ -1014,43 +685,17 @@ def pooled_numbers(H: Array, rng: np.random.Generator) -> dict[str, int]:
     return chosen | more | {"eigenvalues": 2 + int(np.argmax(ratios[:14]))}
 
 
-def agreement(y: Array, labels: Array) -> float:
-    """Return the normalised mutual information of classes and labels."""
-    from sklearn.metrics import normalized_mutual_info_score
-
-    return float(normalized_mutual_info_score(y, labels))
-
-
 def number_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the tables of the numbers of clusters, and of what choosing costs."""
+    """Yield the table of the numbers of clusters."""
     yield "## Number of clusters"
-    chosen, costs = [], []
-    for name, entry in entries.items():
-        runs = entry["runs"]
-
-        def listed(numbers: list[int]) -> str:
-            return ", ".join(map(str, numbers))
-
-        row = {"": name, "K": str(entry["k"])}
-        row["chosen"] = listed([run["chosen"]["k"] for run in runs])
-        for criterion in CRITERIA:
-            row[criterion] = listed([run["pooled"][criterion] for run in runs])
-        chosen.append(row)
-        row = {"": name}
-        for form in ("chosen", "given"):
-            means = {
-                key: float(np.mean([run[form][key] for run in runs]))
-                for key in ("nmi", "bytes", "bytes_down", "round_trips", "seconds")
-            }
-            row |= {
-                f"NMI, {form}": f"{means['nmi']:.3f}",
-                f"trips, {form}": f"{means['round_trips']:.1f}",
-                f"MB up, {form}": f"{means['bytes'] / 1e6:.2f}",
-                f"MB down, {form}": f"{means['bytes_down'] / 1e6:.2f}",
-                f"seconds, {form}": f"{means['seconds']:.1f}",
-            }
-        costs.append(row)
-    yield from map(table, (chosen, costs))
+    yield table(
+        {"": name, "K": str(entry["k"])}
+        | {
+            criterion: ", ".join(str(run[criterion]) for run in entry["runs"])
+            for criterion in ("chosen", *CRITERIA)
+        }
+        for name, entry in entries.items()
+    )
 
 
 # --- The width of the kernel ----------------------------------------------------------
@@ -1062,102 +707,95 @@ TIMES = (1, 2, 5, 20)
 def gamma(data: Rows, *, parties: int = PARTIES, seeds: int = 3) -> dict[str, Any]:
     """Cluster with multiples of the default gamma, beside pooled k-means.
 
-    Parameters
-    ----------
-    data, parties, seeds
-        All rows, M, and the number of runs of each.
-
-    Returns
-    -------
-    dict
-        ``gamma``, the default one, and ``scores``: NMI and adjusted Rand index with the
-        classes in each run, by ``"k-means"`` and the multiples.
+    ``scores`` are adjusted Rand indices with the classes in each run, by ``"k-means"``
+    and the multiples.
     """
     from sklearn.cluster import KMeans
 
     data, default = replace(data, s=CHOICE_COMPONENTS), 0.0
-    scores: dict[str, list[tuple[float, float]]] = {}
+    scores: dict[str, list[float]] = {}
     for seed in range(seeds):
         k_means = KMeans(data.k, n_init=10, random_state=seed).fit_predict(data.X)
-        scores.setdefault("k-means", []).append(agreements(data.y, k_means))
-        rng = np.random.default_rng([seed, parties])
-        parts = split_among(len(data.X), parties, rng, "equal", data.y)
+        scores.setdefault("k-means", []).append(rand(data.y, k_means))
+        parts = split_of(data, parties, seed)
         for times in TIMES:
             wide: dict[str, Any] = {} if times == 1 else {"gamma": times * default}
             labels, result = federated_labels(
                 data, parts, seed, clustering="sums", **wide
             )
             default = float(result.metrics["gamma"]) / times
-            scores.setdefault(str(times), []).append(agreements(data.y, labels))
-    tell(f"{data.name}: gamma {default:.3g}, {scores}")
+            scores.setdefault(str(times), []).append(rand(data.y, labels))
     shape = dict(n=len(data.X), k=data.k, seeds=seeds)
     return shape | dict(gamma=default, scores=scores)
 
 
-def agreements(y: Array, labels: Array) -> tuple[float, float]:
-    """Return NMI and adjusted Rand index of classes and labels."""
+def rand(y: Array, labels: Array) -> float:
+    """Return the adjusted Rand index of classes and labels."""
     from sklearn.metrics import adjusted_rand_score
 
-    return agreement(y, labels), float(adjusted_rand_score(y, labels))
+    return float(adjusted_rand_score(y, labels))
 
 
 def gamma_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the tables of both scores, with standard errors over seeds."""
+    """Yield the table of scores, with standard errors over seeds."""
     yield "## Width of the kernel"
-    for place in range(2):
-        yield table(
-            {"": name, "K": str(entry["k"]), "default gamma": f"{entry['gamma']:.3g}"}
-            | {
-                key if key == "k-means" else f"{key} x": mean_and_error(
-                    [run[place] for run in runs], 3
-                )
-                for key, runs in entry["scores"].items()
-            }
-            for name, entry in entries.items()
-        )
+    yield table(
+        {"": name, "K": str(entry["k"]), "default gamma": f"{entry['gamma']:.3g}"}
+        | {
+            key if key == "k-means" else f"{key} x": mean_and_error(runs, 3)
+            for key, runs in entry["scores"].items()
+        }
+        for name, entry in entries.items()
+    )
 
 
 # --- The command --------------------------------------------------------------------
 
+NAMES = ("digits", "mushrooms", "mnist-20k", "mnist", "covtype")
+
+
+@dataclass(frozen=True)
+class Table:
+    """What measures a data set and writes the page, and the defaults."""
+
+    measure: Callable[..., dict[str, Any]]
+    page: Callable[[Any], Iterator[str]]
+    datasets: tuple[str, ...] = NAMES[:3]
+    seeds: int = 3
+
+
+TABLES = {
+    "recovery": Table(recovery, recovery_page, seeds=5),
+    "floats": Table(floats, floats_page),
+    "nmi": Table(nmi, nmi_page, NAMES, seeds=10),
+    "clustering": Table(clustering, clustering_page),
+    "number": Table(
+        number,
+        number_page,
+        ("groups-5", "groups-8", "grid-9", "rings-2", "digits"),
+    ),
+    "gamma": Table(
+        gamma,
+        gamma_page,
+        ("circles-2", "moons-2", "digits", "mushrooms", "covtype15k", "celltype"),
+    ),
+}
 app = new_app()
-NAMES = [name for name in SETTINGS if name not in ONLY_HERE]
 
 
 @app.command()
 def main(
     context: typer.Context,
-    tables: Annotated[
-        list[str],
-        tables_of(("recovery", "floats", "nmi", "clustering", "number", "gamma")),
-    ],
-    datasets: Annotated[list[str], some_of([*SETTINGS], "Data sets.")] = NAMES,
+    tables: Annotated[list[str], tables_of(TABLES)],
+    datasets: Annotated[
+        list[str] | None, some_of([*SETTINGS], "Data sets; by default some.")
+    ] = None,
     rows: Annotated[
         int, typer.Option(min=100, help="Of each data set at most.")
     ] = 100_000,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Runs; default 5, of nmi 10, of clustering and later ones 3."
-        ),
-    ] = None,
-    counts: Annotated[
-        list[int],
-        typer.Option(
-            min=1,
-            help="Random features of recovery; the middle number is run without the "
-            "mechanism too.",
-        ),
-    ] = COUNTS,
-    iterations: Annotated[
-        int | None,
-        typer.Option(min=1, help="T; default 50 of recovery, 20 of floats."),
-    ] = None,
-    parties: Annotated[int, typer.Option(min=3, help="Who share the rows.")] = PARTIES,
-    split: Annotated[
-        Kind, typer.Option(click_type=click.Choice(get_args(Kind)), help="Of the rows.")
-    ] = "equal",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer settings of nmi.")
+        bool, typer.Option("--quick", help="Fewer settings and iterations.")
     ] = False,
     appendix: Annotated[
         bool,
@@ -1170,57 +808,23 @@ def main(
 
     The page is written after each data set, whole or not at all.
     """
-    if iterations and "nmi" in tables:
-        raise typer.BadParameter(
-            "--iterations must not be given for nmi, which has its own"
-        )
-
-    def measure(name: str, data: Rows) -> dict[str, Any]:
-        if name == "recovery":
-            return recovery(
-                data,
-                counts=counts,
-                iterations=iterations or 50,
-                seeds=seeds or 5,
-                without=counts[len(counts) // 2],
-            )
-        if name == "clustering":
-            return clustering(data, seeds=seeds or 3)
-        if name == "number":
-            return number(data, parties=parties, seeds=seeds or 3)
-        if name == "gamma":
-            return gamma(data, parties=parties, seeds=seeds or 3)
-        limit = min(len(data.X), 300)  # rows, and points of the smallest coreset
-        if parties > limit:
-            raise MissingData(f"--parties must be at most {limit}, got {parties}")
-        if name == "floats":
-            ledger = len(data.X) <= 10_000
-            return floats(
-                data, iterations=iterations or 20, parties=parties, ledger=ledger
-            )
-        return nmi(
-            data,
-            seeds=seeds or 10,
-            parties=parties,
-            kind=split,
-            quick=quick,
-            appendix=appendix,
-        )
-
-    pages = {
-        "recovery": recovery_page,
-        "floats": floats_page,
-        "nmi": nmi_page,
-        "clustering": clustering_page,
-        "number": number_page,
-        "gamma": gamma_page,
-    }
     for name in tables:
+        one = TABLES[name]
         results, entries = Results(context, "kernel_kmeans", name), {}
-        for dataset in datasets:
-            with results.skipping(dataset, datasets):
-                entries[dataset] = measure(name, load(dataset, data_dir, rows))
-            page = results.write(entries, pages[name](entries))
+        more: dict[str, Any] = {"seeds": seeds or one.seeds}
+        if name == "floats":
+            more = {"iterations": 5 if quick else 20}
+        elif name == "nmi":
+            more |= {"quick": quick, "appendix": appendix}
+        names = datasets or one.datasets
+        for dataset in names:
+            with results.skipping(dataset, names):
+                data = load(dataset, data_dir, rows)
+                if quick:
+                    data = replace(data, counts=(50,), iterations=5)
+                entries[dataset] = one.measure(data, **more)
+                tell(f"{name}: {dataset}")
+            page = results.write(entries, one.page(entries))
         tell(page)
     tell(f"results in {output_dir.absolute()}")
 

@@ -46,7 +46,7 @@ from simulations.experiments import (
     tables_of,
     tell,
 )
-from simulations.kernel_kmeans import generated
+from simulations.kernel_baselines import generated
 from vfl_flower import FKKMeans, Party, simulate
 from vfl_flower.models.kernel_kmeans import KernelKMeansModel
 from vfl_flower.numerics import summed_kmeans
@@ -64,29 +64,21 @@ REAL: dict[str, Any] = {"n_features": 50, "iterations": 20, "subspace_tol": 0.01
 
 # --- Data -----------------------------------------------------------------------------
 
-COLUMNS = {"exponential": 3, "noise": 10}
-"""Columns of the sets that are drawn here."""
-
 DRAWN = 900
-"""Rows of these, and of digits where it is attacked."""
+"""Rows of the sets that are drawn here, and of digits where it is attacked."""
 
 
 def load(name: str, most: int | None = None) -> Array:
-    """Return rows of a set without constant columns, standardised but for digits.
+    """Return at most `most` rows of a set, without constant columns.
 
-    Parameters
-    ----------
-    name : str
-        A set of scikit-learn, ``exponential`` and ``noise``, whose columns are
-        independent, or ``blobs``, five normal groups.
-    most : int, optional
-        Return at most so many rows, the first ones.
+    A set of scikit-learn, ``exponential`` and ``noise``, whose columns are independent,
+    or ``blobs``, five normal groups; standardised but for digits.
     """
     rng = np.random.default_rng(0)
     if name == "exponential":
-        X = rng.exponential(size=(DRAWN, COLUMNS[name]))
+        X = rng.exponential(size=(DRAWN, 3))
     elif name == "noise":
-        X = rng.normal(size=(DRAWN, COLUMNS[name]))
+        X = rng.normal(size=(DRAWN, 10))
     elif name == "blobs":
         X = generated("groups-5")[0][:DRAWN]
     else:
@@ -105,37 +97,19 @@ def split(X: Array) -> list[Party]:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A message to a party and its reply, as the server has them.
+    """Values of a message to a party and of its reply, as the server has them.
 
-    Attributes
-    ----------
-    action : str
-        The step.
-    asked, told : dict of str to Any
-        Values of the message and of the reply.
-    frame : dict of str to Any
-        What stands beside the values of the message, such as bounds of sums.
+    `frame` is what stands beside the values of the message, such as bounds of sums.
     """
 
     action: str
-    asked: dict[str, Any]
+    request: dict[str, Any]
     frame: dict[str, Any]
-    told: dict[str, Any]
+    reply: dict[str, Any]
 
 
 class Watched(InProcessGrid):
-    """A grid that keeps all messages.
-
-    Parameters
-    ----------
-    parties : sequence of Party
-        The parties.
-
-    Attributes
-    ----------
-    exchanges : list of Exchange
-        In the order in which they were made.
-    """
+    """A grid that keeps all messages, in the order in which they were made."""
 
     def __init__(self, parties: Sequence[Party]) -> None:
         super().__init__(parties)
@@ -144,31 +118,23 @@ class Watched(InProcessGrid):
     def _push(self, message: Message) -> str:
         number = super()._push(message)
         action = message.metadata.message_type.partition(".")[2]
-        told, _ = unpack(self._replies[number].content)
-        self.exchanges.append(Exchange(action, *unpack(message.content), told))
+        reply, _ = unpack(self._replies[number].content)
+        self.exchanges.append(Exchange(action, *unpack(message.content), reply))
         return number
 
     def trips(self, step: str) -> list[list[Exchange]]:
         """Return the exchanges of a step, those of all parties together."""
-        found = [e for e in self.exchanges if e.action == f"kernel_kmeans_{step}"]
+        of = [e for e in self.exchanges if e.action == f"kernel_kmeans_{step}"]
         count = len(self._parties)
-        return [found[k : k + count] for k in range(0, len(found), count)]
+        return [of[k : k + count] for k in range(0, len(of), count)]
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What an honest server has of a pass that moves centres.
+    """What an honest server has of a pass that moves centres, of each of a starts.
 
-    Attributes
-    ----------
-    centers : Array, shape (a, k, s)
-        Of each start.
-    before : Array of int, shape (a, k)
-        Rows of each cluster in the pass before.
-    sizes, counts : Array, shape (a, k)
-        Rows of each cluster, and rows in its sum.
-    sums : Array, shape (a, k, s)
-        The sums over all parties.
+    The centres, (a, k, s), and of each cluster the rows in the pass before, the rows,
+    and the rows in its sum, (a, k), and the sum over all parties, (a, k, s).
     """
 
     centers: Array
@@ -182,16 +148,16 @@ def passes(grid: Watched) -> list[Seen]:
     """Return what the server has of each pass, by adding what the parties sent."""
     seen = []
     for trip in grid.trips("lloyd"):
-        asked, frame = trip[0].asked, trip[0].frame
-        if asked.get("sizes") is None:  # the first pass moves no centre
+        request, frame = trip[0].request, trip[0].frame
+        if request.get("sizes") is None:  # the first pass moves no centre
             continue
         sizes, counts, sums = (
             group("ring", frame[f"bound.{name}"], len(trip)).decode(
-                np.sum([e.told[name] for e in trip], axis=0)
+                np.sum([e.reply[name] for e in trip], axis=0)
             )
             for name in ("sizes", "counts", "sums")
         )
-        seen.append(Seen(asked["centers"], asked["sizes"], sizes, counts, sums))
+        seen.append(Seen(request["centers"], request["sizes"], sizes, counts, sums))
     return seen
 
 
@@ -289,22 +255,12 @@ def follow(points: Array, X: Array, known: Array) -> float:
 
 
 def sums(name: str, *, seeds: int = 3, starts: int = 30) -> dict[str, Any]:
-    """Attack sums of clusters in several runs.
+    """Attack sums of clusters in several runs, each with as many starts of k-means.
 
-    Parameters
-    ----------
-    name : str
-        The data set.
-    seeds, starts : int
-        Runs, and starts of k-means in each.
-
-    Returns
-    -------
-    dict
-        ``rows``; ``attacks``, each with ``form``, ``attack`` and, by run, ``guesses``,
-        ``exact`` (rows found), ``nearest`` and ``median`` (errors of the rows), and
-        ``blind_nearest`` and ``blind_median``, of as many normal draws; ``known``, by
-        what stands for the points of the rows, the errors of the rows that follow.
+    Each attack has by run ``guesses``, ``exact`` (rows found), ``nearest`` and
+    ``median`` (errors of the rows), and ``blind_nearest`` and ``blind_median``, of as
+    many normal draws; ``known`` are, by what stands for the points of the rows, the
+    errors of the rows that follow.
     """
     X = load(name)
     cells: dict[tuple[str, str], list[dict[str, float]]] = {}
@@ -325,7 +281,6 @@ def sums(name: str, *, seeds: int = 3, starts: int = 30) -> dict[str, Any]:
                     "blind_median": float(np.median(blind)),
                 }
                 cells.setdefault((form, attack), []).append(cell)
-                tell(f"{name}, seed {seed}, {form}, {attack}: {cell}")
         # H and what is seen are now those of the default, which is the last form.
         chosen = np.random.default_rng(seed).choice(len(X), KNOWN, replace=False)
         guesses = np.concatenate([of(seen) for of in ATTACKS.values()])
@@ -335,7 +290,6 @@ def sums(name: str, *, seeds: int = 3, starts: int = 30) -> dict[str, Any]:
         stands["the nearest normal draws"] = blind[cdist(H, blind).argmin(axis=1)]
         for what, points in stands.items():
             known.setdefault(what, []).append(follow(points, X, chosen))
-        tell(f"{name}, seed {seed}, {KNOWN} rows known: {known}")
     attacks = [
         {"form": form, "attack": attack}
         | {key: [cell[key] for cell in of] for key in of[0]}
@@ -347,8 +301,6 @@ def sums(name: str, *, seeds: int = 3, starts: int = 30) -> dict[str, Any]:
 def span(values: Sequence[float], form: str = ".2f") -> str:
     """Return the least and the largest value.
 
-    Examples
-    --------
     >>> span([0.5, 0.25, 1]), span([1000, 1000], ",d")
     ('0.25 to 1.00', '1,000')
     """
@@ -395,12 +347,8 @@ COMPONENTS = (5, 20)
 def watched_points(X: Array, s: int, seed: int) -> tuple[Array, float]:
     """Run with ``clustering="coreset"`` and all rows in the coreset.
 
-    Returns
-    -------
-    points : Array, shape (n, s)
-        The points that the parties sent, in the order of the rows.
-    gamma : float
-        Of the kernel, as the server tells the parties.
+    Returns the points that the parties sent, (n, s), in the order of the rows, and
+    gamma of the kernel, as the server sends it to the parties.
     """
     grid = Watched(split(X))
     settings = REAL | {"clustering": "coreset", "coreset_size": PARTIES * len(X)}
@@ -408,8 +356,8 @@ def watched_points(X: Array, s: int, seed: int) -> tuple[Array, float]:
     points = np.empty((len(X), s))
     (trip,) = grid.trips("sample")
     for m, exchange in enumerate(trip):
-        points[m::PARTIES] = exchange.told["points"]
-    return points, float(grid.trips("gram")[0][0].asked["setup.gamma"])
+        points[m::PARTIES] = exchange.reply["points"]
+    return points, float(grid.trips("gram")[0][0].request["setup.gamma"])
 
 
 def squared_distances(points: Array, gamma: float) -> Array:
@@ -463,22 +411,11 @@ def components(values: Array) -> Array:
 def points(name: str, *, seeds: int = 3, most: int = DRAWN) -> dict[str, Any]:
     """Attack the points of the coreset in several runs, without the features' seed.
 
-    Parameters
-    ----------
-    name : str
-        The data set.
-    seeds, most : int
-        Runs, and most rows.
-
-    Returns
-    -------
-    dict
-        ``rows``, ``columns``, and ``runs``, each with ``s`` and, by run, ``kernel``,
-        the root mean squared error of kernel values of two rows; ``distances``, the
-        correlation with true squared distances; ``rotation``, the error of rows from
-        these distances up to a rotation; ``linear``, that of rows from points up to a
-        linear map; ``column``, the median |correlation| of a column with
-        the independent component nearest to it.
+    By run ``kernel``, the root mean squared error of kernel values of two rows;
+    ``distances``, the correlation with true squared distances; ``rotation``, the error
+    of rows from these distances up to a rotation; ``linear``, that of rows from points
+    up to a linear map; ``column``, the median |correlation| of a column with the
+    independent component nearest to it.
     """
     X = load(name, most)
     d, above = X.shape[1], np.triu_indices(len(X), 1)
@@ -503,7 +440,6 @@ def points(name: str, *, seeds: int = 3, most: int = DRAWN) -> dict[str, Any]:
                 }
             )
         runs.append({"s": s} | {key: [c[key] for c in cells] for key in cells[0]})
-        tell(f"{name}, s = {s}: {cells}")
     return {"rows": len(X), "columns": d, "runs": runs}
 
 
@@ -543,20 +479,8 @@ TIMES = (2, 5, 10, 20, 40)
 LONG = 160
 """T of the run that the others are compared with."""
 
-RINGS = "rings"
-"""Two rings, k = 2 and s = 8, as in docs/kernel-kmeans.md."""
-
 BANDS = {"1 or more": (MOVING, np.inf), "0.3 to 1": (0.3, MOVING), "0 to 0.3": (0, 0.3)}
 """How far the subspace moves."""
-
-
-def rings() -> tuple[Array, Array]:
-    """Return the rows of the guide, and the radius of the ring of each."""
-    rng = np.random.default_rng(0)
-    angle = rng.uniform(0, 2 * np.pi, 6000)
-    radius = rng.choice([1.0, 3.0], 6000)
-    X = np.column_stack([np.cos(angle), np.sin(angle)]) * radius[:, None]
-    return X + rng.normal(size=X.shape) / 10, radius
 
 
 def iterations(
@@ -566,61 +490,30 @@ def iterations(
     long: int = LONG,
     seeds: int = 4,
 ) -> dict[str, Any]:
-    """Run with several numbers of iterations, and with many.
+    """Run with several numbers T of iterations, and with many.
 
-    Parameters
-    ----------
-    name : str
-        The data set, or ``rings``, which has T = 20, 40 and 60 alone.
-    times, long, seeds
-        The numbers of iterations T, that of the run to compare with, and the number of
-        runs of each.
-
-    Returns
-    -------
-    dict
-        ``runs``, each with ``T`` and, by run, ``moved``, ``inertia`` and ``above``: the
-        share by which the inertia is above that of the longest run with the same seed.
-        For the rings ``found`` instead of the latter: the adjusted Rand index of the
-        clusters and the rings.
+    ``above`` is the share by which the inertia is above that of the longest run with
+    the same seed.
     """
-    from sklearn.metrics import adjusted_rand_score
-
-    settings: dict[str, Any]
-    if name == RINGS:
-        X, truth = rings()
-        parties = [Party(X[a:b]) for a, b in ((0, 2000), (2000, 4500), (4500, None))]
-        settings = {"n_clusters": 2, "n_components": 8, "gamma": 0.5}
-        times, compared = (20, 40, 60), 0
-    else:
-        k = SETS[name]
-        parties, compared = split(load(name)), long
-        settings = {"n_clusters": k, "n_components": 2 * k, "subspace_tol": 0}
+    parties, k = split(load(name)), SETS[name]
     runs: dict[int, dict[str, Any]] = {t: {"T": t} for t in times}
-    for seed, t in product(range(seeds), [compared, *times] if compared else times):
-        result = simulate(FKKMeans(iterations=t, seed=seed, **settings), parties)
-        inertia = float(result.metrics["inertia"])
-        if t == compared:
+    for seed, t in product(range(seeds), [long, *times]):
+        strategy = FKKMeans(k, 2 * k, iterations=t, seed=seed, subspace_tol=0)
+        metrics = simulate(strategy, parties).metrics
+        inertia = float(metrics["inertia"])
+        if t == long:
             least = inertia
             continue
-        cell = {"moved": float(result.metrics["moved"]), "inertia": inertia}
-        if name == RINGS:
-            assert isinstance(result.model, KernelKMeansModel)
-            labels = np.concatenate(result.model.labels_)
-            cell["found"] = float(adjusted_rand_score(truth, labels))
-        else:
-            cell["above"] = inertia / least - 1
-        for key, value in cell.items():
+        cell = {"moved": float(metrics["moved"]), "inertia": inertia}
+        for key, value in (cell | {"above": inertia / least - 1}).items():
             runs[t].setdefault(key, []).append(value)
-        tell(f"{name}, seed {seed}, T = {t}: {cell}")
     return {"runs": list(runs.values())}
 
 
 def iterations_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield tables by the movement, by the iterations, by the set, and of the rings."""
+    """Yield tables by the movement and by the iterations."""
     yield "## Iterations"
-    sets = {name: entry["runs"] for name, entry in entries.items() if name != RINGS}
-    runs = [run for of in sets.values() for run in of]
+    runs = [run for entry in entries.values() for run in entry["runs"]]
     by_time: dict[int, list[tuple[float, float]]] = {}
     for run in runs:
         pairs = zip(run["moved"], run["above"], strict=True)
@@ -641,32 +534,6 @@ def iterations_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         }
         for t, pairs in by_time.items()
     )
-    yield table(
-        {
-            "": name,
-            **{
-                f"T = {run['T']}: moved": f"{np.mean(run['moved']):.2f}"
-                for run in of
-                if run["T"] in (10, 20, 40)
-            },
-            **{
-                f"T = {run['T']}: above": f"{100 * np.mean(run['above']):.1f} %"
-                for run in of
-                if run["T"] in (10, 20, 40)
-            },
-        }
-        for name, of in sets.items()
-    )
-    yield table(
-        {
-            "rings, T": str(run["T"]),
-            "moved": span(run["moved"]),
-            "inertia": span(run["inertia"], ".0f"),
-            "the clusters are the rings": f"{sum(one == 1 for one in run['found'])} "
-            f"of {len(run['found'])}",
-        }
-        for run in entries.get(RINGS, {"runs": ()})["runs"]
-    )
 
 
 def _above(values: Sequence[float]) -> dict[str, str]:
@@ -683,7 +550,7 @@ def _above(values: Sequence[float]) -> dict[str, str]:
 TABLES: dict[str, tuple[Any, Any, list[str], int]] = {
     "sums": (sums, sums_page, ["wine"], 3),
     "points": (points, points_page, POINTS, 3),
-    "iterations": (iterations, iterations_page, [*SETS, RINGS], 4),
+    "iterations": (iterations, iterations_page, [*SETS], 4),
 }
 """What measures, what yields the page, the data sets, and the runs."""
 
@@ -696,7 +563,7 @@ def main(
     tables: Annotated[list[str], tables_of(TABLES)],
     datasets: Annotated[
         list[str] | None,
-        some_of(dict.fromkeys([*POINTS, *SETS, RINGS]), "Data sets; by default all."),
+        some_of(dict.fromkeys([*POINTS, *SETS]), "Data sets; by default all."),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Runs; default 3, of iterations 4.")

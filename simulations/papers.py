@@ -43,10 +43,7 @@ from simulations import (
     fdskl_theorem,
     kernel_kmeans,
     kernel_kmeans_attacks,
-    kernel_theorems,
     mufc,
-    mufc_claims,
-    mufc_privacy,
     pictures,
 )
 from simulations.experiments import ROOT, DataDir, new_app, table, tell
@@ -208,13 +205,10 @@ GROUPS: dict[str, Group] = {
             "kernel_kmeans-recovery-small": Piece(
                 "kernel_kmeans recovery --datasets digits --datasets mushrooms",
                 ("mushrooms",),
-                quick="kernel_kmeans recovery --datasets digits --counts 50 "
-                "--iterations 5 --seeds 2",
+                quick="kernel_kmeans recovery --datasets digits --quick --seeds 2",
             ),
             "kernel_kmeans-recovery-mnist": Piece(
-                "kernel_kmeans recovery --datasets mnist-20k --counts 50 "
-                "--iterations 30",
-                ("mnist",),
+                "kernel_kmeans recovery --datasets mnist-20k", ("mnist",)
             ),
         },
     ),
@@ -222,10 +216,9 @@ GROUPS: dict[str, Group] = {
         kernel_kmeans.floats_page,
         {
             "kernel_kmeans-floats": Piece(
-                "kernel_kmeans floats --datasets digits --datasets mushrooms "
-                "--datasets mnist-20k",
+                "kernel_kmeans floats",
                 ("mushrooms", "mnist"),
-                quick="kernel_kmeans floats --datasets digits --iterations 5",
+                quick="kernel_kmeans floats --datasets digits --quick",
             )
         },
     ),
@@ -248,21 +241,6 @@ GROUPS: dict[str, Group] = {
             ),
         },
     ),
-    **{
-        f"kernel_kmeans-{split}": Group(
-            kernel_kmeans.splits_page,
-            {
-                f"kernel_kmeans-{split}": Piece(
-                    "kernel_kmeans nmi --datasets digits --datasets mushrooms "
-                    f"--quick --seeds 5 --split {split}",
-                    ("mushrooms",),
-                    quick="kernel_kmeans nmi --datasets digits --quick --seeds 1 "
-                    f"--split {split}",
-                )
-            },
-        )
-        for split in ("unequal", "labels")
-    },
     "kernel_kmeans-appendix": Group(
         kernel_kmeans.nmi_page,
         {
@@ -278,32 +256,11 @@ GROUPS: dict[str, Group] = {
             )
         },
     ),
-    "kernel_kmeans-schedule": Group(
-        kernel_theorems.schedule_page,
-        {
-            "kernel_kmeans-schedule": Piece(
-                "kernel_theorems schedule",
-                ("mushrooms",),
-                quick="kernel_theorems schedule --datasets digits --seeds 1",
-            )
-        },
-    ),
-    "kernel_kmeans-theorem3": Group(
-        kernel_theorems.loss_page,
-        {
-            "kernel_kmeans-theorem3": Piece(
-                "kernel_theorems loss",
-                ("mushrooms",),
-                quick="kernel_theorems loss --datasets digits --rows 300 --seeds 1",
-            )
-        },
-    ),
     "kernel_kmeans-clustering": Group(
         kernel_kmeans.clustering_page,
         {
             "kernel_kmeans-clustering": Piece(
-                "kernel_kmeans clustering --datasets digits --datasets mushrooms "
-                "--datasets mnist-20k",
+                "kernel_kmeans clustering",
                 ("mushrooms", "mnist"),
                 quick="kernel_kmeans clustering --datasets digits --seeds 1",
             )
@@ -313,8 +270,7 @@ GROUPS: dict[str, Group] = {
         kernel_kmeans.number_page,
         {
             "kernel_kmeans-number-made": Piece(
-                "kernel_kmeans number --datasets groups-5 --datasets groups-8 "
-                "--datasets grid-9 --datasets rings-2 --datasets digits",
+                "kernel_kmeans number",
                 quick="kernel_kmeans number --datasets groups-5 --rows 600 --seeds 1",
             ),
             "kernel_kmeans-number-read": Piece(
@@ -328,9 +284,7 @@ GROUPS: dict[str, Group] = {
         kernel_kmeans.gamma_page,
         {
             "kernel_kmeans-gamma": Piece(
-                "kernel_kmeans gamma --datasets circles-2 --datasets moons-2 "
-                "--datasets digits --datasets mushrooms --datasets covtype15k "
-                "--datasets celltype",
+                "kernel_kmeans gamma",
                 ("mushrooms", "covtype15k", "celltype"),
                 quick="kernel_kmeans gamma --datasets circles-2 --rows 300 --seeds 1",
             )
@@ -352,96 +306,20 @@ GROUPS: dict[str, Group] = {
             ("iterations", kernel_kmeans_attacks.iterations_page, "--datasets iris"),
         )
     },
-    "mufc-loss": Group(
-        mufc.loss_page,
-        {
-            "mufc-loss-own": Piece(
-                "mufc loss --datasets celltype --datasets gaussian "
-                "--datasets covtype15k",
-                ("celltype", "covtype15k"),
-                quick="mufc loss --datasets gaussian --quick --seeds 2",
-            ),
-            "mufc-loss-stand_ins": Piece(
-                "mufc loss --datasets tmi --datasets tcga --datasets postures "
-                "--datasets mnist --datasets mnist62",
-                ("mnist",),
-                quick="mufc loss --datasets tcga --quick --seeds 2",
-            ),
-        },
-    ),
     **{
         f"mufc-{name}": Group(
-            page,
+            one.page,
             {
                 f"mufc-{name}": Piece(
-                    f"mufc {name}{more}",
-                    data,
-                    quick=f"mufc {name} --datasets gaussian --quick --seeds 1 "
-                    "--requests 10",
+                    f"mufc {name}",
+                    tuple(n for n in one.datasets if n in mufc.FILES),
+                    quick=f"mufc {name} --datasets {one.smallest} --quick --seeds 1 "
+                    "--requests 5",
                 )
             },
         )
-        for name, more, data, page in (
-            ("settings", "", ("celltype",), mufc.settings_page),
-            ("removal", " --seeds 3", ("celltype",), mufc.removal_page),
-            ("adding", " --seeds 2", ("celltype",), mufc.adding_page),
-            ("number", " --seeds 3", ("celltype", "covtype15k"), mufc.number_page),
-        )
+        for name, one in mufc.TABLES.items()
     },
-    "mufc-runs": Group(
-        mufc.runs_page, {"mufc-runs": Piece("mufc runs --project .", ("celltype",))}
-    ),
-    **{
-        f"mufc_claims-{name}": Group(
-            mufc_claims.PAGES[name],
-            {
-                f"mufc_claims-{name}": Piece(
-                    f"mufc_claims {name} --seeds {seeds}",
-                    ("celltype", "covtype15k"),
-                    quick=f"mufc_claims {name} --datasets tcga --quick --seeds 2 "
-                    "--requests 10",
-                )
-            },
-        )
-        for name, seeds in (("bound", 10), ("shifts", 20))
-    },
-    "mufc_claims-speedup": Group(
-        mufc_claims.speedup_page,
-        {
-            "mufc_claims-speedup-own": Piece(
-                "mufc_claims speedup", ("celltype", "covtype15k")
-            ),
-            "mufc_claims-speedup-stand_ins": Piece(
-                "mufc_claims speedup --datasets tmi --datasets tcga "
-                "--datasets postures --datasets mnist --seeds 2 --requests 30",
-                ("mnist",),
-                quick="mufc_claims speedup --datasets tcga --quick --seeds 2 "
-                "--requests 10",
-            ),
-            "mufc_claims-speedup-mnist62": Piece(
-                "mufc_claims speedup --datasets mnist62 --seeds 1 --requests 20",
-                ("mnist",),
-            ),
-        },
-    ),
-    "mufc_claims-sizes": Group(
-        mufc_claims.sizes_page,
-        {
-            "mufc_claims-sizes": Piece(
-                "mufc_claims sizes", quick="mufc_claims sizes --quick"
-            )
-        },
-    ),
-    "mufc_privacy": Group(
-        mufc_privacy.privacy_page,
-        {
-            "mufc_privacy": Piece(
-                "mufc_privacy",
-                ("celltype", "covtype15k"),
-                quick="mufc_privacy --datasets small --seeds 1 --requests 5",
-            )
-        },
-    ),
 }
 """All tables that the pages have between comments."""
 

@@ -2,7 +2,6 @@
 
 import doctest
 from functools import partial
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from sklearn.metrics.pairwise import rbf_kernel
 from simulations import kernel_baselines
 from simulations.experiments import MissingData
 from simulations.kernel_baselines import (
-    Kind,
     central_kernel,
     communication_pca,
     default_gamma,
@@ -87,40 +85,12 @@ def parts():
 # --- the split -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
 @pytest.mark.parametrize("count", [1, 4, 40])
-def test_each_row_has_one_party_and_each_party_a_row(kind, count):
-    parts = split_among(40, count, seeded(), kind, np.arange(40) % 4)
-    assert len(parts) == count
-    assert all(len(part) > 0 and (np.diff(part) > 0).all() for part in parts)
+def test_each_row_has_one_party_and_each_party_a_row(count):
+    parts = split_among(40, count, seeded())
+    assert {len(part) for part in parts} == {40 // count}
+    assert all((np.diff(part) > 0).all() for part in parts)
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(40))
-
-
-def test_kinds_of_split():
-    """Parties by label hold one class of four each; unequal ones differ in size."""
-    labels = np.arange(400) % 4
-    split = {k: split_among(400, 4, seeded(3), k, labels) for k in get_args(Kind)}
-    assert [len(part) for part in split["equal"]] == [100] * 4
-    assert all(len(np.unique(labels[part])) == 4 for part in split["equal"])
-    assert [set(labels[part]) for part in split["labels"]] == [{0}, {1}, {2}, {3}]
-    sizes = [len(part) for part in split["unequal"]]
-    assert max(sizes) > 3 * min(sizes)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ((5, 2, "even"), "kind must be .* got 'even'"),
-        ((5, 0), "M must be from 1 to 5, .* got 0"),
-        ((5, 6), "M must be from 1 to 5, .* got 6"),
-        ((5, 2, "labels"), "labels must have 5 values"),
-        ((5, 2, "labels", np.zeros(4)), "labels must have 5 values"),
-    ],
-)
-def test_a_split_says_what_is_wrong(settings, message):
-    n, count, *more = settings
-    with pytest.raises(ValueError, match=message):
-        split_among(n, count, seeded(), *more)
 
 
 # --- eigenpairs ----------------------------------------------------------------------
@@ -157,12 +127,11 @@ def test_constant_data_has_no_gamma():
         default_gamma(np.ones((4, 2)))
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_finds_separate_clusters(blobs, name, kind):
+def test_every_method_finds_separate_clusters(blobs, name):
     X, labels = blobs
     rng = seeded()
-    clusters, floats = run(name, X, split_among(N, M, rng, kind, labels), rng)
+    clusters, floats = run(name, X, split_among(N, M, rng), rng)
     assert clusters.shape == (N,)
     assert floats > 0
     assert nmi(labels, clusters) > 0.95

@@ -9,7 +9,6 @@ import pytest
 from simulations import kernel_kmeans_attacks as attacks
 from simulations.kernel_kmeans_attacks import (
     FORMS,
-    RINGS,
     SETS,
     Seen,
     Watched,
@@ -25,7 +24,6 @@ from simulations.kernel_kmeans_attacks import (
     passes,
     points,
     points_page,
-    rings,
     scaling,
     span,
     split,
@@ -210,34 +208,18 @@ def test_the_inertia_is_beside_that_of_the_long_run():
         ratios = np.divide(run["inertia"], long["inertia"])
         np.testing.assert_allclose(run["above"], ratios - 1)
     assert early["moved"] != late["moved"]
-    title, bands, times, sets, of_rings = iterations_page({"iris": entry})
+    title, bands, times = iterations_page({"iris": entry})
     assert title == "## Iterations"
     counts = [int(line.split("|")[2]) for line in bands.splitlines()[2:]]
     assert sum(counts) == 4
     assert len(times.splitlines()) == 2 + 2
-    assert "iris" in sets
-    assert of_rings == ""
-
-
-def test_the_rings_are_found():
-    X, radius = rings()
-    np.testing.assert_allclose(np.linalg.norm(X, axis=1), radius, atol=0.6)
-    entry = iterations(RINGS, seeds=1)
-    assert [run["T"] for run in entry["runs"]] == [20, 40, 60]
-    assert all(run["found"] == [1] for run in entry["runs"])
-    *_, table = iterations_page({"iris": iris_entry(), RINGS: entry})
-    assert table.count("1 of 1") == 3
-
-
-def iris_entry():
-    return {"runs": [{"T": 20, "moved": [0.1], "inertia": [1.0], "above": [0.0]}]}
 
 
 def test_the_command_writes_the_sets_that_are_asked_for(tmp_path, monkeypatch):
     short = partial(iterations, times=(2,), long=4)
     measured, *others = attacks.TABLES["iterations"]
     assert measured is iterations
-    assert list(others[1]) == [*SETS, RINGS]
+    assert list(others[1]) == [*SETS]
     monkeypatch.setitem(attacks.TABLES, "iterations", (short, *others))
     words = ["iterations", "--datasets", "iris", "--seeds", "1"]
     app([*words, "--output-dir", str(tmp_path)], standalone_mode=False)

@@ -1,6 +1,7 @@
-"""The runner of the MUFC experiments and its baselines, on tiny data."""
+"""The experiments on MUFC, on tiny data."""
 
 import json
+import math
 import os
 
 import click
@@ -8,40 +9,81 @@ import numpy as np
 import pytest
 from forgetting import addition
 
-from simulations import mufc_data
+from simulations import mufc
+from simulations import mufc_federation as federation
 from simulations.experiments import MissingData
 from simulations.mufc import (
-    METHODS,
     PATTERNS,
-    Numerics,
+    TABLES,
     adding,
-    adding_page,
+    additions,
     app,
-    in_process,
+    bound,
+    chosen,
+    counted,
+    hits,
+    imbalance,
     loss,
-    loss_page,
-    message_bytes,
+    most_chance,
     number,
-    number_page,
     removal,
-    removal_page,
     removals,
     requests_of,
-    runs_page,
     settings,
-    settings_page,
-    strategy,
-    whole_run,
+    sizes,
+    speedup,
 )
-from simulations.mufc_baselines import (
-    KFED,
-    DCKMeans,
+from simulations.mufc_attack import (
+    OPTIONS,
+    attacked,
+    distances_to_bins,
+    membership,
+    success,
+)
+from simulations.mufc_federation import (
+    METHODS,
+    Numerics,
+    apart,
+    candidates,
     dckm_centroids,
     kfed_centroids,
+    mixture,
+    pooled,
+    split_clusters,
 )
-from simulations.mufc_data import SplitRows, mixture, pooled, split_clusters
 from vfl_flower import Party, simulate
+from vfl_flower.numerics import mufc as numerics_of_mufc
+from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import assign
+from vfl_flower.numerics.mufc import Quantizer, initialise
+from vfl_flower.strategies.mufc import MUFC
+
+
+def trained(data, method="MUFC", seed=0, **settings):
+    numerics = Numerics(data, method, seed, **settings)
+    numerics.train()
+    return numerics
+
+
+def rows_of(name, figures):
+    """Return the cells of all rows of a table's page."""
+    parts = TABLES[name].page(figures)
+    lines = [line for part in parts for line in part.splitlines()]
+    cells = [
+        [c.strip() for c in line.split("|")[1:-1]] for line in lines if "|" in line
+    ]
+    return [row for row in cells if row[0].strip("-:")]
+
+
+def strategy(data, method, server_state=None):
+    training, points = METHODS[method]
+    return MUFC(
+        data.k,
+        client_training=training,
+        server_points=points,
+        min_rows_per_bin=1,
+        server_state=server_state,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +91,7 @@ def data():
     """Return three clusters of 40 rows at four parties, two clusters each."""
     rng = np.random.default_rng(5)
     X = np.repeat(rng.random((3, 2)), 40, axis=0) + rng.normal(0, 0.05, (120, 2))
-    return pooled("tiny", "generated", X, 3, n_parties=4, k_prime=2)
+    return pooled("tiny", X, 3, n_parties=4, k_prime=2)
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +102,6 @@ def folder(tmp_path_factory):
     group = np.arange(400) % 4
     np.savez(path / "celltype.npz", X=X.astype("f4"), X64=X, y=group, group=group)
     return path
-
-
-# -- data -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("k_prime", [1, 2, 4])
@@ -100,13 +139,7 @@ def test_pooled_rows_fill_the_box(data):
     rows = np.concatenate(data.rows)
     assert np.abs(rows).max() == 0.5
     assert (data.n, data.d, data.k, len(data.rows)) == (120, 2, 3, 4)
-    numerics = Numerics(data)
-    numerics.train()
-    assert data.best <= numerics.loss()[1]
-    assert data.note.endswith("K' = 2 clusters each")
-
-
-# -- baselines ------------------------------------------------------------------------
+    assert data.best <= trained(data).loss()[1]
 
 
 def test_kfed_adds_the_farthest_and_moves_once():
@@ -130,11 +163,10 @@ def test_dckm_does_not_weigh():
     assert len(dckm_centroids(points[:2], 2, rng)) == 1
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [m for m in METHODS if m.startswith("MUFC")])
 def test_memory_draws_what_a_run_draws(data, method):
     """To the last digit, and the losses are those of the run."""
-    numerics = Numerics(data, method, 3)
-    numerics.train()
+    numerics = trained(data, method, 3)
     parties = [Party(X) for X in data.rows]
     result = simulate(strategy(data, method), parties, seed=3)
     assert result.ledger.round_trips == 3
@@ -180,90 +212,8 @@ def test_memory_adds_what_a_run_adds(data, method, tmp_path):
     assert numerics.loss()[0] == pytest.approx(result.model.inertia_, rel=1e-9)
 
 
-def test_adding_has_all_methods_and_a_page(data):
-    actual = adding(data, 1, 3)
-    cells = {(cell["method"], cell["size"]) for cell in actual["cells"]}
-    methods = {method for method in METHODS if method.startswith("MUFC")}
-    assert {method for method, _ in cells} == methods
-    assert {size for _, size in cells} == {1}  # no party has ten more
-    for cell in actual["cells"]:
-        (figures,) = cell["runs"]
-        assert len(figures["party"]) == len(figures["server anew"]) == 3
-        assert figures["shown"] <= figures["shown anew"]
-        assert min(figures["ratio"], figures["ratio anew"]) > 0.99
-    page = "\n".join(adding_page([actual]))
-    lines = [line for line in page.splitlines() if line.startswith("|")]
-    assert len(lines) == 2 + len(cells)
-
-
-def test_number_of_clusters_has_a_row_for_bins_and_rows(data):
-    actual = number(data, 2)
-    page = "\n".join(number_page([actual]))
-    lines = [line for line in page.splitlines() if line.startswith("|")]
-    assert len(lines) == 2 + 2
-    for source in ("bins", "pooled"):
-        assert len(actual[source]) == 2
-        assert all(2 <= k <= 15 for run in actual[source] for k in run.values())
-
-
-def test_quantised_dckm_is_near_the_exact_one(data):
-    """A bin's side is 0.001; the means move by no more, up to which start is best."""
-    parties = [Party(X) for X in data.rows]
-    exact, quantised = (
-        simulate(DCKMeans(3, privacy, gamma=0.001), parties, seed=0).model
-        for privacy in ("none", "scma")
-    )
-    assert quantised.inertia_ == pytest.approx(exact.inertia_, rel=0.01)
-    assert not quantised.kept
-
-
-def test_sums_have_the_same_size_whoever_clusters(data):
-    parties = [Party(X) for X in data.rows]
-    ledgers = [
-        simulate(one, parties, seed=0).ledger.of("mufc_train")
-        for one in (DCKMeans(3, "scma"), strategy(data, "MUFC"), KFED(3))
-    ]
-    assert ledgers[0].bytes_up == ledgers[1].bytes_up > ledgers[2].bytes_up
-
-
-@pytest.mark.parametrize("baseline", [KFED, DCKMeans])
-def test_baselines_keep_no_state(data, baseline, tmp_path):
-    model = simulate(baseline(3), data.parties(tmp_path)).model
-    assert not model.kept
-    kept = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
-    assert kept == {".csv"}  # clusters of rows
-
-
-@pytest.mark.parametrize("baseline", [KFED, DCKMeans])
-def test_baselines_scale_by_the_box(data, baseline):
-    """As rows that were scaled by hand."""
-    box = ([0.0, -5e5], [1e-3, 5e5])
-    lower, width = np.array(box[0]), np.subtract(*box[::-1])
-    wide = [np.clip((X + 0.5) * width + lower, *box) for X in data.rows]
-    by_hand = [(X - lower) / width - 0.5 for X in wide]
-    one = simulate(baseline(3, box=box), [Party(X) for X in wide], seed=0).model
-    two = simulate(baseline(3), [Party(X) for X in by_hand], seed=0).model
-    np.testing.assert_array_equal(
-        one.cluster_centers_, (two.cluster_centers_ + 0.5) * width + lower
-    )
-    for mine, other in zip(one.labels_, two.labels_, strict=True):
-        np.testing.assert_array_equal(mine, other)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("n_clusters", 0), ("privacy", "some"), ("gamma", 2.0)]
-)
-def test_baselines_refuse_bad_settings(name, value):
-    with pytest.raises(ValueError, match=f"^{name} must be .* got {value!r}"):
-        DCKMeans(**{name: value})
-
-
-# -- removals -------------------------------------------------------------------------
-
-
 def test_a_row_that_is_no_centroid_only_leaves_a_size(data):
-    numerics = Numerics(data)
-    numerics.train()
+    numerics = trained(data)
     row = next(i for i in range(len(data.rows[1])) if i not in numerics.drawn[1])
     before = [part.copy() for part in (numerics.centers, numerics.drawn[1])]
     sizes = numerics.sizes[1].copy()
@@ -278,8 +228,7 @@ def test_a_row_that_is_no_centroid_only_leaves_a_size(data):
 
 
 def test_counts_sent_again_make_the_server_cluster(data):
-    numerics = Numerics(data)
-    numerics.train()
+    numerics = trained(data)
     row = next(i for i in range(len(data.rows[1])) if i not in numerics.drawn[1])
     _, server, redrawn = numerics.remove(1, np.array([row]), lazy=False)
     assert server > 0
@@ -287,8 +236,7 @@ def test_counts_sent_again_make_the_server_cluster(data):
 
 
 def test_a_centroid_is_drawn_again_behind_those_before_it(data):
-    numerics = Numerics(data)
-    numerics.train()
+    numerics = trained(data)
     before = numerics.drawn[2].copy()
     _, server, redrawn = numerics.remove(2, before[[1]])
     assert server > 0
@@ -302,30 +250,26 @@ def test_a_centroid_is_drawn_again_behind_those_before_it(data):
 @pytest.mark.parametrize("method", METHODS)
 def test_after_removals_all_is_of_the_rows_that_stay(data, method):
     """Sizes, centroids and costs."""
-    numerics = Numerics(data, method)
-    numerics.train()
+    numerics = trained(data, method)
     rng = np.random.default_rng(0)
-    for m, rows in requests_of(numerics, "random", 30, data.k, rng):
+    for m, rows in requests_of(numerics, "random", 30, rng):
         assert numerics.stay[m][rows].all()
         numerics.remove(m, rows)
-    assert sum(kept.sum() for kept in numerics.stay) == 90 == len(numerics.remaining())
-    for kept, drawn, sizes in zip(
+    assert sum(kept.sum() for kept in numerics.stay) == 90
+    for kept, drawn, count in zip(
         numerics.stay, numerics.drawn, numerics.sizes, strict=True
     ):
         assert kept[drawn].all()
-        assert sizes.sum() == kept.sum()
-        assert (sizes > 0).all()
+        assert count.sum() == kept.sum()
+        assert (count > 0).all()
     cached = numerics.loss()
     numerics._costs.clear()
     assert numerics.loss() == pytest.approx(cached)
 
 
 def test_adversarial_requests_take_the_worst_row(data):
-    numerics = Numerics(data)
-    numerics.train()
-    (m, rows), *_ = requests_of(
-        numerics, "adversarial", 1, data.k, np.random.default_rng(0)
-    )
+    numerics = trained(data)
+    (m, rows), *_ = requests_of(numerics, "adversarial", 1, np.random.default_rng(0))
     worst = numerics.costs(m)[rows[0]]
     assert worst == max(numerics.costs(j).max() for j in range(len(data.rows)))
     before = numerics.loss()[0]
@@ -336,14 +280,13 @@ def test_adversarial_requests_take_the_worst_row(data):
 
 
 def test_batches_are_of_one_party_that_keeps_some(data):
-    numerics = Numerics(data)
-    numerics.train()
+    numerics = trained(data)
     rng = np.random.default_rng(0)
-    actual = list(requests_of(numerics, "batches of 10", 5, data.k, rng))
+    actual = list(requests_of(numerics, "batches of 10", 5, rng))
     for m, rows in actual:
         assert len(set(rows.tolist())) == 10
         assert len(data.rows[m]) >= 13
-    assert not list(requests_of(numerics, "batches of 30", 5, 1000, rng))
+    assert not list(requests_of(numerics, "batches of 30", 5, rng))
 
 
 def test_removals_end_where_the_parties_have_no_more_rows(data):
@@ -354,7 +297,7 @@ def test_removals_end_where_the_parties_have_no_more_rows(data):
 
 
 def test_removal_has_all_patterns_and_a_page(data):
-    actual = removal(data, 1, count=8, few=2)
+    actual = removal(data, 1, 20)
     # No party has rows for batches of 30.
     assert set(PATTERNS) - set(actual["patterns"]) == {"batches of 30"}
     assert [len(v) for v in actual["retraining"].values()] == [3, 3, 3]
@@ -362,104 +305,296 @@ def test_removal_has_all_patterns_and_a_page(data):
         assert len(runs) == 1
         few = "counts" in name or "DC-KM" in name
         if "batches" not in name:
-            assert len(runs[0]["party"]) == (2 if few else 8)
+            assert len(runs[0]["party"]) == (2 if few else 20)
         assert bool(runs[0]["ratio"]) != few
         assert all(ratio > 0.99 for _, ratio in runs[0]["ratio"])
-    page = "\n".join(removal_page([actual]))
-    lines = [line for line in page.splitlines() if line.startswith("|")]
-    assert len(lines) == (2 + 1) + (2 + 6) + (2 + 3)
-    assert page.count("random, DC-KM") == 1
-
-
-# -- tables ---------------------------------------------------------------------------
+    rows = rows_of("removal", [actual])
+    assert len(rows) == (1 + 1) + (1 + 6) + (1 + 3)
+    assert sum(row[1] == "random, DC-KM" for row in rows) == 1
 
 
 def test_loss_compares_all_methods(data):
-    actual = loss(data, 2, ["MUFC"])
+    actual = loss(data, 2)
     assert set(actual["methods"]) == set(METHODS)
     for one in actual["methods"].values():
         assert {len(values) for values in one.values()} == {2}
         for induced, nearest in zip(one["induced"], one["nearest"], strict=True):
             assert 0.999 < nearest <= induced + 1e-12
-    (whole,) = actual["runs"]
-    assert whole["equal"]
-    page = "\n".join(loss_page([actual]))
-    assert sum("tiny" in line for line in page.splitlines()) == 1 + 5 + 1
-    assert "the same" in page
+    actual["published"] = {"DC-KM": 1.46}
+    printed = {row[1]: row[4] for row in rows_of("loss", [actual])[1:]}
+    assert printed == dict.fromkeys(METHODS, "") | {"DC-KM": "1.46"}
 
 
-def test_a_party_sends_what_the_formula_says():
-    """8 (2 K L + K L ceil(d bits / 61)) to within a tenth, for many slots."""
-    X = mixture([400, 400], 120, np.random.default_rng(0))
-    data = pooled("wide", "", X, 8, n_parties=12)
-    actual = whole_run(data, "MUFC")
-    slots, bits = 8 * 12, 5  # 1 / gamma is 28.3, bins 29
-    formula = 8 * (2 * slots + slots * -(-120 * bits // 61))
-    assert message_bytes(data) == actual["formula"]
-    assert abs(actual["formula"] / formula - 1) < 0.1
-    assert abs(actual["bytes"] / formula - 1) < 0.1
-    assert actual["round_trips"] == 3
+def test_additions_stand_beside_trainings_anew(data):
+    cells = adding(data, 1, 3)["cells"]
+    # No party has ten more rows.
+    kinds = [(cell["method"], cell["size"]) for cell in cells]
+    assert kinds == [("MUFC", 1), ("MUFC, complete", 1)]
+    figures = additions(data, "MUFC", 1, 3, 0)
+    assert len(figures["party"]) == len(figures["server anew"]) == 3
+    assert figures["shown"] <= figures["shown anew"]
+    assert min(figures["ratio"], figures["ratio anew"]) > 0.99
+    assert len(rows_of("adding", [{"name": "tiny", "cells": cells}])) == 1 + 2
 
 
-def test_published_figures_stand_beside_their_method(data):
-    more = {"published": {"MUFC": 1.14, "DC-KM": 1.46}}
-    some = SplitRows(data.name, "", data.rows, 3, data.best, **more)
-    lines = "\n".join(loss_page([loss(some, 1)])).splitlines()
-    of = [line for line in lines if "1.14 |" in line or "1.46 |" in line]
-    assert ["DC-KM" in line for line in of] == [False, True]
+def test_the_number_of_clusters_is_chosen_from_bins_and_rows(data):
+    actual = number(data, 2)
+    header, *rows = rows_of("number", [actual])
+    assert header[3:] == ["silhouette", "variance ratio", "BIC"]
+    assert [row[2] for row in rows] == ["bins", "pooled"]
+    X = (
+        mixture([60] * 3, 2, np.random.default_rng(0))
+        + np.repeat([0, 40, 90], 60)[:, None]
+    )
+    best = chosen(X, np.ones(180), np.random.default_rng(0))
+    assert (best["silhouette"], best["variance ratio"]) == (3, 3)
 
 
 def test_settings_has_three_tables(data):
-    actual = settings([data], [data], 1)
-    assert [len(cells) for cells in actual.values()] == [5, 4, 1]
-    assert actual["clusters"][0]["value"] == "2"
-    assert sum(part.startswith("## ") for part in settings_page(actual)) == 3
-
-
-def test_whole_runs_forget(data):
-    actual = in_process(data, 4)
-    assert [one["what"] for one in actual] == [
-        "train",
-        "remove one row",
-        "remove 4 rows of one party",
-        "train again",
-    ]
-    assert {one["round_trips"] for one in actual} == {3}
-    *_, rows = runs_page({"here": actual})
-    assert len(rows.splitlines()) == 2 + 4
-
-
-def test_all_sets_can_be_generated_or_say_why(tmp_path):
-    for name, make in mufc_data.DATASETS.items():
-        if name in ("gaussian", "tmi", "tcga", "postures"):
-            continue
-        with pytest.raises(MissingData, match=r"there is no \w+\.npz in"):
-            make(tmp_path, True)
-    few = mufc_data.DATASETS["tcga"](None, True)
-    assert (few.d, few.k, len(few.rows)) == (57, 4, 10)
-    assert few.note.startswith("GENERATED, not TCGA")
-    generated = mufc_data.DATASETS["gaussian"](None, True)
-    assert set(generated.published) == set(METHODS) - {"MUFC, weighted bins"}
-
-
-def test_stand_ins_have_a_heading_of_their_own_and_no_printed_figures(data):
-    printed = SplitRows("ours", "", data.rows, 3, data.best, published={"MUFC": 1.14})
-    parts = list(loss_page([loss(printed, 1), loss(data, 1)]))
-    first, second = (
-        parts.index("## Loss ratios"),
-        parts.index("## Loss ratios of stand-ins"),
+    spread = pooled("spread", np.concatenate(data.rows), 3, n_parties=4)
+    some = federation.SplitRows(
+        "tiny", data.rows, 3, data.best, spread=lambda k_prime: spread
     )
-    assert "**ours**" in parts[first + 1]
-    assert "printed" in parts[first + 2]
-    assert f"**{data.name}**" in parts[second + 1]
-    assert "printed" not in parts[second + 2]
+    actual = settings(some, 1)
+    assert [len(cells) for cells in actual.values()] == [5, 4, 6]
+    assert len(rows_of("settings", actual)) == 3 + 15
+
+
+def test_sets_are_generated_or_say_why_not(tmp_path):
+    for name in ("celltype", "covtype15k"):
+        with pytest.raises(MissingData, match=r"there is no \w+\.npz in"):
+            mufc.LOADERS[name](tmp_path, True)
+    few = mufc.LOADERS["tcga"](None, True)
+    assert (few.name, few.d, few.k, len(few.rows)) == ("TCGA (generated)", 57, 4, 10)
+    generated = mufc.LOADERS["gaussian"](None, True)
+    assert set(generated.published) == set(METHODS) - {"MUFC, weighted bins"}
+    assert (generated.n, len(generated.spread(1).rows)) == (1000, 10)
 
 
 def test_celltype_keeps_its_parties(folder):
-    data = mufc_data.celltype(folder, False)
+    data = federation.celltype(folder, False)
     assert [len(X) for X in data.rows] == [100] * 4
     with np.load(folder / "celltype.npz") as file:
         np.testing.assert_array_equal(data.rows[3], file["X64"][3::4] - 0.5)
+
+
+# -- bounds and times ---------------------------------------------------------------
+
+
+def chances(X, k, draws, rng):
+    """Estimate the probability of each row, (n,), to be a centroid of k-means++.
+
+    P(x in C) = 1 / n + sum_(j=1)^(K-1) E d^2(x, C_j) / phi_c(X; C_j), equations 13 and
+    18: the mean is taken over probabilities, and not over draws, so that rare rows
+    need no luck. Also returns the largest probability in any draw but the first.
+    """
+    blocks, largest = RowBlocks(X), 0.0
+    chance = np.full(len(X), 1 / len(X))
+    for _ in range(draws):
+        nearest = np.full(len(X), np.inf)
+        for row in initialise(blocks, k, rng)[0][:-1]:
+            nearest = np.minimum(nearest, np.square(X - X[row]).sum(axis=1))
+            share = nearest / nearest.sum()
+            chance += share / draws
+            largest = max(largest, float(share.max()))
+    return chance, largest
+
+
+def test_chances_by_hand():
+    """0, 1, 3 with K = 2: phi is 10, 5 and 13 with a first centroid there.
+
+    The deviation of the mean of 2,000 draws is below 0.5 / sqrt(2000) = 0.011.
+    """
+    X = np.array([[0.0], [1.0], [3.0]])
+    chance, largest = chances(X, 2, 2000, np.random.default_rng(0))
+    expected = (1 + np.array([1 / 5 + 9 / 13, 1 / 10 + 4 / 13, 9 / 10 + 4 / 5])) / 3
+    np.testing.assert_allclose(chance, expected, atol=0.06)
+    assert chance.sum() == pytest.approx(2)
+    assert largest == pytest.approx(0.9)
+
+
+def test_imbalance_by_hand():
+    """Means 1 and 101; squared distances 1, 1, 4 with mean 2, and 1, 1."""
+    X = np.array([[0.0], [0.0], [3.0], [100.0], [102.0]])
+    assert imbalance(X, 2, np.random.default_rng(0)) == pytest.approx((5 / 4, 2))
+
+
+def test_imbalance_of_clusters_of_equal_rows():
+    X = np.repeat([[0.0], [1.0]], 3, axis=0)
+    assert imbalance(X, 2, np.random.default_rng(0)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"), [(50, 1.0), (1_000, 0.061), (10_000, 0.0061)]
+)
+def test_equation_18_by_hand(n, expected):
+    assert most_chance(n, 2, 1.5, 2) == pytest.approx(expected)
+
+
+def test_lemma_f1_holds_for_each_row():
+    """The mean is K / n; the likeliest row and draw are below equations 18 and 17."""
+    X, rng = mixture([700, 900, 1400], 4, np.random.default_rng(0)), 1
+    e1, e2 = imbalance(X, 3, np.random.default_rng(rng))
+    chance, largest = chances(X, 3, 60, np.random.default_rng(rng))
+    assert chance.mean() == pytest.approx(3 / 3000)
+    assert 3 / 3000 < chance.max() <= most_chance(3000, 3, e1, e2) < 1
+    assert largest <= 10 * 3 * e1 * e2 / 3000
+
+
+def test_an_outlier_is_nearly_always_a_centroid():
+    """As [1] remarks: then no bound below 1 can hold, and epsilon_2 is about n."""
+    X = np.append(mixture([400, 600], 2, np.random.default_rng(0)), [[99, 99]], axis=0)
+    _, e2 = imbalance(X[:-1], 2, np.random.default_rng(0))
+    assert e2 < 30
+    chance, _ = chances(X, 2, 20, np.random.default_rng(0))
+    assert chance[-1] > 0.9
+    assert most_chance(len(X), 2, *imbalance(X, 2, np.random.default_rng(0))) == 1
+
+
+@pytest.mark.parametrize(("pattern", "count"), [("random", 40), ("batches of 10", 8)])
+def test_distances_are_those_that_the_numerics_take(pattern, count, monkeypatch):
+    """Besides those of training, n K; without the server's part."""
+    data = pooled(
+        "more", mixture([200] * 3, 2, np.random.default_rng(0)), 3, n_parties=4
+    )
+    inner, taken = numerics_of_mufc._squared_distances, []
+
+    def counting(rows, centers):
+        distances = inner(rows, centers)
+        taken.append(np.size(distances))
+        return distances
+
+    monkeypatch.setattr(numerics_of_mufc, "_squared_distances", counting)
+    monkeypatch.setattr(mufc.Numerics, "cluster", lambda self: 0.0)
+    actual = counted(data, pattern, count, 0)
+    assert 0 < sum(actual["redrawn"]) < count
+    assert sum(taken) == data.n * data.k + sum(actual["distances"])
+
+
+def test_random_removals_redraw_as_often_as_the_lemma_says(data):
+    """1,000 removals of one row, with fixed seeds; five deviations: below 1e-6."""
+    runs = [counted(data, "random", 10, seed) for seed in range(100)]
+    chance = np.concatenate([run["chance"] for run in runs])
+    redrawn = np.concatenate([run["redrawn"] for run in runs])
+    deviation = math.sqrt((chance * (1 - chance)).sum())
+    assert abs(redrawn.sum() - chance.sum()) < 5 * deviation
+    distances, bound, anew = (
+        np.mean([run[name] for run in runs]) for name in ("distances", "bound", "anew")
+    )
+    # K^2 for redraws, K for the size of a cluster otherwise.
+    assert bound == data.k**2
+    assert distances < 1.5 * (bound + data.k) < anew
+
+
+def test_the_chance_of_a_redraw_is_that_of_a_random_row_of_a_random_party(data):
+    numerics = trained(data)
+    able, share = hits(numerics)
+    assert able.tolist() == [0, 1, 2, 3]
+    np.testing.assert_allclose(share, [3 / len(X) for X in data.rows])
+    numerics.stay[2][3:] = False
+    assert hits(numerics)[0].tolist() == [0, 1, 3]
+
+
+def test_speed_up_measures_both_cases(data):
+    actual = speedup(data, 2, 3)
+    assert len(actual["redraw_seconds"]) == 6
+    assert len(actual["complete_seconds"]) == len(actual["chance"]) == 2
+    assert 0 < len(actual["untouched_seconds"]) <= 200
+    assert min(actual["redraw_seconds"] + actual["untouched_seconds"]) > 0
+
+
+def test_a_party_takes_the_whole_step():
+    actual = sizes(300)
+    assert 0 < actual["untouched_seconds"] < actual["step_seconds"]
+
+
+def test_bound_has_a_row_for_each_pattern(data):
+    actual = bound(data, 1, 2)
+    # No party has rows for batches of 30.
+    assert [*actual["patterns"]] == [*PATTERNS][:3]
+    rows = rows_of("bound", [actual])
+    assert [row[2] for row in rows[1:]] == ["2", "2", "2"]
+
+
+def test_the_mean_of_a_random_removal_by_hand():
+    """10 of 1,000 rows are centroids: 0.01 x 1,000 us + 0.99 x 10 us."""
+    figures = {"untouched_seconds": 1e-5, "redraw_seconds": 1e-3, "step_seconds": 0.01}
+    _, cells = rows_of("sizes", [{"n": 1000} | figures])
+    assert cells == ["1,000", "10.0", "1,000", "1", "19.9", "10.0"]
+
+
+def test_speed_ups_by_hand():
+    """A tenth takes 10 ms and the others 0: 1 ms, a training 5 ms or 20 ms."""
+    entry = {
+        **{"name": "a", "chance": [0.05, 0.15]},
+        **{"redraw_seconds": [0.005, 0.015], "untouched_seconds": [0.0]},
+        **{"complete_seconds": [0.005], "own_seconds": [0.02]},
+    }
+    _, *rows = rows_of("speedup", [entry, entry | {"complete_seconds": [0.015]}])
+    ends = [[float(cell) for cell in row[-2:]] for row in rows]
+    assert ends == [[5, 20], [15, 20], [10, 20]]
+
+
+# -- membership ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def candidates_():
+    """Return three clusters of 200 rows at two parties, of which 150 take no part."""
+    X = mixture([200] * 3, 4, np.random.default_rng(5))
+    return apart("tiny", X / (2 * np.abs(X).max()), 3, n_parties=2)
+
+
+def test_rows_apart_take_no_part(candidates_):
+    rows = np.concatenate([*candidates_.rows, candidates_.others])
+    assert len(candidates_.others) == 150
+    assert [len(X) for X in candidates_.rows] == [225, 225]
+    assert len(np.unique(rows, axis=0)) == 600
+
+
+def test_parties_of_a_given_split_keep_their_rows():
+    X = np.arange(40.0)[:, None] / 100
+    split = apart("given", X, 2, group=np.arange(40) % 4)
+    for j, rows in enumerate(split.rows):
+        assert (np.rint(rows[:, 0] * 100) % 4 == j).all()
+
+
+def test_rows_in_a_bin_are_at_most_half_a_side_away():
+    quantizer = Quantizer(0.2)
+    rows = np.array([[0.0, 0.09], [0.0, 0.3], [0.5, 0.5]])
+    distances = distances_to_bins(rows, np.array([[2, 2], [2, 4]]), quantizer)
+    np.testing.assert_allclose(distances, [0.45, 0.5, 2.5])
+
+
+def test_success_counts_false_alarms():
+    """By hand: members at 1 and 3, others at 2, 3, 4, 5."""
+    others = np.array([5.0, 4, 3, 2])
+    assert success(np.array([1.0, 3.0]), others, 0) == (0.5, 0.8125)
+    assert success(np.array([1.0, 3.0]), others, 0.5) == (1.0, 0.8125)
+    assert success(others, others, 0)[1] == 0.5
+
+
+def test_drawn_rows_are_found_and_means_are_not(candidates_):
+    drawn = attacked(candidates_, OPTIONS["init"], 0, 20)
+    means = attacked(candidates_, OPTIONS["full, 20 rows"], 0, 20)
+    assert (drawn["members"], drawn["tpr"]) == (1.0, 1.0)
+    assert means["members"] < 0.4
+    assert means["tpr"] < 0.4
+    assert (means["small"], means["bins"] <= 6) == (0, True)
+    assert 1 <= means["induced"] < drawn["induced"]
+    assert means["moved"] > drawn["moved"]
+
+
+@pytest.mark.parametrize("name", ["digits", "postures", "small"])
+def test_some_sets_need_no_file(name):
+    made = candidates(name, None, False)
+    rows = np.concatenate(made.rows)
+    assert made.k == {"digits": 10, "postures": 5, "small": 4}[name]
+    assert np.abs(rows).max() <= 0.5
+    assert made.best > 0
+
+
+# -- the command --------------------------------------------------------------------
 
 
 def run(*arguments):
@@ -467,36 +602,50 @@ def run(*arguments):
     app([str(word) for word in arguments], standalone_mode=False)
 
 
-def test_command_writes_json_and_tables(folder, tmp_path, capsys):
-    out = tmp_path / "out"
-    arguments = ["loss", "removal", "--datasets", "celltype", "--datasets", "mnist"]
-    arguments += ["--seeds", "1", "--requests", "4", "--quick"]
-    run(*arguments, "--data-dir", folder, "--output-dir", out)
-    assert sorted(os.listdir(out)) == [
+@pytest.mark.parametrize("name", ["seeds", "requests"])
+def test_command_refuses_what_cannot_be(name):
+    with pytest.raises(click.UsageError) as caught:
+        run("loss", f"--{name}", "0")
+    assert caught.value.param.name == name
+
+
+def test_every_option_of_the_attack_has_a_row(candidates_):
+    rows = rows_of("membership", [membership(candidates_, 1, 2)])
+    assert [row[1] for row in rows[1:]] == [*OPTIONS]
+
+
+def test_the_command_writes_json_and_tables(folder, tmp_path, capsys):
+    arguments = [
+        "loss",
+        "removal",
+        "--datasets",
+        "celltype",
+        "--datasets",
+        "covtype15k",
+    ]
+    arguments += ["--seeds", "1", "--requests", "4", "--data-dir", folder]
+    run(*arguments, "--output-dir", tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [
         f"mufc-{table}.{ending}"
         for table in ("loss", "removal")
         for ending in ("json", "md")
     ]
-    results = json.loads((out / "mufc-loss.json").read_text())
-    assert results["loss"][0]["name"] == "celltype"
-    assert all(one["equal"] for one in results["loss"][0]["runs"])
-    assert list(results["skipped"]) == ["mnist"]
-    page = (out / "mufc-removal.md").read_text()
+    results = json.loads((tmp_path / "mufc-loss.json").read_text())
+    assert [entry["name"] for entry in results["loss"]] == ["celltype"]
+    assert list(results["skipped"]) == ["covtype15k"]
+    page = (tmp_path / "mufc-loss.md").read_text()
     assert page in capsys.readouterr().out
-    assert "**mnist** was skipped: there is no mnist.npz in" in page
+    assert "**covtype15k** was skipped: there is no covtype15k.npz in" in page
 
 
-def test_command_makes_settings_and_runs(folder, tmp_path):
-    """Of one data set; runs without SuperNodes, since no project is given."""
-    arguments = ["settings", "runs", "--datasets", "celltype", "--seeds", "1"]
+def test_the_command_merges_the_settings_of_sets(folder, tmp_path):
+    arguments = ["settings", "--datasets", "celltype", "--seeds", "1"]
     run(*arguments, "--data-dir", folder, "--output-dir", tmp_path)
-    results = json.loads((tmp_path / "mufc-runs.json").read_text())
-    assert [len(runs) for runs in results["runs"].values()] == [4]
     results = json.loads((tmp_path / "mufc-settings.json").read_text())
     assert [len(cells) for cells in results["settings"].values()] == [5, 4, 0]
 
 
-@pytest.mark.parametrize("table", ["loss", "settings", "runs"])
+@pytest.mark.parametrize("table", ["loss", "settings", "membership"])
 def test_tables_without_data_say_so(table, tmp_path):
     folders = ["--data-dir", tmp_path, "--output-dir", tmp_path]
     with pytest.raises(MissingData, match=r"celltype: there is no celltype\.npz in"):
@@ -504,8 +653,6 @@ def test_tables_without_data_say_so(table, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["seeds", "requests"])
-def test_command_refuses_what_cannot_be(name):
-    with pytest.raises(click.UsageError) as caught:
-        run("loss", f"--{name}", "0")
-    assert caught.value.param.name == name
+def test_the_command_refuses_sets_of_other_tables():
+    with pytest.raises(click.UsageError, match="loss has none of these data sets"):
+        run("loss", "--datasets", "pol")
