@@ -39,10 +39,10 @@ class GivenUp(MUFC):
         return record
 
 
-_regression = {"size": 12, "test_fraction": 0.25, "seed": 3, "solver": "central"}
-_enough = {"solver": "moments", "size": 80}
 _two = {"allow_two_parties": True}
-_lasso = {"regularizer": "lasso", "alpha": 0.2, "solver": "cg", "max_iter": 2} | _two
+_regression = {"size": 12, "test_fraction": 0.25, "seed": 3, "solver": "central"} | _two
+_enough = {"solver": "moments", "size": 80}
+_lasso = {"regularizer": "lasso", "alpha": 0.2, "solver": "cg", "max_iter": 2}
 _kernel = {"loss": "square", "target": "continuous", "regularization": 0.1, "seed": 3}
 _kernel |= {"solver": "direct", "bandwidth": 2.0} | _two
 _four = {"features": 4}
@@ -61,10 +61,10 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "paper": CoresetVRLR(**_regression, rounds="paper"),
     "uniform": CoresetVRLR(**_regression, sampling="uniform"),
     "full": CoresetVRLR(**_regression, sampling="full"),
-    "cg": CoresetVRLR(**_regression | {"solver": "cg", "max_iter": 2}, **_two),
+    "cg": CoresetVRLR(**_regression | {"solver": "cg", "max_iter": 2}),
     "proximal": CoresetVRLR(**_regression | _lasso),
     "saga": CoresetVRLR(
-        **_regression | {"solver": "saga", "batch_size": 6, "max_iter": 1}, **_two
+        **_regression | {"solver": "saga", "batch_size": 6, "max_iter": 1}
     ),
     "moments": CoresetVRLR(**_regression | _enough, evaluate="full"),
     "moments full": CoresetVRLR(**_regression | _enough, sampling="full"),
@@ -74,7 +74,6 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "moments dealer": CoresetVRLR(
         **_regression | _enough, sampling="uniform", dealer="airline"
     ),
-    "moments of errors": CoresetVRLR(**_regression, evaluate="full"),
     "k-means": CoresetVKMC(**_clusters, evaluate="full"),
     "k-means paper": CoresetVKMC(**_clusters, rounds="paper"),
     "k-means full": CoresetVKMC(**_clusters, sampling="full"),

@@ -151,7 +151,7 @@ REASONS = "|".join(
     [
         "the rows of the parties must add up to a number from 0 to 2.40: a message is",
         *("counts of all parties must add up", "must hold at most"),
-        "must hash to its point",
+        *("must hash to its point", "numbers within their bound"),
     ]
 )
 
