@@ -180,19 +180,6 @@ def test_nothing_is_drawn_where_there_is_no_spread():
     np.testing.assert_array_equal(weights, [9])
 
 
-@pytest.mark.parametrize(
-    ("count", "uniform", "message"),
-    [
-        (-1, 0.5, "count must be at least 0, got -1"),
-        (2, -0.1, "uniform must be from 0 to 1, got -0.1"),
-        (2, 1.1, "uniform must be from 0 to 1, got 1.1"),
-    ],
-)
-def test_a_sample_says_what_is_wrong(count, uniform, message):
-    with pytest.raises(ValueError, match=message):
-        sample(RowBlocks(ROWS), SOLUTION, count, np.random.default_rng(0), uniform)
-
-
 def test_uniform_draws_bound_the_weights():
     """A row 1e-6 from its centre: its weight is at most n / (u t), else some 1e9."""
     X = np.array([[0.0], [1.0], [2.0], [1 + 1e-6]])

@@ -506,6 +506,11 @@ def test_survivors_are_those_before_the_first_removed():
     assert surviving(ids, np.array([], dtype=str)) is ids
 
 
+def test_a_prefix_of_equal_rows_is_refused():
+    with pytest.raises(ValueError, match=r"distinct values, got \[0, 3, 2\]"):
+        initialise(RowBlocks(TWINS), 4, np.random.default_rng(0), [0, 3, 2])
+
+
 # --- a party --------------------------------------------------------------------------
 
 

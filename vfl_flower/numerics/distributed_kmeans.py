@@ -82,9 +82,8 @@ def sample(
     """Draw a party's part of the sample, and add its centres (round 2 of [1]).
 
     `blocks` are the rows P_m, (n_m, d), `solution` is their `cluster_summary`, and
-    `count` is t_m. Row q is drawn with p_q = (1 - u) m_q / c_m + u / n_m, where u is
-    `uniform` ([1] has 0). Raises ValueError if `count` is negative, or u is not in
-    [0, 1].
+    `count` is t_m. Row q is drawn with p_q = (1 - u) m_q / c_m + u / n_m, where u, from
+    0 to 1, is `uniform` ([1] has 0).
 
     Returns points, (a, d), and weights, (a,): the distinct rows of S_m in the order of
     their numbers, then B_m, so a <= t_m + k_m. A row drawn r_q times has the weight
@@ -112,10 +111,6 @@ def sample(
     >>> points.ravel().tolist(), np.round(weights, 12).tolist()
     ([2.0, 1.0, 9.0], [2.4, -0.4, 1.0])
     """
-    if count < 0:
-        raise ValueError(f"count must be at least 0, got {count}")
-    if not 0 <= uniform <= 1:
-        raise ValueError(f"uniform must be from 0 to 1, got {uniform}")
     n = len(blocks)
     if count >= n:
         return blocks.take(np.arange(n)), np.ones(n)

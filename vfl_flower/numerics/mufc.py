@@ -67,7 +67,7 @@ def initialise(
     Returns the numbers of the centroids' rows in the order drawn, (k',), no two of
     equal values, where k' = min(k, number of rows at a squared distance above 0 from
     one another); and the nearest centroid of each row, (n,), ties to the first. Each
-    centroid has a row.
+    centroid has a row. Raises ValueError if `prefix` names two equal rows.
 
     Unlearning is exact (Lemma 5.1) for a set X_R that does not depend on the draws.
     Given the centroids before it, the next one is a D^2 draw from X that fell outside
@@ -110,6 +110,8 @@ def initialise(
                 row, kept = drawn, kept[:j]
         if row is None:  # each row equals a centroid
             break
+        if nearest[row] == 0:
+            raise ValueError(f"prefix must name rows of distinct values, got {kept}")
         center = blocks.take(np.array([row]))
         distances = blocks.per_row(partial(_squared_distances, centers=center))
         closer = distances < nearest
