@@ -30,12 +30,8 @@ from threadpoolctl import threadpool_limits
 
 from vfl_flower import Party
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.distributed_kmeans import (
-    combine,
-    local_solution,
-    sample,
-    split_budget,
-)
+from vfl_flower.numerics.coresets import cluster_summary
+from vfl_flower.numerics.distributed_kmeans import combine, sample, split_budget
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.simulation import simulate
 from vfl_flower.strategies import FKKMeans
@@ -97,7 +93,7 @@ def plain_loop(parts: list[np.ndarray], D: int, T: int, seed: int) -> list[np.nd
         B = [W_m @ (V[:, kept] * scale) for W_m in W]
     scale = np.sqrt(1 + (1 - eta) * threshold / values[:s])
     blocks = [RowBlocks(W_m @ (V[:, :s] * scale)) for W_m in W]
-    local = [local_solution(H, k, rng) for H in blocks]
+    local = [cluster_summary(H, k, rng) for H in blocks]
     costs = np.array([solution.costs.sum() for solution in local])
     shares = split_budget(costs, CORESET)
     drawn = [

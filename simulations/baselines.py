@@ -40,7 +40,8 @@ from typing import Any
 import numpy as np
 
 from simulations.experiments import Columns
-from vfl_flower.numerics.fdskl import LOSSES, base_scores, dsg_update
+from vfl_flower.numerics.fdskl import base_scores, dsg_update
+from vfl_flower.numerics.kernel_solvers import LOSSES
 from vfl_flower.numerics.random_features import (
     RandomFeatures,
     draw_pairs,

@@ -58,16 +58,14 @@ from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import (
     cluster_summary,
     coreset_weights,
-    draw,
-    leverage_factor,
-    leverage_scores,
     sigma_min,
     tau,
     uniform,
     vkmc_sensitivities,
     vrlr_sensitivities,
 )
-from vfl_flower.numerics.kmeans import assign, seed_centers, weighted_kmeans
+from vfl_flower.numerics.kmeans import assign, draw, seed_centers, weighted_kmeans
+from vfl_flower.numerics.leverage import leverage_factor, leverage_scores
 from vfl_flower.typing import Array
 
 EPS = DELTA = 0.1

@@ -38,7 +38,7 @@ from simulations.experiments import (
     table,
     tell,
 )
-from vfl_flower.numerics.fdskl import LOSSES
+from vfl_flower.numerics.kernel_solvers import LOSSES
 from vfl_flower.numerics.random_features import (
     RandomFeatures,
     draw_pairs,

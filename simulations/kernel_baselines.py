@@ -44,12 +44,8 @@ from simulations.experiments import MissingData, load_npz, standardise
 from vfl_flower import Ledger, Party, simulate
 from vfl_flower.models.kernel_kmeans import KernelKMeansModel
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.distributed_kmeans import (
-    combine,
-    local_solution,
-    sample,
-    split_budget,
-)
+from vfl_flower.numerics.coresets import cluster_summary
+from vfl_flower.numerics.distributed_kmeans import combine, sample, split_budget
 from vfl_flower.numerics.kernel_kmeans import gamma as mean_gamma
 from vfl_flower.numerics.kernel_kmeans import moments
 from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
@@ -236,7 +232,7 @@ def plain(
     `budget` rows are drawn; the floats are M + a (d + 1), for a coreset of a rows.
     """
     blocks = [RowBlocks(X, rows=rows) for rows in parts]
-    solutions = [local_solution(block, k, rng) for block in blocks]
+    solutions = [cluster_summary(block, k, rng) for block in blocks]
     counts = split_budget(np.array([s.costs.sum() for s in solutions]), budget)
     drawn = [
         sample(block, solution, int(count), rng)

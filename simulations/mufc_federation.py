@@ -36,7 +36,6 @@ from vfl_flower.numerics.mufc import (
     local_clusters,
     local_labels,
     merge_small,
-    merged_sizes,
     seed_centroids,
     server_centroids,
     server_points,
@@ -466,9 +465,8 @@ class Numerics:
             self.counts[m] = np.bincount(labels, minlength=len(self.centroids[m]))
         else:
             drawn = self.data.rows[m][self.drawn[m]]
-            remain, merged = merge_small(drawn, self.sizes[m], self._least)
+            remain, self.counts[m], _ = merge_small(drawn, self.sizes[m], self._least)
             self.centroids[m] = drawn[remain]
-            self.counts[m] = merged_sizes(self.sizes[m], merged)
 
     def _blocks(self, m: int) -> tuple[RowBlocks, Array]:
         """Return a party's rows that stay, and the places of centroids among them."""

@@ -22,27 +22,31 @@ from vfl_flower.numerics.coresets import (
     allocate,
     cluster_summary,
     coreset_weights,
-    draw,
     importance_estimate,
-    leverage_factor,
-    leverage_scores,
     sigma_min,
     tau,
     uniform,
     vkmc_sensitivities,
     vrlr_sensitivities,
 )
+from vfl_flower.numerics.kmeans import draw
+from vfl_flower.numerics.leverage import (
+    _gram_factor,
+    _qr_factor,
+    leverage_factor,
+    leverage_scores,
+)
 
-METHODS = ["auto", "gram", "qr"]
+FACTORS = [leverage_factor, _qr_factor]
 
 
 def gaussian(n=300, d=5, seed=0):
     return np.random.default_rng(seed).standard_normal((n, d))
 
 
-def scores_of(X, method="auto", **options):
+def scores_of(X, factor=leverage_factor, **options):
     blocks = RowBlocks(X, **options)
-    return leverage_scores(blocks, leverage_factor(blocks, method))
+    return leverage_scores(blocks, factor(blocks))
 
 
 def reference(X):
@@ -86,12 +90,12 @@ def exact(X):
 # --- leverage scores -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("block_bytes", [1, 700, 2**20])
-def test_factor_gives_an_orthonormal_basis(method, block_bytes):
+def test_factor_gives_an_orthonormal_basis(factor, block_bytes):
     X = gaussian() @ np.diag([1e-6, 1, 1e3, 7, 1e9])
     blocks = RowBlocks(X, block_bytes=block_bytes)
-    F = leverage_factor(blocks, method)
+    F = factor(blocks)
     U = X @ F
     np.testing.assert_allclose(U.T @ U, np.eye(5), atol=1e-12)
     np.testing.assert_allclose(U @ (U.T @ X), X, rtol=1e-9)  # it spans the columns
@@ -101,7 +105,7 @@ def test_factor_gives_an_orthonormal_basis(method, block_bytes):
     assert scores.sum() == pytest.approx(5, abs=1e-11)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("scale", [1e-120, 1.0, 1e120])
 @given(
     X=arrays(
@@ -110,23 +114,23 @@ def test_factor_gives_an_orthonormal_basis(method, block_bytes):
     repeat=st.booleans(),
     constant=st.booleans(),
 )
-def test_scores_of_any_small_integers(method, scale, X, repeat, constant):
+def test_scores_of_any_small_integers(factor, scale, X, repeat, constant):
     """Zero, constant, repeated and dependent columns, and fewer rows than columns."""
     X = X.astype(float)
     if repeat:
         X = np.hstack([X, -3 * X])
     if constant:
         X = np.hstack([X, np.ones((len(X), 1))])
-    scores = scores_of(X * scale, method)
+    scores = scores_of(X * scale, factor)
     rank = np.linalg.matrix_rank(X)
-    assert leverage_factor(RowBlocks(X * scale), method).shape[1] == rank
+    assert factor(RowBlocks(X * scale)).shape[1] == rank
     assert np.isfinite(scores).all()
     assert scores.sum() == pytest.approx(rank, abs=1e-6)
     np.testing.assert_allclose(scores, reference(X), atol=1e-6)
 
 
-def test_auto_is_right_where_the_gram_matrix_is_not():
-    """Condition number 1e10: its square is beyond float64, and auto must see that."""
+def test_factor_is_right_where_the_gram_matrix_is_not():
+    """Condition number 1e10, whose square is beyond float64."""
     rng = np.random.default_rng(0)
     U = np.linalg.qr(rng.standard_normal((200, 4))).Q
     V = np.linalg.qr(rng.standard_normal((4, 4))).Q
@@ -134,45 +138,36 @@ def test_auto_is_right_where_the_gram_matrix_is_not():
     assert 5e9 < np.linalg.cond(X / np.linalg.norm(X, axis=0)) < 5e10
     expected = exact(X)
     assert expected.sum() == pytest.approx(4, abs=1e-12)
-    for method in ("auto", "qr"):
-        for block_bytes in (1000, 2**20):
-            scores = scores_of(X, method, block_bytes=block_bytes)
-            np.testing.assert_allclose(scores, expected, rtol=1e-4)
-    # By the Gram matrix alone one direction is lost or invented.
-    assert np.abs(scores_of(X, "gram") - expected).max() > 0.01
+    for block_bytes in (1000, 2**20):
+        scores = scores_of(X, block_bytes=block_bytes)
+        np.testing.assert_allclose(scores, expected, rtol=1e-4)
+    assert _gram_factor(RowBlocks(X)) is None
 
 
 @pytest.mark.parametrize("gap", 10.0 ** -np.arange(9))
-def test_auto_keeps_its_bound_at_every_condition_number(gap):
+def test_scores_keep_their_bound_at_every_condition_number(gap):
     X = gaussian(400, 4)
     X[:, 3] = X[:, 2] + gap * X[:, 3]
     np.testing.assert_allclose(scores_of(X), exact(X), rtol=2e-6)
 
 
-@pytest.mark.parametrize("method", ["auto", "qr"])
+@pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("scale", [1e-250, 1e-170, 1e170, 1e300])
-def test_values_whose_squares_leave_float64(method, scale):
+def test_values_whose_squares_leave_float64(factor, scale):
     X = gaussian()
     expected = reference(X)
-    np.testing.assert_allclose(scores_of(scale * X, method), expected, atol=1e-12)
+    np.testing.assert_allclose(scores_of(scale * X, factor), expected, atol=1e-12)
     X[:, 2] *= scale
-    np.testing.assert_allclose(scores_of(X, method), expected, atol=1e-12)
+    np.testing.assert_allclose(scores_of(X, factor), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_missing_values_are_refused(method, value):
+def test_missing_values_are_refused(factor, value):
     X = gaussian()
     X[7, 1] = value
     with pytest.raises(ValueError, match="no missing or infinite value"):
-        scores_of(X, method)
-
-
-def test_unknown_methods_are_refused():
-    with pytest.raises(ValueError, match="got 'svd'"):
-        leverage_factor(RowBlocks(gaussian()), "svd")
-    with pytest.raises(ValueError, match="got 'kmeans'"):
-        cluster_summary(RowBlocks(gaussian()), 2, np.random.default_rng(0), "kmeans")
+        scores_of(X, factor)
 
 
 def test_vrlr_sensitivities_add_a_share_of_one():

@@ -8,13 +8,12 @@ from scipy.optimize import minimize
 
 from simulations.fdskl_theorem import theorem4_iterations, theorem4_step
 from vfl_flower.numerics.fdskl import (
-    LOSSES,
     base_scores,
     dsg_update,
     implicit_step,
     step_sizes,
 )
-from vfl_flower.numerics.kernel_solvers import named
+from vfl_flower.numerics.kernel_solvers import LOSSES
 
 
 def test_three_steps_by_hand():
@@ -210,8 +209,8 @@ def test_theorem_4_says_nothing_of_the_square_loss():
     """|L'| = 2 |u - y| has no bound M; those of the other two losses are at most 1."""
     u, y = np.array([[1e9]]), np.array([[1.0]])
     for loss, holds in (("square", False), ("logistic", True), ("smooth_hinge", True)):
-        slope = named(loss).slope
-        assert (np.abs(named(loss).derivative(-u, y)).item() <= 1) == holds
+        slope = LOSSES[loss].slope
+        assert (np.abs(LOSSES[loss].derivative(-u, y)).item() <= 1) == holds
         assert math.isfinite(slope) == holds
         if not holds:
             assert theorem4_step(slope, 1, 2, 0.1, 0.1) == 0
@@ -261,8 +260,3 @@ def test_bad_input():
     for step, lam in ((0, 1), (-1, 1), (1, -1), (2, 1), (math.nan, 1)):
         with pytest.raises(ValueError, match="product"):
             dsg_update(alpha, one, one, one, "square", step, lam)
-    with pytest.raises(ValueError, match="loss must be one of"):
-        dsg_update(alpha, one, one, one, "hinge", 0.1, 0.1)
-    for scores, y in ((np.ones((2, 1)), one), (np.ones((2, 1)), np.ones((2, 1)))):
-        with pytest.raises(ValueError, match="scores and y must have the 1 rows"):
-            dsg_update(alpha, one, scores, y, "square", 0.1, 0.1)

@@ -169,17 +169,3 @@ def test_a_fit_is_arrays_that_a_file_can_hold():
     file.seek(0)
     loaded = LocalColumns(**np.load(file))
     np.testing.assert_array_equal(local_columns(loaded, X), local_columns(fitted, X))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"X": np.ones(4)}, "X must be a matrix"),
-        ({"X": np.full((4, 1), np.inf)}, "without infinite values"),
-        ({"most": -1}, "most must be at least 0, got -1"),
-    ],
-)
-def test_wrong_arguments_are_named(change, message):
-    given = {"X": np.ones((4, 1)), "most": 5} | change
-    with pytest.raises(ValueError, match=message):
-        fit_local_columns(**given, rng=np.random.default_rng(0))

@@ -85,12 +85,6 @@ def test_elements_are_the_nearest_integers_and_add_exactly(case):
         assert int(got) == expected % 2**64
 
 
-@given(arrays(np.uint64, 7), arrays(np.uint64, 7))
-def test_ring_subtract_undoes_add(a, b):
-    ring = Ring(1.0, 2)
-    np.testing.assert_array_equal(ring.subtract(ring.add(a, b), b), a)
-
-
 @pytest.mark.parametrize("name", ["ring", "plain"])
 def test_clips_and_counts(name):
     chosen = group(name, 2.0, 3)
@@ -132,20 +126,6 @@ def test_encode_takes_strided_and_fortran_arrays(name):
     chosen = group(name, 12.0, 1)
     for view in (values.T, values[:, ::2], np.asfortranarray(values)):
         np.testing.assert_array_equal(chosen.decode(chosen.encode(view)[0]), view)
-
-
-def test_ring_random_reads_the_stream_in_order_and_no_more():
-    taken = []
-
-    def take(n_bytes):
-        start = sum(taken)
-        taken.append(n_bytes)
-        return bytes(range(start, start + n_bytes))
-
-    ring = Ring(1.0, 1)
-    parts = np.concatenate([ring.random(take, 2), ring.random(take, 0)])
-    assert parts.tolist() == [0x0706050403020100, 0x0F0E0D0C0B0A0908]
-    assert sum(taken) == 16
 
 
 def test_plain_random_is_zero_and_takes_nothing():
@@ -278,7 +258,7 @@ def test_circle_takes_values_of_any_size(value):
     assert Circle(16, 3).encode(np.array([value]))[0].tolist() == [0]
 
 
-def test_circle_random_reads_the_stream_in_order_and_no_more():
+def test_random_reads_the_stream_in_order_and_no_more():
     stream = iter(range(256))
     for bits, first in ((16, 0x0100), (32, 0x07060504)):
         circle = Circle(bits, 1)

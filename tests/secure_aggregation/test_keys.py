@@ -37,9 +37,9 @@ def test_two_parties_share_a_secret_that_a_third_lacks():
 
 @pytest.mark.parametrize("size", [0, 31, 33])
 def test_refuses_wrong_lengths(size):
-    with pytest.raises(ValueError, match=f"private key must have 32 bytes, got {size}"):
+    with pytest.raises(ValueError, match="private key is 32 bytes long"):
         public_key(bytes(size))
-    with pytest.raises(ValueError, match=f"public key must have 32 bytes, got {size}"):
+    with pytest.raises(ValueError, match="public key is 32 bytes long"):
         shared_secret(new_private_key(), bytes(size))
 
 

@@ -450,15 +450,9 @@ def test_points_are_uniform():
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"n_clusters": 0}, "n_clusters must be at least 1, got 0"),
-        ({"n_parties": 0}, "n_parties must be at least 1, got 0"),
-        ({"n_columns": -1}, "n_columns must be at least 1, got -1"),
-        ({"n_values": 0}, "n_values must be at least 1, got 0"),
-        ({"n_values": 2**32 + 1}, r"n_values must be at most 2\^32, got"),
         ({"key": b"short"}, "key must have 16 bytes, got 5"),
         ({"p": 13}, r"p must be 2\^61 - 1 for field=\"hash\", got 13"),
         ({"p": 12, "field": "paper"}, "p must be"),
-        ({"field": "other"}, "field must be hash or paper, got 'other'"),
         ({"field": "paper", "n_columns": 10}, r"below p = .*, got 100\^10"),
         ({"field": "paper", "n_columns": 10**9}, r"got 100\^1000000000"),
         ({"field": "paper", "n_columns": 1, "p": 97}, r"below p = 97 .* got 100\^1"),
@@ -476,47 +470,16 @@ def test_settings_must_fit(change, match):
 BINS, COUNTS = [[1, 2, 3, 4, 5], [0, 0, 0, 0, 99]], [3, 4]
 
 
-@pytest.mark.parametrize(
-    ("bins", "counts", "match"),
-    [
-        (BINS[0], COUNTS, r"bins must have shape \(k, 5\), got \(5,\)"),
-        ([[1, 2]], [1], r"bins must have shape \(k, 5\), got \(1, 2\)"),
-        (2 * BINS, 2 * COUNTS, "bins must be at most n_clusters = 2, got 4"),
-        (BINS, [3], r"counts must have shape \(2,\), got \(1,\)"),
-        (np.array(BINS, float), COUNTS, "must be integers, got float64, int64"),
-        (BINS, [3.0, 4.0], "must be integers, got int64, float64"),
-        ([[0, 0, 0, 0, 100]], [1], "coordinates from 0 to 99, got others"),
-        ([[0, 0, 0, 0, -1]], [1], "coordinates from 0 to 99, got others"),
-        (BINS, [3, 0], "counts must be from 1 to"),
-        (BINS, [3, -1], "counts must be from 1 to"),
-        (BINS, [3, 2**61 - 1], "counts must be from 1 to"),
-    ],
-)
-def test_input_of_a_client_must_fit(bins, counts, match):
-    with pytest.raises(ValueError, match=match):
-        small_code().encode(np.array(bins), np.array(counts))
+def test_a_client_has_at_most_k_bins():
+    with pytest.raises(ValueError, match="bins must be at most n_clusters = 2, got 4"):
+        small_code().encode(np.array(2 * BINS), np.array(2 * COUNTS))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint64])
 def test_integers_of_any_type(dtype):
-    code = SparseSum(*map(np.int64, (2, 3, 5)), n_values=np.int64(2**32), key=KEY)
+    code = SparseSum(2, 3, 5, n_values=2**32, key=KEY)
     assert code.bits == 32
     message = code.encode(np.array(BINS, dtype), np.array(COUNTS, dtype))
-    bins, counts = code.decode(message, np.int64(7))
+    bins, counts = code.decode(message, 7)
     assert bins.tolist() == BINS[::-1]
     assert counts.tolist() == [4, 3]
-
-
-def test_input_of_the_server_must_fit():
-    code = small_code()
-    total = code.encode(np.array(BINS), np.array(COUNTS))
-    assert code.decode(total, 7)[1].tolist() == [4, 3]
-    with pytest.raises(ValueError, match=r"total must have shape \(18,\), got \(17,\)"):
-        code.decode(total[1:], 7)
-    with pytest.raises(ValueError, match="must be uint64 elements, got float64"):
-        code.decode(total.astype(float), 7)
-    with pytest.raises(ValueError, match="must be elements below p"):
-        code.decode(total | np.uint64(2**63), 7)
-    for n in (-1, MERSENNE_61):
-        with pytest.raises(ValueError, match=f"n must be from 0 to .* got {n}"):
-            code.decode(total, n)

@@ -18,7 +18,8 @@ from simulations.fdskl_theorem import (
     theorem_step,
 )
 from simulations.pictures import fdskl_theorem as curves_of
-from vfl_flower.numerics.fdskl import LOSSES, dsg_update
+from vfl_flower.numerics.fdskl import dsg_update
+from vfl_flower.numerics.kernel_solvers import LOSSES
 from vfl_flower.numerics.random_features import RandomFeatures
 
 LAMBDA = 0.5

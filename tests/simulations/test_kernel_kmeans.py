@@ -400,14 +400,3 @@ def test_command_writes_json_and_tables(folder, tmp_path, capsys):
     page = files["kernel_kmeans-floats.md"]
     assert page.startswith("`python -m simulations.kernel_kmeans floats --datasets m")
     assert page in capsys.readouterr().out
-
-
-def test_a_table_goes_on_without_a_missing_data_set(folder, tmp_path):
-    (tmp_path / "few").mkdir()
-    os.link(folder / "mushrooms.npz", tmp_path / "few" / "mushrooms.npz")
-    arguments = ["recovery", "--datasets", "mnist", "--datasets", "mushrooms"]
-    arguments += ["--seeds", "1", "--quick"]
-    files = run(tmp_path / "few", tmp_path / "out", *arguments)
-    page = files["kernel_kmeans-recovery.md"]
-    assert "**mnist** was skipped: there is no mnist.npz in" in page
-    assert "### mushrooms" in page

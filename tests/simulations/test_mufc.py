@@ -615,15 +615,9 @@ def test_every_option_of_the_attack_has_a_row(candidates_):
 
 
 def test_the_command_writes_json_and_tables(folder, tmp_path, capsys):
-    arguments = [
-        "loss",
-        "removal",
-        "--datasets",
-        "celltype",
-        "--datasets",
-        "covtype15k",
-    ]
-    arguments += ["--seeds", "1", "--requests", "4", "--data-dir", folder]
+    arguments = ["loss", "removal", "--datasets", "celltype"]
+    arguments += ["--datasets", "covtype15k", "--seeds", "1", "--requests", "4"]
+    arguments += ["--data-dir", folder]
     run(*arguments, "--output-dir", tmp_path)
     assert sorted(os.listdir(tmp_path)) == [
         f"mufc-{table}.{ending}"

@@ -21,12 +21,8 @@ from simulations.kernel_pooled import pooled_fkkm
 from vfl_flower import FederationError, Ledger, Party, PartyFailed
 from vfl_flower.models.kernel_kmeans import KernelKMeansModel
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.distributed_kmeans import (
-    combine,
-    local_solution,
-    sample,
-    split_budget,
-)
+from vfl_flower.numerics.coresets import cluster_summary
+from vfl_flower.numerics.distributed_kmeans import combine, sample, split_budget
 from vfl_flower.numerics.kernel_embedding import feature_blocks
 from vfl_flower.numerics.kernel_kmeans import (
     default_threshold,
@@ -125,7 +121,7 @@ def pooled(
         RowBlocks(h) for h in np.split(last.H, list(accumulate(SPLITS[count]))[:-1])
     ]
     local = [
-        local_solution(block, K, stream(SEED, m, "local"))
+        cluster_summary(block, K, stream(SEED, m, "local"))
         for m, block in enumerate(blocks)
     ]
     shares = split_budget(

@@ -18,11 +18,8 @@ from transcripts import (
 from vfl_flower import Party
 from vfl_flower.clients.evaluation import Told
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.coresets import (
-    leverage_factor,
-    leverage_scores,
-    vrlr_sensitivities,
-)
+from vfl_flower.numerics.coresets import vrlr_sensitivities
+from vfl_flower.numerics.leverage import leverage_factor, leverage_scores
 from vfl_flower.protocol.common import has_own
 from vfl_flower.protocol.steps import STEPS
 from vfl_flower.secure_aggregation import group

@@ -16,8 +16,6 @@ from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import (
     ClusterSummary,
     cluster_summary,
-    leverage_factor,
-    leverage_scores,
     vkmc_sensitivities,
     vrlr_sensitivities,
 )
@@ -28,6 +26,7 @@ from vfl_flower.numerics.kmeans import (
     partial_distances,
     seed_centers,
 )
+from vfl_flower.numerics.leverage import leverage_factor, leverage_scores
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.contract import (
     IN_SUM,

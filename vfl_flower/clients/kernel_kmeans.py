@@ -22,7 +22,7 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 
 from vfl_flower.numerics import distributed_kmeans, kmeans, summed_kmeans
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.coresets import ClusterSummary
+from vfl_flower.numerics.coresets import ClusterSummary, cluster_summary
 from vfl_flower.numerics.kernel_embedding import (
     FeatureSetup,
     Kernel,
@@ -686,9 +686,7 @@ def local(
     """
     state, H = _embed(party, R, H)
     with _within_memory():
-        state.clusters = distributed_kmeans.local_solution(
-            RowBlocks(H), n_clusters, party.rng("local")
-        )
+        state.clusters = cluster_summary(RowBlocks(H), n_clusters, party.rng("local"))
     return {"cost": float(state.clusters.costs.sum())}
 
 

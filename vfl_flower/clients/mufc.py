@@ -39,7 +39,6 @@ from vfl_flower.numerics.mufc import (
     local_clusters,
     local_labels,
     merge_small,
-    merged_sizes,
     seed_centroids,
     surviving,
 )
@@ -244,8 +243,8 @@ def _counts(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
         sizes = np.bincount(labels, minlength=len(centroids))
     else:  # no pass over the rows
         centroids = BoxedRows(party.rows, settings.box).take(state.drawn)
-        remain, merged = merge_small(centroids, sizes, settings.min_rows_per_bin)
-        centroids, sizes = centroids[remain], merged_sizes(sizes, merged)
+        remain, sizes, _ = merge_small(centroids, sizes, settings.min_rows_per_bin)
+        centroids = centroids[remain]
     if code is None:
         return {"centroids": centroids, "sizes": sizes}
     with _refusing():

@@ -240,14 +240,10 @@ def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
             f"{list(widths)} columns, got {len(shapes)} arrays of shapes {shapes[:5]}"
         )
     for place, array in enumerate(arrays):
-        if array.dtype.kind not in "biuf":
+        real = array.dtype.kind in "biuf"
+        if bad := array.size - (np.count_nonzero(np.isfinite(array)) if real else 0):
             raise ValueError(
-                "predict takes real numbers, the matrix of the party at place "
-                f"{place}, from 0, has dtype {array.dtype}"
-            )
-        if bad := array.size - np.count_nonzero(np.isfinite(array)):
-            raise ValueError(
-                "predict takes finite numbers, the matrix of the party at place "
-                f"{place}, from 0, has {bad} that are not"
+                "predict takes finite real numbers, the matrix of the party at place "
+                f"{place}, from 0, has {bad} other values"
             )
     return arrays

@@ -172,7 +172,7 @@ class KernelKMeansModel(Model):
             float(stored["inertia"]),
             bool(stored["kept"]),
             parts or None,
-            stored.get("sizes", np.zeros(0)),
+            stored["sizes"],
         )
 
 

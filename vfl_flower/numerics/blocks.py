@@ -22,8 +22,8 @@ class RowBlocks(Rows):
     X has the shape (n, d); each extra column has n values or is the number 1.0; `rows`
     has the numbers of the rows to use, in this order, repeats allowed (default: all). A
     block has at most `block_bytes` bytes, but at least as many rows as columns, so that
-    a factorisation block by block stays O(n d^2). Raises ValueError if an argument does
-    not fit X.
+    a factorisation block by block stays O(n d^2). Raises ValueError if X is not a
+    matrix of real numbers, or `rows` do not fit it.
 
     A block is a view of X where X is a float64 and C-contiguous array and there are
     neither extra columns nor `rows`; else it is a new array. Do not write to a block.
@@ -37,12 +37,6 @@ class RowBlocks(Rows):
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         X = as_rows(X)
-        for column in extra:
-            if np.shape(column) not in ((), (len(X),)):
-                raise ValueError(
-                    f"an extra column must have {len(X)} values, one for each row of "
-                    f"X, got shape {np.shape(column)}"
-                )
         if rows is not None and (
             rows.ndim != 1
             or rows.dtype.kind not in "iu"
@@ -51,8 +45,6 @@ class RowBlocks(Rows):
             raise ValueError(
                 f"rows must be a vector of row numbers of X, from 0 to {len(X) - 1}"
             )
-        if block_bytes < 1:
-            raise ValueError(f"block_bytes must be at least 1, got {block_bytes}")
         # Differences of unsigned numbers would wrap.
         self._rows = None if rows is None else rows.astype(np.int64, copy=False)
         self._X, self._block_bytes = X, block_bytes

@@ -14,31 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import assign, draw, lloyd, seed_centers
-from vfl_flower.numerics.leverage import EPS, leverage_factor, leverage_scores
+from vfl_flower.numerics.leverage import EPS
 from vfl_flower.rows import add_each
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
-
-__all__ = [
-    "ClusterSummary",
-    "allocate",
-    "cluster_summary",
-    "coreset_weights",
-    "draw",
-    "importance_estimate",
-    "leverage_factor",
-    "leverage_scores",
-    "sigma_min",
-    "tau",
-    "uniform",
-    "vkmc_sensitivities",
-    "vrlr_sensitivities",
-]
 
 
 def vrlr_sensitivities(scores: Array, n: int) -> Array:
@@ -67,22 +52,17 @@ def cluster_summary(
     blocks: RowBlocks,
     k: int,
     rng: np.random.Generator,
-    method: str = "lloyd",
-    max_iter: int = 100,
-    tol: float = 1e-4,
+    method: Literal["lloyd", "seeding"] = "lloyd",
 ) -> ClusterSummary:
     """Cluster a party's rows X^(j), (n, d), and summarise the clusters that have rows.
 
     Algorithm 3, lines 2-8. The method "lloyd" is k-means++ seeding followed by Lloyd's
     iteration (see `vfl_flower.numerics.kmeans.lloyd`), "seeding" the seeding alone:
-    cheaper, and the O(ln k) approximation that [1] names. Raises ValueError if `method`
-    is unknown, `k` is below 1, or there is no row.
+    cheaper, and the O(ln k) approximation that [1] names.
     """
-    if method not in ("lloyd", "seeding"):
-        raise ValueError(f"method must be 'lloyd' or 'seeding', got {method!r}")
     centers = seed_centers(blocks, k, rng)
     if method == "lloyd":
-        centers = lloyd(blocks, centers, max_iter=max_iter, tol=tol)
+        centers = lloyd(blocks, centers)
 
     def sums(_: slice, rows: Array) -> tuple[Array, Array]:
         labels, distances = assign(rows, centers)

@@ -8,7 +8,7 @@ Party m sends its draws S_m and B_m, weighted so that, for any centres C,
     E sum_q w_q min_{c in C} |q - c|^2 = sum_m sum_{p in P_m} min_{c in C} |p - c|^2.
 
 =================  ==================================================================
-`local_solution`   party m: B_m and c_m, of which c_m goes to the server
+`cluster_summary`  party m: B_m and c_m, of which c_m goes to the server
 `split_budget`     server: all t_m from all c_m
 `sample`           party m: the rows of S_m and B_m, and their weights
 `combine`          server: k centres of the union of all samples
@@ -38,32 +38,12 @@ import operator
 import numpy as np
 
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.coresets import ClusterSummary, cluster_summary
+from vfl_flower.numerics.coresets import ClusterSummary
 from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
 from vfl_flower.typing import Array
 
-__all__ = [
-    "combine",
-    "first_of_equals",
-    "local_solution",
-    "sample",
-    "split_budget",
-]
-
 ROUNDING = 1e-7
 """Distance of points that rounding may cause, relative to the longest."""
-
-
-def local_solution(
-    blocks: RowBlocks, k: int, rng: np.random.Generator
-) -> ClusterSummary:
-    """Cluster a party's rows P_m, (n_m, d) (Algorithm 1 of [1], round 1).
-
-    In the result `centers` is B_m, (k_m, d), with k_m <= k and every cluster occupied;
-    `sizes` is |P_b|; `costs` sum to c_m, which is exactly 0 where the rows have at most
-    k distinct values. Raises ValueError if `k` is below 1, or there is no row.
-    """
-    return cluster_summary(blocks, k, rng)
 
 
 def split_budget(costs: Array, budget: int) -> Array:
@@ -101,10 +81,9 @@ def sample(
 ) -> tuple[Array, Array]:
     """Draw a party's part of the sample, and add its centres (round 2 of [1]).
 
-    `blocks` are the rows P_m, (n_m, d), `solution` is their `local_solution`, and
-    `count` is t_m. Row q is drawn with p_q = (1 - u) m_q / c_m + u / n_m, where u is
-    `uniform` ([1] has 0). Raises ValueError if `count` is negative, or u is not in
-    [0, 1].
+    `blocks` are the rows P_m, (n_m, d), `solution` is their `cluster_summary`, and
+    `count` is t_m. Row q is drawn with p_q = (1 - u) m_q / c_m + u / n_m, where u, from
+    0 to 1, is `uniform` ([1] has 0).
 
     Returns points, (a, d), and weights, (a,): the distinct rows of S_m in the order of
     their numbers, then B_m, so a <= t_m + k_m. A row drawn r_q times has the weight
@@ -132,10 +111,6 @@ def sample(
     >>> points.ravel().tolist(), np.round(weights, 12).tolist()
     ([2.0, 1.0, 9.0], [2.4, -0.4, 1.0])
     """
-    if count < 0:
-        raise ValueError(f"count must be at least 0, got {count}")
-    if not 0 <= uniform <= 1:
-        raise ValueError(f"uniform must be from 0 to 1, got {uniform}")
     n = len(blocks)
     if count >= n:
         return blocks.take(np.arange(n)), np.ones(n)

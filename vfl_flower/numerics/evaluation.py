@@ -137,14 +137,17 @@ def two_classes(
     return told
 
 
-def equal_bins(order_by: Array, least: int) -> list[Array]:
+def _bins_of_curve(order_by: Array, least: int) -> list[Array]:
     """Cut rows, in the order of a number, (n,), into bins of nearly equal counts.
 
     Returns the positions of the rows of each bin: at most :data:`MOST_BINS` bins, each
     of at least `least` rows. Numbers that are equal up to rounding are never cut apart:
-    the order among them is that of the rows, which would decide who is in a bin.
+    the order among them is that of the rows, which would decide who is in a bin. Empty
+    where the rows, or those of different numbers, are too few for two bins.
     """
     n = len(order_by)
+    if n < LEAST_OF_CURVE:
+        return []
     order = np.argsort(order_by, kind="stable")
     ranked = order_by[order]
     with np.errstate(all="ignore"):
@@ -156,7 +159,7 @@ def equal_bins(order_by: Array, least: int) -> list[Array]:
         edge = starts[np.abs(starts - k * n / count).argmin()]
         if least <= edge - edges[-1] and least <= n - edge:
             edges.append(edge)
-    return np.split(order, edges[1:])
+    return np.split(order, edges[1:]) if len(edges) > 1 else []
 
 
 def two_class_curve(
@@ -221,13 +224,6 @@ def confusion(
     if (held < least).any() or (named[named > 0] < least).any():
         return {}
     return {"confusion": counts}
-
-
-def _bins_of_curve(order_by: Array, least: int) -> list[Array]:
-    if len(order_by) < LEAST_OF_CURVE:
-        return []
-    bins = equal_bins(order_by, least)
-    return bins if len(bins) > 1 else []
 
 
 def shortfalls(metrics: Mapping[str, Any]) -> list[str]:

@@ -23,16 +23,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vfl_flower.numerics.kernel_solvers import LOSSES, fit, named
+from vfl_flower.numerics.kernel_solvers import LOSSES, fit
 from vfl_flower.typing import Array
-
-__all__ = [
-    "LOSSES",
-    "base_scores",
-    "dsg_update",
-    "implicit_step",
-    "step_sizes",
-]
 
 CANDIDATES = tuple(2.0**k for k in range(-2, 5))
 """What `step_sizes` are tried with: 1/4 to 16."""
@@ -56,7 +48,7 @@ def step_sizes(phi: Array, loss: str, factors: Sequence[float] = CANDIDATES) -> 
     of phi(x) phi(x)^T / F. On the same features steps from 2 / (L'' mu_1) on diverge.
     """
     largest = np.linalg.norm(phi, 2) ** 2 / phi.size
-    return np.asarray(np.asarray(factors) / (named(loss).curvature * largest))
+    return np.asarray(np.asarray(factors) / (LOSSES[loss].curvature * largest))
 
 
 def implicit_step(
@@ -106,7 +98,7 @@ def implicit_step(
         leave_out=regularization is None,
     )
     if fitted.left_out is not None:
-        value = named(loss).value
+        value = LOSSES[loss].value
         before = value(scores[:, differ], y[:, differ]).mean()
         if value(fitted.left_out, y[:, differ]).mean() >= before:
             return scale, new, shift
@@ -135,24 +127,18 @@ def dsg_update(
     features :math:`\phi` at B instances (B, F), their scores f before the step and
     their labels (B, C), and the step :math:`\gamma` is a number or (C,). Returns the
     scaled earlier coefficients, (T, C), a new array, and those of the new features,
-    (F, C). Raises ValueError if shapes do not fit, or the step or :math:`\lambda` is
-    out of range.
+    (F, C). Raises ValueError if the step or :math:`\lambda` is out of range.
 
     With blocks, the new coefficients are :math:`-\gamma / (B F)\, \phi^T L'`: the mean
     over the instances stands for the expectation over x, and the mean over the features
     for that over :math:`\omega`, so the step stays unbiased.
     """
-    if scores.shape != y.shape or len(new_features) != len(y) or not len(y):
-        raise ValueError(
-            f"scores and y must have the {len(new_features)} rows of new_features, got "
-            f"shapes {scores.shape} and {y.shape}"
-        )
     largest = np.max(step)
     if not (np.min(step) > 0 and 0 <= regularization * largest <= 1):
         raise ValueError(
             "step must be positive, regularization not negative and their product at "
             f"most 1, got {largest} and {regularization}"
         )
-    slopes = named(loss).derivative(scores, y)
+    slopes = LOSSES[loss].derivative(scores, y)
     new = (-step / new_features.size) * (new_features.T @ slopes)
     return (1 - step * regularization) * alpha, new

@@ -60,8 +60,6 @@ import numpy as np
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
-__all__ = ["Block", "GramFit", "Target", "fit_gram", "probabilities"]
-
 Target = Literal["continuous", "classes"]
 """Real targets, or -1 and +1."""
 
@@ -201,10 +199,9 @@ def fit_gram(
 
     Each of some 40 steps takes a Cholesky factor of order M and its inverse, or of
     order `THIN` until the last few. Memory is that of four matrices of order M beside
-    `gram`. Raises ValueError if the matrix, blocks or class weights do not fit, a sum
-    is not finite, there are fewer than two rows, or no penalty gives a fit.
+    `gram`. Raises ValueError if no penalty gives a fit, or a class has no row.
     """
-    M = _check(gram, blocks, kind)
+    M = blocks[-1].stop
     sums = _about_means(np.asarray(gram, np.float64), M)
     largest = [np.diag(gram)[b.start : b.stop].max(initial=0.0) for b in blocks]
     floors = 10 * noise * np.sqrt(M) * np.array(largest) / sums.n
@@ -238,31 +235,6 @@ def fit_gram(
         return replace(fit, slope=slope, offset=offset, tail=tail)
     slope, offset = _calibrated(away, class_weights)
     return replace(fit, slope=slope, offset=offset)
-
-
-def _check(gram: Array, blocks: Sequence[Block], kind: Target) -> int:
-    """Return M."""
-    M = blocks[-1].stop if blocks else 0
-    starts = [0, *(block.stop for block in blocks[:-1])]
-    if not M or any(
-        block.start != start or block.stop < start
-        for block, start in zip(blocks, starts, strict=False)
-    ):
-        raise ValueError(
-            "blocks must have features, and follow each other without gaps from 0"
-        )
-    if gram.shape != (len(gram), len(gram)) or len(gram) < M + 2:
-        raise ValueError(
-            f"gram must be square, of {M} features, targets and ones, got shape "
-            f"{gram.shape}"
-        )
-    if not np.isfinite(gram).all():
-        raise ValueError("gram must be of finite sums")
-    if gram[-1, -1] < 2:
-        raise ValueError("gram must be of at least 2 rows")
-    if kind == "classes" and len(gram) - M - 1 == 2:
-        raise ValueError("two classes must be one target of -1 and +1, got 2 targets")
-    return M
 
 
 class _Evidence:
@@ -419,11 +391,6 @@ def _calibrated(away: _Away, class_weights: Array) -> tuple[Array, Array]:
     spread = float(np.trace(away.squares / n - np.outer(mean, mean)))
     within = 0.5 * (within + within.T) + 1e-6 * spread * np.eye(K)
     slope = np.linalg.pinv(within, hermitian=True) @ mu.T
-    if np.shape(class_weights) != counts.shape or not np.min(class_weights) > 0:
-        raise ValueError(
-            f"class_weights must be {len(counts)} positive numbers, one a class, got "
-            f"{len(np.ravel(class_weights))}"
-        )
     prior = counts / n * class_weights
     offset = np.log(prior) - 0.5 * np.einsum("ck,kc->c", mu, slope)
     if K == 1:

@@ -37,25 +37,6 @@ from vfl_flower.rows import Rows, add_each, as_rows
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
-__all__ = [
-    "Rule",
-    "Subspace",
-    "above_rounding",
-    "compose",
-    "default_threshold",
-    "eigenpairs",
-    "embed",
-    "feature_range",
-    "first_features",
-    "gamma",
-    "moments",
-    "movement",
-    "shrink",
-    "stack",
-    "step_size",
-    "variances",
-]
-
 CONSTANT = 1e-12
 """A variance up to this share of the column's mean square is nothing but rounding."""
 
@@ -99,10 +80,7 @@ def stack(A: Array, B: Array, eta: float) -> Array:
 
     W_t = [sqrt(eta_t / D) A_t, sqrt(1 - eta_t) B_t], where A_t, (n, D), are random
     features without the factor 1 / sqrt(D), and B_t is (n, r), with r = 0 at t = 1.
-    Raises ValueError if eta_t is not in (0, 1].
     """
-    if not 0 < eta <= 1:
-        raise ValueError(f"eta must be above 0 and at most 1, got {eta}")
     n, D = A.shape
     W = np.empty((n, D + B.shape[1]))
     np.multiply(A, math.sqrt(eta / D), out=W[:, :D])
@@ -205,8 +183,7 @@ def default_threshold(values: Array, trace: float, D: int, s: int) -> float:
     lambda is lambda_{s+1} less the mean of the D - s - 1 smaller eigenvalues of W_1^T
     W_1 = A_1^T A_1 / D. `values`, (j,), are its eigenvalues, descending (the s + 1
     largest at least, or all but zeros), `trace` its trace, and D its size, here the
-    number of features of the first iteration. Raises ValueError unless D is above
-    s + 1.
+    number of features of the first iteration; D is above s + 1.
 
     Where many small eigenvalues follow a large one, D random features overstate it by
     about their sum over D, as a sample covariance of D samples does; [2] subtracts it.
@@ -220,14 +197,9 @@ def default_threshold(values: Array, trace: float, D: int, s: int) -> float:
     Differs from [1], where lambda is the (k + 2)-th eigenvalue of iteration 1 for k
     clusters: with s > k + 1 components those beyond it are never learned.
     """
-    n_smaller = D - s - 1
-    if n_smaller < 1:
-        raise ValueError(
-            f"the threshold of {s} components needs {s + 2} features, got {D}"
-        )
     if len(values) <= s:
         return 0.0
-    mean_smaller = (trace - values[: s + 1].sum()) / n_smaller
+    mean_smaller = (trace - values[: s + 1].sum()) / (D - s - 1)
     return max(0.0, float(values[s] - max(mean_smaller, 0.0)))
 
 

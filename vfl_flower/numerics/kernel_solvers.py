@@ -41,8 +41,6 @@ from vfl_flower.numerics.random_features import features
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
-__all__ = ["LOSSES", "Fit", "Loss", "LossName", "fit", "named", "predict"]
-
 LossName = Literal["logistic", "smooth_hinge", "square"]
 """Names of the losses in `LOSSES`."""
 
@@ -124,13 +122,6 @@ LOSSES = {
 """The losses of Table 1 of [1]."""
 
 
-def named(loss: str) -> Loss:
-    """Return the loss of this name; ValueError unless it is a key of `LOSSES`."""
-    if loss not in LOSSES:
-        raise ValueError(f"loss must be one of {tuple(LOSSES)}, got {loss!r}")
-    return LOSSES[loss]
-
-
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class Fit:
@@ -147,8 +138,6 @@ class Fit:
     rows, or the mean squared error as a share of the labels' variance."""
     converged: bool = True
     """Whether the optimum was reached; always so for the square loss."""
-    passes: int = 0
-    """How often all features were computed from the angles."""
     path: tuple[tuple[float, float], ...] = ()
     """Each strength that was tried and its score."""
     left_out: Array | None = None
@@ -156,24 +145,6 @@ class Fit:
     `leave_out`."""
     turn: Array | None = None
     """With `earlier`: what times it is added to f, shape (C,)."""
-
-
-def predict(angles: Array, fitted: Fit, block_bytes: int = BLOCK_BYTES) -> Array:
-    """Return the scores f(x) of rows, (n, C), in the unit of y.
-
-    `angles`, (n, M), are summed ones, uint8, uint16 or uint32 fractions of a turn or
-    float64 turns. For labels -1 and +1 the sign is the class, for one-vs-rest columns
-    the largest. Raises ValueError if `fitted` has not M coefficients.
-    """
-    if angles.ndim != 2 or angles.shape[1] != len(fitted.coef):
-        raise ValueError(
-            f"angles must have {len(fitted.coef)} columns as the model has features, "
-            f"got shape {angles.shape}"
-        )
-    scores = np.empty((len(angles), fitted.coef.shape[1]))
-    for rows, Z in _blocks(angles, angles.shape[1], block_bytes):
-        scores[rows] = Z @ fitted.coef
-    return np.asarray(scores + fitted.intercept)
 
 
 def fit(
@@ -191,7 +162,6 @@ def fit(
     leave_out: bool = False,
     tol: float = 1e-3,
     max_iter: int = 1000,
-    block_bytes: int = BLOCK_BYTES,
 ) -> Fit:
     r"""Minimise the objective above, and choose :math:`\lambda` where none is given.
 
@@ -227,16 +197,12 @@ def fit(
 
     Memory beyond the angles: two square matrices of the smaller of n and M, another two
     while their eigenvectors are computed, and some columns of n for each class and
-    fold; features are computed in blocks of `block_bytes`.
+    fold; features are computed in blocks of `BLOCK_BYTES`.
 
-    Raises ValueError if shapes do not fit, a column of labels is constant or not
-    finite, the loss needs classes and the labels are none, or `regularization` or
-    `folds` (from 2 to n) is out of range.
+    Each column of labels must have two different values.
     """
-    chosen_loss = named(loss)
     if classes is None:
         classes = bool((np.abs(Y) == 1).all())
-    _check(angles, Y, chosen_loss, regularization, folds, classes)
     center, scale = np.zeros(Y.shape[1]), np.ones(Y.shape[1])
     if not classes:
         center = Y.mean(axis=0)
@@ -250,14 +216,14 @@ def fit(
         spread = earlier.std(axis=0)
         spread[spread == 0] = 1.0
         free.insert(0, (earlier - earlier.mean(axis=0)) / spread)
-    axes = _Axes(angles, block_bytes)
+    axes = _Axes(angles)
     if loss == "square" and weights is None and offset is None:
         X, lam, path = _ridge(axes, Y, regularization, classes)
         converged = True
         left_out = _left_out(axes, Y, X, lam) if leave_out else None
     else:
         start, path, left_out = None, {}, None
-        given = axes, Y, chosen_loss, classes, folds, rng, weights, offset, free
+        given = axes, Y, LOSSES[loss], classes, folds, rng, weights, offset, free
         judge = partial(_cross_validate, *given)
         if regularization is None:
             start, path, left_out = judge()
@@ -268,7 +234,7 @@ def fit(
         if weights is not None:
             mean[:] = (weights / weights.sum())[:, None]
         X, _, converged = _minimise(
-            axes, Y, mean, chosen_loss, lam, start, tol, max_iter, offset, free
+            axes, Y, mean, LOSSES[loss], lam, start, tol, max_iter, offset, free
         )
     coef, turn = axes.coefficients(X[: len(axes.s)]), None
     intercept = (X[-1] - axes.mean @ coef) * scale
@@ -283,53 +249,12 @@ def fit(
         regularization=lam,
         cv_score=path[lam][0] if path else None,
         converged=converged,
-        passes=axes.passes,
         path=tuple((tried, score) for tried, (score, _) in path.items()),
         left_out=left_out * scale + center
         if leave_out and left_out is not None
         else None,
         turn=turn,
     )
-
-
-def _check(
-    angles: Array,
-    Y: Array,
-    loss: Loss,
-    regularization: float | None,
-    folds: int,
-    classes: bool,
-) -> None:
-    if angles.ndim != 2 or Y.ndim != 2 or len(Y) != len(angles):
-        raise ValueError(
-            "angles and Y must be matrices with the same rows, got shapes "
-            f"{angles.shape} and {Y.shape}"
-        )
-    if not (angles.size and Y.size):
-        raise ValueError(
-            "angles and Y must have a row and a column at least, got shapes "
-            f"{angles.shape} and {Y.shape}"
-        )
-    if not np.isfinite(Y).all():
-        raise ValueError("Y must be finite")
-    constant = (Y[0] == Y).all(axis=0)
-    if constant.any():
-        raise ValueError(
-            "each column of Y must have two different labels, got one in column "
-            f"{int(constant.argmax())} of {Y.shape[1]}"
-        )
-    if (loss.binary or classes) and (np.abs(Y) != 1).any():
-        raise ValueError("Y must be -1 or +1 for classes and for this loss")
-    if classes and Y.shape[1] > 1 and ((Y > 0).sum(axis=1) != 1).any():
-        raise ValueError(
-            f"each row of Y must have one +1 among its {Y.shape[1]} classes"
-        )
-    if regularization is not None and not 0 < regularization < math.inf:
-        raise ValueError(
-            f"regularization must be positive and finite, got {regularization}"
-        )
-    if loss.binary and regularization is None and not 2 <= folds <= len(Y):
-        raise ValueError(f"folds must be from 2 to the {len(Y)} rows of Y, got {folds}")
 
 
 class _Axes:
@@ -339,15 +264,14 @@ class _Axes:
     of :math:`U U^T`; else V is, and U is computed in blocks of rows.
     """
 
-    def __init__(self, angles: Array, block_bytes: int) -> None:
+    def __init__(self, angles: Array) -> None:
         from scipy.linalg import eigh
         from scipy.linalg.blas import dsyrk
 
         self.n, M = angles.shape
-        self._angles, self._block_bytes = angles, block_bytes
-        self._dual, self.passes = self.n < M, 1
+        self._angles, self._dual = angles, self.n < M
         self.mean = np.zeros(M)
-        for _, Z in _blocks(angles, M, block_bytes):
+        for _, Z in _blocks(angles, M):
             self.mean += Z.sum(axis=0) / self.n
         gram = np.zeros((min(self.n, M),) * 2, order="F")
         for _, Z in self._columns() if self._dual else self._rows():
@@ -363,21 +287,19 @@ class _Axes:
 
     def _rows(self) -> Iterator[tuple[slice, Array]]:
         """Yield the centred features in blocks of rows."""
-        self.passes += 1
-        for rows, Z in _blocks(self._angles, len(self.mean), self._block_bytes):
+        for rows, Z in _blocks(self._angles, len(self.mean)):
             Z -= self.mean
             yield rows, Z
 
     def _columns(self) -> Iterator[tuple[slice, Array]]:
         """Yield the centred features, transposed, in blocks of features."""
-        self.passes += 1
-        for columns, Z in _blocks(self._angles.T, len(self.mean), self._block_bytes):
+        for columns, Z in _blocks(self._angles.T, len(self.mean)):
             Z -= self.mean[columns, None]
             yield columns, Z
 
     def rows(self) -> Iterator[tuple[slice, Array]]:
         """Yield U in blocks of rows."""
-        step = max(1, self._block_bytes // (8 * len(self.s) + 1))
+        step = max(1, BLOCK_BYTES // (8 * len(self.s) + 1))
         if self._dual:
             for start in range(0, self.n, step):
                 yield slice(start, start + step), self._V[start : start + step]
@@ -414,9 +336,9 @@ class _Axes:
         return w
 
 
-def _blocks(angles: Array, M: int, block_bytes: int) -> Iterator[tuple[slice, Array]]:
+def _blocks(angles: Array, M: int) -> Iterator[tuple[slice, Array]]:
     """Yield z = phi / sqrt(M) of blocks of rows, in one buffer that may be written."""
-    step = max(1, block_bytes // (8 * angles.shape[1]))
+    step = max(1, BLOCK_BYTES // (8 * angles.shape[1]))
     buffer = np.empty((min(step, len(angles)), angles.shape[1]))
     for start in range(0, len(angles), step):
         rows = slice(start, min(start + step, len(angles)))

@@ -27,8 +27,6 @@ def draw(g: Array, size: int, rng: np.random.Generator) -> Array:
     ValueError if `size` or a value of `g` is negative, or the sum of `g` is not
     positive and finite.
     """
-    if size < 0:
-        raise ValueError(f"size must be at least 0, got {size}")
     cumulative = np.cumsum(g)
     if len(g) == 0 or g.min() < 0 or not 0 < cumulative[-1] < np.inf:
         raise ValueError(
@@ -60,9 +58,6 @@ def seed_centers(
     of the data costs no accuracy.
     """
     n, d = blocks.shape
-    _check_k(k)
-    if n == 0:
-        raise ValueError("k-means needs at least one row, got 0")
     mass = np.ones(n) if weights is None else weights
     centers = np.empty((k, d))
     centers[0] = blocks.take(draw(mass, 1, rng))[0]
@@ -199,11 +194,6 @@ def weighted_kmeans(
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
-    _check_k(k)
-    if k > len(X):
-        raise ValueError(
-            f"k must be at most the number of rows, got k = {k} and {len(X)} rows"
-        )
     model = KMeans(k, n_init=n_init, random_state=int(rng.integers(2**32)))
     with warnings.catch_warnings():  # fewer distinct rows than k is no fault here
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -246,7 +236,6 @@ def distdim(
     H. Ding, Y. Liu, L. Huang and J. Li, "K-means clustering with distributed
     dimensions", ICML 2016.
     """
-    _check_k(k)
     cells, cell = np.unique(assignments, axis=0, return_inverse=True)
     grid = np.hstack([C[cells[:, j]] for j, C in enumerate(local_centers)])
     counts, distinct = np.bincount(cell.ravel(), weights), min(k, len(cells))
@@ -257,8 +246,3 @@ def distdim(
 def _squares(rows: Array) -> Array:
     """Return |x_i|^2 of each row."""
     return np.asarray(np.einsum("ij,ij->i", rows, rows))
-
-
-def _check_k(k: int) -> None:
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")

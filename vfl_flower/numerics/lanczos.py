@@ -27,42 +27,32 @@ import numpy as np
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
-__all__ = ["Lanczos", "lanczos"]
-
 EPS = float(np.finfo(np.float64).eps)
+
+
+TOL = 1e-8
+"""A Ritz value has converged when its residual is at most this share of the largest
+Ritz value in size."""
 
 
 @shapes_only
 @dataclass(frozen=True)
 class Lanczos:
-    """What the Lanczos algorithm found of an n x n matrix R.
-
-    Attributes
-    ----------
-    Q : Array of float64, shape (n, q)
-        C_Q, the orthonormal Lanczos vectors.
-    T : Array of float64, shape (q, q)
-        T_Q = Q^T R Q, tridiagonal: its diagonal is alpha, the one beside it beta (lines
-        6 and 8 of Algorithm 2).
-    residual : Array of float64, shape (n,)
-        g with R Q = Q T + g e^T.
-    values : Array of float64, shape (m,)
-        The wanted Ritz values, descending: those above the threshold.
-    vectors : Array of float64, shape (n, m)
-        Their Ritz vectors, orthonormal.
-    converged : bool
-        Whether the stopping rule was met; False if `max_steps` ended it.
-    steps : int
-        Products with R that were asked for.
-    """
+    """What the Lanczos algorithm found of an n x n matrix R."""
 
     Q: Array
+    """C_Q, the orthonormal Lanczos vectors, (n, q)."""
     T: Array
+    """T_Q = Q^T R Q, (q, q), tridiagonal: its diagonal is alpha, the one beside it beta
+    (lines 6 and 8 of Algorithm 2)."""
     residual: Array
+    """g with R Q = Q T + g e^T, (n,)."""
     values: Array
+    """The wanted Ritz values, descending: those above the threshold, (m,)."""
     vectors: Array
-    converged: bool
+    """Their Ritz vectors, orthonormal, (n, m)."""
     steps: int
+    """Products with R that were asked for."""
 
 
 def lanczos(
@@ -72,44 +62,16 @@ def lanczos(
     *,
     rng: np.random.Generator,
     at_least: int = 0,
-    max_steps: int | None = None,
-    tol: float = 1e-8,
 ) -> Lanczos:
     """Find the eigenpairs above a threshold (Algorithm 2 with eq. 3 of [1]).
 
-    Parameters
-    ----------
-    matvec : callable
-        c of shape (n,) to g = R c of shape (n,) (line 5), R symmetric.
-    start : Array, shape (n,)
-        c_1, not 0; its length does not matter.
-    threshold : float
-        Eigenvalues above it are wanted: eta_t lambda in [1].
-    rng : numpy.random.Generator
-        Source of new vectors after a breakdown; not used without a breakdown.
-    at_least : int
-        How many of the largest are wanted even if they are not above the threshold.
-    max_steps : int, optional
-        Largest number of products. Default: n.
-    tol : float
-        A Ritz value has converged when its residual is at most `tol` times the largest
-        Ritz value in size.
+    `matvec` takes c, (n,), to g = R c, (n,) (line 5), with R symmetric. `start`, (n,),
+    is c_1, whose length does not matter. Eigenvalues above the `threshold`, eta_t
+    lambda in [1], are wanted, and the `at_least` largest ones in any case. `rng` draws
+    new vectors after a breakdown.
 
-    Returns
-    -------
-    Lanczos
-        The eigenpairs, and how they were found.
-
-    Raises
-    ------
-    ValueError
-        `start` is not a finite vector or is 0, `max_steps` is below 1, `tol` is not
-        positive, or a product is not finite or has another shape.
-
-    Notes
-    -----
     The iteration stops when every Ritz value above the threshold has converged and the
-    largest of the others is settled below it: its residual is at most sqrt(`tol`) times
+    largest of the others is settled below it: its residual is at most sqrt(`TOL`) times
     the threshold (its error is of the order of the square) and no more than its
     distance from the threshold. Ritz values converge from the ends of the spectrum
     inwards, so none above the threshold is missed that c_1 can reach. Before a
@@ -124,35 +86,23 @@ def lanczos(
     Differs from [1] in: 1. the breakdown, where Algorithm 2 ends. 2. Each vector is
     orthogonalised twice against *all* before it, which contains line 7.
     """
-    if start.ndim != 1:
-        raise ValueError(f"start must be a vector, got shape {start.shape}")
     n = len(start)
-    limit = n if max_steps is None else max_steps
-    if limit < 1:
-        raise ValueError(f"max_steps must be at least 1, got {max_steps}")
-    if not tol > 0:
-        raise ValueError(f"tol must be positive, got {tol}")
-    if not (np.isfinite(start).all() and start.any()):
-        raise ValueError("start must be finite and not 0")
     Q, T, scale = np.empty((n, 0)), np.zeros((0, 0)), 0.0
     c = start.astype(np.float64)
     basis, beta = _extended(Q, c, n * EPS * float(np.linalg.norm(c)), rng)
     begin = 0  # the first vector since the last breakdown
     steps, done = 0, False
-    while steps < limit and not done:
+    while not done:
         steps += 1
         q, Q = Q.shape[1], basis
         c = Q[:, -1]
         g = np.array(matvec(c), dtype=np.float64)
-        if g.shape != (n,) or not np.isfinite(g).all():
-            raise ValueError(f"a product must be finite and of shape {(n,)}")
         T = np.pad(T, (0, 1))
         T[q, q] = c @ g
         if q:
             T[q, q - 1] = T[q - 1, q] = beta
         g -= Q @ (Q.T @ g)  # eq. 3 of [1]; `_extended` does so twice
         if q + 1 == n:
-            done = True
             break
         sigma, P = np.linalg.eigh(T[begin:, begin:])
         scale = max(scale, float(np.abs(sigma).max()))
@@ -164,7 +114,7 @@ def lanczos(
             # halfway between the last Ritz value that is wanted and the next
             pair = ritz_values[at_least - 1 : at_least + 1]
             bound = float(pair.mean()) if len(pair) == 2 else -math.inf
-        settled = math.sqrt(tol) * min(scale, abs(bound))
+        settled = math.sqrt(TOL) * min(scale, abs(bound))
         gap = bound - sigma
         above = gap < 0
         if beta == 0:
@@ -172,14 +122,14 @@ def lanczos(
             begin = q + 1
         else:
             done = bool(
-                (rho[above] <= tol * scale).all()
+                (rho[above] <= TOL * scale).all()
                 and not above.all()
                 and rho[~above][-1] <= min(settled, gap[~above][-1])
             )
     sigma, P = np.linalg.eigh(T)
     count = max(np.count_nonzero(sigma > threshold), min(at_least, len(sigma)))
     wanted = np.arange(len(sigma))[::-1][:count]
-    return Lanczos(Q, T, g, sigma[wanted], Q @ P[:, wanted], done, steps)
+    return Lanczos(Q, T, g, sigma[wanted], Q @ P[:, wanted], steps)
 
 
 def _extended(

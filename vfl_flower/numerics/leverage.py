@@ -12,63 +12,61 @@ from vfl_flower.typing import Array
 EPS = float(np.finfo(np.float64).eps)
 
 
-def leverage_factor(blocks: RowBlocks, method: str = "auto") -> Array:
+def leverage_factor(blocks: RowBlocks) -> Array:
     """Find F, (d, r), such that U = X F is an orthonormal basis of the columns of X.
 
     Line 2 of Algorithm 2 without the n x d matrix U: F takes O(d^2) memory, and a row
     of U is a row of X times F. X has the shape (n, d), and is [X, y] at the label
-    holder; r is its numerical rank. The method "gram" takes the eigenvectors of the
-    Gram matrix, "qr" the singular vectors of R from a QR factorisation block by block;
-    "auto" is "gram" where that is accurate, else "qr", which costs about twice as much.
-    Raises ValueError if `method` is unknown, X has a missing or infinite value, or with
-    "gram" a square overflows.
+    holder; r is its numerical rank. F is made of the eigenvectors of the Gram matrix
+    where they are accurate, else of the singular vectors of R from a QR factorisation
+    block by block, which costs about twice as much. Raises ValueError if X has a
+    missing or infinite value.
 
     Columns are first scaled to length 1, so units do not matter: Z = X D^-1. Columns of
     zeros are left out. With Z = Q S V^T, F = D^-1 V S^-1 over the singular values above
-    max(n, d) eps S_1, the rule of ``numpy.linalg.matrix_rank``. "gram" sees only S^2,
-    so its rank counts the singular values with S^2 above max(n, d) eps S_1^2.
+    max(n, d) eps S_1, the rule of ``numpy.linalg.matrix_rank``.
 
-    *When "auto" trusts the Gram matrix.* Summed in blocks of b rows, each entry of
+    *When the Gram matrix is accurate.* Summed in blocks of b rows, each entry of
     C = Z^T Z has an error of at most (b + n / b) u, u = eps / 2 [2, section 3.1], hence
     C one of at most e = d (b + n / b) u in the spectral norm. F^T C F = I for the
     computed C, so the true U^T U differs from I, and to first order each score from the
-    true one, by at most e / lambda_min(C) relatively. "auto" takes the Gram matrix
+    true one, by at most e / lambda_min(C) relatively. The Gram matrix is taken
     where this is at most 1e-6, which holds for lambda_min >= 1.5e-5 at n = 463,715 and
-    d = 30. Any column near the span of the others goes to "qr", whose error grows with
+    d = 30. Any column near the span of the others goes to QR, whose error grows with
     the condition number of Z and not with its square.
 
     [2] N. J. Higham, "Accuracy and stability of numerical algorithms", SIAM 2002.
     """
-    if method not in ("auto", "gram", "qr"):
-        raise ValueError(f"method must be 'auto', 'gram' or 'qr', got {method!r}")
+    by_gram = _gram_factor(blocks)
+    return _qr_factor(blocks) if by_gram is None else by_gram
+
+
+def _gram_factor(blocks: RowBlocks) -> Array | None:
+    """Return F from the Gram matrix; None where that is not accurate."""
     n, d = blocks.shape
-    if method != "qr":
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            G = blocks.map_reduce(lambda _, X: X.T @ X, np.add, np.zeros((d, d)))
-        squares = np.diag(G)
-        kept = squares > 1e-280  # below, squares of single values may have underflowed
-        finite = bool(np.isfinite(G).all())
-        if method == "gram" and not finite:
-            raise ValueError(
-                "X must have no missing or infinite value and, for method 'gram', no "
-                "value whose square overflows"
-            )
-        if finite:
-            scale = 1 / np.sqrt(squares[kept])
-            eigenvalues, V = np.linalg.eigh(
-                G[np.ix_(kept, kept)] * np.outer(scale, scale)
-            )
-            b = min(n, blocks.block_rows)
-            error = d * (b + n / b) * EPS / 2 if n else 0.0
-            accurate = (len(eigenvalues) == 0 or eigenvalues[0] >= 1e6 * error) and (
-                kept.all()
-                or not blocks.map_reduce(
-                    lambda _, X: bool(X[:, ~kept].any()), operator.or_, False
-                )
-            )
-            if method == "gram" or accurate:
-                r = eigenvalues > max(n, d) * EPS * eigenvalues[-1:]
-                return _embed(kept, scale, V[:, r] / np.sqrt(eigenvalues[r]))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        G = blocks.map_reduce(lambda _, X: X.T @ X, np.add, np.zeros((d, d)))
+    if not np.isfinite(G).all():
+        return None
+    squares = np.diag(G)
+    kept = squares > 1e-280  # below, squares of single values may have underflowed
+    scale = 1 / np.sqrt(squares[kept])
+    eigenvalues, V = np.linalg.eigh(G[np.ix_(kept, kept)] * np.outer(scale, scale))
+    b = min(n, blocks.block_rows)
+    error = d * (b + n / b) * EPS / 2 if n else 0.0
+    if len(eigenvalues) and eigenvalues[0] < 1e6 * error:
+        return None
+    if not kept.all() and blocks.map_reduce(
+        lambda _, X: bool(X[:, ~kept].any()), operator.or_, False
+    ):
+        return None
+    r = eigenvalues > max(n, d) * EPS * eigenvalues[-1:]
+    return _embed(kept, scale, V[:, r] / np.sqrt(eigenvalues[r]))
+
+
+def _qr_factor(blocks: RowBlocks) -> Array:
+    """Return F from a QR factorisation block by block."""
+    n, d = blocks.shape
     R = blocks.map_reduce(lambda _, X: X, _stacked, np.empty((0, d)))
     if not np.isfinite(R).all():
         raise ValueError("X must have no missing or infinite value")

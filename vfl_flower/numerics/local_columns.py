@@ -26,16 +26,6 @@ from vfl_flower.numerics.moments import bounded_columns
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
-__all__ = [
-    "CLIP",
-    "LocalColumns",
-    "bounded",
-    "fit_local_columns",
-    "local_columns",
-    "reached",
-    "scaled_columns",
-]
-
 CLIP = 8.0
 """Largest distance from the median, in standard deviations."""
 
@@ -153,17 +143,8 @@ def fit_local_columns(
     rows differ from the most frequent value of a column, and no row has a leverage
     above `most_leverage`. `rng` draws the frequencies, and the pairs of rows for their
     bandwidth.
-
-    Raises ValueError if `X` is not a matrix of finite or missing values, or `most` is
-    negative.
     """
     X = np.asarray(X, dtype=np.float64)
-    if X.ndim != 2 or np.isinf(X).any():
-        raise ValueError(
-            f"X must be a matrix without infinite values, got shape {X.shape}"
-        )
-    if most < 0:
-        raise ValueError(f"most must be at least 0, got {most}")
     ordered = [np.sort(column[~np.isnan(column)]) for column in X.T]
     known, d = ~np.isnan(X), X.shape[1]
     units = np.array([_unit(rows) for rows in ordered]).reshape(d, 4).T.copy()

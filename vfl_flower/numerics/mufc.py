@@ -41,9 +41,6 @@ MAX_SERVER_BYTES = 2**28
 MAX_BINS = 2**32
 """Largest number of bins of a column that a sparse sum takes."""
 
-POINTS = ("uniform", "weighted")
-"""How a bin's rows become points of X_s."""
-
 
 def initialise(
     blocks: RowBlocks,
@@ -70,8 +67,7 @@ def initialise(
     Returns the numbers of the centroids' rows in the order drawn, (k',), no two of
     equal values, where k' = min(k, number of rows at a squared distance above 0 from
     one another); and the nearest centroid of each row, (n,), ties to the first. Each
-    centroid has a row. Raises ValueError if `k` is below 1; `prefix` is longer than k,
-    or names a row that does not exist or two equal rows; or distances are not finite.
+    centroid has a row. Raises ValueError if `prefix` names two equal rows.
 
     Unlearning is exact (Lemma 5.1) for a set X_R that does not depend on the draws.
     Given the centroids before it, the next one is a D^2 draw from X that fell outside
@@ -102,12 +98,6 @@ def initialise(
     """
     n = len(blocks)
     kept = [] if prefix is None else [int(row) for row in prefix]
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
-    if len(kept) > k or not all(0 <= row < n for row in kept):
-        raise ValueError(
-            f"prefix must have at most k = {k} row numbers below {n}, got {kept}"
-        )
     new = np.zeros(n, bool) if added is None else added
     nearest = np.full(n, np.inf)  # d^2(x, C)
     labels = np.zeros(n, np.int64)
@@ -124,8 +114,6 @@ def initialise(
             raise ValueError(f"prefix must name rows of distinct values, got {kept}")
         center = blocks.take(np.array([row]))
         distances = blocks.per_row(partial(_squared_distances, centers=center))
-        if not distances.max() < np.inf:
-            raise ValueError("distances between rows must be finite")
         closer = distances < nearest
         labels[closer] = j
         nearest[closer] = distances[closer]
@@ -172,7 +160,7 @@ def seed_centroids(
     says which take part, those that were not removed (default: all). `prefix`, (i,),
     and `added`, (n,), are those of `initialise`, by row numbers of X. Returns the row
     numbers of the centroids in the order drawn and the numbers of rows nearest to each,
-    both (k',). Raises ValueError as `initialise` does.
+    both (k',).
     """
     numbers = np.arange(len(X)) if stay is None else np.flatnonzero(stay)
     places = None if prefix is None else np.searchsorted(numbers, prefix)
@@ -192,8 +180,7 @@ def local_clusters(
     the rows that stay, (n, d), and `rows`, (k',), the numbers in them of the drawn
     centroids, in the order drawn. `full` adds Lloyd's iteration (see `complete`), and
     `least` is the fewest rows of a cluster (see `merge_small`). Before clusters are
-    merged, the cluster of a row is the nearest one; each cluster has a row. Raises
-    ValueError as `initialise` does.
+    merged, the cluster of a row is the nearest one; each cluster has a row.
     """
     if full:
         centroids, labels = complete(blocks, rows)
@@ -206,7 +193,7 @@ def local_clusters(
     if least == 1:
         return centroids, labels
     sizes = np.bincount(labels, minlength=len(centroids))
-    remain, merged = merge_small(centroids, sizes, least)
+    remain, _, merged = merge_small(centroids, sizes, least)
     labels = merged[labels]
     if full:
         # Lloyd's means are those of the rows of an iteration before: of how many?
@@ -214,7 +201,9 @@ def local_clusters(
     return centroids[remain], labels
 
 
-def merge_small(centroids: Array, sizes: Array, least: int) -> tuple[Array, Array]:
+def merge_small(
+    centroids: Array, sizes: Array, least: int
+) -> tuple[Array, Array, Array]:
     """Merge clusters of few rows into others, until none has fewer than `least`.
 
     Again and again the smallest cluster, the last among equals, joins the one with the
@@ -223,7 +212,8 @@ def merge_small(centroids: Array, sizes: Array, least: int) -> tuple[Array, Arra
 
     `centroids`, (k', d), are C^(l) in the order drawn, or the means from `complete`,
     and `sizes`, (k',), the rows of each. Returns the clusters that remain, (k'',), in
-    their order, and for each cluster its place among these, (k',).
+    their order; the rows of each, (k'',); and for each cluster before its place among
+    those that remain, (k',).
 
     Unlearning stays exact. Which clusters are merged depends on removed rows, by the
     sizes, but nothing of it is kept from one version to the next: what a party counts
@@ -235,11 +225,8 @@ def merge_small(centroids: Array, sizes: Array, least: int) -> tuple[Array, Arra
     then redraw behind another sequence, and to leave clusters merged, or apart, because
     they were so before.
 
-    >>> remain, merged = merge_small(
-    ...     np.array([[0.0], [9.0], [8.0]]), np.array([5, 1, 3]), 2
-    ... )
-    >>> remain, merged
-    (array([0, 2]), array([0, 1, 1]))
+    >>> merge_small(np.array([[0.0], [9.0], [8.0]]), np.array([5, 1, 3]), 2)
+    (array([0, 2]), array([5, 4]), array([0, 1, 1]))
     """
     counts = np.array(sizes, np.int64)
     remain, becomes = np.arange(len(counts)), np.arange(len(counts))
@@ -250,17 +237,7 @@ def merge_small(centroids: Array, sizes: Array, least: int) -> tuple[Array, Arra
         into = remain[distances.argmin()]
         counts[into] += counts[small]
         becomes[becomes == small] = into
-    return remain, np.searchsorted(remain, becomes)
-
-
-def merged_sizes(sizes: Array, merged: Array) -> Array:
-    """Return the rows of each merged cluster, (k'',), from those of each before, (k',).
-
-    `merged`, (k',), is what each cluster has become, from `merge_small`.
-    """
-    counts = np.zeros(len(np.unique(merged)), np.int64)
-    np.add.at(counts, merged, sizes)
-    return counts
+    return remain, counts[remain], np.searchsorted(remain, becomes)
 
 
 def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
@@ -442,15 +419,11 @@ class Quantizer:
         bins are in the order of their coordinates. Raises ValueError as `bins` does.
         """
         bins, places = np.unique(self.bins(points), axis=0, return_inverse=True)
-        counts = np.zeros(len(bins), dtype=np.int64)
-        np.add.at(counts, places.ravel(), sizes)
-        return bins, counts
+        counts = np.bincount(places.ravel(), sizes, len(bins))
+        return bins, counts.astype(np.int64)
 
     def centers(self, bins: Array) -> Array:
-        """Return the middle of each bin, in the cube, both of the shape (m, d).
-
-        Raises ValueError if a bin is not from 0 to B - 1.
-        """
+        """Return the middle of each bin, in the cube, both of the shape (m, d)."""
         low, side = self._extent(bins)
         return low + side / 2
 
@@ -458,8 +431,7 @@ class Quantizer:
         """Draw points uniformly inside bins (line 6 of Algorithm 1), (sum counts, d).
 
         `bins` has the shape (m, d), and `counts`, (m,), the number of points of each.
-        The points come bin by bin, and are in the cube up to rounding. Raises
-        ValueError if a bin is not from 0 to B - 1.
+        The points come bin by bin, and are in the cube up to rounding.
         """
         low, side = self._extent(bins)
         points = rng.random((int(counts.sum()), bins.shape[1]))
@@ -469,8 +441,6 @@ class Quantizer:
 
     def _extent(self, bins: Array) -> tuple[Array, Array]:
         """Return the lowest corner and the sides of each bin."""
-        if bins.size and not 0 <= bins.min() <= bins.max() < self.n_bins:
-            raise ValueError(f"bins must be from 0 to {self.n_bins - 1}")
         a = bins - self._top
         low = np.maximum(self.gamma * (a - 0.5), -0.5)
         high = np.minimum(self.gamma * (a + 0.5), 0.5)
@@ -496,25 +466,19 @@ def server_points(
     counts: Array,
     rng: np.random.Generator,
     points: str = "uniform",
-    max_bytes: int = MAX_SERVER_BYTES,
 ) -> tuple[Array, Array]:
     """Turn the counted bins into weighted points (line 6 of Algorithm 1).
 
     `bins`, (m, d), are those with q_j > 0, and `counts`, (m,), are the q_j, in rows.
     "uniform" draws q_j uniform points inside bin j, each of weight 1; "weighted" takes
     its middle with weight q_j. Where the uniform points would take more than
-    `max_bytes`, bin j has a share of q_j points, rounded up and at least one, whose
-    weights add up to q_j. Returns X_s, (m', d), in the cube, and the weights, (m',), in
-    rows, whose sum is that of q. Raises ValueError if `points` is unknown, a count is
-    below 1, or a bin is not from 0 to B - 1.
+    `MAX_SERVER_BYTES`, bin j has a share of q_j points, rounded up and at least one,
+    whose weights add up to q_j. Returns X_s, (m', d), in the cube, and the weights,
+    (m',), in rows, whose sum is that of q.
     """
-    if points not in POINTS:
-        raise ValueError(f"points must be one of {', '.join(POINTS)}, got {points!r}")
-    if len(counts) and counts.min() < 1:
-        raise ValueError(f"counts must be at least 1, got {counts.min()}")
     if points == "weighted":
         return quantizer.centers(bins), counts.astype(np.float64)
-    share = min(1.0, max_bytes / (8 * bins.shape[1]) / max(1, int(counts.sum())))
+    share = min(1.0, MAX_SERVER_BYTES / (8 * bins.shape[1]) / max(1, int(counts.sum())))
     drawn = np.ceil(counts * share).astype(np.int64)
     return quantizer.sample(bins, drawn, rng), np.repeat(counts / drawn, drawn)
 
@@ -527,8 +491,7 @@ def server_centroids(
     X_s, (m, d), is from `server_points`; in Algorithm 5 it has the parties' centroids
     themselves. `weights`, (m,), are positive, in rows. Returns the best C_s of `n_init`
     starts, (K', d), with K' < K where fewer points are distinct, as when almost
-    everything has been forgotten. Raises ValueError if `k` is below 1, or there is no
-    point.
+    everything has been forgotten. Raises ValueError if there is no point.
     """
     if len(X_s) == 0:
         raise ValueError("clusters need at least one row among the parties, got 0")

@@ -35,8 +35,6 @@ import numpy as np
 
 from vfl_flower.typing import Array
 
-__all__ = ["derivative_products", "probes", "relevance_of"]
-
 
 def derivative_products(gram: Array, weights: Array, n: float) -> Array:
     """Return H, (A, A), the mean products of the derivatives of f by the angles.

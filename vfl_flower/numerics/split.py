@@ -12,21 +12,8 @@ from vfl_flower.typing import Array
 def split_rows(n: int, test_fraction: float, seed: int) -> tuple[Array | None, Array]:
     """Split rows 0 .. n - 1 at random; whoever knows (n, fraction, seed) agrees.
 
-    Parameters
-    ----------
-    n : int
-        Number of rows.
-    test_fraction : float
-        Share of the rows held out, in [0, 1).
-    seed : int
-        Seed of the run.
-
-    Returns
-    -------
-    train : Array or None
-        Sorted numbers of the training rows; None: all rows.
-    test : Array
-        Sorted numbers of the others.
+    `test_fraction`, in [0, 1), is the share of rows held out. Returns the sorted
+    numbers of the training rows, None for all rows, and those of the others.
     """
     n_test = round(test_fraction * n)
     if n_test == 0:
@@ -39,22 +26,9 @@ def split_rows(n: int, test_fraction: float, seed: int) -> tuple[Array | None, A
 def training_rows(n: int, test_fraction: float, rows: int, seed: int) -> Array:
     """Draw some of the training rows; whoever knows the arguments agrees.
 
-    Parameters
-    ----------
-    n, test_fraction, seed : int, float, int
-        As for :func:`split_rows`.
-    rows : int
-        Number of rows, at least 2.
-
-    Returns
-    -------
-    Array
-        Their sorted numbers.
-
-    Raises
-    ------
-    ValueError
-        There are not so many training rows, or fewer than 2.
+    The other arguments are those of :func:`split_rows`. Returns the sorted numbers of
+    so many `rows`. Raises ValueError if there are not so many training rows, or fewer
+    than 2.
     """
     train = split_rows(n, test_fraction, seed)[0]
     train = np.arange(n) if train is None else train

@@ -57,18 +57,6 @@ from vfl_flower.numerics.kmeans import assign, simplified_silhouettes
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
-__all__ = [
-    "LEAST_ROWS",
-    "Clustering",
-    "Pass",
-    "Request",
-    "chosen_kmeans",
-    "leavers",
-    "part_of_pass",
-    "random_centers",
-    "summed_kmeans",
-]
-
 LEAST_ROWS = 20
 """Fewest rows of all parties together of a cluster that sends its sum."""
 SHARE = 0.5

@@ -5,7 +5,6 @@ from vfl_flower.secure_aggregation.groups import (
     Group,
     Plain,
     Ring,
-    Take,
     group,
 )
 from vfl_flower.secure_aggregation.keys import (
@@ -18,51 +17,23 @@ from vfl_flower.secure_aggregation.keys import (
 from vfl_flower.secure_aggregation.limbs import LIMB, PLACES, join_limbs, split_limbs
 from vfl_flower.secure_aggregation.masks import PairwiseMasks, masked, unmask_sum
 from vfl_flower.secure_aggregation.relay import Relay
-from vfl_flower.secure_aggregation.sparse_sum import (
-    Field,
-    HashMismatchError,
-    MasksDoNotCancelError,
-    PointCollisionError,
-    SparseSum,
-    SparseSumError,
-    TooManyBinsError,
-)
-from vfl_flower.secure_aggregation.trees import (
-    TOPOLOGIES,
-    Tree,
-    binary,
-    different_tree,
-    exposed,
-    ring,
-    spanning,
-    totally_different,
-    two_trees,
-)
+from vfl_flower.secure_aggregation.sparse_sum import Field, SparseSum
+from vfl_flower.secure_aggregation.trees import Tree, ring, spanning, two_trees
 
 __all__ = [
     "LIMB",
     "NO_IDENTITY",
     "PLACES",
-    "TOPOLOGIES",
     "Circle",
     "Field",
     "Group",
-    "HashMismatchError",
-    "MasksDoNotCancelError",
     "PairwiseMasks",
     "Plain",
-    "PointCollisionError",
     "Relay",
     "Ring",
     "SparseSum",
-    "SparseSumError",
-    "Take",
-    "TooManyBinsError",
     "Tree",
-    "binary",
-    "different_tree",
     "encode_key",
-    "exposed",
     "group",
     "join_limbs",
     "masked",
@@ -72,7 +43,6 @@ __all__ = [
     "ring",
     "spanning",
     "split_limbs",
-    "totally_different",
     "two_trees",
     "unmask_sum",
 ]

@@ -191,10 +191,6 @@ def weights_fixed_point(
 
 def _most_fraction(rows: int, bound: float, bits: int, square_sum: float | None) -> int:
     """Return the most fraction bits of F; below 0 where not even integers fit."""
-    if rows < 1:
-        raise ValueError(f"rows must be at least 1, got {rows}")
-    if bits not in WIDTHS:
-        raise ValueError(f"bits must be one of {WIDTHS}, got {bits}")
     _check_bound("bound", bound)
     if square_sum is None:
         square_sum = rows * bound**2

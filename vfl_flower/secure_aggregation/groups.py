@@ -86,13 +86,36 @@ def _check_bound(bound: float) -> None:
         raise ValueError(f"bound must be between 1e-250 and 1e250, got {bound}")
 
 
-def _check_parties(parties: int) -> None:
-    if parties < 1:
-        raise ValueError(f"parties must be at least 1, got {parties}")
+class _Numbers:
+    """What the groups share whose elements NumPy adds: unsigned integers wrap."""
+
+    parties: int
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of an element."""
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if self.parties < 1:
+            raise ValueError(f"parties must be at least 1, got {self.parties}")
+
+    def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
+        """Sum, modulo the size of the group."""
+        return np.add(a, b, out=out)
+
+    def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
+        """Difference, modulo the size of the group."""
+        return np.subtract(a, b, out=out)
+
+    def random(self, take: Take, count: int) -> Array:
+        """Return `count` elements of the stream's bytes, little endian; read-only."""
+        return np.frombuffer(take(self.dtype.itemsize * count), dtype=self.dtype)
 
 
 @dataclass(frozen=True)
-class Ring:
+class Ring(_Numbers):
     """The integers modulo 2^64, for real values in fixed point.
 
     A value v becomes the integer nearest to ``scale * v``, modulo 2^64. No sum of
@@ -122,8 +145,8 @@ class Ring:
 
     def __post_init__(self) -> None:
         """Check the settings and find the scale, in exact integers."""
+        super().__post_init__()
         _check_bound(self.bound)
-        _check_parties(self.parties)
         bound, parties = float(self.bound), operator.index(self.parties)
         # bound = numerator / 2^d, and parties * numerator has k bits:
         # parties * bound * 2^e < 2^(k - d + e) <= 2^63 for e = 63 + d - k.
@@ -156,21 +179,9 @@ class Ring:
         signed = np.asarray(total, dtype=self.dtype).view("<i8")
         return np.asarray(signed / self.scale, dtype=np.float64)
 
-    def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Sum modulo 2^64: unsigned integers wrap."""
-        return np.add(a, b, out=out)
-
-    def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Difference modulo 2^64: unsigned integers wrap."""
-        return np.subtract(a, b, out=out)
-
-    def random(self, take: Take, count: int) -> Array:
-        """Return `count` elements: eight bytes each, little endian; read-only."""
-        return np.frombuffer(take(8 * count), dtype=self.dtype)
-
 
 @dataclass(frozen=True)
-class Circle:
+class Circle(_Numbers):
     """The circle R / Z: angles in turns, as fractions of a turn with `bits` bits.
 
     A value v becomes the integer nearest to ``2^bits * v``, modulo 2^bits: whole turns
@@ -191,9 +202,7 @@ class Circle:
         """Check the settings."""
         if self.bits not in (8, 16, 32):
             raise ValueError(f"bits must be 8, 16 or 32, got {self.bits}")
-        _check_parties(self.parties)
-        object.__setattr__(self, "bits", operator.index(self.bits))
-        object.__setattr__(self, "parties", operator.index(self.parties))
+        super().__post_init__()
 
     @property
     def name(self) -> str:
@@ -240,21 +249,9 @@ class Circle:
         """
         return np.asarray(total, dtype=self.dtype)
 
-    def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Sum modulo a turn: unsigned integers wrap."""
-        return np.add(a, b, out=out)
-
-    def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Difference modulo a turn: unsigned integers wrap."""
-        return np.subtract(a, b, out=out)
-
-    def random(self, take: Take, count: int) -> Array:
-        """Return `count` elements: bits / 8 bytes each, little endian; read-only."""
-        return np.frombuffer(take(self.bits // 8 * count), dtype=self.dtype)
-
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(_Numbers):
     """Real numbers as they are: the same interface and no protection.
 
     For tests and comparison. Values are checked and clipped as in `Ring`.
@@ -271,10 +268,9 @@ class Plain:
 
     def __post_init__(self) -> None:
         """Check the settings."""
+        super().__post_init__()
         _check_bound(self.bound)
-        _check_parties(self.parties)
         object.__setattr__(self, "bound", float(self.bound))
-        object.__setattr__(self, "parties", operator.index(self.parties))
 
     @property
     def label(self) -> str:
@@ -288,14 +284,6 @@ class Plain:
     def decode(self, total: Array) -> Array:
         """Return the sum as it is, float64."""
         return np.asarray(total, dtype=np.float64)
-
-    def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Sum of real numbers."""
-        return np.add(a, b, out=out)
-
-    def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Difference of real numbers."""
-        return np.subtract(a, b, out=out)
 
     def random(self, take: Take, count: int) -> Array:
         """Return `count` zeros: nothing is hidden."""

@@ -30,7 +30,7 @@ def public_key(private: bytes) -> bytes:
 
     Raises ValueError if `private` has another length.
     """
-    return _private(private).public_key().public_bytes_raw()
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def shared_secret(private: bytes, public: bytes) -> bytes:
@@ -40,19 +40,12 @@ def shared_secret(private: bytes, public: bytes) -> bytes:
     if a key does not have 32 bytes, or the secret is all zeros: the public key is a
     point of small order, which no honest party sends (RFC 7748, section 6.1).
     """
-    if len(public) != KEY_BYTES:
-        raise ValueError(f"public key must have 32 bytes, got {len(public)}")
-    private_key = _private(private)
+    private_key = X25519PrivateKey.from_private_bytes(private)
+    peer = X25519PublicKey.from_public_bytes(public)
     try:
-        return private_key.exchange(X25519PublicKey.from_public_bytes(public))
+        return private_key.exchange(peer)
     except ValueError:
         raise ValueError("public key must not give an all-zero shared secret") from None
-
-
-def _private(private: bytes) -> X25519PrivateKey:
-    if len(private) != KEY_BYTES:
-        raise ValueError(f"private key must have 32 bytes, got {len(private)}")
-    return X25519PrivateKey.from_private_bytes(private)
 
 
 def encode_key(identity: bytes) -> str:

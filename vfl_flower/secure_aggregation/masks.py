@@ -10,7 +10,6 @@ one party also carries that party's own pad, which nobody else can remove.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -79,8 +78,7 @@ class PairwiseMasks:
     ) -> None:
         self._secrets = shared_secrets(private_key, public_keys, index)
         self._public_keys = list(public_keys)
-        self._index = operator.index(index)
-        self._run_id = operator.index(run_id)
+        self._index, self._run_id = index, run_id
         self.parties = len(public_keys)
 
     def mask(
@@ -90,9 +88,8 @@ class PairwiseMasks:
 
         For party i it is sum_{j > i} r_ij - sum_{j < i} r_ji. `action` and `name` are
         the step of the protocol and the array in its message; see the class for
-        `round`. Raises ValueError if `count` or `round` is negative.
+        `round`. Raises ValueError if `round` is negative.
         """
-        _check_count(count)
         return self._hide(np.zeros(count, group.dtype), group, action, name, round)
 
     def pad(
@@ -105,12 +102,11 @@ class PairwiseMasks:
         pad, which looks uniform, and passes that on; the party subtracts the pad. The
         pad comes from the party's private key alone, so it is independent of the masks,
         and nobody else can make it. The contract of the class holds for pads too.
-        Raises ValueError if `count` or `round` is negative.
+        Raises ValueError if `round` is negative.
         """
-        _check_count(count)
         index = self._index
         parts = context(self._run_id, action, name, round)
-        parts += [group.label.encode(), str(operator.index(count)).encode()]
+        parts += [group.label.encode(), str(count).encode()]
         parts = [labels.OWN_PAD, *parts, self._public_keys[index]]
         take = stream(self._secrets[index], parts)
         return _add_streams(np.zeros(count, group.dtype), group, [(True, take)])
@@ -243,7 +239,7 @@ def context(run_id: int, action: str, name: str, round: int) -> list[bytes]:
         str(run_id).encode(),
         action.encode(),
         name.encode(),
-        str(operator.index(round)).encode(),
+        str(round).encode(),
     ]
 
 
@@ -280,8 +276,3 @@ def _add_streams(
             combine = group.add if adds else group.subtract
             combine(block, group.random(take, block.size), out=block)
     return elements
-
-
-def _check_count(count: int) -> None:
-    if count < 0:
-        raise ValueError(f"count must be at least 0, got {count}")

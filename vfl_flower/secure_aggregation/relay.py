@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 from cryptography.exceptions import InvalidTag
@@ -56,8 +55,7 @@ class Relay:
     ) -> None:
         self._secrets = shared_secrets(private_key, public_keys, index)
         self._public_keys = list(public_keys)
-        self._index = operator.index(index)
-        self._run_id = operator.index(run_id)
+        self._index, self._run_id = index, run_id
 
     def seal(self, to: int, data: bytes, action: str, name: str, round: int) -> bytes:
         """Seal data to one party, in a message 16 bytes longer.
@@ -93,7 +91,7 @@ class Relay:
 
         They are the same in the whole run, whatever is sealed.
         """
-        pair = sorted((self._index, operator.index(party)))
+        pair = sorted((self._index, party))
         parts = [labels.AGREED_SECRET, str(self._run_id).encode()]
         parts += [self._public_keys[place] for place in pair]
         return derive_key(self._secrets[party], parts)
@@ -115,8 +113,8 @@ class Relay:
         parts = [
             labels.RELAYED_MESSAGE,
             *context(self._run_id, action, name, round),
-            str(operator.index(sender)).encode(),
-            str(operator.index(receiver)).encode(),
+            str(sender).encode(),
+            str(receiver).encode(),
             self._public_keys[sender],
             self._public_keys[receiver],
         ]
