@@ -280,7 +280,10 @@ def test_a_file_is_checked_as_the_strategy_reads_it(place):
         ([" x", *OPTIONS], "name must be 1 to 100 letters"),
         (["x:1", *OPTIONS], "name must be 1 to 100 letters"),
         (["x", *OPTIONS, "--for", "magic"], "strategy must be one of coreset-vrlr"),
-        (["x", *OPTIONS, "--impute", "zero"], "must be mended first"),
+        (
+            ["x", *OPTIONS, "--impute", "zero"],
+            "impute must be one of mean, median, none",
+        ),
         (["x", *OPTIONS, "--max-levels", "-1"], "max-levels must be a whole number"),
         (["x", "--data", "none.csv"], "file that is there, got 'none.csv'"),
         (["x", "--data", "n*.parquet"], "file that is there, got 'n*.parquet'"),

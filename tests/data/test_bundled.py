@@ -33,20 +33,22 @@ def test_bundled_sets_take_the_options_of_columns():
     np.testing.assert_allclose(X.std(axis=0), 1)
 
 
+@pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("data", ["iris", "synthetic:n=50,d=5"])
-def test_an_encoding_repeats_what_was_done_to_split_columns(data):
-    own = load(data, index=0, count=2, standardize=True)
-    again = load(data, own.encoding, index=0, count=2)
+def test_an_encoding_repeats_what_was_done_to_a_split_set(data, rows):
+    place = {"index": 0, "count": 2, "rows": rows}
+    own = load(data, standardize=True, **place)
+    again = load(data, own.encoding, **place)
     np.testing.assert_array_equal(again.X, own.X)
     assert again.columns == own.columns
     assert again.encoding is own.encoding
-    raw = load(data, index=0, count=2)
+    raw = load(data, **place)
     for k, about in enumerate(own.encoding["columns"]):
         assert about["name"] == own.columns[k]
         assert about["mean"] == [raw.X[:, k].mean()]
         assert about["scale"] == [raw.X[:, k].std()]
     assert raw.encoding["columns"][0]["mean"] == []
-    np.testing.assert_array_equal(load(data, raw.encoding, index=0, count=2).X, raw.X)
+    np.testing.assert_array_equal(load(data, raw.encoding, **place).X, raw.X)
 
 
 def test_an_encoding_chooses_and_orders_split_columns():
@@ -90,40 +92,28 @@ def test_errors_of_an_encoding_of_other_columns(write):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("iris", {"index": 0, "count": 5}, "at most the 4 columns of the data, got 5"),
+        ("iris", {"count": 5}, "at most the 4 columns of the data, got 5"),
         ("iris", {"index": 3, "count": 3}, "num-partitions - 1 = 2, got 3"),
-        ("iris", {"index": 0}, "partition-id and num-partitions must be given"),
-        ("iris", {"count": 2}, "partition-id and num-partitions must be given"),
-        (
-            "iris",
-            {"index": 0, "count": 2, "id_column": "a"},
-            "id-column needs a party f",
-        ),
-        ("iris", {"index": 0, "count": 2, "columns": ("a",)}, "got 'a'"),
-        (
-            "synthetic",
-            {"index": 0, "count": 2, "columns": ("x0",)},
-            "columns needs a pa",
-        ),
-        ("synthetic:d=2", {"index": 0, "count": 3}, "at most the 2 columns"),
-        (
-            "synthetic:n=0",
-            {"index": 0, "count": 1},
-            "n of synthetic must be at least 1",
-        ),
-        ("synthetic:m=1", {"index": 0, "count": 1}, "got 'm=1'"),
-        ("synthetic:n=1.5", {"index": 0, "count": 1}, "got 'n=1.5'"),
-        ("synthetic:noise=-1", {"index": 0, "count": 1}, "at least 0 and finite"),
-        ("synthetic:noise=nan", {"index": 0, "count": 1}, "at least 0 and finite"),
-        (
-            "synthetic:correlation=1",
-            {"index": 0, "count": 1},
-            "must be in [0, 1), got 1",
+        ("iris", {"count": None}, "partition-id and num-partitions must be given"),
+        ("iris", {"index": None}, "partition-id and num-partitions must be given"),
+        ("iris", {"id_column": "a"}, "id-column needs a party f"),
+        ("iris", {"columns": ("a",)}, "got 'a'"),
+        ("synthetic", {"columns": ("x0",)}, "columns needs a pa"),
+        ("synthetic:d=2", {"count": 3}, "at most the 2 columns"),
+        ("iris", {"index": 3, "count": 3, "rows": True}, "num-partitions - 1 = 2"),
+        ("iris", {"count": 151, "rows": True}, "at most the 150 rows of the data, got"),
+        ("synthetic:n=9", {"count": 10, "rows": True}, "at most the 9 rows"),
+        *(
+            (f"synthetic:{option}", {}, f":{option}'")
+            for option in (
+                *("n=0", "n=1.5", "m=1", "n", "noise=-1", "noise=nan", "noise=inf"),
+                "correlation=1",
+            )
         ),
     ],
 )
 def test_errors_of_sets_that_are_split(name, options, words):
-    assert words in refusal(name, **options)
+    assert words in refusal(name, **{"index": 0, "count": 2} | options)
 
 
 def test_a_download_that_fails_is_one_sentence(monkeypatch):
@@ -143,7 +133,7 @@ def test_a_download_that_fails_is_one_sentence(monkeypatch):
 # --- Split by rows
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 2, 7])  # also more than there are columns
 @pytest.mark.parametrize("name", ["iris", "wine", "synthetic:n=51,d=3,noise=0.5"])
 def test_rows_of_all_parties_are_all_rows(name, count):
     whole = load(name, index=0, count=1)
@@ -157,19 +147,6 @@ def test_rows_of_all_parties_are_all_rows(name, count):
     assert sum(party.n_rows for party in parties) == whole.n_rows
 
 
-@pytest.mark.parametrize("name", ["iris", "synthetic:n=9,d=2"])
-def test_more_parties_than_columns_where_rows_are_split(name):
-    parties = [load(name, index=j, count=7, rows=True) for j in range(7)]
-    assert len({party.X.shape[1] for party in parties}) == 1
-    assert min(party.n_rows for party in parties) >= 1
-
-
-@pytest.mark.parametrize("name", ["iris", "synthetic:n=150"])
-def test_more_parties_than_rows(name):
-    words = "num-partitions must be at most the 150 rows of the data, got 151"
-    assert words in refusal(name, index=0, count=151, rows=True)
-
-
 def test_chosen_columns_are_the_same_at_all_where_rows_are_split():
     place = {"count": 2, "rows": True, "columns": ("bp", "age")}
     parties = [load("diabetes", index=j, **place) for j in range(2)]
@@ -178,30 +155,12 @@ def test_chosen_columns_are_the_same_at_all_where_rows_are_split():
     np.testing.assert_array_equal(parties[1].X, whole.X[1::2])
 
 
-@pytest.mark.parametrize("name", ["iris", "synthetic:n=20,d=4"])
-def test_an_encoding_repeats_what_was_done_to_split_rows(name):
-    place = {"index": 1, "count": 3, "rows": True}
-    own = load(name, **place)
-    again = load(name, own.encoding, **place)
-    np.testing.assert_array_equal(again.X, own.X)
-    assert again.columns == own.columns
-
-
-def test_errors_of_the_place_where_rows_are_split():
-    assert "num-partitions - 1 = 2, got 3" in refusal(
-        "iris", index=3, count=3, rows=True
-    )
-    assert "partition-id and num-partitions must be given" in refusal(
-        "iris", index=0, rows=True
-    )
-
-
 # --- The generated set
 
 
 def test_synthetic_is_the_same_however_it_is_split():
     name = "synthetic:n=50,d=7,noise=0.5,correlation=0.3"
-    (whole,) = (load(name, index=0, count=1),)
+    whole = load(name, index=0, count=1)
     parties = [load(name, index=j, count=3) for j in range(3)]
     np.testing.assert_array_equal(np.hstack([party.X for party in parties]), whole.X)
     np.testing.assert_array_equal(parties[2].y, whole.y)

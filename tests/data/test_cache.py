@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from party_files import TEXT, load, refusal
 
-from vfl_flower.data import drop_cache, files
+from vfl_flower.data import StoredRows, files
 from vfl_flower.data.cache import CacheEntry
 from vfl_flower.data.source import PartySource
 
@@ -42,13 +42,8 @@ def test_a_file_is_converted_once(write, conversions, cache):
         assert not party.X.flags.writeable
     assert stat.S_IMODE((cache / "parties").stat().st_mode) == 0o700
     files = list((cache / "parties").iterdir())
-    assert sorted("".join(file.suffixes) for file in files) == [
-        ".X.npy",
-        ".at.npy",
-        ".ids.npy",
-        ".json",
-        ".y.npy",
-    ]
+    endings = {"".join(file.suffixes) for file in files}
+    assert endings == {".X.npy", ".at.npy", ".ids.npy", ".json", ".y.npy"}
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 
@@ -233,7 +228,7 @@ def test_all_copies_of_a_file_are_dropped(write, cache):
     load(path, id_column="id", label_column="b")
     (entry,) = (p for p in set(cache.rglob("*.y.npy")) - kept)
     entry.with_name(f".{entry.name}.0123.part").touch()
-    drop_cache(PartySource(data=str(path)))
+    StoredRows(PartySource(data=str(path))).drop_cache()
     assert set(cache.rglob("*.*")) == kept
 
 
@@ -246,12 +241,9 @@ def test_an_entry_is_named_by_all_that_it_depends_on(tmp_path):
         {"impute": "median"},
     ]
     path, stamp, plain = tmp_path / "a.csv", (1, 2), PartySource(data="a.csv")
+    sources = [plain, *(replace(plain, **changed) for changed in options)]
     entries = [
-        *(
-            CacheEntry.of(path, stamp, replace(plain, **o), False, None)
-            for o in options
-        ),
-        CacheEntry.of(path, stamp, plain, False, None),
+        *(CacheEntry.of(path, stamp, source, False, None) for source in sources),
         CacheEntry.of(path, (1, 3), plain, False, None),
         CacheEntry.of(path, stamp, plain, True, None),
         CacheEntry.of(path, stamp, plain, False, {"columns": []}),

@@ -52,11 +52,6 @@ def test_npz_with_x_alone_has_default_names(tmp_path):
     np.testing.assert_array_equal(party.X, np.eye(2))
 
 
-def test_ids_of_a_csv_are_text(write):
-    party = load(write("id,a\n007,1\n7,2\n"), id_column="id")
-    assert party.ids_digest == digest_ids(np.array(["007", "7"]))
-
-
 def test_a_csv_may_turn_from_integers_to_fractions_after_a_block(write, monkeypatch):
     monkeypatch.setattr(tables, "CSV_BLOCK", 2**16)
     rows = ["7"] * 100_000 + ["0.5", '"2"']
@@ -148,8 +143,10 @@ def test_ids_of_data_without_an_id_column(write, tmp_path):
 
 def test_ids_keep_their_zeros_in_a_csv_and_come_from_a_folder_too(folder, write):
     write("id,a\n007,1\n7,2\n", "f/3_rail.csv")
-    source = PartySource(data=str(folder), index=2, count=3, id_column="id")
-    assert read_ids(source) == ["007", "7"]
+    options = {"index": 2, "count": 3, "id_column": "id"}
+    assert read_ids(PartySource(data=str(folder), **options)) == ["007", "7"]
+    party = load(folder, **options)
+    assert party.ids_digest == digest_ids(np.array(["007", "7"]))
 
 
 @pytest.mark.parametrize(
@@ -215,10 +212,7 @@ def test_a_folder_that_is_not_there(tmp_path):
         ({"index": 2}, "from 0 to 1, got 2"),
         ({"index": -1}, "from 0 to 1, got -1"),
         ({}, "got None"),
-        (
-            {"index": 0, "label_column": "dealy"},
-            "the data folder has no column 'dealy'",
-        ),
+        ({"index": 0, "label_column": "dealy"}, "data folder has no column 'dealy'"),
         ({"index": 0, "columns": ("a", "bb")}, "got 'bb'"),
         ({"index": 0, "columns": ("b",)}, "'1_air' has no feature column"),
         ({"index": 1, "id_column": "a"}, "'2_sky' has no column 'a'"),
@@ -267,8 +261,7 @@ def test_a_folder_without_party_files(tmp_path):
         ("a,b\n1,secret,3\n", {}, "1 rows of party 'airline' have not as many fields"),
         (b"a,b\n1,secret\0\n", {}, "cannot be read as CSV: text in one encoding"),
         ("a,b,a\n1,2,3\n", {}, "more than one column 'a'"),
-        ("a,b\n1,2\n", {"columns": ("a", "z")}, "party 'airline' must be columns"),
-        ("a,b\n1,2\n", {"columns": ("a", "z")}, "got 'z'"),
+        ("a,b\n1,2\n", {"columns": ("a", "z")}, "party 'airline' must be columns of"),
         ("a,b\n1,2\n", {"columns": ("a", "a")}, "must be distinct"),
         ("a,b\n1,2\n", {"columns": ("a", "b"), "label_column": "b"}, "got 'b'"),
         ("a,b\n1,2\n", {"columns": ("a", "b"), "id_column": "b"}, "got 'b'"),
@@ -280,40 +273,19 @@ def test_a_folder_without_party_files(tmp_path):
         ("a,b\n1,2\n1,3\n2,4\n", {"id_column": "a"}, "1 rows repeat an id"),
         ("a,b\n1,2\n,3\n,4\n", {"id_column": "a"}, "no missing value, 2 found"),
         ("a,b\n1,inf\n2,\n", {"label_column": "b"}, "no infinite value, 1 found"),
-        (
-            "a,b\n1,secret\n",
-            {"label_column": "b"},
-            "'b' of party 'airline' must hold numbers or 2 to 100 classes, got 1",
-        ),
-        (
-            "a,b\n1,\n",
-            {"label_column": "b"},
-            "label-column 'b' of party 'airline' has no value in any row",
-        ),
-        (
-            "a,b\n1,inf\n2,3\n",
-            {},
-            "column 'b' of party 'airline' must have no infinite",
-        ),
-        (
-            "a,b\n1,secret\n",
-            {"one_hot": False},
-            "column 'b' of party 'airline' holds te",
-        ),
+        ("a,b\n1,secret\n", {"label_column": "b"}, "or 2 to 100 classes, got 1"),
+        ("a,b\n1,\n", {"label_column": "b"}, "label-column 'b' of party 'airline' has"),
+        ("a,b\n1,inf\n2,3\n", {}, "column 'b' of party 'airline' must have no inf"),
+        ("a,b\n1,secret\n", {"one_hot": False}, "'b' of party 'airline' holds text"),
         ("a,b\n1,\n2,\n", {}, "column 'b' of party 'airline' has no value in any row"),
         ("a,b\n1,\n2,2\n,3\n", {"impute": "none"}, "1 in column 'a', 1 in column 'b'"),
         ("a,b\n1,\n2,x\n", {"impute": "none"}, "1 in column 'b'"),
-        ("a,b\n1,2\n", {"impute": "zero"}, "must be one of mean, median, none"),
         (
             "b\n" + "\n".join(f"secret{i}" for i in range(101)),
             {},
-            "column 'b' of party 'airline' must have at most 100 different texts to be "
-            "one-hot encoded, got 101",
-        ),
-        (
-            "b\n" + "\n".join(f"secret{i}" for i in range(101)),
-            {},
-            "set it as id-column, or leave it out: columns lists those to use",
+            "must have at most 100 different texts to be one-hot encoded, got 101, and "
+            "most rows have one of their own, as ids or free text do: set it as "
+            "id-column, or leave it out",
         ),
     ],
 )
@@ -359,7 +331,7 @@ def test_damaged_files(tmp_path, name, keep, caplog):
     [
         ({"Z": np.eye(2)}, "cannot be read as NPZ with a matrix X"),
         ({"X": np.eye(2).astype(object)}, "cannot be read as NPZ"),
-        ({"X": np.ones(3)}, "must be a matrix of real numbers, got shape (3,)"),
+        ({"X": np.ones(3)}, "columns, got shape (3,)"),
         ({"X": np.array([["secret"]])}, "must be a matrix of real numbers"),
         ({"X": np.eye(2), "columns": ["a"]}, "must be 2 distinct names, got 1"),
         ({"X": np.eye(2), "columns": ["a", "a"]}, "2 distinct names, got 2 with 1 dis"),
@@ -369,7 +341,7 @@ def test_damaged_files(tmp_path, name, keep, caplog):
         ({"X": np.eye(2), "y": ["b", "b"]}, "must hold numbers or 2 to 100 classes"),
         ({"X": np.eye(2), "ids": [1, 1]}, "1 rows repeat an id"),
         ({"X": np.eye(2), "ids": [1.0, 2.0]}, "must hold integers or text"),
-        ({"X": np.eye(2), "y": [1, 2], "columns": ["y", "b"]}, "for the same thing"),
+        ({"X": np.eye(2), "y": [1, 2], "columns": ["y", "b"]}, "a column 'y' of X"),
         ({"X": np.zeros((0, 2))}, "no rows"),
         ({"X": np.zeros((2, 0))}, "has no feature column"),
     ],
@@ -380,21 +352,16 @@ def test_errors_of_an_npz(tmp_path, arrays, words):
 
 
 def test_columns_that_are_neither_numbers_nor_text(tmp_path):
-    pa.parquet.write_table(pa.table({"a": [[1], [2]]}), tmp_path / "a.parquet")
-    assert "column 'a' of party 'a' must hold numbers or" in refusal(
-        tmp_path / "a.parquet"
-    )
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a": [[1], [2]]}), path)
+    assert "column 'a' of party 'a' must hold numbers or" in refusal(path)
 
 
 def test_an_index_that_pandas_stored_is_no_feature(tmp_path):
     FRAME.set_axis([5, 3, 9, 1]).to_parquet(tmp_path / "a.parquet")
     assert "column without a name" in refusal(tmp_path / "a.parquet")
-    assert load(tmp_path / "a.parquet", columns=("seats",)).X[:, 0].tolist() == [
-        55,
-        149,
-        20,
-        178,
-    ]
+    party = load(tmp_path / "a.parquet", columns=("seats",))
+    assert party.X[:, 0].tolist() == FRAME["seats"].tolist()
 
 
 def test_a_missing_file_is_named_in_the_local_log_only(tmp_path, caplog):
@@ -434,11 +401,6 @@ def rows_alone(path):
     pq.write_table(table, path)
 
 
-def long_texts(path):
-    texts = pa.DictionaryArray.from_arrays(np.zeros(2**10, "i4"), ["x" * 2**18])
-    pq.write_table(pa.table({"a": texts.cast(pa.string())}), path)
-
-
 def feather(path):
     table = pa.table({"a": pa.array(np.zeros(2**24)), "b": pa.array(np.zeros(2**24))})
     pyarrow.feather.write_feather(table, path, compression="zstd", chunksize=2**24)
@@ -457,7 +419,6 @@ def zeros(path):
 
 BOMBS = {
     "rows.parquet": rows_alone,
-    "texts.parquet": long_texts,
     "rows.feather": feather,
     "stream.arrow": stream,
     "zeros.npz": zeros,

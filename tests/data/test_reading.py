@@ -51,10 +51,8 @@ def test_what_is_not_utf_8_is_windows_1252_and_said_so(write, caplog):
 def test_options_win_over_what_is_told(write):
     text = "a;b,c\n1;2,3\n"
     assert load(write(text), delimiter=";").columns == ["a", "b,c"]
-    assert (
-        load(write("a\nñ\nb\n".encode("cp850")), text_encoding="cp850").columns[1]
-        == "a=ñ"
-    )
+    party = load(write("a\nñ\nb\n".encode("cp850")), text_encoding="cp850")
+    assert party.columns[1] == "a=ñ"
     party = load(write("1,2\n3,4\n"), header=False)
     assert party.columns == ["x0", "x1"]
     assert party.X.tolist() == [[1, 2], [3, 4]]
@@ -143,15 +141,10 @@ def test_a_query(tmp_path):
     )
     party = load(sql, id_column="id", name="bank")
     assert party.X[:, 0].tolist() == [298, 356, 110, 40]
-    assert list(read_ids(PartySource(data=sql, id_column="id"))) == [
-        "3",
-        "5",
-        "7",
-        "11",
-    ]
+    assert read_ids(PartySource(data=sql, id_column="id")) == ["3", "5", "7", "11"]
     FRAME.assign(seats=1).to_parquet(tmp_path / "x.parquet")
     assert load(sql, id_column="id").X[:, 0].tolist() == [2, 2, 2, 2]
-    with pytest.raises(PartyError, match="result of a query: mend the query"):
+    with pytest.raises(PartyError, match="result of a query: fix the query"):
         load("duckdb:SELECT secret FROM nowhere")
 
 

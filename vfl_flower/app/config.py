@@ -263,14 +263,18 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
         value = config.get(key, "")
         return str(value) if value != "" else None
 
+    def listed(key: str) -> tuple[str, ...] | None:
+        value = text(key)
+        return tuple(map(str.strip, value.split(","))) if value else None
+
     def flag(key: str) -> bool:
         value = chosen[key]
         if not isinstance(value, bool):
             raise ValueError(f"{key} must be true or false, got {value!r}")
         return value
 
-    def number(key: str) -> int | None:
-        value = node_config.get(key)
+    def number(key: str, config: Mapping[str, Any] = node_config) -> int | None:
+        value = config.get(key)
         if value is not None and (type(value) is not int or value < 0):
             raise ValueError(f"{key} must be a whole number from 0, got {value!r}")
         return value
@@ -283,10 +287,6 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
 
     if not by_node and str(chosen["data"]).startswith(QUERY):
         raise ValueError("data may be a query in a node config only, not in a run's")
-    columns, missing = text("columns"), text("missing")
-    most = chosen["max-levels"]
-    if type(most) is not int or most < 0:
-        raise ValueError(f"max-levels must be a whole number from 0, got {most!r}")
     delimiter = text("delimiter")
     if delimiter in ("tab", "\\t"):
         delimiter = "\t"
@@ -317,12 +317,12 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
         name=text("party-name", node_config),
         id_column=text("id-column"),
         label_column=text("label-column"),
-        columns=tuple(map(str.strip, columns.split(","))) if columns else None,
+        columns=listed("columns"),
         standardize=standardize and not rows,
         one_hot=flag("one-hot") and encodes,
         impute=impute,
-        missing=tuple(map(str.strip, missing.split(","))) if missing else None,
-        max_levels=most or None,
+        missing=listed("missing"),
+        max_levels=number("max-levels", chosen) or None,
         levels=parse_levels(text("levels") or "", files=by_node),
         label_optional=aligns,
         delimiter=delimiter,

@@ -44,14 +44,11 @@ from vfl_flower.data.files import (
     who_of,
 )
 from vfl_flower.data.source import QUERY, PartySource
-from vfl_flower.data.tables import FORMATS, files_of
+from vfl_flower.data.tables import FORMATS
 from vfl_flower.protocol.party import Party, PartyError
 
 SHEETS = (".xls", ".xlsx", ".xlsm", ".ods")
 """Endings of spreadsheets, which are not read."""
-
-IMPUTE = ("mean", "median", "none")
-"""What missing values become; none: they are an error."""
 
 
 def load_party(
@@ -84,23 +81,14 @@ def load_party(
     Raises PartyError if the data are missing, unreadable or break a rule. The error
     names the party, the column and the rule, never a path or a value.
     """
-    check_impute(source)
-    if source.alignment and (source.data in BUNDLED or _is_synthetic(source)):
+    if is_file(source):
+        path, folder = party_file(source)
+        return from_file(path, source, folder, encoding)
+    if source.alignment:
         raise PartyError("alignment must be of a party file, this data set has no ids")
     if source.data in BUNDLED:
         return from_bundled(source, encoding)
-    if _is_synthetic(source):
-        return from_synthetic(source, seed, encoding)
-    path, folder = party_file(source)
-    return from_file(path, source, folder, encoding)
-
-
-def check_impute(source: PartySource) -> None:
-    """Raise ``PartyError`` for an unknown value of the option ``impute``."""
-    if source.impute not in IMPUTE:
-        raise PartyError(
-            f"impute must be one of {', '.join(IMPUTE)}, got {source.impute!r}"
-        )
+    return from_synthetic(source, seed, encoding)
 
 
 def read_ids(source: PartySource) -> Sequence[str] | None:
@@ -110,17 +98,10 @@ def read_ids(source: PartySource) -> Sequence[str] | None:
     are split, the ids are the row numbers in the set. Without an id column the result
     is None. Raises PartyError as :func:`load_party` does for the file and its ids.
     """
-    if source.data in BUNDLED or _is_synthetic(source):
+    if not is_file(source):
         return ids_of_bundled(source)
     path, _ = party_file(source)
     return ids_of_file(path, source)
-
-
-def drop_cache(source: PartySource) -> None:
-    """Remove the cached copies of a party's file, where it has one."""
-    if is_file(source):
-        path, _ = party_file(source)
-        CacheEntry.of(path, (0, 0), source, False, None).drop()
 
 
 class StoredRows:
@@ -134,17 +115,15 @@ class StoredRows:
         return read_ids(self._source)
 
     def drop_cache(self) -> None:
-        """Remove the cached copies of the file; see :func:`drop_cache`."""
-        drop_cache(self._source)
+        """Remove the cached copies of the party's file, where it has one."""
+        if is_file(self._source):
+            path, _ = party_file(self._source)
+            CacheEntry.of(path, (0, 0), self._source, False, None).drop()
 
 
 def is_file(source: PartySource) -> bool:
     """Return whether the data are a file or a folder, not bundled or generated."""
-    return source.data not in BUNDLED and not _is_synthetic(source)
-
-
-def _is_synthetic(source: PartySource) -> bool:
-    return source.data.partition(":")[0] == "synthetic"
+    return source.data not in BUNDLED and source.data.partition(":")[0] != "synthetic"
 
 
 def party_file(source: PartySource) -> tuple[Path, list[Path]]:
@@ -152,28 +131,21 @@ def party_file(source: PartySource) -> tuple[Path, list[Path]]:
 
     Raises PartyError if there is none, or if the party may not look for it.
     """
+    if source.data.startswith(QUERY):
+        return Path(f"query-{hashlib.sha256(source.data.encode()).hexdigest()[:8]}"), []
+    path, ending = Path(source.data).expanduser(), Path(source.data).suffix.lower()
     try:
-        return _party_file(source)
+        if ending != ".parquet" and path.is_dir():
+            files = folder_files(path, source)
+            return files[source.index or 0], files
+        if ending in FORMATS:
+            return path, []
+        there = path.exists()
     except OSError as error:
         raise PartyError(
             f"data of {who_of(source)} cannot be opened: {error.strerror}"
         ) from None
-
-
-def _party_file(source: PartySource) -> tuple[Path, list[Path]]:
-    if source.data.startswith(QUERY):
-        return Path(f"query-{hashlib.sha256(source.data.encode()).hexdigest()[:8]}"), []
-    path = Path(source.data).expanduser()
-    if "*" in path.name and path.suffix.lower() == ".parquet":
-        if not files_of(path):
-            raise PartyError(f"data of {who_of(source)} must be files that are there")
-        return path, []
-    if path.is_dir() and path.suffix.lower() != ".parquet":
-        files = folder_files(path, source)
-        return files[source.index or 0], files
-    if path.suffix.lower() in FORMATS:
-        return path, []
-    if path.is_absolute() and not path.suffix and not path.exists():
+    if path.is_absolute() and not ending and not there:
         raise PartyError(
             f"data of {who_of(source)} must be a folder or a file that is there, and "
             "there is none at this path"
@@ -185,7 +157,7 @@ def _party_file(source: PartySource) -> tuple[Path, list[Path]]:
         "synthetic[:n=..,d=..,noise=..,correlation=..], or the absolute path of a "
         f"folder or of a file that ends in {', '.join(FORMATS)}"
         + (f", got {source.data!r}" if word else "")
-        + ("; save a spreadsheet as CSV" if path.suffix.lower() in SHEETS else "")
+        + ("; save a spreadsheet as CSV" if ending in SHEETS else "")
     )
 
 
@@ -193,7 +165,6 @@ __all__ = [
     "BUNDLED",
     "FORMATS",
     "StoredRows",
-    "drop_cache",
     "folder_files",
     "is_file",
     "load_party",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pydantic
+from pydantic.dataclasses import dataclass
 
 from vfl_flower.data.encoding import Encoding, check_columns, encode_arrays
 from vfl_flower.data.files import choose, who_of
 from vfl_flower.data.source import PartySource
 from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
@@ -28,13 +30,6 @@ BUNDLED = {
 """Data sets of scikit-learn by name; the ``fetch_`` ones are downloaded."""
 
 
-def _group(d: int, j: int, count: int) -> slice:
-    """Return the j-th of `count` groups of consecutive columns out of d."""
-    size, more = divmod(d, count)
-    start = j * size + min(j, more)
-    return slice(start, start + size + (j < more))
-
-
 def from_bundled(source: PartySource, encoding: Encoding | None = None) -> Party:
     """Return the party's columns, or rows, of a data set of scikit-learn."""
     who = who_of(source)
@@ -46,11 +41,11 @@ def from_bundled(source: PartySource, encoding: Encoding | None = None) -> Party
         features = chosen[_share(source, len(chosen))]
     else:
         features, _ = check_columns(names, encoding, who)
-    data, target = _rows(source, bunch.data), _rows(source, bunch.target)
-    X = np.empty((len(data), len(features)))
-    for k, name in enumerate(features):
-        X[:, k] = data[:, names.index(name)]
-    return _share_party(source, X, target.astype(np.float64), features, encoding)
+    places = [names.index(name) for name in features]
+    X, y = _rows(source, bunch.data).take(places, axis=1), _rows(source, bunch.target)
+    return _share_party(
+        source, X.astype(np.float64), y.astype(np.float64), features, encoding
+    )
 
 
 def _bunch(source: PartySource) -> Any:
@@ -99,14 +94,14 @@ def ids_of_bundled(source: PartySource) -> list[str] | None:
 
 
 @shapes_only
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=pydantic.ConfigDict(extra="forbid", allow_inf_nan=False))
 class _Regression:
     """Parameters of ``synthetic``: n rows, d columns in all."""
 
-    n: int = 10_000
-    d: int = 30
-    noise: float = 0.5
-    correlation: float = 0.0
+    n: Natural = 10_000
+    d: Natural = 30
+    noise: NotNegative = 0.5
+    correlation: Fraction = 0.0
 
 
 def from_synthetic(
@@ -151,27 +146,17 @@ def from_synthetic(
 
 def _parse_synthetic(source: PartySource) -> _Regression:
     """Read ``synthetic:n=10000,d=30,noise=0.5,correlation=0.3``."""
-    kinds: dict[str, type] = {"n": int, "d": int, "noise": float, "correlation": float}
-    options: dict[str, Any] = {}
-    for item in filter(None, source.data.partition(":")[2].split(",")):
-        key, _, text = (part.strip() for part in item.partition("="))
-        try:
-            options[key] = kinds[key](text)
-        except (KeyError, ValueError):
-            raise PartyError(
-                "synthetic takes n=<int>, d=<int>, noise=<number> and "
-                f"correlation=<number>, got {item!r}"
-            ) from None
-    p = _Regression(**options)
-    for name, value, holds, rule in (
-        ("n", p.n, p.n >= 1, "at least 1"),
-        ("d", p.d, p.d >= 1, "at least 1"),
-        ("noise", p.noise, 0 <= p.noise < np.inf, "at least 0 and finite"),
-        ("correlation", p.correlation, 0 <= p.correlation < 1, "in [0, 1)"),
-    ):
-        if not holds:
-            raise PartyError(f"{name} of synthetic must be {rule}, got {value}")
-    return p
+    items = filter(None, source.data.partition(":")[2].split(","))
+    options: dict[str, Any] = {
+        key.strip(): text.strip() for key, _, text in (i.partition("=") for i in items)
+    }
+    try:
+        return _Regression(**options)
+    except pydantic.ValidationError:
+        raise PartyError(
+            "synthetic takes whole numbers n and d from 1, a noise from 0 and a "
+            f"correlation from 0 to below 1, got {source.data!r}"
+        ) from None
 
 
 def _share(source: PartySource, d: int) -> slice:
@@ -183,7 +168,8 @@ def _share(source: PartySource, d: int) -> slice:
         raise PartyError(
             f"num-partitions must be at most the {d} columns of the data, got {count}"
         )
-    return _group(d, index, count)
+    columns = np.array_split(range(d), count)[index]
+    return slice(columns[0], columns[-1] + 1)
 
 
 def _share_party(

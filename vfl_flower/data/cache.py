@@ -8,9 +8,9 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, overload
+from typing import IO, Any
 
 import numpy as np
 
@@ -24,6 +24,20 @@ CACHE_FORMAT = 6
 
 IDS = (".ids.npy", ".at.npy")
 """Endings of the files of ids: their bytes, and where each begins."""
+
+ENDINGS = (".json", ".X.npy", ".y.npy", *IDS)
+"""Endings of all files of an entry."""
+
+_OF_IDS = ("id_column", "missing", "delimiter", "text_encoding", "header")
+"""Fields of a source on which its ids depend."""
+
+_ELSEWHERE = frozenset(
+    {
+        *("data", "index", "count", "name", "label_optional"),
+        *("consent", "state_dir", "alignment"),
+    }
+)
+"""Fields of a source on which no entry depends, beside its path and row order."""
 
 Shape = tuple[str, tuple[int, ...]]
 """Type and shape of an array in a file."""
@@ -59,14 +73,10 @@ class StoredIds(Sequence[str]):
         """Return the number of ids."""
         return len(self._at) - 1
 
-    @overload
-    def __getitem__(self, row: int) -> str: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[str]: ...
-    def __getitem__(self, row: int | slice) -> str | list[str]:
+    def __getitem__(self, row: Any) -> Any:
         """Return the id of a row, or those of several."""
         if isinstance(row, slice):
-            return [self[k] for k in range(*row.indices(len(self)))]
+            return [self[k] for k in range(len(self))[row]]
         row = range(len(self))[row]
         return self._data[self._at[row] : self._at[row + 1]].tobytes().decode()
 
@@ -120,30 +130,10 @@ class CacheEntry:
 
             root = platformdirs.user_cache_dir("vfl_flower")
         absolute = os.path.abspath(path)
-        of_ids = [
-            CACHE_FORMAT,
-            absolute,
-            *stamp,
-            source.id_column,
-            sorted(source.missing) if source.missing is not None else None,
-            source.delimiter,
-            source.text_encoding,
-            source.header,
-        ]
-        parts = [
-            *of_ids,
-            source.max_levels,
-            {name: list(levels) for name, levels in source.levels.items()},
-            source.filled_later,
-            source.label_column,
-            source.columns,
-            source.standardize,
-            source.one_hot,
-            source.impute,
-            in_folder,
-            encoding,
-            order,
-        ]
+        options = {k: v for k, v in asdict(source).items() if k not in _ELSEWHERE}
+        of_file = [CACHE_FORMAT, absolute, *stamp]
+        of_ids = [*of_file, *(options[name] for name in _OF_IDS)]
+        parts = [*of_file, options, in_folder, encoding, order]
         return cls(
             folder=Path(root) / "parties",
             file=hashlib.sha256(absolute.encode()).hexdigest()[:16],
@@ -170,7 +160,7 @@ class CacheEntry:
             about.st_uid != os.geteuid() or about.st_mode & 0o22
         ):
             raise PermissionError("the cache must be of this user alone")
-        for ending in (".json", ".X.npy", ".y.npy", *IDS):
+        for ending in ENDINGS:
             check_no_link(self._path(ending))
 
     def load_ids(self) -> StoredIds | None:
@@ -192,25 +182,15 @@ class CacheEntry:
         try:
             self._check_own()
             about = json.loads(self._path(".json").read_text())
-            X = np.load(self._path(".X.npy"), mmap_mode="r")
-            y = (
-                np.load(self._path(".y.npy"), mmap_mode="r")
-                if about["labels"]
-                else None
-            )
-            entry = Converted(
-                np.asarray(X),
-                None if y is None else np.asarray(y),
-                about["columns"],
-                about["ids_digest"],
-                about["encoding"],
-            )
-            sound = X.shape == (about["rows"], len(entry.columns)) and (
-                y is None or y.shape == (about["rows"],)
-            )
+            X, y = self.map(about["labels"])
+            columns, rows = about["columns"], about["rows"]
+            if X.shape != (rows, len(columns)):
+                return None
+            if y is not None and y.shape != (rows,):
+                return None
+            return Converted(X, y, columns, about["ids_digest"], about["encoding"])
         except (OSError, ValueError, KeyError, TypeError, EOFError):
             return None
-        return entry if sound else None
 
     def open(
         self, shapes: Mapping[str, Shape], write: Callable[[list[IO[bytes]]], None]
@@ -275,7 +255,7 @@ class CacheEntry:
 
     def remove(self) -> None:
         """Remove what was written of the entry."""
-        for ending in (".json", ".X.npy", ".y.npy", *IDS):
+        for ending in ENDINGS:
             self._path(ending).unlink(missing_ok=True)
 
 

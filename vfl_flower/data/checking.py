@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vfl_flower.data import check_impute, party_file
-from vfl_flower.data.encoding import CODES as AS_CODES
+from vfl_flower.data import party_file
 from vfl_flower.data.encoding import MAX_LEVELS, TEXT, WRITTEN, columns_of
 from vfl_flower.data.files import Survey, check_unchanged, stamp_of, survey_file
 from vfl_flower.data.findings import Finding, fault
@@ -68,7 +67,6 @@ def check(source: PartySource) -> Checked:
     """
     who = "the party"
     try:
-        check_impute(source)
         path, _ = party_file(source)
         stamp = stamp_of(path, source, who)
         survey = survey_file(path, source, who, fingerprint=True)
@@ -106,14 +104,13 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
     yield from _duplicates(features)
     yield from _scales(features, source)
     if survey.empty:
-        text = f"{survey.empty} rows have no value in any feature, and become means "
-        text += "or the like: take them out"
+        text = f"{survey.empty} rows have no value in any feature: take them out"
         yield Finding("warning", "rows", None, text)
     for name in survey.plan.wanted:
         read = survey.columns.get(name)  # ids have none
         if name in survey.table.categories and read and read.kind != "levels":
-            text = f"column {name!r} holds categories that are numbers or dates, and "
-            text += "is read as these: write them as text where they are classes"
+            text = f"column {name!r} holds categories that are read as numbers or "
+            text += "dates: write them as text where they are classes"
             yield Finding("warning", "categories", name, text)
     if survey.labels is not None:
         yield from _of_labels(survey.labels.column, survey.labels.classes)
@@ -130,10 +127,8 @@ def _of_column(
     name, numbers = column.name, column.numbers
     what = f"column {name!r}"
     if numbers.gaps and source.impute != "none":
-        its = f"the {source.impute} of each of its 0/1 columns"
-        filled = its if column.kind in TEXT else f"its {source.impute}"
-        text = f"{what} misses {numbers.gaps} of {numbers.n} values, which become "
-        text += filled
+        text = f"{what} misses {numbers.gaps} of {numbers.n} values, which become its "
+        text += source.impute
         yield Finding("note", "missing", name, text, "impute")
     if column.kind in TEXT:
         yield from _of_levels(column, entry, source)
@@ -141,9 +136,6 @@ def _of_column(
     if column.kind == "date":
         text = f"{what} holds dates or times, which become days since 1970-01-01"
         yield Finding("note", "dates", name, text, "columns")
-    if column.kind == "truth" and not column.typed:
-        text = f"{what} holds yes and no, or true and false, which become 1 and 0"
-        yield Finding("note", "yes-no", name, text, "", YES[:1])
     yield from _of_numbers(column, what)
     if numbers.constant:
         text = f"{what} has one value in all rows and tells nothing: leave it out"
@@ -159,8 +151,7 @@ def _of_column(
     if column.kind == "number" and numbers.whole:
         named = bool(_ID.search(name)) and steps >= numbers.known - 1
         if numbered or named:
-            text = f"{what} looks like an id and is used as a feature: set it as "
-            text += "id-column, or leave it out"
+            text = f"{what} looks like an id: set it as id-column, or leave it out"
             yield Finding("warning", "id", name, text, "id-column or columns")
             return
     yield from _of_extremes(column, what)
@@ -169,6 +160,9 @@ def _of_column(
 def _of_numbers(column: Column, what: str) -> Iterator[Finding]:
     """Yield how numbers are written, of features and of labels."""
     name, numbers = column.name, column.numbers
+    if column.kind == "truth":
+        text = f"{what} holds yes and no, or true and false, which become 1 and 0"
+        yield Finding("note", "yes-no", name, text, "", YES[:1])
     if column.kind == "comma":
         text = f"{what} holds numbers with decimal commas, read as such"
         yield Finding("note", "decimal", name, text, "delimiter")
@@ -183,17 +177,16 @@ def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
     ends = [(numbers.least, numbers.at_least), (numbers.most, numbers.at_most)]
     for end, times in ends:
         if end in CODES and times >= 2 and column.kind == "number":
-            text = f"{what} has the same extreme value in {times} rows, one that often "
-            text += "stands for a missing value: name it in missing"
+            text = f"{what} has in {times} rows an extreme value that often stands "
+            text += "for a missing one: name it in missing"
             yield Finding("warning", "coded", name, text, "missing", (f"{end:g}",))
             return
     if column.kind != "date" and numbers.kurtosis() > HEAVY:
-        text = f"{what} has heavy tails (kurtosis above {HEAVY:g}), so that few rows "
-        text += "decide: write its logarithm, or cut it off"
+        text = f"{what} has heavy tails (kurtosis above {HEAVY:g}): write its logarithm"
         if numbers.at_least + numbers.at_most == numbers.known:
             rarer = min(numbers.at_least, numbers.at_most)
             text = f"{what} has two values, one of them in {rarer} of {numbers.known} "
-            text += "rows, which decide alone: leave it out, or take more such rows"
+            text += "rows: leave it out, or take more such rows"
         examples = (f"{numbers.least:g}", f"{numbers.most:g}")
         yield Finding("warning", "tails", name, text, "columns", examples)
 
@@ -235,12 +228,10 @@ def _of_levels(
         text = f"{what} has one value in all rows and tells nothing: leave it out"
         yield Finding("warning", "constant", name, text, "columns", examples)
     elif (numbers := number_texts(column.levels)) and len(numbers[0]) == count:
-        text = f"{what} holds {count} different numbers as text, which become "
-        text += f"{count} columns of 0 and 1: write numbers where they are such"
+        text = f"{what} holds {count} different numbers as text: write plain numbers"
         yield Finding("warning", "numbers", name, text, "", examples)
     elif name in source.levels:
-        text = f"{what} becomes {len(entry['levels'])} columns of 0 and 1, for the "
-        text += "levels given"
+        text = f"{what} becomes {len(entry['levels'])} columns, for the levels given"
         yield Finding("note", "text", name, text, "levels", examples)
     elif entry.get("other"):
         kept = len(entry["levels"]) - 1
@@ -248,8 +239,7 @@ def _of_levels(
         text += "columns of 0 and 1, and the others one column"
         yield Finding("warning", "levels", name, text, "max-levels", examples)
     elif count > FEW_ROWS and 2 * count > column.numbers.n - column.numbers.gaps:
-        text = f"{what} has {count} different texts, and most rows have one of their "
-        text += "own, as ids or free text do: leave it out"
+        text = f"{what} has {count} different texts, as ids or free text: leave it out"
         yield Finding("warning", "levels", name, text, "columns", examples)
     else:
         text = f"{what} holds {count} different texts, which become {count} columns "
@@ -262,12 +252,12 @@ def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
     """Yield what is likely to be one text, or one number, in the place of several."""
     name = column.name
     if are_codes(column.levels):
-        text = f"{what} holds whole numbers with leading zeros, {AS_CODES}: write them "
-        text += "without these zeros where they are numbers"
+        text = f"{what} holds whole numbers with leading zeros, read as codes: write "
+        text += "them without these zeros where they are numbers"
         yield Finding("warning", "codes", name, text)
     if count := len(column.spelled) - len(column.levels):
-        text = f"{what} has {count} texts that differ from another one in blanks at "
-        text += "their ends or in the Unicode form alone, and count as that one"
+        text = f"{what} has {count} texts that count as another one, since they differ "
+        text += "in blanks at their ends or in the Unicode form alone"
         yield Finding("warning", "spelling", name, text)
     folded: dict[str, list[str]] = defaultdict(list)
     for level in column.levels:
@@ -276,8 +266,7 @@ def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
     alike = sorted(x for group in folded.values() if len(group) > 1 for x in group)
     if alike:
         text = f"{what} has {len(alike)} texts that differ from another one in case, "
-        text += "blanks or invisible signs alone, and count as different: write them "
-        text += "alike"
+        text += "blanks or invisible signs alone: write them alike"
         yield Finding("warning", "spelling", name, text, "", tuple(alike))
 
 
@@ -288,21 +277,20 @@ def _of_labels(column: Column, classes: list[str] | None) -> Iterator[Finding]:
         text = f"{what} misses {numbers.gaps} of {numbers.n} labels: another party "
         text += "must have these, or the rows must be left out of the file"
         yield Finding("warning", "labels", name, text, "label-column")
-    if column.kind == "truth":
-        text = f"{what} holds yes and no, or true and false, which become 1 and 0"
-        yield Finding("note", "yes-no", name, text)
-    elif classes is not None and 2 <= len(classes) <= MAX_LEVELS:
-        text = f"{what} holds {len(classes)} classes, which become 0 "
-        text += f"{'and' if len(classes) == 2 else 'to'} {len(classes) - 1} in sorted "
-        text += "order" + "; the second is the positive one" * (len(classes) == 2)
+    if classes is not None and 2 <= len(classes) <= MAX_LEVELS:
+        become = f"0 to {len(classes) - 1} in sorted order"
+        if len(classes) == 2:
+            become = "0 and 1 in sorted order; the second is the positive one"
+        text = f"{what} holds {len(classes)} classes, which become {become}"
         yield Finding("note", "classes", name, text, "", tuple(classes))
         yield from _of_spelling(column, what)
     if (numbers.known and numbers.constant) or (classes and len(classes) == 1):
         text = f"{what} has one value in all rows"
         yield Finding("warning", "constant", name, text, "label-column")
-    if column.kind in NUMERIC and column.kind != "truth":
+    if column.kind in NUMERIC:
         yield from _of_numbers(column, what)
-        if numbers.known >= FEW_ROWS and not numbers.constant:
+        enough = numbers.known >= FEW_ROWS and not numbers.constant
+        if enough and column.kind != "truth":
             yield from _of_extremes(column, what)
 
 

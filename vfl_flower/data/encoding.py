@@ -34,6 +34,7 @@ from vfl_flower.data.kinds import (
     NUMERIC,
     REFUSED,
     are_codes,
+    as_float,
     decoded,
     is_text,
     number_texts,
@@ -96,50 +97,37 @@ def fit(
     unfilled: list[str] = []
     for name in names:
         column = columns[name]
-        column_faults = check_column(column, source, who)
-        faults += column_faults
-        if column_faults:
+        if column_faults := check_column(column, source, who):
+            faults += column_faults
             continue
         numbers = column.numbers
         if numbers.gaps and source.impute == "none":
             unfilled.append(f"{numbers.gaps} in column {name!r}")
         known = numbers.n - numbers.gaps
         if numbers.gaps and source.filled_later and known < LEAST_ROWS:
-            faults.append(
-                fault(
-                    "missing",
-                    name,
-                    f"column {name!r} of {who} must have at least {LEAST_ROWS} values "
-                    f"for a mean of which one row decides little, got {known}",
-                    "columns",
-                )
-            )
-        entry = _new(name, _levels(column, source))
+            text = f"column {name!r} of {who} must have at least {LEAST_ROWS} values "
+            text += f"for a mean of which one row decides little, got {known}"
+            faults.append(fault("missing", name, text, "columns"))
+        entry = _new(name)
         if source.filled_later:
             entry["later"] = numbers.gaps
-        if entry["levels"] is None:
+        if column.kind not in TEXT:
             if column.kind == "date":
                 entry["kind"] = "date"
-            _fit_numbers(entry, numbers, source, medians.get(name, 0.0))
+            fill = None
+            if source.impute != "none" and not source.filled_later:
+                fill = numbers.mean if source.impute == "mean" else medians.get(name)
+            _fit(entry, numbers, fill, numbers.constant, source)
         else:
-            fixed = source.levels.get(name)
-            if fixed is None and len(column.levels) > len(entry["levels"]):
-                entry["levels"].append(OTHER)
-                entry["other"] = True
-            elif fixed is not None and OTHER in fixed:
+            entry["levels"], other = _levels(column, source)
+            if other:
                 entry["other"] = True
             _fit_levels(entry, column, source)
         entries.append(entry)
     if unfilled:
-        faults.append(
-            fault(
-                "missing",
-                None,
-                f"{who} has missing values and impute is none, by the party's choice "
-                f"or the strategy's: {', '.join(unfilled)}",
-                "impute",
-            )
-        )
+        text = f"{who} has missing values and impute is none, by the party's choice "
+        text += f"or the strategy's: {', '.join(unfilled)}"
+        faults.append(fault("missing", None, text, "impute"))
     later = any("kind" in entry or "other" in entry for entry in entries)
     return {"format": 2 if later else 1, "columns": entries}, faults
 
@@ -173,21 +161,15 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
     distinct, known = len(column.levels), numbers.n - numbers.gaps
     if column.overflow or (distinct > MAX_LEVELS and 2 * distinct > known):
         got = f"more than {MOST_DISTINCT}" if column.overflow else distinct
-        text = (
-            f"{what} must have at most {MAX_LEVELS} different texts to be one-hot "
-            f"encoded, got {got}, and most rows have one of their own, as ids or free "
-            "text do: "
-        )
-        option = "columns"
+        text = f"{what} must have at most {MAX_LEVELS} different texts to be one-hot "
+        text += f"encoded, got {got}, and most rows have one of their own, as ids or "
+        text, option = f"{text}free text do: ", "columns"
         if source.id_column is None and distinct == known:
             text, option = f"{text}set it as id-column, or ", "id-column or columns"
-        text += LEAVE_OUT
-        return [fault("levels", name, text, option)]
+        return [fault("levels", name, text + LEAVE_OUT, option)]
     if not source.one_hot:
-        text = (
-            f"{what} holds text and one-hot is off: give its levels, turn it into "
-            f"numbers, or {LEAVE_OUT}"
-        )
+        text = f"{what} holds text and one-hot is off: give its levels, turn it into "
+        text += f"numbers, or {LEAVE_OUT}"
         return [fault("text", name, text, "one-hot")]
     return []
 
@@ -238,28 +220,26 @@ def nearly_numbers(
         rest = sum(column.levels[level] for level in mixed)
         text = (
             f"{what} holds numbers, but in {rest} rows texts ({len(mixed)} different "
-            "ones): name them in missing, or write numbers"
         )
+        text += "ones): name them in missing, or write numbers"
         return [fault("markers", name, text, "missing", mixed)]
-    text = (
-        f"{what} holds numbers in {rows} rows with something beside them, such as a "
-        "unit, a currency, a percent sign or parentheses, as fractions or in another "
-        "base: write plain numbers in one unit, or give its levels"
-    )
+    text = f"{what} holds numbers in {rows} rows with something beside them, such as a "
+    text += "unit or a currency: write plain numbers in one unit, or give its levels"
     return [fault("numbers", name, text, "levels", numbers)]
 
 
 def fit_new(
     columns: Mapping[str, Column], encoding: Encoding, who: str
 ) -> list[Finding]:
-    """Return what must be mended in new rows for an encoding of training."""
+    """Return what must be fixed in new rows for an encoding of training."""
     faults: list[Finding] = []
     unfilled: list[str] = []
     for entry in encoding["columns"]:
         name = entry["name"]
-        numbers = columns[name].numbers
-        if numbers.gaps < numbers.n or columns[name].kind is None:
-            faults += _check_kind(columns[name], entry, who)
+        kind, numbers = columns[name].kind, columns[name].numbers
+        text = _kind_fault(kind, entry, who)
+        if text and (numbers.gaps < numbers.n or kind is None):
+            faults.append(fault("kind", name, text))
         if numbers.infinite:
             text = f"column {name!r} of {who} must have no infinite value, "
             text += f"{numbers.infinite} found"
@@ -371,14 +351,19 @@ def encode_arrays(
     """
     fitted = encoding is None
     if encoding is None:
-        encoding = {"format": 1, "columns": [_new(name, None) for name in names]}
-    gaps = np.zeros(len(X), dtype=bool)
-    for k, entry in enumerate(encoding["columns"]):
-        if entry["levels"] is not None:
-            raise _other_kind(entry, who)
+        encoding = {"format": 1, "columns": [_new(name) for name in names]}
+    for entry, column in zip(encoding["columns"], X.T, strict=True):
+        if text := _kind_fault("number", entry, who):
+            raise PartyError(text)
         if fitted:
-            _fit(entry, X[:, k], gaps, source)
-        X[:, k] = _applied(entry, 0, X[:, k], gaps, who)
+            if source.impute != "none":
+                fill = np.mean if source.impute == "mean" else np.median
+                entry["fill"].append(float(fill(column)))
+            if source.standardize:
+                constant = column.min() == column.max()
+                entry["mean"].append(float(column.mean()))
+                entry["scale"].append(0.0 if constant else float(column.std()))
+        column[:] = _applied(entry, 0, column, np.isnan(column), who)
     return encoding
 
 
@@ -430,25 +415,8 @@ def text_kinds(encoding: Encoding) -> dict[str, Sequence[str]]:
     return kinds
 
 
-def _new(name: str, levels: list[str] | None) -> dict[str, Any]:
-    return {"name": name, "levels": levels, "fill": [], "mean": [], "scale": []}
-
-
-# Squares of values above about 1e154 are infinite, and `_applied` refuses them.
-@np.errstate(over="ignore", invalid="ignore")
-def _fit(
-    entry: dict[str, Any], numbers: Array, gaps: Array, source: PartySource
-) -> None:
-    """Add the fill, mean and scale of one encoded column to its source's entry."""
-    if source.impute != "none":
-        known = numbers[~gaps]
-        fill = known.mean() if source.impute == "mean" else np.median(known)
-        entry["fill"].append(float(fill))
-        numbers = np.where(gaps, fill, numbers)
-    if source.standardize:
-        constant = numbers.min() == numbers.max()
-        entry["mean"].append(float(numbers.mean()))
-        entry["scale"].append(0.0 if constant else float(numbers.std()))
+def _new(name: str) -> dict[str, Any]:
+    return {"name": name, "levels": None, "fill": [], "mean": [], "scale": []}
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -474,32 +442,36 @@ def _applied(
     return numbers
 
 
-def _levels(column: Column, source: PartySource) -> list[str] | None:
-    """Return the sorted levels of a text column, None for a column of numbers."""
-    if column.kind not in TEXT:
-        return None
-    if (fixed := source.levels.get(column.name)) is not None:
-        return [*sorted(set(fixed) - {OTHER}), *([OTHER] if OTHER in fixed else [])]
-    levels = sorted(column.levels)
-    most = source.max_levels or MAX_LEVELS
-    if len(levels) > most:
-        named = [level for level in levels if level != OTHER]
+def _levels(column: Column, source: PartySource) -> tuple[list[str], bool]:
+    """Return the sorted levels of a text column, and whether the last is "other"."""
+    fixed = source.levels.get(column.name)
+    levels = sorted(column.levels if fixed is None else fixed)
+    if fixed is None:
+        other = len(levels) > (source.max_levels or MAX_LEVELS)
+    else:
+        other = OTHER in fixed
+    if not other:
+        return levels, False
+    named = [level for level in levels if level != OTHER]
+    if fixed is None:
         named.sort(key=lambda level: -column.levels[level])  # stable: ties as sorted
-        levels = sorted(named[: source.max_levels or KEPT_LEVELS])
-    return levels
+        named = sorted(named[: source.max_levels or KEPT_LEVELS])
+    return [*named, OTHER], True
 
 
-def _fit_numbers(
-    entry: dict[str, Any], numbers: Numbers, source: PartySource, median: float
+def _fit(
+    entry: dict[str, Any],
+    numbers: Numbers,
+    fill: float | None,
+    constant: bool,
+    source: PartySource,
 ) -> None:
-    fill = None
-    if source.impute != "none" and not source.filled_later:
-        fill = numbers.mean if source.impute == "mean" else median
+    """Add the fill, mean and scale of one encoded column to its source's entry."""
+    if fill is not None:
         entry["fill"].append(fill)
     if source.standardize:
         mean, variance = numbers.filled(fill)
         entry["mean"].append(mean)
-        constant = numbers.constant
         entry["scale"].append(0.0 if constant else float(np.sqrt(variance)))
 
 
@@ -511,9 +483,7 @@ def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> N
         counts[OTHER] = known - sum(counts.get(level, 0) for level in named)
     for level in entry["levels"]:
         ones, fill = counts.get(level, 0), None
-        if source.filled_later:
-            pass
-        elif source.impute == "mean":
+        if source.impute == "mean" and not source.filled_later:
             fill = ones / known
         elif source.impute == "median":
             fill = 0.5 * ((2 * ones > known) + (2 * ones >= known))
@@ -521,12 +491,7 @@ def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> N
         numbers.n, numbers.gaps = column.numbers.n, column.numbers.gaps
         numbers.mean = ones / known
         numbers.squares = ones * (known - ones) / known
-        if fill is not None:
-            entry["fill"].append(fill)
-        if source.standardize:
-            mean, variance = numbers.filled(fill)
-            entry["mean"].append(mean)
-            entry["scale"].append(0.0 if ones == known else float(np.sqrt(variance)))
+        _fit(entry, numbers, fill, ones == known, source)
 
 
 def _codes(column: Any, entry: Mapping[str, Any]) -> Array:
@@ -534,42 +499,29 @@ def _codes(column: Any, entry: Mapping[str, Any]) -> Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    codes = np.full(len(column), np.nan)
     if pa.types.is_null(column.type):
-        return codes
+        return np.full(len(column), np.nan)
     distinct = pc.unique(column).drop_null()
     levels = entry["levels"]
     place = {normal_text(level): float(code) for code, level in enumerate(levels)}
     unknown = len(levels) - 1.0 if entry.get("other") else -1.0
-    code_of = np.array(
-        [place.get(normal_text(t), unknown) for t in distinct.to_pylist()]
-    )
-    index = pc.index_in(column, value_set=distinct).cast(pa.float64())
-    index = index.to_numpy(zero_copy_only=False)
-    known = ~np.isnan(index)
-    codes[known] = code_of[index[known].astype(np.intp)]
-    return codes
+    codes = [place.get(normal_text(text), unknown) for text in distinct.to_pylist()]
+    index = pc.index_in(column, value_set=distinct)
+    return as_float(pa.array(codes, pa.float64()).take(index))
 
 
-def _check_kind(column: Column, entry: dict[str, Any], who: str) -> list[Finding]:
-    """Refuse numbers in place of text and the reverse."""
+def _kind_fault(kind: str | None, entry: dict[str, Any], who: str) -> str:
+    """Return why a column of this kind is not what training had, or ""."""
     if entry["levels"] is not None:
-        fits = column.kind in TEXT
+        rule, fits = "text", kind in TEXT
     elif entry.get("kind") == "date":
-        fits = column.kind == "date"
+        rule, fits = "dates", kind == "date"
     else:
-        fits = column.kind in NUMERIC
+        rule, fits = "numbers", kind in NUMERIC
     if fits:
-        return []
-    return [fault("kind", entry["name"], str(_other_kind(entry, who)))]
-
-
-def _other_kind(entry: dict[str, Any], who: str) -> PartyError:
-    kind = "text"
-    if entry["levels"] is None:
-        kind = "dates" if entry.get("kind") == "date" else "numbers"
-    return PartyError(
-        f"column {entry['name']!r} of {who} must hold {kind}, as its part of the model "
+        return ""
+    return (
+        f"column {entry['name']!r} of {who} must hold {rule}, as its part of the model "
         "was trained on"
     )
 
@@ -593,41 +545,36 @@ class Labels:
         what = f"label-column {name!r} of {who}"
         self.empty = column.kind is not None and numbers.gaps == numbers.n
 
-        def refuse(about: str, rule: str) -> None:
+        def refuse(rule: str, about: str = "labels") -> None:
             self.faults.append(fault(about, name, f"{what} {rule}", "label-column"))
 
         if self.empty:
             if fitted:
-                refuse("labels", "has no value in any row")
+                refuse("has no value in any row")
         elif column.kind in TEXT:
             if not fitted:
                 if known is None:
-                    refuse("labels", "must hold numbers, as in training")
+                    refuse("must hold numbers, as in training")
                 return
             self.classes = sorted(column.levels)
             if nearly := nearly_numbers(column, what, fewest=2):
                 self.faults += nearly
             elif column.overflow or not 2 <= len(self.classes) <= MAX_LEVELS:
                 got = "more" if column.overflow else len(self.classes)
-                refuse(
-                    "labels",
-                    f"must hold numbers or 2 to {MAX_LEVELS} classes, got {got}",
-                )
+                refuse(f"must hold numbers or 2 to {MAX_LEVELS} classes, got {got}")
             elif numbers.gaps:
                 refuse(
-                    "labels",
-                    "must hold numbers where labels are missing, since a party that "
-                    "has the others may number other classes: leave out the rows "
-                    "without a label, or code classes as 0, 1",
+                    "must hold numbers where labels are missing, since another party "
+                    "may number other classes: code classes as 0, 1"
                 )
         elif column.kind not in NUMERIC:
-            refuse("labels", "must hold numbers or classes")
+            refuse("must hold numbers or classes")
         elif known is not None:
-            refuse("labels", "must hold the texts of classes, as in training")
+            refuse("must hold the texts of classes, as in training")
         elif numbers.infinite:
-            refuse("labels", f"must have no infinite value, {numbers.infinite} found")
+            refuse(f"must have no infinite value, {numbers.infinite} found")
         elif text := _size_fault(column):
-            refuse("size", text)
+            refuse(text, "size")
 
     def numbers(self, array: Any, markers: frozenset[str]) -> Array:
         """Return a block of labels as float64, NaN where one is missing."""
@@ -653,9 +600,7 @@ class Ids:
         self._sha = hashlib.sha256()
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         weakref.finalize(self, self._file.close)
-        self._weights = np.random.default_rng().integers(
-            2**64, size=64, dtype=np.uint64, endpoint=False
-        ) | np.uint64(1)
+        self._rng, self._weights = np.random.default_rng(), np.empty(0, np.uint64)
 
     @property
     def digest(self) -> str:
@@ -693,12 +638,9 @@ class Ids:
         lengths = np.diff(at)
         if len(data) == 0:
             return np.zeros(len(lengths), dtype=np.uint64)
-        longest = int(lengths.max(initial=0))
-        while len(self._weights) <= longest:
-            more = np.random.default_rng(self._weights).integers(
-                2**64, size=len(self._weights), dtype=np.uint64, endpoint=False
-            )
-            self._weights = np.concatenate([self._weights, more | np.uint64(1)])
+        if (more := int(lengths.max()) - len(self._weights)) > 0:
+            drawn = self._rng.integers(2**64, size=more, dtype=np.uint64)
+            self._weights = np.append(self._weights, drawn | np.uint64(1))
         place = np.arange(len(data)) - np.repeat(at[:-1] - at[0], lengths)
         terms = (data.astype(np.uint64) + np.uint64(1)) * self._weights[place]
         total = np.concatenate([[np.uint64(0)], np.cumsum(terms, dtype=np.uint64)])
@@ -725,13 +667,14 @@ class Ids:
         return repeated
 
     def faults(self, who: str) -> list[Finding]:
-        """Return what must be mended in the ids, once all were taken in."""
-        what = f"id-column {self.name!r} of {who}"
-        text = ""
+        """Return what must be fixed in the ids, once all were taken in."""
         if self.missing:
-            text = f"{what} must have no missing value, {self.missing} found"
+            rule = f"must have no missing value, {self.missing} found"
         elif not self._typed:
-            text = f"{what} must hold integers or text"
+            rule = "must hold integers or text"
         elif repeated := self.repeated():
-            text = f"{what} must have distinct values, {repeated} rows repeat an id"
-        return [fault("ids", self.name, text, "id-column")] if text else []
+            rule = f"must have distinct values, {repeated} rows repeat an id"
+        else:
+            return []
+        text = f"id-column {self.name!r} of {who} {rule}"
+        return [fault("ids", self.name, text, "id-column")]

@@ -9,7 +9,7 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -309,11 +309,10 @@ class Plan:
             if counts[name] > 1:
                 text = f"{who} has more than one column {name!r}"
                 faults.append(fault("header", name, text))
-        npz = path.suffix.lower() == ".npz"  # its ids and its y need no option
         ids, label = source.id_column, source.label_column
-        if npz:
+        if path.suffix.lower() == ".npz":  # its ids and its y need no option
             label = label or ("y" if "y" in names else None)
-            ids = ids or ("ids" if npz and "ids" in names else None)
+            ids = ids or ("ids" if "ids" in names else None)
         if ids is not None and ids == label:
             text = f"id-column and label-column of {who} are both {ids!r}"
             faults.append(fault("options", ids, text, "id-column"))
@@ -407,32 +406,28 @@ def survey_file(
             if fingerprint and len(plan.features) > 1:  # for a check alone
                 empty += empty_rows(batch.select(plan.features)).true_count
             if ids is not None:
-                array = batch.column(batch.schema.get_field_index(ids.name))
-                ids.add(array)
+                ids.add(batch.column(ids.name))
                 if id_forms is not None:
-                    id_forms.add(array)
+                    id_forms.add(batch.column(ids.name))
 
         looked_at = [name for name in plan.wanted if name != plan.ids]
-        columns = survey(
-            table,
-            looked_at,
-            markers,
-            _text_alone(source) if encoding is None else text_kinds(encoding),
-            look,
-            [] if plan.ids is None else [plan.ids],
-            fingerprint,
-        )
+        kinds: dict[str, Sequence[str]]
+        if encoding is None:  # a column whose levels are given holds text
+            kinds = {n: ["text"] for n in source.levels if n != source.label_column}
+        else:
+            kinds = text_kinds(encoding)
+        extra = [] if plan.ids is None else [plan.ids]
+        columns = survey(table, looked_at, markers, kinds, look, extra, fingerprint)
         fitted, faults = encoding is None, [*plan.faults, *_row_faults(table)]
         if rows == 0:
             text = f"the data file of {who} has a header and no rows"
             refuse(faults or [fault("rows", None, text)], who)
+        more: list[Finding] = []
         if encoding is None:
             middles = _medians(table, plan, columns, markers, source)
             encoding, more = fit(columns, plan.features, source, who, middles)
         elif plan.features:
             more = fit_new(columns, encoding, who)
-        else:
-            more = []
         labels = None
         if plan.label is not None:
             known = None if fitted else encoding.get("classes")
@@ -448,11 +443,6 @@ def survey_file(
     return Survey(
         table, plan, columns, labels, ids, encoding, faults, rows, empty, id_forms
     )
-
-
-def _text_alone(source: PartySource) -> dict[str, list[str]]:
-    """Return that columns whose levels are given hold text, whatever it looks like."""
-    return {name: ["text"] for name in source.levels if name != source.label_column}
 
 
 def _row_faults(table: Table) -> list[Finding]:
@@ -480,17 +470,14 @@ def _medians(
 
         def blocks(group: list[str] = group) -> Iterator[Array]:
             for batch in table.read(group):
+                arrays = [without_markers(array, markers) for array in batch.columns]
+                pairs = zip(group, arrays, strict=True)
                 yield np.column_stack(
-                    [
-                        numbers_of(
-                            without_markers(array, markers), columns[name], markers
-                        )
-                        for name, array in zip(group, batch.columns, strict=True)
-                    ]
+                    [numbers_of(array, columns[name], markers) for name, array in pairs]
                 )
 
         known = [columns[name].numbers.n - columns[name].numbers.gaps for name in group]
-        middles |= dict(zip(group, medians(blocks, known), strict=True))
+        middles |= zip(group, medians(blocks, known), strict=True)
     return middles
 
 
@@ -532,13 +519,12 @@ def _convert(
                 n,
             )
         if labels.classes is not None:
-            two = len(labels.classes) == 2
+            count, numbers = len(labels.classes), f"0 to {len(labels.classes) - 1}"
+            if count == 2:
+                numbers = "0 and 1, and the second is the positive one"
             done.append(
-                f"the {len(labels.classes)} classes of label-column "
-                f"{labels.column.name!r}, sorted, became 0 "
-                f"{'and' if two else 'to'} {len(labels.classes) - 1}"
-                + ", and the second is the positive one"
-                * two
+                f"the {count} classes of label-column {labels.column.name!r}, sorted, "
+                f"became {numbers}"
             )
     if done:
         logger.warning("%s: %s", who, "; ".join(done))
@@ -554,8 +540,8 @@ def _convert(
             entry.open(shapes, lambda files: _write(survey, labels, source, who, files))
             X, y = entry.map(labels is not None)
             if places is not None:  # written as the file has them, and now as the order
-                kept = [array for array in (X, y) if array is not None]
-                entry.open(shapes, lambda files: _write_taken(kept, places, files))
+                arrays = [array for array in (X, y) if array is not None]
+                entry.open(shapes, lambda files: _write_taken(arrays, places, files))
                 X, y = entry.map(labels is not None)
         except OSError as error:
             _not_kept(who, entry, error)
@@ -629,26 +615,25 @@ def _features(
     be in another file. `candidates` are the columns but those of ids and labels.
     """
     elsewhere: set[str] = set()
-    if not {source.label_column, *(source.columns or ())} - {None} <= set(names):
+    if not {source.label_column, *(source.columns or ())} <= {None, *names}:
         for file in folder:
             if file != path:
                 owner = f"party {name_of(file)!r}"
                 with _reading(file, owner):
                     elsewhere.update(_header(file, source, owner))
     known = {None, *names, *elsewhere}
-    if source.label_column not in known and not source.label_optional:
+    label = source.label_column
+    if label not in known and not source.label_optional:
         where = "the data folder" if folder else who
-        label = source.label_column
-        hint = did_you_mean(str(label), names)
-        text = f"{where} has no column {label!r}, its label-column{hint}"
-        faults.append(fault("options", source.label_column, text, "label-column"))
+        text = f"{where} has no column {label!r}, its label-column"
+        text += did_you_mean(str(label), names)
+        faults.append(fault("options", label, text, "label-column"))
     features = choose(candidates, source.columns, who, elsewhere - set(names))
     for name in features:
         if name == "" or name.startswith("__index_level_"):
             raise PartyError(
-                f"{who} has a column without a name, as where pandas has written its "
-                "index or lines end in a delimiter: write the file without it, or "
-                "list the columns to use in columns"
+                f"{who} has a column without a name, such as an index of pandas: write "
+                "the file without it, or list the columns to use in columns"
             )
     return features
 
@@ -670,15 +655,18 @@ def _unreadable(path: Path, who: str, error: Exception) -> PartyError:
     logger.error("%s: %s on reading %s", who, type(error).__name__, path)
     if isinstance(error, PermissionError):
         return PartyError(f"the data file of {who} may not be read by this process")
-    kind = ending_of(path)
-    rule = {
-        ".csv": "CSV: text in one encoding, one delimiter, one header line, rows of "
-        f"less than {CSV_BLOCK >> 20} MiB",
-        ".npz": "NPZ with a matrix X and optional y, ids, columns (no pickled objects)",
-        "": "the result of a query: mend the query",
-    }
-    rule[".tsv"] = rule[".csv"]
-    text = rule.get(kind, kind[1:].capitalize())
+    match ending_of(path):
+        case ".csv" | ".tsv":
+            text = "CSV: text in one encoding, one delimiter, one header line, rows of "
+            text += f"less than {CSV_BLOCK >> 20} MiB"
+        case ".npz":
+            text = (
+                "NPZ with a matrix X and optional y, ids, columns (no pickled objects)"
+            )
+        case "":
+            text = "the result of a query: fix the query"
+        case kind:
+            text = kind[1:].capitalize()
     return PartyError(f"the data file of {who} cannot be read as {text}")
 
 
@@ -693,7 +681,7 @@ def ending_of(path: Path) -> str:
 def _header(path: Path, source: PartySource, who: str) -> list[str]:
     """Return the names of a file's columns without reading the rows."""
     if ending_of(path) in TEXTS:
-        layout = layout_of(path, source, whole=False)
+        layout = layout_of(path, source)
         return [] if layout.headerless else layout.names
     return open_table(path, source, who).names
 
@@ -702,14 +690,14 @@ def choose(
     names: Sequence[str],
     wanted: Sequence[str] | None,
     who: str,
-    elsewhere: set[str] | None = None,
+    elsewhere: Collection[str] = (),
 ) -> list[str]:
     """Return the feature columns in the order that the option gives them."""
     if wanted is None:
         features = list(names)
     else:
         for name in wanted:
-            if name not in names and name not in (elsewhere or ()):
+            if name not in names and name not in elsewhere:
                 raise PartyError(
                     f"columns of {who} must be columns of its data other than ids and "
                     f"labels, got {name!r}"

@@ -86,20 +86,16 @@ class IdForms:
                 f"{what} has {alike} ids that differ from another one in case, blanks, "
                 "signs or leading zeros alone"
             )
-        kinds = [
-            kind
-            for kind, there in (
-                ("capital letters", capital or self._cases["both"]),
-                ("small letters", small or self._cases["both"]),
-                ("digits", self._digits.total() > self._digits[0]),
-                ("blanks or signs", self._signs[""] < n),
-            )
-            if there
-        ]
+        kinds = {
+            "capital letters": capital or self._cases["both"],
+            "small letters": small or self._cases["both"],
+            "digits": self._digits.total() > self._digits[0],
+            "blanks or signs": self._signs[""] < n,
+        }
+        listed = ", ".join(kind for kind, there in kinds.items() if there)
         ends = dict.fromkeys((min(self._lengths), max(self._lengths)))
-        lengths = " to ".join(map(str, ends))
         text = (
-            f"{what} holds ids of {lengths} characters: {', '.join(kinds)}; they must "
-            "be written alike at all parties, with the same case and leading zeros"
+            f"{what} holds ids of {' to '.join(map(str, ends))} characters: {listed}; "
+            "they must be written alike at all parties, case and leading zeros included"
         )
         yield Finding("note", "id-form", name, text, "id-column")

@@ -24,6 +24,7 @@ Whole numbers of which one has a leading zero (``007``) are codes, and stay text
 
 from __future__ import annotations
 
+import contextlib
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -43,12 +44,10 @@ NUMERIC = ("number", "truth", "comma", "written")
 """Kinds that become the numbers that they are."""
 
 REFUSED = {
-    "otherdate": "holds dates in several forms, or in one that is not read, such as "
-    "with slashes, where nobody knows the month, or as 1.2.13: write them as "
-    "2013-01-31, or leave the column out: columns lists those to use",
+    "otherdate": "holds dates in several forms, or in one that is ambiguous or not "
+    "read: write them as 2013-01-31, or list the other columns in columns",
     "thousands": "holds numbers with commas, points or blanks in them, which may be "
-    "decimal or for thousands: write them with one point and nothing else, or leave "
-    "the column out: columns lists those to use",
+    "decimal or for thousands: write plain numbers, or list the others in columns",
 }
 """Kinds that cannot become numbers, and why."""
 
@@ -250,19 +249,16 @@ def parse(column: Any, kind: str) -> Array | None:
             return _numbers(pc.replace_substring(column, ",", "."))
         case "truth":
             lower = pc.utf8_lower(pc.utf8_trim_whitespace(column)).cast(pa.string())
-            yes = pc.is_in(lower, value_set=pa.array(YES))
-            no = pc.is_in(lower, value_set=pa.array(NO))
-            if not _all(pc.or_(pc.or_(yes, no), pc.is_null(column))):
+            place = pc.index_in(lower, value_set=pa.array([*YES, *NO]))
+            if place.null_count > column.null_count:
                 return None
-            return _as_float(pc.if_else(pc.is_null(column), None, yes))
+            return as_float(pc.less(place, len(YES)))
         case "date":
             return _dates(column)
         case "written":
             return _written(column)
-        case "otherdate":
-            fits = _all(pc.match_substring_regex(column, _OTHER_DATE))
-        case _:
-            fits = _all(pc.match_substring_regex(column, _THOUSANDS))
+    form = _OTHER_DATE if kind == "otherdate" else _THOUSANDS
+    fits = _all(pc.match_substring_regex(column, form))
     return np.zeros(len(column)) if fits else None
 
 
@@ -274,10 +270,11 @@ def _typed(column: Any, kind: str) -> Array | None:
         return _days(column) if kind == "date" else None
     if kind == "date" and not types.is_null(column.type):
         return None
-    return _as_float(column.cast(pa.float64(), safe=False))
+    return as_float(column.cast(pa.float64(), safe=False))
 
 
-def _as_float(column: Any) -> Array:
+def as_float(column: Any) -> Array:
+    """Return an Arrow column as float64, NaN where a value is missing."""
     import pyarrow as pa
 
     values: Array = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -297,7 +294,7 @@ def _numbers(column: Any) -> Array | None:
 
     for texts in (column, pc.utf8_trim_whitespace(column)):
         try:
-            return _as_float(texts.cast(pa.float64()))
+            return as_float(texts.cast(pa.float64()))
         except pa.ArrowInvalid:
             # The first value tells most columns of text, without a copy of them all.
             first = texts.drop_null()[0].as_py().strip()
@@ -323,7 +320,7 @@ def _written(column: Any) -> Array | None:
             return None
         values.append(float(re.sub("[dD]", "e", plain)))
     index = pc.index_in(column, value_set=distinct)
-    return _as_float(pa.array(values, pa.float64()).take(index))
+    return as_float(pa.array(values, pa.float64()).take(index))
 
 
 def _dates(column: Any) -> Array | None:
@@ -333,20 +330,14 @@ def _dates(column: Any) -> Array | None:
     texts = pc.utf8_trim_whitespace(column)
     if not texts.drop_null()[0].as_py()[:1].isdigit():
         return None
-    for unit in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
-        try:
-            return _days(texts.cast(unit))
-        except pa.ArrowInvalid:
-            pass
+    for zone in (None, "UTC"):
+        with contextlib.suppress(pa.ArrowInvalid):
+            return _days(texts.cast(pa.timestamp("us", zone)))
     micros = pc.replace_substring_regex(texts, r"(:\d\d\.\d{6})\d+", r"\1")
     if not micros.equals(texts):
         return _dates(micros)
     if _all(pc.match_substring_regex(texts, _TIME)):
-        texts = pc.binary_join_element_wise("1970-01-01", texts, " ")
-        try:
-            return _days(texts.cast(pa.timestamp("us")))
-        except pa.ArrowInvalid:
-            return None
+        return _dates(pc.binary_join_element_wise("1970-01-01", texts, " "))
     if not _all(pc.match_substring_regex(texts, _DOTTED)):
         return None  # %Y takes 13 for the year 13
     days = pc.strptime(texts, format="%d.%m.%Y", unit="us", error_is_null=True)
@@ -359,12 +350,10 @@ def _days(column: Any) -> Array:
     from pyarrow import types
 
     kind = column.type
-    if types.is_date(kind):
-        column = column.cast(pa.timestamp("us"), safe=False)
-    elif types.is_timestamp(kind):
-        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
-    elif types.is_time(kind):
-        column = column.cast(pa.time64("us"), safe=False)
+    if types.is_time(kind):
+        unit = pa.time64("us")
     elif types.is_duration(kind):
-        column = column.cast(pa.duration("us"), safe=False)
-    return _as_float(column.cast(pa.int64())) / DAY
+        unit = pa.duration("us")
+    else:
+        unit = pa.timestamp("us", getattr(kind, "tz", None))
+    return as_float(column.cast(unit, safe=False).cast(pa.int64())) / DAY

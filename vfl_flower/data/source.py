@@ -10,6 +10,10 @@ QUERY = "duckdb:"
 """What a query in the place of a file begins with."""
 
 
+IMPUTE = ("mean", "median", "none")
+"""What missing values become; none: they are an error."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PartySource:
     """Where the data of one party come from, and how they are read.
@@ -71,6 +75,13 @@ class PartySource:
     """Parties hold different rows of the same columns. A bundled or generated data set
     is split by rows, party j has each ``count``-th row from row j; a missing value of a
     file stays NaN until the run fills it with the mean over all parties."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an unknown value of `impute`."""
+        if self.impute not in IMPUTE:
+            raise ValueError(
+                f"impute must be one of {', '.join(IMPUTE)}, got {self.impute!r}"
+            )
 
     @property
     def filled_later(self) -> bool:

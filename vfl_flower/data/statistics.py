@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from vfl_flower.data.kinds import (
     has_long_digits,
     kind_of_type,
     parse,
+    text_buffers,
     without_markers,
 )
 from vfl_flower.data.tables import Table
@@ -86,12 +88,13 @@ class Numbers:
             self.mean += gap * m / (before + m)
         else:
             self.mean, self.squares = mean, squares
-        least, most = float(known.min()), float(known.max())
+        least = min(float(known.min()), self.least)
+        most = max(float(known.max()), self.most)
         if self.rising:
             self.rising = bool((np.diff(known) > 0).all()) and known[0] > self.most
-        self.at_least = _at(self.at_least, self.least, least, known, least < self.least)
-        self.at_most = _at(self.at_most, self.most, most, known, most > self.most)
-        self.least, self.most = min(least, self.least), max(most, self.most)
+        self.at_least = self.at_least * (least == self.least) + _count(known, least)
+        self.at_most = self.at_most * (most == self.most) + _count(known, most)
+        self.least, self.most = least, most
         self.whole = self.whole and bool((known == np.floor(known)).all())
         if self._frame is None:
             self._frame = (mean, float(known.std()) or 1.0)
@@ -115,11 +118,8 @@ class Numbers:
         return self.mean + gap * self.gaps / n, squares / n
 
 
-def _at(count: int, old: float, new: float, known: Array, further: bool) -> int:
-    """Return how many values are at an extreme, with those of a block."""
-    if further:
-        return int((known == new).sum())
-    return count + (int((known == old).sum()) if new == old else 0)
+def _count(values: Array, value: float) -> int:
+    return int((values == value).sum())
 
 
 class Column:
@@ -230,10 +230,8 @@ def marker_numbers(markers: frozenset[str]) -> Array:
     """Return the numbers among the texts for a missing value, such as -999."""
     numbers = []
     for text in markers:
-        try:
+        with contextlib.suppress(ValueError):
             numbers.append(float(text))
-        except ValueError:
-            continue
     return np.array([x for x in numbers if np.isfinite(x)])
 
 
@@ -245,49 +243,43 @@ def without_coded(values: Array, coded: Array) -> Array:
 
 
 def packed(texts: Any) -> Any:
-    """Return texts, none missing, as one buffer of their lengths and their bytes.
+    """Return texts, none missing, as the bytes of their lengths and of themselves.
 
     It is what :func:`~vfl_flower.protocol.party.digest_ids` digests.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    texts = texts.cast(pa.string()) if not pa.types.is_dictionary(texts.type) else texts
     texts = texts.cast(pa.string())
-    if isinstance(texts, pa.ChunkedArray):
-        texts = texts.combine_chunks()
     lengths = pc.binary_length(texts).cast(pa.string())
     joined = pc.binary_join_element_wise(lengths, texts.fill_null(""), ":")
-    offsets = np.frombuffer(joined.buffers()[1], dtype=np.int32)[joined.offset :]
-    if joined.buffers()[2] is None or not len(joined):
-        return b""
-    return joined.buffers()[2][int(offsets[0]) : int(offsets[len(joined)])]
+    return text_buffers(joined)[1]
 
 
 def survey(
     table: Table,
     names: Sequence[str],
     markers: frozenset[str],
-    only: Mapping[str, Sequence[str]] | None = None,
-    look: Callable[[Any], None] | None = None,
-    extra: Sequence[str] = (),
-    fingerprint: bool = False,
+    only: Mapping[str, Sequence[str]],
+    look: Callable[[Any], None],
+    extra: Sequence[str],
+    fingerprint: bool,
 ) -> dict[str, Column]:
     """Return what passes over the rows reveal of the columns `names`.
 
     markers: texts for a missing value.
-    only: the kinds that a column of text may be; default: all.
+    only: the kinds that a column of text may be; of one not in it: all.
     look: gets each batch of the first pass, which then also has the columns `extra`.
     fingerprint: whether to identify equal columns.
     """
     done: dict[str, Column] = {}
-    waiting = {name: list((only or {}).get(name, KINDS)) for name in names}
-    if not table.comma_is_decimal:
-        for kinds in waiting.values():
-            if "comma" in kinds:
-                kinds.remove("comma")
+    allowed = [k for k in KINDS if k != "comma" or table.comma_is_decimal]
+    waiting = {
+        name: [kind for kind in only.get(name, KINDS) if kind in allowed]
+        for name in names
+    }
     first = True
-    while waiting or (first and look):
+    while waiting or first:
         columns = {
             name: Column(name, kinds, markers, fingerprint)
             for name, kinds in waiting.items()
@@ -297,7 +289,7 @@ def survey(
             block = dict(zip(wanted, batch.columns, strict=True))
             for name, column in columns.items():
                 column.add(block[name])
-            if first and look:
+            if first:
                 look(batch)
         for column in columns.values():
             if column.zeros and column.numbers.whole and column.numbers.least >= 0:
@@ -328,12 +320,9 @@ def medians(blocks: Callable[[], Iterator[Array]], known: Sequence[int]) -> list
                 keys = np.where(sign, ~bits, bits | np.uint64(1 << 63))
                 digits = (keys >> np.uint64(shift) & np.uint64(0xFFFF)).astype(np.intp)
                 for side in (0, 1):
-                    if shift < 48:
-                        high = keys >> np.uint64(shift + 16)
-                        chosen = digits[high == prefix[j, side]]
-                    else:
-                        chosen = digits
-                    counts[j, side] += np.bincount(chosen, minlength=2**16)
+                    # In the first pass, a shift by all 64 bits leaves 0.
+                    chosen = keys >> np.uint64(shift + 16) == prefix[j, side]
+                    counts[j, side] += np.bincount(digits[chosen], minlength=2**16)
         for j in range(d):
             for side in (0, 1):
                 total = np.cumsum(counts[j, side])

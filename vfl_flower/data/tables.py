@@ -53,19 +53,16 @@ BATCH = 2**14
 """Rows of a batch, where the format leaves the choice."""
 
 SAMPLE = 2**16
-"""Bytes from which the delimiter and the header of a CSV are told."""
+"""Characters from which the delimiter and the header of a CSV are inferred."""
 
 BATCH_VALUES = 2**20
 """Values of a batch, which has fewer rows where there are many columns."""
 
 FIRST_LINES = 16
-"""Lines of a CSV from which the delimiter and the header are told, at least."""
+"""Lines of a CSV from which the delimiter and the header are inferred, at least."""
 
 MOST_OF_COLUMN = 255
 """Most characters in the name of a column."""
-
-PLAIN_TEXT = 2**22
-"""Bytes of a column of text in a part of a Parquet file that is no dictionary."""
 
 MOST_COLUMNS = 2**20
 """Most columns of a file that has no need to name them."""
@@ -112,10 +109,9 @@ def batch_rows(columns: int) -> int:
 
 def name_of(path: Path) -> str:
     """Return the name of a file without its endings: ``a`` for ``a.csv.gz``."""
-    stem = path.stem if path.suffix.lower() in FORMATS else path.name
-    inner = Path(stem)
-    packed = path.suffix.lower() in PACKED and inner.suffix.lower() in FORMATS
-    return (inner.stem if packed else stem).strip("*") or path.parent.name
+    plain = Path(path.stem) if path.suffix.lower() in PACKED else path
+    name = plain.stem if plain.suffix.lower() in FORMATS else plain.name
+    return name.strip("*") or path.parent.name
 
 
 def files_of(path: Path) -> list[Path]:
@@ -154,13 +150,13 @@ def open_table(path: Path, source: PartySource, who: str) -> Table:
 def ending(path: Path) -> str:
     """Return the ending that tells the format: ``.csv`` for ``a.csv.gz``."""
     last = path.suffix.lower()
-    if last == ".zip":
-        with zipfile.ZipFile(path) as archive:
-            inner = Path(_member(archive).filename).suffix.lower()
-    else:
-        inner = Path(path.stem).suffix.lower()
     if last not in PACKED:
         return last
+    inner = path.stem
+    if last == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            inner = _member(archive).filename
+    inner = Path(inner).suffix.lower()
     return inner if inner in TEXTS else ".csv"
 
 
@@ -233,7 +229,7 @@ def _utf8(path: Path, encoding: str) -> Iterator[str]:
         yield plain.name
 
 
-def _encoding(path: Path, whole: bool) -> str:
+def _encoding(path: Path) -> str:
     """Return the encoding: by its mark, UTF-8 where it is that, else a code page.
 
     This is Windows-1252, or Latin-1 where a byte has no sign there.
@@ -245,44 +241,34 @@ def _encoding(path: Path, whole: bool) -> str:
         zeros = [start[place::2].count(0) for place in (0, 1)]
         if max(zeros) > len(start) // 4 and not min(zeros):
             return "utf-16-be" if zeros[0] else "utf-16-le"
-        decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        block, result = start, "utf-8-sig"
-        while block or (whole and result == "utf-8-sig"):
-            if 0 in block:
+    for encoding in ("utf-8-sig", "cp1252"):
+        with _bytes(path) as file, contextlib.suppress(UnicodeDecodeError):
+            blocks = iter(functools.partial(file.read, 2**20), b"")
+            if any("\0" in text for text in codecs.iterdecode(blocks, encoding)):
                 raise ValueError("it is no text")
-            if result == "utf-8-sig":
-                try:
-                    decoder.decode(block, final=not block)
-                except UnicodeDecodeError:
-                    result = "cp1252"
-            if not block:
-                break
-            if result == "cp1252" and block.translate(None, _NOT_1252) != block:
-                return "latin-1"
-            block = file.read(2**20) if whole else b""
-    return result
+            return encoding
+    return "latin-1"
 
 
-_NOT_1252 = bytes([0x81, 0x8D, 0x8F, 0x90, 0x9D])
-
-
-def layout_of(path: Path, source: PartySource, whole: bool = True) -> Layout:
+def layout_of(path: Path, source: PartySource) -> Layout:
     """Return how a CSV is written, from its first lines; its encoding from all."""
-    encoding = source.text_encoding or _encoding(path, whole)
-    with _bytes(path) as file:
-        decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-        start = block = file.read(SAMPLE)
-        while len(block) == SAMPLE and len(start) < 2 * CSV_BLOCK:
-            if start.count(b"\n") + start.count(b"\r") >= FIRST_LINES:
+    encoding = source.text_encoding or _encoding(path)
+    lines: list[str] = []
+    size, complete = 0, False
+    with (
+        _bytes(path) as file,
+        io.TextIOWrapper(file, encoding, "replace", newline="") as text,
+    ):
+        for line in iter(functools.partial(text.readline, CSV_BLOCK), ""):
+            lines.append(line)
+            size += len(line)
+            if size >= (SAMPLE if len(lines) >= FIRST_LINES else 2 * CSV_BLOCK):
                 break
-            start += (block := file.read(SAMPLE))
-        text = decoder.decode(start)
-        complete = len(block) < SAMPLE
-    if not complete:  # the last line may be cut off
-        text = text[: text.rfind("\n") + 1] or text
+        else:
+            complete = True
     fixed = TEXTS.get(ending(path), "")
-    delimiter = source.delimiter or fixed or _sniff(text)
-    records = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    delimiter = source.delimiter or fixed or _sniff(lines)
+    records = list(csv.reader(lines, delimiter=delimiter))
     skip = next((k for k, record in enumerate(records) if record), len(records))
     rows = [record for record in records[skip:] if record]
     names = [name.strip() for name in rows[0]] if rows else []
@@ -293,19 +279,19 @@ def layout_of(path: Path, source: PartySource, whole: bool = True) -> Layout:
     return Layout(encoding, delimiter, names, skip + 1, headerless, empty)
 
 
-def _sniff(text: str) -> str:
+def _sniff(lines: Sequence[str]) -> str:
     """Return the delimiter that gives most rows one number of fields above 1."""
-    best, score = ",", (0.0, 0)
-    for delimiter in DELIMITERS:
-        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+
+    def score(delimiter: str) -> tuple[float, int]:
         with contextlib.suppress(csv.Error):
-            widths = [len(line) for line in lines if line][:200]
-            width = widths[0] if widths else 0
-            # A title or a broken row does not change what separates the others.
-            equal = sum(w == width for w in widths) / max(len(widths), 1)
-            if width > 1 and (round(equal, 1), width) > score:
-                best, score = delimiter, (round(equal, 1), width)
-    return best
+            records = csv.reader(lines, delimiter=delimiter)
+            widths = [len(record) for record in records if record][:200]
+            if widths and widths[0] > 1:
+                # A title or a broken row does not change what separates the others.
+                return round(widths.count(widths[0]) / len(widths), 1), widths[0]
+        return 0.0, 0
+
+    return max(DELIMITERS, key=score)
 
 
 _VALUE = re.compile(
@@ -366,10 +352,9 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
         # Nothing else is said, since each name of a column would be a value.
         raise PartyError(
             f"the data file of {who} has no header: its first line holds values; add "
-            "a line with the names of the columns, or set header=false"
+            "the names of the columns, or set header=false"
         )
     places = [str(j) for j in range(len(layout.names))]
-    place_of = dict(zip(layout.names, places, strict=True))
     table = Table(layout.names, lambda wanted: iter(()))
     lines, blank = _lines(path, layout)
     ragged = 0
@@ -382,6 +367,7 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
     def read(wanted: Sequence[str]) -> Iterator[Any]:
         nonlocal ragged
         ragged = rows = 0
+        chosen = [str(layout.names.index(name)) for name in wanted]
         with (
             _utf8(path, layout.encoding) as plain,
             pacsv.open_csv(
@@ -400,9 +386,7 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
                     invalid_row_handler=skip,
                 ),
                 pacsv.ConvertOptions(
-                    include_columns=places
-                    if blank
-                    else [place_of[name] for name in wanted],
+                    include_columns=places if blank else chosen,
                     column_types=dict.fromkeys(places, pa.string()),
                     strings_can_be_null=True,
                     null_values=sorted(markers_of(source)),
@@ -412,8 +396,7 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
             for batch in reader:
                 rows += batch.num_rows
                 if blank:
-                    batch = batch.filter(pc.invert(empty_rows(batch)))
-                    batch = batch.select([place_of[name] for name in wanted])
+                    batch = batch.filter(pc.invert(empty_rows(batch))).select(chosen)
                 yield batch.rename_columns(list(wanted))
         table.faults[:] = [
             f"{ragged} rows of {who} have not as many fields as the first line, "
@@ -429,16 +412,13 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
     if blank:
         table.notes.append(f"{blank} empty rows, of delimiters alone, are left out")
     if layout.delimiter != ",":
-        table.notes.append(
-            f"fields are separated by {DELIMITERS.get(layout.delimiter)}"
-        )
+        named = DELIMITERS.get(layout.delimiter, repr(layout.delimiter))
+        table.notes.append(f"fields are separated by {named}")
         table.comma_is_decimal = True
     if layout.encoding != "utf-8-sig":
-        table.notes.append(
-            f"the encoding is {layout.encoding}"
-            + ", as it is not UTF-8"
-            * (not source.text_encoding and layout.encoding in ("cp1252", "latin-1"))
-        )
+        inferred = not source.text_encoding and not layout.encoding.startswith("utf")
+        reason = ", as it is not UTF-8" if inferred else ""
+        table.notes.append(f"the encoding is {layout.encoding}{reason}")
     if path.suffix.lower() in PACKED:
         table.notes.append(f"the file is unpacked on reading ({path.suffix.lower()})")
     if not source.header:
@@ -500,8 +480,8 @@ def _check_names(names: Sequence[str], who: str) -> None:
         )
     if max(map(len, names)) > MOST_OF_COLUMN:
         raise PartyError(
-            f"{what} has a name of more than {MOST_OF_COLUMN} characters: is it a line "
-            "of names, and does a quote lack its second one?"
+            f"{what} has a name of more than {MOST_OF_COLUMN} characters: does a quote "
+            "lack its second one?"
         )
 
 
@@ -509,9 +489,8 @@ def _check_names(names: Sequence[str], who: str) -> None:
 
 
 def _parquet(files: Sequence[Path], who: str) -> Table:
-    """Return Parquet files, after a look at their rows and lengths of their texts."""
+    """Return Parquet files, after a look at their types and numbers of rows."""
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.parquet
 
     schema = pyarrow.parquet.read_schema(files[0])
@@ -534,43 +513,23 @@ def _parquet(files: Sequence[Path], who: str) -> Table:
 
     def read(wanted: Sequence[str]) -> Iterator[Any]:
         for path in files:
-            yield from read_file(path, wanted)
-
-    def read_file(path: Path, wanted: Sequence[str]) -> Iterator[Any]:
-        options: dict[str, Any] = {"pre_buffer": False, "buffer_size": 2**18}
-        # Not read_table: it adds columns for a folder that is called "year=2013".
-        with pyarrow.parquet.ParquetFile(path) as file:
-            _check_rows(path, file.metadata.num_rows, len(wanted))
-            fields = [file.schema_arrow.field(name) for name in wanted]
-            fields = [
-                field.with_type(type_of[field.name])
-                if pa.types.is_null(field.type)
-                else field
-                for field in fields
-            ]
-            texts = [
-                field.name
-                for field in fields
-                if pa.types.is_string(field.type)
-                and not (
-                    file.metadata.num_columns == len(schema.names)  # none is nested
-                    and _plain(file.metadata, schema.names.index(field.name))
+            # Not read_table: it adds columns for a folder that is called "year=2013".
+            with pyarrow.parquet.ParquetFile(
+                path, pre_buffer=False, buffer_size=2**18
+            ) as file:
+                rows, size = file.metadata.num_rows, path.stat().st_size
+                check_growth(8 * rows * len(wanted), size)
+                fields = [file.schema_arrow.field(name) for name in wanted]
+                typed = pa.schema(
+                    field.with_type(type_of[field.name])
+                    if pa.types.is_null(field.type)
+                    else field
+                    for field in fields
                 )
-            ]
-        size = 0
-        with pyarrow.parquet.ParquetFile(
-            path, read_dictionary=texts, **options
-        ) as file:
-            for batch in file.iter_batches(
-                batch_rows(len(wanted)), columns=list(wanted), use_threads=False
-            ):
-                for name in texts:
-                    part = batch.column(name)
-                    if pa.types.is_dictionary(part.type):
-                        lengths = pc.binary_length(part.dictionary).take(part.indices)
-                        size += pc.sum(lengths).as_py() or 0
-                check_growth(size, path.stat().st_size)
-                yield batch.select(list(wanted)).cast(pa.schema(fields))
+                for batch in file.iter_batches(
+                    batch_rows(len(wanted)), columns=list(wanted), use_threads=False
+                ):
+                    yield batch.select(list(wanted)).cast(typed)
 
     return Table(schema.names, read, categories=_categories(schema))
 
@@ -596,19 +555,6 @@ def _alike(first: Any, second: Any) -> bool:
     )
 
 
-def _plain(metadata: Any, column: int) -> bool:
-    """Return whether the texts of a column are too many for a dictionary.
-
-    Read as one, to size them before they are unpacked, they would all be in memory.
-    """
-    for group in range(metadata.num_row_groups):
-        chunk = metadata.row_group(group).column(column)
-        size = chunk.total_uncompressed_size
-        if size >= max(PLAIN_TEXT, 8 * chunk.num_values):
-            return True
-    return False
-
-
 def _arrow(path: Path) -> Table:
     """Return an Arrow IPC file (Feather version 2) or stream, mapped into memory."""
     maps: list[mmap.mmap] = []
@@ -628,11 +574,6 @@ def _arrow(path: Path) -> Table:
 
     schema = schema_of(path)
     return Table(schema.names, read, categories=_categories(schema))
-
-
-def _check_rows(path: Path, rows: int, columns: int) -> None:
-    """Refuse a table that is small on the disk alone, before it is read."""
-    check_growth(8 * rows * columns, path.stat().st_size)
 
 
 def _npz(path: Path, source: PartySource, who: str) -> Table:
@@ -661,15 +602,10 @@ def _npz_arrays(
         file, maps = map_npz(raw, ("X", "y", "ids", "columns"))
     file = {key: _native(array) for key, array in file.items()}
     X = file["X"]
-    if X.ndim != 2 or X.dtype.kind not in "biuf":
+    if X.ndim != 2 or X.dtype.kind not in "biuf" or X.shape[1] > MOST_COLUMNS:
         raise PartyError(
-            f"X in the data file of {who} must be a matrix of real numbers, got "
-            f"shape {X.shape} and dtype {X.dtype}"
-        )
-    if X.shape[1] > MOST_COLUMNS:
-        raise PartyError(
-            f"X in the data file of {who} must have at most {MOST_COLUMNS} columns, "
-            f"got {X.shape[1]}"
+            f"X in the data file of {who} must be a matrix of real numbers with at "
+            f"most {MOST_COLUMNS} columns, got shape {X.shape} and dtype {X.dtype}"
         )
     names = [f"x{j}" for j in range(X.shape[1])]
     if "columns" in file:
@@ -681,16 +617,13 @@ def _npz_arrays(
         )
     arrays = {name: X[:, j] for j, name in enumerate(names)}
     # Each array has the name that the options use.
-    for key, name in (
-        ("y", source.label_column or "y"),
-        ("ids", source.id_column or "ids"),
-    ):
+    options = {"y": source.label_column or "y", "ids": source.id_column or "ids"}
+    for key, name in options.items():
         if key not in file:
             continue
         if name in arrays:
             raise PartyError(
-                f"the data file of {who} has an array {key} and a column {name!r} "
-                "in X for the same thing"
+                f"the data file of {who} has an array {key} and a column {name!r} of X"
             )
         arrays[name] = file[key]
         if arrays[name].shape != (len(X),):
