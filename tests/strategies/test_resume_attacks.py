@@ -12,7 +12,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from consents import limited
+from consents import limited, pool
 from deviating import RealParties
 from flwr.app import RecordDict
 from flwr.common.serde import recorddict_from_proto
@@ -86,11 +86,6 @@ def taken_up(parties, folder, greet=True):
         keys = b"".join(reply.values["public_key"] for reply in replies)
         assert keys == parties._peers
     return again
-
-
-def pool(parties, rows):
-    rows = np.asarray(rows, dtype=np.uint32)
-    return parties.ask(coresets.pooled_rows, test_fraction=0.0, labels=False, rows=rows)
 
 
 def hidden(parties, center=1.0):
