@@ -135,7 +135,7 @@ def test_a_refused_message_leaves_no_trace_in_the_party():
         ({"previous": 0}, "round 2 does not follow round 1"),
         ({"peers": bytes(64)}, "public keys changed"),
         ({"seed": 4}, "the seed changed"),
-        ({"private_draws": True}, "the private_draws changed"),
+        ({"private_draws": True}, "the seed changed"),
         ({"again": True, "digest": b"other"}, "round 1 is over, the last one was 1"),
     ],
 )

@@ -310,18 +310,6 @@ def test_the_disks_of_server_and_party_together_tell_all(tmp_path):
         assert opened(tmp_path / name, key)["private_key"] == secrets[0]
 
 
-def test_states_of_an_earlier_version_are_removed(tmp_path):
-    (tmp_path / "a").mkdir(mode=0o700)
-    file = tmp_path / "a" / journal.FILE
-    file.touch(mode=0o600)
-    with closing(sqlite3.connect(file)) as db, db:
-        db.execute("CREATE TABLE states (run TEXT, time REAL, content BLOB)")
-        db.execute("INSERT INTO states VALUES ('7', 1e12, ?)", (b"a key in the clear",))
-    assert b"a key in the clear" in file.read_bytes()
-    begun(tmp_path)
-    assert b"a key in the clear" not in file.read_bytes()
-
-
 # -- the key that a server sends -------------------------------------------------------
 
 

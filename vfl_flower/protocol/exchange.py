@@ -129,11 +129,10 @@ class Exchange:
     ) -> list[Opened]:
         """Send each node one message; return exactly one reply from each, in order.
 
-        `contents` are by node id, and `names` are what errors and the ledger call a
-        node. The `checkpoint` replaces the usual one. Raises PartyFailed if a node
-        refused, failed more often than :data:`RETRIES`, was silent, or did not
-        reconnect in time, and FederationError if the checkpoint holds another round
-        trip in the place of this one.
+        The `checkpoint` replaces the usual one. Raises PartyFailed if a node refused,
+        failed more often than :data:`RETRIES`, was silent, or did not reconnect in
+        time, and FederationError if the checkpoint holds another round trip in the
+        place of this one.
         """
         checkpoint = checkpoint or self.checkpoint
         digest = digest_of(action, list(contents.values()))

@@ -206,10 +206,9 @@ class Journal:
     def recall(self, memory: Memory, state_key: bytes | None = None) -> None:
         """Give a party its state of the session, if its memory has another or none.
 
-        The journal takes precedence: it was written before the reply left. `memory`
-        changes in place; `state_key` is what the server has sent for a party that
-        remembers none. Raises PartyError if the party has forgotten the session, or if
-        the key is not that of its state.
+        The journal takes precedence: it was written before the reply left. The server
+        sends the `state_key` of a party that remembers none. Raises PartyError if the
+        party has forgotten the session, or if the key is not that of its state.
         """
         if memory.place == (self.session, self.round):
             return

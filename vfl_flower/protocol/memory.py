@@ -360,5 +360,5 @@ class Memory:
 def _fixed(frame: Frame, party: Party) -> dict[str, Any]:
     """Return what stays the same during a run, such as the file and its order."""
     data = f"{party.n_rows} rows, {party.X.shape[1]} columns, {party.ids_digest}"
-    seed = {"seed": frame.seed, "private_draws": frame.private_draws}
-    return {**seed, "model": frame.model or "", "data": data}
+    seed = [frame.seed, int(frame.private_draws)]
+    return {"seed": seed, "model": frame.model or "", "data": data}

@@ -27,14 +27,11 @@ CLIPPED = "the number of clipped values"
 class PartySums:
     """The sums of one message, at one party.
 
-    The server names in the frame each sum that it wants, with its group, its bound and
-    its destination: the server itself, where the masks cancel; ``to`` a party, whose
-    pad stays on the sum; or by ``relay`` to a party, for which this one encrypts its
-    addend and what other parties have sent it under the same name.
-
-    With `allow_plain` the party sends its addends also without a mask. `common` is the
-    digest of the inputs that are common to all parties; b"" before any was opened, and
-    if no sum is asked for and the step seals no bytes for other parties.
+    Each goes to the server, where the masks cancel; ``to`` a party, whose pad stays on
+    it; or by ``relay`` to a party, for which this one encrypts its addend and what
+    other parties have sent it under the same name. `common` is the digest of the inputs
+    that are common to all parties; b"" before any was opened, and if the step sends
+    nothing that depends on it.
     """
 
     def __init__(
