@@ -1,9 +1,14 @@
 """Consents of parties in tests."""
 
-from typing import get_args
+from collections.abc import Iterable
+from typing import Any, get_args
+
+import numpy as np
 
 from vfl_flower import Party
+from vfl_flower.clients import coresets
 from vfl_flower.protocol.consent import FREE, Consent, Kind, Limit
+from vfl_flower.protocol.parties import Parties
 
 
 def limited(run: int | None = None, life: int | None = None) -> Consent:
@@ -19,3 +24,10 @@ def free(party: Party) -> Party:
     if party.consent in (None, Consent()):
         party.consent = FREE
     return party
+
+
+def pool(parties: Parties, rows: Iterable[int]) -> Any:
+    """Ask all parties for rows in the clear."""
+    numbers = np.asarray(rows, dtype=np.uint32)
+    step = coresets.pooled_rows
+    return parties.ask(step, test_fraction=0.0, labels=False, rows=numbers)

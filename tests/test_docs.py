@@ -43,7 +43,7 @@ from vfl_flower.app.learned import table_at_defaults
 from vfl_flower.app.party_folder import consent_text, needs_of
 from vfl_flower.app.runs import gather
 from vfl_flower.app.settings import markdown
-from vfl_flower.protocol.consent import KINDS, Consent, Limit
+from vfl_flower.protocol.consent import KINDS, Consent, Limit, Plan
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import settings_of
@@ -218,8 +218,8 @@ def test_the_consent_of_init_is_enough_for_the_command_that_follows():
     strategy = make_strategy(
         check_run_config(gather(words[2], "train", options(words, "--set")))
     )
-    plan = {"kinds": strategy.needs, "parties": strategy.n_parties}
-    assert consent.lacks(seeded=strategy.seed is not None, **plan) == []
+    seeded = strategy.seed is not None
+    assert consent.lacks(Plan(strategy.needs, seeded, strategy.n_parties)) == []
 
 
 @pytest.fixture

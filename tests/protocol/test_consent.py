@@ -10,7 +10,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from consents import limited
+from consents import limited, pool
 from deviating import RealParties
 from draws import repeated_draws
 
@@ -100,16 +100,9 @@ def test_an_empty_file_lets_sums_leave():
     assert Consent().least_parties == 3
 
 
-def test_a_file_of_an_earlier_version_is_read():
-    """It had a key for runs that continue without a party, which no run does now."""
-    assert Consent.parse({"parties-may-leave": False}) == Consent()
-
-
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("parties-may-leave = true", "'parties-may-leave' must be false or left out"),
-        ("parties-may-leave = 0", "'parties-may-leave' must be false or left out"),
         ("rows = 5", "'rows' is not a value"),
         ("min-parties = 2", "'min-parties' must be a whole number of at least 3"),
         ('two-parties = "yes"', "'two-parties' must be True or False"),
@@ -229,7 +222,6 @@ def test_a_server_that_says_less_is_refused_by_the_step(tmp_path):
         Ledger(),
         seed=0,
         private_draws=True,
-        needs=[],
     )
     with pytest.raises(PartyFailed, match="consent lets no rows leave it") as caught:
         pool(parties, range(3))
@@ -347,11 +339,6 @@ def test_conditions_are_parameters():
 
 
 # -- limits ----------------------------------------------------------------------------
-
-
-def pool(parties, rows):
-    rows = np.asarray(rows, dtype=np.uint32)
-    return parties.ask(coresets.pooled_rows, test_fraction=0.0, labels=False, rows=rows)
 
 
 def run_of(tmp_path, rows, run=10, life=30, **changes):

@@ -9,12 +9,11 @@ import sys
 
 import numpy as np
 import pytest
-from consents import limited
+from consents import limited, pool
 from deviating import RealParties
 from flwr.app import ArrayRecord, RecordDict
 
 from vfl_flower import Party, PartyFailed
-from vfl_flower.clients import coresets
 from vfl_flower.protocol import journal
 from vfl_flower.protocol.consent import pack_rows
 from vfl_flower.protocol.journal import (
@@ -58,11 +57,6 @@ def greet(line, session, size=3):
     memory.open(session)
     memory.state["after.arrays"] = ArrayRecord([np.arange(float(size))])
     line.keep(memory)
-
-
-def pool(parties, rows):
-    rows = np.asarray(rows, dtype=np.uint32)
-    return parties.ask(coresets.pooled_rows, test_fraction=0.0, labels=False, rows=rows)
 
 
 def states(grid):

@@ -104,29 +104,6 @@ def test_rows_of_a_failed_or_repeated_round_count_once():
     assert run.enter().shared["rows"].sum() == 15
 
 
-def test_memory_before_and_after_a_round():
-    run = Run()
-    for count in (1, 2, 3):
-        party = run.enter()
-        party.remember(Labels(np.arange(count), count))
-        run.leave(party)
-    for _ in range(2):
-        party = run.enter(again=True)
-        assert party.recall(Labels).count == 2
-        party.remember(Labels(np.arange(3), 3))
-        run.leave(party)
-    assert run.enter().recall(Labels).count == 3
-
-
-def test_a_round_has_one_reply():
-    """Under the same masks two would show their difference."""
-    run = Run()
-    run.leave(run.enter())
-    party = run.enter(again=True)
-    with pytest.raises(PartyError, match="round 1 has another reply than before"):
-        run.memory.leave(run.frame, party, run.step, b"inputs", b"another digest")
-
-
 def test_what_is_remembered_can_be_read_by_name():
     run = Run()
     assert run.memory.remembered("labels") is None
@@ -136,17 +113,6 @@ def test_what_is_remembered_can_be_read_by_name():
     np.testing.assert_array_equal(run.memory.remembered("labels"), np.arange(4))
     assert run.memory.remembered("count") is None  # no array
     assert run.memory.remembered("centers") is None
-
-
-def test_the_part_of_a_model_survives_rounds():
-    run = Run()
-    party = run.enter()
-    party.part = {"seed": "a1", "coef": np.ones(2)}
-    run.leave(party)
-    run.memory.keep_part(party, "example")
-    assert run.enter(again=True).part == {}  # a step does not see what it has left
-    np.testing.assert_equal(run.enter().part, party.part)
-    np.testing.assert_equal(run.memory.part, party.part)
 
 
 def test_a_refused_message_leaves_no_trace_in_the_party():
@@ -232,5 +198,5 @@ def test_rows_that_change_during_a_run(other):
     frame = replace(run.frame, round=last + 1, previous=last)
     run.memory.enter(frame, Party(X, ids=ids))
     party = Party(X, ids=ids[::-1]) if isinstance(other, str) else Party(other)
-    with pytest.raises(PartyError, match="have changed during the run"):
+    with pytest.raises(PartyError, match="the data changed during the run"):
         run.memory.enter(frame, party)

@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from vfl_flower.app.report import markdown
-from vfl_flower.protocol.answering import Hello, Plan
-from vfl_flower.protocol.consent import Consent
+from vfl_flower.protocol.answering import Hello
+from vfl_flower.protocol.consent import Consent, Plan
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.names import is_name, printable
 
@@ -41,9 +41,7 @@ def test_a_reply_to_hello_has_printable_texts(field):
 
 
 def test_advice_on_the_consent_quotes_names():
-    lines = Consent().lacks(
-        kinds=[], seeded=False, parties=3, dealer='a"]; rows = true #'
-    )
+    lines = Consent().lacks(Plan([], False, 3, dealer='a"]; rows = true #'))
     assert lines == ['dealers = ["a\\"]; rows = true #"]']
 
 

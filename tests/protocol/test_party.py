@@ -335,11 +335,7 @@ def test_each_row_counts_once():
     party.share(np.zeros(0, dtype=int), "rows")
     with pytest.raises(PartyError, match=r"lets 2 rows leave .* asks for 3"):
         party.share(np.array([1]), "rows")
-    assert party.shared["rows"].tolist() == [
-        True,
-        False,
-        True,
-    ]  # what was refused did not go
+    assert party.shared["rows"].tolist() == [True, False, True]  # without the refused
 
 
 def test_a_party_without_a_limit_counts_nothing():

@@ -37,14 +37,8 @@ MASK = np.array([True, False, True])
     [
         *(MASK, pd.Series(MASK), MASK.tolist(), [1, True], [7, None], [7, np.nan]),
         *([7.0], [7, pd.NA], [7, b"x"], [[7]], "17", b"17", {7: 1}, 7, None),
-        *(
-            np.array([[7]]),
-            pd.DataFrame({"id": [7]}),
-            ["a\nb"],
-            [" a"],
-            [""],
-            ["\ud800"],
-        ),
+        *(np.array([[7]]), pd.DataFrame({"id": [7]})),
+        *(["a\nb"], [" a"], [""], ["\ud800"]),
     ],
     ids=repr,
 )

@@ -1,13 +1,10 @@
 """What is packed into a seal comes out of it; whatever else comes is no seal."""
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vfl_flower.protocol.seals import Seal, Sealed, stem
+from vfl_flower.protocol.seals import Seal, stem
 
 WORDS = st.from_regex(r"[a-z_]{1,8}[0-9]{0,2}", fullmatch=True)
 NUMBERS = st.integers(0, 2**40)
@@ -78,22 +75,3 @@ def test_a_seal_with_a_wrong_word(old, new):
 )
 def test_a_name_without_its_number(name, expected):
     assert stem(name) == expected
-
-
-def test_a_seal_is_of_all_blocks_of_its_name():
-    seal = Seal("pad", "sealing", "angles_2", 1, bound=1.0)
-    assert seal.is_of("angles")
-    assert seal.is_of("angles_7")
-    assert not seal.is_of("angle")
-    assert not seal.is_of("angles_x")
-
-
-def test_sealed_values_are_added_unopened():
-    seal = Seal("pad", "sealing", "angles", 1, bound=1.0)
-    first = Sealed(2, (np.ones(2),), (seal,))
-    second = Sealed(2, (np.zeros(2),), (replace(seal, round=2),))
-    total = first + second
-    assert total.to == 2
-    assert [part.sum() for part in total.parts] == [2, 0]
-    assert [part.round for part in total.seals] == [1, 2]
-    assert "array" not in repr(total)

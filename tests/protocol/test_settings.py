@@ -147,19 +147,15 @@ def test_an_argument_without_a_name_is_named(args, sentence):
 @pytest.mark.parametrize(
     ("args", "arguments", "sentence"),
     [
-        ((), {"size": 1, "weather": 5}, "Example takes no argument 'weather'"),
-        ((), {}, "Example needs its argument 'size'"),
-        ((), {"seed": 1}, "Example needs its argument 'size'"),
-        ((1,), {"size": 1}, "Example got its argument 'size' twice"),
-        (
-            (1, 1, "linear", 0, 16, True, None, [], "", {}, 1, 2),
-            {},
-            "Example takes at most 9 positional arguments, got 12",
-        ),
+        ((), {"size": 1, "weather": 5}, "got an unexpected keyword arg.* 'weather'"),
+        ((), {}, "missing a required argument: 'size'"),
+        ((), {"seed": 1}, "missing a required argument: 'size'"),
+        ((1,), {"size": 1}, "multiple values for argument 'size'"),
+        ((1, 1, "linear", 0, 16, True, None, [], "", {}), {}, "too many positional .*"),
     ],
 )
 def test_arguments_that_there_are_not(args, arguments, sentence):
-    with pytest.raises(TypeError, match=f"^{sentence}$"):
+    with pytest.raises(TypeError, match=f"^Example: {sentence}$"):
         Example(*args, **arguments)
 
 

@@ -81,7 +81,7 @@ def test_every_setting_refuses_another_type_by_its_name(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_unknown_argument_is_refused(kind):
-    with pytest.raises(TypeError, match=rf"{kind.__name__} .*'weather'"):
+    with pytest.raises(TypeError, match=rf"{kind.__name__}: .*'weather'"):
         made(kind, weather=1)
 
 
@@ -205,19 +205,12 @@ def test_empty_settings_are_none(grid):
     )
 
 
-@pytest.mark.parametrize(
-    ("hook", "arguments"),
-    [
-        ("configure_train", (1, ArrayRecord(), ConfigRecord(), None)),
-        ("aggregate_train", (1, [])),
-        ("configure_evaluate", (1, ArrayRecord(), ConfigRecord(), None)),
-        ("aggregate_evaluate", (1, [])),
-    ],
-)
-def test_hooks_say_what_to_call(hook, arguments):
-    sentence = rf"Trivial is one protocol and has no {hook}: call start\(grid\)"
+@pytest.mark.parametrize("phase", ["train", "evaluate"])
+@pytest.mark.parametrize("hook", ["configure", "aggregate"])
+def test_hooks_say_what_to_call(hook, phase):
+    sentence = r"Trivial is one protocol without rounds: call start\(grid\)"
     with pytest.raises(NotImplementedError, match=sentence):
-        getattr(Trivial(), hook)(*arguments)
+        getattr(Trivial(), f"{hook}_{phase}")(1, [])
 
 
 @pytest.mark.parametrize(
@@ -225,14 +218,9 @@ def test_hooks_say_what_to_call(hook, arguments):
     [
         ({"masking": "none"}, "masking must be one of 'ring', 'plain', got 'none'"),
         ({"n_parties": -1}, "n_parties must be a whole number of at least 0, got -1"),
-        ({"n_parties": 3.0}, "n_parties must be a whole number .* got 3.0"),
         ({"n_parties": 1}, "n_parties must be 0 or at least 2, got 1"),
         ({"seed": -1}, "seed must be a whole number of at least 0 .* got -1"),
-        ({"seed": 1.0}, "seed must be a whole number .* got 1.0"),
-        ({"seed": True}, "seed must be a whole number .* got True"),
-        ({"seed": "1"}, "seed must be a whole number .* got '1'"),
         ({"seed": 2**63}, r"seed must be .* below 2\^63, or None, got 92233720"),
-        ({"factor": 0}, "factor must be a number above 0, got 0"),
     ],
 )
 def test_wrong_arguments(arguments, rule):

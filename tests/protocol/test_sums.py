@@ -431,9 +431,7 @@ SEAL = "pad sealing part 1 ring 0x1p+10 0"
 @pytest.mark.parametrize(
     ("seals", "word"),
     [
-        (["pad"], "seals of 'part'"),
         ([], "seals of 'part'"),
-        (5, "seals of 'part'"),
         ([SEAL, SEAL], "'part.1'"),
         (["pad sealing part 1 none 0x1p+10 0"], "group must be one of"),
         (["pad sealing part 1 ring 0x0p+0 0"], "bound must be"),
@@ -655,17 +653,16 @@ def test_values_of_a_sum_that_travels_are_not_clipped(clock):
 class Forging(InProcessGrid):
     """A server that changes what it passes on, and makes the digest fit."""
 
-    def __init__(self, parties: Sequence[Party], change: Any) -> None:
+    def __init__(self, parties: Any, change: Any, key: str = "sealed.") -> None:
         super().__init__(parties)
-        self.change = change
-        self.forged = 0
+        self.change, self.key, self.forged = change, key, 0
 
     def push_messages(self, messages):
         messages = list(messages)
         for message in messages:
             values, frame = unpack(message.content)
             del frame["digest"]
-            if any(key.startswith("sealed.") for key in frame):
+            if any(key.startswith(self.key) for key in frame):
                 self.change(values, frame)
                 self.forged += 1
             message.content = pack(values, frame)
@@ -733,43 +730,23 @@ def test_a_message_of_another_sender(sender, words, clock):
         relay(greet(Forging(some(), change)), {"up_2": (Sum(2.0**10), tree)})
 
 
-class Misleading(InProcessGrid):
-    """A server that tells parties other receivers of a sum, by a function of each."""
+def misleading(key: str, told: Any) -> Forging:
+    """Return a server that tells parties other receivers, by a function of each."""
 
-    def __init__(self, key: str, told: Any) -> None:
-        super().__init__(some())
-        self.key, self.told = key, told
+    def change(values: dict[str, Any], frame: dict[str, Any]) -> None:
+        frame[key] = told(frame["index"])
 
-    def push_messages(self, messages):
-        messages = list(messages)
-        for message in messages:
-            values, frame = unpack(message.content)
-            if self.key in frame:
-                del frame["digest"]
-                frame[self.key] = self.told(frame["index"])
-                message.content = pack(values, frame)
-        return super().push_messages(messages)
+    return Forging(some(), change, key)
 
 
 @pytest.mark.parametrize("name", ["ring", "circle16", "circle32"])
 def test_a_server_that_tells_each_of_another_receiver_gets_noise(name, clock):
     """No party would put its pad on: so the masks bind the receiver."""
-    grid = Misleading("to.part", lambda index: (index + 1) % 3)
+    grid = misleading("to.part", lambda index: (index + 1) % 3)
     sealed = ask(greet(grid), name, 1, size=2**15).sealed["part"]
     adding = group(name, 2.0**10, 3)
     bare, _ = adding.encode(pooled(range(3), "part", 2**15, bits_of(name)))
     assert_uniform(adding.subtract(sealed.parts[0], bare))
-
-
-@pytest.mark.parametrize("key", ["to.part", "relay.up_2"])
-@pytest.mark.parametrize("receiver", [-1, 3])
-def test_a_sum_is_for_a_party_that_there_is(key, receiver, clock):
-    parties = greet(Misleading(key, lambda index: receiver))
-    tree = {"up_2": (Sum(8.0), spanning("ring", range(3), 2))}
-    with pytest.raises(PartyFailed, match="request is malformed") as caught:
-        ask(parties, "ring", 1) if key == "to.part" else relay(parties, tree)
-    rule = "at least 0" if receiver < 0 else "below 3, got 3"
-    assert rule in caught.value.reason
 
 
 @pytest.mark.parametrize("part", [0, 1, 2])

@@ -25,7 +25,7 @@ from vfl_flower.clients import moments as party
 from vfl_flower.clients.coresets import WeightedRows
 from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.consent import Consent, Limit, Plan
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
@@ -737,16 +737,13 @@ def consenting(count=3, **changes):
 def test_what_a_consent_lacks(count, consent, lacks):
     made = dataclasses.replace(consenting()[0].consent, **consent)
     strategy = CoresetVRLR(solver="moments", sampling="full")
-    lines = made.lacks(
-        kinds=strategy.needs, seeded=False, parties=count, dealer=strategy.dealt_by
-    )
+    lines = made.lacks(Plan(strategy.needs, False, count, strategy.dealt_by))
     assert re.search(lacks, ", ".join(lines)), lines
 
 
 def test_a_run_of_one_party_lacks_a_number_of_parties():
     """That two are enough would not help."""
-    lacks = Consent().lacks(kinds=(), seeded=False, parties=1)
-    assert lacks == ["min-parties = 1"]
+    assert Consent().lacks(Plan([], False, 1)) == ["min-parties = 1"]
 
 
 def test_a_party_refuses_a_dealer_whatever_the_server_says():

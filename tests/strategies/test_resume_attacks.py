@@ -12,7 +12,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from consents import limited
+from consents import limited, pool
 from deviating import RealParties
 from flwr.app import RecordDict
 from flwr.common.serde import recorddict_from_proto
@@ -86,11 +86,6 @@ def taken_up(parties, folder, greet=True):
         keys = b"".join(reply.values["public_key"] for reply in replies)
         assert keys == parties._peers
     return again
-
-
-def pool(parties, rows):
-    rows = np.asarray(rows, dtype=np.uint32)
-    return parties.ask(coresets.pooled_rows, test_fraction=0.0, labels=False, rows=rows)
 
 
 def hidden(parties, center=1.0):
@@ -313,18 +308,6 @@ def test_the_disks_of_server_and_party_together_tell_all(tmp_path):
     known = secrets_of(first.grid)
     for name, key, secrets in zip("abc", keys, known, strict=True):
         assert opened(tmp_path / name, key)["private_key"] == secrets[0]
-
-
-def test_states_of_an_earlier_version_are_removed(tmp_path):
-    (tmp_path / "a").mkdir(mode=0o700)
-    file = tmp_path / "a" / journal.FILE
-    file.touch(mode=0o600)
-    with closing(sqlite3.connect(file)) as db, db:
-        db.execute("CREATE TABLE states (run TEXT, time REAL, content BLOB)")
-        db.execute("INSERT INTO states VALUES ('7', 1e12, ?)", (b"a key in the clear",))
-    assert b"a key in the clear" in file.read_bytes()
-    begun(tmp_path)
-    assert b"a key in the clear" not in file.read_bytes()
 
 
 # -- the key that a server sends -------------------------------------------------------

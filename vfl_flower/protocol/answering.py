@@ -11,21 +11,21 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Literal, NotRequired
 
-from annotated_types import Ge, Len, MaxLen, Predicate
+from annotated_types import Ge, Len
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from vfl_flower.protocol.columns import (
-    MOST_OF_COLUMN,
     NO_COLUMNS,
-    ColumnKind,
+    Declared,
     arrange,
     declared,
 )
-from vfl_flower.protocol.consent import Consent, Kind
+from vfl_flower.protocol.consent import Consent, Kind, Plan
 from vfl_flower.protocol.contract import (
     ContractError,
     Sizes,
@@ -62,10 +62,9 @@ from vfl_flower.protocol.messages import (
     to_records,
     unpack_whole,
 )
-from vfl_flower.protocol.names import Name
+from vfl_flower.protocol.names import Name, Text
 from vfl_flower.protocol.parts import check_folder, load_part, write_predictions
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.settings import Natural
 from vfl_flower.protocol.steps import Step
 from vfl_flower.protocol.sums import PartySums
 from vfl_flower.version import __version__
@@ -80,10 +79,8 @@ Use = frozenset[tuple[str, str]]
 Uses = Mapping[str, Use]
 """Those that ask for a step, by its action."""
 
-Text = Annotated[str, MaxLen(200), Predicate(str.isprintable)]
 
-
-class Hello(TypedDict):
+class Hello(Declared):
     """Reply of ``hello``: the only facts that reach the server unasked."""
 
     name: Name
@@ -93,12 +90,6 @@ class Hello(TypedDict):
     n_columns: Annotated[int, Ge(1)]
     n_labels: Annotated[int, Ge(0)]
     ids_digest: Text
-    columns: list[Text]
-    names: list[Annotated[str, MaxLen(MOST_OF_COLUMN), Predicate(str.isprintable)]]
-    kinds: list[ColumnKind]
-    widths: list[Natural]
-    levels_digest: Text
-    gaps: bool
     version: Text
     public_key: Annotated[bytes, Len(KEY_BYTES, KEY_BYTES)]
     lacks: list[Text]
@@ -109,27 +100,6 @@ class Hello(TypedDict):
     keeps: NotRequired[bool]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What the server says of its run, so that a party can refuse it at once.
-
-    A server may say anything here: the party enforces its rules at each step.
-    """
-
-    kinds: list[Kind]
-    """What must leave the parties beyond sums."""
-    seeded: bool
-    """Whether the run has a seed."""
-    parties: Natural
-    """The number of parties."""
-    dealer: Name | None = None
-    """Who deals correlated randomness, if anybody does."""
-    computes: Name | None = None
-    """Who computes with the label holder, where the run names that party."""
-    wants: list[Kind] | None = None
-    """What else may leave the parties, without being necessary."""
-
-
 def _hello(
     party: Party,
     partition: Literal["vertical", "horizontal", "either"] = "vertical",
@@ -138,15 +108,9 @@ def _hello(
     """Say who this party is; :func:`answer` adds its key of the run, signed."""
     lacks = []
     if plan is not None and party.consent is not None:
-        lacks = party.consent.lacks(
-            kinds=plan.kinds,
-            seeded=plan.seeded,
-            parties=plan.parties,
-            dealer=plan.dealer,
-            computes=plan.computes,
-        )
-        if lacks:
-            log.error("the consent of this party lacks: %s", "; ".join(lacks))
+        lacks = party.consent.lacks(plan)
+    if lacks:
+        log.error("the consent of this party lacks: %s", "; ".join(lacks))
     if partition == "vertical" and party.gaps:
         raise PartyError("a missing value must be filled where parties hold columns")
     told = declared(party) if partition == "horizontal" else NO_COLUMNS
@@ -158,12 +122,7 @@ def _hello(
         "n_columns": party.X.shape[1],
         "n_labels": party.n_labels,
         "ids_digest": "" if partition == "either" else party.ids_digest or "",
-        "columns": told["columns"],
-        "names": told["names"],
-        "kinds": told["kinds"],
-        "widths": told["widths"],
-        "levels_digest": told["levels_digest"],
-        "gaps": told["gaps"],
+        **told,  # type: ignore[typeddict-item]  # it has no optional key
         "version": __version__,
         "public_key": bytes(KEY_BYTES),
         "lacks": lacks,
@@ -191,15 +150,11 @@ def serve(
 
     `uses` has the strategies and tasks that ask for each step, by its action.
     """
-
-    def add(step: Step[..., Any]) -> None:
-        @app.train(step.action)
-        def answer_step(message: Message, context: Context) -> Message:
-            asked_by = uses.get(step.action, frozenset())
-            return answer(step, message, context, load, allow_plain, asked_by)
-
     for step in [hello, *steps]:
-        add(step)
+        asked_by = uses.get(step.action, frozenset())
+        app.train(step.action)(
+            partial(answer, step, load=load, allow_plain=allow_plain, asked_by=asked_by)
+        )
 
 
 def answer(

@@ -57,7 +57,8 @@ class Checkpoint:
     """The draws of the server, and the round trips of a run in their order.
 
     Without a path nothing is stored, and the draws are those of the operating system.
-    `settings` are JSON, and must be the same when the run resumes. Raises
+    `settings` are JSON, and must be the same when the run resumes; `held` is the number
+    of round trips that the file holds. Raises
     FederationError if the file is unusable, is in use by another process, or belongs to
     a run with other settings or another version of the package.
     """
@@ -67,7 +68,7 @@ class Checkpoint:
     ) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
-        self._entropy, self._draws, self._place, self._held = b"", 0, 0, 0
+        self._entropy, self._draws, self._place, self.held = b"", 0, 0, 0
         if path is None:
             return
         with self._errors():
@@ -80,18 +81,15 @@ class Checkpoint:
             for table in _TABLES:
                 self._db.execute(table)
             about = {"version": __version__, **(settings or {})}
-            row = ("about", json.dumps(about, sort_keys=True))
-            self._db.execute("INSERT OR IGNORE INTO about VALUES (?, ?)", row)
-            row_of_entropy = ("entropy", secrets.token_bytes(32))
-            self._db.execute(
-                "INSERT OR IGNORE INTO about VALUES (?, ?)", row_of_entropy
-            )
+            text = json.dumps(about, sort_keys=True)
+            rows = [("about", text), ("entropy", secrets.token_bytes(32))]
+            self._db.executemany("INSERT OR IGNORE INTO about VALUES (?, ?)", rows)
             self._db.execute("COMMIT")
             known = dict(self._db.execute("SELECT name, value FROM about"))
             (held,) = self._db.execute("SELECT count(*) FROM entries").fetchone()
-        self._entropy, self._held = known["entropy"], held
+        self._entropy, self.held = known["entropy"], held
         try:
-            _check_same(json.loads(known["about"]), json.loads(row[1]))
+            _check_same(json.loads(known["about"]), json.loads(text))
         except FederationError:
             self.end()
             raise
@@ -124,12 +122,7 @@ class Checkpoint:
     @property
     def ahead(self) -> int:
         """How many entries the protocol has not come to yet."""
-        return self._held - self._place
-
-    @property
-    def held(self) -> int:
-        """How many entries there are."""
-        return self._held
+        return self.held - self._place
 
     def nodes(self) -> list[int]:
         """Return the nodes of the next round trip that is held; none if none is."""
@@ -187,15 +180,14 @@ class Checkpoint:
         if self._db is None:
             return
         entry = self._place, action, digest, seconds, json.dumps(list(nodes))
-        columns = "place, action, digest, seconds, nodes"  # an older file has more
-        insert = f"INSERT INTO entries ({columns}) VALUES (?, ?, ?, ?, ?)"
+        insert = "INSERT INTO entries VALUES (?, ?, ?, ?, ?)"
         with self._errors():
             if not self._db.in_transaction:
                 self._db.execute("BEGIN")
             self._db.execute(insert, entry)
             self._db.execute("COMMIT")
         self._place += 1
-        self._held += 1
+        self.held += 1
 
     def drop(self) -> None:
         """Forget the replies of a round trip that is not complete."""

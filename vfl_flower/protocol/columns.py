@@ -17,16 +17,13 @@ import numpy as np
 
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.names import printable
+from vfl_flower.protocol.names import MOST_OF_TEXT, Text, printable
 from vfl_flower.protocol.party import Party, digest_ids
 from vfl_flower.protocol.settings import Natural
 from vfl_flower.rows import Rows
 
 ColumnKind = Literal["number", "date", "text"]
 """What a column holds: yes and no are numbers."""
-
-MOST_OF_COLUMN = 200
-"""Most characters in the name of a column that parties agree on."""
 
 OTHER_PLACES = 1000
 """Columns of a file that a party at most leaves out and that still count as places."""
@@ -38,15 +35,15 @@ SHOWN = 5
 class Declared(TypedDict):
     """What a party says of its columns."""
 
-    columns: list[str]
+    columns: list[Text]
     """Digests of their names, in the order of its file; empty if it has no names."""
-    names: list[str]
+    names: list[Text]
     """The names, if the party's consent allows them to leave it; otherwise empty."""
     kinds: list[ColumnKind]
     """What each column holds."""
     widths: list[Natural]
     """How many columns of X each becomes: text, one for each of its levels."""
-    levels_digest: str
+    levels_digest: Text
     """SHA-256 of the levels of its text columns; "" without any."""
     gaps: bool
     """Whether a value is missing."""
@@ -72,7 +69,7 @@ def declared(party: Party) -> Declared:
     told = party.consent is None or party.consent.column_names
     return {
         "columns": [column_digest(name) for name in names],
-        "names": [printable(name)[:MOST_OF_COLUMN] for name in names if told],
+        "names": [printable(name)[:MOST_OF_TEXT] for name in names if told],
         "kinds": [_kind(entry) for entry in entries],
         "widths": [len(entry["levels"] or [0]) for entry in entries],
         "levels_digest": digest_ids(np.array(texts)) if texts else "",

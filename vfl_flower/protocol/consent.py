@@ -16,7 +16,7 @@ import re
 import secrets
 import stat
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -26,6 +26,7 @@ from annotated_types import Ge
 
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.names import Name
 from vfl_flower.protocol.settings import Count, Natural
 from vfl_flower.secure_aggregation import parse_key
 from vfl_flower.typing import Array
@@ -86,6 +87,27 @@ class Limit:
     """The limit of all runs, for the life of the data."""
     rows: Natural | None = None
     """Of `moments`, the fewest rows of a Gram matrix; None: 20, and four a column."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the server says of its run, so that a party can refuse it at once.
+
+    A server may say anything here: the party enforces its rules at each step.
+    """
+
+    kinds: list[Kind]
+    """What must leave the parties beyond sums."""
+    seeded: bool
+    """Whether the run has a seed."""
+    parties: Natural
+    """The number of parties."""
+    dealer: Name | None = None
+    """Who deals correlated randomness, if anybody does."""
+    computes: Name | None = None
+    """Who computes with the label holder; None: the first of the others."""
+    wants: list[Kind] | None = None
+    """What else may leave the parties, without being necessary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,11 +261,6 @@ class Consent(_Rules):
                 raise PartyError(f"consent: {key!r} must be written with '-'")
         rules = {k.replace("-", "_"): v for k, v in tables.items()}
         leaves, peers = rules.pop("leaves", {}), rules.pop("peers", {})
-        if rules.pop("parties_may_leave", False) is not False:  # an old key
-            raise PartyError(
-                "consent: 'parties-may-leave' must be false or left out, since every "
-                "run needs all of its parties until its end"
-            )
         try:
             plain = structure(fields_of(_Rules), rules, {})
             limits = {kind: _limit(kind, value) for kind, value in leaves.items()}
@@ -253,13 +270,13 @@ class Consent(_Rules):
             raise PartyError(f"consent: {text}") from None
         except AttributeError:
             raise PartyError("consent: 'leaves' must be a table") from None
-        if not isinstance(peers, Mapping) or not all(
-            isinstance(key, str) for key in peers.values()
-        ):
-            raise PartyError("consent: 'peers' must be a table of names and keys")
         try:
             for key in peers.values():
                 parse_key(key)
+        except (AttributeError, TypeError):
+            raise PartyError(
+                "consent: 'peers' must be a table of names and keys"
+            ) from None
         except ValueError as error:
             raise PartyError(f"consent: {error}") from None
         if plain.get("two_parties") and plain.get("min_parties", 0) > LEAST_PARTIES:
@@ -279,32 +296,21 @@ class Consent(_Rules):
             )
         return self.leaves[kind]
 
-    def lacks(
-        self,
-        *,
-        kinds: Sequence[Kind],
-        seeded: bool,
-        parties: int,
-        dealer: str | None = None,
-        computes: str | None = None,
-    ) -> list[str]:
-        """Return the lines that a ``consent.toml`` lacks for a run, possibly none.
-
-        `kinds` are what the strategy needs to leave the parties, and a run is `seeded`
-        if the server knows the seed. By default the first of the others `computes` with
-        the label holder.
-        """
+    def lacks(self, plan: Plan) -> list[str]:
+        """Return the lines that a ``consent.toml`` lacks for a run, possibly none."""
         lines = []
-        if parties < self.least_parties:
-            two = parties == 2 and self.min_parties == LEAST_PARTIES
-            lines.append("two-parties = true" if two else f"min-parties = {parties}")
-        if seeded and not self.allow_seed:
+        if plan.parties < self.least_parties:
+            two = plan.parties == 2 and self.min_parties == LEAST_PARTIES
+            least = f"min-parties = {plan.parties}"
+            lines.append("two-parties = true" if two else least)
+        if plan.seeded and not self.allow_seed:
             lines.append("allow-seed = true")
-        if dealer is not None and not self.accepts_dealer(dealer, parties):
+        dealer, computes = plan.dealer, plan.computes
+        if dealer is not None and not self.accepts_dealer(dealer, plan.parties):
             lines.append(f"dealers = [{_quoted(dealer)}]")
         if computes is not None and not self.accepts_computing(computes):
             lines.append(f"computes = [{_quoted(computes)}]")
-        leaves = [f"{kind} = true" for kind in kinds if kind not in self.leaves]
+        leaves = [f"{kind} = true" for kind in plan.kinds if kind not in self.leaves]
         return [*lines, *(["[leaves]"] if leaves else []), *leaves]
 
 
@@ -394,17 +400,15 @@ class Releases:
         ever = self._ever(kind, limit)
         most = len(times) if limit.run is None else min(limit.run, len(times))
         each = ", once for each column" if kind == "moments" else ""
-        if count + number > most:
-            raise PartyError(
-                f"this party's consent lets {kind} leave it {most} times in a run"
-                f"{each}; with this step it would be {count + number}"
-            )
-        if limit.life is not None and len(ever) + number > limit.life:
-            raise PartyError(
-                f"this party's consent lets {kind} leave it {limit.life} times for the "
-                f"life of its data{each}; with this step it would be "
-                f"{len(ever) + number}"
-            )
+        for before, bound, when in (
+            (count, most, "in a run"),
+            (len(ever), limit.life, "for the life of its data"),
+        ):
+            if bound is not None and before + number > bound:
+                raise PartyError(
+                    f"this party's consent lets {kind} leave it {bound} times {when}"
+                    f"{each}; with this step it would be {before + number}"
+                )
         times[count : count + number] = True
         self.run[kind] = times
         new = np.frombuffer(secrets.token_bytes(8 * number), dtype="<u8")

@@ -29,8 +29,8 @@ import dataclasses
 import inspect
 import math
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import (
     Annotated,
@@ -52,7 +52,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from vfl_flower.protocol.rules import describe
 from vfl_flower.protocol.seals import Sealed
-from vfl_flower.typing import Array
 
 S = TypeVar("S")
 
@@ -183,22 +182,6 @@ def parse(annotation: Any) -> Field:
 
     Raises TypeError if the annotation has no meaning in a message.
     """
-    told = next(
-        (mark for mark in _metadata(annotation) if isinstance(mark, Told)), None
-    )
-    return dataclasses.replace(_parse(annotation), told=told)
-
-
-def _metadata(annotation: Any) -> Iterator[Any]:
-    """Yield what ``Annotated`` says of a value, whether or not it may be left out."""
-    if get_origin(annotation) is Annotated:
-        yield from annotation.__metadata__
-    if get_origin(annotation) in (Annotated, Union, types.UnionType):
-        for argument in get_args(annotation):
-            yield from _metadata(argument)
-
-
-def _parse(annotation: Any) -> Field:
     metadata: list[Any] = []
     required = True
     bare = annotation
@@ -218,22 +201,28 @@ def _parse(annotation: Any) -> Field:
         else:
             break
     leaves = next((m for m in metadata if isinstance(m, Leaves)), None)
+    told = next((m for m in metadata if isinstance(m, Told)), None)
     rules = [m for m in metadata if not isinstance(m, Leaves | Told)]
+    declared = Field(object, leaves=leaves, told=told, required=required)
     if origin is np.ndarray or bare is np.ndarray:
-        return Field(np.ndarray, None, *_array_rules(rules), leaves, required=required)
+        array, lengths = _array_rules(rules)
+        return replace(declared, kind=np.ndarray, array=array, lengths=lengths)
     if origin is dict and arguments[0] is int:
         item = parse(arguments[1])
         array, lengths = _array_rules(rules)
-        array, leaves = array or item.array, leaves or item.leaves
         if item.kind is np.ndarray:
-            lengths = lengths or item.lengths
-            return Field(dict, None, array, lengths, leaves, required=required)
+            return replace(
+                declared,
+                kind=dict,
+                array=array or item.array,
+                lengths=lengths or item.lengths,
+                leaves=leaves or item.leaves,
+            )
     if isinstance(bare, type) and dataclasses.is_dataclass(bare) and not rules:
-        return Field(bare, leaves=leaves, required=required)
+        return replace(declared, kind=bare)
     if not _is_plain(bare):
         raise TypeError(f"{annotation!r} has no meaning in a message")
-    checked = Annotated[(bare, *rules)] if rules else bare
-    return Field(object, checked, leaves=leaves, required=required)
+    return replace(declared, annotation=Annotated[(bare, *rules)] if rules else bare)
 
 
 def _array_rules(
@@ -258,16 +247,11 @@ def _is_plain(annotation: Any) -> bool:
     return origin is Literal or annotation in (bool, int, float, str, bytes)
 
 
-def fields_of(declaration: Any) -> Mapping[str, Field]:
+def _fields_of(declaration: Any) -> Mapping[str, Field]:
     """Return the fields of a dataclass or a TypedDict by their names.
 
     Raises TypeError for any other declaration, or an annotation without a meaning.
     """
-    return _fields_of(declaration)
-
-
-@cache  # apart from `fields_of`, since mypy takes no class of any kind for hashable
-def _fields_of(declaration: Any) -> Mapping[str, Field]:
     hints = get_type_hints(declaration, include_extras=True)
     if is_typeddict(declaration):
         needed = declaration.__required_keys__  # knows ``total=False`` alone
@@ -282,8 +266,12 @@ def _fields_of(declaration: Any) -> Mapping[str, Field]:
     }
 
 
+# Typed, since mypy takes no class of any kind for hashable.
+fields_of: Callable[[Any], Mapping[str, Field]] = cache(_fields_of)
+
+
 def _with_default(declared: Field, default: object, needed: bool) -> Field:
-    return dataclasses.replace(
+    return replace(
         declared,
         required=declared.required and needed,
         default=default if type(default) is int else None,
@@ -337,12 +325,8 @@ def structure(
 
 def _numbers_first(fields: Mapping[str, Field]) -> list[tuple[str, Field]]:
     """Return the fields with arrays last, since numbers may give their sizes."""
-
-    def place(item: tuple[str, Field]) -> int:
-        kinds = {object: 0, np.ndarray: 2, dict: 2}
-        return kinds.get(item[1].kind, 1)
-
-    return sorted(fields.items(), key=place)
+    kinds = {object: 0, np.ndarray: 2, dict: 2}
+    return sorted(fields.items(), key=lambda item: kinds.get(item[1].kind, 1))
 
 
 def _take(name: str, declared: Field, left: dict[str, Any], sizes: Sizes | None) -> Any:
@@ -435,7 +419,12 @@ def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> Non
             case MaxLen(max_length=most) if len(array) > most:
                 raise ContractError(f"{name!r} must have length {most} or less")
             case Many(least=least):
-                _check_many(name, array, min(least, sizes.get("n_rows", 0) // 2))
+                least, count = min(least, sizes["n_rows"] // 2), len(np.unique(array))
+                if count < max(least, len(array)):
+                    raise ContractError(
+                        f"{name!r} must be at least {least} rows, each once, got "
+                        f"{len(array)} with {count} different ones"
+                    )
     if not array.size:
         return
     if isinstance(rule, Reals):
@@ -451,15 +440,6 @@ def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> Non
         raise ContractError(f"{name!r} must hold numbers of at least {rule.least}")
     if below is not None and array.max() >= below:
         raise ContractError(f"{name!r} must hold numbers below {below}")
-
-
-def _check_many(name: str, rows: Array, least: int) -> None:
-    count = len(np.unique(rows))
-    if count < max(least, len(rows)):
-        raise ContractError(
-            f"{name!r} must be at least {least} rows, each once, got {len(rows)} with "
-            f"{count} different ones"
-        )
 
 
 def check_shape(name: str, shape: str, actual: tuple[int, ...], sizes: Sizes) -> None:
@@ -508,6 +488,12 @@ def declared_as(fields: Mapping[str, Field], name: str) -> Field | None:
     head, _, number = name.rpartition("_")
     arrays = fields.get(head) if number.isdecimal() else None
     return arrays if arrays is not None and arrays.kind is dict else None
+
+
+def leaves_of(fields: Mapping[str, Field], name: str) -> Leaves | None:
+    """Return how the value of a flat name leaves the party; None if in the clear."""
+    declared = declared_as(fields, name)
+    return None if declared is None else declared.leaves
 
 
 @dataclass(frozen=True)

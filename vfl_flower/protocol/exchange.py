@@ -83,25 +83,26 @@ def _reason(error: Error) -> str:
     return reason or f"Flower's error code {error.code}"
 
 
+def _failure(action: str, nodes: Mapping[int, str], reason: str) -> PartyFailed:
+    return PartyFailed(", ".join(nodes.values()), action, reason, nodes)
+
+
 class Exchange:
     """Sends messages and waits for one reply each, polling often at first.
 
-    Flower's own ``send_and_receive`` looks for replies every 3 s; this one looks after
-    10 ms, and then less and less often, down to every 0.5 s. If Flower says that a
+    Flower's own ``send_and_receive`` looks for replies every 3 s. If Flower says that a
     message, its reply or its node was lost, or if the message arrived damaged, it is
-    sent again: steps give the same reply when they are asked twice. A node that is not
-    connected is asked again when it is, within :data:`ABSENCE`. Silence is no reason to
-    ask again: the party may be at work, and a second process for the same step would
-    delay the next.
+    sent again: steps give the same reply when they are asked twice. Silence is no
+    reason to ask again: the party may be at work, and a second process for the same
+    step would delay the next.
 
     Flower's grid returns a reply when all of it has come. If a SuperNode is killed
     after it has announced a reply, the grid waits three minutes for the rest. Therefore
     a thread fetches each reply, and a delayed one is ignored if its node is not
     connected.
 
-    The ledger counts every message here and nowhere else. `timeout` is in seconds for
-    one round trip. The checkpoint answers the round trips that it holds and stores the
-    others.
+    The ledger counts every message here and nowhere else. The checkpoint answers the
+    round trips that it holds and stores the others.
     """
 
     def __init__(
@@ -128,11 +129,10 @@ class Exchange:
     ) -> list[Opened]:
         """Send each node one message; return exactly one reply from each, in order.
 
-        `contents` are by node id, and `names` are what errors and the ledger call a
-        node. The `checkpoint` replaces the usual one. Raises PartyFailed if a node
-        refused, failed more often than :data:`RETRIES`, was silent, or did not
-        reconnect in time, and FederationError if the checkpoint holds another round
-        trip in the place of this one.
+        The `checkpoint` replaces the usual one. Raises PartyFailed if a node refused,
+        failed more often than :data:`RETRIES`, was silent, or did not reconnect in
+        time, and FederationError if the checkpoint holds another round trip in the
+        place of this one.
         """
         checkpoint = checkpoint or self.checkpoint
         digest = digest_of(action, list(contents.values()))
@@ -176,19 +176,23 @@ class Exchange:
         poll = FIRST_POLL
         while True:
             messages = self._pull(list(pending))
+            lost: list[int] = []
             for message in messages:
                 node = pending.pop(message.metadata.reply_to_message_id, None)
                 if node is None:
                     continue
-                reply = self._open(action, names[node], message)
+                reply = (
+                    message.error
+                    if message.has_error()
+                    else self._read(action, names[node], message.content)
+                )
                 if not isinstance(reply, Error):
                     checkpoint.add(places[node], message.content)
                     replies[node] = reply
                     entry = self.ledger.entry(action, names[node])
                     entry.seconds_answered += time.monotonic() - sent
                 elif reply.code == NODE_UNAVAILABLE and not self._connected(node):
-                    log.warning("waiting for %s: it is not connected", names[node])
-                    absent[node] = time.monotonic()
+                    lost.append(node)
                 elif reply.code in _TRANSIENT and attempts[node] < RETRIES:
                     attempts[node] += 1
                     log.warning("asking %s again: %s", names[node], _reason(reply))
@@ -199,15 +203,16 @@ class Exchange:
                     once = [(m, n) for m, n in pending.items() if not attempts[n]]
                     self._unread |= {number: (action, n) for number, n in once}
                     self._note(messages)
-                    failed = {node: names[node]}
-                    raise PartyFailed(names[node], action, _reason(reply), failed)
+                    raise _failure(action, {node: names[node]}, _reason(reply))
             if len(replies) == len(contents):
                 return [replies[node] for node in contents]
             for number in self._held.keys() & pending.keys():
-                if not self._connected(node := pending[number]):
-                    log.warning("waiting for %s: it is not connected", names[node])
-                    absent[node] = time.monotonic()
-                    del pending[number], self._held[number]
+                if not self._connected(pending[number]):
+                    lost.append(pending.pop(number))
+                    del self._held[number]
+            for node in lost:
+                log.warning("waiting for %s: it is not connected", names[node])
+                absent[node] = time.monotonic()
             for node in [node for node in absent if self._connected(node)]:
                 log.warning("asking %s again: it is connected again", names[node])
                 del absent[node]
@@ -215,17 +220,12 @@ class Exchange:
             now = time.monotonic()
             gone = {n: names[n] for n, since in absent.items() if now > since + ABSENCE}
             if gone:
-                reason = f"not connected for {ABSENCE:g} s"
-                raise PartyFailed(", ".join(gone.values()), action, reason, gone)
+                raise _failure(action, gone, f"not connected for {ABSENCE:g} s")
             if now > deadline:
                 silent = {node: names[node] for node in contents if node not in replies}
                 away = "".join(f"; {names[node]!r} is not connected" for node in absent)
-                raise PartyFailed(
-                    ", ".join(silent.values()),
-                    action,
-                    f"no reply within {self.timeout:g} s{away}",
-                    silent,
-                )
+                reason = f"no reply within {self.timeout:g} s{away}"
+                raise _failure(action, silent, reason)
             time.sleep(min(poll, max(0.0, deadline - now)))
             poll = min(poll * POLL_GROWTH, LAST_POLL)
 
@@ -279,25 +279,16 @@ class Exchange:
     ) -> dict[str, int]:
         pushed: dict[str, int] = {}
         for node in nodes:
-            message = Message(
-                contents[node],
-                node,
-                f"train.{action}",
-                ttl=self.timeout,
-                group_id=action,
-            )
+            kind, life = f"train.{action}", self.timeout
+            message = Message(contents[node], node, kind, ttl=life, group_id=action)
             entry = self._count(action, names[node], contents[node])
             begun = time.monotonic()
             # One at a time: for a message that is not taken some grids give None and
             # some give nothing, so that its place in the answer would be unknown.
             number = next(iter(self.grid.push_messages([message])), None)
             if number is None:
-                raise PartyFailed(
-                    names[node],
-                    action,
-                    "the SuperLink did not take the message",
-                    {node: names[node]},
-                )
+                reason = "the SuperLink did not take the message"
+                raise _failure(action, {node: names[node]}, reason)
             entry.seconds_answered += time.monotonic() - begun
             pushed[number] = node
         return pushed
@@ -308,11 +299,6 @@ class Exchange:
         entry.bytes_down += n_bytes(content)
         entry.units_down += n_units(unbundle(content))
         return entry
-
-    def _open(self, action: str, name: str, message: Message) -> Opened | Error:
-        if message.has_error():
-            return message.error
-        return self._read(action, name, message.content)
 
     def _read(self, action: str, name: str, content: RecordDict) -> Opened | Error:
         entry = self.ledger.entry(action, name)

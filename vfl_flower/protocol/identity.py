@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from vfl_flower.files import check_no_link, write_whole
 from vfl_flower.protocol.consent import Consent
 from vfl_flower.protocol.contract import ContractError
 from vfl_flower.protocol.frame import KEY_BYTES, SIGNATURE_BYTES, Frame
@@ -50,7 +51,6 @@ FILE = "identity.pem"
 _DOMAIN = b"vfl_flower identity 1"
 _LIST_DOMAIN = b"vfl_flower list of keys 1"
 _LENGTH_BYTES = 4
-_MOST_OF_FILE = 4096
 
 
 # -- keys ------------------------------------------------------------------------------
@@ -91,12 +91,8 @@ def _create(path: Path) -> None:
     key = Ed25519PrivateKey.generate()
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    write_whole(part, pem, private=True)
     try:
-        with open(part, "wb", opener=lambda p, _: os.open(p, flags, 0o600)) as file:
-            file.write(pem)
-            file.flush()
-            os.fsync(file.fileno())
         with suppress(FileExistsError):
             os.link(part, path)  # a rename would replace the key of another process
             log.warning("a new key of this party is in %s: keep a copy of it", path)
@@ -105,16 +101,15 @@ def _create(path: Path) -> None:
 
 
 def _read(path: Path) -> bytes:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait
-    with open(path, "rb", opener=lambda p, _: os.open(p, flags)) as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if not stat.S_ISREG(mode) or mode & 0o077:
-            log.error("no file of its user alone: chmod 600 %s", path)
-            raise PartyError(
-                f"{FILE} in this party's state-dir must be a file that its user alone "
-                f"may read (mode 600), got mode {stat.S_IMODE(mode):o}"
-            )
-        return file.read(_MOST_OF_FILE)
+    check_no_link(path)
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) or mode & 0o077:  # to read a pipe would wait
+        log.error("no file of its user alone: chmod 600 %s", path)
+        raise PartyError(
+            f"{FILE} in this party's state-dir must be a file that its user alone may "
+            f"read (mode 600), got mode {stat.S_IMODE(mode):o}"
+        )
+    return path.read_bytes()
 
 
 def public_identity(folder: Path) -> str:
@@ -281,16 +276,10 @@ def check_peers(
 ) -> dict[str, str]:
     """Check the parties of a run; return names and keys trusted for the first time.
 
-    credentials: those of all parties, in party order, as the server gives them.
-    place: where this party stands among them, according to the server.
-    announced: what this party has said of itself.
-    pinned: names of peers and their public keys, as :func:`encode_key` writes them.
-    trust_on_first_use: trust, once, the key that comes with a name that is not pinned.
-        The server can then invent that party: only a later change of its key is
-        noticed.
-    known: names and keys trusted earlier in this way; they count only with the flag.
-
-    Raises PartyError, with the reason, if a party is not the expected one.
+    The server gives the credentials and this party's `place`; `pinned` and `known` are
+    names and keys. With `trust_on_first_use` the server can invent a party: only a
+    later change of its key is noticed. Raises PartyError if a party is not the expected
+    one.
     """
     if not 0 <= place < len(credentials) or credentials[place] != announced:
         raise PartyError(

@@ -19,6 +19,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -67,18 +68,13 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS released (kind TEXT PRIMARY KEY, tags BLOB)",
     "CREATE TABLE IF NOT EXISTS peers (name TEXT PRIMARY KEY, key TEXT)",
     "CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB)",
-)
-_KEPT_STATE = (
-    # Of earlier versions, which had them in the clear.
-    "DROP TABLE IF EXISTS states",
-    "DROP TABLE IF EXISTS arrays",
+    # What a party remembers of a session, encrypted. An array is written once, and not
+    # again with each message.
     """CREATE TABLE IF NOT EXISTS locked_states (run TEXT PRIMARY KEY, time REAL,
     public_key BLOB, content BLOB)""",
     """CREATE TABLE IF NOT EXISTS locked_arrays (
     run TEXT, label BLOB, value BLOB, PRIMARY KEY (run, label))""",
 )
-"""What a party remembers of a session, encrypted. An array is written once, and not
-again with each message."""
 _READ = """SELECT session, round, digest, reply, messages, bytes, sessions
     FROM sessions WHERE run = ?"""
 _WRITE = """INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)
@@ -136,14 +132,17 @@ class Journal:
     _path: Path = field(default=Path(), compare=False)
     _db: sqlite3.Connection | None = field(default=None, compare=False)
 
+    def _execute(self, query: str, *values: Any) -> sqlite3.Cursor:
+        assert self._db is not None
+        return self._db.execute(query, values)
+
     def _load(self) -> None:
         """Read the line of the run, if there is one."""
-        assert self._db is not None
-        if known := self._db.execute(_READ, (self._run,)).fetchone():
+        if known := self._execute(_READ, self._run).fetchone():
             self.session, self.round, self.digest, self.reply = known[:4]
             self.messages, self.n_bytes, self.sessions = known[4:]
         query = "SELECT kind, rows FROM shared WHERE run = ?"
-        self.shared = dict(self._db.execute(query, (self._run,)))
+        self.shared = dict(self._execute(query, self._run))
 
     def check_refusals(self, party: Party) -> None:
         """Raise ``PartyError`` where the party has refused too often to go on.
@@ -162,7 +161,6 @@ class Journal:
 
         A session that the server resumes in another run, because it was restarted,
         moves there with all that was counted: its earlier run can no longer ask for it.
-        Its state is the one that the party has stored.
 
         Unless the server says that it has the key of the state (`goes_on`), a session
         in which nothing was answered yet gets new keys. Returns the party's public key
@@ -179,9 +177,8 @@ class Journal:
                 )
             self.session, self.round, self.sessions = session, 0, self.sessions + 1
             self.digest = self.reply = b""
-            if self._db is not None:  # the run has given its last session up
-                for table in ("locked_states", "locked_arrays"):
-                    self._db.execute(f"DELETE FROM {table} WHERE run = ?", (self._run,))
+            for table in ("locked_states", "locked_arrays"):  # of a session given up
+                self._execute(f"DELETE FROM {table} WHERE run = ?", self._run)
             memory.forget()
             return b""
         if memory.place[0] == session:
@@ -194,25 +191,24 @@ class Journal:
 
     def _adopt(self, session: int) -> bool:
         """Move the session of another run here; return whether there is one."""
-        assert self._db is not None
         query = "SELECT run FROM sessions WHERE session = ?"
-        if (known := self._db.execute(query, (session,)).fetchone()) is None:
+        if (known := self._execute(query, session).fetchone()) is None:
             return False
         if self.sessions:
             raise PartyError("a run that goes on with a session must have begun none")
         for table in ("sessions", "shared", "locked_states", "locked_arrays"):
-            move = f"UPDATE {table} SET run = ? WHERE run = ?"
-            self._db.execute(move, (self._run, *known))
+            self._execute(
+                f"UPDATE {table} SET run = ? WHERE run = ?", self._run, *known
+            )
         self._load()
         return True
 
     def recall(self, memory: Memory, state_key: bytes | None = None) -> None:
         """Give a party its state of the session, if its memory has another or none.
 
-        The journal takes precedence: it was written before the reply left. `memory`
-        changes in place; `state_key` is what the server has sent for a party that
-        remembers none. Raises PartyError if the party has forgotten the session, or if
-        the key is not that of its state.
+        The journal takes precedence: it was written before the reply left. The server
+        sends the `state_key` of a party that remembers none. Raises PartyError if the
+        party has forgotten the session, or if the key is not that of its state.
         """
         if memory.place == (self.session, self.round):
             return
@@ -226,10 +222,9 @@ class Journal:
         vault = Vault(key, self.session)
 
         def array(digest: bytes) -> bytes:
-            assert self._db is not None
             label = vault.label(digest)
             query = "SELECT value FROM locked_arrays WHERE run = ? AND label = ?"
-            (locked,) = self._db.execute(query, (self._run, label)).fetchone()
+            (locked,) = self._execute(query, self._run, label).fetchone()
             return vault.open(label, locked)
 
         memory.restore(vault.open(b"state", content), array, key)
@@ -239,9 +234,8 @@ class Journal:
 
         Raises PartyError if the party has forgotten it.
         """
-        assert self._db is not None
         query = f"SELECT {column} FROM locked_states WHERE run = ?"
-        if (kept := self._db.execute(query, (self._run,)).fetchone()) is None:
+        if (kept := self._execute(query, self._run).fetchone()) is None:
             raise PartyError(
                 "this party has forgotten the session, as it does after a day or when "
                 f"{MOST_STATES} others begin, {SURE_STATES} if they are large: begin a "
@@ -251,27 +245,20 @@ class Journal:
 
     def keep(self, memory: Memory) -> None:
         """Keep the state of the session with the line, and forget those out of date."""
-        assert self._db is not None
         content, arrays = memory.pack()
         vault = Vault(memory.state_key, self.session)
         labels = {vault.label(digest): digest for digest in arrays}
         known = "SELECT label FROM locked_arrays WHERE run = ?"
-        stored = {bytes(label) for (label,) in self._db.execute(known, (self._run,))}
-        locked = vault.lock(b"state", content)
-        now = (self._run, time.time(), memory.public_key, locked)
-        self._db.execute("REPLACE INTO locked_states VALUES (?, ?, ?, ?)", now)
-        self._db.executemany(
-            "DELETE FROM locked_arrays WHERE run = ? AND label = ?",
-            [(self._run, label) for label in stored - labels.keys()],
-        )
-        self._db.executemany(
-            "INSERT INTO locked_arrays VALUES (?, ?, ?)",
-            (
-                (self._run, label, vault.lock(label, arrays[digest]))
-                for label, digest in labels.items()
-                if label not in stored
-            ),
-        )
+        stored = {bytes(label) for (label,) in self._execute(known, self._run)}
+        now = time.time(), memory.public_key, vault.lock(b"state", content)
+        self._execute("REPLACE INTO locked_states VALUES (?, ?, ?, ?)", self._run, *now)
+        for label in stored - labels.keys():
+            delete = "DELETE FROM locked_arrays WHERE run = ? AND label = ?"
+            self._execute(delete, self._run, label)
+        for label in labels.keys() - stored:
+            locked = vault.lock(label, arrays[labels[label]])
+            insert = "INSERT INTO locked_arrays VALUES (?, ?, ?)"
+            self._execute(insert, self._run, label, locked)
 
     def check(self, frame: Frame) -> None:
         """Check that a message is the next one, or the last one again.
@@ -328,19 +315,17 @@ class Journal:
     @property
     def _key(self) -> bytes:
         """The key of the tags of this party's rows."""
-        assert self._db is not None
         query = "SELECT value FROM secrets WHERE name = 'tags'"
-        if (known := self._db.execute(query).fetchone()) is None:
+        if (known := self._execute(query).fetchone()) is None:
             insert = "INSERT INTO secrets VALUES ('tags', ?)"
-            self._db.execute(insert, (secrets.token_bytes(32),))
-            known = self._db.execute(query).fetchone()
+            self._execute(insert, secrets.token_bytes(32))
+            known = self._execute(query).fetchone()
         return bytes(known[0])
 
     def _ever(self, kind: str) -> Array:
         """Return the sorted tags of the rows of a kind that have ever left."""
-        assert self._db is not None
         query = "SELECT tags FROM released WHERE kind = ?"
-        (tags,) = self._db.execute(query, (kind,)).fetchone() or (b"",)
+        (tags,) = self._execute(query, kind).fetchone() or (b"",)
         return np.frombuffer(tags, dtype="<u8")
 
 
@@ -359,7 +344,7 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
         with _named_errors(path):
             db.execute("PRAGMA secure_delete = ON")  # a key that is forgotten is gone
             db.execute("BEGIN IMMEDIATE")
-            for table in (*_TABLES, *_KEPT_STATE, *TABLES):
+            for table in (*_TABLES, *TABLES):
                 db.execute(table)
             n_sets = count_sets(db)
             old = (time.time() - STATE_SECONDS,)

@@ -187,13 +187,9 @@ class Memory:
                 f"round {frame.round} does not follow round {known['round']}: this "
                 "party has lost the state of a round"
             )
-        seed = (frame.seed, frame.private_draws)
-        if (known.get("seed", seed[0]), known.get("private_draws", seed[1])) != seed:
-            raise PartyError("the seed changed during the run")
-        if known.get("model", frame.model or "") != (frame.model or ""):
-            raise PartyError("the model changed during the run")
-        if known.get("data", _about(party)) != _about(party):
-            raise PartyError("the data of this party have changed during the run")
+        for name, value in _fixed(frame, party).items():
+            if known.get(name, value) != value:
+                raise PartyError(f"the {name} changed during the run")
         for name, wanted in frame.sums.items():
             if not again and wanted.sum <= known.get(f"sum.{name}", 0):
                 raise PartyError(f"the masks of {name} {wanted.sum} have been used")
@@ -291,9 +287,7 @@ class Memory:
         """
         session = self._session
         if "peers" not in session:
-            seed = {"seed": frame.seed, "private_draws": frame.private_draws}
-            session.update(peers=frame.peers, data=_about(party), **seed)
-            session["model"] = frame.model or ""
+            session.update(peers=frame.peers, **_fixed(frame, party))
             if frame.columns is not None:
                 session["columns"] = frame.columns
             if frame.credentials is not None:
@@ -363,6 +357,8 @@ class Memory:
         return kept
 
 
-def _about(party: Party) -> str:
-    """Return what another file, or another order of its rows, would change."""
-    return f"{party.n_rows} rows, {party.X.shape[1]} columns, {party.ids_digest}"
+def _fixed(frame: Frame, party: Party) -> dict[str, Any]:
+    """Return what stays the same during a run, such as the file and its order."""
+    data = f"{party.n_rows} rows, {party.X.shape[1]} columns, {party.ids_digest}"
+    seed = [frame.seed, int(frame.private_draws)]
+    return {"seed": seed, "model": frame.model or "", "data": data}

@@ -20,6 +20,12 @@ MOST_OF_NAME = 100
 Name = Annotated[str, MaxLen(MOST_OF_NAME), Predicate(str.isprintable)]
 """The name of a party in a message; "" where it has none."""
 
+MOST_OF_TEXT = 200
+"""Most characters in the name of a column, or another short text of a message."""
+
+Text = Annotated[str, MaxLen(MOST_OF_TEXT), Predicate(str.isprintable)]
+"""A short text in a message."""
+
 
 def is_name(name: object) -> bool:
     """Return whether a party may have a name."""

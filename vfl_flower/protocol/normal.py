@@ -38,12 +38,13 @@ def normal_ids(values: Iterable[Any]) -> tuple[list[bytes], str]:
     )
     if wrong:
         return [], f"must be integers or text, {wrong} are neither"
-    if broken := sum(not text.isascii() and _is_broken(text) for text in texts):
+    if broken := sum(not text.isascii() and is_broken(text) for text in texts):
         return [], f"must be text of Unicode, {broken} have half of a pair"
     return [text.encode() for text in texts], ""
 
 
-def _is_broken(text: str) -> bool:
+def is_broken(text: str) -> bool:
+    """Return whether a text has half of a pair, which UTF-8 cannot encode."""
     return any("\ud800" <= sign <= "\udfff" for sign in text)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from vfl_flower.protocol.answering import Plan, hello
+from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.checkpoint import Checkpoint
 from vfl_flower.protocol.columns import (
     NO_COLUMNS,
@@ -23,12 +23,13 @@ from vfl_flower.protocol.columns import (
     without_names,
 )
 from vfl_flower.protocol.common import has_own, own_digest
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import Kind, Plan
 from vfl_flower.protocol.contract import (
     NEXT,
     PRIVATE,
     SECRET,
     ContractError,
+    Leaves,
     Sizes,
     check_shape,
     declared_as,
@@ -80,13 +81,9 @@ MOST_BOUND = 1e200
 class Parties(Sequence[PartyInfo]):
     """The parties of one run, in order of their index, and the only way to ask them.
 
-    Making it is the first round trip, ``hello``: each party says its name, index, row
-    and column count, whether it holds labels, a digest of its row ids, its version, and
-    a fresh public key. The keys of all travel with the next message.
+    Making it is the first round trip, ``hello``. The keys of all travel with the next
+    message.
 
-    seed: seed of the run, from which each party derives its streams.
-    private_draws: let each party add a secret of its own to its streams.
-    timeout: seconds that one round trip may take.
     masking: ``"ring"``: secure sums under pairwise masks; ``"plain"``: none, for tests.
     n_parties: how many to wait for; 0: those that are connected, at least `least`.
     partition: whether parties hold different columns of the same rows (vertical),
@@ -95,12 +92,9 @@ class Parties(Sequence[PartyInfo]):
     columns: the order of the columns of that model, if parties hold rows; default: that
         of the first party.
     steps: the only steps that may be asked for; empty: any.
-    needs, needs_less: what must leave beyond sums, and which setting needs less.
-    dealer: who deals correlated randomness.
-    computes: who computes with the label holder; default: the first of the others.
+    plan, needs_less: what a consent may refuse, and which setting needs less.
 
-    The parties' consent may refuse `needs`, `dealer`, `computes` and `epsilon`. It then
-    has these attributes:
+    It then has these attributes:
 
     session: random number of this session, 63 bits: the number of the model it trains.
     columns: if parties hold rows, digests of the names of their columns, in the order
@@ -109,9 +103,8 @@ class Parties(Sequence[PartyInfo]):
         of X it becomes.
     gaps: if parties hold rows, whether one of them has missing values.
 
-    Raises FederationError for fewer than two parties, or if their indices, rows, ids or
-    versions do not fit together, and PartyFailed if a party cannot load its data or
-    does not answer in time.
+    Raises FederationError for fewer than two parties, or if they do not fit together,
+    and PartyFailed if a party cannot load its data or does not answer in time.
     """
 
     def __init__(
@@ -129,16 +122,12 @@ class Parties(Sequence[PartyInfo]):
         model: str | None = None,
         columns: Sequence[str] = (),
         steps: Sequence[Step[..., Any]] = (),
-        needs: Sequence[Kind] = (),
+        plan: Plan | None = None,
         needs_less: str = "",
-        wants: Sequence[Kind] = (),
-        dealer: str | None = None,
-        computes: str | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> None:
-        self._steps, self._needs, self._needs_less = steps, needs, needs_less
-        self._wants = wants
-        self._dealer, self._computes = dealer, computes
+        self._steps, self._needs_less = steps, needs_less
+        self._plan = plan or Plan([], not private_draws, 1)
         self._least, self._partition = least, partition
         self.grid, self.ledger = grid, ledger
         self.timeout = timeout
@@ -271,7 +260,12 @@ class Parties(Sequence[PartyInfo]):
         """
         _check_named(args)
         replies = self._ask(question.step, question.sums, values)
-        _warn_of_clipped(question.step.action, replies.clipped)
+        if replies.clipped:
+            log.warning(
+                "%d values of %s were clipped to the bound of their sum, which is not "
+                "exact",
+                *(replies.clipped, question.step.action),
+            )
         return replies
 
     def secure_sum(
@@ -359,13 +353,11 @@ class Parties(Sequence[PartyInfo]):
 
         `rule` is what the sum of `step` must be: "finite numbers".
         """
+        names = ", ".join(repr(info.name) for info in self)
         return FederationError(
             f"in {step.action!r} the parts of the parties do not add up to {rule}: one "
-            f"of {self._names()} is faulty"
+            f"of {names} is faulty"
         )
-
-    def _names(self) -> str:
-        return ", ".join(repr(info.name) for info in self)
 
     def _clipped(self, step: Step[Any, Any], replies: Mapping[int, _Reply[Any]]) -> int:
         """Return how many values all parties together have clipped.
@@ -434,30 +426,21 @@ class Parties(Sequence[PartyInfo]):
         for sender, reply in replies.items():
             for name, parts in reply.secrets.items():
                 leaves = step.contract.reply[name].leaves
-                if leaves == PRIVATE:
-                    received = secrets.setdefault(name, [{} for _ in self])
-                    for to, part in parts.items():
-                        seal = Seal(
-                            *("secret", step.action, f"{name}_{to}"),
-                            *(self._round, sender),
-                        )
-                        received[to][sender] = Sealed(to, (part,), (seal,))
-                    continue
-                if leaves == NEXT:
-                    ((to, part),) = parts.items()
-                    seal = Seal("secret", step.action, name, self._round, sender)
-                    passed = secrets.setdefault(name, [None] * len(self))
-                    passed[to] = Sealed(to, (part,), (seal,))
-                    continue
-                if name in secrets:
+                private = leaves == PRIVATE
+                if leaves == SECRET and parts and name in secrets:
                     first = self[secrets[name].index(None)].name
                     reason = f"it sends the secret {name!r} after {first!r} has"
                     raise self.failure(sender, step, reason)
-                seal = Seal("secret", step.action, name, self._round, sender)
-                secrets[name] = [
-                    None if j == sender else Sealed(j, (parts[j],), (seal,))
-                    for j in range(len(self))
-                ]
+                for to, part in parts.items():
+                    sent = f"{name}_{to}" if private else name
+                    seal = Seal("secret", step.action, sent, self._round, sender)
+                    sealed = Sealed(to, (part,), (seal,))
+                    empty: list[Any] = [{} if private else None for _ in self]
+                    received = secrets.setdefault(name, empty)
+                    if private:
+                        received[to][sender] = sealed
+                    else:
+                        received[to] = sealed
         return secrets
 
     def relay_sums(
@@ -469,11 +452,9 @@ class Parties(Sequence[PartyInfo]):
     ) -> dict[str, Sealed]:
         """Let sums travel from party to party, encrypted, to the root of each tree.
 
-        One hop along all trees is one round trip, since messages pass through the
-        server. The root sends its own addend to itself. `sums` gives what to add by
-        name, and along which tree; only parties in the tree take part. The step's
-        parameter ``send`` gets the names of the arrays that a party must send; the
-        caller's value of it is ignored.
+        One hop along all trees is one round trip. The root sends its own addend to
+        itself, and only parties in the tree take part. The step's parameter ``send``
+        gets the names of the arrays that a party must send, whatever its value here.
 
         Raises ValueError if a tree leaves out a party, so that the masks of the others
         do not cancel, and PartyFailed as :meth:`ask` does.
@@ -638,20 +619,13 @@ class Parties(Sequence[PartyInfo]):
     ) -> _Reply[R]:
         """Return what a party has sent, if it is what its step declares."""
         fields, reply = step.contract.reply, arrived.values
-        secrets: dict[str, dict[int, Array]] = {}
         try:
             hidden = {name: reply.pop(name, None) for name in sums}
-            for name, declared in fields.items():
-                if declared.leaves == SECRET:
-                    secrets |= self._for_others(j, name, reply)
-                elif declared.leaves == PRIVATE:
-                    secrets[name] = {
-                        to: _encrypted(key, reply)
-                        for to, key in family(name, reply)
-                        if to < len(self)
-                    }
-                elif declared.leaves == NEXT and name in reply:
-                    secrets[name] = {(j + 1) % len(self): _encrypted(name, reply)}
+            secrets = {
+                name: self._for_others(j, name, declared.leaves, reply)
+                for name, declared in fields.items()
+                if declared.leaves in (SECRET, PRIVATE, NEXT)
+            }
             clear = {n: field for n, field in fields.items() if not field.leaves}
             values = structure(clear, reply, sizes)
             for name, wanted in sums.items():
@@ -672,18 +646,22 @@ class Parties(Sequence[PartyInfo]):
         return _Reply(cast(R, values), hidden, secrets, arrived.clipped)
 
     def _for_others(
-        self, sender: int, name: str, reply: dict[str, Any]
-    ) -> dict[str, dict[int, Array]]:
-        """Take a secret out of a reply, encrypted for each other party; or nothing."""
-        parties = range(len(self))
-        parts = {j: reply.pop(f"{name}.{j}") for j in parties if f"{name}.{j}" in reply}
-        if not parts:
-            return {}
-        if parts.keys() != set(parties) - {sender}:
+        self, sender: int, name: str, leaves: Leaves | None, reply: dict[str, Any]
+    ) -> dict[int, Array]:
+        """Take what a party has encrypted for others out of its reply, by receiver."""
+        if leaves == PRIVATE:
+            keys = {to: key for to, key in family(name, reply) if to < len(self)}
+        elif leaves == NEXT:
+            keys = {(sender + 1) % len(self): name}
+        else:
+            keys = {j: f"{name}.{j}" for j in range(len(self)) if j != sender}
+        parts = {to: reply.pop(key) for to, key in keys.items() if key in reply}
+        if leaves == SECRET and parts and parts.keys() != keys.keys():
             raise ContractError(f"it must have {name!r} for each other party")
-        if not all(isinstance(part, np.ndarray) for part in parts.values()):
-            raise ContractError(f"{name!r} must be encrypted")
-        return {name: parts}
+        for part in parts.values():
+            if not isinstance(part, np.ndarray) or part.dtype != np.uint8:
+                raise ContractError(f"{name!r} must be encrypted")
+        return parts
 
     # -- hello ----------------------------------------------------------------------
 
@@ -692,7 +670,7 @@ class Parties(Sequence[PartyInfo]):
         wanted = max(self._least, n_parties)
         deadline = time.monotonic() + self.timeout
         poll, told = FIRST_POLL, -1
-        while len(nodes := self._nodes()) < wanted:
+        while len(nodes := sorted(self.grid.get_node_ids())) < wanted:
             if len(nodes) != told:
                 told, left = len(nodes), max(0, round(deadline - time.monotonic()))
                 known = ", ".join(self._registered(nodes).values())
@@ -713,9 +691,6 @@ class Parties(Sequence[PartyInfo]):
                 "connected (one that was stopped counts for a minute or two)"
             )
         return nodes
-
-    def _nodes(self) -> list[int]:
-        return sorted(self.grid.get_node_ids())
 
     def _hello(self, n_parties: int, source: str = "") -> None:
         held = self.checkpoint.nodes()
@@ -772,10 +747,9 @@ class Parties(Sequence[PartyInfo]):
                     f"are the same, since they have no names at {', '.join(nameless)}"
                 )
             self.gaps = any(replies[node]["gaps"] for node in order)
-            told = (replies[node]["columns"] for node in order)
-            self.columns = self._columns or next(filter(None, told), [])
             named = next((said for said in declared if said["columns"]), NO_COLUMNS)
             digests = named["columns"]
+            self.columns = self._columns or list(digests)
             self.column_kinds = dict(zip(digests, named["kinds"], strict=True))
             self.column_widths = dict(zip(digests, named["widths"], strict=True))
             if self._columns is not None:
@@ -802,8 +776,14 @@ class Parties(Sequence[PartyInfo]):
         self._peers = b"".join(replies[node]["public_key"] for node in order)
         self._state_keys = [replies[node].get("state_key") for node in order]
         if any("identity" in replies[node] for node in order):
+            signed = {field.name for field in fields(Credential)}
             self._credentials = pack_credentials(
-                [Credential(**_told(replies[node])) for node in order]
+                [
+                    Credential(
+                        **{k: v for k, v in replies[node].items() if k in signed}
+                    )
+                    for node in order
+                ]
             )
             self._unproven = set(range(len(order)))
         self._last = [0] * len(order)
@@ -827,15 +807,7 @@ class Parties(Sequence[PartyInfo]):
 
     def _greeting(self, count: int, goes_on: bool = False) -> RecordDict:
         """Return the first message of the run to each of a number of parties."""
-        seeded = not self._private_draws
-        plan = Plan(
-            kinds=list(self._needs),
-            seeded=seeded,
-            parties=count,
-            dealer=self._dealer,
-            computes=self._computes,
-            wants=list(self._wants) or None,
-        )
+        plan = replace(self._plan, parties=count)
         values = flatten({"partition": self._partition, "plan": plan})
         more = {"goes_on": True} if goes_on else {}
         return pack(values, {"session": self.session, **more})
@@ -882,7 +854,7 @@ class Parties(Sequence[PartyInfo]):
             )
             kinds = any("[leaves]" in lines for lines in refusing.values())
             less = f". {self._needs_less}" if kinds and self._needs_less else ""
-            if len(lacks) == 2 and self._dealer is not None:
+            if len(lacks) == 2 and self._plan.dealer is not None:
                 less += (
                     ". With two parties, who deals and one party together compute the "
                     "other's columns: neither party may operate the dealer (the "
@@ -891,14 +863,6 @@ class Parties(Sequence[PartyInfo]):
             raise FederationError(
                 f"{len(refusing)} of {len(lacks)} parties refuse the run: {which}{less}"
             )
-
-
-def _encrypted(name: str, reply: dict[str, Any]) -> Array:
-    """Take what a party has encrypted for another one out of its reply."""
-    part = reply.pop(name)
-    if not isinstance(part, np.ndarray) or part.dtype != np.uint8:
-        raise ContractError(f"{name!r} must be encrypted")
-    return part
 
 
 @shapes_only
@@ -932,12 +896,6 @@ def _named(failure: PartyFailed) -> PartyFailed:
         return PartyFailed(failure.party, failure.action, reason, failure.nodes)
     name, reason = match[1], failure.reason.removeprefix(f"{match[0]}: ")
     return PartyFailed(name, failure.action, reason, dict.fromkeys(failure.nodes, name))
-
-
-def _told(reply: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a party has signed, and the signature, if it has signed."""
-    names = (f.name for f in fields(Credential))
-    return {name: reply[name] for name in names if name in reply}
 
 
 def _name_of(reply: Mapping[str, Any]) -> str:
@@ -974,13 +932,3 @@ def _split(
         seals[name] = list(value.seals)
         content |= {f"{name}.{k}": part for k, part in enumerate(value.parts)}
     return content, seals
-
-
-def _warn_of_clipped(action: str, count: int) -> None:
-    if count:
-        log.warning(
-            "%d values of %s were clipped to the bound of their sum, which is not "
-            "exact",
-            count,
-            action,
-        )

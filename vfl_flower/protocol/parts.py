@@ -86,7 +86,7 @@ def check_folder(folder: Path) -> None:
     if not writable:
         logger.error("cannot write to %s", folder)
         raise PartyError("this party's state-dir cannot be written to")
-    if os.name == "posix" and mode & 0o077:
+    if mode & 0o077:
         logger.error("other users may read %s: chmod 700 closes it", folder)
         raise PartyError(
             "this party's state-dir must be open to its own user alone (mode 700), got "
@@ -170,7 +170,7 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
 
     A tuple in the settings comes back as a list. Raises PartyError if the id is
     invalid, there is no local model of that id, or its file cannot be read, is damaged,
-    or was written for another model or strategy or by a later version.
+    or was written for another model or strategy or in another format.
     """
     path, what = _path(folder, model), f"the part of model {model} at this party"
     try:
@@ -188,15 +188,12 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
         logger.error("wrong checksum: %s", path)
         raise PartyError(f"{what} is damaged: its checksum is wrong")
     try:
-        part, written = _unpacked(data)
+        part = _unpacked(data)
     except Exception as error:  # a right checksum proves nothing about the content
         logger.error("%s on reading %s", type(error).__name__, path)
-        raise PartyError(f"{what} is no file of a model's part") from None
-    if part is None:
         raise PartyError(
-            f"{what} is of format {written}, and vfl-flower {__version__} reads format "
-            f"{FORMAT}: update it"
-        )
+            f"{what} is no file of a model's part in format {FORMAT}"
+        ) from None
     if part.model != model:
         logger.error("part of model %s in %s", part.model, path)
         raise PartyError(
@@ -279,17 +276,15 @@ def _packed(part: ModelPart) -> bytes:
     return content + _checksum(content)
 
 
-def _unpacked(data: bytes) -> tuple[ModelPart | None, int]:
-    """Return the part and its format; None in place of the part of a later format."""
+def _unpacked(data: bytes) -> ModelPart:
     stored = read_npz(io.BytesIO(data), compressed=False)
     about = json.loads(str(stored["about"]))
-    if about["format"] != FORMAT:
-        return None, int(about["format"])
     arrays = {name: stored[f"array_{k}"] for k, name in enumerate(about["arrays"])}
     part = ModelPart(about["model"], about["strategy"], about["settings"], arrays)
-    if not (isinstance(part.strategy, str) and isinstance(part.settings, dict)):
-        raise TypeError("the file has other types than those of a part")
-    return part, FORMAT
+    typed = isinstance(part.strategy, str) and isinstance(part.settings, dict)
+    if about["format"] != FORMAT or not typed:
+        raise TypeError("the file is of another format, or has other types")
+    return part
 
 
 def _checksum(content: bytes) -> bytes:

@@ -477,11 +477,8 @@ def _check_real(values: Array, what: str) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         finite = np.isfinite(values.sum(dtype=np.float64))
     if not finite:
-        missing = sum(
-            _missing(slice(start, start + 65536), values[start : start + 65536])
-            for start in range(0, len(values), 65536)
-        )
-        _check_none_missing(missing, what)
+        rows = as_rows(values.reshape(len(values), -1))
+        _check_none_missing(rows.map_reduce(_missing, operator.add, 0), what)
     if values.dtype.kind == "f" and values.size:
         largest = np.maximum(values.max(axis=0), -values.min(axis=0))
         if fault := size_fault(largest):

@@ -13,6 +13,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from vfl_flower.protocol.normal import is_broken
 from vfl_flower.protocol.parts import is_model_id, read_private, write_private
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.typing import Array
@@ -94,14 +95,11 @@ def _lines(name: str, requests: Iterable[Any]) -> list[str]:
                 f"{type(value).__name__}"
             )
     lines = [str(value) for value in values]
-    if any(line.strip().splitlines() != [line] or "\0" in line for line in lines):
-        raise ValueError(
-            f"{name} must hold texts of one line, with no space at either end"
-        )
-    try:
-        "".join(lines).encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name} must hold texts that UTF-8 can encode") from None
+    for line in lines:
+        if line.strip().splitlines() != [line] or "\0" in line or is_broken(line):
+            raise ValueError(
+                f"{name} must hold texts of one line in UTF-8, with no space at an end"
+            )
     return lines
 
 

@@ -71,8 +71,13 @@ TABLES = (
 """The tags of all rows, by number; the numbers of the rows of an order, and its set;
 the sets; and the file in which they were written."""
 
-REFUSED = "this party's guard refuses the rows of the request, and its log says why"
-"""All that the server learns of a refusal."""
+
+def _refusal(reason: str, *values: object) -> PartyError:
+    """Log why a request is refused, and return all that the server learns of it."""
+    log.error(f"a request is refused: {reason}", *values)
+    return PartyError(
+        "this party's guard refuses the rows of the request, and its log says why"
+    )
 
 
 @shapes_only
@@ -258,13 +263,11 @@ class RowSets:
 
     def _check_size(self, rows_of_sum: RowSet) -> None:
         if rows_of_sum.size < LEAST_ROWS:
-            log.error(
-                "a request is refused: it is for a sum over %.0f rows, or one row has "
-                "the weight that it had among so few, and a sum must be over %d or "
-                "more",
+            raise _refusal(
+                "it is for a sum over %.0f rows, or one row has the weight that it had "
+                "among so few, and a sum must be over %d or more",
                 *(rows_of_sum.size, LEAST_ROWS),
             )
-            raise PartyError(REFUSED)
 
     def _check_count(self) -> None:
         """Refuse a new set where sums over all of them could be solved for the rows."""
@@ -272,14 +275,12 @@ class RowSets:
         if most is None:
             most = max(FEW_SETS, self._party.n_rows // LEAST_ROWS)
         if (count := count_sets(self._db)) >= most:
-            log.error(
-                "a request is refused: it is for a sum over a new set of rows, after "
-                "sums over %d others, and sums over as many sets as there are rows "
-                "could be solved for the rows: permit more by 'most-row-sets = %d' in "
-                "your consent.toml",
+            raise _refusal(
+                "it is for a sum over a new set of rows, after sums over %d others, "
+                "and sums over as many sets as there are rows could be solved for the "
+                "rows: permit more by 'most-row-sets = %d' in your consent.toml",
                 *(count, 2 * most),
             )
-            raise PartyError(REFUSED)
 
     def _check_distance(self, rows_of_sum: RowSet) -> None:
         """Refuse a set that differs from an earlier one by few rows."""
@@ -307,16 +308,14 @@ class RowSets:
             packed = self._db.execute(query, (number,)).fetchone()
             apart = rows_of_sum.apart(RowSet.unpacked(*packed))
             if not apart >= least:
-                log.error(
-                    "a request is refused: its rows differ from those of an earlier "
-                    "sum by %.0f, by weight, and must differ by %d or not at all, "
-                    "since the difference of the two sums would reveal the sum of "
-                    "those few. If your data or an alignment have changed, wait for "
-                    "more changes, or permit this by 'min-changed-rows = %d' in your "
-                    "consent.toml",
+                raise _refusal(
+                    "its rows differ from those of an earlier sum by %.0f, by weight, "
+                    "and must differ by %d or not at all, since the difference of the "
+                    "two sums would reveal the sum of those few. If your data or an "
+                    "alignment have changed, wait for more changes, or permit this by "
+                    "'min-changed-rows = %d' in your consent.toml",
                     *(apart, least, max(1, int(apart))),
                 )
-                raise PartyError(REFUSED)
 
     def _check_parties(self, number: int) -> None:
         """Refuse a set of an earlier sum with other parties, or note these."""
@@ -330,14 +329,13 @@ class RowSets:
             accepts = self._consent.accepts_change_of
             changes = sorted(name for name in changed if not accepts(name))
             if changes and len(changed) < self._consent.least_parties:
-                log.error(
-                    "a request is refused: it is for a sum over the rows of an earlier "
-                    "one, but with other parties (%s), and the difference of the two "
-                    "sums would reveal what these add; permit it by "
-                    "'changed-parties = %s' in your consent.toml",
+                raise _refusal(
+                    "it is for a sum over the rows of an earlier one, but with other "
+                    "parties (%s), and the difference of the two sums would reveal "
+                    "what these add; permit it by 'changed-parties = %s' in your "
+                    "consent.toml",
                     *(", ".join(map(repr, changes)), json.dumps(changes)),
                 )
-                raise PartyError(REFUSED)
         update = "UPDATE row_sets SET parties = ? WHERE id = ?"
         self._db.execute(update, (json.dumps([*earlier, now]), number))
 

@@ -18,7 +18,6 @@ ValueError: size must be a whole number of at least 1, got 0
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import inspect
 import itertools
@@ -27,7 +26,7 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import (
     Annotated,
@@ -166,13 +165,8 @@ def _docstrings(cls: type, frame: types.FrameType) -> dict[str, str]:
     }
 
 
-def settings_of(strategy: type) -> tuple[Setting, ...]:
-    """Return the settings of a strategy in the order of their declaration."""
-    return _settings_of(strategy)
-
-
-@functools.cache  # apart from `settings_of`, since mypy takes no class for hashable
 def _settings_of(strategy: Any) -> tuple[Setting, ...]:
+    """Return the settings of a strategy in the order of their declaration."""
     infos: Mapping[str, FieldInfo] = strategy.__pydantic_fields__
     hints = get_type_hints(strategy, include_extras=True)
     declared = []
@@ -196,6 +190,10 @@ def _settings_of(strategy: Any) -> tuple[Setting, ...]:
             )
         )
     return tuple(declared)
+
+
+# Typed, since mypy takes no class for hashable.
+settings_of: Callable[[type], tuple[Setting, ...]] = functools.cache(_settings_of)
 
 
 def _text(strategy: type, name: str) -> str:
@@ -254,25 +252,15 @@ def _refusal(
     """Return what the constructor raises in the place of pydantic's error."""
     if not error["loc"]:  # raised by __post_init__
         return ValueError(str(error["ctx"]["error"]))
-    name = error["loc"][0]
-    positional = [f.name for f in dataclasses.fields(strategy) if not f.kw_only]
-    match error["type"]:
-        case "missing" | "missing_argument" | "missing_keyword_only_argument":
-            return TypeError(f"{strategy.__name__} needs its argument {name!r}")
-        case "unexpected_keyword_argument":
-            return TypeError(f"{strategy.__name__} takes no argument {name!r}")
-        case "multiple_argument_values":
-            return TypeError(f"{strategy.__name__} got its argument {name!r} twice")
-        case "unexpected_positional_argument":
-            return TypeError(
-                f"{strategy.__name__} takes at most {len(positional)} positional "
-                f"arguments, got {len(args)}"
-            )
+    try:
+        given = inspect.signature(strategy).bind(*args, **arguments).arguments
+    except TypeError as fault:
+        return TypeError(f"{strategy.__name__}: {fault}")
     # The whole value, where pydantic names an item in it.
-    values = {**dict(zip(positional, args, strict=False)), **arguments}
-    name = positional[name] if isinstance(name, int) else name
+    place = error["loc"][0]
+    name = list(given)[place] if isinstance(place, int) else place
     setting = next(s for s in settings_of(strategy) if s.name == name)
-    shown = repr(values[name])[:200]
+    shown = repr(given[name])[:200]
     return ValueError(f"{name} must be {setting.rule}, got {shown}")
 
 

@@ -96,12 +96,7 @@ class Step(Question[P, R]):
 
     The function takes the party and the values of the message by name, and returns a
     typed dict. Messages call it `action`, by default its module's last name and its
-    own.
-
-    reveals: what leaves a party by it beyond sums and the numbers that it declares.
-    once: whether a party answers it once in a session.
-    rows, why: over which rows it adds up, as :func:`sums_over` declares them.
-    parts_of: the algorithm whose local models it writes and reads.
+    own. The declarations below set `reveals`, `once`, `rows`, `why` and `parts_of`.
     """
 
     def __init__(
@@ -112,9 +107,8 @@ class Step(Question[P, R]):
         self.action = action or f"{self.algorithm}_{function.__name__}"
         self.reveals: tuple[Reveals, ...] = getattr(function, "reveals", ())
         self.once: bool = getattr(function, "once", False)
-        self.rows: SumRows
-        self.why: str
-        self.rows, self.why = getattr(function, "sums_over", ("session", ""))
+        rows: tuple[SumRows, str] = getattr(function, "sums_over", ("session", ""))
+        self.rows, self.why = rows
         self.parts_of: str = getattr(function, "parts_of", self.algorithm)
         functools.update_wrapper(self, function)
         super().__init__(self, {})
@@ -169,6 +163,11 @@ class Reveals:
     counted: bool = True
     """Whether it counts against limits; False: a later step counts it."""
 
+    def __call__(self, function: F) -> F:
+        """Add this to what a function reveals; below :func:`step`, for each kind."""
+        vars(function)["reveals"] = (self, *getattr(function, "reveals", ()))
+        return function
+
     def applies(self, values: Mapping[str, Any]) -> bool:
         """Return whether a request with these values reveals it."""
         if not self.when:
@@ -178,26 +177,8 @@ class Reveals:
         return present != self.when.startswith("not ")
 
 
-def reveals(
-    kind: Kind,
-    when: str = "",
-    times: str = "",
-    optional: bool = False,
-    counted: bool = True,
-) -> Callable[[F], F]:
-    """Declare what a step reveals; below :func:`step`, and once for each kind.
-
-    The arguments are the fields of :class:`Reveals`.
-    """
-
-    def declare(function: F) -> F:
-        earlier = getattr(function, "reveals", ())
-        made = Reveals(kind, when, times, optional, counted)
-        vars(function)["reveals"] = (made, *earlier)
-        return function
-
-    return declare
-
+reveals = Reveals
+"""How a step declares what it reveals."""
 
 SumRows = Literal["session", "request", "earlier", "party", "none"]
 """Over which rows a step adds up, and so who chooses them: see :func:`sums_over`."""
@@ -214,18 +195,12 @@ def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:
         the party forms by a rule of the step. ``"none"``: it adds up no rows.
     why: what hides a single row instead of the guard.
     """
-
-    def declare(function: F) -> F:
-        vars(function)["sums_over"] = rows, why
-        return function
-
-    return declare
+    return _declaring("sums_over", (rows, why))
 
 
 def once(function: F) -> F:
     """Declare that a party answers a step once in a session; below :func:`step`."""
-    vars(function)["once"] = True
-    return function
+    return _declaring("once", True)(function)
 
 
 def parts_of(algorithm: str) -> Callable[[F], F]:
@@ -233,9 +208,12 @@ def parts_of(algorithm: str) -> Callable[[F], F]:
 
     Without it they are of the step's own module.
     """
+    return _declaring("parts_of", algorithm)
 
+
+def _declaring(name: str, value: object) -> Callable[[F], F]:
     def declare(function: F) -> F:
-        vars(function)["parts_of"] = algorithm
+        vars(function)[name] = value
         return function
 
     return declare

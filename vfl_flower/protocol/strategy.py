@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from vfl_flower.models.base import Model
 from vfl_flower.protocol.checkpoint import Checkpoint
-from vfl_flower.protocol.consent import LEAST_ROWS, Kind
+from vfl_flower.protocol.consent import LEAST_ROWS, Kind, Plan
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.memory import Memory
@@ -343,11 +343,15 @@ class ProtocolStrategy(Strategy):
             model=self.works_with,
             columns=self.columns,
             steps=self.steps,
-            needs=self.needs,
+            plan=Plan(
+                list(self.needs),
+                seeded=self.seed is not None,
+                parties=self.least_parties,
+                dealer=self.dealt_by,
+                computes=self.computed_by,
+                wants=list(self.wants) or None,
+            ),
             needs_less=self.needs_less,
-            wants=self.wants,
-            dealer=self.dealt_by,
-            computes=self.computed_by,
             checkpoint=checkpoint,
         )
         if parties.gaps and not self.fills:
@@ -485,24 +489,11 @@ class ProtocolStrategy(Strategy):
         )
         log.info("%s(%s)", type(self).__name__, shown)
 
-    def configure_train(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise: a protocol has no rounds that Flower could configure."""
-        self._no_hook("configure_train")
-
-    def aggregate_train(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise: a protocol has no rounds that Flower could aggregate."""
-        self._no_hook("aggregate_train")
-
-    def configure_evaluate(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise: a protocol has no rounds that Flower could configure."""
-        self._no_hook("configure_evaluate")
-
-    def aggregate_evaluate(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise: a protocol has no rounds that Flower could aggregate."""
-        self._no_hook("aggregate_evaluate")
-
-    def _no_hook(self, hook: str) -> NoReturn:
+    def _no_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise: a protocol has no rounds that Flower could configure or aggregate."""
         raise NotImplementedError(
-            f"{type(self).__name__} is one protocol and has no {hook}: call "
-            "start(grid) instead"
+            f"{type(self).__name__} is one protocol without rounds: call start(grid)"
         )
+
+    configure_train = aggregate_train = _no_hook
+    configure_evaluate = aggregate_evaluate = _no_hook

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vfl_flower.protocol.common import common_digest
-from vfl_flower.protocol.contract import NEXT, PRIVATE, Field, Sizes, declared_as
+from vfl_flower.protocol.contract import NEXT, PRIVATE, Sizes, leaves_of
 from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.seals import Seal
@@ -27,14 +27,11 @@ CLIPPED = "the number of clipped values"
 class PartySums:
     """The sums of one message, at one party.
 
-    The server names in the frame each sum that it wants, with its group, its bound and
-    its destination: the server itself, where the masks cancel; ``to`` a party, whose
-    pad stays on the sum; or by ``relay`` to a party, for which this one encrypts its
-    addend and what other parties have sent it under the same name.
-
-    With `allow_plain` the party sends its addends also without a mask. `common` is the
-    digest of the inputs that are common to all parties; b"" before any was opened, and
-    if no sum is asked for and the step seals no bytes for other parties.
+    Each goes to the server, where the masks cancel; ``to`` a party, whose pad stays on
+    it; or by ``relay`` to a party, for which this one encrypts its addend and what
+    other parties have sent it under the same name. `common` is the digest of the inputs
+    that are common to all parties; b"" before any was opened, and if the step sends
+    nothing that depends on it.
     """
 
     def __init__(
@@ -91,27 +88,26 @@ class PartySums:
                 request, values, digests, self.frame, list(self._public_keys)
             )
         for name in values:
-            if _is_hidden(declared_as(request, name)):
+            if leaves_of(request, name) is not None:
                 raise PartyError(f"{name!r} must come from a party, encrypted")
         for name, seals in self.frame.sealed.items():
             if not all(seal.is_of(name) for seal in seals):
                 raise PartyError(f"a value of another name was given as {name!r}")
             parts = [_part(values, f"{name}.{place}") for place in range(len(seals))]
-            wanted = self.frame.sums.get(name)
+            wanted, leaves = self.frame.sums.get(name), leaves_of(request, name)
             if wanted is not None and wanted.relay is not None:
                 self._received[name] = self._total(name, parts, seals)[1]
-            elif not _is_hidden(declared_as(request, name)):
+            elif leaves is None:
                 raise PartyError(f"{step.action} does not take {name!r} from a party")
             elif seals[0].kind == "secret":
                 if len(seals) > 1:
                     raise PartyError(f"the secret {name!r} must be of one party")
-                declared = declared_as(request, name)
-                if declared is not None and declared.leaves == NEXT:
+                if leaves == NEXT:
                     self._check_ring(name, seals[0])
                 digest = inputs(seals[0].action, seals[0].round)
                 content = self._unsealed(parts[0], seals[0], digest or b"")
                 values[name] = content
-                if declared is not None and declared.leaves == PRIVATE:
+                if leaves == PRIVATE:
                     if seals[0].sender != _number(name):
                         raise PartyError(f"{name!r} must come from that party")
                     values[name] = np.frombuffer(content, dtype=np.uint8)
@@ -186,17 +182,20 @@ class PartySums:
         """
         clipped, counts = 0, False
         for name in list(reply):
-            declared = declared_as(step.contract.reply, name)
-            if declared is None or declared.leaves is None:
+            leaves = leaves_of(step.contract.reply, name)
+            if leaves is None:
                 continue
-            if declared.leaves.how == "secret":
-                self._seal_for_all(step, name, reply)
+            if leaves.how == "secret":
+                secret = reply.pop(name)
+                for j in range(self.frame.parties):
+                    if j != self.frame.index:
+                        reply[f"{name}.{j}"] = self._sealed(step, j, name, secret)
                 continue
-            if declared.leaves == NEXT:
+            if leaves == NEXT:
                 to = (self.frame.index + 1) % self.frame.parties
                 reply[name] = self._sealed(step, to, name, reply[name])
                 continue
-            if declared.leaves == PRIVATE:
+            if leaves == PRIVATE:
                 to, data = _number(name), reply[name].tobytes()
                 reply[name] = self._sealed(step, to, name, data)
                 continue
@@ -207,27 +206,22 @@ class PartySums:
                     "asked for none"
                 )
             for_server = wanted.to is None and wanted.relay is None
-            if declared.leaves.how == "sealed" and for_server:
+            if leaves.how == "sealed" and for_server:
                 raise PartyError(
                     f"{step.action} sends {name!r} only into a sum for a party, and "
                     "the server asked for it itself"
                 )
-            named = declared.leaves.named
-            if named and (wanted.relay is not None or wanted.to != _number(name)):
+            if leaves.named and (
+                wanted.relay is not None or wanted.to != _number(name)
+            ):
                 raise PartyError(f"the sum of {name!r} must be for that party alone")
-            least = declared.leaves.least
-            if isinstance(least, str):
-                least = sizes[least]
-            if math.frexp(wanted.bound)[0] != 0.5:
+            least = leaves.least
+            least = sizes[least] if isinstance(least, str) else least
+            # Bound after bound, the number of clipped values would reveal addends.
+            if math.frexp(wanted.bound)[0] != 0.5 or wanted.bound < least:
                 raise PartyError(
-                    f"the bound of the sum of {name!r} must be a power of two, got "
-                    f"{wanted.bound:g}: bound after bound, the number of clipped "
-                    "values would tell addends"
-                )
-            if wanted.bound < least:
-                raise PartyError(
-                    f"the bound of the sum of {name!r} must be at least {least:g}, got "
-                    f"{wanted.bound:g}: the number of clipped values would tell addends"
+                    f"the bound of the sum of {name!r} must be a power of two of at "
+                    f"least {least:g}, got {wanted.bound:g}"
                 )
             reply[name], count = self._hidden(step, name, wanted, reply[name])
             if wanted.relay is None:
@@ -271,17 +265,13 @@ class PartySums:
             pad = self.masks.pad(adding, hidden.size, step.action, name, wanted.sum)
             hidden = adding.add(hidden.ravel(), pad, out=pad).reshape(hidden.shape)
         if wanted.relay is not None:
-            hidden = self._relayed(step, name, adding, hidden.ravel(), wanted.relay)
+            hidden = hidden.ravel()
+            if name in self._received:
+                hidden = _added(adding, name, hidden, self._received[name])
+            data, to = hidden.tobytes(), wanted.relay
+            data = self.relay.seal(to, data, step.action, name, self.frame.round)
+            hidden = np.frombuffer(data, dtype=adding.dtype)
         return hidden, clipped
-
-    def _seal_for_all(
-        self, step: Step[..., Any], name: str, reply: dict[str, Any]
-    ) -> None:
-        """Put encrypted bytes, one for each other party, in the place of a secret."""
-        secret = reply.pop(name)
-        for j in range(self.frame.parties):
-            if j != self.frame.index:
-                reply[f"{name}.{j}"] = self._sealed(step, j, name, secret)
 
     def _adding(self, name: str, bound: float) -> Group:
         """Return the group of a sum, if it is valid and protects this party."""
@@ -292,26 +282,6 @@ class PartySums:
         if not adding.protects and not self.allow_plain:
             raise PartyError("this party sends its addends only under masks")
         return adding
-
-    def _relayed(
-        self,
-        step: Step[..., Any],
-        name: str,
-        adding: Group,
-        hidden: Array,
-        receiver: int,
-    ) -> Array:
-        """Return the sum so far, encrypted for the next party on the way."""
-        if name in self._received:
-            hidden = _added(adding, name, hidden, self._received[name])
-        data = self.relay.seal(
-            receiver, hidden.tobytes(), step.action, name, self.frame.round
-        )
-        return np.frombuffer(data, dtype=adding.dtype)
-
-
-def _is_hidden(declared: Field | None) -> bool:
-    return declared is not None and declared.leaves is not None
 
 
 def _number(name: str) -> int:

@@ -32,15 +32,10 @@ class Vault:
     """Locks values with AES-256-GCM, each under a nonce of its own.
 
     A value can be opened only with the key of the state of its session, and only in
-    that session. Raises PartyError if the key has another length.
+    that session.
     """
 
     def __init__(self, key: bytes, session: int) -> None:
-        if len(key) != STATE_KEY_BYTES:
-            raise PartyError(
-                f"the key of a session's state must have {STATE_KEY_BYTES} bytes, got "
-                f"{len(key)}"
-            )
         self._cipher = AESGCM(derive_key(key, [labels.STATE_CIPHER]))
         self._label_key = derive_key(key, [labels.STATE_LABEL])
         self._session = b"vfl_flower session %d " % session
