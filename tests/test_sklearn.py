@@ -280,7 +280,7 @@ def test_clusters_forget(tmp_path):
     for rows, wrong in (([0], "that the model has"), ([120], "that the model has")):
         with pytest.raises(ValueError, match=wrong):
             model.forget(GROUPS, rows)
-    with pytest.raises(ValueError, match="the 120 rows of fit, got 119"):
+    with pytest.raises(ValueError, match=r"the 120 rows of fit, .* got 119"):
         model.forget(GROUPS[1:], [1])
     mask = np.arange(120) == 7
     masks = mask, pd.Series(mask), mask.tolist(), mask.astype(int)

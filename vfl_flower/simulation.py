@@ -223,10 +223,10 @@ def simulate(
             f"n_parties must be 0 or the {len(parties)} parties given, got "
             f"{strategy.n_parties}"
         )
-    if strategy.partition == "vertical":
-        _check_order([p.row_labels for p in parties if p.row_labels is not None])
     with apart():
         grid = InProcessGrid(parties)
+        if strategy.partition == "vertical":
+            _check_order([p.row_labels for p in parties if p.row_labels is not None])
         result = SimulatedResult(**vars(strategy.start(grid, timeout=timeout)))
         strategy.complete(result.model, grid.memories())
     return result

@@ -147,4 +147,4 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, capsys, monkeypatc
     monkeypatch.setattr(bundle, "build_fab_from_disk", build)
     with pytest.raises(typer.Exit):
         bundle.main(tmp_path)
-    assert capsys.readouterr().err == "[Errno 13] Permission denied: 'client.py'\n"
+    assert capsys.readouterr().err == "Error: client.py: Permission denied\n"

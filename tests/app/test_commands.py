@@ -71,7 +71,7 @@ def test_rows_that_nobody_named_are_named(tmp_path):
 def test_the_page_is_made_again_from_the_folder(files, tmp_path, monkeypatch):
     assert simulated(files, tmp_path / "out")[0] == 0
     (folder,) = (tmp_path / "out").iterdir()
-    page, result = folder / "report.html", folder / "result.json"
+    page = folder / "report.html"
     first = page.read_bytes()
     page.write_text("another")
     assert call("report", folder)[0] == 0
@@ -84,12 +84,10 @@ def test_the_page_is_made_again_from_the_folder(files, tmp_path, monkeypatch):
     assert call("report", folder, "--open")[0] == 0
     assert opened == [str(page)]
     assert page.read_bytes() == first
-    read = json.loads(result.read_text())
-    del read["version"]
-    result.write_text(json.dumps(read))
+    (folder / "result.json").write_text("{}")
     code, out = call("report", folder, "--rebuild")
     assert code == 1
-    assert "of an earlier version" in out
+    assert "is damaged" in out
 
 
 def test_the_last_of_two_runs_of_a_second_is_the_one_that_ended_last(tmp_path):

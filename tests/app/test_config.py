@@ -20,7 +20,6 @@ from vfl_flower.strategies import ALGORITHMS, algorithms
 
 PROJECT_TEXT = (Path(__file__).parents[2] / "pyproject.toml").read_text()
 PROJECT = tomllib.loads(PROJECT_TEXT)
-DOCS = Path(__file__).parents[2] / "docs"
 DEFAULTS = {name: key.default for name, key in run_keys().items()}
 KINDS = [(name, s.task) for name, own in ALGORITHMS.items() for s in own]
 MODEL = "0123456789abcdef"
@@ -40,11 +39,6 @@ def test_pyproject_has_what_the_code_declares():
     assert flat == DEFAULTS
     for key, value in flat.items():
         assert type(value) is type(DEFAULTS[key]), key
-
-
-def test_docs_have_what_the_code_declares():
-    """``python -m vfl_flower.app.settings > docs/settings.md`` writes it."""
-    assert (DOCS / "settings.md").read_text() == pages.markdown()
 
 
 def test_version_is_that_of_pyproject():

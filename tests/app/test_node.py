@@ -563,7 +563,7 @@ def test_what_it_ends_with(ends, code, monkeypatch):
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(node, "run_node", run_node)
     with pytest.raises(SystemExit, match=code):
-        executor.start(["--insecure"])
+        executor.command()(["--insecure"])
 
 
 def test_a_refused_key_is_the_reason_by_which_it_ends(monkeypatch):
@@ -575,4 +575,4 @@ def test_a_refused_key_is_the_reason_by_which_it_ends(monkeypatch):
 
     monkeypatch.setattr(node, "run_node", refused)
     with pytest.raises(SystemExit, match="401 Unauthorized"):
-        executor.start(["--insecure"])
+        executor.command()(["--insecure"])

@@ -232,23 +232,11 @@ def test_a_cost_grows_at_most_with_the_rows():
     assert extended([3, 5, 4], 5) == 4
 
 
-@pytest.mark.parametrize(
-    ("strategy", "shapes", "step"),
-    [
-        (CoresetVRLR(size=300, solver="cg", seed=3), WIDE, "linear_cg"),
-        (FKKMeans(seed=3), UNEQUAL, "kernel_kmeans_gram"),
-    ],
-)
-def test_steps_that_depend_on_the_values_are_marked(strategy, shapes, step):
-    planned = plan(strategy, shapes)
-    assert step in planned.varying
-    assert f"{step} * |" in str(planned)
-    assert "typical of random rows" in str(planned)
-
-
 def test_a_plan_says_how_far_round_trips_can_differ():
     """Between columns that resemble those of other parties, cg takes long."""
     planned = plan(CoresetVRLR(size=300, solver="cg", seed=3), WIDE)
+    assert "linear_cg * |" in str(planned)
+    assert "typical of random rows" in str(planned)
     few, many = planned.varying["linear_cg"]
     assert few == len(planned.ledger.waits["linear_cg"])
     assert many > 2 * few
@@ -304,14 +292,6 @@ def test_a_strategy_that_fails_says_why(caplog):
 )
 def test_random_rows_suit_the_settings(strategy, shapes):
     assert plan(strategy, shapes).reason == ""
-
-
-def test_a_plan_needs_all_parties():
-    """It would wait for the others otherwise."""
-    with pytest.raises(ValueError, match=r"shapes must be of the 2 .* least, got 1"):
-        plan(CoresetVRLR(size=40, solver="central"), SHAPES[:1])
-    with pytest.raises(ValueError, match=r"shapes must be of the 4 .* got 3"):
-        plan(CoresetVRLR(size=40, n_parties=4, solver="central"), SHAPES)
 
 
 def test_a_plan_warns_of_sums_that_hide_nothing():
@@ -414,19 +394,6 @@ def test_the_table_of_all_strategies_repeats():
 
 
 # -- dry runs --------------------------------------------------------------------------
-
-
-def test_a_dry_run_sends_only_hello():
-    strategies = {
-        "a": CoresetVRLR(size=40, solver="central"),
-        "b": CoresetVRLR(sampling="full", solver="central"),
-    }
-    grid = Recorder(parties_of(SHAPES))
-    text = dry_run(grid, strategies, 60)
-    assert {entry.action for entry in grid.transcript} == {hello.action}
-    assert len(grid.transcript) == 2 * 2 * len(SHAPES)
-    assert text.count("# Plan: CoresetVRLR") == 2
-    assert "b (400 rows, 3 columns, 400 labels)" in text
 
 
 def test_a_dry_run_shows_refusals(tmp_path):

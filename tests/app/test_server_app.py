@@ -72,6 +72,7 @@ def test_results_without_a_seed_are_of_the_same_rows(tmp_path):
     config = {"compare": True, "output-dir": str(tmp_path)}
     config |= {"coreset-vrlr.size": 20, "coreset-vrlr.solver": "central"}
     config |= {"coreset-vrlr.test-fraction": 0.3}
+    config |= {"coreset-vrlr.allow-two-parties": True}
     variances = []
     for run in (1, 2):
         main(InProcessGrid(both), Context(run, 0, {}, RecordDict(), config))

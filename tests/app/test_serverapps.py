@@ -224,5 +224,5 @@ def test_nothing_starts_with_another_flower(monkeypatch, replaced):
     monkeypatch.setitem(serverapps.SHAPES, preload, "other")
     monkeypatch.setattr(serverapps, "serve", lambda *_: pytest.fail("it serves"))
     with pytest.raises(SystemExit, match=r"flwr 1.40 to 1.42: .*preload has other"):
-        server_executor.start("127.0.0.1:1", None, 7)
+        server_executor.main("127.0.0.1:1", None, 7)
     assert replaced == []

@@ -10,10 +10,8 @@ How to use it, for three parties with a key of the node config beside the usual 
     run.status, run.seconds, run.log, run.party_logs["airline"]
 """
 
-import http.client
 import io
 import json
-import ssl
 import subprocess
 import sys
 import time
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower.app.certificates import write_certificates, write_supernode_key
+from vfl_flower.app.federation import answers
 from vfl_flower.app.flower_run import (
     COLOR,
     CONNECTION,
@@ -152,7 +151,11 @@ class Deployment:
             f"--ssl-keyfile={folder / 'server.key'}",
             "--enable-supernode-auth",
         )
-        wait_for(lambda: self._answers(superlink), START, "the SuperLink to answer")
+        wait_for(
+            lambda: answers(superlink, self.port, self.ca),
+            START,
+            "the SuperLink to answer",
+        )
 
     def connect(self, name: str, ca: Path) -> None:
         with (self.processes.home / "config.toml").open("a") as file:
@@ -249,23 +252,6 @@ class Deployment:
 
     def _log(self, name: str) -> str:
         return self.processes.log(name, lines=1_000_000)
-
-    def _answers(self, superlink: subprocess.Popen[bytes]) -> bool:
-        if superlink.poll() is not None:
-            raise RunFailed(f"the SuperLink ended:\n{self.processes.log('superlink')}")
-        context = ssl.create_default_context(cafile=self.ca)
-        connection = http.client.HTTPSConnection(
-            "127.0.0.1", self.port, timeout=1, context=context
-        )
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except ssl.SSLCertVerificationError:
-            raise
-        except OSError:
-            return False
-        finally:
-            connection.close()
 
 
 class Organisations:

@@ -7,7 +7,7 @@ from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.config_loader import load_control_authn_plugin
 
 from vfl_flower.app.certificates import write_certificates, write_supernode_key
-from wiring.handshake import check_supernode_key, shake_hands
+from wiring.handshake import shake_hands
 
 
 def test_certificate_is_for_its_hosts_and_of_its_authority(tmp_path):
@@ -22,13 +22,6 @@ def test_certificate_is_for_its_hosts_and_of_its_authority(tmp_path):
     with pytest.raises(ssl.SSLCertVerificationError, match="verify failed"):
         shake_hands(ours, "127.0.0.1", ca=other / "ca.crt")
     assert (ours / "server.key").stat().st_mode & 0o077 == 0
-
-
-def test_supernode_key_is_one_that_flower_takes(tmp_path):
-    public = write_supernode_key(tmp_path / "a.key")
-    check_supernode_key(tmp_path / "a.key")
-    write_supernode_key(tmp_path / "b.key")
-    assert public.read_bytes() != (tmp_path / "b.key.pub").read_bytes()
 
 
 def test_no_key_is_overwritten(tmp_path):

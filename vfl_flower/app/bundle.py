@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 from flwr.cli.build import build_fab_from_disk, build_fab_from_files
 
+from vfl_flower.app.options import ends_in_a_sentence
 from vfl_flower.app.template import project
 
 
@@ -42,17 +43,14 @@ def hash_of(bundle: bytes) -> str:
     return hashlib.sha256(bundle).hexdigest()
 
 
+@ends_in_a_sentence()
 def main(
     folder: Annotated[
         Path | None, typer.Argument(help="Folder of an app; default: the installed.")
     ] = None,
 ) -> None:
     """Print the hash of a bundle, as a party pins it."""
-    try:
-        typer.echo(bundle_hash(folder))
-    except (ValueError, OSError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
+    typer.echo(bundle_hash(folder))
 
 
 if __name__ == "__main__":

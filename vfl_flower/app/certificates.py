@@ -26,10 +26,11 @@ _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
     """Write a certificate authority, and the SuperLink's certificate by it, or nothing.
 
-    `folder` gets ``ca.crt`` (for everyone), ``server.pem`` and ``server.key``. The key
-    of the authority is discarded: it signs only this certificate. The `hosts` must
-    include 127.0.0.1, at which a SuperLink connects to itself. Raises FileExistsError
-    if the folder has one of the files, and ValueError for an invalid host.
+    `folder` is made if it is missing, and gets ``ca.crt`` (for everyone),
+    ``server.pem`` and ``server.key``. The key of the authority is discarded: it signs
+    only this certificate. The `hosts` must include 127.0.0.1, at which a SuperLink
+    connects to itself. Raises FileExistsError if the folder has one of the files, and
+    ValueError for an invalid host.
     """
     names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
     key, authority_key = (ec.generate_private_key(CURVE) for _ in range(2))
@@ -84,6 +85,7 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> N
         )
         for name, builder in builders.items()
     }
+    folder.mkdir(mode=0o700, exist_ok=True)
     written: list[Path] = []
     try:
         for name, content in contents.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -14,24 +14,15 @@ from vfl_flower.app.federation import certificates, coordinator, init, party
 from vfl_flower.app.findings import as_json, print_findings, readings_of
 from vfl_flower.app.guard import align, journal
 from vfl_flower.app.options import (
-    Columns,
     Command,
-    Delimiter,
-    Encoding,
     Format,
     FormatOption,
     Group,
-    Header,
-    IdColumn,
-    Impute,
-    LabelColumn,
-    Levels,
-    MaxLevels,
-    Missing,
-    Standardize,
     check_there,
+    ends_in_a_sentence,
     node_keys,
     print_json,
+    reads_a_file,
 )
 from vfl_flower.app.party_folder import write_party_folder
 from vfl_flower.version import __version__
@@ -68,19 +59,10 @@ def root(
 
 
 @app.command("check", cls=Command)
+@ends_in_a_sentence()
+@reads_a_file
 def check_command(
     file: Annotated[str, typer.Argument(help="The party file, or a query of DuckDB.")],
-    id_column: IdColumn = "",
-    label_column: LabelColumn = "",
-    columns: Columns = "",
-    missing: Missing = "",
-    max_levels: MaxLevels = 0,
-    levels: Levels = "",
-    delimiter: Delimiter = "",
-    encoding: Encoding = "",
-    header: Header = True,
-    standardize: Standardize = False,
-    impute: Impute = "mean",
     strategies: Annotated[
         list[str] | None,
         typer.Option("--for", help="A strategy to check the file for; repeatable."),
@@ -91,6 +73,7 @@ def check_command(
         typer.Option(help="Folder of a party to write too, as init does."),
     ] = None,
     format_: FormatOption = Format.TEXT,
+    **options: Any,
 ) -> None:
     """Say what must be mended in a party file, and how it will be read.
 
@@ -98,39 +81,19 @@ def check_command(
     concerns some strategies alone is said where --for names one of them. The command
     ends with 1 where something must be mended before a run.
     """
-    config = node_keys(
-        file,
-        id_column=id_column,
-        label_column=label_column,
-        columns=columns,
-        missing=missing,
-        max_levels=max_levels,
-        levels=levels,
-        delimiter=delimiter,
-        encoding=encoding,
-        header=header,
-        standardize=standardize,
-        impute=impute,
-    )
-    try:
-        check_there(file)
-        readings = readings_of(config, list(dict.fromkeys(strategies or [])))
-        if format_ == Format.JSON:
-            print_json(as_json(readings, show))
-        else:
-            print_findings(readings, show)
-        if not all(checked.sound for checked, _ in readings):
-            raise typer.Exit(1)
-        if write is not None:
-            write_party_folder(write, config)
-            text = f"\nwritten, for you alone to read: {write}/"
-            typer.echo(text, err=format_ == Format.JSON)
-    except ValueError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
-    except OSError as error:
-        typer.echo(f"Error: the folder of --write: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
+    config = node_keys(file, **options)
+    check_there(file)
+    readings = readings_of(config, list(dict.fromkeys(strategies or [])))
+    if format_ == Format.JSON:
+        print_json(as_json(readings, show))
+    else:
+        print_findings(readings, show)
+    if not all(checked.sound for checked, _ in readings):
+        raise typer.Exit(1)
+    if write is not None:
+        write_party_folder(write, config)
+        text = f"\nwritten, for you alone to read: {write}/"
+        typer.echo(text, err=format_ == Format.JSON)
 
 
 app.command("run", cls=Command)(runs.run)

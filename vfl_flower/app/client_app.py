@@ -28,7 +28,12 @@ def load_from_context(context: Context) -> Party:
     # Other parties are simulated: they hold parts of a bundled data set or folder.
     real = _is_real(source, "data" in context.node_config)
     try:
-        encoding = _encoding(source, context.run_config, real)
+        if real and source.state_dir is None:
+            raise PartyError(
+                "state-dir must be set in the node config: there the party notes what "
+                "it has answered, so that no mask serves twice"
+            )
+        encoding = stored_encoding(source, context.run_config)
         consent = Consent.load(source.consent) if source.consent else None
     except PartyError as error:  # when greeted, the party has not told its name yet
         raise PartyError(f"{who_of(source)}: {error}") from None
@@ -58,15 +63,10 @@ def _is_real(source: PartySource, by_node: bool) -> bool:
     return by_node
 
 
-def _encoding(source: PartySource, run_config: Mapping[str, Any], real: bool) -> Any:
+def stored_encoding(source: PartySource, run_config: Mapping[str, Any]) -> Any:
     """Check the ``state-dir``; for predictions, return how to encode the new rows."""
     if source.state_dir is not None:
         check_folder(source.state_dir)
-    elif real:
-        raise PartyError(
-            "state-dir must be set in the node config: there the party notes what it "
-            "has answered, so that no mask serves twice"
-        )
     if not has_encoding(run_config):
         return None
     if source.state_dir is None:

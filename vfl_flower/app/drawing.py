@@ -31,9 +31,6 @@ COLORS = {
 }
 """The colours that figures have, on white, and the page's names of them."""
 
-MOST_OF_LABEL = 28
-"""Most characters of a label in a figure; the page has the whole name."""
-
 _SVG = "http://www.w3.org/2000/svg"
 _LINK = "{http://www.w3.org/1999/xlink}href"
 ElementTree.register_namespace("", _SVG)
@@ -180,12 +177,6 @@ def floats(values: Sequence[float] | np.ndarray[Any, Any]) -> list[float]:
     return [float(value) for value in values]
 
 
-def short_label(name: str) -> str:
-    """Return a name as a figure can show it."""
-    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
-    return shown if len(shown) <= MOST_OF_LABEL else f"{shown[: MOST_OF_LABEL - 1]}…"
-
-
 def in_lines(text: str) -> str:
     """Return a title in lines of some forty characters."""
     lines = [""]
@@ -194,21 +185,6 @@ def in_lines(text: str) -> str:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return "\n".join(lines)
-
-
-def draw_bars(
-    axes: Axes,
-    names: Sequence[str],
-    values: Sequence[float],
-    color: str,
-) -> None:
-    """Draw bars to the right, the first on top."""
-    places = np.arange(len(names))[::-1]
-    axes.barh(places, values, height=0.62, color=color, edgecolor=PAPER, linewidth=0.8)
-    axes.set_yticks(places, [short_label(name) for name in names])
-    axes.set_ylim(-0.6, len(names) - 0.4)
-    axes.grid(False, axis="y")
-    axes.tick_params(axis="y", length=0)
 
 
 def note(

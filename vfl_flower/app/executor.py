@@ -12,9 +12,9 @@ has others, nothing starts.
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
-from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Annotated
 
@@ -22,36 +22,6 @@ import typer
 
 KNOWN = "1.40 to 1.42"
 """Versions of flwr whose internal functions are those that this package calls."""
-
-
-def start(arguments: Sequence[str], bundles: Iterable[str] = ()) -> None:
-    """Serve a party in the foreground, until SIGINT or SIGTERM or the server is lost.
-
-    `arguments` are those of ``flower-supernode``; `bundles` are hashes of bundles whose
-    code may run besides the installed package. Raises ImportError if the installed flwr
-    has another shape, and ValueError for an invalid hash or option.
-    """
-    pinned = frozenset(bundles)
-    for text in pinned:
-        if len(text) != 64 or set(text) - set("0123456789abcdef"):
-            raise ValueError(f"bundle must be 64 hexadecimal digits, got {text!r}")
-    try:
-        from vfl_flower.app.node import check_flower, run_node
-
-        check_flower()
-    except ImportError as error:
-        raise ImportError(
-            f"the SuperNode needs flwr {KNOWN}, and the installed version is "
-            f"{version('flwr')}: {error}"
-        ) from None
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    try:
-        run_node(arguments, pinned)
-    except KeyboardInterrupt as interrupt:
-        # On a refusal of its key, flwr interrupts its own process and logs nothing.
-        reason = str(interrupt.__context__)
-        sys.exit(reason if "401 Unauthorized" in reason else 0)
-    sys.exit("the connection to the SuperLink has ended")
 
 
 def main(
@@ -63,12 +33,32 @@ def main(
 ) -> None:
     """Start a SuperNode that runs the installed package.
 
-    All other options are those of flower-supernode.
+    All other options are those of flower-supernode. It runs in the foreground, until
+    SIGINT or SIGTERM or the server is lost.
     """
+    pinned = frozenset(bundle or ())
+    for text in pinned:
+        if not re.fullmatch("[0-9a-f]{64}", text):
+            sys.exit(f"bundle must be 64 hexadecimal digits, got {text!r}")
     try:
-        start(context.args, bundle or [])
-    except (ImportError, ValueError) as error:
+        from vfl_flower.app.node import check_flower, run_node
+
+        check_flower()
+    except ImportError as error:
+        sys.exit(
+            f"the SuperNode needs flwr {KNOWN}, and the installed version is "
+            f"{version('flwr')}: {error}"
+        )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        run_node(context.args, pinned)
+    except ValueError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt as interrupt:
+        # On a refusal of its key, flwr interrupts its own process and logs nothing.
+        reason = str(interrupt.__context__)
+        sys.exit(reason if "401 Unauthorized" in reason else 0)
+    sys.exit("the connection to the SuperLink has ended")
 
 
 def command() -> typer.Typer:

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from cryptography.hazmat.primitives import hashes
@@ -50,20 +50,11 @@ from vfl_flower.app.flower_run import (
 )
 from vfl_flower.app.link_state import forget_messages, take_up
 from vfl_flower.app.options import (
-    Columns,
-    Delimiter,
-    Encoding,
-    Header,
-    IdColumn,
-    Impute,
-    LabelColumn,
-    Levels,
-    MaxLevels,
-    Missing,
-    Standardize,
     absolute,
     check_there,
+    ends_in_a_sentence,
     node_keys,
+    reads_a_file,
 )
 from vfl_flower.app.party_folder import (
     CONSENT,
@@ -128,74 +119,37 @@ again.""",
 """What a SuperNode that ends has in its log, and what that means."""
 
 
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """End a command with one sentence where a value or a file is not as it must be."""
-    try:
-        yield
-    except (ValueError, RunFailed) as error:
-        typer.echo(f"Error: {error}", err=True)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        typer.echo(f"Error: {where}{error.strerror}", err=True)
-    else:
-        return
-    raise typer.Exit(1)
-
-
 # -- a party prepares ------------------------------------------------------------------
 
 
+@ends_in_a_sentence()
+@reads_a_file
 def init(
     name: Annotated[str, typer.Argument(help="Name of the party, and of its folder.")],
     data: Annotated[str, typer.Option(help="The party file, or a query of DuckDB.")],
-    id_column: IdColumn = "",
-    label_column: LabelColumn = "",
-    columns: Columns = "",
-    missing: Missing = "",
-    max_levels: MaxLevels = 0,
-    levels: Levels = "",
-    delimiter: Delimiter = "",
-    encoding: Encoding = "",
-    header: Header = True,
-    standardize: Standardize = False,
-    impute: Impute = "mean",
     strategies: Annotated[
         list[str] | None,
         typer.Option("--for", help="A strategy whose needs may leave; repeatable."),
     ] = None,
+    **options: Any,
 ) -> None:
     """Check a party file, and write the folder NAME of the party with its keys.
 
     It stops where the file must be mended first, and where the folder exists. The
     party gives NAME.card, which is public, to all others of the federation.
     """
-    config = node_keys(
-        data,
-        id_column=id_column,
-        label_column=label_column,
-        columns=columns,
-        missing=missing,
-        max_levels=max_levels,
-        levels=levels,
-        delimiter=delimiter,
-        encoding=encoding,
-        header=header,
-        standardize=standardize,
-        impute=impute,
-    )
+    config = node_keys(data, **options)
     chosen = list(dict.fromkeys(strategies or []))
-    with _told():
-        check_name(name)
-        check_there(data)
-        check_new(Path(name))
-        needs = {strategy: needs_of(strategy) for strategy in chosen}
-        readings = readings_of(config, chosen)
-        print_findings(readings, show=False)
-        if not all(checked.sound for checked, _ in readings):
-            raise ValueError("nothing is written: the file must be mended first")
-        kinds = in_order(kind for some, _ in needs.values() for kind in some)
-        card = write_party_folder(Path(name), config, kinds)
+    check_name(name)
+    check_there(data)
+    check_new(Path(name))
+    needs = {strategy: needs_of(strategy) for strategy in chosen}
+    readings = readings_of(config, chosen)
+    print_findings(readings, show=False)
+    if not all(checked.sound for checked, _ in readings):
+        raise ValueError("nothing is written: the file must be mended first")
+    kinds = in_order(kind for some, _ in needs.values() for kind in some)
+    card = write_party_folder(Path(name), config, kinds)
     typer.echo(
         f"\nWritten, for you alone to read: {name}/\n"
         f"  {NODE_CONFIG:13}  how the SuperNode reads the data\n"
@@ -223,6 +177,7 @@ def init(
 # -- the owner of the SuperLink --------------------------------------------------------
 
 
+@ends_in_a_sentence()
 def certificates(
     hosts: Annotated[
         list[str],
@@ -239,28 +194,20 @@ def certificates(
 ) -> None:
     """Write the certificates of a SuperLink, and an authority that signs no others."""
     names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
-    with _told():
-        if (folder / KEY).exists():
-            raise ValueError(
-                f"{folder} has certificates already, and they are not replaced: choose "
-                "another --folder"
-            )
-        new = not folder.exists()
-        folder.mkdir(mode=0o700, exist_ok=True)
-        try:
-            write_certificates(folder, names, days)
-        except BaseException:
-            if new:
-                folder.rmdir()
-            raise
-        typer.echo(
-            f"Written to {folder}/, for {', '.join(names)}, valid for {days} days:\n"
-            f"  {AUTHORITY:10}  give this file to all parties\n"
-            f"  {CERTIFICATE:10}  stays here\n"
-            f"  {KEY:10}  stays here, and secret\n\n"
-            f"Fingerprint of {AUTHORITY}, to be compared on the telephone:\n"
-            f"  {fingerprint_of(folder / AUTHORITY)}"
+    if (folder / KEY).exists():
+        raise ValueError(
+            f"{folder} has certificates already, and they are not replaced: choose "
+            "another --folder"
         )
+    write_certificates(folder, names, days)
+    typer.echo(
+        f"Written to {folder}/, for {', '.join(names)}, valid for {days} days:\n"
+        f"  {AUTHORITY:10}  give this file to all parties\n"
+        f"  {CERTIFICATE:10}  stays here\n"
+        f"  {KEY:10}  stays here, and secret\n\n"
+        f"Fingerprint of {AUTHORITY}, to be compared on the telephone:\n"
+        f"  {fingerprint_of(folder / AUTHORITY)}"
+    )
 
 
 def fingerprint_of(certificate: Path) -> str:
@@ -315,6 +262,7 @@ def write_connection(folder: Path, port: int, home: Path) -> None:
     )
 
 
+@ends_in_a_sentence()
 def coordinator(
     folder: Annotated[Path, typer.Argument(help="Folder of the certificates.")],
     cards: Annotated[
@@ -339,58 +287,57 @@ def coordinator(
     It runs until Ctrl-C or SIGTERM. Runs can be started on this machine alone.
     """
     folder = folder.absolute()
-    with _told():
-        parties = load_cards(cards)
-        if not (folder / AUTHORITY).exists():
-            raise ValueError(
-                f"{folder} must be a folder that vfl-flower certificates has written"
-            )
-        for name in (AUTHORITY, CERTIFICATE):
-            read_certificate(folder / name)
-        if not os.access(folder / KEY, os.R_OK):
-            raise ValueError(f"{folder / KEY} must be there, and readable for you")
-        if port == local_port:
-            raise ValueError(f"port and local-port must differ, got {port} twice")
-        if systemd:
-            options = [f"--card={card.absolute()}" for card in cards]
-            options += [f"--port={port}", f"--host={host}"]
-            command = ["coordinator", str(folder), *options]
-            typer.echo(unit("SuperLink", [*command, f"--local-port={local_port}"]))
-            return
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(locked(folder))
-            for where, number in ((host, port), ("127.0.0.1", local_port)):
-                _check_free(where, number)
-            stack.enter_context(_no_message_left(folder))
-            shown = stack.enter_context(_until_ended(home := folder / HOME))
-            for card in parties:
-                typer.echo(f"card of {card.name}: {card.fingerprint}")
-            write_connection(folder, local_port, home)
-            known = take_up(home / DATABASE, [card.supernode_pem for card in parties])
-            command = superlink_command(folder, local_port)
-            # On SIGTERM it would take no call any more, and for a minute let those who
-            # follow a run wait for its log.
-            link = shown.start("the SuperLink", command, signal.SIGKILL)
-            wait_for(
-                lambda: _answers(link, local_port, folder / AUTHORITY),
-                START,
-                f"the SuperLink on port {local_port} to answer",
-            )
-            starter = server_executor_command(folder, local_port, link.pid)
-            shown.start("what starts the ServerApps", starter)
-            for card in parties:
-                if card.supernode_pem not in known:
-                    register(shown.processes, card)
-                typer.echo(f"registered {card.name}")
-            shown.processes.no_more_commands()
-            # Only now: a SuperNode whose key is not registered yet would give up.
-            shown.start("the gate", gate_command(folder, host, port, local_port))
-            typer.echo(
-                f"\nSuperNodes connect to port {port}. Runs are started on this "
-                f"machine:\n\n    vfl-flower run STRATEGY --federation "
-                f"{shlex.quote(str(folder))}\n"
-            )
-            shown.wait()
+    parties = load_cards(cards)
+    if not (folder / AUTHORITY).exists():
+        raise ValueError(
+            f"{folder} must be a folder that vfl-flower certificates has written"
+        )
+    for name in (AUTHORITY, CERTIFICATE):
+        read_certificate(folder / name)
+    if not os.access(folder / KEY, os.R_OK):
+        raise ValueError(f"{folder / KEY} must be there, and readable for you")
+    if port == local_port:
+        raise ValueError(f"port and local-port must differ, got {port} twice")
+    if systemd:
+        options = [f"--card={card.absolute()}" for card in cards]
+        options += [f"--port={port}", f"--host={host}"]
+        command = ["coordinator", str(folder), *options]
+        typer.echo(unit("SuperLink", [*command, f"--local-port={local_port}"]))
+        return
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(folder))
+        for where, number in ((host, port), ("127.0.0.1", local_port)):
+            _check_free(where, number)
+        stack.enter_context(_no_message_left(folder))
+        shown = stack.enter_context(_until_ended(home := folder / HOME))
+        for card in parties:
+            typer.echo(f"card of {card.name}: {card.fingerprint}")
+        write_connection(folder, local_port, home)
+        known = take_up(home / DATABASE, [card.supernode_pem for card in parties])
+        command = superlink_command(folder, local_port)
+        # On SIGTERM it would take no call any more, and for a minute let those who
+        # follow a run wait for its log.
+        link = shown.start("the SuperLink", command, signal.SIGKILL)
+        wait_for(
+            lambda: answers(link, local_port, folder / AUTHORITY),
+            START,
+            f"the SuperLink on port {local_port} to answer",
+        )
+        starter = server_executor_command(folder, local_port, link.pid)
+        shown.start("what starts the ServerApps", starter)
+        for card in parties:
+            if card.supernode_pem not in known:
+                register(shown.processes, card)
+            typer.echo(f"registered {card.name}")
+        shown.processes.no_more_commands()
+        # Only now: a SuperNode whose key is not registered yet would give up.
+        shown.start("the gate", gate_command(folder, host, port, local_port))
+        typer.echo(
+            f"\nSuperNodes connect to port {port}. Runs are started on this "
+            f"machine:\n\n    vfl-flower run STRATEGY --federation "
+            f"{shlex.quote(str(folder))}\n"
+        )
+        shown.wait()
 
 
 @contextlib.contextmanager
@@ -450,7 +397,11 @@ def _check_free(host: str, port: int) -> None:
             ) from None
 
 
-def _answers(superlink: subprocess.Popen[str], port: int, ca: Path) -> bool:
+def answers(superlink: subprocess.Popen[Any], port: int, ca: Path) -> bool:
+    """Return whether a SuperLink of this machine answers.
+
+    Raises RunFailed if it has ended, and ValueError if its certificate is another one.
+    """
     if superlink.poll() is not None:
         raise RunFailed("the SuperLink ended; its last lines say why")
     context = ssl.create_default_context(cafile=ca)
@@ -502,6 +453,7 @@ def supernode_command(
     ]
 
 
+@ends_in_a_sentence()
 def party(
     folder: Annotated[Path, typer.Argument(help="Folder that init has written.")],
     superlink: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
@@ -539,64 +491,63 @@ def party(
     It runs until Ctrl-C or SIGTERM. Peers that are pinned need not be named again.
     """
     folder, ca = folder.absolute(), ca.absolute()
-    with _told():
-        if not re.fullmatch(r"[^\s:/]+:[1-9]\d{0,4}", superlink):
-            raise ValueError(
-                f"superlink must be HOST:PORT, without https://, got {superlink[:60]!r}"
-            )
-        read_certificate(ca)
-        source, consent = load_party_folder(folder)
-        if data:
-            check_there(data)
-        if not os.access(folder / SUPERNODE_KEY, os.R_OK):
-            raise ValueError(f"{folder / SUPERNODE_KEY} must be readable for you")
-        cards = load_cards(peers or [])
-        consent = pin_peers(source, consent, cards)
-        pinned = consent.peers or {}
-        if not pinned and not consent.trust_on_first_use:
-            raise ValueError(
-                "the party must know its peers: give the card of each with --peer"
-            )
-        for name, key in pinned.items():
-            typer.echo(f'pinned: {name} = "{key}"', err=systemd)
-        for card in cards:
-            typer.echo(f"card of {card.name}: {card.fingerprint}", err=systemd)
-        typer.echo(f"{ca.name}: {fingerprint_of(ca)}", err=systemd)
-        typer.echo(
-            "Compare these fingerprints on the telephone, before the first run.",
-            err=systemd,
+    if not re.fullmatch(r"[^\s:/]+:[1-9]\d{0,4}", superlink):
+        raise ValueError(
+            f"superlink must be HOST:PORT, without https://, got {superlink[:60]!r}"
         )
-        if len(pinned) + 1 < consent.least_parties and not consent.trust_on_first_use:
-            least, two = consent.least_parties, ""
-            if (len(pinned), least) == (1, LEAST_PARTIES):
-                two = "; for runs of two, see two-parties there"
-            typer.echo(
-                f"Note: {len(pinned)} pinned, but {CONSENT} wants runs of at least "
-                f"{least} parties{two}.",
-                err=True,
-            )
-        if systemd:
-            options = [f"--superlink={superlink}", f"--ca={ca}"]
-            options += [f"--port={port}"] if port else []
-            options += [f"--bundle={digest}" for digest in bundles or []]
-            options += [f"--data={absolute(data)}"] if data else []
-            typer.echo(
-                unit(f"SuperNode of {source.name}", ["party", str(folder), *options])
-            )
-            return
-        port = port or free_port()
-        _check_free("127.0.0.1", port)
-        with _until_ended(folder / HOME) as shown:
-            node_config = write_with_data(folder, absolute(data)) if data else None
-            command = supernode_command(
-                folder, superlink, ca, port, bundles or [], node_config
-            )
-            typer.echo(
-                f"Connecting to {superlink}. While no SuperLink answers there, the "
-                "SuperNode tries again."
-            )
-            shown.start("the SuperNode", command)
-            shown.wait(WHY_ENDED)
+    read_certificate(ca)
+    source, consent = load_party_folder(folder)
+    if data:
+        check_there(data)
+    if not os.access(folder / SUPERNODE_KEY, os.R_OK):
+        raise ValueError(f"{folder / SUPERNODE_KEY} must be readable for you")
+    cards = load_cards(peers or [])
+    consent = pin_peers(source, consent, cards)
+    pinned = consent.peers or {}
+    if not pinned and not consent.trust_on_first_use:
+        raise ValueError(
+            "the party must know its peers: give the card of each with --peer"
+        )
+    for name, key in pinned.items():
+        typer.echo(f'pinned: {name} = "{key}"', err=systemd)
+    for card in cards:
+        typer.echo(f"card of {card.name}: {card.fingerprint}", err=systemd)
+    typer.echo(f"{ca.name}: {fingerprint_of(ca)}", err=systemd)
+    typer.echo(
+        "Compare these fingerprints on the telephone, before the first run.",
+        err=systemd,
+    )
+    if len(pinned) + 1 < consent.least_parties and not consent.trust_on_first_use:
+        least, two = consent.least_parties, ""
+        if (len(pinned), least) == (1, LEAST_PARTIES):
+            two = "; for runs of two, see two-parties there"
+        typer.echo(
+            f"Note: {len(pinned)} pinned, but {CONSENT} wants runs of at least "
+            f"{least} parties{two}.",
+            err=True,
+        )
+    if systemd:
+        options = [f"--superlink={superlink}", f"--ca={ca}"]
+        options += [f"--port={port}"] if port else []
+        options += [f"--bundle={digest}" for digest in bundles or []]
+        options += [f"--data={absolute(data)}"] if data else []
+        typer.echo(
+            unit(f"SuperNode of {source.name}", ["party", str(folder), *options])
+        )
+        return
+    port = port or free_port()
+    _check_free("127.0.0.1", port)
+    with _until_ended(folder / HOME) as shown:
+        node_config = write_with_data(folder, absolute(data)) if data else None
+        command = supernode_command(
+            folder, superlink, ca, port, bundles or [], node_config
+        )
+        typer.echo(
+            f"Connecting to {superlink}. While no SuperLink answers there, the "
+            "SuperNode tries again."
+        )
+        shown.start("the SuperNode", command)
+        shown.wait(WHY_ENDED)
 
 
 # -- processes in the foreground -------------------------------------------------------

@@ -12,11 +12,9 @@ from vfl_flower.app.drawing import (
     FIRST,
     INK,
     MUTED,
-    SECOND,
     SQUARE,
     THIRD,
     Figure,
-    draw_bars,
     floats,
     in_lines,
     make_figure,
@@ -25,21 +23,9 @@ from vfl_flower.app.drawing import (
     tick,
     unit_square,
 )
-from vfl_flower.app.units import size
-from vfl_flower.protocol.metrics import SPREAD
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
-
-MOST_BARS = 12
-"""Most bars of a figure; the others are added up in one more."""
-
-MAIN = ("test_error", "test_loss", "full_train_loss", "full_cost", "check_cost")
-"""Metrics, of the same rows, by which a figure compares results: the first that all
-of them have."""
-
-TOGETHER = "all parties, nothing pooled"
-"""The model of a run, beside those of parties alone."""
 
 
 def figures_of(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
@@ -53,13 +39,10 @@ def figures_of(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
     first = next(iter(results.values()))
     curves = first.get("curves") or {}
     drawn = [
-        _comparison(results),
         *_two_classes(curves),
         _regression(curves),
-        _confusion(last(first), curves),
         _clusters(first),
         _progress(first),
-        _counts(first),
     ]
     return [figure for figure in drawn if figure is not None]
 
@@ -76,71 +59,6 @@ def finite(value: object) -> bool:
 
 
 # -- what each figure shows ------------------------------------------------------------
-
-
-def _comparison(results: Mapping[str, Mapping[str, Any]]) -> Figure | None:
-    """Return what each result of a comparison is worth, and what it has cost.
-
-    A result may have ``beside``: a metric of models of no run, by their names, and a
-    ``text`` that says what they are.
-    """
-    metrics = {name: last(result) for name, result in results.items()}
-    shared = [m for m in MAIN if all(finite(v.get(m)) for v in metrics.values())]
-    first = next(iter(results.values()))
-    others = first.get("beside", {})
-    beside = others.get(shared[0], {}) if shared else {}
-    if len(results) + len(beside) < 2 or not shared:
-        return None
-    main = shared[0]
-    title = first["explained"].get(main, {}).get("title", main)
-    values = [float(of[main]) for of in metrics.values()] + [*beside.values()]
-    spreads = [float(of.get(f"{main}{SPREAD}", 0.0)) for of in metrics.values()]
-    spreads += [0.0] * len(beside)
-    sent = [result["ledger"]["bytes_up"] for result in results.values()]
-    names = [*([TOGETHER] if beside and len(results) == 1 else results), *beside]
-    text = f"{title}; lower is better, and bars start at 0"
-    if any(spreads):
-        text += (
-            ". A line spans two standard errors to each side: results whose lines "
-            "overlap do not differ for certain"
-        )
-    text += f". {others['text']}" if beside else ". Right: what it cost in bytes."
-    panels: list[Any] = [(values, FIRST, in_lines(title), "{:,.4g}".format)]
-    if not beside:
-        panels.append((sent, SECOND, "bytes that all parties sent", size))
-
-    def draw(canvas: Canvas) -> None:
-        row = canvas.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        lengths = 2 * np.array(spreads)
-        for axes, (bars, color, label, shown) in zip(row, panels, strict=True):
-            draw_bars(axes, names, bars, color)
-            ends = np.add(bars, lengths) if bars is values else bars
-            for place, (bar, end) in enumerate(zip(bars, ends, strict=True)):
-                at = (end, len(bars) - 1 - place)
-                note(axes, shown(bar), at, (4, -4), ha="left")
-            axes.set_xlim(0, 1.25 * max(ends) or 1)
-            axes.set_xticks([0])
-            axes.set_xlabel(label)
-        if any(spreads):
-            places = np.arange(len(names))[::-1]
-            row[0].errorbar(
-                values, places, xerr=lengths, fmt="none", color=INK, capsize=4
-            )
-
-    listed = "; ".join(
-        f"{name} {value:,.4g}" for name, value in zip(names, values, strict=True)
-    )
-    costs = ", ".join(map(size, sent))
-    return make_figure(
-        "comparison",
-        "Beside each party alone" if beside else "Beside its baselines",
-        text,
-        f"{title} of each result: {listed}. Bytes that the parties sent: {costs}.",
-        {"result": names, main: values, "standard_error": spreads}
-        | ({} if beside else {"bytes_up": sent}),
-        draw,
-        height=1.1 + 0.55 * len(names),
-    )
 
 
 def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
@@ -280,73 +198,6 @@ def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
     )
 
 
-_CELLS = "true_positives", "false_negatives", "false_positives", "true_negatives"
-
-
-def _confusion(
-    metrics: Mapping[str, Any], curves: Mapping[str, Sequence[Any]]
-) -> Figure | None:
-    """Return how many rows held out of each class are taken for which."""
-    cells = [metrics.get(f"test_{cell}") for cell in _CELLS]
-    if several := curves.get("confusion"):
-        counts = np.array(several, dtype=np.int64)
-        classes = [f"{k}" for k in range(1, len(counts) + 1)]
-        which = "Classes are numbered in the ascending order of their labels. "
-    elif None not in cells:
-        counts = np.array(cells, dtype=np.int64).reshape(2, 2)
-        classes, which = ["positive", "negative"], ""
-    else:
-        return None
-    held = counts.sum(axis=1)
-    shares = counts / np.maximum(held, 1)[:, None]
-    many = len(counts) > 2
-
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.subplots()
-        for row, column in np.ndindex(counts.shape):
-            share, text = float(shares[row, column]), f"{counts[row, column]:,}"
-            axes.fill_between(
-                [column, column + 1],
-                row,
-                row + 1,
-                color=FIRST if row == column else SECOND,
-                alpha=0.1 + 0.3 * share if share else 0,
-                linewidth=0,
-            )
-            text += "" if many else f"\n{share:.0%} of these"
-            if share or not many:
-                axes.text(column + 0.5, row + 0.5, text, ha="center", va="center")
-        places = np.arange(len(counts)) + 0.5
-        axes.set_xticks(places, classes)
-        axes.set_yticks(places, classes)
-        axes.set_xlabel("class that the model names")
-        axes.set_ylabel("class that is right")
-        axes.set_xlim(0, len(counts))
-        axes.set_ylim(len(counts), 0)
-        axes.tick_params(length=0)
-        axes.grid(False)
-
-    found = "; ".join(
-        f"of {of:,} rows of class {name} {right:,} are named right"
-        for name, of, right in zip(classes, held, counts.diagonal(), strict=True)
-    )
-    return make_figure(
-        "confusion",
-        "Which rows it takes for which",
-        "Rows held out by the class that they are of (lines) and the class that the "
-        f"model names (columns). {which}Blue boxes are right, the others wrong; the "
-        "darker a box, the larger its share of the line.",
-        f"Table of classes: {found}.",
-        {
-            "is": [name for name in classes for _ in classes],
-            "called": classes * len(classes),
-            "rows": counts.ravel().tolist(),
-        },
-        draw,
-        height=1.9 + 0.3 * len(counts) if many else 2.7,
-    )
-
-
 def _clusters(result: Mapping[str, Any]) -> Figure | None:
     """Return the centres in the two directions in which they differ most."""
     if not (clusters := result.get("clusters")):
@@ -452,77 +303,3 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
         draw,
         height=3.1,
     )
-
-
-def _counts(result: Mapping[str, Any]) -> Figure | None:
-    """Return what was counted, the largest first."""
-    if not (counts := result.get("counts")):
-        return None
-    names, values = list(counts), [int(n) for n in counts.values()]
-    shown_names, shown = _largest(names, values)
-
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.subplots()
-        draw_bars(axes, shown_names, shown, FIRST)
-        axes.set_xlim(0, 1.15 * max(max(shown), 1))
-        axes.set_xticks([])
-        for place, value in enumerate(shown):
-            at = (value, len(shown) - 1 - place)
-            note(axes, f"{value:,}", at, (4, -4), ha="left")
-
-    listed = "; ".join(
-        f"{name}: {value:,}" for name, value in zip(shown_names, shown, strict=True)
-    )
-    return make_figure(
-        "counts",
-        "How many there are",
-        "What the run has counted. The server knows these numbers, and not which rows "
-        "or texts they count.",
-        f"The numbers as bars. {listed}.",
-        {"of": names, "count": values},
-        draw,
-        height=0.7 + 0.34 * len(shown),
-    )
-
-
-DOING = ("computing", "sending and starting", "waiting for others")
-"""What a party's time goes into."""
-
-
-def times_of(
-    result: Mapping[str, Any],
-) -> dict[str, dict[str, tuple[float, float, float]]]:
-    """Return the seconds of each party in each step: computing, sending, waiting.
-
-    The three add up to the time that the server waited in the step. Sending is what is
-    between a request and its reply and is not computing: the network, Flower's queues,
-    and the start of a process for the step. A party waits until the slowest one has
-    answered, and where only others are asked.
-
-    Parameters
-    ----------
-    result : mapping
-        One of ``results`` of ``result.json``.
-    """
-    ledger = result["ledger"]
-    entries = {(e["action"], e["party"]): e for e in ledger["entries"]}
-    names = [party["name"] for party in result["parties"]]
-    times: dict[str, dict[str, tuple[float, float, float]]] = {}
-    for step, waits in ledger["waits"].items():
-        wait = sum(waits)
-        times[step] = {}
-        for name in names:
-            entry = entries.get((step, name), {})
-            computed = min(wait, entry.get("seconds_computed", 0.0))
-            answered = min(wait, max(computed, entry.get("seconds_answered", 0.0)))
-            times[step][name] = computed, answered - computed, wait - answered
-    return times
-
-
-def _largest(names: list[str], values: list[int]) -> tuple[list[str], list[int]]:
-    """Return the largest values, and the sum of the others under a name for them."""
-    order = sorted(range(len(values)), key=lambda k: -values[k])
-    first, rest = order[:MOST_BARS], order[MOST_BARS:]
-    others = [f"{len(rest)} others"] if rest else []
-    total = [sum(values[k] for k in rest)] if rest else []
-    return [names[k] for k in first] + others, [values[k] for k in first] + total

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
@@ -16,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vfl_flower.app.config import UserConfig, party_source, tasks_of
+from vfl_flower.app.rehearsal import quietly
 from vfl_flower.data.checking import Checked, check
 from vfl_flower.data.findings import Finding, fault
 from vfl_flower.data.source import PartySource
@@ -23,18 +22,6 @@ from vfl_flower.protocol.names import printable
 
 MARKS = {"error": "mend", "warning": "look", "note": "done"}
 """The levels of findings as commands print them."""
-
-
-@contextlib.contextmanager
-def silence() -> Iterator[None]:
-    """Keep the log quiet: what it says is among the findings, or said by a command."""
-    logger = logging.getLogger("vfl_flower")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 Reading = tuple[Checked, list[str]]
@@ -62,7 +49,7 @@ def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
             sources.append((source, [strategy]))
     readings: list[Reading] = []
     for source, names in sources:
-        with silence():
+        with quietly():
             checked = check(source)
         if names[0]:
             faults = _of_strategies(names, checked)

@@ -92,7 +92,6 @@ def run(
     *,
     run_config: Sequence[str] = (),
     num_supernodes: int | None = None,
-    flwr_home: str | Path | None = None,
     timeout: float | None = None,
 ) -> RunOutcome:
     """Run a Flower project, show its log and return when it has completed.
@@ -101,8 +100,6 @@ def run(
         loopback, which simulates the SuperNodes with Ray, and is stopped at the end.
     run_config: ``key=value`` pairs and TOML files in any mixture; later values win.
     num_supernodes: how many SuperNodes to simulate; Flower's default is 2.
-    flwr_home: default: a temporary folder for a simulation, the user's for a
-        federation.
     timeout: seconds until the run is abandoned; default: never.
 
     Raises RunFailed if the run was refused, failed, was stopped or timed out, and
@@ -115,7 +112,7 @@ def run(
             f"its own SuperNodes, got {num_supernodes}"
         )
     config = read_run_config(app_dir, run_config)  # before any process is started
-    with Processes(flwr_home, private=federation is None) as processes:
+    with Processes(private=federation is None) as processes:
         options = []
         if federation is None:
             start_superlink(processes, "--simulation")

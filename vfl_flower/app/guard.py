@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from vfl_flower.app.options import ends_in_a_sentence
 from vfl_flower.app.party_folder import NODE_CONFIG, load_party_folder
-from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.journal import FILE
 from vfl_flower.protocol.row_order import (
     accept_order,
@@ -24,6 +23,7 @@ from vfl_flower.protocol.row_sets import confirm_journal, count_sets
 Folder = Annotated[Path, typer.Argument(help="Folder of the party, or its state-dir.")]
 
 
+@ends_in_a_sentence()
 def align(
     folder: Folder,
     accept: Annotated[
@@ -35,10 +35,7 @@ def align(
     A run may use an order once the party's operator has accepted it. Compare its number
     of rows with what you expect: the server has proposed it.
     """
-    _in_words(lambda: _align(state_dir_of(folder), accept))
-
-
-def _align(state_dir: Path, accept: str) -> None:
+    state_dir = state_dir_of(folder)
     if accept:
         order = accept_order(state_dir, accept)
         typer.echo(f"accepted: alignment {accept!r} of {len(order.ids)} rows")
@@ -49,6 +46,7 @@ def _align(state_dir: Path, accept: str) -> None:
         typer.echo(f"{name}: {len(order.ids)} rows, {state}")
 
 
+@ends_in_a_sentence()
 def journal(
     folder: Folder,
     confirm: Annotated[
@@ -61,10 +59,7 @@ def journal(
     does not know all of these sets. With --confirm it uses the journal that is there:
     later sums can then differ from forgotten ones by a single row.
     """
-    _in_words(lambda: _journal(state_dir_of(folder) / FILE, confirm))
-
-
-def _journal(path: Path, confirm: bool) -> None:
+    path = state_dir_of(folder) / FILE
     if confirm:
         confirm_journal(path)
     if not path.exists():
@@ -80,12 +75,3 @@ def state_dir_of(folder: Path) -> Path:
     source, _ = load_party_folder(folder)
     assert source.state_dir is not None
     return source.state_dir
-
-
-def _in_words(action: Callable[[], None]) -> None:
-    """Turn an error into one line and the exit code 1."""
-    try:
-        action()
-    except (ValueError, PartyError, OSError, sqlite3.Error) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None

@@ -11,17 +11,16 @@ cannot change it: read it out on the telephone, or hand it over in person.
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 from pathlib import Path
 from typing import Annotated
 
+import tomli_w
 import typer
 
+from vfl_flower.app.options import ends_in_a_sentence
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.names import MOST_OF_NAME, is_name
-from vfl_flower.protocol.party import PartyError
 
 HOW_TO_USE = """\
 Each peer puts this line under [peers] in its consent file. Give it to them by a way on
@@ -39,23 +38,17 @@ def line_for_peers(state_dir: Path, name: str) -> str:
         raise ValueError(
             f"name must be 1 to {MOST_OF_NAME} printable characters, got {name[:40]!r}"
         )
-    bare = re.fullmatch("[A-Za-z0-9_-]+", name)
-    key = name if bare else json.dumps(name, ensure_ascii=False)  # TOML's text too
-    return f'{key} = "{public_identity(state_dir)}"'
+    return tomli_w.dumps({name: public_identity(state_dir)}).strip()
 
 
+@ends_in_a_sentence()
 def main(
     state_dir: Annotated[Path, typer.Option(help="As in the party's node config.")],
     name: Annotated[str, typer.Option(help="The party-name of its node config.")],
 ) -> None:
     """Print the public key of a party, for the consent of its peers."""
     logging.basicConfig(format="%(message)s")
-    try:
-        line = line_for_peers(state_dir, name)
-    except (PartyError, ValueError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
-    typer.echo(line)
+    typer.echo(line_for_peers(state_dir, name))
     typer.echo(HOW_TO_USE, err=True)
 
 

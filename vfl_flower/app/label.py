@@ -18,10 +18,10 @@ import typer
 from flwr.common.config import parse_config_args
 
 from vfl_flower.app.config import party_source
+from vfl_flower.app.options import ends_in_a_sentence
 from vfl_flower.data import load_party, read_ids
 from vfl_flower.models import Model
 from vfl_flower.protocol.parts import is_model_id, load_part, write_predictions
-from vfl_flower.protocol.party import PartyError
 from vfl_flower.strategies import algorithms
 
 
@@ -74,6 +74,7 @@ def _model_class(algorithm: str) -> type[Model]:
     raise ValueError(f"the part is of a model of {algorithm!r}, which is not installed")
 
 
+@ends_in_a_sentence()
 def main(
     model: Annotated[str, typer.Argument(help="Number of the model.")],
     node_config: Annotated[
@@ -87,11 +88,7 @@ def main(
     the file of the new rows as data.
     """
     logging.basicConfig(format="%(message)s")
-    try:
-        label(model, node_config, output)
-    except (PartyError, ValueError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
+    label(model, node_config, output)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -143,17 +143,21 @@ SHAPES: dict[Callable[..., Any], tuple[str, str]] = {
 """How this module calls Flower's internal functions: first parameters, and by name."""
 
 
+def check_shapes(shapes: Mapping[Callable[..., Any], tuple[str, str]]) -> None:
+    """Raise ImportError if a function has other parameters than `shapes` says."""
+    for function, (first, named) in shapes.items():
+        names = list(inspect.signature(function).parameters)
+        begins = names[: len(first.split())] == first.split()
+        if not begins or not set(named.split()) <= set(names):
+            raise ImportError(f"flwr's {function.__name__} has other parameters")
+
+
 def check_flower() -> None:
     """Check that Flower's internal functions are the ones that this module calls.
 
     Raises ImportError if one has another shape; a missing one fails the import itself.
     """
-    for function, (first, named) in SHAPES.items():
-        names = list(inspect.signature(function).parameters)
-        if names[: len(first.split())] != first.split() or set(named.split()) - {
-            *names
-        }:
-            raise ImportError(f"flwr's {function.__name__} has other parameters")
+    check_shapes(SHAPES)
     hints = get_type_hints(inspect.unwrap(http_request_response))
     fleet = get_args(get_args(hints["return"])[0])
     if len(fleet) != len(Fleet._fields):

@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 import typer.core
 
+from vfl_flower.app.flower_run import RunFailed
 from vfl_flower.data.source import QUERY
 from vfl_flower.data.tables import files_of
+from vfl_flower.protocol.errors import PartyError, PartyFailed
+from vfl_flower.protocol.names import printable
+
+C = TypeVar("C", bound=Callable[..., None])
 
 IdColumn = Annotated[str, typer.Option(help="Column with the row ids.")]
-LabelColumn = Annotated[str, typer.Option(help="Column with the labels.")]
-Columns = Annotated[
-    str, typer.Option(help="Columns to use, as a,b,c, and no others; otherwise all.")
-]
-Missing = Annotated[str, typer.Option(help="Texts for a missing value, as ?,NA,-999.")]
-MaxLevels = Annotated[
-    int,
-    typer.Option(
-        help="Most levels of a text column; the others become one.",
-        show_default="20, where there are more than 100",
-    ),
-]
-Levels = Annotated[
-    str, typer.Option(help="Levels of text columns, as sex=f|m, or a file.")
-]
-Delimiter = Annotated[
-    str, typer.Option(help="What separates fields: one character, or tab.")
-]
-Encoding = Annotated[str, typer.Option(help="Encoding of a CSV.")]
-Header = Annotated[bool, typer.Option(help="The first line has the names.")]
-Standardize = Annotated[
-    bool, typer.Option(help="Scale columns to mean 0 and deviation 1.")
-]
-Impute = Annotated[
-    str, typer.Option(help="What fills a missing value: mean, median; or none.")
-]
-
 Task = Annotated[str, typer.Option(help="train, or a later task on a trained model.")]
 Set = Annotated[
     list[str] | None,
@@ -84,9 +66,6 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
 
 
-_DEFAULTS = {"max-levels": 0, "header": True, "standardize": False, "impute": "mean"}
-
-
 def absolute(data: str) -> str:
     """Return a data file as a node config names it; a query stays as it is."""
     return data if data.startswith(QUERY) else str(Path(data).expanduser().absolute())
@@ -103,12 +82,91 @@ def check_there(data: str) -> None:
         raise ValueError(f"data must be a file that is there, got {data!r}")
 
 
+def _file_options(
+    id_column: IdColumn = "",
+    label_column: Annotated[str, typer.Option(help="Column with the labels.")] = "",
+    columns: Annotated[
+        str,
+        typer.Option(help="Columns to use, as a,b,c, and no others; otherwise all."),
+    ] = "",
+    missing: Annotated[
+        str, typer.Option(help="Texts for a missing value, as ?,NA,-999.")
+    ] = "",
+    max_levels: Annotated[
+        int,
+        typer.Option(
+            help="Most levels of a text column; the others become one.",
+            show_default="20, where there are more than 100",
+        ),
+    ] = 0,
+    levels: Annotated[
+        str, typer.Option(help="Levels of text columns, as sex=f|m, or a file.")
+    ] = "",
+    delimiter: Annotated[
+        str, typer.Option(help="What separates fields: one character, or tab.")
+    ] = "",
+    encoding: Annotated[str, typer.Option(help="Encoding of a CSV.")] = "",
+    header: Annotated[bool, typer.Option(help="The first line has the names.")] = True,
+    standardize: Annotated[
+        bool, typer.Option(help="Scale columns to mean 0 and deviation 1.")
+    ] = False,
+    impute: Annotated[
+        str, typer.Option(help="What fills a missing value: mean, median; or none.")
+    ] = "mean",
+) -> None:
+    """Have the options that say how to read a party file."""
+
+
+_FILE_OPTIONS = inspect.signature(_file_options, eval_str=True).parameters
+
+
+def reads_a_file(command: C) -> C:
+    """Give a command, in the place of its ``**options``, those of a party file."""
+    signature = inspect.signature(command, eval_str=True)
+    *own, _ = signature.parameters.values()
+    parameters = [*own, *_FILE_OPTIONS.values()]
+    vars(command)["__signature__"] = signature.replace(parameters=parameters)
+    return command
+
+
 def node_keys(data: str, **options: bool | int | str) -> dict[str, bool | int | str]:
     """Return the node config of a data file and its options, without their defaults.
 
-    `data` is a party file or a query. The options are other keys of a node config, with
-    ``_`` for ``-``.
+    `data` is a party file or a query. The options are those of :func:`reads_a_file`.
     """
-    keys = {name.replace("_", "-"): value for name, value in options.items()}
-    chosen = {k: v for k, v in keys.items() if v not in ("", _DEFAULTS.get(k))}
+    chosen = {
+        name.replace("_", "-"): value
+        for name, value in options.items()
+        if value != _FILE_OPTIONS[name].default
+    }
     return {"data": absolute(data), **chosen}
+
+
+@contextmanager
+def ends_in_a_sentence() -> Iterator[None]:
+    """End a command with 1, and a sentence that says why, where something has failed.
+
+    That is what a value, a file, a party or a run is at fault for.
+    """
+    try:
+        yield
+    except typer.Exit:  # a RuntimeError too
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (OSError, PartyError, RuntimeError, ValueError, sqlite3.Error) as error:
+        typer.echo(reason_of(error), err=True)
+        raise typer.Exit(1) from None
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a command ends, without what could steer a terminal."""
+    text = f"Error: {error}"
+    if isinstance(error, RunFailed) and error.reason:
+        text = f"the run failed: {error.reason}"
+    if isinstance(error, PartyFailed):
+        text = f"the run failed: {error}"
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        text = f"Error: {where}{error.strerror}"
+    return "\n".join(map(printable, text.split("\n")))

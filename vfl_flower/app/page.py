@@ -6,11 +6,11 @@ Whatever comes from a run is escaped, and the page allows no script.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vfl_flower.app.drawing import Figure
-from vfl_flower.app.figures import DOING, finite, last, times_of
+from vfl_flower.app.figures import finite, last
 from vfl_flower.app.page_template import STYLE, TEMPLATE
 from vfl_flower.app.units import duration, size
 from vfl_flower.protocol.metrics import OF_SPREAD, SPREAD
@@ -44,6 +44,12 @@ COSTS = {
     ),
 }
 """What a ledger counts, and what it means."""
+
+DOING = ("computing", "sending and starting", "waiting for others")
+"""What a party's time goes into."""
+
+TOGETHER = "all parties, nothing pooled"
+"""The model of a run, beside those of parties alone."""
 
 WORDS = {
     "Party": "An organisation that takes part with data of its own.",
@@ -93,6 +99,7 @@ def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
             (title, text, [_cost(key, r["ledger"][key]) for r in results.values()])
             for title, (key, text) in COSTS.items()
         ],
+        tables=list(_tables(first)),
         pictures=figures,
         missing=_missing(first),
         parties=_parties(first),
@@ -248,6 +255,39 @@ def _metrics(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+def _tables(
+    result: Mapping[str, Any],
+) -> Iterator[tuple[str, Sequence[object], Sequence[tuple[object, Sequence[object]]]]]:
+    """Yield further tables of a result: their captions, headers and rows.
+
+    A result may have ``beside``: a metric of models of no run, by their names, and a
+    ``text`` that says what they are.
+    """
+    if beside := result.get("beside"):
+        ((metric, others),) = ((k, v) for k, v in beside.items() if k != "text")
+        title = result["explained"].get(metric, {}).get("title", metric)
+        values = {TOGETHER: last(result)[metric]} | others
+        rows = [(name, [amount(value, "number")]) for name, value in values.items()]
+        yield f"Beside each party alone. {beside['text']}", ("Model", title), rows
+    if confusion := result.get("curves", {}).get("confusion"):
+        numbers = range(1, len(confusion) + 1)
+        caption = (
+            "Rows held out by the class that is right (lines) and the class that the "
+            "model names (columns), in the ascending order of the labels"
+        )
+        yield (
+            caption,
+            ("Class", *numbers),
+            list(zip(numbers, confusion, strict=True)),
+        )
+    if counts := result["counts"]:
+        caption = (
+            "What the run has counted. The server knows these numbers, and not which "
+            "rows or texts they count"
+        )
+        yield caption, ("Of", "Count"), [(k, [f"{n:,}"]) for k, n in counts.items()]
+
+
 def _with_spread(value: Any, spread: Any, kind: str) -> str:
     if value is None:
         return NONE
@@ -278,6 +318,31 @@ def _cost(key: str, value: float) -> str:
     if key.startswith("bytes"):
         return size(value)
     return duration(value) if key.startswith("seconds") else f"{value:,}"
+
+
+def times_of(
+    result: Mapping[str, Any],
+) -> dict[str, dict[str, tuple[float, float, float]]]:
+    """Return the seconds of each party in each step: computing, sending, waiting.
+
+    The three add up to the time that the server waited in the step. Sending is what is
+    between a request and its reply and is not computing: the network, Flower's queues,
+    and the start of a process for the step. A party waits until the slowest one has
+    answered, and where only others are asked.
+    """
+    ledger = result["ledger"]
+    entries = {(e["action"], e["party"]): e for e in ledger["entries"]}
+    names = [party["name"] for party in result["parties"]]
+    times: dict[str, dict[str, tuple[float, float, float]]] = {}
+    for step, waits in ledger["waits"].items():
+        wait = sum(waits)
+        times[step] = {}
+        for name in names:
+            entry = entries.get((step, name), {})
+            computed = min(wait, entry.get("seconds_computed", 0.0))
+            answered = min(wait, max(computed, entry.get("seconds_answered", 0.0)))
+            times[step][name] = computed, answered - computed, wait - answered
+    return times
 
 
 def _parties(result: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -207,6 +207,21 @@ it should be.</p>
 </tbody>
 </table>
 </div>
+{% for caption, header, rows in tables %}
+<div class="scroll" role="region" tabindex="0" aria-label="Further table">
+<table>
+<caption>{{ caption }}</caption>
+<thead><tr>{% for title in header %}<th scope="col"\
+{% if not loop.first %} class="n"{% endif %}>{{ title }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for first_cell, cells in rows %}
+<tr><th scope="row">{{ first_cell|cut }}</th>\
+{% for cell in cells %}<td class="n">{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+{% endfor %}
 <div class="pair">
 {% for figure in pictures %}
 {{ show(figure) }}

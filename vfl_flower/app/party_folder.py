@@ -26,7 +26,7 @@ from vfl_flower.app.config import (
     make_strategy,
     party_source,
 )
-from vfl_flower.app.findings import silence
+from vfl_flower.app.rehearsal import quietly
 from vfl_flower.data.source import PartySource
 from vfl_flower.files import write_whole
 from vfl_flower.protocol.consent import KINDS, Consent, Kind
@@ -128,7 +128,7 @@ def write_party_folder(
         public = write_supernode_key(part / SUPERNODE_KEY)
         key = public.read_text().strip()
         public.unlink()  # the card has it
-        with silence():
+        with quietly():
             identity = public_identity(part / STATE)
         card = Card(name, identity, key)
         card.write(part / f"{name}.card")
@@ -200,7 +200,7 @@ def pin_peers(source: PartySource, consent: Consent, cards: Sequence[Card]) -> C
     assert source.state_dir is not None
     pinned, path = dict(consent.peers or {}), source.consent
     try:
-        with silence():
+        with quietly():
             identity = public_identity(source.state_dir)
     except PartyError as error:
         raise ValueError(str(error)) from None

@@ -81,10 +81,6 @@ class RunPlan:
 
     def __str__(self) -> str:
         """Return the plan as text, which is Markdown."""
-        return self.to_markdown()
-
-    def to_markdown(self) -> str:
-        """Return the plan as Markdown."""
         names = [s.name or f"party-{j}" for j, s in enumerate(self.shapes)]
         sizes = [
             f"{name} ({shape.n_rows:,} rows, {shape.n_columns:,} columns"
@@ -206,16 +202,9 @@ def plan(
 
     `shapes` is the size of each party's data, in party order, and `greeted` the costs
     of ``hello`` with the real parties. Without a rehearsal, the plan has a reason
-    instead of costs. Raises ValueError if the run needs another number of parties.
+    instead of costs.
     """
     shapes = tuple(shapes)
-    fits = strategy.n_parties in (0, len(shapes))
-    if not fits or len(shapes) < strategy.least_parties:
-        raise ValueError(
-            f"shapes must be of the {strategy.n_parties or strategy.least_parties} "
-            f"parties that the run needs{' at least' * (not strategy.n_parties)}, got "
-            f"{len(shapes)}"
-        )
     declared = RunPlan(strategy, shapes, who_learns([hello, *strategy.steps]))
     if strategy.task != "train":
         reason = (

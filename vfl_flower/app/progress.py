@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from flwr.app import Message
 
-from vfl_flower.app.rehearsal import Rehearsal, Shape, quietly, rehearse
+from vfl_flower.app.rehearsal import Rehearsal, Shape, n_rows_of, quietly, rehearse
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.strategy import ProtocolStrategy
@@ -130,9 +130,7 @@ def planned_trips(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
     """
     if strategy.task != "train":
         return 0
-    horizontal = strategy.partition == "horizontal"
-    counts = [shape.n_rows for shape in shapes]
-    everything = sum(counts) if horizontal else max(counts)
+    everything = n_rows_of(strategy, shapes)
     wanted = min(everything, strategy.enough_rows or everything)
     rows = min(wanted, FEW_ROWS)
     deadline = time.thread_time() + PATIENCE

@@ -129,7 +129,7 @@ def n_rows_of(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Keep what a rehearsal says from the log of the run."""
+    """Keep quiet what a rehearsal or a check says: the caller says what matters."""
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
     try:

@@ -30,13 +30,16 @@ from vfl_flower.version import __version__
 RESULT = "result.json"
 """File of a run's folder that has its figures."""
 
+REPORT = "report.md"
+"""File of a run's folder with the report that the run prints."""
+
 PAGE = "report.html"
 """File of a run's folder for people: all of it follows from :data:`RESULT`."""
 
 FIGURES = "figures"
 """Folder of the page's figures, in the folder of a run."""
 
-MOST_COUNTS = 200
+MOST_COUNTS = 40
 """Most counts of a model in the result; the others are added up in one more."""
 
 
@@ -70,7 +73,7 @@ def write_report(
         return "\n\n".join([markdown_table(cells[0], cells[1:]), *notes])
 
     write_text(
-        folder / "report.md",
+        folder / REPORT,
         f"# {markdown(str(settings.get('strategy', 'Result')))}\n\n"
         f"{results_as(markdown)}\n\n## Ledger of {markdown(first)}\n\n"
         f"{fence}\n{ledger}\n{fence}\n",
@@ -210,15 +213,10 @@ def _first(counts: Mapping[str, int]) -> dict[str, int]:
 def write_page(folder: Path) -> Path:
     """Write the page of a run and its figures, from its ``result.json`` alone.
 
-    Raises ValueError if the result cannot be read, or is from an earlier version, and
-    OSError if the folder cannot be written to.
+    Raises ValueError if the result cannot be read, and OSError if the folder cannot be
+    written to.
     """
     record = read_result(folder)
-    if "version" not in record:
-        raise ValueError(
-            f"the result in {folder} is of an earlier version, which kept too little "
-            "for a page: run it again"
-        )
     figures = figures_of(record["results"])
     (folder / FIGURES).mkdir(exist_ok=True)
     for figure in figures:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from vfl_flower.app.config import output_dir
-from vfl_flower.app.figures import last
-from vfl_flower.app.options import Format, FormatOption, print_json
-from vfl_flower.app.report import PAGE, RESULT, read_result, write_page
-from vfl_flower.protocol.names import printable
+from vfl_flower.app.options import (
+    Format,
+    FormatOption,
+    ends_in_a_sentence,
+    print_json,
+)
+from vfl_flower.app.report import PAGE, REPORT, RESULT, read_result, write_page
 
 OutputDir = Annotated[
     str,
@@ -27,8 +27,6 @@ OutputDir = Annotated[
     ),
 ]
 """Option of the commands that read the results of runs."""
-
-_COSTS = ("round_trips", "bytes_up", "bytes_down", "units", "seconds_waited")
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -120,70 +118,7 @@ def remove_files(number: str, folder: Path) -> list[Path]:
     return files
 
 
-def print_report(folder: Path, console: Console) -> None:
-    """Print the report of a run: metrics and costs, warnings, and the costs by step."""
-    read = read_result(folder)
-    results: Mapping[str, Any] = read["results"]
-    config = read["run_config"]
-    console.print(
-        f"[bold]{escape(str(config['strategy']))}[/], task "
-        f"{escape(str(config['task']))}, run {escape(folder.name)}"
-    )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for name in results:
-        table.add_column(name, justify="right")
-    for name, values in _lines(results):
-        table.add_row(name.replace("_", " "), *values)
-    console.print(table)
-    for name, result in results.items():
-        for warning in result.get("warnings", ()):
-            text = escape(printable(warning))
-            console.print(f"[yellow]Warning[/] ({escape(name)}): {text}.")
-    for name, result in results.items():
-        console.print(
-            f"\n[bold]Costs of {escape(name)}[/], by step, all parties together"
-        )
-        console.print(_steps(result["ledger"]))
-    numbers = [f"{n}: {r['model']}" for n, r in results.items() if r.get("model")]
-    if numbers:
-        console.print(f"\nNumber of the model: {', '.join(numbers)}")
-    console.print(f"Folder: {folder}", soft_wrap=True, markup=False)
-
-
-def _lines(results: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each metric and cost with its values, one a result."""
-    latest = {name: last(result) for name, result in results.items()}
-    names = list(
-        dict.fromkeys(metric for metrics in latest.values() for metric in metrics)
-    )
-    for metric in names:
-        yield metric, [_shown(metrics.get(metric, "")) for metrics in latest.values()]
-    for cost in _COSTS:
-        yield cost, [_shown(result["ledger"][cost]) for result in results.values()]
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _steps(ledger: Mapping[str, Any]) -> Table:
-    """Return the costs of a run by step."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("step")
-    for title in ("round trips", "bytes up", "bytes down", "seconds"):
-        table.add_column(title, justify="right")
-    for step, waits in ledger["waits"].items():
-        entries = [entry for entry in ledger["entries"] if entry["action"] == step]
-        up, down = (sum(e[key] for e in entries) for key in ("bytes_up", "bytes_down"))
-        table.add_row(
-            step, f"{len(waits)}", f"{up:,}", f"{down:,}", f"{sum(waits):.2f}"
-        )
-    return table
-
-
+@ends_in_a_sentence()
 def report(
     run: Annotated[
         str, typer.Argument(help="The run's folder or number; default: the last run.")
@@ -201,20 +136,15 @@ def report(
 
     The page, report.html in the run's folder, is made where it is not there.
     """
-    try:
-        folder = find_run(run, output_dir({"output-dir": output_dir_}))
-        if format_ == Format.TEXT:
-            print_report(folder, Console(highlight=False))
-        page = folder / PAGE
-        if rebuild or not page.is_file():
-            page = write_page(folder)
-        if format_ == Format.TEXT:
-            typer.echo(f"Page: {page}")
-        else:
-            paths = {"folder": str(folder), "page": str(page)}
-            print_json(paths | read_result(folder))
-        if open_ and typer.launch(str(page)):
-            raise ValueError("the browser cannot be opened: open the page in it")
-    except (ValueError, OSError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
+    folder = find_run(run, output_dir({"output-dir": output_dir_}))
+    page = folder / PAGE
+    if rebuild or not page.is_file():
+        page = write_page(folder)
+    if format_ == Format.TEXT:
+        typer.echo((folder / REPORT).read_text(encoding="utf-8"))
+        typer.echo(f"Page: {page}")
+    else:
+        paths = {"folder": str(folder), "page": str(page)}
+        print_json(paths | read_result(folder))
+    if open_ and typer.launch(str(page)):
+        raise ValueError("the browser cannot be opened: open the page in it")

@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -31,13 +31,21 @@ from vfl_flower.app.flower_run import (
     submit,
     written,
 )
-from vfl_flower.app.options import Config, Format, FormatOption, Set, Task, print_json
+from vfl_flower.app.options import (
+    Config,
+    Format,
+    FormatOption,
+    Set,
+    Task,
+    ends_in_a_sentence,
+    print_json,
+    reason_of,
+)
 from vfl_flower.app.progress import Progress
 from vfl_flower.app.server_app import RESUME, command_of, make_strategies
 from vfl_flower.app.template import write_app
 from vfl_flower.app.units import clock, size
 from vfl_flower.protocol.checkpoint import FILE
-from vfl_flower.protocol.errors import PartyFailed
 from vfl_flower.protocol.names import did_you_mean, printable
 from vfl_flower.strategies import ALGORITHMS
 
@@ -291,6 +299,7 @@ def resume_command(
     return ""
 
 
+@ends_in_a_sentence()
 def run(
     strategy: Strategy,
     task: Task = "train",
@@ -314,35 +323,19 @@ def run(
     stopped, with the reason in a sentence. With --format json the log is on standard
     error.
     """
-    more = {"dry_run": True} if dry_run else {}
     as_json = format_ == Format.JSON
     try:
+        more = {"dry_run": True} if dry_run else {}
         settings = gather(strategy, task, set_ or [], config, **more)
         with redirect_stdout(sys.stderr if as_json else sys.stdout):
             outcome = start(settings, connection, federation, verbose=verbose)
     except (RunFailed, ValueError) as error:
         if as_json:
             print_json({"success": False, "error-message": reason_of(error)})
-        fail(error)
+        raise
     except KeyboardInterrupt:
         typer.echo("no longer followed: the run goes on", err=True)
-        raise typer.Exit(130) from None
+        raise
     if as_json:
         ended = {"run-id": str(outcome.run_id), "status": outcome.status}
         print_json({"success": True, **ended})
-
-
-def reason_of(error: Exception) -> str:
-    """Return why a command ends, without what could steer a terminal."""
-    # The reason of a PartyFailed does not name the party, the whole of it does.
-    reason = error.reason if isinstance(error, RunFailed) else ""
-    if isinstance(error, PartyFailed):
-        reason = str(error)
-    text = f"the run failed: {reason}" if reason else f"Error: {error}"
-    return "\n".join(map(printable, text.split("\n")))
-
-
-def fail(error: Exception) -> NoReturn:
-    """Say why a command ends, and end it by typer.Exit."""
-    typer.echo(reason_of(error), err=True)
-    raise typer.Exit(1) from None

@@ -19,23 +19,6 @@ import typer
 from vfl_flower.app.executor import KNOWN
 
 
-def start(
-    superlink: str, root_certificates: str | None = None, parent: int | None = None
-) -> None:
-    """Start ServerApps, in the foreground, until a signal ends this process.
-
-    `superlink` is HOST:PORT. Without the file of an authority there is no TLS. This
-    process ends with the process `parent`.
-    """
-    try:
-        from vfl_flower.app.serverapps import check_flower, serve
-
-        check_flower()
-    except ImportError as error:
-        sys.exit(f"the SuperLink needs flwr {KNOWN}: {error}")
-    serve(superlink, root_certificates, parent)
-
-
 def main(
     superlink: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink.")],
     root_certificates: Annotated[
@@ -45,8 +28,14 @@ def main(
         int | None, typer.Option(help="The process with whose end this one ends.")
     ] = None,
 ) -> None:
-    """Start the ServerApps of a SuperLink."""
-    start(superlink, root_certificates, parent_pid)
+    """Start the ServerApps of a SuperLink, until a signal ends this process."""
+    try:
+        from vfl_flower.app.serverapps import check_flower, serve
+
+        check_flower()
+    except ImportError as error:
+        sys.exit(f"the SuperLink needs flwr {KNOWN}: {error}")
+    serve(superlink, root_certificates, parent_pid)
 
 
 if __name__ == "__main__":

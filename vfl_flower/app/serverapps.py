@@ -12,7 +12,6 @@ It takes tasks from the SuperLink as Flower's ``flower-superexec`` does, and dif
 
 from __future__ import annotations
 
-import inspect
 import os
 import threading
 from collections.abc import Callable
@@ -33,7 +32,7 @@ from flwr.superlink.runtime.run_serverapp import run_serverapp
 
 from vfl_flower.app.bundle import installed_bundle
 from vfl_flower.app.flower_run import KILLED
-from vfl_flower.app.node import BROKEN_OFF, PRELOADED, PROCESSES, preload
+from vfl_flower.app.node import BROKEN_OFF, PRELOADED, PROCESSES, check_shapes, preload
 
 PRELOADED_TOO = ("vfl_flower.app.serverapps", "vfl_flower.app.server_app")
 """What a process for a ServerApp finds imported besides what one for a message does."""
@@ -129,10 +128,7 @@ def check_flower() -> None:
 
     Raises ImportError if one has another shape; a missing one fails the import itself.
     """
-    for function, expected in SHAPES.items():
-        names = list(inspect.signature(function).parameters)
-        if names[: len(expected.split())] != expected.split():
-            raise ImportError(f"flwr's {function.__name__} has other parameters")
+    check_shapes({function: (first, "") for function, first in SHAPES.items()})
     if not hasattr(superexec, "get_executor"):
         raise ImportError("flwr's run_superexec has no get_executor")
     if not hasattr(HttpGrid, "_runtime_client"):
@@ -144,7 +140,7 @@ def check_flower() -> None:
 def serve(superlink: str, root_certificates: str | None, parent: int | None) -> None:
     """Start ServerApps until a signal ends this process.
 
-    The arguments are those of :func:`vfl_flower.app.server_executor.start`.
+    The arguments are those of :func:`vfl_flower.app.server_executor.main`.
     """
     PROCESSES.set_forkserver_preload([*PRELOADED, *PRELOADED_TOO])
     preload()

@@ -19,15 +19,13 @@ import typer
 from flwr.app import Context, RecordDict
 
 from vfl_flower.app import flower_run
-from vfl_flower.app.config import (
-    check_run_config,
-    has_encoding,
-    make_strategy,
-    party_source,
-)
-from vfl_flower.app.flower_run import RunFailed, written
-from vfl_flower.app.options import Config, IdColumn, Set, Task
-from vfl_flower.app.runs import Follower, Strategy, fail, gather
+from vfl_flower.app.client_app import stored_encoding
+from vfl_flower.app.config import check_run_config, make_strategy, party_source
+from vfl_flower.app.findings import MARKS
+from vfl_flower.app.flower_run import written
+from vfl_flower.app.options import Config, IdColumn, Set, Task, ends_in_a_sentence
+from vfl_flower.app.rehearsal import quietly
+from vfl_flower.app.runs import Follower, Strategy, gather
 from vfl_flower.app.server_app import execute
 from vfl_flower.app.template import write_app
 from vfl_flower.data import StoredRows, folder_files, is_file, load_party
@@ -35,14 +33,10 @@ from vfl_flower.data.bundled import BUNDLED
 from vfl_flower.data.checking import check
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.tables import name_of, open_table
-from vfl_flower.protocol.parts import check_folder, load_part
-from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.party import Party
 from vfl_flower.simulation import InProcessGrid
 
 log = logging.getLogger("vfl_flower")
-
-MARKS = {"error": "mend", "warning": "look"}
-"""Levels of findings that are shown, as ``vfl-flower check`` calls them."""
 
 
 def party_sources(
@@ -126,7 +120,7 @@ def faults_of(sources: Sequence[PartySource], horizontal: bool) -> Iterator[str]
     checks = {str(source.name): check(source) for source in sources}
     for name, checked in checks.items():
         for finding in checked.findings:
-            if finding.level in MARKS:
+            if finding.level != "note":
                 hint = f" ({finding.option})" if finding.option else ""
                 yield f"{MARKS[finding.level]}  {name}: {finding.text}{hint}"
     sizes = {
@@ -167,17 +161,12 @@ def load(source: PartySource, config: Mapping[str, Any]) -> Party:
 
     Raises PartyError if the data break a rule, or if there is no local model.
     """
-    encoding = None
-    if source.state_dir is not None:
-        check_folder(source.state_dir)
-        if has_encoding(config):
-            part = load_part(source.state_dir, str(config.get("model", "")))
-            encoding = part.settings["encoding"]
-    party = load_party(source, encoding=encoding)
+    party = load_party(source, encoding=stored_encoding(source, config))
     party.state_dir, party.source = source.state_dir, StoredRows(source)
     return party
 
 
+@ends_in_a_sentence()
 def simulate(
     strategy: Strategy,
     party: Annotated[
@@ -217,43 +206,36 @@ def simulate(
     """
     files = list(party or [])
     more = {"id_column": id_column, "label_column": label_column, "data": data}
-    try:
-        if files and data:
-            raise ValueError("data must be left out where --party names the files")
-        if data and (folder := Path(data).expanduser()).is_dir():
-            more["data"] = str(folder.absolute())
-        keys = {name: value for name, value in more.items() if value}
-        chosen = gather(strategy, task, set_ or [], config, **keys)
-        complete = check_run_config(chosen)
-        if not files and "data" not in chosen:
-            typer.echo(
-                "neither --party nor --data is given: the rows are those of the set "
-                f"{complete['data']}, split over {parties} parties"
-            )
-        sources = party_sources(complete, files, parties, state_dir)
-        made = make_strategy(complete)
-        if len(sources) < made.least_parties:
-            raise ValueError(
-                f"{strategy} needs at least {made.least_parties} parties, got "
-                f"{len(sources)}"
-            )
-        if _must_be_mended(sources, made.partition == "horizontal"):
-            raise typer.Exit(1)
-        if supernodes:
-            if state_dir is not None:
-                raise ValueError("state-dir must be left out with --supernodes")
-            _on_supernodes(chosen, sources)
-            return
-        with _logged_by(Follower(verbose)):
-            grid = InProcessGrid([load(source, chosen) for source in sources])
-            context = Context(grid.run_id, 0, {}, RecordDict(), chosen)
-            execute(grid, context, _words(files, parties, state_dir))
-    except typer.Exit:  # a RuntimeError too
-        raise
-    except (RunFailed, PartyError, RuntimeError, ValueError) as error:
-        fail(error)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    if files and data:
+        raise ValueError("data must be left out where --party names the files")
+    if data and (folder := Path(data).expanduser()).is_dir():
+        more["data"] = str(folder.absolute())
+    keys = {name: value for name, value in more.items() if value}
+    chosen = gather(strategy, task, set_ or [], config, **keys)
+    complete = check_run_config(chosen)
+    if not files and "data" not in chosen:
+        typer.echo(
+            "neither --party nor --data is given: the rows are those of the set "
+            f"{complete['data']}, split over {parties} parties"
+        )
+    sources = party_sources(complete, files, parties, state_dir)
+    made = make_strategy(complete)
+    if len(sources) < made.least_parties:
+        raise ValueError(
+            f"{strategy} needs at least {made.least_parties} parties, got "
+            f"{len(sources)}"
+        )
+    if _must_be_mended(sources, made.partition == "horizontal"):
+        raise typer.Exit(1)
+    if supernodes:
+        if state_dir is not None:
+            raise ValueError("state-dir must be left out with --supernodes")
+        _on_supernodes(chosen, sources)
+        return
+    with _logged_by(Follower(verbose)):
+        grid = InProcessGrid([load(source, chosen) for source in sources])
+        context = Context(grid.run_id, 0, {}, RecordDict(), chosen)
+        execute(grid, context, _words(files, parties, state_dir))
 
 
 def _words(files: Sequence[Path], n_parties: int, state_dir: Path | None) -> list[str]:
@@ -267,12 +249,8 @@ def _must_be_mended(sources: Sequence[PartySource], horizontal: bool) -> bool:
     """Print what is to mend or to look at; return whether anything must be mended."""
     if not is_file(sources[0]):
         return False
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # what is logged of a file is among the findings
-    try:
+    with quietly():
         lines = list(faults_of(sources, horizontal))
-    finally:
-        log.setLevel(level)
     errors = sum(line.startswith(MARKS["error"]) for line in lines)
     for line in sorted(lines, key=lambda line: not line.startswith(MARKS["error"])):
         typer.echo(line)

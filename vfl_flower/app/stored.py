@@ -13,10 +13,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from vfl_flower.app.config import output_dir
-from vfl_flower.app.flower_run import RunFailed
-from vfl_flower.app.options import Command, Format, FormatOption, print_json
+from vfl_flower.app.options import (
+    Command,
+    Format,
+    FormatOption,
+    ends_in_a_sentence,
+    print_json,
+)
 from vfl_flower.app.reports import OutputDir, Stored, find_models, stored_models
-from vfl_flower.app.runs import Federation, fail, gather, start
+from vfl_flower.app.runs import Federation, gather, start
 from vfl_flower.models import load_model
 from vfl_flower.strategies import ALGORITHMS
 
@@ -28,14 +33,12 @@ app = typer.Typer(
 
 
 @app.command("list", cls=Command)
+@ends_in_a_sentence()
 def list_models(
     output_dir_: OutputDir = "", format_: FormatOption = Format.TEXT
 ) -> None:
     """List the models of finished runs, the oldest first, with all their tasks."""
-    try:
-        folder = output_dir({"output-dir": output_dir_})
-    except ValueError as error:
-        fail(error)
+    folder = output_dir({"output-dir": output_dir_})
     models: dict[str, list[Stored]] = {}
     for stored in stored_models(folder):
         models.setdefault(stored.name, []).append(stored)
@@ -57,31 +60,29 @@ def list_models(
 
 
 @app.command("show", cls=Command)
+@ends_in_a_sentence()
 def show(
     model: Annotated[str, typer.Argument(help="The number, or the run.")],
     output_dir_: OutputDir = "",
     format_: FormatOption = Format.TEXT,
 ) -> None:
     """Show what the files of a model hold."""
-    try:
-        folder = output_dir({"output-dir": output_dir_})
-        models = find_models(model, folder)
-        if not models:
-            raise ValueError(f"there is no model {model!r} in {folder}")
-        if format_ == Format.JSON:
-            print_json([_described(stored) for stored in models])
-            return
-        for stored in models:
-            loaded = load_model(stored.file)
-            title = f"{stored.name}: {loaded.kind}, {stored.strategy} {stored.task}"
-            typer.echo(f"{title}\n  file: {stored.file}")
-            if loaded.note:
-                typer.echo(f"  {loaded.note}")
-            for name, array in loaded.arrays().items():
-                value = array if array.size == 1 else f"shape {array.shape}"
-                typer.echo(f"  {name}: {value}")
-    except ValueError as error:
-        fail(error)
+    folder = output_dir({"output-dir": output_dir_})
+    models = find_models(model, folder)
+    if not models:
+        raise ValueError(f"there is no model {model!r} in {folder}")
+    if format_ == Format.JSON:
+        print_json([_described(stored) for stored in models])
+        return
+    for stored in models:
+        loaded = load_model(stored.file)
+        title = f"{stored.name}: {loaded.kind}, {stored.strategy} {stored.task}"
+        typer.echo(f"{title}\n  file: {stored.file}")
+        if loaded.note:
+            typer.echo(f"  {loaded.note}")
+        for name, array in loaded.arrays().items():
+            value = array if array.size == 1 else f"shape {array.shape}"
+            typer.echo(f"  {name}: {value}")
 
 
 def _described(stored: Stored) -> dict[str, Any]:
@@ -97,6 +98,7 @@ def _described(stored: Stored) -> dict[str, Any]:
 
 
 @app.command("remove", cls=Command)
+@ends_in_a_sentence()
 def remove(
     model: Annotated[
         str, typer.Argument(help="The number; or the run, of a model without parts.")
@@ -121,34 +123,27 @@ def remove(
 
     It can be repeated: a party that has nothing of the model says so.
     """
-    try:
-        models = find_models(model, output_dir({"output-dir": output_dir_}))
-        if models and not any(stored.number for stored in models):
-            for stored in models:
-                stored.file.unlink()
-                typer.echo(f"removed: {stored.file}")
-            return
-        numbers = {stored.number for stored in models if stored.number} or {model}
-        if len(numbers) > 1:
-            raise ValueError(
-                f"run {model!r} has several models, name one: {', '.join(numbers)}"
-            )
-        algorithm = strategy or (models[0].strategy if models else "")
-        if not algorithm:
-            raise ValueError(
-                "strategy must be given for a model of which this machine has no "
-                f"file: --strategy with one of {', '.join(_WITH_PARTS)}"
-            )
-        pairs = [*(set_ or []), f"model={numbers.pop()}"]
-        if output_dir_:
-            pairs.append(f"output-dir={output_dir_}")
-        start(
-            gather(algorithm, "remove", pairs), connection, federation, verbose=verbose
+    models = find_models(model, output_dir({"output-dir": output_dir_}))
+    if models and not any(stored.number for stored in models):
+        for stored in models:
+            stored.file.unlink()
+            typer.echo(f"removed: {stored.file}")
+        return
+    numbers = {stored.number for stored in models if stored.number} or {model}
+    if len(numbers) > 1:
+        raise ValueError(
+            f"run {model!r} has several models, name one: {', '.join(numbers)}"
         )
-    except (RunFailed, ValueError, OSError) as error:
-        fail(error)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    algorithm = strategy or (models[0].strategy if models else "")
+    if not algorithm:
+        raise ValueError(
+            "strategy must be given for a model of which this machine has no "
+            f"file: --strategy with one of {', '.join(_WITH_PARTS)}"
+        )
+    pairs = [*(set_ or []), f"model={numbers.pop()}"]
+    if output_dir_:
+        pairs.append(f"output-dir={output_dir_}")
+    start(gather(algorithm, "remove", pairs), connection, federation, verbose=verbose)
 
 
 _WITH_PARTS = [

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from vfl_flower.app.options import ends_in_a_sentence
 from vfl_flower.app.settings import toml
 from vfl_flower.version import __version__
 
@@ -57,15 +58,12 @@ def write_app(folder: Path) -> Path:
     return target
 
 
+@ends_in_a_sentence()
 def main(
     folder: Annotated[Path, typer.Argument(help="Folder of the new app.")],
 ) -> None:
     """Write a Flower app that runs the installed package."""
-    try:
-        typer.echo(f"{write_app(folder)} is written; run it with flwr run {folder}")
-    except ValueError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
+    typer.echo(f"{write_app(folder)} is written; run it with flwr run {folder}")
 
 
 if __name__ == "__main__":

@@ -39,15 +39,8 @@ def estimates(
 
     A dataclass writes the constructor, so its signature has every argument, as
     scikit-learn needs it. Nothing is checked before ``fit``, as scikit-learn wants it;
-    then the constructor of the strategy checks all.
-
-    Parameters
-    ----------
-    strategy : type
-        The strategy that ``fit`` runs.
-    **fixed
-        Settings that the estimator sets itself, and their values; ``...`` where ``fit``
-        sets them.
+    then the constructor of the strategy checks all. The estimator sets the `fixed`
+    settings itself to these values; ``...`` where ``fit`` sets them.
     """
 
     def decorate(cls: type[E]) -> type[E]:
@@ -304,11 +297,8 @@ def as_blocks(X: Any) -> list[Any]:
 def whole(X: Any, argument: str, given: Any, axis: int) -> tuple[Any, Any]:
     """Return X as one matrix, and how it is split: as `given`, or as its blocks are.
 
-    Raises
-    ------
-    ValueError
-        X is a list of blocks, and `argument` is not None; or the blocks are tables
-        whose rows, or whose columns, are not in one order.
+    Raises ValueError if X is a list of blocks and `argument` is not None, or if the
+    blocks are tables whose rows, or whose columns, are not in one order.
     """
     if not (blocks := as_blocks(X)):
         number_array(X, "X")
@@ -338,12 +328,7 @@ def whole(X: Any, argument: str, given: Any, axis: int) -> tuple[Any, Any]:
 def columns_of(partitioner: Any, names: Sequence[str]) -> list[list[str]]:
     """Return the names of the columns that a vertical partitioner gives each party.
 
-    Parameters
-    ----------
-    partitioner : flwr_datasets.partitioner.Partitioner
-        It is not changed: a partitioner takes one data set in its life, and it draws.
-    names : sequence of str
-        Names of the columns of X.
+    It is not changed: a partitioner takes one data set in its life, and it draws.
     """
     fresh = deepcopy(partitioner)
     if not fresh.is_dataset_assigned():
@@ -357,30 +342,12 @@ def columns_of(partitioner: Any, names: Sequence[str]) -> list[list[str]]:
 def split(
     given: Any, n: int, argument: str, what: str, names: Sequence[str] = ()
 ) -> list[Array]:
-    """Return which of n columns, or rows, each party holds.
+    """Return which of n columns, or rows, each party holds: the numbers, shape (d_j,).
 
-    Parameters
-    ----------
-    given : int or sequence
-        The value of `argument`; see :class:`SplitColumns`.
-    n : int
-        How many there are.
-    argument, what : str
-        Names of the argument and, in scikit-learn's words, of their number.
-    names : sequence of str
-        Names of the columns.
+    `given` is the value of `argument`, see :class:`SplitColumns`; `what` is their
+    number in scikit-learn's words, and `names` are those of the columns. Raises
+    ValueError if not each column or row belongs to one party, or if a party has none.
 
-    Returns
-    -------
-    list of Array of int, shape (d_j,)
-
-    Raises
-    ------
-    ValueError
-        Not each column or row belongs to one party, or a party has none.
-
-    Examples
-    --------
     >>> [own.tolist() for own in split([1, 2], 3, "columns_per_party", "n_features")]
     [[0], [1, 2]]
     """

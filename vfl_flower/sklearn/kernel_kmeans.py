@@ -77,6 +77,5 @@ class KernelKMeans(ClusterMixin, SplitRows):
     def score(self, X: Any, y: Any = None) -> float:
         """Return minus the sum of the squared distances of embedded rows to centres."""
         rows = self._rows(X)
-        rows = self._rows(X)
         embedded = self._model.transform(rows)
         return -float(assign(embedded, self.cluster_centers_)[1].sum())

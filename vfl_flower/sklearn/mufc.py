@@ -122,15 +122,12 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         if self.state_folder is None:
             raise ValueError("state_folder must be a folder at fit and now, got None")
         kept = np.setdiff1d(np.arange(len(self.labels_)), self.forgotten_)
-        if len(X) != len(self.labels_):
-            raise ValueError(
-                f"X must have the {len(self.labels_)} rows of fit, got {len(X)}"
-            )
         if not np.isin(rows, kept).all():
             raise ValueError("rows must be numbers of rows that the model has")
-        if self._digest != digest_of(X[kept]):
+        if len(X) != len(self.labels_) or self._digest != digest_of(X[kept]):
             raise ValueError(
-                "X must have the rows of fit, unchanged and in their order"
+                f"X must have the {len(self.labels_)} rows of fit, unchanged and in "
+                f"their order, got {len(X)}"
             )
         task = MUFCUnlearn(
             self._model.model, server_state=self._server_state, masking=self.masking
