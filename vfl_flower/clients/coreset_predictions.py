@@ -62,7 +62,7 @@ class Part(TypedDict):
     """The number of parties in training."""
     columns: list[str]
     """Names of its columns, if they have any."""
-    clip: Array
+    clip: NotRequired[Array]
     """How a linear model takes its rows; see ``numerics/row_clip.py``."""
 
 
@@ -200,7 +200,7 @@ def addends(party: Party, start: Count, stop: Natural, curves: bool = False) -> 
     parts = [
         X @ weights.T if own["kind"] == "linear" else partial_distances(X, weights)
         for block in RowBlocks(party.rows, rows=rows)
-        for X in [clipped(own["clip"], block)]
+        for X in [clipped(own.get("clip"), block)]
     ]
     total = np.concatenate(parts) if parts else np.zeros((0, len(weights)))
     if party.index == own["receiver"]:
