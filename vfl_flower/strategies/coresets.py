@@ -44,8 +44,8 @@ from vfl_flower.protocol.settings import (
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies.coreset_predictions import held_out_errors, keep_parts
+from vfl_flower.strategies.coresets_metrics import CLUSTERS, REGRESSION
 from vfl_flower.strategies.linear import solve
-from vfl_flower.strategies.metrics import CORESET_CLUSTERS, CORESET_REGRESSION
 from vfl_flower.strategies.moments import (
     ComputingParties,
     deal,
@@ -174,7 +174,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
     model_class = LinearModel
     labelled = True
     question = "Which few rows give nearly the linear model of all rows?"
-    explained = CORESET_REGRESSION
+    explained = REGRESSION
     evaluation_steps = (predictions_party.held_out, predictions_party.errors)
     steps: ClassVar[Steps] = (
         *CoresetStrategy.steps,
@@ -471,7 +471,7 @@ class CoresetVKMC(CoresetStrategy):
 
     model_class = KMeansModel
     question = "Which few rows give nearly the clusters of all rows?"
-    explained = CORESET_CLUSTERS
+    explained = CLUSTERS
     steps: ClassVar[Steps] = (
         *CoresetStrategy.steps,
         party.local_clusters,

@@ -61,7 +61,7 @@ from vfl_flower.strategies.angles import (
     check_topology,
     row_blocks,
 )
-from vfl_flower.strategies.metrics import KERNEL_MODEL
+from vfl_flower.strategies.fdskl_metrics import METRICS
 from vfl_flower.strategies.moments import ComputingParties
 from vfl_flower.typing import Array
 
@@ -279,7 +279,7 @@ class FDSKL(ComputingParties, ProtocolStrategy):
     labelled = True
     model_class = KernelModel
     question = "What is a good nonlinear classifier or regression?"
-    explained = KERNEL_MODEL
+    explained = METRICS
     steps: ClassVar[Steps] = (
         *(party.distances, party.bandwidth, party.angles, party.fit),
         party.start,

@@ -56,12 +56,12 @@ from vfl_flower.protocol.settings import (
 )
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.strategies.kernel_kmeans_metrics import TRAINING
 from vfl_flower.strategies.kernel_kmeans_setup import (
     Start,
     begin,
     decomposed,
 )
-from vfl_flower.strategies.metrics import KERNEL_CLUSTERS
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -200,7 +200,7 @@ class FKKMeans(ProtocolStrategy):
 
     model_class = KernelKMeansModel
     question = "Which clusters are in the rows?"
-    explained = KERNEL_CLUSTERS
+    explained = TRAINING
     partition = "horizontal"
     fills = True
     steps: ClassVar[Steps] = (

@@ -15,8 +15,8 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import Run
+from vfl_flower.strategies.kernel_kmeans_metrics import LATER
 from vfl_flower.strategies.later import LaterTask
-from vfl_flower.strategies.metrics import NEW_ROWS_OF_KERNEL_CLUSTERS
 
 log = logging.getLogger("vfl_flower")
 
@@ -46,7 +46,7 @@ class FKKMeansPrediction(LaterTask):
 
     task = "predict"
     question = "In which clusters are new rows?"
-    explained = NEW_ROWS_OF_KERNEL_CLUSTERS
+    explained = LATER
     partition = "horizontal"
     fills = True
     model_class = UsedModel

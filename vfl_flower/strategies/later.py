@@ -15,7 +15,7 @@ from vfl_flower.protocol.parts import check_model
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import check_unused, settings
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies.metrics import OF_NEW_ROWS
+from vfl_flower.strategies.evaluation import OF_NEW_ROWS
 
 log = logging.getLogger("vfl_flower")
 

@@ -46,7 +46,6 @@ from vfl_flower.protocol.settings import Count, InRunConfig, Natural, settings
 from vfl_flower.protocol.steps import Steps, Sum
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import LIMB, SparseSum, join_limbs
-from vfl_flower.strategies.metrics import FORGETTING_CLUSTERS
 from vfl_flower.strategies.mufc_box import (
     Bounds,
     box_of,
@@ -54,6 +53,7 @@ from vfl_flower.strategies.mufc_box import (
     named_bounds,
     parse_box,
 )
+from vfl_flower.strategies.mufc_metrics import METRICS
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -89,7 +89,7 @@ class MUFCTask(ProtocolStrategy):
     """What training and the tasks after it have in common."""
 
     model_class = MUFCModel
-    explained = FORGETTING_CLUSTERS
+    explained = METRICS
     partition = "horizontal"
     encodes = False
 

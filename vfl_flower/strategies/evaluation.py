@@ -1,0 +1,121 @@
+"""What the numbers of rows held out mean, in plain words."""
+
+from __future__ import annotations
+
+from vfl_flower.protocol.metrics import Metric
+
+TEST_ROWS = Metric(
+    "Rows held out",
+    "Rows that the model was not trained on, by which it is judged.",
+    kind="count",
+)
+
+SQUARED_ERROR = Metric(
+    "Mean squared error, rows held out",
+    "The mean of (prediction - truth)² on rows that the model was not trained on. Its "
+    "square root is a typical error, in the unit of the label.",
+    "lower",
+)
+
+R2 = Metric(
+    "Variance explained, rows held out",
+    "R²: how much of the variation of the label the model predicts. 100 % is perfect; "
+    "0 % is no better than naming the mean of the label for every row.",
+    "higher",
+    "share",
+)
+
+EXPLAINED = Metric(
+    "Spread explained",
+    "How much of the spread of the rows lies between the clusters and not within them. "
+    "0 % is no better than a single cluster; more clusters always explain more.",
+    "higher",
+    "share",
+)
+
+SMALLEST = Metric(
+    "Smallest cluster",
+    "Rows of the smallest cluster, estimated where the clusters come from a sample.",
+    kind="count",
+)
+
+LARGEST = Metric(
+    "Largest cluster",
+    "Rows of the largest cluster, estimated where the clusters come from a sample.",
+    kind="count",
+)
+
+PREDICTED_ROWS = Metric(
+    "Rows", "Rows that took part: with a prediction, rows that got one.", kind="count"
+)
+
+TOLD: dict[str, Metric] = {
+    "test_rows": TEST_ROWS,
+    "test_error": Metric(
+        "Wrong classes, rows held out",
+        "Share of the rows held out for which the model names a wrong class.",
+        "lower",
+        "share",
+    ),
+    "test_base_error": Metric(
+        "Wrong classes without a model",
+        "Share of the same rows that would be wrong if the most frequent class were "
+        "named for each: a useful model must be well below.",
+        kind="share",
+    ),
+    "test_auc": Metric(
+        "Ranking (area under the ROC curve)",
+        "How often the model gives a row of the second, positive class a higher score "
+        "than a row of the first one. 50 % is guessing, 100 % is perfect.",
+        "higher",
+        "share",
+    ),
+    "test_log_loss": Metric(
+        "Log loss",
+        "How surprised the model is by the true classes: -log of the probability that "
+        "it gave them, on the mean. 0 is perfect; guessing between two classes has "
+        "log 2 = 0.69.",
+        "lower",
+    ),
+    "test_brier": Metric(
+        "Brier score",
+        "Mean squared difference between the probability and what happened (0 or 1). "
+        "0 is perfect, 0.25 is that of saying 50 % for each row.",
+        "lower",
+    ),
+    "test_true_positives": Metric(
+        "Positives found",
+        "Rows of the positive class that the model takes for such.",
+        "higher",
+        "count",
+    ),
+    "test_false_positives": Metric(
+        "False alarms",
+        "Rows of the other class that the model takes for positive ones.",
+        "lower",
+        "count",
+    ),
+    "test_false_negatives": Metric(
+        "Positives missed",
+        "Rows of the positive class that the model does not take for such.",
+        "lower",
+        "count",
+    ),
+    "test_true_negatives": Metric(
+        "Negatives recognised",
+        "Rows of the other class that the model takes for such.",
+        "higher",
+        "count",
+    ),
+    "test_loss": SQUARED_ERROR,
+    "test_r2": R2,
+    "test_mae": Metric(
+        "Mean absolute error, rows held out",
+        "By how much a prediction misses on the mean, in the unit of the label.",
+        "lower",
+    ),
+}
+"""Of what a party with labels tells of a model."""
+
+OF_NEW_ROWS: dict[str, Metric] = {**TOLD, "rows": PREDICTED_ROWS}
+"""Of a model that predicts, or is judged on, new rows."""
