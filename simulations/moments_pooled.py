@@ -100,8 +100,11 @@ def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> 
     d = sum(f.X.shape[1] for f in fitted)
     density = min(1.0, max(server.DENSITY, server.LEAST_COLUMNS / d))
     others = sum(sizes) + 2
-    told = [steps._distances(p, task, f) for p, f in zip(parties, fitted, strict=True)]
-    median = median_of(np.sum(told, axis=0))
+    of_party = [
+        cumulants(scaled_columns(f.local, f.X), task.kernel, member.rng("pairs"))
+        for member, f in zip(parties, fitted, strict=True)
+    ]
+    median = median_of(np.sum(of_party, axis=0))
     joint = server._joint(solver, task, median, density, others)
     real = task.target == "continuous"
     shift, scale = (y[rows].mean(), y[rows].std()) if real else (0.0, 1.0)

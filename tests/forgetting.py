@@ -4,17 +4,21 @@ import csv
 import dataclasses
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
 import vfl_flower
 from vfl_flower import MUFCAdd, MUFCForgetClient, MUFCUnlearn, Party, request_changes
+from vfl_flower.clients import mufc_state
 from vfl_flower.clients.mufc_state import (
     ClientState,
+    LocalClusters,
     PartyFacts,
     ServerState,
     TrainingSettings,
@@ -34,7 +38,7 @@ SETTINGS = TrainingSettings(
     field="hash",
     n_init=1,
 )
-FACTS = PartyFacts(name="north", n_columns=2, columns="")
+FACTS = PartyFacts(name="north", n_columns=2, columns="", parties=[])
 
 
 def agreed(**changes):
@@ -54,6 +58,17 @@ def federation(folder, sizes=(14, 9, 6), d=2, seed=0):
         ids = np.array([f"{name}.{i}" for i in range(n)])
         actual.append(Party(X, ids=ids, name=name, state_dir=Path(folder) / name))
     return actual
+
+
+def staged_by(state, run=""):
+    """Return the clusters that a run has staged at a party, if any."""
+    query = "SELECT version, centroids, sizes FROM staged WHERE run = ?"
+    with closing(sqlite3.connect(state._path)) as db:
+        row = db.execute(query, (run,)).fetchone()
+    if row is None:
+        return None
+    sizes = np.frombuffer(row[2], "<i8")
+    return LocalClusters(row[0], mufc_state._tags(row[1]), sizes)
 
 
 def found_by(test_file):

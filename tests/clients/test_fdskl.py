@@ -619,7 +619,7 @@ def test_answers_of_all_rows_in_order_name_no_rows():
     party, _, _ = fitted(labels(), target="binary")
     fdskl.answer(party, 1, 0, np.ones(12), np.arange(12, dtype=np.uint8), last=True)
     assert party.predictions.values.tolist() == [7.0] * 12
-    assert party.predictions.rows is None
+    assert party.predictions.rows.tolist() == [*range(12)]
 
 
 def test_errors_are_of_the_rows_whose_labels_are_known():

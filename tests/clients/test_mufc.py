@@ -14,6 +14,7 @@ from forgetting import (
     nearest,
     plain_q,
     request_new_rows,
+    staged_by,
 )
 
 from vfl_flower import Party, request_changes
@@ -155,7 +156,7 @@ def test_replies_to_requests_have_one_form(north, which):
     # Asked again, as where its reply was lost on its way, it is the same.
     again = forget(north, gone)
     np.testing.assert_array_equal(again["message"], reply["message"])
-    staged = ClientState(north.state_dir, MODEL).staged("b")
+    staged = staged_by(ClientState(north.state_dir, MODEL), "b")
     now = ClientState(north.state_dir, MODEL).current()
     kept = {"last": 2, "first": 0, "all": 0}.get(which, 3)
     assert staged.centroids[:kept] == now.centroids[:kept]
@@ -193,7 +194,7 @@ def test_replies_to_additions_have_one_form(north, count):
     again = add(north)
     np.testing.assert_array_equal(again["message"], reply["message"])
     state = ClientState(north.state_dir, MODEL)
-    staged, now = state.staged("b"), state.current()
+    staged, now = staged_by(state, "b"), state.current()
     stays = [tag in now.centroids for tag in staged.centroids]
     kept = stays.index(False) if False in stays else len(stays)
     assert staged.centroids[:kept] == now.centroids[:kept]
@@ -304,13 +305,13 @@ def test_no_counts_without_a_party_that_the_consent_does_not_name(north, ask):
         text = refusal(ask, north, run="c")
         assert text.startswith("counts without 'lake' would reveal that party's")
         assert "changed-parties = ['lake']" in text
-    assert ClientState(north.state_dir, MODEL).staged("c") is None
+    assert staged_by(ClientState(north.state_dir, MODEL), "c") is None
     north.consent = pinned(changed_parties=["lake"])
     ask(north, run="c")
 
 
 def test_a_state_that_does_not_name_its_parties(north):
-    """One of an earlier version is read, and gives no counts to a SuperNode."""
+    """It gives no counts to a SuperNode."""
     train(north)  # nobody signs
     assert ClientState(north.state_dir, MODEL).facts.parties == []
     forget(north)
@@ -482,7 +483,7 @@ def test_other_columns_than_in_training(north, change):
     got = north.X.shape[1]
     text = refusal(forget, north, ["north.3"])
     assert ("their names" if got == 2 else f"2 columns of training, got {got}") in text
-    assert ClientState(north.state_dir, MODEL).staged("b") is None
+    assert staged_by(ClientState(north.state_dir, MODEL), "b") is None
     for step in (mufc.predict, mufc.evaluate):
         assert refusal(step, north, MODEL, 1, MODEL, CENTERS) == text
 
@@ -709,7 +710,7 @@ def test_training_and_removals_draw_by_the_law(north, gone):
     without = [row, *(drawn[i] for i in gone)]
     forget(north, without)
     prefix = drawn[: min(gone, default=3)]
-    assert_seeded(north, state.staged("b"), "redraw 1", prefix, without)
+    assert_seeded(north, staged_by(state, "b"), "redraw 1", prefix, without)
 
 
 def test_additions_draw_by_the_law(tmp_path):
@@ -727,7 +728,7 @@ def test_additions_draw_by_the_law(tmp_path):
         add(party, 2, "b", "c")
         state = ClientState(party.state_dir, MODEL)
         new = np.arange(20) < 6
-        assert_seeded(party, state.staged("c"), "add 2", drawn, [gone], new)
-        stays = [tag in state.tag(drawn) for tag in state.staged("c").centroids]
+        assert_seeded(party, staged_by(state, "c"), "add 2", drawn, [gone], new)
+        stays = [tag in state.tag(drawn) for tag in staged_by(state, "c").centroids]
         stayed[stays.index(False) if False in stays else 3] += 1
     assert stayed.keys() == {0, 1, 2, 3}

@@ -313,21 +313,23 @@ OWN, MORE, KEEP = (
 )
 
 
+def changing(action, place, **changes):
+    """Return what changes values of a request to the party at a place."""
+
+    def tamper(parties, asked, j, values):
+        return values | changes if (asked, j) == (action, place) else values
+
+    return tamper
+
+
 def test_the_server_cannot_choose_points(monkeypatch):
     """The attack: guesses in place of a list would come back under a party's key.
 
     With them the server could find each guess in that party's own list. Parties take
     points from a party alone, so it has no way to ask.
     """
-
-    def tamper(parties, action, j, values):
-        if action == MORE and j == 1:
-            values["points"] = np.frombuffer(
-                b"".join(points_of(SPACE[:120])), dtype=np.uint8
-            )
-        return values
-
-    failed = deviating(monkeypatch, tamper)
+    guesses = np.frombuffer(b"".join(points_of(SPACE[:120])), dtype=np.uint8)
+    failed = deviating(monkeypatch, changing(MORE, 1, points=guesses))
     assert (failed.party, failed.action) == ("p1", MORE)
     assert "'points' must come from a party, encrypted" in failed.reason
 
@@ -415,12 +417,7 @@ def test_keys_of_a_run_differ_by_their_purpose():
     [[], [120, 120], [120, 119, 120], [120, 120, 0], [120, 120, client.MOST_IDS + 1]],
 )
 def test_sizes_that_cannot_be(sizes, monkeypatch):
-    def tamper(parties, action, j, values):
-        if action == OWN and j == 1:
-            values["sizes"] = sizes
-        return values
-
-    failed = deviating(monkeypatch, tamper)
+    failed = deviating(monkeypatch, changing(OWN, 1, sizes=sizes))
     assert failed.party == "p1"
     assert "sizes must tell of each party's ids how many it has" in failed.reason
 
@@ -467,12 +464,8 @@ def test_a_party_that_repeats_a_point():
     ],
 )
 def test_positions_that_cannot_be(positions, rule, monkeypatch):
-    def tamper(parties, action, j, values):
-        if action == KEEP and j == 2:
-            values["positions"] = np.array(positions, dtype=np.int64)
-        return values
-
-    failed = deviating(monkeypatch, tamper)
+    changed = np.array(positions, dtype=np.int64)
+    failed = deviating(monkeypatch, changing(KEEP, 2, positions=changed))
     assert failed.party == "p2"
     assert rule in failed.reason
 

@@ -18,7 +18,7 @@ from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.contract import ContractError, structure
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.parts import ModelPart, load_part, save_part
+from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.steps import Sum, each, opened
 from vfl_flower.simulation import InProcessGrid
@@ -286,20 +286,6 @@ def test_other_parties_or_columns_than_in_training(tmp_path):
         predict.start(InProcessGrid(wider))
     with pytest.raises(PartyFailed, match="no part of model"):
         CoresetPrediction("0123456789abcdef").start(InProcessGrid(new))
-
-
-def test_a_part_with_rows_of_a_coreset_still_predicts(tmp_path):
-    """An earlier version stored such rows, which no step uses any more."""
-    model = trained(tmp_path, "central")
-    grid = InProcessGrid(parties(tmp_path, *data(40)))
-    expected = CoresetEvaluation(model.number).start(grid).metrics
-    for j in range(3):
-        part = load_part(tmp_path / str(j), model.number)
-        settings = part.settings | {"kept_ids": [], "stands_for": N, "months": ["a"]}
-        arrays = part.arrays | {"kept_X": np.ones((7, 2)), "kept_weights": np.ones(7)}
-        part = dataclasses.replace(part, settings=settings, arrays=arrays)
-        save_part(tmp_path / str(j), part)
-    assert CoresetEvaluation(model.number).start(grid).metrics == expected
 
 
 def test_without_a_state_dir_nothing_is_kept(tmp_path):

@@ -292,61 +292,38 @@ def test_units_of_regression_by_the_paper():
     assert result.ledger.round_trips == 5
 
 
-@pytest.mark.parametrize(
-    ("options", "units", "trips"),
-    [
-        ({"sampling": "uniform"}, M * T + M * (D + 1), 2),
-        ({"sampling": "full"}, 200 * (D + 1), 2),
-        ({"check_size": 20}, T + 3 * (M + 20) * T + (M + 20) * (D + 1), 3),
-    ],
-)
-def test_units_of_other_samples(options, units, trips):
-    """Of a uniform one mT for the rows by number, m(d + 1) by value.
-
-    Of all rows n(d + 1): which they are goes without saying. With a second draw of c
-    rows as of a coreset of m + c, in no more trips. Published: mT + m d, and n d.
-    """
-    result = cost(CoresetVRLR(M, solver="central", **options))
-    assert result.ledger.units == units
-    assert result.ledger.round_trips == trips
+CENTRAL = CoresetVRLR(M, solver="central")
+MEANS = CoresetVKMC(K, size=M)
+DISTDIM = CoresetVKMC(K, size=M, solver="distdim")
 
 
 @pytest.mark.parametrize(
-    ("options", "units", "trips"),
+    ("strategy", "options", "units", "trips"),
     [
-        ({}, T + 3 * M * T + M * D, 3),
-        ({"rounds": "paper"}, 2 * T + M + 3 * M * T + M * D, 5),
-        ({"sampling": "uniform"}, M * T + M * D, 2),
-        ({"sampling": "full"}, 200 * D, 2),
+        # Of a uniform sample mT for the rows by number, m(d + 1) by value; of all rows
+        # n(d + 1): which they are goes without saying. With a second draw of c rows as
+        # of a coreset of m + c, in no more trips. Published: mT + m d, and n d.
+        (CENTRAL, {"sampling": "uniform"}, M * T + M * (D + 1), 2),
+        (CENTRAL, {"sampling": "full"}, 200 * (D + 1), 2),
+        (CENTRAL, {"check_size": 20}, T + 3 * (M + 20) * T + (M + 20) * (D + 1), 3),
+        # As for regression but for the labels, also where a party has them.
+        # Published: T + 3mT or mT, and m d or n d.
+        (MEANS, {}, T + 3 * M * T + M * D, 3),
+        (MEANS, {"rounds": "paper"}, 2 * T + M + 3 * M * T + M * D, 5),
+        (MEANS, {"sampling": "uniform"}, M * T + M * D, 2),
+        (MEANS, {"sampling": "full"}, 200 * D, 2),
+        # After (S, w), 2mT down: k d numbers of local centres and mT assignments up.
+        # The published code counts k d + mT (k d + nT for full), without the broadcast
+        # of (S, w) that its own Theorem 2.5 has as 2mT. A uniform sample needs no
+        # message of its own: its numbers ride on (S, w).
+        (DISTDIM, {}, T + 3 * M * T + 3 * M * T + K * D, 4),
+        (DISTDIM, {"rounds": "paper"}, 2 * T + M + 5 * M * T + K * D, 5),
+        (DISTDIM, {"sampling": "uniform"}, 3 * M * T + K * D, 2),
+        (DISTDIM, {"sampling": "full"}, 200 * T + K * D, 2),
     ],
 )
-def test_units_of_k_means(options, units, trips):
-    """As for regression but for the labels, also where a party has them.
-
-    Published: T + 3mT or mT, and m d or n d.
-    """
-    result = cost(CoresetVKMC(K, size=M, **options))
-    assert result.ledger.units == units
-    assert result.ledger.round_trips == trips
-
-
-@pytest.mark.parametrize(
-    ("options", "units", "trips"),
-    [
-        ({}, T + 3 * M * T + 3 * M * T + K * D, 4),
-        ({"rounds": "paper"}, 2 * T + M + 2 * M * T + 3 * M * T + K * D, 5),
-        ({"sampling": "uniform"}, 3 * M * T + K * D, 2),
-        ({"sampling": "full"}, 200 * T + K * D, 2),
-    ],
-)
-def test_units_of_distdim(options, units, trips):
-    """After (S, w), 2mT down: k d numbers of local centres and mT assignments up.
-
-    The published code counts k d + mT (k d + nT for full), without the broadcast of
-    (S, w) that its own Theorem 2.5 has as 2mT. A uniform sample needs no message of its
-    own: its numbers ride on (S, w).
-    """
-    result = cost(CoresetVKMC(K, size=M, solver="distdim", **options))
+def test_units_of_samples(strategy, options, units, trips):
+    result = cost(strategy.replace(**options))
     assert result.ledger.units == units
     assert result.ledger.round_trips == trips
 

@@ -6,7 +6,6 @@ here makes more than 200 of them.
 """
 
 import dataclasses
-import shutil
 import tracemalloc
 from functools import wraps
 
@@ -58,7 +57,6 @@ from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.parts import load_part, save_part
 from vfl_flower.protocol.party import digest_ids
 from vfl_flower.secure_aggregation.fixed_point import (
     decode,
@@ -430,20 +428,6 @@ def test_new_rows_are_predicted_by_the_label_holder_alone(
     assert ((table[:, 3] > 0) & (table[:, 3] < 1)).all()
     assert np.corrcoef(table[:, 2], table[:, 3])[0, 1] > 0.9
     assert not list((folder / "p0").glob("predictions-*"))
-
-
-def test_a_part_of_an_earlier_version_is_to_be_trained_again(trained, tmp_path):
-    """Parts had one density of all joint features before they had one a bandwidth."""
-    result, kept = trained
-    model = result.model.model
-    folder = shutil.copytree(kept, tmp_path / "parts")
-    part = load_part(folder / "p0", model)
-    part.arrays["density"] = part.arrays.pop("densities")[:1]
-    save_part(folder / "p0", part)
-    X, _ = data(100, seed=5)
-    grid = RealParties(new_parties(folder, X))
-    with pytest.raises(FederationError, match="of an earlier version: train again"):
-        FDSKLPrediction(model, solver="moments", dealer="server").start(grid)
 
 
 @pytest.mark.parametrize("solver", ["direct", "moments"])
@@ -933,46 +917,42 @@ def test_sums_of_angles_do_not_travel_from_party_to_party(monkeypatch):
         strategy(features=16, seed=0).start(RealParties(parties(3)))
 
 
-def test_errors_are_told_once_a_session(monkeypatch):
-    """Those of rows and of all but one would tell whether that one is right."""
-    original = server.score_rows
-
-    def twice(federation, roles, rows, dealing, **how):
-        original(federation, roles, rows, dealing, **how)
-        roles = dataclasses.replace(roles, turn=1, rows=[len(rows) - 1])
-        dealing = server.Dealing.of(federation, 16, 1, of_rows=roles)
-        return original(federation, roles, rows[1:], dealing, **how)
-
-    monkeypatch.setattr(server, "score_rows", twice)
-    with pytest.raises(PartyFailed, match="tells the errors of its answers once"):
-        simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
+score_rows = server.score_rows
 
 
-def test_a_row_that_is_repeated_is_not_evaluated(monkeypatch):
-    """A hundred times among others, the mean error would be that of the one."""
-    original = server.score_rows
-
-    def repeated(federation, roles, rows, dealing, **how):
-        rows = np.append(rows, rows[:1])
-        roles = dataclasses.replace(roles, rows=[len(rows)])
-        dealing = server.Dealing.of(federation, 16, 1, of_rows=roles)
-        return original(federation, roles, rows, dealing, **how)
-
-    monkeypatch.setattr(server, "score_rows", repeated)
-    with pytest.raises(PartyFailed, match="evaluated on each row once"):
-        simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
+def twice_but_one(federation, roles, rows, dealing, **how):
+    """Ask for two errors that would tell whether the one left out is right."""
+    score_rows(federation, roles, rows, dealing, **how)
+    roles = dataclasses.replace(roles, turn=1, rows=[len(rows) - 1])
+    dealing = server.Dealing.of(federation, 16, 1, of_rows=roles)
+    return score_rows(federation, roles, rows[1:], dealing, **how)
 
 
-def test_rows_of_one_turn_are_scored_once(monkeypatch):
-    """Others under the same masks would differ by what the masks hide."""
-    original = server.score_rows
+def one_repeated(federation, roles, rows, dealing, **how):
+    """Ask for an error that would be that of one row, were it often among others."""
+    rows = np.append(rows, rows[:1])
+    roles = dataclasses.replace(roles, rows=[len(rows)])
+    dealing = server.Dealing.of(federation, 16, 1, of_rows=roles)
+    return score_rows(federation, roles, rows, dealing, **how)
 
-    def twice(federation, roles, rows, dealing, **how):
-        original(federation, roles, rows, dealing, **how)
-        return original(federation, roles, rows[::-1], dealing, evaluate=False)
 
-    monkeypatch.setattr(server, "score_rows", twice)
-    with pytest.raises(PartyFailed, match="turn must be 1, got 0"):
+def others_in_one_turn(federation, roles, rows, dealing, **how):
+    """Ask for rows under the same masks, which differ by what the masks hide."""
+    score_rows(federation, roles, rows, dealing, **how)
+    return score_rows(federation, roles, rows[::-1], dealing, evaluate=False)
+
+
+@pytest.mark.parametrize(
+    ("deviating", "rule"),
+    [
+        (twice_but_one, "tells the errors of its answers once"),
+        (one_repeated, "evaluated on each row once"),
+        (others_in_one_turn, "turn must be 1, got 0"),
+    ],
+)
+def test_rows_are_scored_once(monkeypatch, deviating, rule):
+    monkeypatch.setattr(server, "score_rows", deviating)
+    with pytest.raises(PartyFailed, match=rule):
         simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
 
 

@@ -36,6 +36,7 @@ from vfl_flower.strategies import CoresetEvaluation
 from vfl_flower.strategies import moments as server
 
 N = 600
+ON_ALL_ROWS = CoresetVRLR(solver="moments", sampling="full")
 
 
 def data(n=N):
@@ -290,10 +291,9 @@ def test_a_triple_of_another_run_is_refused(monkeypatch):
         return kept.setdefault("first", dealt)
 
     spoiled(monkeypatch, replay)
-    strategy = CoresetVRLR(solver="moments", sampling="full")
-    simulate(strategy, parties(), seed=0)
+    simulate(ON_ALL_ROWS, parties(), seed=0)
     with pytest.raises(PartyFailed, match="must be of this use and unchanged"):
-        simulate(strategy, parties(), seed=0)
+        simulate(ON_ALL_ROWS, parties(), seed=0)
 
 
 @pytest.mark.parametrize("dealer", ["p2", "p9", "p0"])
@@ -348,11 +348,17 @@ def test_who_computes_neither_deals_nor_holds_labels(computes, dealer):
         simulate(strategy, parties(3), seed=0)
 
 
+def one_of_three(**more):
+    """Return the first of three parties."""
+    X, _ = data()
+    one = Party(X[:, :2], name="p0", index=0, **more)
+    one.n_parties, one.session, one.run_secret = 3, 5, bytes(32)
+    return one
+
+
 def asked(roles, **changes):
     """Ask one party for its columns, as a deviating server may."""
-    X, _ = data()
-    one = Party(X[:, :2], name="p0", index=0)
-    one.n_parties, one.session = 3, 5
+    one = one_of_three()
     values = {"counted": 8, "n": N, "intercept": True, "test_fraction": 0.0}
     return linear_moments.columns(one, roles=roles, **values | changes)
 
@@ -381,9 +387,7 @@ def test_roles_that_a_party_refuses(change, reason):
 
 @pytest.mark.parametrize(("joint", "fraction"), [(2, 0), (0, 16), (1, 16)])
 def test_joint_columns_have_fraction_bits_and_come_in_pairs(joint, fraction):
-    X, _ = data()
-    one = Party(X[:, :2], name="p0", index=0)
-    one.n_parties = 3
+    one = one_of_three()
     roles = party.Roles(2, 0, [2, 3, 3], [N], joint=joint, fraction=fraction)
     with pytest.raises(PartyError, match="and joint columns have one alone"):
         party.check_roles(one, roles, 2, fraction)
@@ -393,9 +397,7 @@ def test_joint_columns_have_fraction_bits_and_come_in_pairs(joint, fraction):
 
 def test_a_party_deals_for_no_roles_that_it_refuses():
     """One that computes too would read the rows of all others."""
-    X, _ = data()
-    one = Party(X[:, :2], name="p0", index=0)
-    one.n_parties, one.session, one.run_secret = 3, 5, bytes(32)
+    one = one_of_three()
     roles = party.Roles(2, 1, [2, 3, 3], [N], dealer=0)
     assert sorted(party.deal(one, roles=roles)["delivered"]) == [0, 1, 2]
     with pytest.raises(PartyError, match="must be different parties"):
@@ -404,9 +406,7 @@ def test_a_party_deals_for_no_roles_that_it_refuses():
 
 @pytest.mark.parametrize("joint", [None, {1: np.zeros(8, np.uint8)}])
 def test_joint_columns_are_opened_by_the_other_that_computes(joint):
-    X, _ = data()
-    one = Party(X[:, :2], name="p0", index=0)
-    one.n_parties, one.session = 3, 5
+    one = one_of_three()
     roles = party.Roles(2, 0, [2, 3, 3], [N], joint=2, fraction=16)
     state = party.MomentsState(roles, np.zeros(0, np.uint8))
     openings = dict.fromkeys(range(3), np.zeros(8, np.uint8))
@@ -471,8 +471,7 @@ def read_row(monkeypatch, rows):
         return original(gram, R, penalty)
 
     monkeypatch.setattr(linear_moments, "solve_moments", look)
-    strategy = CoresetVRLR(solver="moments", sampling="full")
-    result = simulate(strategy, parties(3, 2, X, y), seed=0)
+    result = simulate(ON_ALL_ROWS, parties(3, 2, X, y), seed=0)
     gram, R = grams[0]
     moments = N * R.T @ gram[:-1, :-1] @ R  # of centred columns
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -497,8 +496,7 @@ def test_a_column_of_one_row_reads_that_row_unless_its_party_leaves_it_out(monke
 @pytest.mark.parametrize(("rows", "left"), [(19, 1), (20, 0), (N - 20, 0), (N - 19, 1)])
 def test_an_indicator_needs_twenty_rows(rows, left):
     X, y = rare_party(rows)
-    strategy = CoresetVRLR(solver="moments", sampling="full")
-    result = simulate(strategy, parties(3, 2, X, y), seed=0)
+    result = simulate(ON_ALL_ROWS, parties(3, 2, X, y), seed=0)
     assert result.metrics["left_out"] == left
 
 
@@ -507,15 +505,13 @@ def test_columns_that_differ_in_one_row_do_not_point_to_it():
     X, y = data()
     X[:, 1] = X[:, 0]
     X[7, 1] += 50
-    strategy = CoresetVRLR(solver="moments", sampling="full")
-    assert simulate(strategy, parties(3, 2, X, y), seed=0).metrics["left_out"] == 1
+    assert simulate(ON_ALL_ROWS, parties(3, 2, X, y), seed=0).metrics["left_out"] == 1
 
 
 def test_labels_that_point_to_a_row_are_refused():
     X, _ = data()
-    strategy = CoresetVRLR(solver="moments", sampling="full")
     with pytest.raises(PartyFailed, match="the labels must have at least 20 rows"):
-        simulate(strategy, parties(3, 2, X, np.arange(N) == 3), seed=0)
+        simulate(ON_ALL_ROWS, parties(3, 2, X, np.arange(N) == 3), seed=0)
 
 
 def test_what_a_deviating_label_holder_reads():
@@ -736,8 +732,8 @@ def consenting(count=3, **changes):
 )
 def test_what_a_consent_lacks(count, consent, lacks):
     made = dataclasses.replace(consenting()[0].consent, **consent)
-    strategy = CoresetVRLR(solver="moments", sampling="full")
-    lines = made.lacks(Plan(strategy.needs, False, count, strategy.dealt_by))
+    plan = Plan(ON_ALL_ROWS.needs, False, count, ON_ALL_ROWS.dealt_by)
+    lines = made.lacks(plan)
     assert re.search(lacks, ", ".join(lines)), lines
 
 
@@ -748,9 +744,8 @@ def test_a_run_of_one_party_lacks_a_number_of_parties():
 
 def test_a_party_refuses_a_dealer_whatever_the_server_says():
     """Also where the plan named another one, or none."""
-    X, _ = data()
-    one = Party(X[:, :2], name="p0", index=0, consent=consenting()[0].consent)
-    one.n_parties, one.names = 3, ("p0", "p1", "p2")
+    one = one_of_three(consent=consenting()[0].consent)
+    one.names = ("p0", "p1", "p2")
     roles = party.Roles(2, 0, [2, 3, 3], [N], 1)
     with pytest.raises(PartyError, match=r"lets p1 deal no correlated randomness"):
         party.check_roles(one, roles, 2)
@@ -765,10 +760,9 @@ def test_a_party_refuses_who_computes_whatever_the_server_says():
 
     A server that works with a party would have that one compute.
     """
-    X, _ = data()
     consent = consenting()[0].consent
-    one = Party(X[:, :2], name="p0", index=0, consent=consent)
-    one.n_parties, one.names = 3, ("p0", "p1", "p2")
+    one = one_of_three(consent=consent)
+    one.names = ("p0", "p1", "p2")
     first = party.Roles(2, 0, [2, 3, 3], [N])
     second = dataclasses.replace(first, second=1)
     party.check_roles(one, first, 2)
@@ -791,12 +785,11 @@ def test_consent_counts_columns():
         federation[0].consent = Consent(
             min_parties=3, allow_seed=True, leaves=copy.copy(limits), peers=None
         )
-        strategy = CoresetVRLR(solver="moments", sampling="full")
         if passes:
-            simulate(strategy, federation, seed=0)
+            simulate(ON_ALL_ROWS, federation, seed=0)
         else:
             with pytest.raises(PartyFailed, match="lets moments leave it 7 times"):
-                simulate(strategy, federation, seed=0)
+                simulate(ON_ALL_ROWS, federation, seed=0)
 
 
 def test_needs():
@@ -913,6 +906,5 @@ def test_a_server_cannot_change_who_has_opened_what(
         return original(self, step, told, sums, blocks)
 
     monkeypatch.setattr(Parties, "_round_trip", deviate)
-    strategy = CoresetVRLR(solver="moments", sampling="full")
     with pytest.raises(PartyFailed, match=reason):
-        strategy.start(RealParties(real(tmp_path, 3)))
+        ON_ALL_ROWS.start(RealParties(real(tmp_path, 3)))

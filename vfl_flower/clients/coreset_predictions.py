@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Ge, Le, MaxLen
 
 from vfl_flower.clients.coresets import check_labels, test_rows, training_rows
-from vfl_flower.clients.evaluation import Told, hides_each, told
+from vfl_flower.clients.evaluation import Told, check_columns, hides_each, told
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import mean_and_error
 from vfl_flower.numerics.kmeans import partial_distances
@@ -166,13 +166,8 @@ def block_rows(outputs: int) -> int:
 def part(party: Party) -> PartInfo:
     """Check the new rows against the part of the model, and describe that part."""
     own = _part(party)
-    trained, now = list(own["columns"]), list(party.columns or ())
     outputs, width = own["weights"].shape
-    if width != party.rows.shape[1] or (trained and now and trained != now):
-        raise PartyError(
-            f"new rows must have the {width} columns of training, in their order, got "
-            f"{party.rows.shape[1]}"
-        )
+    check_columns(party, width, list(own["columns"]))
     return {
         "kind": own["kind"],
         "outputs": outputs,

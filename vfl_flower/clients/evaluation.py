@@ -85,6 +85,17 @@ def texts_of(party: Party, labels: Array) -> dict[str, Array]:
     return {"class": np.array(classes)[labels.astype(int)]} if classes else {}
 
 
+def check_columns(party: Party, width: int, trained: list[str]) -> None:
+    """Raise ``PartyError`` unless rows have the columns of training, in their order."""
+    now = list(party.columns or ())
+    if width != party.rows.shape[1] or (trained and now and trained != now):
+        lacking = [name for name in trained if now and name not in now]
+        raise PartyError(
+            f"new rows must have the {width} columns of training, in their order, got "
+            f"{party.rows.shape[1]}" + (f" without {lacking[0]!r}" if lacking else "")
+        )
+
+
 def least_rows(party: Party) -> int:
     """Return the fewest rows, and rows of a class, of which a party tells a number.
 

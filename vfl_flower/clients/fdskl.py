@@ -17,7 +17,13 @@ from typing import Annotated, Literal, NotRequired, TypedDict, cast
 import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from vfl_flower.clients.evaluation import Told, hides_each, texts_of, told
+from vfl_flower.clients.evaluation import (
+    Told,
+    check_columns,
+    hides_each,
+    texts_of,
+    told,
+)
 from vfl_flower.numerics.fdskl import (
     CANDIDATES,
     base_scores,
@@ -50,6 +56,7 @@ from vfl_flower.numerics.random_features import (
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, ROUTE, SEALED, Many, Reals, Whole
+from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
@@ -319,11 +326,6 @@ def _check_setup(party: Party, setup: Setup) -> None:
         raise PartyError("shared.kept must be another party for each label holder")
 
 
-def _part_of(party: Party) -> Part:
-    """Return the party's part of the model, or of the one in training so far."""
-    return cast(Part, party.part) if party.part else _part(party, _training(party))
-
-
 def _part(party: Party, training: Training) -> Part:
     setup = training.setup
     part: Part = {
@@ -482,10 +484,8 @@ def bandwidth(
     """
     pairs = join_limbs(distances.reshape(len(PLACES), -1))
     resolution = party.n_parties * PLACES[-1]
-    try:
+    with refusing():
         return {"bandwidth": median_bandwidth(pairs, kernel, resolution)}
-    except ValueError as error:
-        raise PartyError(str(error)) from None
 
 
 # -- angles (Algorithm 3) -------------------------------------------------------------
@@ -532,8 +532,8 @@ def held_out_angles(
 def _angles(
     party: Party, request: AngleRequest, send: Names | None = None
 ) -> PartialAngles:
-    part, stop = _part_of(party), request.stop
-    holders = part["holders"]
+    part = cast(Part, party.part) if party.part else _part(party, _training(party))
+    holders, stop = part["holders"], request.stop
     names = [f"angles_{j}" for j in holders] if send is None else send
     if "shared_seed" not in part and any(n.startswith("offsets") for n in names):
         raise PartyError("offsets must be of shared features")
@@ -604,15 +604,6 @@ def _summed(angles: Array, offsets: Array | None, rows: Array) -> Array:
 
 
 # -- the exact solution ---------------------------------------------------------------
-
-
-def _chosen(party: Party, training: Training, summed: Array, Y: Array) -> Array:
-    """Return angles at the bandwidth of the model, which is chosen at first."""
-    if not training.setup.chooses:
-        return summed
-    if not training.multiple:
-        training.multiple = best_multiple(summed, Y, party.rng("bandwidth"))
-    return taken(summed, training.multiple)
 
 
 def _weights(problem: Problem, Y: Array) -> Array | None:
@@ -693,9 +684,10 @@ def fit(
             f"angles must be of the {M} features of the label holder, got "
             f"{summed.shape[1]}"
         )
-    summed = _chosen(party, training, summed, Y)
     told = Fitted(kept=False)
-    if training.multiple:
+    if setup.chooses:
+        training.multiple = best_multiple(summed, Y, party.rng("bandwidth"))
+        summed = taken(summed, training.multiple)
         told["multiple"] = training.multiple
     if (Y[:1] == Y).all(axis=0).any():
         # A refusal would tell that some rows of the server's choice have equal labels,
@@ -972,14 +964,7 @@ def part(party: Party) -> PartInfo:
     if not party.part:
         raise PartyError("this run has no model")
     model_part = cast(Part, party.part)
-    trained, now = list(model_part["columns"]), list(party.columns or ())
-    width = model_part["n_columns"]
-    if width != party.rows.shape[1] or (trained and now and trained != now):
-        lacking = [name for name in trained if now and name not in now]
-        raise PartyError(
-            f"new rows must have the {width} columns of training, in their order, got "
-            f"{party.rows.shape[1]}" + (f" without {lacking[0]!r}" if lacking else "")
-        )
+    check_columns(party, model_part["n_columns"], list(model_part["columns"]))
     if not party.remembered():
         party.remember(FDSKLState())
     reply: PartInfo = {
@@ -1070,11 +1055,9 @@ def answer(
         if evaluate:
             reply |= _errors(party, model_part, state, curves)
         else:
-            everything = np.array_equal(state.rows, np.arange(party.n_rows))
-            rows = None if everything else state.rows
             real = model_part["target"] == "continuous"
             more = {} if real else texts_of(party, state.answers)
-            party.predictions = Predictions(state.answers, rows, more=more)
+            party.predictions = Predictions(state.answers, state.rows, more=more)
     return reply
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from vfl_flower.clients.moments import Portion, dealt_to, width_of
 from vfl_flower.clients.moments_roles import LARGEST, MOST_JOINT, Roles
 from vfl_flower.protocol.contract import SEALED, Reals
+from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.secure_aggregation.angle_shares import cosine_shares, hide_angles
 from vfl_flower.secure_aggregation.fixed_point import finest_gram_fixed_point
@@ -89,7 +90,7 @@ def hidden_angles(
     """
     place, portion = place_of(roles, party.index or 0), Portion(heads)
     hidden, start = np.empty_like(angles), 0
-    try:
+    with refusing():
         for deal, blocks in zip(deals, part, strict=True):
             dealt, rows = portion.take(), list(deal.blocks())
             dealt.check(deal, place)
@@ -97,8 +98,6 @@ def hidden_angles(
                 stop = start + rows[block].stop - rows[block].start
                 shown = hide_angles(deal, dealt.seed, angles[start:stop], block)
                 hidden[start:stop], start = shown, stop
-    except ValueError as error:
-        raise PartyError(str(error)) from None
     return {roles.first: hidden, roles.second: hidden}
 
 

@@ -41,6 +41,7 @@ from vfl_flower.numerics.kernel_kmeans import (
 )
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, SECRET, Reals, Whole, flat
+from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
 from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
@@ -776,18 +777,15 @@ def _new_clusters(party: Party) -> tuple[Array, Array]:
             "one the party keeps the labels of the rows of training"
         )
     width, now = party.rows.shape[1], _names(party)
-    trained = part.get("columns", "")
-    if part.get("n_columns", width) != width or (trained and now and trained != now):
+    trained = part["columns"]
+    if part["n_columns"] != width or (trained and now and trained != now):
         raise PartyError(
             "new rows must have the columns of training, in their order, got "
             f"{width} columns"
         )
-    try:
-        with _within_memory():
-            H = embed_rows(cast(Part, part), party.rows)
-            parts = [kmeans.assign(rows, part["centers"]) for rows in RowBlocks(H)]
-    except ValueError as error:  # which names a rule, and no value
-        raise PartyError(str(error)) from None
+    with refusing(), _within_memory():
+        H = embed_rows(cast(Part, part), party.rows)
+        parts = [kmeans.assign(rows, part["centers"]) for rows in RowBlocks(H)]
     labels, costs = (np.concatenate(some) for some in zip(*parts, strict=True))
     return labels, costs
 

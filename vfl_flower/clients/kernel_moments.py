@@ -48,6 +48,7 @@ from vfl_flower.clients.moments import (
     hide,
     open_joint,
     opened,
+    other_of,
     prove,
     shares_of,
 )
@@ -82,6 +83,7 @@ from vfl_flower.numerics.relevance import derivative_products, relevance_of
 from vfl_flower.numerics.relevance import probes as draw_probes
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import IN_SUM, OWN, PRIVATE, SEALED_FOR, Reals
+from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import once, parts_of, reveals, step, sums_over
@@ -208,10 +210,8 @@ def _task(state: KernelState) -> Task:
 def training_rows(party: Party, task: Task) -> Array:
     """Return the numbers of the rows, from what all parties know and no label."""
     n, fraction = party.n_rows, task.test_fraction
-    try:
+    with refusing():
         return split.training_rows(n, fraction, task.rows, party.seed)
-    except ValueError as error:
-        raise PartyError(str(error)) from None
 
 
 @shapes_only
@@ -294,11 +294,11 @@ def prepare(party: Party, task: Task) -> Prepared:
     if party.part:
         raise PartyError("this run has its model already")
     party.sum_over(training_rows(party, task))
-    fitted = _fitted(party, task)
-    state = KernelState(task)
+    fitted, state = _fitted(party, task), KernelState(task)
+    scaled = scaled_columns(fitted.local, fitted.X)
     reply: Prepared = {
         "columns": [block.stop - block.start for block in fitted.local.blocks],
-        "distances": _distances(party, task, fitted),
+        "distances": cumulants(scaled, task.kernel, party.rng("pairs")),
     }
     if party.y is not None:
         state.classes = classes_of(party, task.target)
@@ -310,12 +310,6 @@ def prepare(party: Party, task: Task) -> Prepared:
         reply["outputs"] = _outputs(state)
     party.remember(state)
     return reply
-
-
-def _distances(party: Party, task: Task, fitted: _Fitted) -> Array:
-    """Return the cumulants of distances."""
-    scaled = scaled_columns(fitted.local, fitted.X)
-    return cumulants(scaled, task.kernel, party.rng("pairs"))
 
 
 def _outputs(state: KernelState) -> int:
@@ -502,7 +496,7 @@ def multiply(
         if trip == 0:
             check = checks_of(party, roles, moments.dealt)
             if check is not None:
-                reply["triple_checks"] = {_other_of(party, roles): check}
+                reply["triple_checks"] = {other_of(party, roles): check}
         if party.index == roles.dealer:
             session, root = party.session, root_of(party)
             sent = turn_cosines_of(session, root, roles, joint.bits, trip)
@@ -527,7 +521,7 @@ def multiply(
         part, deals = parts[trip - 1], _angle_deals(party, roles)
         shares = sums.shares(deals, part, multiple)
         moments.joint = open_joint(party, moments, shares, part)
-        reply["joint_openings"] = {_other_of(party, roles): moments.joint}
+        reply["joint_openings"] = {other_of(party, roles): moments.joint}
     if trip == len(parts) + 1:
         made = shares_of(party, moments)
         if "shares" in made:
@@ -585,10 +579,6 @@ def _angle_deals(party: Party, roles: Roles) -> list[Deal]:
     return angle_deals(roles, party.session, "angles", bits)
 
 
-def _other_of(party: Party, roles: Roles) -> int:
-    return roles.first if party.index == roles.second else roles.second
-
-
 def _angles(
     party: Party, state: KernelState, joint: Joint, local: LocalColumns, X: Array
 ) -> Array:
@@ -629,10 +619,8 @@ def _open_relevance(
         raise PartyError("probes must come from the party with the labels, alone")
     assert probes is not None
     deal = relevance_deal(roles, party.session, party.index or 0, d)
-    try:
+    with refusing():
         mean_squares = opened_relevance(deal, state.triple, probes[roles.first])
-    except ValueError as error:
-        raise PartyError(str(error)) from None
     state.relevance = np.sqrt(mean_squares)
     state.triple, state.pilot = np.zeros(0, np.uint8), None
 
@@ -655,11 +643,9 @@ def _tell_of_relevance(
         state.triple, state.pilot = triple, roles
         d = fitted.X.shape[1]
         deal = relevance_deal(roles, party.session, party.index or 0, d)
-        try:
+        with refusing():
             omega = _frequencies(party, state, joint, d)
             hidden = hidden_frequencies(deal, triple, omega, challenge_of(party, roles))
-        except ValueError as error:
-            raise PartyError(str(error)) from None
         reply["frequencies"] = {roles.first: hidden}
 
 
@@ -714,15 +700,13 @@ def relevance(
     state.relevance = np.sqrt(relevance_of(omega.T @ B))
     reply: dict[int, Array] = {}
     portion = Portion(triples)
-    try:
+    with refusing():
         for j in others:
             deal = relevance_deal(roles, party.session, j, widths[j])
             dealt = portion.take().pack()
             challenge = party.agree(j)
             reply[j] = hidden_probes(deal, dealt, frequencies[j], B, challenge)
         portion.end()
-    except ValueError as error:
-        raise PartyError(str(error)) from None
     return {"probes": reply}
 
 
@@ -745,9 +729,7 @@ def fit(
     if settings is None or moments is None or state.trip < len(moments.roles.parts) + 2:
         raise PartyError("fit must follow the last trip of multiply")
     fitted = _fitted(party, task)
-    widths = np.add.reduceat(kinds, range(0, len(kinds), KINDS)).tolist()
-    if len(kinds) != KINDS * party.n_parties:
-        raise PartyError("kinds must be the local columns of the Gram matrices")
+    widths = _local_widths(party, kinds)
     part: dict[str, Any] = {
         "kernel": task.kernel,
         "bandwidth": max(settings.bandwidths),
@@ -798,6 +780,13 @@ def fit(
     return reply
 
 
+def _local_widths(party: Party, kinds: Sequence[int]) -> list[int]:
+    """Return the number of local columns of each party."""
+    if len(kinds) != KINDS * party.n_parties:
+        raise PartyError("kinds must be the local columns of the Gram matrices")
+    return [sum(kinds[k : k + KINDS]) for k in range(0, len(kinds), KINDS)]
+
+
 def _solve(
     party: Party,
     state: KernelState,
@@ -815,10 +804,9 @@ def _solve(
     assert settings is not None
     assert moments is not None
     roles = moments.roles
-    widths = np.add.reduceat(kinds, range(0, len(kinds), KINDS)).tolist()
     expected = list(roles.owners)
     expected[roles.first] = local.n_columns
-    if len(kinds) != KINDS * party.n_parties or widths != expected:
+    if _local_widths(party, kinds) != expected:
         raise PartyError("kinds must be the local columns of the Gram matrices")
     order = _order(roles, local.n_columns, settings)
     (gram,) = opened(party, moments, gram_shares)

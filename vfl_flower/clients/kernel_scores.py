@@ -49,6 +49,7 @@ from vfl_flower.numerics.local_columns import (
     local_columns,
 )
 from vfl_flower.protocol.contract import OWN, PRIVATE, SEALED_FOR, Reals
+from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.steps import parts_of, reveals, step, sums_over
 from vfl_flower.secure_aggregation.fixed_point import decode, weights_fixed_point
@@ -114,10 +115,6 @@ def _features(party: Party, rows: Array) -> tuple[dict[str, Any], Array, LocalCo
     """Return the party's part, its columns of rows, and how local ones are made."""
     if "local" not in party.part:
         raise PartyError("this run has no model of this kind")
-    if "densities" not in party.part:
-        raise PartyError(
-            "this party's part of the model is of an earlier version: train again"
-        )
     X = np.asarray(party.rows.take(rows.astype(np.intp)), dtype=np.float64)
     return party.part, X, unpack_local(party.part)
 
@@ -173,7 +170,7 @@ def rows(
         "angles": hidden_angles(party, roles, deals, given[:HEAD], angles, roles.whole)
     }
     deal = row_deal(roles, party.session, outputs)
-    try:
+    with refusing():
         portion = Portion(given[HEAD:])
         of_owner = portion.take()
         if holder:
@@ -187,8 +184,6 @@ def rows(
             digest = np.frombuffer(seed_digest(deal, index, of_owner.seed), np.uint8)
             sent = np.concatenate([digest, pack(opening, deal.bits)])
             reply["hidden"] = {roles.first: sent}
-    except ValueError as error:
-        raise PartyError(str(error)) from None
     if index == roles.dealer:
         cosines = row_cosines_of(party.session, root_of(party), roles, bits)
         reply["row_cosines"] = {roles.second: cosines}
@@ -238,7 +233,7 @@ def products(
     )
     deals = row_angle_deals(roles, party.session)
     deal = row_deal(roles, party.session, outputs)
-    try:
+    with refusing():
         triple = _triple(deal, of_rows, 1)
         read = Elements(weights[roles.first])
         hidden = read.take(deal.bits, deal.shape[1:])
@@ -251,8 +246,6 @@ def products(
         challenge = challenge_of(party, roles)
         check = pack(triple.sacrifice(challenge), deal.bits)
         head = triple.proof(challenge) + triple.digests(_others(roles))
-    except ValueError as error:
-        raise PartyError(str(error)) from None
     sent = [np.frombuffer(head, np.uint8), check, *parts, *openings]
     return {"products": {roles.first: np.concatenate(sent)}}
 
@@ -303,7 +296,7 @@ def scores(
     sums = angle_sums(party, roles, angles, of_rows.dealt[:HEAD], None, None, bits)
     deals = row_angle_deals(roles, party.session)
     opened = np.empty((deal.rows, deal.shape[2]), "<u8")
-    try:
+    with refusing():
         weights, fraction = _weights(part, roles)
         triple = _triple(deal, of_rows, 0)
         ends = np.cumsum([SEED_BYTES, SEED_BYTES * len(others)])
@@ -337,8 +330,6 @@ def scores(
             opened[rows] = add(mine, theirs[rows], bits=deal.bits)
         for elements in (read, *columns.values()):
             elements.end()
-    except ValueError as error:
-        raise PartyError(str(error)) from None
     start = sum(roles.owners[: roles.first])
     of_holder = part["coef"][start : start + part["local"]]
     scores = decode(opened, deal.bits, NEW_ROWS.fraction + fraction)
@@ -369,10 +360,7 @@ def scores(
             )
         state.evaluated = True
         return _told(party, part, answered, numbers, opened_scores, chances, curves)
-    everything = np.array_equal(numbers, np.arange(party.n_rows))
-    party.predictions = Predictions(
-        answered, None if everything else numbers, more=more
-    )
+    party.predictions = Predictions(answered, numbers, more=more)
     return {}
 
 

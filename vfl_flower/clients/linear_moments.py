@@ -32,6 +32,7 @@ from vfl_flower.clients.moments import (
     dealt_to,
     hide,
     opened,
+    other_of,
 )
 from vfl_flower.clients.moments_roles import (
     MOST_LEVERAGE,
@@ -201,8 +202,7 @@ def columns(
         "units": {roles.first: sent.astype("<f8").view(np.uint8)},
     }
     if check is not None:
-        other = roles.second if holder else roles.first
-        reply["checks"] = {other: check}
+        reply["checks"] = {other_of(party, roles): check}
     state = MomentsState(roles, given, None, y_mean, np.array([y_size]), clip=clip)
     party.remember(replace(state, constant=not suitable))
     return reply

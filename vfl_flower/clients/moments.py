@@ -26,6 +26,7 @@ import numpy as np
 
 from vfl_flower.clients.moments_roles import Roles, check_roles
 from vfl_flower.protocol.contract import PRIVATE, Whole
+from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.steps import once, step, sums_over
 from vfl_flower.secure_aggregation import labels
@@ -224,7 +225,7 @@ def hide(
     """
     index, openings = party.index or 0, list[Array]()
     digests: dict[int, list[bytes]] = {roles.first: [], roles.second: []}
-    try:
+    with refusing():
         for (deal, of_owner, _), block, numbers in zip(
             _taken(party, roles, dealt), blocks, part or roles.whole, strict=True
         ):
@@ -235,8 +236,6 @@ def hide(
             seeds = of_owner.seed, of_owner.correction.tobytes()
             for of_receiver, seed in zip(digests.values(), seeds, strict=True):
                 of_receiver.append(seed_digest(deal, index, seed))
-    except ValueError as error:  # of this package: it names the rule
-        raise PartyError(str(error)) from None
     return {
         receiver: np.concatenate([np.frombuffer(b"".join(head), np.uint8), *openings])
         for receiver, head in digests.items()
@@ -251,12 +250,10 @@ def checks_of(party: Party, roles: Roles, dealt: Array) -> Array | None:
     if party.index not in (roles.first, roles.second):
         return None
     state, checks = MomentsState(roles, dealt), []
-    try:
+    with refusing():
         for _, triple, _ in _triples(party, state, roles.whole):
             combined = triple.sacrifice(challenge_of(party, roles))
             checks += [pack(part, triple.deal.bits) for part in combined]
-    except ValueError as error:
-        raise PartyError(str(error)) from None
     return np.concatenate(checks)
 
 
@@ -273,13 +270,11 @@ def open_joint(
     as :func:`hide` does.
     """
     owner, sent = len(state.roles.owners), []
-    try:
+    with refusing():
         for half, triple, blocks in _triples(party, state, part):
             for block, share in zip(blocks, shares[half], strict=True):
                 opening = triple.opening(share, block, owner)
                 sent.append(pack(opening, triple.deal.bits))
-    except ValueError as error:
-        raise PartyError(str(error)) from None
     return np.concatenate(sent)
 
 
@@ -339,7 +334,7 @@ def add_products(
     PartyError if anything is missing, short, or of anybody else.
     """
     roles = state.roles
-    other = _other(party, roles)
+    other = other_of(party, roles)
     if sorted(openings) != list(range(party.n_parties)):
         raise PartyError("gram must have the openings of all parties")
     if list(joint or {}) != [other] * bool(roles.joint):
@@ -349,7 +344,7 @@ def add_products(
     sums = np.zeros((len(roles.rows), _triangle(roles.columns)), "<u8")
     if len(state.sums):
         sums[:] = state.sums
-    try:
+    with refusing():
         for half, triple, blocks in _triples(party, state, part):
             use = triple.deal
             rows_of = list(use.blocks())
@@ -366,8 +361,6 @@ def add_products(
             sums[half] = triple.sums()
         for elements in (*of_owners, *pair):
             elements.end()
-    except ValueError as error:
-        raise PartyError(str(error)) from None
     state.sums, state.joint = sums, state.joint[:0]
 
 
@@ -378,10 +371,8 @@ def _of_right_seeds(
 
     Such a seed would make this party multiply F + Delta; the dealer knows Delta.
     """
-    try:
+    with refusing():
         uses = list(_taken(party, state.roles, state.dealt))
-    except ValueError as error:
-        raise PartyError(str(error)) from None
     made = []
     for owner in range(party.n_parties):
         head, rest = np.split(openings[owner], [SEED_BYTES * len(uses)])
@@ -421,12 +412,12 @@ def prove(
     it is missing, short, or of anybody else.
     """
     roles = state.roles
-    other = _other(party, roles)
+    other = other_of(party, roles)
     if list(checks or {}) != [other]:
         raise PartyError("gram must have what the other computing party has sent")
     assert checks is not None
     check, challenge, proofs = Elements(checks[other]), challenge_of(party, roles), []
-    try:
+    with refusing():
         for _, triple, _ in _triples(party, state, roles.whole):
             pair = [
                 np.concatenate([*triple.sacrifice(challenge)]),
@@ -436,8 +427,6 @@ def prove(
                 pair.reverse()
             proofs.append(triple.proof(challenge, (pair[0], pair[1])))
         check.end()
-    except ValueError as error:
-        raise PartyError(str(error)) from None
     state.proofs = np.frombuffer(b"".join(proofs), np.uint8)
 
 
@@ -457,7 +446,7 @@ def shares_of(party: Party, state: MomentsState) -> Shares:
     return {}
 
 
-def _other(party: Party, roles: Roles) -> int:
+def other_of(party: Party, roles: Roles) -> int:
     """Return the other one of the two parties that compute."""
     computes = [roles.first, roles.second]
     if party.index not in computes:
@@ -490,10 +479,8 @@ def opened(
                 "would be another one"
             )
         pair = [unpack(part[:size], 64, (count,)) for part in (mine, theirs)]
-        try:
+        with refusing():
             total = open_gram(pair[0], pair[1], use)
-        except ValueError as error:
-            raise PartyError(str(error)) from None
         grams.append(decode(total, use.bits, 2 * roles.numbers(use.rows).fraction))
         mine, theirs = mine[size + _TAIL :], theirs[size + _TAIL :]
     return grams

@@ -44,6 +44,7 @@ from vfl_flower.numerics.mufc import (
 )
 from vfl_flower.protocol.consent import LEAST_ROWS as FEWEST
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, Reals, Whole
+from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
 from vfl_flower.protocol.requests import (
     ADD,
@@ -192,7 +193,7 @@ def train(
             "run may be another party's in the next"
         )
     _check_box(party, settings)
-    with _refusing():
+    with refusing():
         drawn, sizes = seed_centroids(
             party.rows, settings.box, settings.local_clusters, party.rng("centroids")
         )
@@ -224,7 +225,7 @@ def _code(party: Party, settings: TrainingSettings, key: bytes) -> SparseSum | N
     """Return the code that hides counts; None: they leave in the clear."""
     if settings.privacy == "none":
         return None
-    with _refusing():
+    with refusing():
         return settings.code(party.n_parties, party.rows.shape[1], key)
 
 
@@ -247,7 +248,7 @@ def _counts(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
         centroids = centroids[remain]
     if code is None:
         return {"centroids": centroids, "sizes": sizes}
-    with _refusing():
+    with refusing():
         return {"message": code.encode(*settings.quantizer.count(centroids, sizes))}
 
 
@@ -305,11 +306,11 @@ def commit(
     if cost:
         party.share(_taking_part(state), "row-sums")
         total = contributions(blocks, scaled, labels).sum()
-        with _refusing():
+        with refusing():
             reply["cost"] = split_limbs(np.array([total]))
     if party.state_dir is not None:
         client = ClientState(party.state_dir, state.model)
-        _drop_predictions(party, state.model)
+        _remove(_predictions(client))  # until those of this version are written
         if not kept:
             client.remove_unfinished()
         elif not state.leaves:
@@ -372,15 +373,11 @@ def forget(
         )
     if party.index in gone_parties:
         return _leave(party, model, settings, key)
-    state = _state(party, model, version, before)
-    settings, now = state.settings, _finished(state)
-    code = _code(party, settings, key)
-    _check_columns(party, state.facts)
-    _check_parties(party, state.facts)
+    state, now, code = _ready(party, model, version, before, key)
+    settings, tags = state.settings, state.tag(_ids(party))
     requests = read_requests(party.state_dir, FORGET) if kind == "unlearn" else {}
     asked = list(dict.fromkeys(requests.values()))
     gone = _gone(state, requests)
-    tags = state.tag(_ids(party))
     trained = state.keep(tags)
     removed = trained & np.fromiter((tag in gone for tag in tags), bool, len(tags))
     stay = trained & ~removed
@@ -408,7 +405,7 @@ def forget(
             )
     party.sum_over(np.flatnonzero(stay), by_choice=bool(gone))
     party.remember(MUFCState(model, settings, party.n_rows, np.packbits(stay), drawn))
-    behind = _predictions(party.state_dir, model) is None
+    behind = not _predictions(state).exists()
     counts = _counts(party, sizes, code)
     # Rows that have come since training are not forgotten ones.
     in_file = _still_in_file(state.known(tags) & ~stay)
@@ -450,12 +447,18 @@ def _log_change(model: str, what: str, count: int) -> None:
         )
 
 
-def _finished(state: ClientState) -> LocalClusters:
-    """Return the clusters of the committed version."""
+def _ready(
+    party: Party, model: str, version: int, before: str, key: bytes
+) -> tuple[ClientState, LocalClusters, SparseSum | None]:
+    """Return the state that changes, its clusters, and the code of their counts."""
+    state = _state(party, model, version, before)
     now = state.current()
     if now is None:
-        raise PartyError(f"training of model {state.model} was not finished here")
-    return now
+        raise PartyError(f"training of model {model} was not finished here")
+    code = _code(party, state.settings, key)
+    _check_columns(party, state.facts)
+    _check_parties(party, state.facts)
+    return state, now, code
 
 
 def _rows_of(tags: Sequence[bytes], stay: Array, remaining: int) -> dict[bytes, int]:
@@ -492,7 +495,7 @@ def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
     folder, kept = party.state_dir, np.zeros(len(asked), dtype=bool)
     if folder is None or not asked:
         return 0
-    with _refusing():
+    with refusing():
         models = set(list_models(folder)) - {model}
     for number in models:
         state = ClientState(folder, number)
@@ -597,12 +600,8 @@ def add(
     row stays so. What leaves the party has the same form and size however many rows are
     new.
     """
-    state = _state(party, model, version, before)
-    settings, now = state.settings, _finished(state)
-    code = _code(party, settings, key)
-    _check_columns(party, state.facts)
-    _check_parties(party, state.facts)
-    tags = state.tag(_ids(party))
+    state, now, code = _ready(party, model, version, before, key)
+    settings, tags = state.settings, state.tag(_ids(party))
     old, known = state.keep(tags), state.known(tags)
     row = _rows_of(tags, old, int(now.sizes.sum()))
     wanted = _wanted(state, set(tags))
@@ -622,7 +621,7 @@ def add(
             )
     party.sum_over(np.flatnonzero(rows), by_choice=bool(added))
     party.remember(MUFCState(model, settings, party.n_rows, np.packbits(rows), drawn))
-    behind = _predictions(party.state_dir, model) is None
+    behind = not _predictions(state).exists()
     counts = _counts(party, sizes, code)
     in_file = _still_in_file(known & ~old)
     tagged = [tags[i] for i in drawn]
@@ -749,7 +748,7 @@ def _state(party: Party, model: str, version: int, run: str) -> ClientState:
     present = state.version
     state.settle(version, run)
     if state.version != present:
-        _drop_predictions(party, model)
+        _remove(_predictions(state))
     return state
 
 
@@ -780,10 +779,7 @@ def _check_parties(party: Party, facts: PartyFacts) -> None:
     if consent is None or consent.peers is None:  # a run in one process
         return
     if not facts.parties:
-        raise PartyError(
-            "its state is of an earlier version, which does not name the parties of "
-            "the model: train anew"
-        )
+        raise PartyError("its state does not name the parties of the model: train anew")
     for name in facts.parties:
         if name not in party.names and not consent.accepts_change_of(name):
             raise PartyError(
@@ -798,7 +794,7 @@ def _check_alone(party: Party, folder: Path, model: str) -> None:
     state = ClientState(folder, model)
     if state.exists and state.facts.name != party.name:
         raise PartyError("state-dir must be a folder of this party alone")
-    with _refusing():
+    with refusing():
         count = len(set(list_models(folder)) - {model})
     if count:
         log.warning(
@@ -808,16 +804,9 @@ def _check_alone(party: Party, folder: Path, model: str) -> None:
         )
 
 
-def _predictions(folder: Path | None, model: str) -> Path | None:
-    """Return the file with the clusters of the rows, if there is one."""
-    path = None if folder is None else folder / f"predictions-{model}.csv"
-    return path if path is not None and path.exists() else None
-
-
-def _drop_predictions(party: Party, model: str) -> None:
-    """Remove the clusters of the rows until those of the next version are written."""
-    if path := _predictions(party.state_dir, model):
-        _remove(path)
+def _predictions(state: ClientState) -> Path:
+    """Return the file with the clusters of the rows."""
+    return state.folder / f"predictions-{state.model}.csv"
 
 
 def _remove(path: Path) -> None:
@@ -858,28 +847,18 @@ def _check_box(
     party: Party, settings: TrainingSettings, rows: Array | None = None
 ) -> None:
     """Raise if rows, by default all, are outside the box."""
-    box = settings.box
-    with _refusing(party.columns, " (setting box, in a run config mufc.box)"):
+    box, names = settings.box, party.columns
+    try:
         if rows is not None:
             box.check(party.rows.take(rows))
         else:
             party.rows.map_reduce(lambda _, X: box.check(X), lambda *_: None, None)
-
-
-@contextmanager
-def _refusing(names: Sequence[str] | None = None, more: str = "") -> Iterator[None]:
-    """Turn errors, which name a rule or a column but no value, into refusals.
-
-    `names` are those of the columns, and `more` is added to the text.
-    """
-    try:
-        yield
-    except ValueError as error:
+    except ValueError as error:  # which names a column, and no value
         text = str(error)
         column = re.match(r"column (\d+), counted from 0,", text)
         if column and names:
             text = f"column {names[int(column[1])]!r}{text[column.end() :]}"
-        raise PartyError(text + more) from None
+        raise PartyError(f"{text} (setting box, in a run config mufc.box)") from None
 
 
 @contextmanager

@@ -26,7 +26,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -95,7 +95,7 @@ class TrainingSettings:
     field: PointField
     n_init: Natural
     min_rows_per_bin: Natural = 1
-    """States that are older than this setting do not have it: nothing was merged."""
+    """Fewest rows of a party's cluster."""
     choose_clusters: bool = False
     """Whether `n_clusters` is the most that each version may have."""
     columns: list[str] | None = None
@@ -171,8 +171,8 @@ class PartyFacts:
     n_columns: int
     columns: str
     """Digest of the names of the columns; "" if they have none."""
-    parties: list[str] = field(default_factory=list)
-    """Names of the parties of the training; states of earlier versions have none."""
+    parties: list[str]
+    """Names of the parties of the training; empty where nobody signed."""
 
 
 @shapes_only
@@ -491,33 +491,19 @@ class ClientState(_StateFile):
         with self._member() as db:
             return _removed(db)
 
-    def keep(self, tags: Sequence[bytes], *, run: str | None = None) -> Array:
-        """Return which tags are of rows still in the clustering, shape (r,).
-
-        With a `run`, the rows that it has staged for removal do not count either.
-        """
+    def keep(self, tags: Sequence[bytes]) -> Array:
+        """Return which tags are of rows still in the clustering, shape (r,)."""
         with self._member() as db:
             gone = _removed(db)
-            for (staged,) in db.execute(
-                "SELECT removed FROM staged WHERE run = ? AND kind != 'add'", (run,)
-            ):
-                gone.update(_tags(staged))
             stays = np.fromiter((tag not in gone for tag in tags), bool, len(tags))
             return np.asarray(stays & _known(db, tags))
 
     def current(self) -> LocalClusters | None:
         """Return the clusters of the committed version, if there is one."""
         with self._member() as db:
-            version, *clusters = self._about(db, "version, centroids, sizes")
-            return _clusters(version, *clusters) if version else None
-
-    def staged(self, run: str = "") -> LocalClusters | None:
-        """Return the clusters that a run has staged, if any."""
-        with self._member() as db:
-            row = db.execute(
-                "SELECT version, centroids, sizes FROM staged WHERE run = ?", (run,)
-            ).fetchone()
-            return _clusters(*row) if row else None
+            version, centroids, sizes = self._about(db, "version, centroids, sizes")
+        counts = np.frombuffer(sizes, "<i8").astype(np.int64)
+        return LocalClusters(version, _tags(centroids), counts) if version else None
 
     def stage(
         self,
@@ -537,36 +523,21 @@ class ClientState(_StateFile):
         centroids: tags of the k' drawn rows, in the order drawn.
         sizes: rows of each cluster, shape (at most k',), which add up to all rows that
             remain.
-        removed: tags of X_R, rows of training.
+        removed: tags of X_R, rows of the model.
         kind: ``train``, ``unlearn``, ``forget-client`` (of another party), or ``add``,
             which removes none.
         redrawn: whether a centroid was drawn, for the log.
         run: the run; what it has staged before is replaced.
         added: with ``add``: tags of new rows, which the model has never had.
 
-        Raises PartyError if a value breaks one of these rules.
+        Raises PartyError if the version is another one, or the sizes do not add up.
         """
-        removed, centroids = list(dict.fromkeys(removed)), list(centroids)
+        removed = list(dict.fromkeys(removed))
         with self._member(WRITE) as db:
             self._check_next(db, version)
-            unknown = len(removed) - int(_known(db, removed).sum())
-            if unknown:
-                raise PartyError(
-                    f"rows to remove must be rows of the training of model "
-                    f"{self.model}, {unknown} are not"
-                )
-            new = set(added)
-            if _known(db, list(new)).any() or len(new) < len(added):
-                raise PartyError(
-                    f"rows to add must be new to model {self.model}, each once"
-                )
-            if removed if kind == "add" else new:
-                raise PartyError("only 'add' adds rows, and it removes none")
-            gone, others = _removed(db).union(removed), [*({*centroids} - new)]
-            if gone.intersection(centroids) or not _known(db, others).all():
-                raise PartyError("each centroid must be a row that remains")
             (size,) = db.execute("SELECT sum(length(tags)) FROM rows").fetchone()
-            remaining = (size or 0) // TAG - len(gone) + len(new)
+            gone = _removed(db).union(removed)
+            remaining = (size or 0) // TAG - len(gone) + len(added)
             sizes = np.asarray(sizes, np.int64)
             wrong = int(sizes.sum()) != remaining or (sizes < 1).any()
             if wrong or len(sizes) > len(centroids):
@@ -730,24 +701,13 @@ class ServerState(_StateFile):
         """Write the next version over the present one, which decides it.
 
         version: the present version plus 1.
-        bins, counts, centers, parties: see :class:`GlobalClusters`; the counts are at
-            least 1.
+        bins, counts, centers, parties: see :class:`GlobalClusters`.
         kind: ``train``, ``unlearn``, ``forget-client`` or ``add``.
         named: names of the parties in the request, for the log.
         run: the run, which the parties need to settle the version.
 
-        Raises ValueError if a value breaks one of these rules.
+        Raises ValueError if the version is another one.
         """
-        bins, counts = np.asarray(bins, np.int64), np.asarray(counts, np.int64)
-        centers = np.asarray(centers, np.float64)
-        m, d = bins.shape if bins.ndim == 2 else (0, 0)
-        if d < 1 or counts.shape != (m,) or centers.shape[1:] != (d,):
-            raise ValueError(
-                "bins, counts and centers must be of shapes (m, d), (m,) and (K, d), "
-                f"got {bins.shape}, {counts.shape} and {centers.shape}"
-            )
-        if (counts < 1).any():
-            raise ValueError(f"counts must be at least 1, got {counts.min()}")
         packed = [bins.astype("<i8"), counts.astype("<i8"), centers.astype("<f8")]
         version = int(version)  # SQLite takes no integer of NumPy
         with self._open(WRITE) as db:
@@ -758,7 +718,7 @@ class ServerState(_StateFile):
                 "UPDATE about SET version = ?, run = ?, clients = ?, columns = ?, "
                 "bins = ?, counts = ?, centers = ?, sizes = x'', inertia = NULL",
                 (
-                    *(version, run, json.dumps(list(parties)), d),
+                    *(version, run, json.dumps(list(parties)), bins.shape[1]),
                     *(array.tobytes() for array in packed),
                 ),
             )
@@ -893,11 +853,6 @@ def _known(db: sqlite3.Connection, tags: Sequence[bytes]) -> Array:
     place = np.searchsorted(stored, wanted)
     known[order] = stored[np.minimum(place, len(stored) - 1)] == wanted
     return known
-
-
-def _clusters(version: int, centroids: bytes, sizes: bytes) -> LocalClusters:
-    counts = np.frombuffer(sizes, "<i8").astype(np.int64)
-    return LocalClusters(version, _tags(centroids), counts)
 
 
 def _entries(bins: Array, counts: Array) -> dict[bytes, int]:

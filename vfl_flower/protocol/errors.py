@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 
 class PartyError(Exception):
@@ -11,6 +12,15 @@ class PartyError(Exception):
     Its text names the rule, the argument or a column, never a value of the data, a
     path or a stack: it is the only exception whose text leaves the party.
     """
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turn a ``ValueError``, which names a rule and no value, into a refusal."""
+    try:
+        yield
+    except ValueError as error:
+        raise PartyError(str(error)) from None
 
 
 class FederationError(RuntimeError):

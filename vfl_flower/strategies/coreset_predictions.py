@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import KW_ONLY
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import coreset_predictions as party
-from vfl_flower.clients.evaluation import curves_of, metrics_of
+from vfl_flower.clients.evaluation import metrics_of
 from vfl_flower.models.no_model import UsedModel
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.parties import Parties
@@ -18,8 +17,6 @@ from vfl_flower.protocol.steps import Steps, Sum, each, opened
 from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies.later import RowPrediction, check_places
 from vfl_flower.typing import Array
-
-log = logging.getLogger("vfl_flower")
 
 _COMMON = ("kind", "outputs", "receiver", "parties")
 """What is the same in all parts of a model."""
@@ -63,18 +60,8 @@ def held_out_errors(
 ) -> dict[str, Any]:
     """Return the errors of a model in training, which the label holder computes.
 
-    Parameters
-    ----------
-    parties : Parties
-        One of them holds the labels.
-    coefficients, intercept : list of Array, float
-        theta_j of each party, and b.
-    unit : float
-        Size of the residuals, which sets the resolution of the predictions.
-    test_fraction : float
-        Share of the rows that is held out.
-    test, train : bool
-        Whether to evaluate the model on the rows held out, and on all training rows.
+    unit: size of the residuals, which sets the resolution of the predictions.
+    test, train: whether to evaluate it on the rows held out, and on all training rows.
     """
     holder, unit = parties.label_holder, min(max(unit, 1e-50), 1e50)
     sealed = parties.ask(
@@ -167,18 +154,8 @@ class CoresetPrediction(RowPrediction):
                 last=stop == n,
                 curves=curves and stop == n,
             )
-        metrics: dict[str, Any] = {"rows": n}
-        if self.evaluates:
-            metrics |= metrics_of(told)
-            run.curves = curves_of(told)
-        else:
-            log.info(
-                "%d predictions are at %r, in predictions-%s-%016x.csv of its "
-                "state-dir",
-                *(n, parties[receiver].name, self.model, parties.session),
-            )
         record = UsedModel(self.model).to_record()
-        run.record(1, record, metrics)
+        run.record(1, record, self.metrics(parties, run, receiver, told))
         return record
 
 

@@ -43,10 +43,11 @@ from vfl_flower.protocol.settings import (
 )
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import Run
-from vfl_flower.strategies import coresets_metrics
 from vfl_flower.strategies.coreset_predictions import held_out_errors, keep_parts
-from vfl_flower.strategies.linear import Problem, solve
+from vfl_flower.strategies.coresets_metrics import CLUSTERS, REGRESSION
+from vfl_flower.strategies.linear import solve
 from vfl_flower.strategies.moments import (
+    ComputingParties,
     deal,
     multiply,
     roles_of,
@@ -70,7 +71,7 @@ def _estimate(name: str, losses: Array, weights: Array, n: int) -> dict[str, flo
 
 
 @settings
-class CoresetVRLR(CoresetStrategy):
+class CoresetVRLR(ComputingParties, CoresetStrategy):
     """Linear regression on a coreset by distributed importance sampling.
 
     Algorithms 1 and 2 of [1]: row i is drawn with probability proportional to the sum
@@ -173,7 +174,7 @@ class CoresetVRLR(CoresetStrategy):
     model_class = LinearModel
     labelled = True
     question = "Which few rows give nearly the linear model of all rows?"
-    explained = coresets_metrics.REGRESSION
+    explained = REGRESSION
     evaluation_steps = (predictions_party.held_out, predictions_party.errors)
     steps: ClassVar[Steps] = (
         *CoresetStrategy.steps,
@@ -215,16 +216,6 @@ class CoresetVRLR(CoresetStrategy):
         if self.evaluates:
             kinds.add("predictions")
         return in_order(kinds)
-
-    @property
-    def dealt_by(self) -> str | None:
-        """With ``moments`` the dealer."""
-        return self.dealer if self.solver == "moments" else None
-
-    @property
-    def computed_by(self) -> str | None:
-        """With ``moments`` who computes with the label holder, where it is named."""
-        return self.computes or None
 
     @property
     def needs_less(self) -> str:
@@ -291,21 +282,21 @@ class CoresetVRLR(CoresetStrategy):
             theta_j, intercept, solved = self._solve_moments(parties, coreset, penalty)
             metrics |= solved
         else:
-            solution = solve(
+            theta_j, intercept, unit, solved = solve(
                 parties,
-                Problem(
-                    coreset.weighted, n, penalty, self.fit_intercept, self.test_fraction
-                ),
                 self.solver,
+                coreset.weighted,
+                n=n,
+                penalty=penalty,
+                fit_intercept=self.fit_intercept,
+                test_fraction=self.test_fraction,
                 max_iter=self.max_iter,
                 tol=self.tol,
                 batch_size=self.batch_size,
                 rng=run.rng("saga"),
                 trace=run.trace,
             )
-            theta_j, intercept = solution.coefficients, solution.intercept
-            metrics |= solution.metrics | {"iterations": solution.iterations}
-            unit = solution.scale
+            metrics |= solved
         if "train_loss" in metrics:
             value = penalty.value(np.concatenate(theta_j))
             metrics["objective"] = metrics["train_loss"] + value
@@ -390,7 +381,7 @@ class CoresetVRLR(CoresetStrategy):
         solved = parties.ask_one(
             holder,
             linear_moments.solve,
-            units=secret(opened, "units", len(parties))[holder],
+            units=secret(opened, "units")[holder],
             shares=shares,
             l1=penalty.l1,
             l2=penalty.l2,
@@ -480,7 +471,7 @@ class CoresetVKMC(CoresetStrategy):
 
     model_class = KMeansModel
     question = "Which few rows give nearly the clusters of all rows?"
-    explained = coresets_metrics.CLUSTERS
+    explained = CLUSTERS
     steps: ClassVar[Steps] = (
         *CoresetStrategy.steps,
         party.local_clusters,

@@ -49,7 +49,7 @@ from vfl_flower.protocol.settings import (
 from vfl_flower.protocol.steps import Steps, Sum, opened
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import LIMB
-from vfl_flower.strategies import fdskl_metrics, kernel_moments
+from vfl_flower.strategies import kernel_moments
 from vfl_flower.strategies.angles import (
     Angles,
     Bits,
@@ -61,6 +61,8 @@ from vfl_flower.strategies.angles import (
     check_topology,
     row_blocks,
 )
+from vfl_flower.strategies.fdskl_metrics import METRICS
+from vfl_flower.strategies.moments import ComputingParties
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -104,7 +106,7 @@ class _Trained:
 
 
 @settings
-class FDSKL(ProtocolStrategy):
+class FDSKL(ComputingParties, ProtocolStrategy):
     """Kernel learning with random features over split columns.
 
     =============  =====================================  ==========================
@@ -277,7 +279,7 @@ class FDSKL(ProtocolStrategy):
     labelled = True
     model_class = KernelModel
     question = "What is a good nonlinear classifier or regression?"
-    explained = fdskl_metrics.METRICS
+    explained = METRICS
     steps: ClassVar[Steps] = (
         *(party.distances, party.bandwidth, party.angles, party.fit),
         party.start,
@@ -312,8 +314,16 @@ class FDSKL(ProtocolStrategy):
             )
         if self.target == "continuous":
             check_unused(self, ["class_weight"], "target 'continuous'")
-        if moments:
-            self._check_moments()
+        if moments and self.loss == "smooth_hinge":
+            raise ValueError(
+                "loss must be 'square', or left out, with solver 'moments', got "
+                f"{self.loss!r}"
+            )
+        if moments and (self.masking != "circle" or self.bits == 8):
+            raise ValueError(
+                "solver 'moments' takes masking 'circle' and 16 or 32 bits, got "
+                f"{self.masking!r} and {self.bits}"
+            )
         if self.masking != "circle":
             check_unused(self, ["bits"], f"masking {self.masking!r}")
         if (
@@ -327,18 +337,6 @@ class FDSKL(ProtocolStrategy):
         if self.step == "explicit":
             check_unused(self, ["regularization"], "step 'explicit'")
 
-    def _check_moments(self) -> None:
-        if self.loss == "smooth_hinge":
-            raise ValueError(
-                "loss must be 'square', or left out, with solver 'moments', got "
-                f"{self.loss!r}"
-            )
-        if self.masking != "circle" or self.bits == 8:
-            raise ValueError(
-                "solver 'moments' takes masking 'circle' and 16 or 32 bits, got "
-                f"{self.masking!r} and {self.bits}"
-            )
-
     @property
     def needs(self) -> tuple[Kind, ...]:
         """Sums of products with ``moments``, and angles with the others."""
@@ -348,16 +346,6 @@ class FDSKL(ProtocolStrategy):
     def wants(self) -> tuple[Kind, ...]:
         """With rows held out the curves."""
         return ("curves",) if self.test_fraction else ()
-
-    @property
-    def dealt_by(self) -> str | None:
-        """With ``moments`` the dealer."""
-        return self.dealer if self.solver == "moments" else None
-
-    @property
-    def computed_by(self) -> str | None:
-        """With ``moments`` who computes with the label holder, where it is named."""
-        return self.computes or None
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Choose a bandwidth, train, and measure the error on the rows held out."""

@@ -38,14 +38,5 @@ METRICS: dict[str, Metric] = {
         "How strongly the model is kept simple: a large number means smoother "
         "predictions.",
     ),
-    "epsilon": Metric(
-        "Privacy: epsilon",
-        "Strength of the differential privacy of the sums: a smaller number protects "
-        "more and costs accuracy.",
-    ),
-    "delta": Metric(
-        "Privacy: delta",
-        "Probability with which that protection may fail.",
-    ),
     "converged": CONVERGED,
 }

@@ -56,7 +56,7 @@ from vfl_flower.protocol.settings import (
 )
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies import kernel_kmeans_metrics
+from vfl_flower.strategies.kernel_kmeans_metrics import TRAINING
 from vfl_flower.strategies.kernel_kmeans_setup import (
     Start,
     begin,
@@ -200,7 +200,7 @@ class FKKMeans(ProtocolStrategy):
 
     model_class = KernelKMeansModel
     question = "Which clusters are in the rows?"
-    explained = kernel_kmeans_metrics.TRAINING
+    explained = TRAINING
     partition = "horizontal"
     fills = True
     steps: ClassVar[Steps] = (
@@ -280,7 +280,9 @@ class FKKMeans(ProtocolStrategy):
         log.info("model %016x", parties.session)
         if len(parties) > 1:
             parties.refuse_two("FKKMeans", self.allow_two_parties)
-        space = self._subspace()
+        D, s = self.n_features, self.n_components
+        D_1 = first_features(D, s) if self.threshold == "auto" else D
+        space = Subspace(D, D_1, s, self.n_clusters, self.threshold)
         start = begin(
             parties,
             kernel=self.kernel,
@@ -288,8 +290,8 @@ class FKKMeans(ProtocolStrategy):
             degree=self.degree,
             offset=self.offset,
             standardize=self.standardize,
-            D=space.D,
-            D_1=space.D_1,
+            D=D,
+            D_1=D_1,
         )
         gamma = start.setup.gamma
         run.record(0, self._model(parties, space, gamma).to_record())
@@ -355,11 +357,6 @@ class FKKMeans(ProtocolStrategy):
             raise FederationError(
                 f"cem must be true for more than {MOST_ROWS_WITHOUT_CEM} rows, got {N}"
             )
-
-    def _subspace(self) -> Subspace:
-        D, s, k = self.n_features, self.n_components, self.n_clusters
-        D_1 = first_features(D, s) if self.threshold == "auto" else D
-        return Subspace(D, D_1, s, k, self.threshold)
 
     def _ends(self, space: Subspace) -> bool:
         return space.t >= self.iterations or space.still(self.subspace_tol)

@@ -15,7 +15,7 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import Run
-from vfl_flower.strategies import kernel_kmeans_metrics
+from vfl_flower.strategies.kernel_kmeans_metrics import LATER
 from vfl_flower.strategies.later import LaterTask
 
 log = logging.getLogger("vfl_flower")
@@ -46,7 +46,7 @@ class FKKMeansPrediction(LaterTask):
 
     task = "predict"
     question = "In which clusters are new rows?"
-    explained = kernel_kmeans_metrics.LATER
+    explained = LATER
     partition = "horizontal"
     fills = True
     model_class = UsedModel

@@ -179,7 +179,11 @@ def _auto_gamma(
         gamma = default_gamma(kernel, N, sum_x, squares, shift)
     except ValueError as error:
         raise FederationError(str(error)) from None
-    _check_spread(float(squares.sum()))
+    if squares.sum() < 2.0**-50:  # the digits of a sum end at 2^-80
+        raise FederationError(
+            "gamma 'auto' needs columns whose squares add up to 1e-15 at least: scale "
+            "the columns"
+        )
     return gamma
 
 
@@ -193,12 +197,3 @@ def _mean_power(mean: float, degree: int) -> float:
             f"{size}: choose another gamma, degree or offset"
         )
     return float(mean**degree)
-
-
-def _check_spread(total: float) -> None:
-    """Raise where a sum, whose digits end at 2^-80, has too few of them."""
-    if total < 2.0**-50:
-        raise FederationError(
-            "gamma 'auto' needs columns whose squares add up to 1e-15 at least: scale "
-            "the columns"
-        )

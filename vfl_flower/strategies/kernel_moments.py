@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -28,7 +28,12 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.steps import Sum, each, opened
 from vfl_flower.secure_aggregation.shares import SEED_BYTES
-from vfl_flower.strategies.moments import roles_of, secret, warn_of_constant
+from vfl_flower.strategies.moments import (
+    passed_on,
+    roles_of,
+    secret,
+    warn_of_constant,
+)
 from vfl_flower.typing import Array
 
 T = TypeVar("T")
@@ -138,15 +143,17 @@ def train(
         joint, roles = _relevant(joint), replace(roles, turn=1)
     of_rows = row_roles(roles, local, len(test)) if len(test) else None
     dealing = Dealing.of(parties, solver.bits, outputs, roles, of_rows)
-    turn = gram_matrices(parties, roles, joint, dealing, task.kernel, **probes)
+    shares, multiple, _ = gram_matrices(
+        parties, roles, joint, dealing, task.kernel, **probes
+    )
     fitted = parties.ask(
-        party.fit, kinds=flat, gram_shares=_only(parties, holder, turn.shares)
+        party.fit, kinds=flat, gram_shares=_only(parties, holder, shares)
     )
     metrics: dict[str, Any] = {
         "features": roles.joint,
         "local_columns": sum(local),
         "rows": task.rows,
-        "bandwidth": max(joint.bandwidths) / turn.multiple,
+        "bandwidth": max(joint.bandwidths) / multiple,
     }
     for name in ("regularization", "cv_score"):
         if name not in fitted[holder]:
@@ -264,17 +271,19 @@ def relevance(
         parties.session, root, roles, widths
     )
     dealing = Dealing.of(parties, joint.bits, outputs, roles)
-    turn = gram_matrices(parties, roles, joint, dealing, triple=each(others))
+    shares, _, frequencies = gram_matrices(
+        parties, roles, joint, dealing, triple=each(others)
+    )
     replies = parties.ask(
         party.relevance,
         kinds=list(kinds),
         widths=widths,
         counted=sum(widths) - widths[first],
-        gram_shares=_only(parties, first, turn.shares),
-        frequencies=turn.frequencies,
+        gram_shares=_only(parties, first, shares),
+        frequencies=frequencies,
         triples=_only(parties, first, np.concatenate([*of_holder.values()])),
     )
-    return {"probes": _told(parties, replies, "probes")}
+    return {"probes": passed_on(replies, "probes")}
 
 
 @dataclass(frozen=True)
@@ -311,8 +320,8 @@ class Dealing:
             replies = parties.ask(
                 kernel_dealing.deal, roles=roles, row_roles=of_rows, outputs=outputs
             )
-            turn["turn_parts"] = _told(parties, replies, "turn_parts")
-            rows["row_parts"] = _told(parties, replies, "row_parts")
+            turn["turn_parts"] = passed_on(replies, "turn_parts")
+            rows["row_parts"] = passed_on(replies, "row_parts")
             return cls(bits, outputs, root, turn, rows)
         if roles is not None:
             turn["dealt"] = each(kernel_dealing.deal_turn(session, root, roles))
@@ -321,51 +330,23 @@ class Dealing:
             rows["dealt"] = each(dealt)
         return cls(bits, outputs, root, turn, rows)
 
-    def turn_cosines(
+    def cosines(
         self,
         parties: Parties,
         roles: Roles,
-        number: int,
         hidden: Replies[Any],
-        multiple: int,
+        name: str,
+        deal: Callable[..., Array],
+        *more: int,
     ) -> dict[str, Any]:
-        """Return what the second party gets for the cosines of a part of the rows."""
+        """Return what the second party gets for cosines.
+
+        A party that deals has sent it under a `name`, and the server calls `deal`.
+        """
         if roles.dealer is not None:
-            return {"turn_cosines": _told(parties, hidden, "turn_cosines")}
-        session, bits = parties.session, self.bits
-        made = kernel_dealing.turn_cosines_of(
-            *(session, self.root, roles, bits, number, multiple)
-        )
+            return {name: passed_on(hidden, name)}
+        made = deal(parties.session, self.root, roles, self.bits, *more)
         return {"cosines": _only(parties, roles.second, made)}
-
-    def row_cosines(
-        self, parties: Parties, roles: Roles, hidden: Replies[Any]
-    ) -> dict[str, Any]:
-        """Return what the second party gets for the cosines of rows."""
-        if roles.dealer is not None:
-            return {"row_cosines": _told(parties, hidden, "row_cosines")}
-        session, bits = parties.session, self.bits
-        made = kernel_dealing.row_cosines_of(session, self.root, roles, bits)
-        return {"cosines": _only(parties, roles.second, made)}
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What the server has of a turn.
-
-    Attributes
-    ----------
-    frequencies : dict of int to Array of uint8
-        What parties have sent the label holder for their relevance.
-    shares : dict of int to Array of uint8
-        Of the Gram matrices that the label holder opens.
-    multiple : int
-        How many times each angle was taken.
-    """
-
-    frequencies: dict[int, Array]
-    shares: dict[int, Array]
-    multiple: int
 
 
 def gram_matrices(
@@ -375,11 +356,12 @@ def gram_matrices(
     dealing: Dealing,
     kernel: Kernel = "gaussian",
     **more: Any,
-) -> Turn:
+) -> tuple[dict[int, Array], int, dict[int, Array]]:
     """Let parties compute shares of the Gram matrix that the label holder opens.
 
     One turn: a round trip for each part of the rows, and two. For another one, raise
-    ``roles.turn``. `more` are arguments of the first trip.
+    ``roles.turn``. `more` are arguments of the first trip. Return the shares, how many
+    times each angle was taken, and the frequencies of parties for the label holder.
     """
     computing, parts = (roles.first, roles.second), len(roles.parts)
     sums: dict[str, Sum | float] = {**_sums(roles, joint.bits)}
@@ -396,12 +378,16 @@ def gram_matrices(
                     for j in range(len(parties))
                 ]
             )
-            told |= dealing.turn_cosines(parties, roles, trip - 1, before, multiple)
+            told |= dealing.cosines(
+                *(parties, roles, before, "turn_cosines"),
+                kernel_dealing.turn_cosines_of,
+                *(trip - 1, multiple),
+            )
         if before is not None and trip == 1:
-            told["triple_checks"] = _told(parties, before, "triple_checks")
+            told["triple_checks"] = passed_on(before, "triple_checks")
         if before is not None and earlier is not None:
-            told["own_openings"] = _told(parties, earlier, "own_openings")
-            told["joint_openings"] = _told(parties, before, "joint_openings")
+            told["own_openings"] = passed_on(earlier, "own_openings")
+            told["joint_openings"] = passed_on(before, "joint_openings")
         once = {"distances": _BOUND} if joint.relevant and trip == 0 else {}
         asked = party.multiply.summing(**sums, **once)
         replies = parties.ask(
@@ -414,13 +400,12 @@ def gram_matrices(
             **told,
         )
         if trip == 0:
-            frequencies = _told(parties, replies, "frequencies")
+            frequencies = passed_on(replies, "frequencies")
         if once:
             multiple = _multiple(kernel, replies.sums["distances"])
         earlier, before = before, replies
         dealing.turn.clear()  # matrices that parties have now
-    shares = secret(replies, "gram_shares", len(parties))[roles.first]
-    return Turn(frequencies, shares, multiple)
+    return secret(replies, "gram_shares")[roles.first], multiple, frequencies
 
 
 def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> Roles:
@@ -454,16 +439,18 @@ def score_rows(
         outputs=outputs,
         bits=bits,
         angles=_only(parties, roles.second, opened(hidden.sealed[_name(roles.second)])),
-        weights=_told(parties, hidden, "weights"),
-        **dealing.row_cosines(parties, roles, hidden),
+        weights=passed_on(hidden, "weights"),
+        **dealing.cosines(
+            parties, roles, hidden, "row_cosines", kernel_dealing.row_cosines_of
+        ),
     )
     return parties.ask_one(
         first,
         kernel_scores.scores,
         angles=opened(hidden.sealed[_name(first)]),
         bits=bits,
-        products=secret(made, "products", len(parties))[first],
-        hidden=secret(hidden, "hidden", len(parties))[first],
+        products=secret(made, "products")[first],
+        hidden=secret(hidden, "hidden")[first],
         **how,
     )
 
@@ -493,7 +480,7 @@ def predict(
     for turn, block in enumerate(blocks):
         of_rows = row_roles(roles, local, len(block), turn)
         if described is not None and "first_rows" in described.secrets and not turn:
-            told = {"first_rows": _told(parties, described, "first_rows")}
+            told = {"first_rows": passed_on(described, "first_rows")}
             dealing = Dealing(bits, outputs, b"", {}, told)
         else:
             dealing = Dealing.of(parties, bits, outputs, of_rows=of_rows)
@@ -517,8 +504,3 @@ def _sums(roles: Roles, bits: int) -> dict[str, Sum]:
 def _only(parties: Parties, place: int, value: T) -> T:
     """Give one party a value of a parameter, and the others none."""
     return each([value if j == place else None for j in range(len(parties))])
-
-
-def _told(parties: Parties, replies: Replies[Any], name: str) -> dict[int, Array]:
-    """Give each party what others have sent it under a name."""
-    return each([sent or None for sent in secret(replies, name, len(parties))])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from vfl_flower.clients.evaluation import curves_of, metrics_of
 from vfl_flower.numerics import evaluation
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError
@@ -12,8 +14,10 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import check_model
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import check_unused, settings
-from vfl_flower.protocol.strategy import ProtocolStrategy
-from vfl_flower.strategies import evaluation as words
+from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.strategies.evaluation import OF_NEW_ROWS
+
+log = logging.getLogger("vfl_flower")
 
 
 @settings
@@ -41,7 +45,7 @@ class RowPrediction(LaterTask):
 
     task = "predict"
     question = "What does a trained model predict for new rows?"
-    explained = words.OF_NEW_ROWS
+    explained = OF_NEW_ROWS
     evaluates: ClassVar[bool] = False
     """Whether the predictions are judged, and not kept."""
 
@@ -53,6 +57,20 @@ class RowPrediction(LaterTask):
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the model is any use on these rows."""
         return evaluation.shortfalls(metrics)
+
+    def metrics(
+        self, parties: Parties, run: Run, receiver: int, reply: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return what the receiver's last reply tells; log where predictions are."""
+        rows = parties.n_rows
+        if self.evaluates:
+            run.curves = curves_of(reply)
+            return {"rows": rows} | metrics_of(reply)
+        log.info(
+            "%d predictions are at %r, in predictions-%s-%016x.csv of its state-dir",
+            *(rows, parties[receiver].name, self.model, parties.session),
+        )
+        return {"rows": rows}
 
 
 def check_places(

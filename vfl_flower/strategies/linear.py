@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,86 +23,61 @@ log = logging.getLogger("vfl_flower")
 Trace = Callable[[str, float], None]
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A weighted least squares problem whose rows are at the parties."""
-
-    coreset: WeightedRows | None
-    """The rows and their weights; None: all training rows, with weight 1 each."""
-    n: int
-    """Number of rows that the weights stand for."""
-    penalty: Penalty
-    """Added to the mean squared error."""
-    fit_intercept: bool
-    """Whether b is free, or 0."""
-    test_fraction: float
-    """Share of the rows that is not training rows."""
-
-
-@dataclass(frozen=True)
-class Solution:
-    """What a solver found."""
-
-    coefficients: list[Array]
-    """Those of each party, shape (d_j,), in the unit of y."""
-    intercept: float
-    """The intercept, in the unit of y."""
-    iterations: int
-    """Round trips of the solver, without start and end."""
-    scale: float
-    """Standard deviation of y on the rows, rounded up to a power of two; without an
-    intercept its root mean square."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Further metrics."""
-
-
 def solve(
     parties: Parties,
-    problem: Problem,
     solver: str,
+    coreset: WeightedRows | None,
     *,
+    n: int,
+    penalty: Penalty,
+    fit_intercept: bool,
+    test_fraction: float,
     max_iter: int,
     tol: float,
     batch_size: int,
     rng: np.random.Generator,
     trace: Trace,
-) -> Solution:
-    """Solve with the rows at the parties.
+) -> tuple[list[Array], float, float, dict[str, float]]:
+    """Solve a weighted least squares problem with the rows at the parties.
 
     solver: ``"cg"``: conjugate gradients, or accelerated proximal steps if the penalty
         has an l1 part; ``"saga"``: Defazio et al. (2014), the paper's baseline.
+    coreset: the rows and their weights; None: all training rows, with weight 1 each.
+    n: number of rows that the weights stand for.
     max_iter: iterations of cg; passes over the rows of saga.
     tol: stop when the gradient (cg), the step (proximal) or the mean change of the
         residuals (saga) is below it, relative to the standard deviation of y (without
         an intercept: its root mean square).
     batch_size: rows a round trip of saga; 1 is the paper's.
 
-    The result has ``metrics["converged"]`` 1.0 or 0.0. For saga it says that the
-    residuals have settled: if columns lack rank, an l1 penalty may still move the
-    coefficients.
+    Return the coefficients of each party and the intercept, in the unit of y; the
+    standard deviation of y on the rows (without an intercept: its root mean square),
+    rounded up to a power of two; and metrics. Of these ``converged`` is 1.0 or 0.0, and
+    for saga it says that the residuals have settled: if columns lack rank, an l1
+    penalty may still move the coefficients.
     """
     method: party.Method = "saga"
     if solver == "cg":
-        method = "proximal" if problem.penalty.l1 else "cg"
+        method = "proximal" if penalty.l1 else "cg"
     replies = parties.ask(
         party.start.summing(residual=party.BOUND, norms=party.WIDE_BOUND),
         method=method,
-        n=problem.n,
-        l2=problem.penalty.l2,
-        intercept=problem.fit_intercept,
-        test_fraction=problem.test_fraction,
-        coreset=problem.coreset,
+        n=n,
+        l2=penalty.l2,
+        intercept=fit_intercept,
+        test_fraction=test_fraction,
+        coreset=coreset,
     )
     holder = parties.label_holder
     if (scale := replies[holder].get("scale")) is None:
         raise replies.failure(holder, "its reply lacks 'scale', that of the labels")
-    m = problem.n if problem.coreset is None else len(problem.coreset.rows)
+    m = n if coreset is None else len(coreset.rows)
     m_residual, m_norms = (0, m) if method == "saga" else (m, 0)
     residual, norms = replies.sums["residual"], replies.sums["norms"]
     if len(residual) != m_residual or len(norms) != m_norms or (norms < 0).any():
         rule = f"{m_residual} residuals and {m_norms} squares"
         raise parties.faulty_sum(party.start, rule)
-    l1 = problem.penalty.l1 / scale
+    l1 = penalty.l1 / scale
     if method == "cg":
         iterations, metrics = _conjugate_gradients(
             parties, residual, max_iter, tol, trace
@@ -117,7 +91,7 @@ def solve(
     last = parties.ask_exactly(party.coefficients.summing(shift=2.0**20))
     blocks = [scale * block for block in last.each("coefficients")]
     intercept = float(scale * last.sums["shift"][0])
-    return Solution(blocks, intercept, iterations, scale, metrics)
+    return blocks, intercept, scale, metrics | {"iterations": iterations}
 
 
 def _conjugate_gradients(

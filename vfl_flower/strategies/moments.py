@@ -19,6 +19,24 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 
+class ComputingParties:
+    """Mixin of strategies whose solver "moments" names who deals and who computes."""
+
+    solver: str
+    dealer: str
+    computes: str
+
+    @property
+    def dealt_by(self) -> str | None:
+        """With ``moments`` the dealer."""
+        return self.dealer if self.solver == "moments" else None
+
+    @property
+    def computed_by(self) -> str | None:
+        """With ``moments`` who computes with the label holder, where it is named."""
+        return self.computes or None
+
+
 def warn_of_constant(constant: bool) -> None:
     """Say where to read why a model is constant."""
     if constant:
@@ -73,18 +91,18 @@ def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
         dealt = party.deal_all(roles.deals(parties.session), root, roles)
         return {"dealt": each(dealt)}
     replies = parties.ask(party.deal, roles=roles)
-    return {"delivered": passed_on(parties, replies, "delivered")}
+    return {"delivered": passed_on(replies, "delivered")}
 
 
-def secret(replies: Replies[Any], name: str, count: int) -> list[dict[int, Array]]:
+def secret(replies: Replies[Any], name: str) -> list[dict[int, Array]]:
     """Return what parties have sent to each party under a name, by the sender."""
-    sent: list[dict[int, Array]] = replies.secrets.get(name, [{}] * count)
+    sent: list[dict[int, Array]] = replies.secrets.get(name, [{}] * len(replies))
     return sent
 
 
-def passed_on(parties: Parties, replies: Replies[Any], name: str) -> dict[int, Array]:
+def passed_on(replies: Replies[Any], name: str) -> dict[int, Array]:
     """Return for each party what others have sent to it under a name, or None."""
-    return each([sent or None for sent in secret(replies, name, len(parties))])
+    return each([sent or None for sent in secret(replies, name)])
 
 
 def multiply(parties: Parties, roles: Roles, opened: Replies[Any]) -> dict[int, Array]:
@@ -94,7 +112,7 @@ def multiply(parties: Parties, roles: Roles, opened: Replies[Any]) -> dict[int, 
     """
     replies = parties.ask(
         party.gram,
-        openings=passed_on(parties, opened, "openings"),
-        checks=passed_on(parties, opened, "checks"),
+        openings=passed_on(opened, "openings"),
+        checks=passed_on(opened, "checks"),
     )
-    return secret(replies, "shares", len(parties))[roles.first]
+    return secret(replies, "shares")[roles.first]

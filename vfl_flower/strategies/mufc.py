@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,7 +46,6 @@ from vfl_flower.protocol.settings import Count, InRunConfig, Natural, settings
 from vfl_flower.protocol.steps import Steps, Sum
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import LIMB, SparseSum, join_limbs
-from vfl_flower.strategies import mufc_metrics
 from vfl_flower.strategies.mufc_box import (
     Bounds,
     box_of,
@@ -55,6 +53,7 @@ from vfl_flower.strategies.mufc_box import (
     named_bounds,
     parse_box,
 )
+from vfl_flower.strategies.mufc_metrics import METRICS
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -90,7 +89,7 @@ class MUFCTask(ProtocolStrategy):
     """What training and the tasks after it have in common."""
 
     model_class = MUFCModel
-    explained = mufc_metrics.METRICS
+    explained = METRICS
     partition = "horizontal"
     encodes = False
 
@@ -200,180 +199,7 @@ class MUFCTask(ProtocolStrategy):
 
 
 @settings
-class ClusterTraining(MUFCTask):
-    """Training, of MUFC or of what it is compared with."""
-
-    steps: ClassVar[Steps] = (party.train, party.commit, party.abandon)
-
-    n_clusters: Natural = 4
-    """K, the number of global clusters."""
-    local_clusters: Count = pydantic.Field(default=0, kw_only=True)
-    """K', the most centroids that a party has; 0: K."""
-    box: Bounds = pydantic.Field(default="-0.5,0.5", kw_only=True)
-    """Bounds of the columns, which are public and must not be taken from the rows: one
-    pair "lower,upper" for all columns, a pair for each, "0,1;18,120", or a pair by
-    name, "age=18,120;*=0,1", with "*" for all other columns of numbers; text that is
-    not named then gets -3.5,4.5. The wider its bounds, the less a column counts. On the
-    command line "@FILE" reads a file of such lines."""
-
-    def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
-        super().__post_init__()
-        if not named_bounds(self.box):
-            parse_box(self.box)
-
-    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether there are enough bins, and clusters to choose from."""
-        if "clusters" in metrics:
-            return most_chosen(metrics, self.n_clusters)
-        if not 0 < metrics["bins"] < self.n_clusters:
-            return []
-        return [
-            f"there are only {metrics['bins']} bins for {self.n_clusters} clusters, "
-            "some of which get no rows: if the parties have few rows, lower "
-            "min_rows_per_bin or n_clusters"
-        ]
-
-    @abstractmethod
-    def agree(self, parties: Parties) -> TrainingSettings:
-        """Return what server and parties agree on; see :meth:`settled`."""
-
-    @property
-    def folder(self) -> Path | None:
-        """Where the server keeps what it needs to forget; None: nowhere."""
-        return None
-
-    def rehearsed(self) -> Self:
-        """Return a strategy for columns without names."""
-        return (
-            self.replace(box="-0.5,0.5") if named_bounds(self.box) else self.replace()
-        )
-
-    def random_rows(
-        self, rng: np.random.Generator, n_rows: int, n_columns: int
-    ) -> Array:
-        """Return rows in the box."""
-        box = parse_box(self.rehearsed().box)
-        lower, upper = (np.resize(bound, n_columns) for bound in box)
-        return rng.uniform(lower, upper, size=(n_rows, n_columns))
-
-    def settled(
-        self,
-        parties: Parties,
-        gamma: float | Literal["auto"],
-        server_points: ServerPoints,
-        client_training: Training,
-        privacy: Privacy,
-        field: PointField = "hash",
-        n_init: int = 10,
-        min_rows_per_bin: int = 1,
-        choose_clusters: bool = False,
-    ) -> TrainingSettings:
-        """Return all settings of training, with those that depend on the data.
-
-        Raises FederationError if the data do not fit the settings.
-        """
-        n = parties.n_rows
-        lower, upper = box_of(parties, self.box)
-        if self.n_clusters > n:
-            raise FederationError(
-                f"n_clusters must be at most the {n} rows of all parties, got "
-                f"{self.n_clusters}"
-            )
-        if n > MOST_ROWS:
-            raise FederationError(
-                f"the parties must have at most 2^40 rows together, got {n}"
-            )
-        return TrainingSettings(
-            n_clusters=self.n_clusters,
-            local_clusters=self.local_clusters or self.n_clusters,
-            gamma=1 / math.sqrt(n) if gamma == "auto" else gamma,
-            lower=lower,
-            upper=upper,
-            server_points=server_points,
-            client_training=client_training,
-            privacy=privacy,
-            field=field,
-            n_init=n_init,
-            min_rows_per_bin=min_rows_per_bin,
-            choose_clusters=choose_clusters,
-            columns=parties.columns or None,
-        )
-
-    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Algorithm 1."""
-        model = f"{parties.session:016x}"
-        log.info("model %s", model)
-        return self.train(parties, run, model)
-
-    def give_up(self, parties: Parties, error: Exception) -> None:
-        """Let a training that failed leave no ids at the parties."""
-        model = f"{parties.session:016x}"
-        state = None if self.folder is None else ServerState(self.folder, model)
-        saved = state is not None and state.exists and state.version > 0
-        asked = parties.ledger.of(party.train.action).messages > 0
-        if state is not None and asked and not saved:
-            failed = error.nodes if isinstance(error, PartyFailed) else {}
-            abandon(parties, model, list(failed))
-
-    def train(self, parties: Parties, run: Run, model: str) -> ArrayRecord:
-        """Algorithm 1."""
-        agreed = self.agree(parties)
-        key = new_key(parties, agreed)
-        if agreed.privacy == "scma":
-            code_of(parties, agreed, key)
-        replies = parties.ask(
-            party.train.summing(**sums_of(agreed)),
-            model=model,
-            settings=agreed,
-            key=key,
-            keep=self.folder is not None,
-        )
-        with naming_parties(parties):
-            bins, counts, centers = self.cluster(parties, run, replies, agreed, key)
-        centers = agreed.box.restore(centers)
-        few = counted_bins(counts)
-        if few["small_bins"]:
-            log.warning(
-                "%d of %d bins have fewer than %d rows, %d of them a single one: the "
-                "server can tell whether a row that it knows is in such a bin",
-                few["small_bins"],
-                few["bins"],
-                SMALL_BIN,
-                few["single_bins"],
-            )
-        state = None
-        if self.folder is not None and all(replies.each("kept")):
-            names = [info.name for info in parties]
-            state = ServerState(self.folder, model)
-            if not (state.exists and state.version):  # as after a kill
-                state = ServerState.create(self.folder, model, agreed, names)
-                state.save(1, bins, counts, centers, names, "train", run=model)
-        else:
-            log.warning(
-                "this model cannot forget: server_state and the state_dir of each "
-                "party must be given for that"
-            )
-        trained = version_of(model, 1, centers, agreed, kept=state is not None)
-        try:
-            rows = _total_rows(replies)
-            record = self.commit(parties, run, trained, agreed, rows, state, **few)
-        except FederationError as error:
-            if state is None:
-                raise
-            saved = f"model {model} is saved, and its next task completes it"
-            if not isinstance(error, PartyFailed):
-                raise FederationError(f"{error}; {saved}") from None
-            raise PartyFailed(
-                error.party, error.action, f"{error.reason}; {saved}", error.nodes
-            ) from None
-        scaled = agreed.box.scale(trained.cluster_centers_)
-        run.warnings += followed(parties, self.box, scaled, trained.sizes_)
-        return record
-
-
-@settings
-class MUFC(ClusterTraining):
+class MUFC(MUFCTask):
     """Clusters of the rows of many parties, from counts of their quantised centroids.
 
     =============  =====================================  ==========================
@@ -428,7 +254,18 @@ class MUFC(ClusterTraining):
     """
 
     question = "Which clusters are in the rows, if some must be forgotten later?"
+    steps: ClassVar[Steps] = (party.train, party.commit, party.abandon)
 
+    n_clusters: Natural = 4
+    """K, the number of global clusters."""
+    local_clusters: Count = pydantic.Field(default=0, kw_only=True)
+    """K', the most centroids that a party has; 0: K."""
+    box: Bounds = pydantic.Field(default="-0.5,0.5", kw_only=True)
+    """Bounds of the columns, which are public and must not be taken from the rows: one
+    pair "lower,upper" for all columns, a pair for each, "0,1;18,120", or a pair by
+    name, "age=18,120;*=0,1", with "*" for all other columns of numbers; text that is
+    not named then gets -3.5,4.5. The wider its bounds, the less a column counts. On the
+    command line "@FILE" reads a file of such lines."""
     gamma: Gamma = "auto"
     """Quantisation step, in sides of the box, from about 2^-32 to 1; "auto":
     1 / sqrt(n). With a small step a bin reveals a row, or a mean, to many digits."""
@@ -462,6 +299,8 @@ class MUFC(ClusterTraining):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
+        if not named_bounds(self.box):
+            parse_box(self.box)
         if not isinstance(self.gamma, str):
             Quantizer(self.gamma)  # at most 2^32 bins
         if self.choose_clusters and self.n_clusters < 2:
@@ -496,19 +335,130 @@ class MUFC(ClusterTraining):
         """Where the server keeps what it needs to forget; None: nowhere."""
         return Path(self.server_state) if self.server_state else None
 
-    def agree(self, parties: Parties) -> TrainingSettings:
-        """Return what server and parties agree on."""
-        return self.settled(
-            parties,
-            self.gamma,
-            self.server_points,
-            self.client_training,
-            self.privacy,
-            self.field,
-            self.n_init,
-            self.min_rows_per_bin,
-            self.choose_clusters,
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return whether there are enough bins, and clusters to choose from."""
+        if "clusters" in metrics:
+            return most_chosen(metrics, self.n_clusters)
+        if not 0 < metrics["bins"] < self.n_clusters:
+            return []
+        return [
+            f"there are only {metrics['bins']} bins for {self.n_clusters} clusters, "
+            "some of which get no rows: if the parties have few rows, lower "
+            "min_rows_per_bin or n_clusters"
+        ]
+
+    def rehearsed(self) -> Self:
+        """Return a strategy for columns without names."""
+        return (
+            self.replace(box="-0.5,0.5") if named_bounds(self.box) else self.replace()
         )
+
+    def random_rows(
+        self, rng: np.random.Generator, n_rows: int, n_columns: int
+    ) -> Array:
+        """Return rows in the box."""
+        box = parse_box(self.rehearsed().box)
+        lower, upper = (np.resize(bound, n_columns) for bound in box)
+        return rng.uniform(lower, upper, size=(n_rows, n_columns))
+
+    def agree(self, parties: Parties) -> TrainingSettings:
+        """Return what server and parties agree on, with what depends on the data.
+
+        Raises FederationError if the data do not fit the settings.
+        """
+        n = parties.n_rows
+        lower, upper = box_of(parties, self.box)
+        if self.n_clusters > n:
+            raise FederationError(
+                f"n_clusters must be at most the {n} rows of all parties, got "
+                f"{self.n_clusters}"
+            )
+        if n > MOST_ROWS:
+            raise FederationError(
+                f"the parties must have at most 2^40 rows together, got {n}"
+            )
+        return TrainingSettings(
+            n_clusters=self.n_clusters,
+            local_clusters=self.local_clusters or self.n_clusters,
+            gamma=1 / math.sqrt(n) if self.gamma == "auto" else self.gamma,
+            lower=lower,
+            upper=upper,
+            server_points=self.server_points,
+            client_training=self.client_training,
+            privacy=self.privacy,
+            field=self.field,
+            n_init=self.n_init,
+            min_rows_per_bin=self.min_rows_per_bin,
+            choose_clusters=self.choose_clusters,
+            columns=parties.columns or None,
+        )
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Algorithm 1."""
+        model = f"{parties.session:016x}"
+        log.info("model %s", model)
+        agreed = self.agree(parties)
+        key = new_key(parties, agreed)
+        if agreed.privacy == "scma":
+            code_of(parties, agreed, key)
+        replies = parties.ask(
+            party.train.summing(**sums_of(agreed)),
+            model=model,
+            settings=agreed,
+            key=key,
+            keep=self.folder is not None,
+        )
+        with naming_parties(parties):
+            bins, counts, centers = self.cluster(parties, run, replies, agreed, key)
+        centers = agreed.box.restore(centers)
+        few = counted_bins(counts)
+        if few["small_bins"]:
+            log.warning(
+                "%d of %d bins have fewer than %d rows, %d of them a single one: the "
+                "server can tell whether a row that it knows is in such a bin",
+                few["small_bins"],
+                few["bins"],
+                SMALL_BIN,
+                few["single_bins"],
+            )
+        state = None
+        if self.folder is not None and all(replies.each("kept")):
+            names = [info.name for info in parties]
+            state = ServerState(self.folder, model)
+            if not (state.exists and state.version):  # as after a kill
+                state = ServerState.create(self.folder, model, agreed, names)
+                state.save(1, bins, counts, centers, names, "train", run=model)
+        else:
+            log.warning(
+                "this model cannot forget: server_state and the state_dir of each "
+                "party must be given for that"
+            )
+        trained = version_of(model, 1, centers, agreed, kept=state is not None)
+        try:
+            rows = _total_rows(replies)
+            record = self.commit(parties, run, trained, agreed, rows, state, **few)
+        except FederationError as error:
+            if state is None:
+                raise
+            saved = f"model {model} is saved, and its next task completes it"
+            if not isinstance(error, PartyFailed):
+                raise FederationError(f"{error}; {saved}") from None
+            raise PartyFailed(
+                error.party, error.action, f"{error.reason}; {saved}", error.nodes
+            ) from None
+        scaled = agreed.box.scale(trained.cluster_centers_)
+        run.warnings += followed(parties, self.box, scaled, trained.sizes_)
+        return record
+
+    def give_up(self, parties: Parties, error: Exception) -> None:
+        """Let a training that failed leave no ids at the parties."""
+        model = f"{parties.session:016x}"
+        state = None if self.folder is None else ServerState(self.folder, model)
+        saved = state is not None and state.exists and state.version > 0
+        asked = parties.ledger.of(party.train.action).messages > 0
+        if state is not None and asked and not saved:
+            failed = error.nodes if isinstance(error, PartyFailed) else {}
+            abandon(parties, model, list(failed))
 
 
 def abandon(parties: Parties, model: str, failed: Sequence[int]) -> None:

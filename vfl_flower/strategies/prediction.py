@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from typing import Any, ClassVar, Literal
@@ -13,7 +12,6 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
 from vfl_flower.clients import kernel_dealing, kernel_scores
-from vfl_flower.clients.evaluation import curves_of, metrics_of
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError
@@ -32,16 +30,14 @@ from vfl_flower.strategies.angles import (
     check_topology,
 )
 from vfl_flower.strategies.later import RowPrediction, check_places
-from vfl_flower.strategies.moments import roles_of
-
-log = logging.getLogger("vfl_flower")
+from vfl_flower.strategies.moments import ComputingParties, roles_of
 
 _COMMON = ("parties", "n_features", "holders", "kernel", "bandwidth", "kept")
 """What is the same in all parts of a model."""
 
 
 @settings
-class FDSKLPrediction(RowPrediction):
+class FDSKLPrediction(ComputingParties, RowPrediction):
     """Predictions for new rows by a model whose parts stay with the parties.
 
     =============  =====================================  ==========================
@@ -113,16 +109,6 @@ class FDSKLPrediction(RowPrediction):
         """Products with the weights with ``moments``, and angles with the others."""
         return ("moments",) if self.solver == "moments" else ("angles",)
 
-    @property
-    def dealt_by(self) -> str | None:
-        """With ``moments`` the dealer."""
-        return self.dealer if self.solver == "moments" else None
-
-    @property
-    def computed_by(self) -> str | None:
-        """With ``moments`` who computes with the label holder, where it is named."""
-        return self.computes or None
-
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Check the parts, then predict all rows in blocks."""
         moments = self.solver == "moments"
@@ -179,16 +165,7 @@ class FDSKLPrediction(RowPrediction):
             reply = angles.answers(
                 *(rows, M, columns, self.block_bytes, self.evaluates, curves)
             )
-        metrics: dict[str, Any] = {"rows": parties.n_rows}
-        if self.evaluates:
-            metrics |= metrics_of(reply)
-            run.curves = curves_of(reply)
-        else:
-            log.info(
-                "%d predictions are at %r, in predictions-%s-%016x.csv of its "
-                "state-dir",
-                *(len(rows), parties[holders[0]].name, self.model, parties.session),
-            )
+        metrics = self.metrics(parties, run, holders[0], reply)
         model = KernelModel(
             self.model,
             first["kernel"],
