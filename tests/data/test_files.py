@@ -401,6 +401,11 @@ def rows_alone(path):
     pq.write_table(table, path)
 
 
+def long_texts(path):
+    texts = pa.DictionaryArray.from_arrays(np.zeros(2**10, "i4"), ["x" * 2**18])
+    pq.write_table(pa.table({"a": texts.cast(pa.string())}), path)
+
+
 def feather(path):
     table = pa.table({"a": pa.array(np.zeros(2**24)), "b": pa.array(np.zeros(2**24))})
     pyarrow.feather.write_feather(table, path, compression="zstd", chunksize=2**24)
@@ -419,6 +424,7 @@ def zeros(path):
 
 BOMBS = {
     "rows.parquet": rows_alone,
+    "texts.parquet": long_texts,
     "rows.feather": feather,
     "stream.arrow": stream,
     "zeros.npz": zeros,

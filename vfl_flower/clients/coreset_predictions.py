@@ -281,22 +281,10 @@ def _worth(party: Party, own: Part, state: PredictionState, curves: bool) -> Tol
     party.sum_over(None if known.all() else np.flatnonzero(known))
     if party.y is not None and own["kind"] == "linear":
         y = np.asarray(party.y[known], dtype=np.float64)
-        return _errors(party, y, state.values[known], curves)
+        values, no_classes = state.values[known], np.zeros(0)
+        return told(party, y, values, "continuous", no_classes, curves=curves)
     cost, cost_se = mean_and_error(state.costs)
     return {"test_rows": party.n_rows, "test_loss": cost, "test_loss_se": cost_se}
-
-
-def _errors(party: Party, y: Array, predicted: Array, curves: bool = False) -> Told:
-    """Return the errors of predictions, unless they are nearly those of one row.
-
-    The server can shift the sum of one row, and so make its error the largest.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        worth = told(party, y, predicted, "continuous", np.zeros(0), curves=curves)
-        squared = (y - predicted) ** 2
-    if squared.max() > squared.sum() / 2:
-        raise PartyError("one row makes up more than half of the mean squared error")
-    return worth
 
 
 # -- in training -----------------------------------------------------------------------
@@ -378,7 +366,8 @@ def errors(
         try:
             if not hides_each(party, rows):
                 raise PartyError("too few rows for their mean error to hide each")
-            worth = _errors(party, y, predicted)
+            with np.errstate(over="ignore", invalid="ignore"):
+                worth = told(party, y, predicted, "continuous", np.zeros(0))
         except PartyError as error:  # a refusal would reveal labels of these rows
             log.warning("%s: %s is not reported", error, name)
             continue

@@ -489,8 +489,9 @@ def _check_names(names: Sequence[str], who: str) -> None:
 
 
 def _parquet(files: Sequence[Path], who: str) -> Table:
-    """Return Parquet files, after a look at their types and numbers of rows."""
+    """Return Parquet files, after a look at their rows and lengths of their texts."""
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet
 
     schema = pyarrow.parquet.read_schema(files[0])
@@ -514,21 +515,37 @@ def _parquet(files: Sequence[Path], who: str) -> Table:
     def read(wanted: Sequence[str]) -> Iterator[Any]:
         for path in files:
             # Not read_table: it adds columns for a folder that is called "year=2013".
-            with pyarrow.parquet.ParquetFile(
-                path, pre_buffer=False, buffer_size=2**18
-            ) as file:
+            with pyarrow.parquet.ParquetFile(path) as file:
                 rows, size = file.metadata.num_rows, path.stat().st_size
                 check_growth(8 * rows * len(wanted), size)
                 fields = [file.schema_arrow.field(name) for name in wanted]
-                typed = pa.schema(
-                    field.with_type(type_of[field.name])
-                    if pa.types.is_null(field.type)
-                    else field
+                nested = file.metadata.num_columns != len(schema.names)
+                texts = [
+                    field.name
                     for field in fields
-                )
+                    if pa.types.is_string(field.type)
+                    and (
+                        nested or _sized(file.metadata, schema.names.index(field.name))
+                    )
+                ]
+            typed = pa.schema(
+                field.with_type(type_of[field.name])
+                if pa.types.is_null(field.type)
+                else field
+                for field in fields
+            )
+            unpacked = 0
+            with pyarrow.parquet.ParquetFile(
+                path, read_dictionary=texts, pre_buffer=False, buffer_size=2**18
+            ) as file:
                 for batch in file.iter_batches(
                     batch_rows(len(wanted)), columns=list(wanted), use_threads=False
                 ):
+                    for part in map(batch.column, texts):
+                        if pa.types.is_dictionary(part.type):
+                            lengths = pc.binary_length(part.dictionary)
+                            unpacked += pc.sum(lengths.take(part.indices)).as_py() or 0
+                    check_growth(unpacked, size)
                     yield batch.select(list(wanted)).cast(typed)
 
     return Table(schema.names, read, categories=_categories(schema))
@@ -553,6 +570,18 @@ def _alike(first: Any, second: Any) -> bool:
         or (is_text(first) and is_text(second))
         or str(first).partition("[")[0] == str(second).partition("[")[0] == "timestamp"
     )
+
+
+def _sized(metadata: Any, column: int) -> bool:
+    """Return whether to size the texts of a column, as a dictionary, as it is read.
+
+    Not where they are so many that the dictionary would hold all of them in memory.
+    """
+    chunks = (
+        metadata.row_group(group).column(column)
+        for group in range(metadata.num_row_groups)
+    )
+    return all(c.total_uncompressed_size < max(2**22, 8 * c.num_values) for c in chunks)
 
 
 def _arrow(path: Path) -> Table:
