@@ -434,7 +434,9 @@ def test_a_sum_that_clips_addends_is_refused(tmp_path):
     """The server would learn how many addends are above the bound, again and again."""
     grid = InProcessGrid(parties(tmp_path, *data()))
     asked = Parties(grid, Ledger(), seed=0)
-    with pytest.raises((FederationError, PartyFailed), match="power of two of at least"):
+    with pytest.raises(
+        (FederationError, PartyFailed), match="power of two of at least"
+    ):
         held_out_by(asked, high=2.0)
 
 
