@@ -10,7 +10,6 @@ import pytest
 
 import vfl_flower
 from vfl_flower import Party
-from vfl_flower.shapes import shapes_only
 
 MARK = 918273645
 MARKS = (
@@ -78,14 +77,3 @@ def test_a_party_shows_its_name_and_sizes():
     party = Party(X, y=X[:, 0], ids=np.array(ids), name="airline")
     assert repr(party) == "Party('airline': 3 rows, 2 columns, 3 labels, ids)"
     assert repr(Party(X)) == "Party(3 rows, 2 columns)"
-
-
-def test_types_and_sizes_are_shown():
-    @shapes_only
-    @dataclasses.dataclass
-    class State:
-        X: object
-        done: bool
-
-    shown = repr(State(np.ones((2, 3)), done=True))
-    assert shown == "State(X=<ndarray of 2 x 3>, done=True)"

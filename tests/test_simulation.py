@@ -266,12 +266,6 @@ def test_the_server_has_no_part(three):
     assert all(parts(grid))
 
 
-def test_a_run_without_parts_leaves_none(three):
-    grid = InProcessGrid(three)
-    CoresetVRLR(size=12, solver="central").start(grid)
-    assert parts(grid) == [{}, {}, {}]
-
-
 def test_parts_are_those_of_the_last_run(three):
     grid = InProcessGrid(labelled(three))
     kernel().start(grid)

@@ -26,13 +26,6 @@ def test_bundled_sets_equal_scikit_learn(name):
     assert all(party.X.base is None for party in parties)  # not the whole set
 
 
-def test_bundled_sets_take_the_options_of_columns():
-    party = load("diabetes", index=1, count=2, columns=("s5", "bmi", "bp"))
-    assert party.columns == ["bp"]
-    X = load("iris", index=0, count=1, standardize=True).X
-    np.testing.assert_allclose(X.std(axis=0), 1)
-
-
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("data", ["iris", "synthetic:n=50,d=5"])
 def test_an_encoding_repeats_what_was_done_to_a_split_set(data, rows):
@@ -169,12 +162,6 @@ def test_synthetic_is_the_same_however_it_is_split():
     assert parties[1].columns == ["x3", "x4"]
     other = load_party(PartySource(data=name, index=0, count=1), seed=1)
     assert not np.isclose(other.X, whole.X).any()
-
-
-def test_synthetic_without_noise_is_linear():
-    party = load("synthetic:n=40,d=4,noise=0", index=0, count=1)
-    residual = np.linalg.lstsq(party.X, party.y)[1]
-    assert residual[0] < 1e-20
 
 
 def test_synthetic_has_the_moments_it_promises():

@@ -60,13 +60,6 @@ def test_an_encoding_is_another_entry_and_its_content_counts(write, conversions)
     assert len(conversions) == 3
 
 
-def test_an_entry_keeps_the_encoding(write, conversions):
-    path = write("a,t\n1,x\n0.1,y\n,x\n")
-    first, second = (load(path, standardize=True).encoding for _ in range(2))
-    assert first == second
-    assert len(conversions) == 1
-
-
 def test_name_and_index_are_not_part_of_an_entry(write, conversions):
     path = write(TEXT)
     assert load(path, name="bank", index=2).name == "bank"

@@ -199,13 +199,6 @@ def test_formats_share_an_encoding(tmp_path):
     np.testing.assert_array_equal(again.X, trained.X)
 
 
-def test_every_text_of_new_rows_may_be_unknown_or_many(write):
-    encoding = load(write("t,a\nx,1\ny,2\n")).encoding
-    rows = "".join(f"level{i},1\n" for i in range(200))
-    X = load(write(f"t,a\n{rows}", "n.csv"), encoding).X
-    np.testing.assert_array_equal(X, np.tile([0, 0, 1], (200, 1)))
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -166,16 +166,6 @@ def test_errors_of_ids(write, text, words):
     assert "/" not in str(caught.value)
 
 
-def test_errors_of_the_place_of_ids(folder):
-    for data, words in (
-        (folder / "4_no.csv", "does not exist"),
-        (folder, "got None"),
-        ("diabets", "must be one of breast_cancer"),
-    ):
-        with pytest.raises(PartyError, match=words):
-            read_ids(PartySource(data=str(data), id_column="id"))
-
-
 # --- Folders
 
 
@@ -292,15 +282,6 @@ def test_a_folder_without_party_files(tmp_path):
 def test_errors_of_a_csv(write, text, options, words, cache):
     assert words in refusal(write(text), **options)
     assert not list(cache.glob("parties/*"))
-
-
-@pytest.mark.parametrize(
-    ("labels", "numbers"), [("xyxy", "became 0 and 1"), ("xyzz", "became 0 to 2")]
-)
-def test_classes_are_counted_in_words(write, labels, numbers, caplog):
-    rows = "\n".join(f"{k},{label}" for k, label in enumerate(labels))
-    load(write(f"a,b\n{rows}\n"), label_column="b")
-    assert f"of label-column 'b', sorted, {numbers}" in caplog.text
 
 
 def test_new_rows_need_no_labels_to_be_aligned(write):

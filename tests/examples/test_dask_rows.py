@@ -67,32 +67,6 @@ def rows(client, tmp_path_factory):
     return DaskRows(client, write(X, tmp_path_factory.mktemp("rows")), COLUMNS)
 
 
-CHOICES = [
-    None,
-    np.arange(20, 100, 3),
-    np.array([5, 5, 49, 50, 119]),
-    np.array([119, 3, 3, 60]),
-    np.arange(0),
-]
-
-
-@pytest.mark.parametrize("numbers", CHOICES)
-def test_the_workers_give_what_numpy_gives(rows, numbers):
-    expected = X if numbers is None else X[numbers]
-    weights = np.arange(len(expected), dtype=np.float64)
-    total = rows.map_reduce(
-        lambda part, block: weights[part] @ block, np.add, np.zeros(D), 16, numbers
-    )
-    assert np.array_equal(total, weights @ expected)
-    order = rows.map_reduce(lambda _, b: b.tolist(), operator.add, [], 16, numbers)
-    assert order == expected.tolist()
-    assert np.array_equal(
-        np.concatenate([expected[:0], *rows.blocks(7, numbers)]), expected
-    )
-    if numbers is not None:
-        assert np.array_equal(rows.take(numbers), expected)
-
-
 def test_passes_run_at_the_workers(rows):
     processes = rows.map_reduce(lambda *_: {os.getpid()}, operator.or_, set())
     assert processes

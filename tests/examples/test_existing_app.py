@@ -1,6 +1,5 @@
 """FedAvg of an app that knows nothing of vfl_flower, and a strategy beside it."""
 
-import ast
 import json
 import re
 import sys
@@ -108,20 +107,6 @@ def test_hospitals_with_consents_of_their_own(grid, tmp_path):
     result = vf.FKKMeans(n_clusters=3, n_parties=3, iterations=3, passes=3).start(grid)
     assert {entry.party for entry in result.ledger.entries.values()} == set(names)
     assert result.metrics["inertia"] > 0
-
-
-def test_the_old_part_knows_nothing_of_the_new_one():
-    """One line at the client, one at the server, and a loader."""
-    package = EXAMPLE / "existing_app"
-    assert "vfl_flower" not in (package / "task.py").read_text().partition('"""\n')[2]
-    for name, calls in (("client_app", "register"), ("server_app", "FKKMeans")):
-        tree = ast.parse((package / f"{name}.py").read_text())
-        called = [
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == calls
-        ]
-        assert len(called) == 1
 
 
 @pytest.mark.slow

@@ -9,10 +9,8 @@ import pytest
 from simulations import coreset_theorems
 from simulations.coreset_theorems import (
     BETAS,
-    asked,
     basis_and_scores,
     basis_blocks,
-    drawn,
     enough,
     errors,
     four_groups,
@@ -87,41 +85,6 @@ def test_the_set_of_the_paper_has_fewer_rows_than_its_theorems_ask_for():
     assert 40 < best["k-means"][0]["theorem"] / best["k-means"][0]["n"] < 45
 
 
-def test_how_sizes_are_written():
-    assert asked({"n": 1000, "a": 2_500_000.0}, "a") == "2.5e+06 (2,500 n)"
-    assert asked({"n": 1000, "a": np.inf}, "a") == "none"
-    assert asked({"n": 1000}, "a") == ""
-    assert [drawn(8000), drawn(None)] == ["8,000", "n or more"]
-
-
-def test_command_writes_json_and_tables(tmp_path):
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(700, 18)).astype(np.float32)
-    np.savez(tmp_path / "kc_house.npz", X=X, y=X.sum(axis=1) + rng.normal(size=700))
-    words = [
-        "sizes",
-        "--datasets",
-        "kc_house",
-        "--pairs",
-        "500",
-        "--data-dir",
-        str(tmp_path),
-    ]
-    words += ["--output-dir", str(tmp_path / "out")]
-    coreset_theorems.app(words, standalone_mode=False)
-    results = json.loads((tmp_path / "out" / "coreset_theorems-sizes.json").read_text())
-    figures = results["sizes"]
-    assert [one["name"] for one in figures["regression"]] == [
-        "YearPredictionMSD, at best",
-        "kc_house, plain regression",
-    ]
-    assert figures["k-means"][1]["tau"] > 1
-    text = (tmp_path / "out" / "coreset_theorems-sizes.md").read_text()
-    assert "--pairs 500 --data-dir FOLDER" in text
-    assert text.count("kc_house, ") == 2
-    assert "707 n" in text
-
-
 # --- Robust coresets ------------------------------------------------------------------
 
 
@@ -170,14 +133,6 @@ def test_epsilon_of_centers_by_hand():
 @pytest.fixture(scope="module")
 def linear():
     return basis_and_scores(basis_blocks(shared_columns(2000, seed=1)))
-
-
-def test_beta_0_is_the_epsilon_of_a_coreset(linear):
-    U, scores = linear
-    rng = np.random.default_rng(0)
-    rows, weights = rng.integers(len(U), size=300), rng.uniform(0, 13, 300)
-    found = epsilons(np.argsort(scores), rows, weights, of_every_linear_model(U))
-    assert found[0.0] == pytest.approx(measured_eps(U, rows, weights))
 
 
 def test_no_model_has_a_larger_error(linear):

@@ -16,8 +16,6 @@ from simulations.coresets import (
     SAGA,
     Experiment,
     Solver,
-    coreset_wins,
-    generate,
     in_short,
     page,
     paper_units,
@@ -75,31 +73,6 @@ def test_table_has_each_solver_sampling_and_size(regression, clustering):
     for cell in regression["cells"] + clustering["cells"]:
         made.setdefault(cell["solver"], []).append((cell["sampling"], cell["size"]))
     assert made == expected
-
-
-def test_what_the_page_says_in_short_follows_from_its_cells():
-    def of(solver, size, coreset, uniform, error=0.01):
-        return [
-            {"solver": solver, "size": size, "sampling": sampling, "cost": 2 * cost}
-            | {"ratio": cost, "ratio_error": error}
-            for sampling, cost in (("coreset", coreset), ("uniform", uniform))
-        ]
-
-    first = of("CENTRAL", 100, 1.2, 1.5) + of("CENTRAL", 400, 1.05, 1.06)
-    second = of("DISTDIM", 100, 1.3, 1.25) + of("DISTDIM", 400, 1.02, 1.1)
-    full = [{"solver": "CENTRAL", "size": None, "sampling": "full", "cost": 2.0}]
-    text = in_short([{"cells": full + first}, {"cells": second}])
-    assert (
-        "lower mean cost in 3 of 4 cells (a solver and a size m), and in 2 by" in text
-    )
-    assert "m = 100.** The mean cost is 1.250 times that of all rows" in text
-    assert "and 1.375 times with the uniform sample (the median over 2" in text
-    assert "at most 1.300 and 1.500)" in text
-    assert "m = 400.** The mean cost is 1.035 times" in text
-    assert in_short([{"cells": full}]) == ""
-    alone = in_short([{"cells": of("SAGA", 100, 1.2, 1.1)}])
-    assert "in 0 of 1 cells" in alone
-    assert alone.count("\n") == 1
 
 
 def test_the_page_begins_in_short(regression, clustering):
@@ -195,13 +168,6 @@ def test_formula_gives_the_paper_s_column(sampling, solver, rows, printed):
         units = paper_units(sampling, solver, m, [30, 30, 30], 10, 0)
         step = 10 ** (len(str(units)) - 2)
         assert abs(units - figure) <= step / 2
-
-
-def test_repeats_are_capped_where_nothing_is_drawn(data):
-    tiny = experiment(data, "regression", REGRESSION)
-    assert tiny.most_repeats("CENTRAL", "full") == 1
-    assert tiny.most_repeats("CENTRAL", "coreset") >= 20
-    assert tiny.most_repeats("CG", "coreset") == 3
 
 
 # --- The command ---------------------------------------------------------------------
@@ -331,33 +297,6 @@ def test_sentences_of_section_6_beside_its_table_1():
     }
     # Uniform is "slightly lower": by 6 %, but for DISTDIM by nearly a half.
     assert [round(1 - u / c, 2) for u, c in ((9.3, 9.9), (7.0, 13))] == [0.06, 0.46]
-
-
-def test_wins_name_the_sizes_where_uniform_is_better():
-    costs = {("coreset", 200): 1.0, ("uniform", 200): 2.0}
-    costs |= {("coreset", 400): 3.0, ("uniform", 400): 2.0}
-    costs |= {("coreset", 100): 9.0, ("uniform", 100): 1.0}
-    table = {
-        "solvers": {"CENTRAL": {}},
-        "cells": [
-            {"solver": "CENTRAL", "sampling": s, "size": m, "cost": cost}
-            for (s, m), cost in costs.items()
-        ],
-    }
-    (sentence,) = coreset_wins(table)
-    assert sentence.startswith("From m = 200 on")
-    assert sentence.endswith("but not at m = 400")
-
-
-def test_generated_data_are_no_trivial_gaussian():
-    X, y = generate(20_000, 90, seed=0)
-    Z = (X - X.mean(axis=0)) / X.std(axis=0)
-    assert np.mean(Z**4) > 5  # 3 for a Gaussian
-    across = np.abs(np.corrcoef(Z.T)[:30, 60:])  # first against last party
-    assert 0.1 < across.mean() < 0.8
-    A = np.column_stack([Z, np.ones(len(Z))])
-    residual = y - A @ np.linalg.lstsq(A, y, rcond=None)[0]
-    assert 0.15 < 1 - residual.var() / y.var() < 0.35
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import typer
 
 from simulations import coresets, fdskl, kernel_kmeans
 from simulations.experiments import (
-    OUTPUT,
     DataDir,
     MissingData,
     OutputDir,
@@ -171,7 +170,3 @@ def test_commands_without_data_make_no_page(module, arguments, name, tmp_path):
     with pytest.raises(MissingData, match=rf"there is no {name}\.npz in"):
         run(module.app, *arguments, "--datasets", name, *folders)
     assert not (tmp_path / "out").exists()
-
-
-def test_results_are_in_the_user_s_data_folder_by_default():
-    assert OUTPUT.parts[-2:] == ("vfl_flower", "experiments")

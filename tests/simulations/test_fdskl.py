@@ -13,13 +13,9 @@ from simulations.fdskl import (
     BLOCKS,
     STEPS,
     app,
-    beside_direct,
-    bits_matter,
     defaults,
     defaults_page,
-    direct_wins,
     errors,
-    errors_page,
     forms,
     forms_page,
     iterations,
@@ -100,10 +96,6 @@ def test_iterations_are_what_the_budget_pays_for(budget, block):
     assert cost(T) <= budget < cost(T + 1)
 
 
-def test_one_iteration_at_least():
-    assert iterations(1, 64) == 1
-
-
 def test_both_solvers_send_what_the_budget_says(data):
     """A party sends so many bytes up, besides the frames of its messages."""
     for arguments in (
@@ -116,14 +108,6 @@ def test_both_solvers_send_what_the_budget_says(data):
         angles = made.bytes - 4 * 5 * 8 * 1000
         assert 0.75 < angles / (4 * 200_000) < 1.25, arguments
         assert made.error < 40
-
-
-def test_score_holds_what_the_ledger_counted(data):
-    made = score("x", data, 0, budget=200_000)
-    assert (made.name, made.round_trips) == ("x", 5)
-    M, n = made.settings["features"], made.settings["rows"]
-    assert M * n * 2 <= 200_000
-    assert made.bytes > (3 + 1) * 2 * M * n
 
 
 def test_tuning_takes_the_best_pair(data):
@@ -141,28 +125,6 @@ def test_tuning_takes_the_best_pair(data):
     ]
     assert best.error == min(again)
     assert best.settings["iterations"] == iterations(BUDGETS[0], best.settings["block"])
-
-
-def test_each_method_is_scored_on_each_split(entries):
-    entry = entries["covtype"]
-    assert (entry["n"], entry["n_test"], entry["widths"]) == (180, 60, [3, 2, 2])
-    names = [figures["name"] for figures in entry["scores"] if figures["seed"] == 0]
-    assert names == [
-        "FDSKL direct, 0.02 MB",
-        "FDSKL direct, 0.04 MB",
-        "FDSKL direct, square loss, 0.04 MB",
-        "FDSKL direct, square loss, 0.04 MB x 4 in float64",
-        "FDSKL doubly stochastic, 0.02 MB",
-        "FDSKL doubly stochastic, 0.04 MB",
-        "DSG, pooled",
-        "SVC, pooled",
-        "PP-SVMV",
-        "FD-SVRG",
-        "linear, pooled",
-        "gradient boosting, pooled",
-    ]
-    second = [figures["name"] for figures in entry["scores"] if figures["seed"] == 1]
-    assert second == [name for name in names if name != "PP-SVMV"]
 
 
 def test_the_methods_are_compared_on_equal_terms(entries):
@@ -195,73 +157,6 @@ def test_pp_svmv_beyond_its_memory_is_left_out(data):
     ]
     assert "SVC, pooled" in names
     assert "PP-SVMV" not in names
-
-
-def test_page_has_a_line_for_each_method(entries):
-    lines = "\n".join(errors_page(entries)).splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    for name in ("ijcnn1", "covtype"):
-        assert f"### {name}" in lines
-        assert sum(row[:1] == [name] for row in rows) == 1  # of the summary
-    for name, sent, times in (
-        ("FDSKL direct, 0.02 MB", True, "2"),
-        ("PP-SVMV", True, "1"),
-        ("SVC, pooled", False, "2"),
-    ):
-        cells = [row for row in rows if row[:1] == [name]]
-        assert len(cells) == 2  # one a data set
-        for _, error, size, trips, _, count, _ in cells:
-            assert ("(" in error) == (times == "2")
-            assert (size != "pooled") == bool(trips) == sent
-            assert count == times
-
-
-def test_sentence_names_the_sizes_that_direct_loses():
-    def entry(*errors):
-        names = [
-            f"FDSKL {solver}, {size} MB"
-            for solver in ("direct", "doubly stochastic")
-            for size in (1, 2)
-        ]
-        return {
-            "scores": [
-                {"name": name, "error": error}
-                for name, error in zip(names, errors, strict=True)
-            ]
-        }
-
-    sizes = ["1 MB", "2 MB"]
-    assert direct_wins(entry(1, 2, 3, 4), sizes).endswith("at 1 MB, 2 MB.")
-    assert direct_wins(entry(1, 2, 3, 2), sizes).endswith("at 1 MB, not at 2 MB.")
-    assert direct_wins(entry(5, 5, 3, 2), sizes).endswith(
-        "at no size, not at 1 MB, 2 MB."
-    )
-
-
-def test_sentences_say_who_is_ahead_and_what_bits_change():
-    """Two splits of 200 test rows: 1.0 % are two rows, 1.5 % three."""
-    names = {
-        "FDSKL direct, 2 MB": (1.0, 2.0),
-        "FDSKL direct, square loss, 2 MB": (1.0, 1.5),
-        "FDSKL direct, square loss, 2 MB x 4 in float64": (1.0, 1.0),
-        "SVC, pooled": (1.0, 1.0),
-        "FD-SVRG": (1.5, 1.5),
-        "gradient boosting, pooled": (2.0, 2.0),
-    }
-    scores = [
-        {"name": name, "seed": seed, "error": error}
-        for name, errors in names.items()
-        for seed, error in enumerate(errors)
-    ]
-    entries = {"one": {"n_test": 200, "scores": scores}}
-    assert beside_direct(entries, ["2 MB"]).splitlines() == [
-        "- SVC, pooled: error in % lower on one (1.00, direct 1.50).",
-        "- FD-SVRG: error in % the same on one (1.50, direct 1.50).",
-        "- gradient boosting, pooled: error in % higher on one (2.00, direct 1.50).",
-    ]
-    sentence = bits_matter(entries, ["2 MB"])
-    assert "on 1 of the 2 splits" in sentence
-    assert "at most 1" in sentence
 
 
 def test_splits_are_those_of_the_errors(folder, entries):

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from simulations import kernel_baselines, kernel_kmeans
-from simulations.experiments import MissingData
 from simulations.kernel_baselines import (
     Rows,
     agreement,
     federated,
-    generated,
     load,
     split_of,
     uploaded,
@@ -29,7 +27,6 @@ from simulations.kernel_kmeans import (
     interval,
     needed,
     nmi,
-    nmi_page,
     number,
     number_page,
     recovery,
@@ -43,7 +40,6 @@ from simulations.kernel_pooled import (
     pooled_fkkm,
 )
 from vfl_flower import Party, simulate
-from vfl_flower.numerics.kmeans import assign
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
 
 N, D = 240, 6
@@ -183,15 +179,6 @@ def test_floats_are_those_of_the_formulas(counted):
         assert figures["ledger"] == figures["formula"] > 0, name
 
 
-def test_gram_has_a_triangle_a_party_and_iteration(counted):
-    """D_1 = 4 (s + 5) = 36 features first, then 8 beside those of Z_t."""
-    first, second = counted["methods"]["gram"]["ranks"][:2]
-    sizes = [36, 8 + first, 8 + second]
-    assert counted["methods"]["gram"]["ledger"] == 3 * sum(
-        m * (m + 1) // 2 for m in sizes
-    )
-
-
 def test_pooled_counts_are_those_of_theorem_2(counted):
     counts = [36, 8, 8]
     with_cem = 3 * sum(
@@ -236,16 +223,6 @@ def test_scores_of_the_strategy_are_by_row(data):
     assert figures["bytes"] == result.ledger.bytes_up
 
 
-def test_without_a_kernel_matrix_there_is_no_ck(data, monkeypatch):
-    def refuse(X, s):
-        raise MissingData("too large")
-
-    monkeypatch.setattr(kernel_kmeans, "kernel_eigenpairs", refuse)
-    monkeypatch.setattr(kernel_kmeans, "methods", lambda data, quick: {})
-    measured = nmi(data, seeds=1)
-    assert measured["methods"] == {}
-
-
 def test_needed_is_the_cheapest_that_is_as_good():
     def method(family, floats, *scores):
         return {"family": family, "floats": floats, "nmi": list(scores)}
@@ -263,36 +240,6 @@ def test_needed_is_the_cheapest_that_is_as_good():
     assert needed(entry, "a", "RFK") == ("d", 250.0)
     assert needed(entry, "a", "CE PCA") == ("e", 10.0)
     assert needed(entry, "a", "plain") == ("", math.inf)
-
-
-def test_page_says_what_is_saved(entry):
-    page = "\n".join(nmi_page({"blobs": entry}))
-    rows = [
-        line.split("|")[1:-1] for line in page.splitlines() if "FK k-means," in line
-    ]
-    assert len(rows) == 8  # four settings, in both tables
-    assert "3 parties, 2 seeds." in page
-
-
-def test_the_appendix_has_the_papers_lists(data):
-    """Each T and each C of Appendix G of the paper is a row of the table."""
-    listed = kernel_kmeans.published(replace(data, name="mushrooms"))
-    of = {family: 0 for family, _ in listed.values()}
-    for family, _ in listed.values():
-        of[family] += 1
-    expected = {"FK": 5, "RFK": 4, "CE PCA": 4, "CE PCA, raw points": 1}
-    assert of == expected | {"plain": 1, "central": 1}
-    assert {"FK k-means, D = 50, T = 30", "RFK, D = 200, C = 700"} < set(listed)
-    with pytest.raises(MissingData, match="no settings for blobs"):
-        nmi(data, seeds=1, appendix=True)
-
-
-def test_tables_say_which_forms_of_the_rivals_they_have(entry):
-    page = "\n".join(nmi_page({"blobs": entry}))
-    assert " SK, 500 landmarks |" in page
-    assert " CE PCA, points as features, D = 100, C = 60 |" in page
-    page = "\n".join(nmi_page({"blobs": entry | {"n": 70_000}}))
-    assert " SK, 200 landmarks |" in page
 
 
 # --- k-means by sums ----------------------------------------------------------------
@@ -358,26 +305,6 @@ def test_multiples_of_gamma_stand_beside_k_means(data):
     assert float(cell.split()[0]) == pytest.approx(
         np.mean(entry["scores"]["20"]), abs=1e-3
     )
-
-
-@pytest.mark.parametrize("name", ["circles-2", "moons-2"])
-def test_circles_and_moons_are_standardised(name):
-    X, y = generated(name)
-    assert (len(X), set(y.tolist())) == (kernel_baselines.GENERATED, {0, 1})
-    np.testing.assert_allclose(X.mean(axis=0), 0, atol=1e-12)
-    np.testing.assert_allclose(X.std(axis=0), 1)
-
-
-@pytest.mark.parametrize("name", ["groups-8", "grid-9", "rings-2"])
-def test_generated_rows_have_as_many_groups_as_their_name_says(name):
-    X, y = generated(name)
-    assert len(X) == len(y) == kernel_baselines.GENERATED
-    assert sorted(set(y.tolist())) == list(range(int(name[-1])))
-    if name == "rings-2":
-        np.testing.assert_allclose(np.hypot(*X.T), 1 + 2 * y, atol=0.6)
-    else:
-        centers = np.array([X[y == j].mean(axis=0) for j in range(y.max() + 1)])
-        assert (assign(X, centers)[0] == y).mean() > 0.99
 
 
 # --- The command ---------------------------------------------------------------------

@@ -18,14 +18,12 @@ from simulations.kernel_kmeans_attacks import (
     differences,
     follow,
     iterations,
-    iterations_page,
     load,
     nearest,
     passes,
     points,
     points_page,
     scaling,
-    span,
     split,
     squared_distances,
     sums,
@@ -48,19 +46,6 @@ def quiet(caplog):
 
 
 # --- Data and messages ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["wine", "exponential", "noise", "blobs"])
-def test_columns_are_standardised(name):
-    X = load(name)
-    np.testing.assert_allclose(X.mean(axis=0), 0, atol=1e-12)
-    np.testing.assert_allclose(X.std(axis=0), 1)
-
-
-def test_digits_are_pixels_without_constant_columns():
-    X = load("digits", 900)
-    assert X.shape == (900, 61)
-    assert set(np.unique(X)) == set(range(17))
 
 
 def test_the_sums_are_those_that_the_strategy_has(monkeypatch):
@@ -162,11 +147,6 @@ def test_distances_give_rows_up_to_a_rotation():
 # --- Tables ---------------------------------------------------------------------------
 
 
-def test_ends_of_a_span_that_are_the_same_stand_once():
-    assert span([1.001, 1.0, 1.002]) == "1.00"
-    assert span([3, 1], "d") == "1 to 3"
-
-
 def test_whole_sums_show_rows_and_the_default_does_not():
     entry = sums("wine", seeds=1)
     cells = {(one["form"], one["attack"]): one for one in entry["attacks"]}
@@ -198,21 +178,6 @@ def test_more_components_show_more():
     _, page = points_page({"wine": entry})
     assert "wine, 178 x 13" in page
     assert len(page.splitlines()) == 2 + 2
-
-
-def test_the_inertia_is_beside_that_of_the_long_run():
-    entry = iterations("iris", times=(2, 5), long=10, seeds=2)
-    early, late = entry["runs"]
-    (long,) = iterations("iris", times=(10,), long=11, seeds=2)["runs"]
-    for run in (early, late):
-        ratios = np.divide(run["inertia"], long["inertia"])
-        np.testing.assert_allclose(run["above"], ratios - 1)
-    assert early["moved"] != late["moved"]
-    title, bands, times = iterations_page({"iris": entry})
-    assert title == "## Iterations"
-    counts = [int(line.split("|")[2]) for line in bands.splitlines()[2:]]
-    assert sum(counts) == 4
-    assert len(times.splitlines()) == 2 + 2
 
 
 def test_the_command_writes_the_sets_that_are_asked_for(tmp_path, monkeypatch):

@@ -11,18 +11,14 @@ import pytest
 from simulations import coresets, experiments, kernel_moments
 from simulations.experiments import MissingData
 from simulations.kernel_moments import (
-    EQUAL,
     FULL,
-    MODELS,
     QUICK,
     STEM,
     Cell,
     app,
     errors_page,
-    in_short,
     load,
     plan,
-    role_cell,
 )
 from simulations.moments_costs import gram_errors
 
@@ -150,67 +146,6 @@ def test_the_lowest_mean_error_wins(errors, wins):
     first, second = sentence.split(";")
     assert first.endswith("on a9a" if wins == "boosting" else "on none")
     assert second.endswith("none." if wins == "boosting" else f"on a9a ({wins}).")
-
-
-def test_a_model_that_lacks_a_seed_does_not_win():
-    cells = cells_of(moments=5.0, boosting=4.0, kernel=3.0)
-    del cells["errors a9a 21 kernel"]
-    _, row = sentence_and_row(cells)
-    assert row["wins"] == "boosting"
-    assert row["kernel"] == "3.00 (3.00, 3.00)"
-
-
-def in_words(cells, **changed):
-    """Return the list of what a reader should take away, on a9a alone."""
-    size = dataclasses.replace(FULL, sets=("a9a",), **changed)
-    return "".join(text for text in in_short(cells, size) if text.startswith("- "))
-
-
-def test_what_a_page_says_in_short_follows_from_its_figures():
-    cells = cells_of(moments=5.0, boosting=4.0, kernel=5.5, linear=6.0)
-    text = in_words(cells)
-    assert "the linear model on 1 of 1 sets, and below that of the kernel" in text
-    assert text.endswith(
-        "pooled columns on 1 of 1 sets, and below that of boosted trees on 0 of 1 sets."
-    )
-    few = in_words(cells_of(moments=3.0, boosting=4.0, linear=2.0))
-    assert "linear model on 0 of 1 sets, and below that of boosted trees on 1" in few
-    assert "kernel" not in few
-    del cells["errors a9a 20 linear"]
-    assert "linear" not in in_words(cells)
-    assert in_words({}) == ""
-
-
-def test_what_runs_cost_is_said_in_short():
-    trips = {"train_trips": 11, "predict_trips": 5}
-    cells = {
-        "parties kc_house 2": trips
-        | {"error": 0.13, "pooled_error": 0.1325, "megabytes": 2000.0},
-        "parties kc_house 5": trips
-        | {"error": 0.12, "pooled_error": 0.12, "megabytes": 1500.0},
-        "coresets kc_house 2": {"ratio": 1.02, "worst": 1.06},
-        "coresets kc_house 3": {"ratio": 1.0304, "worst": 1.05},
-    }
-    for run, seconds in zip(FULL.runs[:2], (3.0, 8.0), strict=True):
-        holder = {"seconds": seconds, "megabytes": 400 * seconds}
-        cells[role_cell(*run)] = {"numpy": 2.0, "label holder": holder}
-    text = in_words(cells)
-    assert "differs by at most 0.0025 from that of the same model" in text
-    assert "11 round trips and 1,500 to 2,000 MB of all parties" in text
-    assert "needs 1.5 to 4.0 times the seconds" in text
-    assert "at most 3.20 GB" in text
-    assert "has 1.020 to 1.030 times the loss" in text
-    assert "at most 1.060 times" in text
-    assert "Test errors" not in text
-
-
-def test_every_set_has_every_model_and_seed():
-    names = {cell.name for cell in plan(FULL, None)}
-    for name in FULL.sets:
-        for seed in FULL.seeds:
-            for model in MODELS:
-                asked = f"errors {name} {seed} {model}" in names
-                assert asked == (model != EQUAL or name == "covtype")
 
 
 # --- Measurements ---------------------------------------------------------------------

@@ -23,13 +23,10 @@ from simulations.mufc import (
     counted,
     hits,
     imbalance,
-    loss,
     most_chance,
     number,
     removal,
-    removals,
     requests_of,
-    settings,
     sizes,
     speedup,
 )
@@ -37,14 +34,12 @@ from simulations.mufc_attack import (
     OPTIONS,
     attacked,
     distances_to_bins,
-    membership,
     success,
 )
 from simulations.mufc_federation import (
     METHODS,
     Numerics,
     apart,
-    candidates,
     dckm_centroids,
     kfed_centroids,
     mixture,
@@ -116,12 +111,6 @@ def test_split_is_a_partition_of_few_clusters_a_party(k_prime):
     assert len(parts[-1]) > 0
 
 
-def test_split_of_one_cluster_after_another():
-    """With K' = K = 1 each party but the last has n / L rows, in order."""
-    parts = split_clusters(np.zeros(10, int), 3, 1, np.random.default_rng(0))
-    assert [rows.tolist() for rows in parts] == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
-
-
 def test_split_of_too_few_rows():
     with pytest.raises(ValueError, match="6 parties need two rows each, got 11"):
         split_clusters(np.zeros(11, int), 6, 1, np.random.default_rng(0))
@@ -135,13 +124,6 @@ def test_mixture_has_the_variance_of_the_paper():
     assert (np.abs(X[:100_000].mean(axis=0) - 0.5) < 0.51).all()
 
 
-def test_pooled_rows_fill_the_box(data):
-    rows = np.concatenate(data.rows)
-    assert np.abs(rows).max() == 0.5
-    assert (data.n, data.d, data.k, len(data.rows)) == (120, 2, 3, 4)
-    assert data.best <= trained(data).loss()[1]
-
-
 def test_kfed_adds_the_farthest_and_moves_once():
     """First party: 0 and 1. Farthest of the others: 10. One step: {8, 10} -> 9."""
     own = [np.array([[0.0], [1.0]]), np.array([[8.0], [10.0]]), np.array([[1.5]])]
@@ -149,11 +131,6 @@ def test_kfed_adds_the_farthest_and_moves_once():
     # Of the first party's centroids no more than K are taken, and no second step
     # comes: 1.5 and 10 went to 1, whose mean is (1 + 8 + 10 + 1.5) / 4.
     np.testing.assert_allclose(kfed_centroids(own, 2), [[0], [5.125]])
-
-
-def test_kfed_has_no_two_equal_centres():
-    own = [np.zeros((0, 1)), np.array([[2.0], [2.0]]), np.array([[2.0], [3.0]])]
-    np.testing.assert_array_equal(kfed_centroids(own, 4), [[2], [3]])
 
 
 def test_dckm_does_not_weigh():
@@ -227,26 +204,6 @@ def test_a_row_that_is_no_centroid_only_leaves_a_size(data):
     assert moved.tolist() == (np.arange(len(moved)) == nearest.argmin()).tolist()
 
 
-def test_counts_sent_again_make_the_server_cluster(data):
-    numerics = trained(data)
-    row = next(i for i in range(len(data.rows[1])) if i not in numerics.drawn[1])
-    _, server, redrawn = numerics.remove(1, np.array([row]), lazy=False)
-    assert server > 0
-    assert not redrawn
-
-
-def test_a_centroid_is_drawn_again_behind_those_before_it(data):
-    numerics = trained(data)
-    before = numerics.drawn[2].copy()
-    _, server, redrawn = numerics.remove(2, before[[1]])
-    assert server > 0
-    assert redrawn
-    assert numerics.drawn[2][0] == before[0]
-    assert before[1] not in numerics.drawn[2]
-    assert numerics.stay[2][numerics.drawn[2]].all()
-    assert numerics.sizes[2].sum() == len(data.rows[2]) - 1
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_after_removals_all_is_of_the_rows_that_stay(data, method):
     """Sizes, centroids and costs."""
@@ -289,13 +246,6 @@ def test_batches_are_of_one_party_that_keeps_some(data):
     assert not list(requests_of(numerics, "batches of 30", 5, rng))
 
 
-def test_removals_end_where_the_parties_have_no_more_rows(data):
-    """Ten rows a request of 120: there cannot be more than twelve."""
-    actual = removals(data, "batches of 10", count=50)
-    assert 1 <= len(actual["party"]) <= 12
-    assert [done for done, _ in actual["ratio"]][:2] == [0, 12][: len(actual["ratio"])]
-
-
 def test_removal_has_all_patterns_and_a_page(data):
     actual = removal(data, 1, 20)
     # No party has rows for batches of 30.
@@ -311,18 +261,6 @@ def test_removal_has_all_patterns_and_a_page(data):
     rows = rows_of("removal", [actual])
     assert len(rows) == (1 + 1) + (1 + 6) + (1 + 3)
     assert sum(row[1] == "random, DC-KM" for row in rows) == 1
-
-
-def test_loss_compares_all_methods(data):
-    actual = loss(data, 2)
-    assert set(actual["methods"]) == set(METHODS)
-    for one in actual["methods"].values():
-        assert {len(values) for values in one.values()} == {2}
-        for induced, nearest in zip(one["induced"], one["nearest"], strict=True):
-            assert 0.999 < nearest <= induced + 1e-12
-    actual["published"] = {"DC-KM": 1.46}
-    printed = {row[1]: row[4] for row in rows_of("loss", [actual])[1:]}
-    assert printed == dict.fromkeys(METHODS, "") | {"DC-KM": "1.46"}
 
 
 def test_additions_stand_beside_trainings_anew(data):
@@ -348,16 +286,6 @@ def test_the_number_of_clusters_is_chosen_from_bins_and_rows(data):
     )
     best = chosen(X, np.ones(180), np.random.default_rng(0))
     assert (best["silhouette"], best["variance ratio"]) == (3, 3)
-
-
-def test_settings_has_three_tables(data):
-    spread = pooled("spread", np.concatenate(data.rows), 3, n_parties=4)
-    some = federation.SplitRows(
-        "tiny", data.rows, 3, data.best, spread=lambda k_prime: spread
-    )
-    actual = settings(some, 1)
-    assert [len(cells) for cells in actual.values()] == [5, 4, 6]
-    assert len(rows_of("settings", actual)) == 3 + 15
 
 
 def test_sets_are_generated_or_say_why_not(tmp_path):
@@ -419,11 +347,6 @@ def test_imbalance_by_hand():
     assert imbalance(X, 2, np.random.default_rng(0)) == pytest.approx((5 / 4, 2))
 
 
-def test_imbalance_of_clusters_of_equal_rows():
-    X = np.repeat([[0.0], [1.0]], 3, axis=0)
-    assert imbalance(X, 2, np.random.default_rng(0)) == (1, 1)
-
-
 @pytest.mark.parametrize(
     ("n", "expected"), [(50, 1.0), (1_000, 0.061), (10_000, 0.0061)]
 )
@@ -439,16 +362,6 @@ def test_lemma_f1_holds_for_each_row():
     assert chance.mean() == pytest.approx(3 / 3000)
     assert 3 / 3000 < chance.max() <= most_chance(3000, 3, e1, e2) < 1
     assert largest <= 10 * 3 * e1 * e2 / 3000
-
-
-def test_an_outlier_is_nearly_always_a_centroid():
-    """As [1] remarks: then no bound below 1 can hold, and epsilon_2 is about n."""
-    X = np.append(mixture([400, 600], 2, np.random.default_rng(0)), [[99, 99]], axis=0)
-    _, e2 = imbalance(X[:-1], 2, np.random.default_rng(0))
-    assert e2 < 30
-    chance, _ = chances(X, 2, 20, np.random.default_rng(0))
-    assert chance[-1] > 0.9
-    assert most_chance(len(X), 2, *imbalance(X, 2, np.random.default_rng(0))) == 1
 
 
 @pytest.mark.parametrize(("pattern", "count"), [("random", 40), ("batches of 10", 8)])
@@ -585,33 +498,12 @@ def test_drawn_rows_are_found_and_means_are_not(candidates_):
     assert means["moved"] > drawn["moved"]
 
 
-@pytest.mark.parametrize("name", ["digits", "postures", "small"])
-def test_some_sets_need_no_file(name):
-    made = candidates(name, None, False)
-    rows = np.concatenate(made.rows)
-    assert made.k == {"digits": 10, "postures": 5, "small": 4}[name]
-    assert np.abs(rows).max() <= 0.5
-    assert made.best > 0
-
-
 # -- the command --------------------------------------------------------------------
 
 
 def run(*arguments):
     """Run the command, and let its exceptions through."""
     app([str(word) for word in arguments], standalone_mode=False)
-
-
-@pytest.mark.parametrize("name", ["seeds", "requests"])
-def test_command_refuses_what_cannot_be(name):
-    with pytest.raises(click.UsageError) as caught:
-        run("loss", f"--{name}", "0")
-    assert caught.value.param.name == name
-
-
-def test_every_option_of_the_attack_has_a_row(candidates_):
-    rows = rows_of("membership", [membership(candidates_, 1, 2)])
-    assert [row[1] for row in rows[1:]] == [*OPTIONS]
 
 
 def test_the_command_writes_json_and_tables(folder, tmp_path, capsys):
@@ -637,14 +529,6 @@ def test_the_command_merges_the_settings_of_sets(folder, tmp_path):
     run(*arguments, "--data-dir", folder, "--output-dir", tmp_path)
     results = json.loads((tmp_path / "mufc-settings.json").read_text())
     assert [len(cells) for cells in results["settings"].values()] == [5, 4, 0]
-
-
-@pytest.mark.parametrize("table", ["loss", "settings", "membership"])
-def test_tables_without_data_say_so(table, tmp_path):
-    folders = ["--data-dir", tmp_path, "--output-dir", tmp_path]
-    with pytest.raises(MissingData, match=r"celltype: there is no celltype\.npz in"):
-        run(table, "--datasets", "celltype", *folders)
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_refuses_sets_of_other_tables():

@@ -9,17 +9,14 @@ import pytest
 from simulations import papers
 from simulations.experiments import ROOT
 from simulations.papers import (
-    GROUPS,
     PIECES,
     Group,
     Piece,
     all_figures,
     differences,
-    merged,
-    rounded,
     with_tables,
 )
-from simulations.pictures import PICTURES, Curve, Panel, picture
+from simulations.pictures import Curve, Panel, picture
 
 PAGES = ROOT / "docs" / "papers"
 RESULTS = sorted(PAGES.glob("*-results.md"))
@@ -186,17 +183,6 @@ def test_a_command_that_fails_is_named(tmp_path):
         papers.measure("fdskl nothing", None, None)
 
 
-def test_a_command_that_is_interrupted_says_what_is_kept(monkeypatch, capsys):
-    def interrupted(*command, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(papers.subprocess, "run", interrupted)
-    with pytest.raises(click.exceptions.Exit) as ended:
-        papers.measure("fdskl topologies", None, None)
-    assert ended.value.exit_code == 130
-    assert "measured before are kept" in "".join(capsys.readouterr())
-
-
 # --- Comparing ----------------------------------------------------------------------
 
 
@@ -217,20 +203,6 @@ def test_a_command_that_is_interrupted_says_what_is_kept(monkeypatch, capsys):
 )
 def test_differences_beyond_the_tolerance_are_found(before, now, places):
     assert list(differences(before, now)) == places
-
-
-def test_figures_keep_seven_digits():
-    actual = rounded({"a": [1 / 3, 2], "b": "text", "c": None})
-    assert actual == {"a": [0.3333333, 2], "b": "text", "c": None}
-
-
-def test_pieces_of_a_group_make_one():
-    assert merged([[1], [2, 3]]) == [1, 2, 3]
-    assert merged([{"a": 1}, {"b": 2}]) == {"a": 1, "b": 2}
-
-
-def test_pictures_are_drawn_from_groups_that_there_are():
-    assert set(PICTURES) <= set(GROUPS)
 
 
 def test_a_picture_says_what_it_shows():
