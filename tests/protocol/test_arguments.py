@@ -187,26 +187,12 @@ def test_classes_that_are_unclear_are_refused(labels):
         KernelClassifier().fit(X, y)
 
 
-def test_text_is_no_label_of_a_regression():
-    for y in (Y.astype(str).astype(object), pd.Series(Y).astype("string")):
-        with pytest.raises(ValueError, match="y must hold real numbers"):
-            CoresetRegressor().fit(X, y)
-
-
 def test_score_checks_labels_as_fit_does():
     model = CoresetRegressor(sampling="full", random_state=0).fit(FRAME, Y)
     assert model.score(FRAME, pd.Series(Y)) == pytest.approx(1)
     for y in (pd.Series(Y)[::-1], Y.astype(str), np.ma.masked_less(Y, 0)):
         with pytest.raises(ValueError, match="y must"):
             model.score(FRAME, y)
-
-
-def test_the_index_of_any_block_counts():
-    blocks = [X[:, :2], FRAME[["c", "d"]]]
-    with pytest.raises(ValueError, match="y must have the index"):
-        CoresetRegressor().fit(blocks, pd.Series(Y)[::-1])
-    with pytest.raises(ValueError, match="must have the index"):
-        CoresetRegressor().fit([X[:, :1], FRAME[["b"]], FRAME[["c"]][::-1]], Y)
 
 
 def test_parties_whose_tables_have_other_orders_are_refused():

@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -27,10 +26,8 @@ from vfl_flower import (
 from vfl_flower.clients import coresets
 from vfl_flower.protocol.consent import (
     FREE,
-    KINDS,
     MOST_BYTES,
     Consent,
-    Kind,
     Limit,
 )
 from vfl_flower.protocol.journal import FILE
@@ -69,10 +66,6 @@ def letting(*kinds, **rules):
 
 
 # -- the file --------------------------------------------------------------------------
-
-
-def test_the_kinds_are_all_described():
-    assert tuple(KINDS) == get_args(Kind)
 
 
 def test_a_file_is_read(tmp_path):

@@ -454,12 +454,6 @@ class Slow(InProcessGrid):
         ]
 
 
-def test_waits_for_two(clock):
-    parties = greet(Slow(some(2), clock, [0.0, 5.0]))
-    assert len(parties) == 2
-    assert 5 <= clock.now < 5.6  # a look every half second
-
-
 def test_waits_for_as_many_as_the_run_says(clock, caplog):
     caplog.set_level(logging.INFO, "vfl_flower")
     parties = greet(Slow(some(3), clock, [0.0, 2.0, 3.0]), n_parties=3)
@@ -689,13 +683,6 @@ def test_parties_that_always_clip_are_not_asked_for_ever(asked, clock, monkeypat
 
 
 # -- replies that are not what their step declares -------------------------------------
-
-
-def test_a_reply_of_one_value_of_each_kind(clock):
-    replies = greet(some()).ask(report.summing(total=1.0), m=2)
-    assert replies[0]["task"] == "train"
-    assert list(replies[0]["angles"]) == [0, 1]
-    np.testing.assert_array_equal(replies.sums["total"], [3.0, 3.0])
 
 
 @pytest.mark.parametrize(
@@ -998,12 +985,6 @@ def test_silent_party_is_not_asked_again(kind, clock, caplog):
     assert "again" not in caplog.text
 
 
-def test_slow_party_is_waited_for(clock):
-    messages, _ = messages_after(clock, Fault("delay", "probe", 1, seconds=9.0))
-    assert messages == [1, 1, 1]
-    assert 9 <= clock.now < TIMEOUT
-
-
 def test_silent_is_who_never_replied_although_asked_again(clock):
     """The transient error does not give the party more time."""
     faults = [Fault("unavailable", "probe", 1, 0), Fault("lose request", "probe", 1, 1)]
@@ -1012,16 +993,6 @@ def test_silent_is_who_never_replied_although_asked_again(clock):
         greet(grid).ask(probe)
     assert [grid.asked("probe", j) for j in range(3)] == [1, 2, 1]
     assert TIMEOUT < clock.now <= TIMEOUT + 0.1
-
-
-def test_second_reply_is_the_same(clock):
-    grid = FaultyGrid(some(), [Fault("duplicate", "total", 1)], clock)
-    sums = greet(grid).secure_sum(total.summing(total=8.0))
-    np.testing.assert_array_equal(sums["total"], [6.0, 6.0])
-    ((first, second),) = grid.twins
-    np.testing.assert_array_equal(
-        unpack(first.content)[0]["total"], unpack(second.content)[0]["total"]
-    )
 
 
 @pytest.mark.parametrize("kind", ["duplicate", "reply unavailable"])
@@ -1069,11 +1040,3 @@ def test_lasting_codes_of_flower(code, clock, monkeypatch):
     monkeypatch.setattr("faults.UNAVAILABLE", code)
     with pytest.raises(PartyFailed, match="as planned"):
         messages_after(clock, Fault("unavailable", "probe", 1))
-
-
-def test_polls_often_at_first(clock):
-    grid = FaultyGrid(some(), [Fault("delay", "probe", 1, seconds=0.03)], clock)
-    parties = greet(grid)
-    parties.ask(probe)
-    assert parties.ledger.waits["probe"][0] < 0.06
-    assert parties.ledger.entry("probe", "party-1").messages == 1

@@ -21,12 +21,6 @@ from vfl_flower.typing import Array
 X = np.arange(6.0).reshape(3, 2)
 
 
-def test_minimal():
-    party = Party(X)
-    assert party.n_rows == 3
-    assert party.y is party.ids is party.ids_digest is party.name is party.index is None
-
-
 def test_lists_do():
     party = Party([[1, 2], [3, 4]], y=[True, False], ids=["a", "b"], columns=["u", "v"])
     assert party.X.shape == (2, 2)

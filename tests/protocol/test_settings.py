@@ -176,13 +176,6 @@ def setting(name: str) -> Setting:
     return next(s for s in settings_of(Example) if s.name == name)
 
 
-def test_settings_are_in_the_order_of_their_declaration():
-    assert [s.name for s in settings_of(Example)] == [
-        *("seed", "size", "bandwidth", "kernel", "share", "bits", "exact", "folder"),
-        *("columns", "state"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "default", "kinds", "choices", "in_run_config"),
     [
@@ -214,10 +207,6 @@ def test_what_a_setting_is(name, default, kinds, choices, in_run_config):
 def test_the_text_of_a_setting_is_its_docstring():
     assert setting("size").text == "m, the number of rows."
     assert setting("seed").text == "Seed of all draws."
-
-
-def test_the_name_of_a_setting_in_a_run_config_has_dashes():
-    assert Setting("n_parties", 0, "", "", (), (), False, None).key == "n-parties"
 
 
 def test_parameters_stand_before_the_next_section_of_a_docstring():
