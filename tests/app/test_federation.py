@@ -231,9 +231,6 @@ def test_a_file_is_checked_as_the_strategy_reads_it(place):
     [
         (["a/b", *OPTIONS], "name must be 1 to 100 letters"),
         ([".", *OPTIONS], "name must be 1 to 100 letters"),
-        ([".hidden", *OPTIONS], "name must be 1 to 100 letters"),
-        ([" x", *OPTIONS], "name must be 1 to 100 letters"),
-        (["x:1", *OPTIONS], "name must be 1 to 100 letters"),
         (["x", *OPTIONS, "--for", "magic"], "strategy must be one of coreset-vrlr"),
         (
             ["x", *OPTIONS, "--impute", "zero"],

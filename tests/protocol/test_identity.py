@@ -395,11 +395,6 @@ def test_another_place_is_refused(place):
         check(place=place)
 
 
-def test_nobody_is_pinned():
-    with pytest.raises(PartyError, match="'a' must be pinned among the peers"):
-        check(pinned={})
-
-
 def test_another_key_is_pinned_for_the_party_itself():
     with pytest.raises(PartyError, match=f"must be that of .*{PINNED['b']}"):
         check(pinned=PINNED | {"b": PINNED["a"]})

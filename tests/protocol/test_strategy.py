@@ -202,7 +202,6 @@ def test_hooks_say_what_to_call(hook, phase):
     [
         ({"masking": "none"}, "masking must be one of 'ring', 'plain', got 'none'"),
         ({"n_parties": -1}, "n_parties must be a whole number of at least 0, got -1"),
-        ({"n_parties": 1}, "n_parties must be 0 or at least 2, got 1"),
         ({"seed": -1}, "seed must be a whole number of at least 0 .* got -1"),
         ({"seed": 2**63}, r"seed must be .* below 2\^63, or None, got 92233720"),
     ],
