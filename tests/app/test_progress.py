@@ -96,3 +96,15 @@ def test_a_model_that_has_not_converged_says_so(warns, caplog, monkeypatch):
     still = FKKMeans(2, **options).start(InProcessGrid([Party(own) for own in X]))
     assert ["still moved" in warning for warning in still.warnings] == [True] * warns
     assert ("still moved" in caplog.text) == warns
+
+
+def test_clusters_that_are_found_with_the_defaults_give_no_warning(caplog):
+    """A constant column is no reason for one, nor is a subspace that hardly moves."""
+    X = np.random.default_rng(0).normal(size=(300, 4)) / 4
+    X[:, 3] = 7.0
+    X[::2, :2] += 3.0
+    parties = [Party(X[m::3]) for m in range(3)]
+    result = FKKMeans(2, 4, standardize=True, seed=0).start(InProcessGrid(parties))
+    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert [text for text in said if "the run has a seed" not in text] == []
+    assert result.warnings == ()

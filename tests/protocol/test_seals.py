@@ -69,6 +69,7 @@ def test_a_seal_with_a_wrong_word(old, new):
         ("angles2", "angles"),
         ("x_y_3", "x_y"),
         ("_3", ""),
+        ("a_b", "a_b"),
     ],
 )
 def test_a_name_without_its_number(name, expected):
