@@ -116,17 +116,6 @@ def test_a_changed_folder_gives_another_hash(tmp_path):
     assert bundle_hash(tmp_path / "app") != bundle_hash()
 
 
-def test_the_command_prints_the_hash(tmp_path):
-    command = [sys.executable, "-m", "vfl_flower.app.bundle"]
-    assert subprocess.check_output(command, text=True).strip() == bundle_hash()
-
-
-def test_flower_knows_a_bundle_by_its_sha256():
-    """The example of FIPS 180-2."""
-    first, last = "ba7816bf8f01cfea414140de5dae2223", "b00361a396177a9cb410ff61f20015ad"
-    assert hash_of(b"abc") == first + last
-
-
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch, Path.exists])
 def test_a_folder_that_is_no_app_is_one_sentence(tmp_path, capsys, make):
     """Its file is a folder, empty, or not there."""
@@ -138,13 +127,3 @@ def test_a_folder_that_is_no_app_is_one_sentence(tmp_path, capsys, make):
     assert out == ""
     assert err.count("\n") == 1
     assert "project" in err
-
-
-def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, capsys, monkeypatch):
-    def build(folder):
-        raise PermissionError(13, "Permission denied", "client.py")
-
-    monkeypatch.setattr(bundle, "build_fab_from_disk", build)
-    with pytest.raises(typer.Exit):
-        bundle.main(tmp_path)
-    assert capsys.readouterr().err == "Error: client.py: Permission denied\n"

@@ -62,16 +62,6 @@ def test_loader_says_how_many_parties_there_are():
     assert hello(party)["n_parties"] == 3
 
 
-def test_loader_of_a_node_that_does_not_know_how_many_there_are(tmp_path):
-    context = Nodes(places(3))._contexts[1001]
-    path = tmp_path / "airline.npz"
-    np.savez(path, X=np.ones((3, 2)))
-    context.node_config.clear()
-    context.node_config["data"] = str(path)
-    context.node_config["state-dir"] = str(tmp_path / "state")
-    assert hello(load_from_context(context))["n_parties"] == 0
-
-
 # -- what a node config may not say ----------------------------------------------------
 
 
@@ -213,16 +203,6 @@ def test_a_node_that_cannot_predict(node, change, words):
     for word in words:
         assert word in str(caught.value)
     assert "/dev" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("model", "word"),
-    [("", "hexadecimal"), ("0123456789abcdef", "no part of model 0123456789abcdef")],
-)
-def test_a_model_that_the_node_does_not_have(node, model, word):
-    node.run_config["model"] = model
-    with pytest.raises(PartyError, match=rf"^party-0: .*{word}"):
-        load_from_context(node)
 
 
 def test_a_wrong_node_config_names_its_party():

@@ -15,7 +15,6 @@ import ssl
 import subprocess
 import sys
 import tomllib
-from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +39,6 @@ from vfl_flower.app.config import party_source
 from vfl_flower.app.federation import (
     RESTART,
     SUPERNODE,
-    WHY_ENDED,
     Shown,
     gate_command,
     locked,
@@ -51,12 +49,10 @@ from vfl_flower.app.federation import (
     write_connection,
 )
 from vfl_flower.app.flower_run import START, Processes, _Commands, wait_for
-from vfl_flower.app.node import HEARTBEAT
 from vfl_flower.app.options import check_there
-from vfl_flower.app.party_folder import load_party_folder, needs_of
+from vfl_flower.app.party_folder import needs_of
 from vfl_flower.data import load_party
 from vfl_flower.protocol.consent import Consent, Limit
-from vfl_flower.protocol.exchange import ABSENCE
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.strategies import algorithms
 
@@ -176,52 +172,11 @@ def test_for_a_strategy_the_consent_lets_its_needs_leave(place, strategy):
         assert re.search(rf"(?m)^  {kind}: \w", done.output)
 
 
-def test_each_way_to_read_a_file_says_whose_it_is(place):
-    """``mufc`` fills no missing value, and so finds other faults than ``fk-kmeans``."""
-    rows = "".join(f"r{i},{'?' if i == 3 else i / 7}\n" for i in range(40))
-    (place / "rows.csv").write_text(f"id,x\n{rows}")
-    words = ("init", "clinic", "--data", "rows.csv", "--id-column", "id")
-    done = run(*words, "--for", "fk-kmeans", "--for", "mufc")
-    assert done.exit_code == 1
-    both, only_one = done.output.split("For fk-kmeans:")
-    assert "id-column 'id' holds" in both
-    _, second = only_one.split("For mufc:")
-    text = " ".join(second.split())
-    assert "missing values and impute is none" in text
-    assert "become its none" not in text
-    assert "fk-kmeans: 40 rows, 1 columns of numbers; to mend: 0" in text
-    assert "mufc: 40 rows, 1 columns of numbers; to mend: 1" in text
-    assert not (place / "clinic").exists()
-
-
-def test_for_several_strategies(place):
-    """What they find alike is said once."""
-    words = ["--for", "coreset-vrlr", "--for", "fdskl", "--for", "align"]
-    done = run("init", "airline", *OPTIONS, *words)
-    assert done.exit_code == 0, done.output
-    assert done.output.count("columns of numbers; to mend: 0") == 1
-    assert "For " not in done.output
-    assert "align needs:\n  nothing but sums" in done.output
-    leaves = Consent.load(place / "airline" / "consent.toml").leaves
-    assert set(leaves) == {
-        *("totals", "row-sums", "coefficients", "moments", "predictions"),
-    }
-
-
 def test_what_a_person_must_read_is_printed(airline, place):
     done = run("init", "weather", *OPTIONS)
     assert "lets nothing leave but sums over three or more parties" in done.output
     assert Card.load(place / "weather" / "weather.card").fingerprint in done.output
     assert "PRIVATE" not in done.output
-
-
-def test_a_file_that_must_be_mended_stops_init(place):
-    (place / "bad.csv").write_text("id,a\nx,1\nx,oops\n" * 30)
-    done = run("init", "airline", "--data", "bad.csv", "--id-column", "id")
-    assert done.exit_code == 1
-    assert "mend" in done.stdout
-    assert done.stderr == ("Error: nothing is written: the file must be mended first\n")
-    assert [path.name for path in place.iterdir() if path.suffix != ".csv"] == []
 
 
 def test_several_files_and_a_folder_of_parquet_are_data_too(place):
@@ -276,9 +231,6 @@ def test_a_file_is_checked_as_the_strategy_reads_it(place):
     [
         (["a/b", *OPTIONS], "name must be 1 to 100 letters"),
         ([".", *OPTIONS], "name must be 1 to 100 letters"),
-        ([".hidden", *OPTIONS], "name must be 1 to 100 letters"),
-        ([" x", *OPTIONS], "name must be 1 to 100 letters"),
-        (["x:1", *OPTIONS], "name must be 1 to 100 letters"),
         (["x", *OPTIONS, "--for", "magic"], "strategy must be one of coreset-vrlr"),
         (
             ["x", *OPTIONS, "--impute", "zero"],
@@ -505,32 +457,6 @@ def test_a_pinned_key_is_never_changed(place, airline, take_part):
     assert (airline / "consent.toml").read_text() == text
 
 
-def test_a_party_replaces_its_key(place, airline, take_part):
-    """As the page says: new keys and card in its folder, and each peer pins them."""
-    old = Card.load(airline / "airline.card")
-    old.write(place / "old.card")
-    assert run("init", "weather", *OPTIONS).exit_code == 0
-    (place / "new").mkdir()
-    with chdir(place / "new"):
-        assert run("init", "airline", "--data", place / "a b.csv").exit_code == 0
-    weather = ("party", place / "weather", *take_part[2:])
-    assert run(*weather, "--peer", place / "old.card").exit_code == 0
-    for file in ("supernode.key", "airline.card", "state/identity.pem"):
-        shutil.copy2(place / "new" / "airline" / file, airline / file)
-    new = Card.load(airline / "airline.card")
-    assert public_identity(airline / "state") == new.identity != old.identity
-    assert run(*take_part, "--peer", place / "weather" / "weather.card").exit_code == 0
-    sentence = refused(*weather, "--peer", airline / "airline.card")
-    assert old.identity in sentence
-    consent = place / "weather" / "consent.toml"
-    lines = consent.read_text().splitlines(keepends=True)
-    rest = [line for line in lines if not line.startswith("airline =")]
-    assert len(rest) == len(lines) - 1
-    consent.write_text("".join(rest))
-    assert run(*weather, "--peer", airline / "airline.card").exit_code == 0
-    assert Consent.load(consent).peers == {"airline": new.identity}
-
-
 def test_a_card_of_ones_own_is_no_peer(place, airline, take_part):
     own = Card.load(airline / "airline.card")
     assert "has the name of this one" in refused(
@@ -565,35 +491,12 @@ def test_what_party_refuses(place, airline, take_part):
     assert "party.toml must have a party-name" in refused(*take_part, *peer)
 
 
-def test_too_few_peers_are_told(place, take_part):
-    _, one = write_card(place)
-    done = run(*take_part, "--peer", one)
-    note = "1 pinned, but consent.toml wants runs of at least 3 parties; for runs of"
-    assert f"{note} two" in done.stderr
-
-
-def test_a_folder_that_was_moved(place, airline):
-    airline.rename(place / "moved")
-    with pytest.raises(ValueError, match="consent cannot be read"):
-        load_party_folder(place / "moved")
-
-
 # -- systemd ---------------------------------------------------------------------------
 
 
 def value_of(text, key):
     (value,) = re.findall(rf"(?m)^{key}=(.*)$", text)
     return value
-
-
-def test_a_killed_supernode_is_back_before_a_run_gives_up():
-    """It is refused until it counts as gone, and from then on the run waits.
-
-    One start may be refused at the last moment, and the next one takes its time too.
-    """
-    assert ABSENCE >= START / 4 + RESTART + START / 4
-    assert f"wait {2 * HEARTBEAT} seconds" in WHY_ENDED["code: 2004"]
-    assert 2 * HEARTBEAT + ABSENCE < 75  # and 15 s to end the run
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent")

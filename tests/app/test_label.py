@@ -1,7 +1,6 @@
 """Labels of new rows by a party's own part of a clustering."""
 
 import csv
-import errno
 import os
 import shutil
 import subprocess
@@ -178,25 +177,6 @@ def test_no_file_of_a_folder_of_data_is_overwritten(parties, model, tmp_path):
     assert "must not be a file of the party" in ended.value.code
     main([model.model, *command, str(tmp_path / "out.csv")])
     assert len(rows_of(tmp_path / "out.csv")) == 80
-
-
-def test_where_labels_cannot_be_written_is_said(parties, model, tmp_path, monkeypatch):
-    def refuse(source, target):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr("os.replace", refuse)
-    command = ["--node-config", parties[0], "--output", str(tmp_path / "out.csv")]
-    with pytest.raises(SystemExit) as ended:
-        main([model.model, *command])
-    assert ended.value.code == (
-        "the labels cannot be written to the folder of output: Permission denied"
-    )
-
-
-def test_a_node_config_without_quotes(tmp_path):
-    with pytest.raises(SystemExit) as ended:
-        main(["0123456789abcdef", "--node-config", "data=/a b", "--output", "x.csv"])
-    assert "text values in double quotes" in str(ended.value.code)
 
 
 def test_a_model_of_mufc_labels_in_a_run(tmp_path):

@@ -34,12 +34,6 @@ def test_another_line_is_none_of_them(line):
     assert Progress.parse(line) is None
 
 
-def test_share_and_time_left():
-    line = Progress("x", 3, 4, 10, 30.0)
-    assert (line.share, line.left) == (0.75, 10.0)
-    assert Progress("x", 3, 0, 10, 30.0).left is None
-
-
 def test_a_run_says_how_far_it_is():
     lines = []
     strategy = CoresetVRLR(size=10, solver="central").watched_by(Reporter(lines.append))

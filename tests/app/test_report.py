@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,6 @@ from flwr.app import MetricRecord
 from vfl_flower import FDSKL, CoresetVRLR, Ledger
 from vfl_flower.app.report import (
     changed,
-    markdown_table,
     page_text,
     summary_rows,
     write_report,
@@ -48,16 +46,6 @@ def results():
 
 
 SETTINGS = {"strategy": "coreset-vrlr", "size": 200, "compare": True}
-
-
-def test_files(tmp_path, results):
-    folder = tmp_path / "runs" / "1"
-    write_report(folder, results, SETTINGS)
-    assert sorted(os.listdir(folder)) == [
-        *("model-coreset.npz", "model-full.npz", "report.md", "result.json"),
-    ]
-    assert LinearModel.load(folder / "model-coreset.npz").coef_[0].tolist() == [1.25]
-    assert LinearModel.load(folder / "model-full.npz").coef_[0].tolist() == [1.0]
 
 
 def test_json(tmp_path, results):
@@ -108,32 +96,6 @@ def test_a_standard_error_stands_beside_its_number():
     rows = summary_rows({"a": result(1.0, test_loss=2.0, test_loss_se=0.1234)})[1]
     assert rows[:2] == [["train loss", "1"], ["test loss", "2 +- 0.12"]]
     assert not any("se" in row[0].split() for row in rows)
-
-
-def test_text_and_report(tmp_path, results):
-    text = write_report(tmp_path, results, SETTINGS)
-    assert text.endswith(f"results in {tmp_path}")
-    report = (tmp_path / "report.md").read_text()
-    assert report.startswith("# coreset-vrlr\n\n|")
-    table = markdown_table(*summary_rows(results))
-    ledger = results["coreset"].ledger.table()
-    for part in (table, ledger):
-        assert part in text
-        assert part in report
-    assert "ledger of coreset" in text
-    assert f"## Ledger of coreset\n\n```\n{ledger}\n```\n" in report
-
-
-def test_table_is_markdown_and_aligned():
-    lines = markdown_table(["", "loss"], [["a", "1"], ["long name", "12.5"]]).split(
-        "\n"
-    )
-    assert lines == [
-        "|           | loss |",
-        "|----------:|-----:|",
-        "|         a |    1 |",
-        "| long name | 12.5 |",
-    ]
 
 
 def test_settings_are_compared_with_the_defaults_of_the_run_config():

@@ -81,11 +81,6 @@ def test_nearest_centre():
     assert actual.tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_no_rows(model):
-    assert len(model.predict([np.zeros((0, a.shape[-1])) for a in blocks(model)])) == 0
-
-
 def blocks(model):
     if isinstance(model, KernelModel):
         return [np.zeros((4, width)) for width in model.widths]
@@ -207,16 +202,6 @@ def test_clusters_of_a_kernel_whose_parts_lie_at_the_parties(tmp_path):
             assert str(caught.value) == sentence
 
 
-def test_where_the_clusters_of_a_kernel_are():
-    where = "labels and parts are in the parties' state-dirs"
-    assert KERNEL_CLUSTERS.note == f"model fedcba9876543210: {where}"
-    assert KERNEL_CLUSTERS_APART.note == (
-        "model fedcba9876543210: parties without a state-dir keep no labels"
-    )
-    numbers = [model.number for model in [*MODELS, KERNEL_CLUSTERS]]
-    assert numbers == [None, None, "0123456789abcdef", "fedcba9876543210"]
-
-
 # -- clusters that can forget ----------------------------------------------------------
 
 
@@ -258,25 +243,14 @@ def test_rows_that_are_no_finite_numbers(value):
         FORGETFUL.predict(np.array([[value, value], [0.0, 0.0]]))
 
 
-def test_whether_a_model_can_forget():
-    assert FORGETFUL.note == "model 00112233445566aa, version 3, can forget"
-    assert UNKEPT.note == (
-        "model 00112233445566aa, version 1, cannot forget: not all have a state folder"
-    )
-    assert FORGETFUL.number == "00112233445566aa"
-
-
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     "spoil",
     [
         lambda b: b[:1],
-        lambda b: [*b, b[0]],
-        lambda b: [],
         lambda b: [b[0][:, :0], b[1]],
         lambda b: [b[0], np.hstack([b[1], b[1]])],
         lambda b: [b[0], b[1][:3]],
-        lambda b: [b[0][0], b[1][0]],
         lambda b: [b[0], b[1][:, 0]],
         lambda b: [b[0], 1.0],
     ],
@@ -342,11 +316,6 @@ def test_loaded_of_a_kind_that_is_not_installed(tmp_path):
     np.savez(tmp_path / "m.npz", kind="tree", format=1)
     with pytest.raises(ValueError, match="kind 'tree', which is not installed"):
         load_model(tmp_path / "m.npz")
-
-
-def test_loaded_from_no_file(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        LinearModel.load(tmp_path / "m.npz")
 
 
 @pytest.mark.parametrize("model", SAVED)

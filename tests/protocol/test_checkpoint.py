@@ -179,12 +179,6 @@ def test_parties_without_folders_leave_no_checkpoint(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_is_removed(tmp_path):
-    die(tmp_path)
-    Checkpoint(tmp_path / FILE).remove()
-    assert not list(tmp_path.glob("checkpoint*"))
-
-
 # -- nodes that come back --------------------------------------------------------------
 
 

@@ -183,10 +183,6 @@ def moments() -> dict[str, list[Moment]]:
     return {action: list(kinds.values()) for action, kinds in kept.items()}
 
 
-def test_there_are_2000_examples_of_all_steps():
-    assert len(STEPS) * (REQUESTS + REPLIES) >= 2000
-
-
 def test_every_step_is_asked_in_a_real_run():
     assert [action for action, kinds in moments().items() if not kinds] == []
 

@@ -299,15 +299,6 @@ def test_malformed_credentials(change):
         parse_credentials(change(packed), b"".join(OF_RUN))
 
 
-@given(st.binary(max_size=300), st.integers(0, 3))
-def test_any_bytes_are_refused_by_a_sentence(packed, n):
-    try:
-        parsed = parse_credentials(packed, bytes(32 * n))
-    except ContractError:
-        return
-    assert len(parsed) == n
-
-
 # -- whom a party refuses --------------------------------------------------------------
 
 
@@ -402,11 +393,6 @@ def test_refused(case, trust):
 def test_another_place_is_refused(place):
     with pytest.raises(PartyError, match=f"at its place {place}"):
         check(place=place)
-
-
-def test_nobody_is_pinned():
-    with pytest.raises(PartyError, match="'a' must be pinned among the peers"):
-        check(pinned={})
 
 
 def test_another_key_is_pinned_for_the_party_itself():

@@ -8,7 +8,6 @@ import pytest
 from flwr.app import Array as FlowerArray
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -234,14 +233,6 @@ def test_a_bundle_has_all_records(values, frame):
     arrived = travel(bundle(content))
     assert list(arrived) == [BUNDLE]
     np.testing.assert_equal(unpack(arrived), unpack(content))
-
-
-def test_any_number_of_small_arrays_is_two_objects_of_flower():
-    content = pack({f"x{k}": np.full(5, k) for k in range(30)}, {"round": 1})
-    sent = get_all_nested_objects(bundle(content)).values()
-    assert {type(part) for part in sent} == {RecordDict, ConfigRecord}
-    assert len(sent) == 2
-    assert len(get_all_nested_objects(content)) > 2 * 30
 
 
 @pytest.mark.parametrize("more", [0, 1])

@@ -128,12 +128,6 @@ def test_the_file_is_an_npz_without_pickle_that_says_what_it_is(file):
         assert re.fullmatch(rb"[0-9a-f]{64}", archive.comment)
 
 
-def test_the_same_part_is_the_same_file(file, folder):
-    before = file.read_bytes()
-    save_part(folder, PART)
-    assert file.read_bytes() == before
-
-
 def test_only_the_user_may_read_a_part(file, folder):
     previous = os.umask(0)
     try:

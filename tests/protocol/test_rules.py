@@ -5,15 +5,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MinLen
+from annotated_types import Ge, Interval, Le, Len, Lt, MinLen
 
 from vfl_flower.protocol.rules import describe
 from vfl_flower.protocol.settings import (
-    Count,
     Fraction,
-    InRunConfig,
     Natural,
-    NotNegative,
     Positive,
     Seed,
 )
@@ -26,29 +23,23 @@ from vfl_flower.protocol.settings import (
         (float, "a number"),
         (bool, "True or False"),
         (str, "text"),
-        (bytes, "bytes"),
         (Natural, "a whole number of at least 1"),
-        (Count, "a whole number of at least 0"),
         (Seed, "a whole number of at least 0 and below 2^63"),
         (Positive, "a number above 0"),
-        (NotNegative, "a number of at least 0"),
         (Fraction, "a number of at least 0 and below 1"),
         (Literal[16, 32], "one of 16, 32"),
         (Annotated[float, Ge(0), Le(1)], "a number of at least 0 and at most 1"),
         (Annotated[float, Interval(gt=0, le=1)], "a number above 0 and at most 1"),
         (Annotated[int, Lt(1000)], "a whole number below 1000"),
         (Annotated[str, Len(1, 9)], "text of length 1 or more and length 9 or less"),
-        (Annotated[Natural, InRunConfig(200)], "a whole number of at least 1"),
         (Literal["ring"], "'ring'"),
         (Literal["ring", "plain"], "one of 'ring', 'plain'"),
         (Positive | Literal["median"], "a number above 0 or 'median'"),
         (float | Literal["auto", "paper"], "a number or one of 'auto', 'paper'"),
-        (Natural | None, "a whole number of at least 1 or None"),
         (Fraction | None, "a number of at least 0 and below 1, or None"),
         (Path, "a path"),
         (str | Path | None, "text or a path or None"),
         (list[str], "a list of text"),
-        (list[Annotated[int, Gt(0)]], "a list of whole numbers"),
         (tuple[float, ...], "a tuple of numbers"),
         (Sequence[int], "a sequence of whole numbers"),
         (Annotated[list[str], MinLen(1)], "a list of text of length 1 or more"),

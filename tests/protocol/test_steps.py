@@ -50,13 +50,6 @@ def test_a_step_is_registered_and_stays_a_plain_function(registry):
     assert declared.__name__ == "_column_total"
 
 
-def test_an_action_is_module_and_function(registry):
-    declared = step(_column_total)
-    assert declared.action == "test_steps__column_total"
-    assert declared.algorithm == "test_steps"
-    assert repr(declared) == "<step test_steps__column_total>"
-
-
 def test_two_steps_of_one_action(registry):
     step(_column_total)
     with pytest.raises(ValueError, match="'test_steps__column_total' has a step"):

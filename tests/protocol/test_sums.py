@@ -263,11 +263,6 @@ def test_all_that_the_server_sees_is_uniform(name, zero, clock):
     assert_uniform(adding.subtract(sealed.parts[0], adding.encode(bare)[0]))
 
 
-def test_a_plain_sum_hides_nothing(clock):
-    sealed = ask(greet(masking="plain"), "plain", 1).sealed["part"]
-    np.testing.assert_array_equal(sealed.parts[0], pooled(range(3), "part", 5, 0))
-
-
 @pytest.mark.parametrize("name", ["ring", "circle16", "circle32"])
 def test_another_party_cannot_open_it(name, clock):
     parties = greet()
