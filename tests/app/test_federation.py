@@ -15,6 +15,7 @@ import ssl
 import subprocess
 import sys
 import tomllib
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 
@@ -581,3 +582,29 @@ def test_systemd_takes_a_unit(tmp_path):
         env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
     )
     assert "party.service" not in done.stderr, done.stderr
+
+
+def test_a_party_replaces_its_key(place, airline, take_part):
+    """As the page says: new keys and card in its folder, and each peer pins them."""
+    old = Card.load(airline / "airline.card")
+    old.write(place / "old.card")
+    assert run("init", "weather", *OPTIONS).exit_code == 0
+    (place / "new").mkdir()
+    with chdir(place / "new"):
+        assert run("init", "airline", "--data", place / "a b.csv").exit_code == 0
+    weather = ("party", place / "weather", *take_part[2:])
+    assert run(*weather, "--peer", place / "old.card").exit_code == 0
+    for file in ("supernode.key", "airline.card", "state/identity.pem"):
+        shutil.copy2(place / "new" / "airline" / file, airline / file)
+    new = Card.load(airline / "airline.card")
+    assert public_identity(airline / "state") == new.identity != old.identity
+    assert run(*take_part, "--peer", place / "weather" / "weather.card").exit_code == 0
+    sentence = refused(*weather, "--peer", airline / "airline.card")
+    assert old.identity in sentence
+    consent = place / "weather" / "consent.toml"
+    lines = consent.read_text().splitlines(keepends=True)
+    rest = [line for line in lines if not line.startswith("airline =")]
+    assert len(rest) == len(lines) - 1
+    consent.write_text("".join(rest))
+    assert run(*weather, "--peer", airline / "airline.card").exit_code == 0
+    assert Consent.load(consent).peers == {"airline": new.identity}
