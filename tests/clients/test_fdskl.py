@@ -410,14 +410,6 @@ def test_classes_are_those_of_the_rows_trained_on():
     assert party.part["coef"].shape == (4, 2)
 
 
-def test_one_class_among_the_rows_trained_on():
-    party = a_party(2, np.where(np.arange(12) >= 10, 5.0, 3.0))
-    ask(party, target="multiclass")
-    angles = np.random.default_rng(0).random(40)
-    reply = fdskl.fit(party, problem(10), {0: angles})
-    assert (reply["columns"], reply["converged"]) == (1, 0.0)
-
-
 def test_fit_of_values_that_are_all_equal():
     party, _, _ = fitted(np.ones(12))
     assert not party.part["coef"].any()

@@ -114,13 +114,6 @@ def test_the_message_of_training(north, training, least):
     )
 
 
-def test_two_centroids_in_one_bin_are_one_count(north):
-    reply = train(north, gamma=1.0)
-    code = SparseSum(3, 4, 2, 1, KEY)
-    bins, counts = code.decode(reply["message"], 14)
-    assert (bins.tolist(), counts.tolist()) == ([[0, 0]], [14])
-
-
 def test_what_is_sent_in_the_clear(north):
     reply = train(north, privacy="none")
     rows = [north.ids.tolist().index(i) for i in centroid_ids(north, MODEL)]
@@ -355,13 +348,6 @@ def test_rows_that_are_gone_are_no_addition(north):
     assert "must hold the rows of training" in refusal(add, inside(less))
 
 
-def test_two_centroids_that_have_become_one_are_refused(north):
-    train(north)
-    north.X = north.X * 0
-    text = refusal(add, more(north, [[0.0, 0.0]], ["new"]))
-    assert "the values of training" in text
-
-
 def test_a_party_without_rows_is_asked_again(north):
     """All of its rows were forgotten; others' requests go on."""
     train(north)
@@ -511,15 +497,6 @@ def test_a_party_that_cannot_forget(north, name, rule):
     train(north)
     setattr(north, name, None)
     assert rule in refusal(forget, north)
-
-
-def test_equal_ids_in_the_data(north):
-    """An id that came twice after the training is refused, and none is chosen."""
-    train(north)
-    ids = north.ids.copy()
-    ids[0] = ids[1]
-    north.ids = ids
-    assert "not forgotten, each once" in refusal(forget, north)
 
 
 def test_an_id_that_came_twice_beside_all_others(north):

@@ -30,7 +30,6 @@ from vfl_flower.clients.mufc_state import (
     ClientState,
     PartyFacts,
     ServerState,
-    TrainingSettings,
     list_models,
 )
 from vfl_flower.protocol.contract import ContractError
@@ -190,16 +189,6 @@ def test_a_party_trains_forgets_and_leaves(folder):
     assert refusal(lambda: party.settings) == left
 
 
-def test_all_rows_of_a_party_can_be_removed(party):
-    tags = party.tag(IDS)
-    party.stage(2, [], np.array([]), tags, kind="unlearn", redrawn=False)
-    party.settle(2)
-    assert party.removed() == set(tags)
-    assert not party.keep(tags).any()
-    assert party.current().centroids == []
-    assert party.current().sizes.shape == (0,)
-
-
 def test_a_mean_without_rows_has_no_size(party):
     """Complete training drops it, and still keeps each drawn row."""
     tags = party.tag(IDS)
@@ -336,19 +325,6 @@ def test_known_tags_are_those_of_training():
         db.close()
 
 
-def test_many_rows(folder):
-    """Of 100,000 rows each is found, and no other."""
-    ids = list(range(100_000))
-    party = ClientState.create(folder, MODEL, ids, SETTINGS, FACTS)
-    tags = party.tag(ids)
-    strangers = party.tag(range(-1000, 0))
-    assert party.known(tags).all()
-    assert party.keep(tags).all()
-    assert not party.known(strangers).any()
-    mixed = party.known([tags[5], strangers[5], tags[99_999]])
-    assert mixed.tolist() == [True, False, True]
-
-
 # --- Nothing of what is gone
 
 
@@ -475,16 +451,6 @@ def test_save_refuses_another_version_than_the_next(server, version):
 
 
 # --- Settings
-
-
-@pytest.mark.parametrize("bounds", [(-0.5, 0.5), ([0.0, -3.25], [1e-9, 1 / 3])])
-def test_settings_come_back_bit_by_bit(bounds):
-    lower, upper = map(np.array, bounds)
-    settings = agreed(lower=lower, upper=upper, gamma=0.1 + 0.2, n_init=7)
-    back = TrainingSettings.restored(json.loads(json.dumps(settings.stored())))
-    assert back.stored() == settings.stored()
-    assert back.lower.shape == lower.shape
-    assert back.lower.dtype == back.upper.dtype == np.float64
 
 
 @pytest.mark.parametrize(

@@ -209,22 +209,6 @@ def test_the_threshold_is_nearly_right_where_the_eigenvalue_is_too_large():
     assert 0.75 < np.mean(corrected) / true[s] < 1.05
 
 
-def test_the_error_falls_as_one_over_t():
-    X, s, T = blobs(300), 4, 40
-    values, vectors = np.linalg.eigh(kernel_of(X))
-    values, vectors = values[-s:], vectors[:, -s:]
-    errors = [
-        [
-            recovery_error(iterate.H, values, vectors)
-            for iterate in pooled_fkkm(draws(X, 50, 50, seed), T, s)
-        ]
-        for seed in range(5)
-    ]
-    t = np.arange(2, T + 1)
-    slope = np.polyfit(np.log(t), np.log(np.mean(errors, axis=0)[1:]), 1)[0]
-    assert -1.3 < slope < -0.75
-
-
 def test_theorem_1_bounds_the_error_of_its_own_step():
     """4 / T (C^2 + lambda gamma + 2 G^2 tau + 2 / 3 G H tau + G H), with eta_t = 2 / t.
 

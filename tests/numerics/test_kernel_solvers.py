@@ -257,15 +257,6 @@ def test_leave_one_out_is_brute_force(shape):
     assert actual.cv_score == min(scores.values()) == scores[actual.regularization]
 
 
-@pytest.mark.parametrize("shape", [(60, 12), (20, 40)])
-def test_leave_one_out_of_classes_is_brute_force(shape):
-    angles, Z, Y = data(*shape)
-    scores = dict(fit(angles, Y, "square", None, RNG(0)).path)
-    for lam in GRID[[6, 12, 18]]:
-        wrong = np.mean(brute_force(Z, Y[:, 0], lam) * Y[:, 0] <= 0)
-        assert scores[lam] == pytest.approx(wrong)
-
-
 def test_leave_one_out_of_three_classes_is_brute_force():
     angles, Z, Y = data(C=3)
     scores = dict(fit(angles, Y, "square", None, RNG(0)).path)

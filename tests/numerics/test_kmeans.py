@@ -212,18 +212,6 @@ def test_distdim_worked_example():
     np.testing.assert_allclose(centers[centers[:, 0].argsort()], [[1, 0], [4, 6]])
 
 
-def test_distdim_is_close_to_kmeans_where_the_parties_see_the_clusters():
-    X = mixture(n=2000, clusters=5, spread=15.0)
-    parts = [X[:, :2], X[:, 2:]]
-    rng = np.random.default_rng(0)
-    local = [weighted_kmeans(part, 5, np.ones(2000), rng)[0] for part in parts]
-    assignments = np.column_stack(
-        [assign(part, C)[0] for part, C in zip(parts, local, strict=True)]
-    )
-    centers = distdim(assignments, local, np.ones(2000), 5, rng)
-    assert cost(X, centers) < 1.01 * weighted_kmeans(X, 5, np.ones(2000), rng)[1]
-
-
 # --- draws ---------------------------------------------------------------------------
 
 

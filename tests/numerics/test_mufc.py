@@ -17,7 +17,7 @@ from sklearn.metrics import pairwise_distances
 
 from vfl_flower.numerics import mufc
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.kmeans import assign, lloyd, weighted_kmeans
+from vfl_flower.numerics.kmeans import assign, lloyd
 from vfl_flower.numerics.mufc import (
     Box,
     BoxedRows,
@@ -348,12 +348,6 @@ def extend(X, centroids, added, removed, rng, k=K):
     return keep[initialise(blocks_of(X, keep), k, rng, prefix, new)[0]]
 
 
-def extend_afresh(X, centroids, added, removed, rng, k=K):
-    """Add wrongly: run afresh where a new row takes a place."""
-    after = extend(X, centroids, added, removed, rng, k)
-    return train(X, removed, rng, k) if np.isin(after, added).any() else after
-
-
 def train_extend(X, added, rng, extend=extend, k=K):
     return extend(X, train(X, added, rng, k), np.asarray(added), [], rng, k)
 
@@ -366,15 +360,6 @@ def test_adding_has_exactly_the_law_of_a_fresh_run(X, size, monkeypatch):
     for added in combinations(range(len(X)), size):
         after = exact_law(lambda a=added: train_extend(X, a, None, k=2), monkeypatch)
         assert total_variation(fresh, after) == 0
-
-
-@pytest.mark.parametrize("X", [SMALL, TWINS], ids=["distinct", "twins"])
-@pytest.mark.parametrize("added", [(1,), (0, 1, 4)])
-def test_adding_to_three_centroids_or_fewer_is_exact(X, added, monkeypatch):
-    """Of three new rows two old ones stay: more centroids than before."""
-    fresh = exact_law(lambda: train(X, [], None), monkeypatch)
-    after = exact_law(lambda: train_extend(X, added, None), monkeypatch)
-    assert total_variation(fresh, after) == 0
 
 
 def test_additions_and_removals_one_after_another_are_exact(monkeypatch):
@@ -427,24 +412,6 @@ def test_an_addition_that_looked_at_the_centroids_is_not_exact(monkeypatch):
     asked = Counter({rows: p / sum(law.values()) for rows, p in law.items()})
     fresh = exact_law(lambda: train(SMALL, [], None, 2), monkeypatch)
     assert total_variation(fresh, asked) > Fraction(1, 100)
-
-
-@pytest.mark.parametrize(
-    ("add", "added", "fits"),
-    [
-        pytest.param(extend, [0], True, id="one"),
-        pytest.param(extend, [3, 4], True, id="farthest-batch"),
-        pytest.param(extend_afresh, [3], False, id="afresh"),
-    ],
-)
-def test_real_draws_after_an_addition_have_the_law(add, added, fits, monkeypatch):
-    """Of the ordered rows; with other seeds a true law fails once in 10^6 times."""
-    fresh = exact_law(lambda: train(SMALL, [], None, 2), monkeypatch)
-    rng = np.random.default_rng(22)
-    counts = Counter(
-        tuple(train_extend(SMALL, added, rng, add, 2).tolist()) for _ in range(6_000)
-    )
-    assert bool(chi_square(counts, fresh) > 1e-6) is fits
 
 
 def test_labels_after_an_addition_are_the_nearest_centroids():
@@ -820,15 +787,6 @@ def test_number_of_clusters_of_few_points(m, most, k):
     assert number_of_clusters(points, np.ones(m), most, rng) == k
 
 
-@pytest.mark.parametrize("clusters", [3, 6])
-def test_number_of_clusters_of_distinct_groups(clusters):
-    rng = np.random.default_rng(clusters)
-    middles = 40.0 * np.eye(6)[:clusters]
-    X = np.repeat(middles, 12, axis=0) + rng.standard_normal((12 * clusters, 6))
-    weights = rng.integers(1, 100, size=len(X)).astype(float)
-    assert number_of_clusters(X, weights, 12, rng) == clusters
-
-
 def test_server_centroids_of_fewer_points_than_clusters():
     X_s = np.array([[3.0, 1], [0, 0], [3, 1], [0, 0], [0, 0]])
     centers = server_centroids(X_s, np.ones(5), 4, np.random.default_rng(0))
@@ -872,33 +830,3 @@ def test_contributions_by_blocks():
     assert blocks.block_rows < 600
     got = contributions(blocks, centers, labels)
     np.testing.assert_allclose(got, distances[np.arange(600), labels])
-
-
-def test_the_whole_algorithm_comes_close_to_pooled_clustering():
-    """Ten parties of two or three of six clusters, nearly apart: published ratios."""
-    X, rng = mixture(n=3000, spread=3.0), np.random.default_rng(0)
-    truth = assign(X, server_centroids(X, np.ones(3000), 6, rng))[0]
-    parties = np.array_split(np.argsort(truth, kind="stable"), 10)
-    X = Box(X.min(axis=0), X.max(axis=0)).scale(X)
-    quantizer = Quantizer(3000**-0.5)
-    best, ratios = weighted_kmeans(X, 6, np.ones(3000), rng)[1], {}
-    for training in ("init", "full"):
-        local = []
-        for rows in parties:
-            blocks = RowBlocks(X, rows=rows)
-            drawn, _ = initialise(blocks, 6, rng)
-            centroids, labels = local_clusters(blocks, drawn, training == "full")
-            local.append((blocks, centroids, labels))
-        sizes = np.concatenate([np.bincount(labels) for *_, labels in local])
-        centroids = np.vstack([centroids for _, centroids, _ in local])
-        bins, counts = quantizer.count(centroids, sizes)
-        X_s, weights = server_points(quantizer, bins, counts, rng)
-        centers = server_centroids(X_s, weights, 6, rng)
-        induced = [induced_labels(C, labels, centers) for _, C, labels in local]
-        phi = sum(
-            contributions(blocks, centers, labels).sum()
-            for (blocks, *_), labels in zip(local, induced, strict=True)
-        )
-        ratios[training] = phi / best
-    assert 1 <= ratios["full"] < 1.1
-    assert ratios["full"] < ratios["init"] < 1.6

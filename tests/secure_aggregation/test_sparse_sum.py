@@ -92,16 +92,6 @@ def test_decoded_is_the_plain_sum(federation):
     assert bins.shape == (len(counts), code.n_columns)
 
 
-def test_two_thousand_slots():
-    code = SparseSum(20, 100, n_columns=12, n_values=200, key=KEY)
-    rng = np.random.default_rng(1)
-    shared = client_of(rng, code, 20)
-    parties = [client_of(rng, code, 20, 2**40) for _ in range(97)] + 3 * [shared]
-    total = total_of([code.encode(*party) for party in parties])
-    bins, counts = code.decode(total, sum(int(c.sum()) for _, c in parties))
-    assert (bins.tolist(), counts.tolist()) == plain_sum(parties)
-
-
 def test_bits_of_the_worked_example_are_above_the_bound_of_appendix_c():
     """[1]: 2KL ceil(log p) <= max(2KL log n, 2KL d log B) + 1. It is 32 against 29.7.
 

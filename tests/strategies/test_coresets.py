@@ -241,7 +241,6 @@ def test_without_a_seed_the_parties_draw_by_secrets_of_their_own(monkeypatch):
 # -- units, round trips, bytes ------------------------------------------------------
 
 M, K, B = 50, 3, 10
-SEEDS = 80  # of statistical tests
 
 
 def cost(strategy, n=200):
@@ -400,55 +399,6 @@ def test_units_of_evaluation(strategy, units, actions):
     assert result.evaluation.round_trips < result.ledger.round_trips
 
 
-@pytest.mark.parametrize("masking", ["ring", "plain"])
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        CoresetVRLR(1000, solver="central"),
-        CoresetVRLR(1000, rounds="paper", solver="central"),
-        CoresetVRLR(1000, sampling="uniform", solver="central"),
-        CoresetVRLR(sampling="full", solver="central"),
-        CoresetVRLR(1000, solver="cg"),
-        CoresetVKMC(5, size=1000),
-    ],
-)
-def test_bytes_of_blocks_of_1000_numbers(strategy, masking):
-    """At most 8.8 bytes a unit in messages that carry 1,000 numbers or more."""
-    X, y = data(n=1500)
-    strategy.masking = masking
-    result = simulate(strategy, parties(X, y), seed=0)
-    large = 0
-    for entry in result.ledger.entries.values():
-        for size, units in (
-            (entry.bytes_down, entry.units_down),
-            (entry.bytes_up, entry.units_up),
-        ):
-            if units >= 1000 * entry.messages:
-                large += 1
-                assert size <= 8.8 * units, entry
-    assert large >= T
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        CoresetVRLR(200, solver="central"),
-        CoresetVRLR(200, solver="cg", max_iter=3, tol=0),
-        CoresetVKMC(3, size=200, local_clustering="seeding", n_init=1),
-    ],
-)
-def test_bytes_do_not_depend_on_the_number_of_rows(strategy):
-    """The same to 1 % for n = 10^3, 10^4, 10^5 at m = 200; units exactly."""
-    ledgers = [
-        simulate(strategy, parties(*data(n)), seed=0).ledger
-        for n in (10**3, 10**4, 10**5)
-    ]
-    for name in ("bytes_up", "bytes_down"):
-        sizes = [getattr(ledger, name) for ledger in ledgers]
-        assert max(sizes) <= 1.01 * min(sizes)
-    assert len({ledger.units for ledger in ledgers}) == 1
-
-
 # -- the second draw ----------------------------------------------------------------
 
 
@@ -495,132 +445,7 @@ def test_second_draw_is_the_next_rows_of_each_party(rounds):
     assert result.metrics["check_loss_error"] == pytest.approx(error, rel=1e-8)
 
 
-def test_second_draw_estimates_the_loss_on_all_rows():
-    """Unbiased, where the loss on the coreset itself is too small; 80 fixed seeds.
-
-    check_loss - full_train_loss has mean 0, since the second draw is independent of the
-    model: within 4.5 standard errors, a false-alarm rate of 1e-5 were the seeds not
-    fixed. Its mean square must be that of the stated errors to within a factor of 1.5:
-    for these seeds, no rate is claimed.
-    """
-    X, y = data()
-    strategy = CoresetVRLR(
-        40, check_size=40, evaluate="full", masking="plain", solver="central"
-    )
-    federation = parties(X, y)
-    actual = [simulate(strategy, federation, seed).metrics for seed in range(SEEDS)]
-    errors = np.array([f["check_loss"] - f["full_train_loss"] for f in actual])
-    stated = np.array([f["check_loss_error"] for f in actual])
-    assert abs(t_statistic(errors, 0)) < 4.5
-    assert 1 / 1.5 < (errors**2).mean() / (stated**2).mean() < 1.5
-    flattered = [f["train_loss"] - f["full_train_loss"] for f in actual]
-    assert t_statistic(flattered, 0) < -4.5
-
-
 # -- statistics ---------------------------------------------------------------------
-
-
-def t_statistic(values, truth):
-    values = np.asarray(values)
-    return (values.mean() - truth) / (values.std(ddof=1) / math.sqrt(len(values)))
-
-
-@pytest.mark.parametrize("sampling", ["coreset", "uniform"])
-def test_objective_on_the_coreset_is_unbiased_for_regression(monkeypatch, sampling):
-    """Mean over 80 fixed seeds, at one theta, within 4.5 standard errors.
-
-    The false-alarm rate is 1e-5 for each of the two, were the seeds not fixed (they
-    are). Standard errors are below 3 % of the loss and 1.3 % of n, so an error of
-    14 % in the loss, or 6 % in the weights, would be seen.
-    """
-    X, y = data()
-    theta, b = np.linspace(-1, 8, D), 4.0
-    monkeypatch.setattr(coresets, "solve_pooled", lambda *args: (theta, b))
-    loss = ((X @ theta + b - y) ** 2).mean()
-    federation = parties(X, y)
-    strategy = CoresetVRLR(60, sampling=sampling, masking="plain", solver="central")
-    actual = [simulate(strategy, federation, seed).metrics for seed in range(SEEDS)]
-    losses = [metrics["train_loss"] for metrics in actual]
-    assert abs(t_statistic(losses, loss)) < 4.5
-    assert np.std(losses) / math.sqrt(SEEDS) < 0.03 * loss
-    if sampling == "coreset":
-        sums = [metrics["weight_sum"] for metrics in actual]
-        assert abs(t_statistic(sums, 300)) < 4.5
-        assert np.std(sums) / math.sqrt(SEEDS) < 0.013 * 300
-
-
-def test_cost_on_the_coreset_is_unbiased_for_k_means(monkeypatch):
-    """As for regression, at fixed centres; false-alarm rate 1e-5 for each of two."""
-    X, _ = data()
-    C = X[:4]
-
-    def at_centers(X, k, w, rng, n_init):
-        return C, float(w @ assign(X, C)[1])
-
-    monkeypatch.setattr(coresets, "weighted_kmeans", at_centers)
-    monkeypatch.setattr(coresets, "tau", lambda *args: 1.0)
-    cost = assign(X, C)[1].mean()
-    strategy = CoresetVKMC(4, size=60, masking="plain", local_clustering="seeding")
-    federation = parties(X)
-    actual = [simulate(strategy, federation, seed).metrics for seed in range(SEEDS)]
-    assert abs(t_statistic([metrics["cost"] for metrics in actual], cost)) < 4.5
-    assert abs(t_statistic([metrics["weight_sum"] for metrics in actual], 300)) < 4.5
-
-
-def skewed(n=4000):
-    """Two columns hardly vary but for 8 rows each: all that they say is there."""
-    rng = np.random.default_rng(3)
-    X = rng.normal(size=(n, D))
-    X[:, [0, 5]] *= 1e-3
-    X[rng.choice(n, 8, replace=False), 0] = 30 * rng.normal(size=8)
-    X[rng.choice(n, 8, replace=False), 5] = 30 * rng.normal(size=8)
-    return X, X @ np.arange(1.0, D + 1) + 5 + rng.normal(size=n)
-
-
-def test_coreset_beats_uniform_where_few_rows_matter():
-    """Mean loss over all rows, 20 fixed seeds, m = 100 of n = 4,000.
-
-    A uniform sample has none of the 8 rows of a column with probability 0.82, and then
-    knows nothing of its coefficient; a coreset has each of the two columns' rows with
-    probability about 1 / G = 1 / 12 a draw, and none of them with 2e-4. The worst of
-    the 20 coresets must beat the mean of the uniform samples, and all of them be within
-    a factor of 1.5 of the optimum.
-    """
-    X, y = skewed()
-    A = np.column_stack([X, np.ones(len(y))])
-    optimum = ((A @ np.linalg.lstsq(A, y)[0] - y) ** 2).mean()
-    loss = {}
-    for sampling in ("coreset", "uniform"):
-        strategy = CoresetVRLR(100, sampling=sampling, solver="central")
-        models = [simulate(strategy, parties(X, y), seed).model for seed in range(20)]
-        off = [
-            model.predict(np.split(X, np.cumsum(WIDTHS)[:-1], axis=1)) - y
-            for model in models
-        ]
-        loss[sampling] = [(r**2).mean() / optimum for r in off]
-    assert max(loss["coreset"]) < 1.5
-    assert np.mean(loss["uniform"]) > 2 * max(loss["coreset"])
-
-
-def test_coreset_beats_uniform_where_a_cluster_is_small():
-    """Mean cost over 20 fixed seeds, m = 60 of n = 4,000, a far cluster of 20 rows.
-
-    A uniform sample misses all 20 with probability 0.74 (0.995^60); a coreset gives a
-    quarter of each party's score or more to them (their cluster's share), and misses
-    them with 0.75^60 = 3e-8.
-    """
-    rng = np.random.default_rng(4)
-    X = rng.normal(size=(4000, D))
-    X[:20] += 40
-    X[20:2000] += 4
-    cost = {}
-    for sampling in ("coreset", "uniform"):
-        strategy = CoresetVKMC(3, size=60, sampling=sampling, evaluate="full", n_init=3)
-        results = [simulate(strategy, parties(X), seed) for seed in range(20)]
-        cost[sampling] = np.mean([r.metrics["full_cost"] for r in results])
-    full = simulate(CoresetVKMC(3, sampling="full", n_init=3), parties(X), 0).metrics
-    assert cost["coreset"] < 1.2 * full["cost"]
-    assert cost["uniform"] > 2 * cost["coreset"]
 
 
 @pytest.mark.parametrize("solver", ["central", "moments"])
@@ -681,15 +506,6 @@ def test_errors_of_settings_name_argument_rule_and_value(strategy, arguments, ru
     assert sentence.startswith(f"{name} must be ")
     assert "\n" not in sentence
     assert repr(value) in sentence.partition(", got ")[2]
-
-
-def test_what_may_be_given_without_a_name():
-    """The number of clusters as in scikit-learn, or the size; not one for the other."""
-    assert CoresetVKMC(3).n_clusters == 3
-    made = CoresetVRLR(50, "ridge", 0.1, solver="central")
-    assert (made.size, made.regularizer, made.alpha) == (50, "ridge", 0.1)
-    with pytest.raises(ValueError, match="solver must be"):
-        CoresetVKMC(3, 50)
 
 
 def refused(strategy, federation, sentence):

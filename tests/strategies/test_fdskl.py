@@ -87,11 +87,6 @@ def run(federation, seed=1, **settings):
     return result, result.model.parts, grid
 
 
-def same_parts(first, second):
-    for one, other in zip(first, second, strict=True):
-        np.testing.assert_equal(one, other)
-
-
 # -- the doubly stochastic form against a pooled one -----------------------------------
 
 DERIVATIVES = {
@@ -308,18 +303,6 @@ def test_the_papers_masking_equals_the_pooled_form(topology, holders, count):
     assert_pooled(actual, "square", tolerance=1e-7)
     for place, holder in enumerate(holders):
         assert actual[1][0]["kept"][place] != holder
-
-
-@pytest.mark.parametrize("topology", ["ring", "tree"])
-@pytest.mark.parametrize(("holders", "count"), [([2], 3), ([0, 3], 5)])
-def test_topologies_give_the_same_bits(topology, holders, count):
-    settings = {"iterations": 4, "block": 3, "test_fraction": 0.2}
-    star, parts, _ = doubly_stochastic("logistic", holders, count, **settings)
-    other, its_parts, _ = doubly_stochastic(
-        "logistic", holders, count, topology=topology, **settings
-    )
-    same_parts(parts, its_parts)
-    assert star.metrics == other.metrics
 
 
 @pytest.mark.parametrize("masking", ["circle", "paper"])
@@ -843,32 +826,6 @@ def test_direct_takes_eight_round_trips_at_the_default_budget():
         down = result.ledger.entry("fdskl_fit", name).units_down
         assert down == (m * M + m if j == 2 else 0)
     assert result.ledger.entry("fdskl_bandwidth", "party 2").units_down == 5000
-
-
-@pytest.mark.parametrize(
-    ("bytes_", "count"), [(2 * 120 * 16, 1), (2 * 120 * 16 - 1, 2), (320, 12), (999, 4)]
-)
-def test_direct_takes_one_round_trip_a_block(bytes_, count):
-    result, _, _ = run(parties(), features=16, block_bytes=bytes_, loss="square")
-    assert trips(result) == {"hello": 1, "fdskl_angles": count, "fdskl_fit": 1}
-
-
-def test_bytes_of_a_partial_inner_product():
-    """At most 2.2 at 16 bits in blocks of 1 MB; in fact 2.00."""
-    result, _, _ = run(
-        parties(n=2048),
-        rows=2048,
-        features=512,
-        block_bytes=2**20,
-        loss="square",
-        regularization=1e-3,
-    )
-    assert trips(result)["fdskl_angles"] == 2
-    for j in range(3):
-        up = result.ledger.entry("fdskl_angles", f"party {j}").bytes_up
-        assert 2 <= up / (2048 * 512) <= 2.005
-    down = result.ledger.entry("fdskl_fit", "party 2").bytes_down
-    assert down / (2048 * 512) <= 2.01
 
 
 @pytest.mark.parametrize("holders", [[2], [0, 2]])

@@ -166,22 +166,6 @@ def test_masks_change_nothing(eigensolver, count):
     assert trips(masked.ledger) == trips(plain.ledger)
 
 
-def test_how_rows_are_split_changes_nothing():
-    """Where all send all their rows, k-means too has the same points."""
-    settings = {"masking": "plain", "coreset_size": EVERY_ROW}
-    whole, *others = (run(count, **settings) for count in (1, 3, 5))
-    for other in others:
-        assert subspace_angles(embedding(whole), embedding(other))[0] < 1e-9
-        np.testing.assert_array_equal(
-            np.concatenate(other.model.labels_), whole.model.labels_[0]
-        )
-        assert math.isclose(other.metrics["inertia"], whole.metrics["inertia"])
-
-
-def test_clusters_are_found():
-    assert adjusted_rand_score(data()[1], np.concatenate(run().model.labels_)) > 0.95
-
-
 # -- without the communication mechanism -----------------------------------------------
 
 WITHOUT = {"cem": False, "eigensolver": "lanczos", "masking": "plain"}
@@ -281,15 +265,6 @@ def test_floats_of_lanczos(count):
     assert len(set(ranks(result))) > 2  # or the formula were tested with constants
 
 
-def test_floats_of_lanczos_with_its_own_threshold():
-    """One more in the first iteration, the trace."""
-    result = run(eigensolver="lanczos")
-    products = column(result, "products")
-    sizes = [first_features(D, S), *(D + r for r in ranks(result)[1:])]
-    expected = 1 + sum(q * size for q, size in zip(products, sizes, strict=True))
-    assert uploaded(result.ledger, "kernel_kmeans_product") == [expected] * 3
-
-
 def test_floats_without_the_mechanism():
     """Theorem 2: D a party and N of all, a product, in two round trips."""
     result = run(5, threshold=1.0, **WITHOUT)
@@ -334,12 +309,6 @@ def test_floats_of_the_k_means():
     assert sent.sum() <= (30 + 3 * K) * (S + 1)
 
 
-# -- parties that drop out -------------------------------------------------------------
-
-HORIZONTAL = ("hello", *(f"kernel_kmeans_{a}" for a in ["begin", "gram", "local"]))
-HORIZONTAL += ("kernel_kmeans_sample", "kernel_kmeans_assign")
-
-
 # -- bad input: the constructor --------------------------------------------------------
 
 POLYNOMIAL = {"kernel": "polynomial"}
@@ -381,15 +350,6 @@ def test_wrong_arguments(settings, argument, rule):
     with pytest.raises(ValueError, match=rule) as caught:
         strategy(**settings)
     assert str(caught.value).startswith(f"{argument}")
-
-
-def test_the_seven_arguments_that_may_come_without_their_names():
-    made = FKKMeans(3, 4, 8, 2, "laplacian", 0.5, "lanczos")
-    given = made.n_clusters, made.n_components, made.n_features, made.iterations
-    assert given == (3, 4, 8, 2)
-    assert (made.kernel, made.gamma, made.eigensolver) == ("laplacian", 0.5, "lanczos")
-    with pytest.raises(TypeError, match="positional"):
-        FKKMeans(3, 4, 8, 2, "laplacian", 0.5, "lanczos", "auto")
 
 
 def test_one_party_is_enough_without_masks():
@@ -610,18 +570,6 @@ def test_gamma_that_is_given_is_taken():
     assert run(gamma=0.25).model.gamma == 0.25
 
 
-@pytest.mark.parametrize("kernel", ["gaussian", "laplacian", "polynomial"])
-def test_standardised_by_the_sums_or_before(kernel):
-    X, _ = data()
-    scaled = (X - X.mean(axis=0)) / X.std(axis=0)
-    ours = run(kernel=kernel, standardize=True)
-    before = simulate(strategy(kernel=kernel), by_rows(X=scaled))
-    np.testing.assert_equal(ours.model.labels_, before.model.labels_)
-    np.testing.assert_allclose(
-        ours.model.eigenvalues_, before.model.eigenvalues_, rtol=1e-9
-    )
-
-
 def test_columns_of_any_scale_are_standardised():
     """One resolution for all sums would leave nothing of the small ones."""
     X, _ = data()
@@ -751,11 +699,6 @@ def test_the_run_ends_when_the_subspace_stands_still():
     assert early.metrics["iterations"] == first
     assert column(early, "moved") == moved[:first]
     assert trips(early.ledger)["kernel_kmeans_gram"] == first
-
-
-def test_a_large_tolerance_ends_it_after_two():
-    """The first has nothing to compare with."""
-    assert run(iterations=8, subspace_tol=1e9).metrics["iterations"] == 2
 
 
 @pytest.mark.parametrize(

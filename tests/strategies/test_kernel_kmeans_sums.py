@@ -198,12 +198,6 @@ def test_choosing_costs_starts_and_no_round_trip_of_its_own():
     assert seen.reply == {"inertia", "sizes", "counts", "sums", "silhouettes"}
 
 
-def test_a_number_that_is_given_is_not_chosen():
-    result = simulate(strategy(), parties())
-    assert "clusters" not in result.metrics
-    assert "silhouettes" not in result.ledger.seen["kernel_kmeans_lloyd"].reply
-
-
 @pytest.mark.parametrize("used", [[1, 3], [2, 4]])
 def test_a_start_uses_two_centres_at_least_and_those_that_it_has(used):
     party = Party(rows()[0])

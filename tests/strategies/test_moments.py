@@ -514,20 +514,6 @@ def test_labels_that_point_to_a_row_are_refused():
         simulate(ON_ALL_ROWS, parties(3, 2, X, np.arange(N) == 3), seed=0)
 
 
-def test_what_a_deviating_label_holder_reads():
-    """Its own columns are not checked by anybody: each reads one row of the others.
-
-    With m columns of its own it reads m rows, as docs/security.md says; what holds it
-    back is the number of columns in the consent of the others.
-    """
-    X, _ = data()
-    chosen = np.zeros((N, 3))
-    chosen[[4, 9, 11], range(3)] = 1.0
-    both = np.column_stack([chosen, X])
-    read = (both.T @ both)[:3, 3:]
-    np.testing.assert_array_equal(read, X[[4, 9, 11]])
-
-
 @pytest.mark.parametrize(
     ("rows", "weights"),
     [

@@ -915,37 +915,6 @@ def without_objective(most):
 # -- messages --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("local", "n_parties", "d", "gamma", "field"),
-    [
-        (40, 5, 10, 0.01, "hash"),
-        (120, 3, 3, 0.01, "paper"),
-        (20, 6, 20, 1e-4, "hash"),
-        (5, 2, 784, 1e-3, "hash"),
-    ],
-)
-def test_bytes_of_a_party(tmp_path, folder, local, n_parties, d, gamma, field):
-    """8 (2 K L + K L ceil(d bits / 61)) to 10 %, with 500 bytes that all messages have.
-
-    In training and in a request.
-    """
-    parties = federation(tmp_path, [local + 3] * n_parties, d)
-    settings = {"local_clusters": local, "gamma": gamma, "field": field}
-    result = train(parties, folder, **settings)
-    model = result.model.model
-    again = forget(parties, folder, model, {"north": ["north.0"]})
-    bits = int(np.ceil(np.log2(1 / gamma)))
-    words = -(-d * bits // 61) if field == "hash" else 0
-    expected = 8 * (2 * local * n_parties + local * n_parties * words)
-    for ledger, action in (
-        (result.ledger, "mufc_train"),
-        (again.ledger, "mufc_forget"),
-    ):
-        for party in parties:
-            sent = ledger.entry(action, party.name).bytes_up
-            assert abs(sent / expected - 1) < 0.1
-
-
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     """Return transcripts of three tasks, twice with one seed: training, and two later.
