@@ -56,7 +56,7 @@ from vfl_flower.strategies import (
     MUFCUnlearn,
 )
 
-REQUESTS, REPLIES = int(os.environ.get("VFL_FLOWER_EXAMPLES", "26")), 4
+REQUESTS, REPLIES = int(os.environ.get("VFL_FLOWER_EXAMPLES", "27")), 4
 """Examples of each step."""
 
 STEPS: dict[str, Step[..., Any]] = {"hello": answering.hello, **our_steps()}

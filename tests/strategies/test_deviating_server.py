@@ -20,7 +20,7 @@ from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import Sum, each, opened
-from vfl_flower.secure_aggregation import LIMB
+from vfl_flower.secure_aggregation import LIMB, unmask_sum
 
 VICTIM = 1
 
@@ -145,6 +145,7 @@ def test_lists_of_digests_that_differ_give_noise(monkeypatch):
 
     monkeypatch.setattr(Frame, "pack", apart)
     monkeypatch.setattr(Parties, "_clipped", lambda *_: 0)
+    monkeypatch.setattr(Parties, "_sum_of", lambda self, *sums: unmask_sum(*sums[1:]))
     seen = distances(Parties(RealParties(columns()), Ledger(), seed=0))
     assert np.abs(seen - truth).min() > 1e-6
 
@@ -153,17 +154,17 @@ def test_lists_of_digests_that_differ_give_noise(monkeypatch):
 def test_test_losses_are_of_no_row(solver):
     """All columns and labels followed to 2e-16 from residuals, and no row was counted.
 
-    Now one column of each party is counted, and the server sees no residual.
+    The rows held out now count as predictions, and the server sees no residual.
     """
     parties = columns()
     leaves = limited(20).leaves
-    two, three = (leaves | {"moments": Limit(run=times)} for times in (2, 3))
-    parties[VICTIM].consent = replace(limited(20), leaves=two)
+    few, enough = (leaves | {"predictions": Limit(run=rows)} for rows in (29, 30))
+    parties[VICTIM].consent = replace(limited(20), leaves=few)
     strategy = CoresetVRLR(size=20, solver=solver, test_fraction=0.5, seed=0)
-    with pytest.raises(PartyFailed, match="moments leave it 2 times") as caught:
+    with pytest.raises(PartyFailed, match="lets 29 rows leave it as pred") as caught:
         strategy.start(RealParties(parties))
     assert caught.value.party == f"party-{VICTIM}"
-    parties[VICTIM].consent = replace(limited(20), leaves=three)
+    parties[VICTIM].consent = replace(limited(20), leaves=enough)
     assert strategy.start(RealParties(parties)).metrics["test_loss"] > 0
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired
 
+import numpy as np
 from annotated_types import Ge, Len
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -401,10 +402,9 @@ def keep_predictions(party: Party, run: str, model: str | None) -> None:
     if predictions is None or party.state_dir is None:
         return
     number = model or predictions.model or run
-    ids = party.read_ids()
-    if predictions.rows is not None:
-        rows = predictions.rows.tolist()
-        ids = rows if ids is None else [ids[row] for row in rows]
+    ids, rows = party.read_ids(), predictions.rows
+    if rows is not None and not np.array_equal(rows, np.arange(party.n_rows)):
+        ids = rows.tolist() if ids is None else [ids[row] for row in rows.tolist()]
     write_predictions(
         party.state_dir / f"predictions-{number}{f'-{run}' if model else ''}.csv",
         ids,
