@@ -93,9 +93,16 @@ def test_an_empty_file_lets_sums_leave():
     assert Consent().least_parties == 3
 
 
+def test_a_file_of_an_earlier_checkout_is_read():
+    """It had a key for runs that continue without a party, which no run does now."""
+    assert Consent.parse({"parties-may-leave": False}) == Consent()
+
+
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
+        ("parties-may-leave = true", "'parties-may-leave' must be false or left out"),
+        ("parties-may-leave = 0", "'parties-may-leave' must be false or left out"),
         ("rows = 5", "'rows' is not a value"),
         ("min-parties = 2", "'min-parties' must be a whole number of at least 3"),
         ('two-parties = "yes"', "'two-parties' must be True or False"),

@@ -261,6 +261,11 @@ class Consent(_Rules):
                 raise PartyError(f"consent: {key!r} must be written with '-'")
         rules = {k.replace("-", "_"): v for k, v in tables.items()}
         leaves, peers = rules.pop("leaves", {}), rules.pop("peers", {})
+        if rules.pop("parties_may_leave", False) is not False:  # an old key
+            raise PartyError(
+                "consent: 'parties-may-leave' must be false or left out, since every "
+                "run needs all of its parties until its end"
+            )
         try:
             plain = structure(fields_of(_Rules), rules, {})
             limits = {kind: _limit(kind, value) for kind, value in leaves.items()}
