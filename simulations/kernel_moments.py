@@ -640,7 +640,7 @@ def paragraphs(measured: Mapping[str, Any], size: Size) -> Iterator[str]:
     yield f"    python -m simulations.kernel_moments{quick}"
     yield f"""
         This command has written this page and all its figures, which are beside it
-        as JSON; it goes on where it was ended.
+        as JSON; it continues where it stopped.
         [fdskl.md](fdskl.md#the-solver-moments) explains the method, and
         [experiments.md](../experiments.md#data) where the data come from. The seeds
         are {_listed([*map(str, size.seeds)])}, and those of coresets begin at 0.

@@ -193,10 +193,10 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
     code, out = simulated(files, tmp_path / "out")
     assert code == 1
     for text in (
-        "mend  a: column 'u' of the party must have no infinite value",
-        "mend  b: id-column 'id' of the party must have distinct values",
+        "fix   a: column 'u' of the party must have no infinite value",
+        "fix   b: id-column 'id' of the party must have distinct values",
         "a has 60, b has 50",
-        "3 to mend before the run",
+        "3 to fix before the run",
     ):
         assert text in out
     assert "Error" not in out

@@ -215,7 +215,7 @@ def test_a_file_has_the_rows_and_labels_that_a_strategy_needs(place):
         assert rule in " ".join(done.output.split())
     assert run("check", "few.csv", *options[:4]).exit_code == 0
     for strategy in algorithms():
-        assert "to mend: 0" in run("check", *OPTIONS[1:], "--for", strategy).output
+        assert "to fix: 0" in run("check", *OPTIONS[1:], "--for", strategy).output
 
 
 def test_a_file_is_checked_as_the_strategy_reads_it(place):
@@ -223,7 +223,7 @@ def test_a_file_is_checked_as_the_strategy_reads_it(place):
     (place / "t.csv").write_text("a,b\n" + "1,x\n2,y\n" * 20)
     assert run("init", "one", "--data", "t.csv", "--for", "fdskl").exit_code == 0
     both = ("--for", "fdskl", "--for", "mufc")
-    assert "must be mended" in refused("init", "other", "--data", "t.csv", *both)
+    assert "must be fixed" in refused("init", "other", "--data", "t.csv", *both)
     assert not (place / "other").exists()
 
 

@@ -654,7 +654,7 @@ def test_errors_are_told_once_a_run():
     done, scores = np.arange(10, dtype=np.uint32), np.ones(10)
     fdskl.answer(party, 1, 0, scores, done, evaluate=True, last=True)
     more = np.array([10], dtype=np.uint32)
-    with pytest.raises(PartyError, match="errors of its answers once a session"):
+    with pytest.raises(PartyError, match="errors of its predictions once a session"):
         fdskl.answer(party, 1, 0, scores[:1], more, evaluate=True, last=True)
 
 

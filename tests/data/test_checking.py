@@ -140,7 +140,7 @@ def test_twenty_faults_are_found_in_one_call(dirty):
     assert set(FAULTS) <= found_in(dirty)
 
 
-def test_a_run_says_all_that_must_be_mended_at_once(dirty, caplog):
+def test_a_run_says_all_that_must_be_fixed_at_once(dirty, caplog):
     errors = [f for f in check(source(dirty)).findings if f.level == "error"]
     with pytest.raises(PartyError) as caught:
         load(dirty, id_column="patient", label_column="outcome")
@@ -373,7 +373,7 @@ def test_what_concerns_a_strategy_is_said_where_it_is_asked_for(tmp_path):
     for_columns, for_rows = several.index("For fdskl:"), several.index("For fk-kmeans,")
     assert for_columns < several.index(of_columns) < for_rows < several.index(of_rows)
     assert several.count("'ward' holds 2 different texts") == 1
-    assert "\nmufc: 400 rows, 6 columns of numbers; to mend: 1," in several
+    assert "\nmufc: 400 rows, 6 columns of numbers; to fix: 1," in several
     assert "strategy must be one of" in said("magic")
 
 

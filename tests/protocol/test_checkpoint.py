@@ -121,7 +121,7 @@ def test_two_processes_do_not_go_on_with_one_run(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as other:
         other.stdout.readline()
-        with pytest.raises(FederationError, match="another process goes on with"):
+        with pytest.raises(FederationError, match="another process continues"):
             Checkpoint(path)
         other.kill()
     Checkpoint(path).end()

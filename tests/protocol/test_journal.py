@@ -240,6 +240,6 @@ def test_a_run_begins_ten_times_at_most(tmp_path):
         with journal_of(tmp_path, 7) as line:
             greet(line, session)
             greet(line, session)  # the same one, asked again
-    refused = pytest.raises(PartyError, match="has begun 10 times")
+    refused = pytest.raises(PartyError, match="has started 10 times")
     with journal_of(tmp_path, 7) as line, refused:
         greet(line, 10)

@@ -419,7 +419,7 @@ def test_keys_of_a_run_differ_by_their_purpose():
 def test_sizes_that_cannot_be(sizes, monkeypatch):
     failed = deviating(monkeypatch, changing(OWN, 1, sizes=sizes))
     assert failed.party == "p1"
-    assert "sizes must tell of each party's ids how many it has" in failed.reason
+    assert "sizes must have the number of ids of each party" in failed.reason
 
 
 @pytest.mark.parametrize(

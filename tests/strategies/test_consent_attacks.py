@@ -180,7 +180,7 @@ def test_draws_do_not_tell_the_score_of_each_row(tmp_path, fused):
         assert asked.ask(coresets.totals, size=0, **values)
         count = np.array([many])
         assert one(asked, VICTIM, coresets.drawn_rows, count=count) is None
-    assert "more draws tell the score of each" in asked.refusal
+    assert "more draws reveal the score of each" in asked.refusal
 
 
 # -- kernel k-means: an empty consent --------------------------------------------------

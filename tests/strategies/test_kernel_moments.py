@@ -945,7 +945,7 @@ def others_in_one_turn(federation, roles, rows, dealing, **how):
 @pytest.mark.parametrize(
     ("deviating", "rule"),
     [
-        (twice_but_one, "tells the errors of its answers once"),
+        (twice_but_one, "reports the errors of its predictions once"),
         (one_repeated, "evaluated on each row once"),
         (others_in_one_turn, "turn must be 1, got 0"),
     ],

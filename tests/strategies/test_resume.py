@@ -149,7 +149,7 @@ def models(folder):
     return [list_models(folder / name) for name in ("a", "b", "c", "d", "server")]
 
 
-def test_a_run_that_ended_with_a_failure_goes_on_when_that_is_mended(tmp_path):
+def test_a_run_that_ended_with_a_failure_goes_on_when_that_is_fixed(tmp_path):
     (tmp_path / "run").mkdir()
     grid = Fours("", tmp_path / "run")
     with pytest.raises(PartyFailed, match="party 'b' failed in 'mufc_train'"):

@@ -226,7 +226,7 @@ def test_sessions_are_counted_on(tmp_path, first):
     for _ in range(MOST_SESSIONS - 1):
         first = Parties(first.grid, Ledger(), seed=0)
     again = taken_up(first, tmp_path)
-    with pytest.raises(PartyFailed, match=f"has begun {MOST_SESSIONS} times"):
+    with pytest.raises(PartyFailed, match=f"has started {MOST_SESSIONS} times"):
         Parties(again.grid, Ledger(), seed=0)
 
 
@@ -235,7 +235,7 @@ def test_a_run_that_has_begun_takes_up_no_session(tmp_path, first):
     other = begun(tmp_path)
     names = {info.node_id: info.name for info in first}
     contents = dict.fromkeys(names, first._greeting(3))
-    with pytest.raises(PartyFailed, match="must have begun none"):
+    with pytest.raises(PartyFailed, match="must have started none"):
         other._exchange("hello", contents, names)
 
 

@@ -75,11 +75,11 @@ def check_command(
     format_: FormatOption = Format.TEXT,
     **options: Any,
 ) -> None:
-    """Say what must be mended in a party file, and how it will be read.
+    """Say what must be fixed in a party file, and how it will be read.
 
     Nothing leaves the machine, and no value of the data is printed without --show. What
     concerns some strategies alone is said where --for names one of them. The command
-    ends with 1 where something must be mended before a run.
+    ends with 1 where something must be fixed before a run.
     """
     config = node_keys(file, **options)
     check_there(file)

@@ -135,7 +135,7 @@ def init(
 ) -> None:
     """Check a party file, and write the folder NAME of the party with its keys.
 
-    It stops where the file must be mended first, and where the folder exists. The
+    It stops where the file must be fixed first, and where the folder exists. The
     party gives NAME.card, which is public, to all others of the federation.
     """
     config = node_keys(data, **options)
@@ -147,7 +147,7 @@ def init(
     readings = readings_of(config, chosen)
     print_findings(readings, show=False)
     if not all(checked.sound for checked, _ in readings):
-        raise ValueError("nothing is written: the file must be mended first")
+        raise ValueError("nothing is written: the file must be fixed first")
     kinds = in_order(kind for some, _ in needs.values() for kind in some)
     card = write_party_folder(Path(name), config, kinds)
     typer.echo(

@@ -226,8 +226,8 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
         "clusters",
         "Where the clusters are",
         "The centres, seen in the two directions in which they differ most, as far as "
-        f"the model alone tells. {what} Near circles are like clusters; the picture "
-        f"shows {sum(shares):.0%} of how the centres differ, and no row.",
+        f"the model alone determines. {what} Near circles are like clusters; the "
+        f"picture shows {sum(shares):.0%} of how the centres differ, and no row.",
         f"{len(x)} clusters{sizes} in two directions, which show {sum(shares):.0%} of "
         "how their centres differ.",
         {

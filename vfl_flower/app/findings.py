@@ -20,7 +20,7 @@ from vfl_flower.data.findings import Finding, fault
 from vfl_flower.data.source import PartySource
 from vfl_flower.protocol.names import printable
 
-MARKS = {"error": "mend", "warning": "look", "note": "done"}
+MARKS = {"error": "fix", "warning": "look", "note": "done"}
 """The levels of findings as commands print them."""
 
 
@@ -103,7 +103,7 @@ def print_findings(readings: Sequence[Reading], show: bool) -> None:
         whom = f"{', '.join(names)}: " if len(readings) > 1 else ""
         typer.echo(
             f"{whom}{checked.rows} rows, {checked.columns} columns of numbers; to "
-            f"mend: {counts['error']}, to look at: {counts['warning']}, done: "
+            f"to fix: {counts['error']}, to look at: {counts['warning']}, done: "
             f"{counts['note']}"
         )
 

@@ -192,7 +192,7 @@ def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any]
                 last = str(error).strip().splitlines()[-1].strip()
                 raise RunFailed(
                     str(error),
-                    "the SuperLink does not tell of it any more, as one that was "
+                    "the SuperLink no longer lists it, as one that was "
                     f"killed or has started anew ({last}){_how_to_go_on(run_id)}",
                 ) from None
         else:

@@ -215,8 +215,8 @@ def _missing(result: Mapping[str, Any]) -> str:
         return ""
     return (
         "There is no picture of the predictions beside the truth. It needs at least "
-        "100 rows held out, of which the party with the labels tells means over groups "
-        "of 20 rows or more where its consent allows curves. This run has told none."
+        "100 rows held out, of which the party with the labels reports means over "
+        "groups of 20 rows or more where its consent allows curves. This run has none."
     )
 
 

@@ -261,7 +261,7 @@ def start(
     def started(run_id: str) -> None:
         run_ids.append(run_id)
         print(
-            f"run {run_id}, bundle {bundle_hash()[:16]}. It goes on if this command "
+            f"run {run_id}, bundle {bundle_hash()[:16]}. It continues if this command "
             f"ends; to stop it:\n    {where}flwr stop {run_id} {name}",
             flush=True,
         )
@@ -334,7 +334,7 @@ def run(
             print_json({"success": False, "error-message": reason_of(error)})
         raise
     except KeyboardInterrupt:
-        typer.echo("no longer followed: the run goes on", err=True)
+        typer.echo("no longer followed: the run continues", err=True)
         raise
     if as_json:
         ended = {"run-id": str(outcome.run_id), "status": outcome.status}

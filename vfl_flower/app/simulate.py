@@ -201,7 +201,7 @@ def simulate(
 ) -> None:
     """Run a strategy on this machine: on files, on a folder of them, or on a set.
 
-    All files are checked first, and all that must be mended is said at once. The exit
+    All files are checked first, and all that must be fixed is said at once. The exit
     code is 0 if the run has completed.
     """
     files = list(party or [])
@@ -225,7 +225,7 @@ def simulate(
             f"{strategy} needs at least {made.least_parties} parties, got "
             f"{len(sources)}"
         )
-    if _must_be_mended(sources, made.partition == "horizontal"):
+    if _must_be_fixed(sources, made.partition == "horizontal"):
         raise typer.Exit(1)
     if supernodes:
         if state_dir is not None:
@@ -245,8 +245,8 @@ def _words(files: Sequence[Path], n_parties: int, state_dir: Path | None) -> lis
     return words + ([] if state_dir is None else ["--state-dir", str(state_dir)])
 
 
-def _must_be_mended(sources: Sequence[PartySource], horizontal: bool) -> bool:
-    """Print what is to mend or to look at; return whether anything must be mended."""
+def _must_be_fixed(sources: Sequence[PartySource], horizontal: bool) -> bool:
+    """Print what to fix or to look at; return whether anything must be fixed."""
     if not is_file(sources[0]):
         return False
     with quietly():
@@ -255,7 +255,7 @@ def _must_be_mended(sources: Sequence[PartySource], horizontal: bool) -> bool:
     for line in sorted(lines, key=lambda line: not line.startswith(MARKS["error"])):
         typer.echo(line)
     if errors:
-        typer.echo(f"{errors} to mend before the run", err=True)
+        typer.echo(f"{errors} to fix before the run", err=True)
     return bool(errors)
 
 

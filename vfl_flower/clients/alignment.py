@@ -213,7 +213,7 @@ def _check_sizes(party: Party, sizes: list[int]) -> None:
     fits = len(sizes) == party.n_parties and sizes[party.index or 0] == party.n_rows
     if not fits or not all(0 < size <= MOST_IDS for size in sizes):
         raise PartyError(
-            f"sizes must tell of each party's ids how many it has, {party.n_rows} of "
+            f"sizes must have the number of ids of each party, {party.n_rows} of "
             f"this party, and at most {MOST_IDS} of any"
         )
     log.warning("an alignment of lists of %s ids", ", ".join(map(str, sizes)))

@@ -267,7 +267,9 @@ def answer(
 def _worth(party: Party, own: Part, state: PredictionState, curves: bool) -> Told:
     """Return what the predictions are worth, once a session."""
     if state.told:
-        raise PartyError("this party tells the errors of its answers once a session")
+        raise PartyError(
+            "this party reports the errors of its predictions once a session"
+        )
     state.told = True
     if own["kind"] == "k-means":
         known = np.ones(party.n_rows, dtype=bool)
@@ -276,7 +278,9 @@ def _worth(party: Party, own: Part, state: PredictionState, curves: bool) -> Tol
     else:
         known = ~np.isnan(np.asarray(party.y, dtype=np.float64))
     if known.sum() < LEAST_ROWS:
-        log.warning("too few rows for their mean error to hide each: it is not told")
+        log.warning(
+            "too few rows for their mean error to hide each: it is not reported"
+        )
         return {"test_rows": 0}
     party.sum_over(None if known.all() else np.flatnonzero(known))
     if party.y is not None and own["kind"] == "linear":

@@ -293,7 +293,7 @@ def _check_draws(party: Party, name: str, size: int) -> None:
     if size > max(2 * party.n_rows, MOST_DRAWS):
         raise PartyError(
             f"{name} must be at most {MOST_DRAWS} or twice the rows, got {size}: more "
-            "draws tell the score of each"
+            "draws reveal the score of each"
         )
 
 

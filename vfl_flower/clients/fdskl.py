@@ -1103,10 +1103,14 @@ def _errors(
     if not known.any():
         return {"test_rows": 0}
     if state.evaluated:
-        raise PartyError("this party tells the errors of its answers once a session")
+        raise PartyError(
+            "this party reports the errors of its predictions once a session"
+        )
     state.evaluated = True
     if not hides_each(party, state.rows[known]):
-        log.warning("too few labels for their mean error to hide each: it is not told")
+        log.warning(
+            "too few labels for their mean error to hide each: it is not reported"
+        )
         return {"test_rows": 0}
     party.sum_over(state.rows[known])
     party.share(state.rows[known].astype(np.intp), "angles")

@@ -285,7 +285,7 @@ def begin(
     power that one row outweighs, so all rows count as leaving.
     """
     if _begun(party):
-        raise PartyError("the iterations have begun: it is too late for this step")
+        raise PartyError("the iterations have started: it is too late for this step")
     party.share(np.arange(party.n_rows), "row-sums")
     state, reply = State(), Begin()
     if party.index == 0:

@@ -356,7 +356,7 @@ def scores(
     if evaluate:
         if state.evaluated:
             raise PartyError(
-                "this party tells the errors of its answers once a session"
+                "this party reports the errors of its predictions once a session"
             )
         state.evaluated = True
         return _told(party, part, answered, numbers, opened_scores, chances, curves)
@@ -379,7 +379,9 @@ def _told(
     y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
     known = ~np.isnan(y)
     if not hides_each(party, rows[known]):
-        log.warning("too few labels for their mean error to hide each: it is not told")
+        log.warning(
+            "too few labels for their mean error to hide each: it is not reported"
+        )
         return {"test_rows": 0}
     party.sum_over(rows[known])
     y, classes, probability = y[known], part["classes"], None
@@ -393,5 +395,5 @@ def _told(
     try:
         return told(party, y, answered, target, classes, two, probability, curves)
     except PartyError as error:  # a refusal would tell of the labels of these rows
-        log.warning("%s: it is not told", error)
+        log.warning("%s: it is not reported", error)
         return {"test_rows": 0}

@@ -189,7 +189,7 @@ def columns(
             party,
             f"the labels must have at least {LEAST_ROWS} rows other than the most "
             f"frequent value, none that stands out by itself and none above "
-            f"{LARGEST:g}, or a Gram matrix with them would tell a single row of all "
+            f"{LARGEST:g}, or a Gram matrix with them would reveal a single row of all "
             "columns",
         )
         part[:, -1] = 0.0

@@ -56,7 +56,7 @@ class Checked:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing must be mended."""
+        """Whether nothing must be fixed."""
         return all(finding.level != "error" for finding in self.findings)
 
 
@@ -83,7 +83,7 @@ def check(source: PartySource) -> Checked:
 
 
 def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
-    """Yield warnings and notes; what must be mended is known already."""
+    """Yield warnings and notes; what must be fixed is known already."""
     features = [survey.columns[name] for name in survey.plan.features]
     for text in survey.table.notes:
         option = "encoding" if "encoding" in text else "delimiter"
@@ -138,7 +138,7 @@ def _of_column(
         yield Finding("note", "dates", name, text, "columns")
     yield from _of_numbers(column, what)
     if numbers.constant:
-        text = f"{what} has one value in all rows and tells nothing: leave it out"
+        text = f"{what} has one value in all rows and says nothing: leave it out"
         yield Finding(
             "warning", "constant", name, text, "columns", (str(numbers.least),)
         )
@@ -225,7 +225,7 @@ def _of_levels(
     name, count = column.name, len(column.levels)
     what, examples = f"column {name!r}", tuple(entry["levels"])
     if count == 1:
-        text = f"{what} has one value in all rows and tells nothing: leave it out"
+        text = f"{what} has one value in all rows and says nothing: leave it out"
         yield Finding("warning", "constant", name, text, "columns", examples)
     elif (numbers := number_texts(column.levels)) and len(numbers[0]) == count:
         text = f"{what} holds {count} different numbers as text: write plain numbers"

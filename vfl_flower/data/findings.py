@@ -1,4 +1,4 @@
-"""What is found in a party file: what must be mended, and what will be done."""
+"""What is found in a party file: what must be fixed, and what will be done."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fault(
     option: str = "",
     examples: Sequence[str] = (),
 ) -> Finding:
-    """Return a finding that must be mended."""
+    """Return a finding that must be fixed."""
     return Finding("error", about, column, text, option, tuple(examples))
 
 

@@ -400,7 +400,7 @@ def _csv(path: Path, source: PartySource, who: str) -> Table:
                 yield batch.rename_columns(list(wanted))
         table.faults[:] = [
             f"{ragged} rows of {who} have not as many fields as the first line, "
-            f"{len(places)}: mend the rows, take out a title, or set delimiter"
+            f"{len(places)}: fix the rows, take out a title, or set delimiter"
         ] * (ragged > 0)
         if lines > rows + ragged + layout.skip and (at := _swallowing(path, layout)):
             table.faults.append(

@@ -300,7 +300,7 @@ def _run(
             except PartyError as error:
                 if not (revealed.optional and party.lets(revealed.kind)):
                     raise
-                log.warning("%s goes on without %s: %s", step, revealed.kind, error)
+                log.warning("%s continues without %s: %s", step, revealed.kind, error)
                 arguments[revealed.when] = False
     if step.rows == "session":
         party.sum_over()

@@ -74,7 +74,7 @@ class Checkpoint:
         with self._errors():
             make_private(path)
             self._db = sqlite3.connect(path, 1.0, isolation_level=None)
-            # Until the process ends nobody else goes on with the run.
+            # Until the process ends nobody else continues the run.
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA synchronous = EXTRA")
             self._db.execute("BEGIN EXCLUSIVE")
@@ -217,7 +217,7 @@ class Checkpoint:
         except (OSError, sqlite3.Error) as error:
             log.error("the checkpoint %s: %s", self._path, error)
             busy = "locked" in str(error)
-            reason = "another process goes on with this run" if busy else str(error)
+            reason = "another process continues this run" if busy else str(error)
             raise FederationError(
                 f"the checkpoint of the run cannot be used: {reason}"
             ) from None

@@ -47,7 +47,7 @@ Kind = Literal[
 
 KINDS: dict[Kind, str] = {
     "rows": "rows in the clear, or sums from which they follow",
-    "embedded-rows": "rows of an embedding, which tell the distances between rows",
+    "embedded-rows": "rows of an embedding, which reveal the distances between rows",
     "angles": "sums over parties from which a party learns columns up to a linear map",
     "centroids": "means of several rows, rounded, that stand for clusters",
     "predictions": "this party's part of the prediction of a row",

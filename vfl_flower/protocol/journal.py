@@ -173,7 +173,7 @@ class Journal:
         if session != self.session and not self._adopt(session):
             if self.sessions >= MOST_SESSIONS:
                 raise PartyError(
-                    f"this run has begun {MOST_SESSIONS} times, which is the most"
+                    f"this run has started {MOST_SESSIONS} times, which is the most"
                 )
             self.session, self.round, self.sessions = session, 0, self.sessions + 1
             self.digest = self.reply = b""
@@ -195,7 +195,7 @@ class Journal:
         if (known := self._execute(query, session).fetchone()) is None:
             return False
         if self.sessions:
-            raise PartyError("a run that goes on with a session must have begun none")
+            raise PartyError("a run that continues a session must have started none")
         for table in ("sessions", "shared", "locked_states", "locked_arrays"):
             self._execute(
                 f"UPDATE {table} SET run = ? WHERE run = ?", self._run, *known

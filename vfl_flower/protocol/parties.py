@@ -819,7 +819,7 @@ class Parties(Sequence[PartyInfo]):
         may be another one. Raises FederationError if other parties are connected, or if
         one has changed.
         """
-        log.info("the run goes on after %d round trips", self.checkpoint.held)
+        log.info("the run continues after %d round trips", self.checkpoint.held)
         nodes = self._wait_for_nodes(len(self), " with which it began")
         unnamed = self._registered(nodes)
         contents = dict.fromkeys(nodes, self._greeting(len(nodes), goes_on=True))
@@ -829,7 +829,7 @@ class Parties(Sequence[PartyInfo]):
             name = _name_of(reply) or f"party-{reply.get('index')}"
             if (before := self._greeted.get(name)) is None or name in where:
                 raise FederationError(
-                    f"the run goes on with the parties with which it began, and "
+                    f"the run continues with the parties with which it started, and "
                     f"{name!r} is none of them"
                 )
             said = {"state_key": before.get("state_key"), **reply}

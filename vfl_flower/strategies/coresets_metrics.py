@@ -104,9 +104,9 @@ CLUSTERS: dict[str, Metric] = {
     "largest_cluster": LARGEST,
     "weight_sum": WEIGHT_SUM,
     "tau": Metric(
-        "How much one party's columns tell of distances",
-        "At least 1. A small number says that one party's columns tell which rows are "
-        "near each other; for large ones the method gives no guarantee.",
+        "How much one party's columns reveal of distances",
+        "At least 1. A small number says that one party's columns reveal which rows "
+        "are near each other; for large ones the method gives no guarantee.",
         "lower",
     ),
 }

@@ -61,7 +61,7 @@ class RowPrediction(LaterTask):
     def metrics(
         self, parties: Parties, run: Run, receiver: int, reply: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return what the receiver's last reply tells; log where predictions are."""
+        """Return the metrics in the last reply; log where predictions are."""
         rows = parties.n_rows
         if self.evaluates:
             run.curves = curves_of(reply)

@@ -482,7 +482,7 @@ def abandon(parties: Parties, model: str, failed: Sequence[int]) -> None:
         left.append(info.name)
     if left:
         log.warning(
-            "model %s is given up; %s could not be told: vfl-flower models remove %s "
+            "model %s is given up; %s could not be asked: vfl-flower models remove %s "
             "removes what is left there",
             model,
             ", ".join(left),
