@@ -20,15 +20,20 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 from vfl_flower.app.bundle import bundle_hash
 from vfl_flower.app.flower_run import (
+    CONNECTION,
+    START,
     Processes,
+    RunFailed,
+    free_port,
     start_superlink,
-    start_supernodes,
     submit,
+    wait_for,
 )
 from vfl_flower.app.template import write_app
 
@@ -67,6 +72,41 @@ RUNS = {
     },
 }
 """Run configs by name; what is not said has its default."""
+
+
+def start_supernodes(
+    processes: Processes,
+    superlink_port: int,
+    node_configs: Sequence[str],
+    command: Sequence[str] = ("flower-supernode",),
+) -> None:
+    """Start one SuperNode on loopback for each node config, wait until all are online.
+
+    `superlink_port` is that of :func:`start_superlink`, and `command` the program.
+    Raises RunFailed if a SuperNode ended, or if they were not all online in time.
+    """
+    supernodes = {
+        f"supernode-{index}": processes.start(
+            f"supernode-{index}",
+            *command,
+            "--insecure",
+            f"--superlink=127.0.0.1:{superlink_port}",
+            f"--port={free_port()}",
+            f"--node-config={config}",
+        )
+        for index, config in enumerate(node_configs)
+    }
+
+    def online() -> bool:
+        for name, supernode in supernodes.items():
+            if supernode.poll() is not None:
+                raise RunFailed(f"{name} ended:\n{processes.log(name)}")
+        nodes = processes.flwr("supernode", "list", CONNECTION)["nodes"]
+        return [node["status"] for node in nodes].count("online") == len(supernodes)
+
+    # Each look is a command, which takes the processor from the SuperNodes that start.
+    what = f"{len(supernodes)} SuperNodes to be online"
+    wait_for(online, START, what, pause=0.5)
 
 
 class Deployment:

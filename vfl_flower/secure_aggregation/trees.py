@@ -15,9 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations
 
-TOPOLOGIES = ("star", "ring", "tree")
-"""Star: each party sends its term to the server. Ring and tree: from party to party."""
-
 _EXHAUSTIVE = 6
 """Up to this many leaves, all 720 orders are tried."""
 
