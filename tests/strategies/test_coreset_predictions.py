@@ -466,6 +466,22 @@ def test_errors_are_of_all_rows_held_out(values, rule):
         party.errors(one, **values)
 
 
+class Accepting:
+    """Row sets of a party on a SuperNode, of which none is refused."""
+
+    def check(self, rows, weights, by_choice):
+        pass
+
+
+@pytest.mark.parametrize(("rows", "reported"), [(19, False), (20, True)])
+def test_errors_of_nineteen_rows_are_neither_reported_nor_refused(rows, reported):
+    """The server chooses how many rows are held out."""
+    one, _ = holding(row_sets=Accepting())
+    asked = ROWS | {"test_fraction": rows / 100, "unit": 1.0}
+    reply = party.errors(one, high=np.zeros(rows), low=np.zeros(rows), **asked)
+    assert ("test_loss" in reply) == reported
+
+
 def test_rows_held_out_are_a_set_like_that_of_any_sum(tmp_path):
     """A share that holds one row out would show a sum of that row alone."""
 
