@@ -193,8 +193,8 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
     code, out = simulated(files, tmp_path / "out")
     assert code == 1
     for text in (
-        "fix   a: column 'u' of the party must have no infinite value",
-        "fix   b: id-column 'id' of the party must have distinct values",
+        "fix  a: column 'u' of the party must have no infinite value",
+        "fix  b: id-column 'id' of the party must have distinct values",
         "a has 60, b has 50",
         "3 to fix before the run",
     ):

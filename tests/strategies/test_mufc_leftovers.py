@@ -215,7 +215,7 @@ def test_parties_that_may_keep_a_training_are_named(tmp_path, caplog):
     (number,) = left(tmp_path)["b"]
     assert left(tmp_path) == {"a": [], "b": [number], "c": [number]}
     assert (
-        f"model {number} is given up; b, c could not be told: vfl-flower models "
+        f"model {number} is given up; b, c could not be asked: vfl-flower models "
         f"remove {number} removes what is left there"
     ) in caplog.text
 
@@ -227,4 +227,4 @@ def test_a_party_that_is_silent_is_named(tmp_path, caplog):
         MUFC(server_state=tmp_path / "server").start(grid, timeout=1)
     (number,) = left(tmp_path)["b"]
     assert left(tmp_path) == {"a": [], "b": [number], "c": []}
-    assert f"model {number} is given up; b could not be told" in caplog.text
+    assert f"model {number} is given up; b could not be asked" in caplog.text

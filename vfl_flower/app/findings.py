@@ -103,7 +103,7 @@ def print_findings(readings: Sequence[Reading], show: bool) -> None:
         whom = f"{', '.join(names)}: " if len(readings) > 1 else ""
         typer.echo(
             f"{whom}{checked.rows} rows, {checked.columns} columns of numbers; to "
-            f"to fix: {counts['error']}, to look at: {counts['warning']}, done: "
+            f"fix: {counts['error']}, to look at: {counts['warning']}, done: "
             f"{counts['note']}"
         )
 
