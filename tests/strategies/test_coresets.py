@@ -664,6 +664,15 @@ def test_sums_of_what_is_under_no_mask(strategy, action, name):
         strategy.start(grid)
 
 
+def test_squares_of_rows_that_are_negative():
+    """A sum may be within its bound, and yet be no sum of squares."""
+    X, y = data()
+    less = of_party(1, norms=lambda masked: masked - np.uint64(2**61))
+    grid = Changed(parties(X, y), "linear_start", less)
+    with pytest.raises(FederationError, match="do not add up to .* squares"):
+        CoresetVRLR(200, solver="saga").start(grid)
+
+
 @pytest.mark.parametrize("solver", ["central", "moments"])
 def test_a_size_that_all_rows_have_is_a_warning(solver):
     X, y = data()
