@@ -205,10 +205,11 @@ def test_values_that_flower_cannot_take(value, message, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted(probe, tmp_path, kind):
-    mark = f"VFL_FLOWER_TEST={tmp_path}"
+    mark = {"VFL_FLOWER_TEST": str(tmp_path)}
 
     def marked() -> set[int]:
-        return {pid for pid, _, text in flower_run._process_table() if mark in text}
+        live = flower_run.live_processes()
+        return {p.pid for p in live if mark.items() <= p.info["environ"].items()}
 
     log = tmp_path / "log"
     tool_command = [sys.executable, "-m", "vfl_flower.app.flower_run"]
@@ -217,7 +218,7 @@ def test_interrupted(probe, tmp_path, kind):
             [*tool_command, str(probe), "--run-config", 'mode="hang"'],
             stdout=file,
             stderr=file,
-            env=dict([*os.environ.items(), mark.split("=")]),
+            env=os.environ | mark,
         )
     try:
         flower_run.wait_for(lambda: "CONFIG" in log.read_text(), 60, "the run to start")

@@ -36,6 +36,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Annotated, Any, Self, TypeVar
 
+import psutil
 import typer
 
 T = TypeVar("T")
@@ -51,8 +52,8 @@ KILLED = "the ServerApp was killed"
 COMMANDS = Path(__file__).with_name("flower_commands.py")
 """The program that runs ``flwr`` commands."""
 
-ENDED = (FileNotFoundError, ProcessLookupError)
-"""What access to a process raises if it has just ended."""
+MARK = "VFL_FLOWER_RUN"
+"""Variable in the environment of all processes that :class:`Processes` has started."""
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 REASON = re.compile(r"ERROR\b|[A-Za-z_][\w.]*(Error|Exception|Failed)\b.*:")
@@ -271,12 +272,12 @@ class Processes:
         # Ray puts sockets below this folder, and their paths must stay short.
         base = "/tmp" if Path("/tmp").is_dir() else None
         self._scratch = Path(tempfile.mkdtemp(prefix="flwr-", dir=base))
-        self._mark = f"VFL_FLOWER_RUN={uuid.uuid4().hex}"
+        self._mark = uuid.uuid4().hex
         self._started: list[subprocess.Popen[bytes]] = []
         self._idle: list[_Commands] = []
         self.home = Path(home).absolute() if home is not None else self._scratch
         self.home.mkdir(parents=True, exist_ok=True)
-        self.env = {**os.environ, **dict([self._mark.split("=")])}
+        self.env = {**os.environ, MARK: self._mark}
         # RAY_ADDRESS would send the run to the user's cluster.
         self.env.pop("RAY_ADDRESS", None)
         if private or home is not None:
@@ -393,14 +394,9 @@ class Processes:
             for kind in (signal.SIGTERM, signal.SIGKILL):
                 signalled: set[int] = set()
                 deadline = time.monotonic() + GRACE
-                while time.monotonic() < deadline:
-                    for process in self._started:
-                        process.poll()
-                    alive = self.pids(alive)
-                    if not alive:
-                        break
+                while (alive := self.pids(alive)) and time.monotonic() < deadline:
                     for pid in alive - signalled:
-                        with suppress(*ENDED):
+                        with suppress(ProcessLookupError):
                             os.kill(pid, kind)
                     signalled |= alive
                     time.sleep(0.05)
@@ -413,14 +409,25 @@ class Processes:
 
     def pids(self, also: Iterable[int] = ()) -> set[int]:
         """Return live processes with the mark or in `also`, and their descendants."""
-        table = list(_process_table())
-        pids = {pid for pid, _, text in table if self._mark in text or pid in also}
-        while children := {pid for pid, parent, _ in table if parent in pids} - pids:
+        live = live_processes()
+        pids = {p.pid for p in live if p.info["environ"].get(MARK) == self._mark}
+        pids |= {p.pid for p in live if p.pid in also}
+        while children := {p.pid for p in live if p.info["ppid"] in pids} - pids:
             pids |= children
         return pids
 
     def _log_file(self, name: str) -> Path:
         return self.home / f"{name}.log"
+
+
+def live_processes() -> list[psutil.Process]:
+    """Return the processes that run, with ``ppid`` and ``environ`` as their ``info``.
+
+    The environment is empty where only another user may read it.
+    """
+    ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    processes = psutil.process_iter(["ppid", "status", "environ"], ad_value={})
+    return [process for process in processes if process.info["status"] not in ended]
 
 
 def interruptible() -> None:
@@ -477,7 +484,7 @@ class _Commands:
     def kill(self) -> None:
         """End the process, and the command if one runs."""
         if self.process.poll() is None:
-            with suppress(*ENDED):
+            with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
@@ -625,34 +632,6 @@ def flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
-
-
-def _process_table() -> Iterator[tuple[int, int, str]]:
-    """Yield the pid, the parent's pid and the environment of each visible process."""
-    if not Path("/proc/self/environ").exists():
-        # BSD and macOS: E shows the environment after the command.
-        table = subprocess.run(
-            ["ps", "axEww", "-o", "pid=,ppid=,stat=,command="],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=True,
-        )
-        for line in table.stdout.splitlines():
-            pid, parent, state, *rest = line.split(None, 3)
-            if not state.startswith("Z"):
-                yield int(pid), int(parent), "".join(rest)
-        return
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(*ENDED):
-            # The second field, the name in brackets, may hold spaces and brackets.
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            if state not in "ZX":
-                try:
-                    text = (folder / "environ").read_bytes().decode(errors="replace")
-                except PermissionError:
-                    text = ""
-                yield int(folder.name), int(parent), text
 
 
 @contextmanager
