@@ -235,13 +235,12 @@ class Deployment:
         self, project: Path, config: Mapping[str, Any], timeout: float = 300.0
     ) -> Run:
         """Run a project, whether it comes to its end or not."""
-        texts = {key: json.dumps(value) for key, value in config.items()}
         before = {name: len(self._log(name)) for name in self.supernodes}
         shown, start = io.StringIO(), time.monotonic()
         try:
             with redirect_stdout(shown):
                 outcome = submit(
-                    self.processes, project, run_config=texts, timeout=timeout
+                    self.processes, project, run_config=config, timeout=timeout
                 )
             status = outcome.status
         except RunFailed as error:

@@ -12,7 +12,6 @@ From a shell, exit code 1 and the reason for a run that failed::
 
 from __future__ import annotations
 
-import difflib
 import http.client
 import json
 import math
@@ -36,8 +35,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Annotated, Any, Self, TypeVar
 
+import click
 import psutil
+import tomli_w
 import typer
+from flwr.common.config import flatten_dict, parse_config_args
+
+from vfl_flower.protocol.names import did_you_mean
 
 T = TypeVar("T")
 
@@ -137,7 +141,7 @@ def submit(
     app_dir: str | Path,
     connection: str = CONNECTION,
     *,
-    run_config: Mapping[str, str] | None = None,
+    run_config: Mapping[str, Any] | None = None,
     options: Sequence[str] = (),
     timeout: float | None = None,
     started: Callable[[str], None] = lambda run_id: None,
@@ -148,10 +152,12 @@ def submit(
     `started` is called with the number of the run once it has one, and `show` with each
     line of its log. Raises RunFailed as :func:`run` does.
     """
-    # As one text: from several, Flower keeps only the last "table.key" of a table.
-    text = " ".join(f"{key}={value}" for key, value in (run_config or {}).items())
-    config = [f"--run-config={text}"] if text else []
-    answer = processes.flwr("run", str(app_dir), connection, *config, *options)
+    # As a file: in a KEY=VALUE pair, Flower has no escape for a quote.
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        tomli_w.dump(run_config or {}, file)
+        file.flush()
+        config = f"--run-config={file.name}"
+        answer = processes.flwr("run", str(app_dir), connection, config, *options)
     run_id = str(answer["run-id"])
     started(run_id)
     lines: list[str] = []
@@ -563,75 +569,53 @@ _PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 """A ``key=value`` pair as Flower reads it."""
 
 
-def read_run_config(app_dir: str | Path, run_config: Sequence[str]) -> dict[str, str]:
+def read_run_config(app_dir: str | Path, run_config: Sequence[str]) -> dict[str, Any]:
     """Return the values of a run config by their keys, as Flower reads them.
 
     The arguments are those of :func:`run`, and so is the ValueError.
     """
-    config = dict(pair for item in run_config for pair in _pairs(item))
+    config = dict(pair for item in run_config for pair in _parsed(item).items())
     _check_keys(Path(app_dir), config)
     return config
 
 
-def _pairs(item: str) -> Iterator[tuple[str, str]]:
-    """Yield keys and values, as Flower takes them, from `item` or the file it names."""
-    if not item.endswith(".toml"):
-        no_pairs = _PAIR.sub("", item).split()
-        if no_pairs:  # which Flower would silently ignore
-            raise ValueError(f"run config must be KEY=VALUE pairs, got {no_pairs[0]!r}")
-        yield from _PAIR.findall(item)
-        return
+def _parsed(item: str) -> dict[str, Any]:
+    """Return keys and values, as Flower reads them, of pairs or of the file named."""
+    if item.endswith(".toml"):
+        return read_settings(Path(item))
+    no_pairs = _PAIR.sub("", item).split()
+    if no_pairs:  # which Flower would silently ignore
+        raise ValueError(f"run config must be KEY=VALUE pairs, got {no_pairs[0]!r}")
     try:
-        table = tomllib.loads(Path(item).read_text(encoding="utf-8"))
+        return parse_config_args([item])
+    except (click.ClickException, ValueError) as error:
+        raise ValueError(f"run config {item!r} cannot be read: {error}") from None
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the keys of a TOML file, with those of the tables around them in front.
+
+    Raises ValueError if it cannot be read.
+    """
+    try:
+        return dict(flatten_dict(tomllib.loads(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"run config {item} cannot be read: {reason}") from None
-    for key, value in flat(table):
-        yield key, written(key, value)
-
-
-def written(key: str, value: object) -> str:
-    """Return a value as Flower reads it; Flower has no escape for a quote."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if not isinstance(value, str):
-        raise ValueError(
-            f"run config {key!r} must be text, a number, true or false, got "
-            f"{type(value).__name__}"
-        )
-    if value.isprintable() and '"' not in value:
-        return json.dumps(value, ensure_ascii=False)
-    if value.isprintable() and "'" not in value:
-        return f"'{value}'"
-    raise ValueError(
-        f"run config {key!r} must be printable text with one kind of quotes at most"
-    )
+        raise ValueError(f"run config {path} cannot be read: {reason}") from None
 
 
 def _check_keys(project: Path, keys: Iterable[str]) -> None:
     """Raise ``ValueError`` for a key that the project's own config does not have."""
     try:
         table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
-        known = [key for key, _ in flat(table["tool"]["flwr"]["app"]["config"])]
+        known = [*flatten_dict(table["tool"]["flwr"]["app"]["config"])]
     except (OSError, ValueError, KeyError):
         return  # Flower will say what is wrong with the project
+    short = {name.rpartition(".")[2]: name for name in reversed(known)}
     for key in keys:
         if key not in known:
-            near = [name for name in known if name.endswith(f".{key}")]
-            near = near or difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(key, {name: name for name in known} | short)
             raise ValueError(f"run config has no key {key!r}{hint}")
-
-
-def flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a TOML file, with those of the tables around them in front."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 @contextmanager

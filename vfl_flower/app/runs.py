@@ -11,7 +11,6 @@ import re
 import shlex
 import sys
 import tempfile
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -27,9 +26,8 @@ from vfl_flower.app.flower_run import (
     Processes,
     RunFailed,
     RunOutcome,
-    flat,
+    read_settings,
     submit,
-    written,
 )
 from vfl_flower.app.options import (
     Config,
@@ -108,18 +106,6 @@ def _value(key: Key, text: str) -> bool | int | float | str:
             except ValueError:
                 continue
     return text
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Return the keys of a TOML file of settings.
-
-    Raises ValueError if it cannot be read.
-    """
-    try:
-        return dict(flat(tomllib.loads(path.read_text(encoding="utf-8"))))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"config {path} cannot be read: {reason}") from None
 
 
 def gather(
@@ -277,7 +263,7 @@ def start(
                 processes,
                 write_app(Path(folder)).parent,
                 name,
-                run_config={key: written(key, value) for key, value in config.items()},
+                run_config=config,
                 started=started,
                 show=follower,
             )
