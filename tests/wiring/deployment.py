@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower.app.certificates import write_certificates, write_supernode_key
-from vfl_flower.app.federation import answers
+from vfl_flower.app.federation import superlink_answers
 from vfl_flower.app.flower_run import (
     COLOR,
     CONNECTION,
@@ -152,7 +152,7 @@ class Deployment:
             "--enable-supernode-auth",
         )
         wait_for(
-            lambda: answers(superlink, self.port, self.ca),
+            lambda: superlink_answers(superlink, self.port, self.ca),
             START,
             "the SuperLink to answer",
         )

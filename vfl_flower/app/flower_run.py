@@ -21,6 +21,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -29,11 +30,11 @@ import time
 import tomllib
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Annotated, Any, Self, TypeVar
+from typing import IO, Annotated, Any, TypeVar
 
 import click
 import psutil
@@ -84,11 +85,6 @@ class RunOutcome:
     """``finished:completed``."""
     output: str
     """The log of the run."""
-
-
-def echo(line: str) -> None:
-    """Print a line of a log as it is."""
-    print(line, end="", flush=True)
 
 
 def run(
@@ -145,7 +141,7 @@ def submit(
     options: Sequence[str] = (),
     timeout: float | None = None,
     started: Callable[[str], None] = lambda run_id: None,
-    show: Callable[[str], None] = echo,
+    show: Callable[[str], None] = lambda line: print(line, end="", flush=True),
 ) -> RunOutcome:
     """Submit a project to a running SuperLink, show its log, return when completed.
 
@@ -253,20 +249,28 @@ def start_superlink(processes: Processes, *options: str) -> int:
     def healthy() -> bool:
         if superlink.poll() is not None:
             raise RunFailed(f"the SuperLink ended:\n{processes.log('superlink')}")
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()
+        return answers(http.client.HTTPConnection("127.0.0.1", port, timeout=1))
 
     wait_for(healthy, START, f"the SuperLink on port {port} to answer")
     return port
 
 
-class Processes:
+def answers(connection: http.client.HTTPConnection) -> bool:
+    """Return whether a SuperLink answers at a new connection.
+
+    Raises SSLCertVerificationError if its certificate is for another host.
+    """
+    with closing(connection):
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except ssl.SSLCertVerificationError:
+            raise
+        except OSError:
+            return False
+
+
+class Processes(AbstractContextManager["Processes"]):
     """Processes of one private Flower environment, which stop together.
 
     Flower's daemons start children in sessions of their own, and so does Ray. All of
@@ -279,7 +283,7 @@ class Processes:
         base = "/tmp" if Path("/tmp").is_dir() else None
         self._scratch = Path(tempfile.mkdtemp(prefix="flwr-", dir=base))
         self._mark = uuid.uuid4().hex
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: list[subprocess.Popen[Any]] = []
         self._idle: list[_Commands] = []
         self.home = Path(home).absolute() if home is not None else self._scratch
         self.home.mkdir(parents=True, exist_ok=True)
@@ -303,36 +307,31 @@ class Processes:
             hosts = os.environ.get(name)
             self.env[name] = f"127.0.0.1,{hosts}" if hosts else "127.0.0.1"
 
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop every process and remove the temporary folder."""
         self.stop()
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        """Start a daemon whose output goes to the log `name`.
+        """Start a daemon whose output goes to the log `name`."""
+        with self._log_file(name).open("ab") as log:
+            return self.popen(command, stdout=log)
+
+    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a process; `options` are those of Popen.
 
         It has a session of its own, so that a Ctrl-C reaches only this process, which
-        then calls :meth:`stop`.
+        then calls :meth:`stop`. It heeds SIGINT, also where this process ignores it, as
+        shells let it do in the background.
         """
-        with self._log_file(name).open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                env=self.env,
-                cwd=self.home,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=interruptible,
-            )
+        process: subprocess.Popen[Any] = subprocess.Popen(
+            command,
+            env=self.env,
+            cwd=self.home,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+            **{"stdin": subprocess.DEVNULL} | options,
+        )
         self._started.append(process)
         return process
 
@@ -374,8 +373,7 @@ class Processes:
         try:
             commands = self._idle.pop()
         except IndexError:
-            commands = _Commands(self.env)
-            self._started.append(commands.process)
+            commands = _Commands(self)
         try:
             commands.begin(arguments, out, err)
             yield commands
@@ -436,14 +434,6 @@ def live_processes() -> list[psutil.Process]:
     return [process for process in processes if process.info["status"] not in ended]
 
 
-def interruptible() -> None:
-    """Heed SIGINT, which shells ignore in what they start in the background.
-
-    To be called in a process that is being started, and would otherwise inherit that.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class _Commands:
     """A process that has imported Flower and runs ``flwr`` commands, one at a time.
 
@@ -451,19 +441,15 @@ class _Commands:
     busy: whether a command runs.
     """
 
-    def __init__(self, env: dict[str, str]) -> None:
+    def __init__(self, processes: Processes) -> None:
         self.busy = False
         self._channel, theirs = socket.socketpair()
         self._answers = self._channel.makefile("r")
         with theirs:
-            self.process = subprocess.Popen(
+            self.process = processes.popen(
                 [sys.executable, "-P", str(COMMANDS)],
-                env=env,
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=interruptible,
             )
 
     def begin(self, arguments: Sequence[str], out: IO[bytes], err: IO[bytes]) -> None:
