@@ -65,19 +65,16 @@ def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
     """
     keys, values = run_keys(), {}
     for item in pairs:
-        name, equals, text = item.partition("=")
-        name = name.strip()
-        if name not in keys or f"{strategy}.{name}" in keys:
-            name = f"{strategy}.{name}"
+        name, equals, text = map(str.strip, item.partition("="))
         if not equals:
             raise ValueError(f"set must be key=value, got {item!r}")
-        if name not in keys:  # with the hint at the nearest one
-            given_name = item.partition("=")[0].strip()
+        key = keys.get(f"{strategy}.{name}") or keys.get(name)
+        if key is None:
             # As they may be given: those of this strategy without its name.
             short = {key.removeprefix(f"{strategy}."): key for key in keys}
-            hint = did_you_mean(given_name, short)
-            raise ValueError(f"run config has no key {given_name!r}{hint}")
-        values[name] = _value(keys[name], text.strip())
+            hint = did_you_mean(name, short)
+            raise ValueError(f"run config has no key {name!r}{hint}")
+        values[key.name] = _value(key, text)
     return values
 
 
