@@ -105,7 +105,7 @@ class Counts(TypedDict):
     """
 
     message: NotRequired[Annotated[Array, Whole("*"), IN_SUM]]
-    centroids: NotRequired[Annotated[Array, Reals("k n_columns")]]
+    centroids: NotRequired[Annotated[Array, Reals("k n_columns", -0.5, 0.5)]]
     sizes: NotRequired[Annotated[Array, Whole("k", least=1, below=MOST_ROWS)]]
 
 
@@ -386,23 +386,18 @@ def forget(
     places = np.array([i for i, tag in enumerate(now.centroids) if tag in gone], int)
     prefix = surviving(np.arange(len(now.centroids)), places)
     drawn = np.array([row[now.centroids[i]] for i in prefix], dtype=np.int64)
-    redrawn = len(prefix) < len(now.centroids)
-    sizes = now.sizes
-    if redrawn:
-        k, rng = settings.local_clusters, party.rng(f"redraw {version}")
+    redrawn, sizes = len(prefix) < len(now.centroids), now.sizes
+    if redrawn or np.count_nonzero(removed) != len(gone):
+        # Without a draw where the data no longer hold the removed rows, which leaves
+        # nothing but to count those that stay.
+        k = settings.local_clusters if redrawn else len(drawn)
+        rng = party.rng(f"redraw {version}")
         with _same_values():
             drawn, sizes = seed_centroids(party.rows, settings.box, k, rng, stay, drawn)
-    elif np.count_nonzero(removed) == len(gone):
-        if gone:
-            blocks = BoxedRows(party.rows, settings.box)
-            out = local_labels(blocks.take(np.flatnonzero(removed)), blocks.take(drawn))
-            sizes = sizes - np.bincount(out, minlength=len(drawn))
-    else:  # the data no longer hold the removed rows: count those that stay
-        rng = party.rng("none")
-        with _same_values():
-            _, sizes = seed_centroids(
-                party.rows, settings.box, len(drawn), rng, stay, drawn
-            )
+    elif gone:
+        blocks = BoxedRows(party.rows, settings.box)
+        out = local_labels(blocks.take(np.flatnonzero(removed)), blocks.take(drawn))
+        sizes = sizes - np.bincount(out, minlength=len(drawn))
     party.sum_over(np.flatnonzero(stay), by_choice=bool(gone))
     party.remember(MUFCState(model, settings, party.n_rows, np.packbits(stay), drawn))
     behind = not _predictions(state).exists()
