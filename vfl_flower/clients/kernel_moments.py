@@ -672,13 +672,11 @@ def relevance(
     triples: what the server deals for it, one party after another.
     """
     state = party.recall(KernelState)
-    joint, moments = state.joint, state.moments
-    if moments is None or state.trip < len(moments.roles.parts) + 2:
-        raise PartyError("relevance must follow the last trip of multiply")
+    joint, moments = _computed(state, "relevance")
     if party.y is None:
         return {}
-    if joint is None or gram_shares is None or triples is None:
-        raise PartyError("relevance must have the shares of the second party")
+    if triples is None:
+        raise PartyError("relevance must have what is dealt for it")
     if joint.relevant:
         raise PartyError("relevance must follow a first turn")
     roles, index = moments.roles, party.index or 0
@@ -690,7 +688,7 @@ def relevance(
     if counted != sum(widths[j] for j in others):
         raise PartyError("counted must be the number of the other parties' columns")
     fitted = _fitted(party, _task(state))
-    gram, solved, _ = _solve(party, state, kinds, gram_shares, fitted.local)
+    gram, solved, _ = _solve(party, state, kinds, gram_shares or {}, fitted.local)
     rng = party.rng("probes")
     if state.constant:
         B = rng.standard_normal((joint.angles, PROBES)) / np.sqrt(joint.angles)
@@ -725,9 +723,7 @@ def fit(
     gram_shares: those of the second party.
     """
     state = party.recall(KernelState)
-    task, settings, moments = _task(state), state.joint, state.moments
-    if settings is None or moments is None or state.trip < len(moments.roles.parts) + 2:
-        raise PartyError("fit must follow the last trip of multiply")
+    task, (settings, moments) = _task(state), _computed(state, "fit")
     fitted = _fitted(party, task)
     widths = _local_widths(party, kinds)
     part: dict[str, Any] = {
@@ -753,9 +749,7 @@ def fit(
     reply: Fitted = {"kept": party.state_dir is not None}
     part["holders"], part["block"] = [state.first], 2 * settings.angles
     if party.y is not None:
-        if gram_shares is None:
-            raise PartyError("fit must have the shares of the second party")
-        _, solved, order = _solve(party, state, kinds, gram_shares, fitted.local)
+        _, solved, order = _solve(party, state, kinds, gram_shares or {}, fitted.local)
         M, scale = len(solved.weights), state.y_scale
         # As the columns lie in the Gram matrix, but for the targets and the ones.
         coef = np.empty_like(solved.weights)
@@ -780,6 +774,14 @@ def fit(
     return reply
 
 
+def _computed(state: KernelState, step: str) -> tuple[Joint, MomentsState]:
+    """Return the features and state of a turn whose Gram matrix is computed."""
+    joint, moments = state.joint, state.moments
+    if joint is None or moments is None or state.trip < len(moments.roles.parts) + 2:
+        raise PartyError(f"{step} must follow the last trip of multiply")
+    return joint, moments
+
+
 def _local_widths(party: Party, kinds: Sequence[int]) -> list[int]:
     """Return the number of local columns of each party."""
     if len(kinds) != KINDS * party.n_parties:
@@ -800,9 +802,7 @@ def _solve(
     bandwidth, targets and ones), the solution, and the place of each of these columns
     in what was computed.
     """
-    task, settings, moments = _task(state), state.joint, state.moments
-    assert settings is not None
-    assert moments is not None
+    task, (settings, moments) = _task(state), _computed(state, "a solution")
     roles = moments.roles
     expected = list(roles.owners)
     expected[roles.first] = local.n_columns
@@ -812,7 +812,6 @@ def _solve(
     (gram,) = opened(party, moments, gram_shares)
     gram = gram[np.ix_(order, order)]
     sizes = [*kinds, *(2 * count for count in settings.counts)]
-    real = task.target == "continuous"
     M, outputs = sum(sizes), len(order) - sum(sizes) - 1
     weights = _balance(gram, outputs) if task.balanced else None
     try:
@@ -820,7 +819,7 @@ def _solve(
             solved = fit_gram(
                 gram,
                 blocks_of(sizes),
-                "continuous" if real else "classes",
+                "continuous" if task.target == "continuous" else "classes",
                 class_weights=weights,
             )
     except ValueError as error:
