@@ -318,20 +318,18 @@ def _outputs(state: KernelState) -> int:
 
 
 def _targets(party: Party, state: KernelState) -> Array:
-    """Return the label holder's columns beside its local ones: targets, and ones."""
+    """Return the targets of the label holder, zeros where its labels break a rule."""
     task, rows = _task(state), training_rows(party, _task(state))
     assert party.y is not None
     if state.constant:
-        Y = np.zeros((len(rows), _outputs(state)))
-        return np.column_stack([Y, np.ones(len(Y))])
+        return np.zeros((len(rows), _outputs(state)))
     y = np.asarray(party.y[rows], dtype=np.float64)
     if task.target == "continuous":
         y = np.clip(y, state.lowest, state.highest)
         with np.errstate(over="ignore", invalid="ignore"):
             state.y_mean, state.y_scale = float(y.mean()), float(y.std()) or 1.0
             y = (y - state.y_mean) / state.y_scale
-    Y = signs_of(y, task.target, state.classes)
-    return np.column_stack([Y, np.ones(len(Y))])
+    return signs_of(y, task.target, state.classes)
 
 
 def _check_targets(party: Party, state: KernelState, fitted: _Fitted) -> None:
@@ -344,12 +342,12 @@ def _check_targets(party: Party, state: KernelState, fitted: _Fitted) -> None:
     y = party.y[training_rows(party, _task(state))]
     rule = "all rows to train on must have a label"
     if not np.isnan(y).any():
-        Y = _targets(party, state)[:, :-1]
+        Y = _targets(party, state)
         # So many that none is `LARGEST` deviations from the mean.
         rows = max(REACHED, int(len(y) / LARGEST**2))
         if not _bounded(Y) and _task(state).target == "continuous":
             state.lowest, state.highest = reached(np.sort(y), rows)
-            Y = _targets(party, state)[:, :-1]
+            Y = _targets(party, state)
         if _bounded(Y):
             beyond = int(((y < state.lowest) | (y > state.highest)).sum())
             if beyond:
@@ -467,9 +465,7 @@ def multiply(
             multiple=0,
         )
         if joint.relevant:
-            _open_relevance(
-                party, state, probes, _fitted(party, _task(state)).X.shape[1]
-            )
+            _open_relevance(party, state, probes)
     moments = state.moments
     if moments is None or (trip, roles, joint) != (
         *(state.trip, moments.roles),
@@ -567,7 +563,8 @@ def _hide(
     X = fitted.X[chosen]
     made = local_columns(replace(fitted.local, muted=state.muted), X)
     if party.y is not None:
-        made = np.column_stack([made, _targets(party, state)[chosen]])
+        Y = _targets(party, state)[chosen]
+        made = np.column_stack([made, Y, np.ones(len(Y))])
     reply["own_openings"] = hide(party, roles, [made], moments.dealt, part)
     angles = _angles(party, state, joint, fitted.local, X)
     deals = _angle_deals(party, roles)
@@ -607,7 +604,7 @@ def _frequencies(party: Party, state: KernelState, joint: Joint, d: int) -> Arra
 
 
 def _open_relevance(
-    party: Party, state: KernelState, probes: dict[int, Array] | None, d: int
+    party: Party, state: KernelState, probes: dict[int, Array] | None
 ) -> None:
     """Get the relevance of the party's columns from what the label holder has sent."""
     if party.y is not None:
@@ -618,6 +615,7 @@ def _open_relevance(
     if roles is None or list(probes or {}) != [roles.first]:
         raise PartyError("probes must come from the party with the labels, alone")
     assert probes is not None
+    d = _fitted(party, _task(state)).X.shape[1]
     deal = relevance_deal(roles, party.session, party.index or 0, d)
     with refusing():
         mean_squares = opened_relevance(deal, state.triple, probes[roles.first])
