@@ -325,12 +325,7 @@ def commit(
                 party.state_dir, LEAVE, lambda lines: [m == state.model for m in lines]
             )
     rows = _taking_part(state)
-    if len(rows) < party.n_rows:
-        log.warning(
-            "%d rows of the data take no part: take those forgotten out of the file",
-            party.n_rows - len(rows),
-        )
-        _drop_cache(party)
+    _warn_of_others(party, rows)
     state.labels = labels
     if not state.leaves:
         party.predictions = Predictions(labels, rows, state.model)
@@ -680,13 +675,7 @@ def _new_rows(
     if removed := state.removed():
         tags = state.tag(_ids(party))
         rows = np.array([i for i, tag in enumerate(tags) if tag not in removed], int)
-        if len(rows) < party.n_rows:
-            log.warning(
-                "%d rows of the data are forgotten and take no part: take them out of "
-                "the file",
-                party.n_rows - len(rows),
-            )
-            _drop_cache(party)
+        _warn_of_others(party, rows)
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = box.scale(np.asarray(centers, dtype=np.float64))
         blocks = BoxedRows(party.rows, box, rows)
@@ -812,6 +801,16 @@ def _remove(path: Path) -> None:
         raise PartyError(
             f"a file of its state-dir cannot be removed: {error.strerror}"
         ) from None
+
+
+def _warn_of_others(party: Party, rows: Array) -> None:
+    """Warn if other rows of the data than these take no part; drop their cache."""
+    if len(rows) < party.n_rows:
+        log.warning(
+            "%d rows of the data take no part: take those forgotten out of the file",
+            party.n_rows - len(rows),
+        )
+        _drop_cache(party)
 
 
 def _drop_cache(party: Party) -> None:
