@@ -358,6 +358,7 @@ def scores(
         state.evaluated = True
         if not len(y):
             return {"test_rows": 0}
+        party.sum_over(numbers[labelled])
         answered, opened_scores = answered[labelled], opened_scores[labelled]
         chances = None if chances is None else chances[labelled]
         return _told(party, part, answered, y, opened_scores, chances, curves)
