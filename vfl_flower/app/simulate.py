@@ -220,11 +220,7 @@ def simulate(
         )
     sources = party_sources(complete, files, parties, state_dir)
     made = make_strategy(complete)
-    if len(sources) < made.least_parties:
-        raise ValueError(
-            f"{strategy} needs at least {made.least_parties} parties, got "
-            f"{len(sources)}"
-        )
+    made.check_count(len(sources))
     if _must_be_fixed(sources, made.partition == "horizontal"):
         raise typer.Exit(1)
     if supernodes:
