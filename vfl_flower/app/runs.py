@@ -72,7 +72,7 @@ def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
         if key is None:
             # As they may be given: those of this strategy without its name.
             short = {key.removeprefix(f"{strategy}."): key for key in keys}
-            hint = did_you_mean(name, short)
+            hint = did_you_mean(name, {key: key for key in keys} | short)
             raise ValueError(f"run config has no key {name!r}{hint}")
         values[key.name] = _value(key, text)
     return values
