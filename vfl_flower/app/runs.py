@@ -126,7 +126,12 @@ def gather(
     config = {} if file is None else read_settings(file)
     config |= parse_settings(strategy, pairs)
     config |= {name.replace("_", "-"): value for name, value in more.items()}
-    config |= {"strategy": strategy, "task": task}
+    given = {"strategy": (strategy, "the argument STRATEGY"), "task": (task, "--task")}
+    for key, (value, place) in given.items():
+        if config.setdefault(key, value) != value:
+            raise ValueError(
+                f"{key} must be given by {place}, got {config[key]!r} as a setting"
+            )
     make_strategies(check_run_config(config))
     return config
 
