@@ -221,6 +221,10 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
         (["--set", "scores=3"], "no key 'scores'\n"),
         (["--set", "delta=3"], "no key 'delta'\n"),
         (["--set", "coreset-vrlr.alpa=3"], "mean 'coreset-vrlr.alpha'?"),
+        (
+            ["--task", "predict", "--set", f"model={'1' * 16}"],
+            "'party-0': it needs a state-dir (--state-dir)",
+        ),
     ],
 )
 def test_a_command_that_cannot_run_says_why(arguments, reason):
