@@ -49,7 +49,7 @@ from vfl_flower.app.federation import (
     unit,
     write_connection,
 )
-from vfl_flower.app.flower_run import START, Processes, _Commands, wait_for
+from vfl_flower.app.flower_run import START, Processes, _Commands, free_port, wait_for
 from vfl_flower.app.options import check_there
 from vfl_flower.app.party_folder import needs_of
 from vfl_flower.data import load_party
@@ -337,8 +337,11 @@ def test_a_port_that_is_taken(airline, federation):
         taken.listen()
         port = taken.getsockname()[1]
         words = ("coordinator", federation, "--card", airline / "airline.card")
-        for option in ("--port", "--local-port"):
-            sentence = refused(*words, "--host", "127.0.0.1", option, port)
+        for ports in (
+            ("--port", port, "--local-port", free_port()),
+            ("--port", free_port(), "--local-port", port),
+        ):
+            sentence = refused(*words, "--host", "127.0.0.1", *ports)
             assert sentence.startswith(f"port {port} of 127.0.0.1 must be free")
 
 
