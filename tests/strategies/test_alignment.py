@@ -530,7 +530,7 @@ def test_the_sizes_of_all_lists_are_in_the_log_of_a_party(caplog):
 @pytest.mark.parametrize(
     ("ids", "rule"),
     [
-        (["a", "a ", "b"], "1 rows repeat an id"),
+        (["a", "a ", "b"], "got 1 repeated"),
         (["a", " ", "b"], "ids must not be empty or missing, 1 are"),
         ([1.5, 2.5, 7.0], "ids must be integers or text, 3 are neither"),
         (None, "an alignment needs an id for each row"),
