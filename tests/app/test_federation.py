@@ -201,6 +201,10 @@ def test_a_file_has_the_rows_and_labels_that_a_strategy_needs(place):
         "few": (few, "at least 20 rows for 1 columns, and the file has 5"),
         "equal": (re.sub(r",[012]\n", ",1\n", ROWS), "has one value in all rows"),
         "same": (re.sub(r",[012]\n", ",no\n", ROWS), "one value in all rows"),
+        "text": (
+            re.sub(r",([012])\n", r",c\1\n", ROWS),
+            "coreset-vrlr needs labels that are numbers",
+        ),
         "wide": (
             f"id,{wide},y\n"
             + "".join(f"r{i},{x},{i % 2}\n" for i, x in enumerate(cells)),

@@ -185,6 +185,8 @@ class ProtocolStrategy(Strategy):
     """Steps that evaluate the model and do not train it."""
     labelled: ClassVar[bool] = False
     """Whether it learns from labels."""
+    numeric: ClassVar[bool] = False
+    """Whether these must be numbers, whatever its settings."""
     question: ClassVar[str] = ""
     """What somebody asks who runs it, as a sentence: the title of its report."""
     explained: ClassVar[Mapping[str, Metric]] = {}
