@@ -458,8 +458,8 @@ def test_a_party_that_repeats_a_point():
     ("positions", "rule"),
     [
         ([*range(20), 0], "positions must be of distinct rows"),
-        ([], "positions must be of distinct rows, at least 20, got 0"),
-        ([*range(19)], "positions must be of distinct rows, at least 20, got 19"),
+        ([], "parties must have at least 20 rows in common, and have 0"),
+        ([*range(19)], "parties must have at least 20 rows in common, and have 19"),
         ([120], "below 120"),
     ],
 )
