@@ -673,7 +673,7 @@ class Ids:
         elif not self._typed:
             rule = "must hold integers or text"
         elif repeated := self.repeated():
-            rule = f"must have distinct values, {repeated} rows repeat an id"
+            rule = f"must have distinct values, got {repeated} repeated"
         else:
             return []
         text = f"id-column {self.name!r} of {who} {rule}"
