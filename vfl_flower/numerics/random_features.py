@@ -283,13 +283,9 @@ def pair_distances(X: Array | Rows, pairs: Array, kernel: str) -> Array:
     power = 2 if kernel == "gaussian" else 1
     first, second = RowBlocks(X, rows=pairs[0]), RowBlocks(X, rows=pairs[1])
     with np.errstate(over="ignore", invalid="ignore"):
-        distances = np.concatenate(
-            [np.zeros(0)]
-            + [
-                (np.abs(a - b) ** power).sum(axis=1)
-                for a, b in zip(first, second, strict=True)
-            ]
-        )
+        blocks = zip(first, second, strict=True)
+        parts = [(np.abs(a - b) ** power).sum(axis=1) for a, b in blocks]
+        distances = np.concatenate([np.zeros(0), *parts])
     if not np.isfinite(distances).all():
         raise ValueError(
             "X must be of a size whose distances of rows are finite: standardise the "
