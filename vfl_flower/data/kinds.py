@@ -117,23 +117,15 @@ def is_number(kind: Any) -> bool:
     """Return whether an Arrow type is that of numbers or of truth values."""
     from pyarrow import types
 
-    return bool(
-        types.is_integer(kind)
-        or types.is_floating(kind)
-        or types.is_decimal(kind)
-        or types.is_boolean(kind)
-    )
+    tests = types.is_integer, types.is_floating, types.is_decimal, types.is_boolean
+    return any(test(kind) for test in tests)
 
 
 def is_text(kind: Any) -> bool:
     """Return whether an Arrow type is that of text."""
-    from pyarrow import types
+    import pyarrow as pa
 
-    return bool(
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_string_view(kind)
-    )
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def decoded(column: Any) -> Any:
