@@ -272,11 +272,10 @@ def encode(
     k = 0
     for entry in encoding["columns"]:
         name, levels = entry["name"], entry["levels"]
-        array = without_markers(block[name], markers)
         if levels is None:
-            values = numbers_of(array, columns[name], markers)
+            values = numbers_of(block[name], columns[name], markers)
         else:
-            values = _codes(decoded(array), entry)
+            values = _codes(block[name], entry, markers)
         gaps = np.isnan(values)
         # A missing text is missing in each of its 0/1 columns.
         for code in range(1 if levels is None else len(levels)):
@@ -290,7 +289,7 @@ def numbers_of(array: Any, column: Column, markers: frozenset[str]) -> Array:
     """Return a block of a column that does not hold text as numbers, NaN for gaps."""
     if column.numbers.gaps == column.numbers.n:
         return np.full(len(array), np.nan)
-    values = parse(array, str(column.kind))
+    values = parse(without_markers(array, markers), str(column.kind))
     if values is None:
         raise PartyError("the data file changed while it was read")
     return without_coded(values, marker_numbers(markers))
@@ -486,12 +485,13 @@ def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> N
         _fit(entry, numbers, fill, source)
 
 
-def _codes(column: Any, entry: Mapping[str, Any]) -> Array:
+def _codes(array: Any, entry: Mapping[str, Any], markers: frozenset[str]) -> Array:
     """Return the place of each value in the levels; NaN: missing, -1: not a level."""
     levels = entry["levels"]
     place = {normal_text(level): float(code) for code, level in enumerate(levels)}
     unknown = len(levels) - 1.0 if entry.get("other") else -1.0
-    return each_text(column, lambda text: place.get(normal_text(text), unknown))
+    texts = decoded(without_markers(array, markers))
+    return each_text(texts, lambda text: place.get(normal_text(text), unknown))
 
 
 def _kind_fault(kind: str | None, entry: dict[str, Any], who: str) -> str:
@@ -562,10 +562,9 @@ class Labels:
 
     def numbers(self, array: Any, markers: frozenset[str]) -> Array:
         """Return a block of labels as float64, NaN where one is missing."""
-        array = without_markers(array, markers)
         if self.column.kind not in TEXT:
             return numbers_of(array, self.column, markers)
-        codes = _codes(decoded(array), {"levels": self.classes or []})
+        codes = _codes(array, {"levels": self.classes or []}, markers)
         return np.where(codes < 0, np.nan, codes)
 
 

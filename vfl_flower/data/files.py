@@ -32,7 +32,7 @@ from vfl_flower.data.encoding import (
 )
 from vfl_flower.data.findings import Finding, fault, refuse
 from vfl_flower.data.id_forms import IdForms
-from vfl_flower.data.kinds import NUMERIC, text_buffers, without_markers
+from vfl_flower.data.kinds import NUMERIC, text_buffers
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.data.statistics import Column, medians, survey
 from vfl_flower.data.tables import (
@@ -74,14 +74,8 @@ FORMS = {
 
 def folder_files(folder: Path, source: PartySource) -> list[Path]:
     """Return the party files of a folder; the ``index``-th is that of the party."""
-    files = sorted(
-        (
-            path
-            for path in folder.iterdir()
-            if path.suffix.lower() in FORMATS and not path.name.startswith(".")
-        ),
-        key=_natural,
-    )
+    visible = (path for path in folder.iterdir() if not path.name.startswith("."))
+    files = sorted((p for p in visible if p.suffix.lower() in FORMATS), key=_natural)
     if not files:
         raise PartyError(
             f"the data folder of {who_of(source)} has no file that ends in "
@@ -235,9 +229,8 @@ def stamp_of(path: Path, source: PartySource, who: str) -> tuple[int, int]:
     """
     if source.data.startswith(QUERY):
         quoted = re.findall("'([^']+)'", source.data)
-        files = [
-            file for name in quoted for file in files_of(Path(name)) if file.exists()
-        ]
+        named = (file for name in quoted for file in files_of(Path(name)))
+        files = list(filter(Path.exists, named))
         if not files:
             return 0, time.time_ns()
     else:
@@ -478,8 +471,7 @@ def _medians(
 
         def blocks(group: list[str] = group) -> Iterator[Array]:
             for batch in table.read(group):
-                arrays = [without_markers(array, markers) for array in batch.columns]
-                pairs = zip(group, arrays, strict=True)
+                pairs = zip(group, batch.columns, strict=True)
                 yield np.column_stack(
                     [numbers_of(array, columns[name], markers) for name, array in pairs]
                 )
