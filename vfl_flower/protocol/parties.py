@@ -306,7 +306,7 @@ class Parties(Sequence[PartyInfo]):
     def _ask(
         self, step: Step[Any, R], sums: Mapping[str, Sum], values: Mapping[str, Any]
     ) -> Replies[R]:
-        wanted = {name: self._sum_request(spec) for name, spec in sums.items()}
+        wanted = {n: self._sum_request(s, self._round + 1) for n, s in sums.items()}
         bound = bool(sums) or step.contract.seals
         requests = self._requests(step, values, bound)
         blocks = self._blocks(step, requests) if bound else _Blocks()
@@ -459,14 +459,14 @@ class Parties(Sequence[PartyInfo]):
         do not cancel, and PartyFailed as :meth:`ask` does.
         """
         _check_named(args)
-        asked = {name: self._sum_request(spec) for name, (spec, _) in sums.items()}
+        step, number = question.step, self._round + 1
+        asked = {n: self._sum_request(spec, number) for n, (spec, _) in sums.items()}
         for name, (_, tree) in sums.items():
             if self._group(asked[name]).protects and len(tree.leaves) < len(self):
                 raise ValueError(
                     f"the tree of {name!r} must have all {len(self)} parties, whose "
                     f"masks cancel only together, got {len(tree.leaves)}"
                 )
-        step = question.step
         told = self._requests(step, values, bound=True)
         blocks = self._blocks(step, told)
         arrived: dict[tuple[str, int], Sealed] = {}
@@ -499,10 +499,9 @@ class Parties(Sequence[PartyInfo]):
                 arrived[name, receiver] = sealed if before is None else before + sealed
         return {name: arrived[name, tree.root] for name, (_, tree) in sums.items()}
 
-    def _sum_request(self, spec: Sum) -> SumRequest:
-        """Return what to ask for in the next round trip."""
+    def _sum_request(self, spec: Sum, number: int) -> SumRequest:
         where = spec.group or self.masking
-        return SumRequest(self._round + 1, float(spec.bound), where, spec.to)
+        return SumRequest(number, float(spec.bound), where, spec.to)
 
     def _group(self, wanted: SumRequest) -> Group:
         return group(wanted.group, wanted.bound, len(self))
