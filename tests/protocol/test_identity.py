@@ -48,7 +48,7 @@ PLACE = 1
 PRIVATE = [Ed25519PrivateKey.generate() for _ in NAMES]
 OF_RUN = [public_key(new_private_key()) for _ in NAMES]
 LISTED = [
-    Credential.sign(PRIVATE[j], SESSION, OF_RUN[j], name, j, 3)
+    Credential(name, j, 3, OF_RUN[j]).signed(PRIVATE[j], SESSION)
     for j, name in enumerate(NAMES)
 ]
 PINNED = {c.name: encode_key(c.identity) for c in LISTED}
@@ -308,9 +308,7 @@ def check(credentials=LISTED, session=SESSION, place=PLACE, pinned=PINNED, **mor
 
 def other(j, **change):
     c = dataclasses.replace(LISTED[j], **change)
-    about = (c.public_key, c.name, c.index, c.n_parties)
-    signed = Credential.sign(PRIVATE[j], SESSION, *about)
-    return [*LISTED[:j], signed, *LISTED[j + 1 :]]
+    return [*LISTED[:j], c.signed(PRIVATE[j], SESSION), *LISTED[j + 1 :]]
 
 
 def altered(j, **change):
@@ -325,7 +323,7 @@ def test_pinned_peers_are_accepted():
 
 def test_parties_without_an_index_stand_by_name():
     listed = [
-        Credential.sign(PRIVATE[j], SESSION, OF_RUN[j], name, -1, 0)
+        Credential(name, -1, 0, OF_RUN[j]).signed(PRIVATE[j], SESSION)
         for j, name in enumerate(NAMES)
     ]
     assert check_peers(listed, SESSION, 1, listed[1], PINNED) == {}
@@ -354,11 +352,11 @@ REFUSED = {
     "one name": (other(2, name="a"), "names must differ, two are 'a'"),
     "own name twice": (other(2, name="b"), "names must differ, two are 'b'"),
     "one identity": (
-        [*LISTED[:2], Credential.sign(PRIVATE[0], SESSION, OF_RUN[2], "c", 2, 3)],
+        [*LISTED[:2], Credential("c", 2, 3, OF_RUN[2]).signed(PRIVATE[0], SESSION)],
         "but 'a' and 'c' have the same",
     ),
     "own identity twice": (
-        [*LISTED[:2], Credential.sign(PRIVATE[1], SESSION, OF_RUN[2], "c", 2, 3)],
+        [*LISTED[:2], Credential("c", 2, 3, OF_RUN[2]).signed(PRIVATE[1], SESSION)],
         "but 'b' and 'c' have the same",
     ),
     "one key of the run": (
@@ -366,7 +364,7 @@ REFUSED = {
         "but 'a' and 'c' have the same",
     ),
     "another key": (
-        [Credential.sign(PRIVATE[2], SESSION, OF_RUN[0], "a", 0, 3), LISTED[1]],
+        [Credential("a", 0, 3, OF_RUN[0]).signed(PRIVATE[2], SESSION), LISTED[1]],
         "key of party 'a' must be the one that is pinned, but it is ed25519:",
     ),
     "order": (

@@ -45,5 +45,5 @@ def test_refuses_wrong_lengths(size):
 
 @pytest.mark.parametrize("point", [0, 1, 2**255 - 20])
 def test_refuses_points_of_small_order(point):
-    with pytest.raises(ValueError, match="all-zero shared secret"):
+    with pytest.raises(ValueError, match="computing shared key"):
         shared_secret(new_private_key(), point.to_bytes(32, "little"))

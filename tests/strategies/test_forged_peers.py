@@ -169,7 +169,7 @@ def replaced(credential):
 def sign_with_its_own(packed, listed, folder):
     """Sign the server's own key under the name of a peer."""
     key, own = public_key(new_private_key()), load_identity(folder / "server")
-    forged = Credential.sign(own, packed["session"], key, "a", 0, 0)
+    forged = Credential("a", 0, 0, key).signed(own, packed["session"])
     put(packed, [forged, *listed[1:]])
 
 

@@ -73,7 +73,7 @@ class Checkpoint:
             return
         with self._errors():
             make_private(path)
-            self._db = sqlite3.connect(path, 1.0, isolation_level=None)
+            self._db = sqlite3.connect(path, 1.0)
             # Until the process ends nobody else continues the run.
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA synchronous = EXTRA")
@@ -84,7 +84,7 @@ class Checkpoint:
             text = json.dumps(about, sort_keys=True)
             rows = [("about", text), ("entropy", secrets.token_bytes(32))]
             self._db.executemany("INSERT OR IGNORE INTO about VALUES (?, ?)", rows)
-            self._db.execute("COMMIT")
+            self._db.commit()
             known = dict(self._db.execute("SELECT name, value FROM about"))
             (held,) = self._db.execute("SELECT count(*) FROM entries").fetchone()
         self._entropy, self.held = known["entropy"], held
@@ -168,8 +168,6 @@ class Checkpoint:
             return
         packed = recorddict_to_proto(content).SerializeToString()
         with self._errors():
-            if not self._db.in_transaction:
-                self._db.execute("BEGIN")
             insert = "INSERT INTO replies VALUES (?, ?, ?)"
             self._db.execute(insert, (self._place, node, packed))
 
@@ -182,17 +180,15 @@ class Checkpoint:
         entry = self._place, action, digest, seconds, json.dumps(list(nodes))
         insert = "INSERT INTO entries VALUES (?, ?, ?, ?, ?)"
         with self._errors():
-            if not self._db.in_transaction:
-                self._db.execute("BEGIN")
             self._db.execute(insert, entry)
-            self._db.execute("COMMIT")
+            self._db.commit()
         self._place += 1
         self.held += 1
 
     def drop(self) -> None:
         """Forget the replies of a round trip that is not complete."""
-        if self._db is not None and self._db.in_transaction:
-            self._db.execute("ROLLBACK")
+        if self._db is not None:
+            self._db.rollback()
 
     # -- the file -------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import stat
 import tomllib
@@ -24,8 +23,8 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 from annotated_types import Ge
 
-from vfl_flower.protocol.contract import ContractError, fields_of, structure
-from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.contract import ContractError, fields_of, restore, structure
+from vfl_flower.protocol.errors import PartyError, refusing, refusing_files
 from vfl_flower.protocol.names import Name
 from vfl_flower.protocol.settings import Count, Natural
 from vfl_flower.secure_aggregation import parse_key
@@ -228,17 +227,13 @@ class Consent(_Rules):
             value.
         """
         path = Path(path)
-        try:
-            with path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                content = file.read(MOST_BYTES + 1)
-            if len(content) > MOST_BYTES:
-                raise PartyError(f"consent must have at most {MOST_BYTES} bytes")
+        with refusing_files("consent cannot be read", path), path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise PartyError(f"consent must have at most {MOST_BYTES} bytes")
+        with refusing("consent must be a TOML file: "):
             tables = tomllib.loads(content.decode("utf-8-sig"))
-        except OSError as error:
-            raise PartyError(f"consent cannot be read: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise PartyError(f"consent must be a TOML file: {error}") from None
         writers = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if writers or status.st_uid not in (os.geteuid(), 0):
             raise PartyError(
@@ -256,39 +251,32 @@ class Consent(_Rules):
         PartyError
             A key or a value is not one that it may hold.
         """
-        for key in tables:
-            if "_" in key:
-                raise PartyError(f"consent: {key!r} must be written with '-'")
-        rules = {k.replace("-", "_"): v for k, v in tables.items()}
+        rules = dict(tables)
         leaves, peers = rules.pop("leaves", {}), rules.pop("peers", {})
-        if rules.pop("parties_may_leave", False) is not False:  # an old key
-            raise PartyError(
-                "consent: 'parties-may-leave' must be false or left out, since every "
-                "run needs all of its parties until its end"
-            )
-        try:
-            plain = structure(fields_of(_Rules), rules, {})
+        keys = {name.replace("_", "-"): f for name, f in fields_of(_Rules).items()}
+        with refusing("consent: "):
+            for key in tables:
+                if "_" in key:
+                    raise ContractError(f"{key!r} must be written with '-'")
+            if rules.pop("parties-may-leave", False) is not False:  # an old key
+                raise ContractError(
+                    "'parties-may-leave' must be false or left out, since every run "
+                    "needs all of its parties until its end"
+                )
+            given = structure(keys, rules, {})
+            if not isinstance(leaves, Mapping):
+                raise ContractError("'leaves' must be a table")
             limits = {kind: _limit(kind, value) for kind, value in leaves.items()}
-        except ContractError as error:
-            text = str(error)
-            text = re.sub(r"^'\w+'", lambda key: key[0].replace("_", "-"), text)
-            raise PartyError(f"consent: {text}") from None
-        except AttributeError:
-            raise PartyError("consent: 'leaves' must be a table") from None
-        try:
-            for key in peers.values():
-                parse_key(key)
-        except (AttributeError, TypeError):
-            raise PartyError(
-                "consent: 'peers' must be a table of names and keys"
-            ) from None
-        except ValueError as error:
-            raise PartyError(f"consent: {error}") from None
-        if plain.get("two_parties") and plain.get("min_parties", 0) > LEAST_PARTIES:
-            raise PartyError(
-                "consent: 'two-parties' must be false with 'min-parties' above "
-                f"{LEAST_PARTIES}, got {plain['min_parties']}"
-            )
+            if not isinstance(peers, Mapping) or {*map(type, peers.values())} - {str}:
+                raise ContractError("'peers' must be a table of names and keys")
+            for text in peers.values():
+                parse_key(text)
+            if given.get("two-parties") and given.get("min-parties", 0) > LEAST_PARTIES:
+                raise ContractError(
+                    "'two-parties' must be false with 'min-parties' above "
+                    f"{LEAST_PARTIES}, got {given['min-parties']}"
+                )
+        plain = {key.replace("-", "_"): value for key, value in given.items()}
         allowed = {kind: limit for kind, limit in limits.items() if limit is not None}
         return cls(**plain, leaves=allowed, peers=dict(peers))
 
@@ -351,10 +339,7 @@ def _limit(kind: str, value: object) -> Limit | None:
         raise ContractError(
             f"{kind} must be true or false or a table with 'run' and 'life'"
         )
-    try:
-        limit = Limit(**structure(fields_of(Limit), value, {}))
-    except ContractError as error:
-        raise ContractError(f"{kind}: {error}") from None
+    limit = restore(Limit, value, {}, f"{kind}: ")
     if limit.rows is not None and kind != "moments":
         raise ContractError(f"{kind} must have no 'rows': 'moments' alone has them")
     return limit

@@ -344,10 +344,7 @@ def _take(name: str, declared: Field, left: dict[str, Any], sizes: Sizes | None)
         inside = {key.removeprefix(head): left.pop(key) for key in keys}
         if not inside and not declared.required:
             return None
-        try:
-            return kind(**structure(fields_of(kind), inside, sizes))
-        except ContractError as error:
-            raise ContractError(f"{name}: {error}") from None
+        return restore(kind, inside, sizes, f"{name}: ")
     value: Any = left.pop(name, None)
     if sizes is None:
         return value
@@ -378,9 +375,17 @@ def flat(value: Any) -> dict[str, Any]:
     return flatten({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
 
 
-def restore(kind: type[S], kept: Mapping[str, Any]) -> S:
-    """Return the dataclass from the values that :func:`flat` gave."""
-    return kind(**structure(fields_of(kind), kept))
+def restore(
+    kind: type[S], values: Mapping[str, Any], sizes: Sizes | None = None, what: str = ""
+) -> S:
+    """Return the dataclass from the values that :func:`flat` gave.
+
+    The errors are those of :func:`structure`, whose sentences begin with `what`.
+    """
+    try:
+        return kind(**structure(fields_of(kind), values, sizes))
+    except ContractError as error:
+        raise ContractError(f"{what}{error}") from None
 
 
 # -- checks ----------------------------------------------------------------------------

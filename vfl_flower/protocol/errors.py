@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+
+log = logging.getLogger("vfl_flower")
 
 
 class PartyError(Exception):
@@ -15,12 +19,28 @@ class PartyError(Exception):
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
-    """Turn a ``ValueError``, which names a rule and no value, into a refusal."""
+def refusing(what: str = "") -> Iterator[None]:
+    """Turn a ``ValueError``, which names a rule and no value, into a refusal.
+
+    The sentence of the refusal begins with `what`.
+    """
     try:
         yield
     except ValueError as error:
-        raise PartyError(str(error)) from None
+        raise PartyError(f"{what}{error}") from None
+
+
+@contextmanager
+def refusing_files(what: str, path: Path) -> Iterator[None]:
+    """Turn an ``OSError`` of a file into a refusal, whose path only the log names.
+
+    The refusal says `what`, and the reason: "consent cannot be read".
+    """
+    try:
+        yield
+    except OSError as error:
+        log.error("%s: %s: %s", what, path, error.strerror)
+        raise PartyError(f"{what}: {error.strerror}") from None
 
 
 class FederationError(RuntimeError):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, Len
 
-from vfl_flower.protocol.contract import ContractError, fields_of, structure
+from vfl_flower.protocol.contract import ContractError, fields_of, restore, structure
 from vfl_flower.protocol.seals import Seal
 from vfl_flower.protocol.settings import Count, Natural
 from vfl_flower.protocol.vault import STATE_KEY_BYTES
@@ -147,7 +147,10 @@ class Frame(RunFrame):
                 sums.setdefault(name, {})[kind] = value
         frame = cls(
             **structure(fields_of(RunFrame), plain, {}),
-            sums={name: _sum_request(name, request) for name, request in sums.items()},
+            sums={
+                name: restore(SumRequest, request, {}, f"the sum {name[:60]!r}: ")
+                for name, request in sums.items()
+            },
             sealed=sealed,
         )
         if (place := max(_places(frame))) >= frame.parties:
@@ -157,13 +160,6 @@ class Frame(RunFrame):
         if frame.peers is not None and len(frame.peers) != KEY_BYTES * frame.parties:
             raise ContractError("'peers' must hold a public key of each party")
         return frame
-
-
-def _sum_request(name: str, request: Mapping[str, Any]) -> SumRequest:
-    try:
-        return SumRequest(**structure(fields_of(SumRequest), request, {}))
-    except ContractError as error:
-        raise ContractError(f"the sum {name[:60]!r}: {error}") from None
 
 
 def _seals(name: str, texts: Any) -> list[Seal]:

@@ -17,7 +17,7 @@ import secrets
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from cryptography.hazmat.primitives.serialization import (
 from vfl_flower.files import check_no_link, write_whole
 from vfl_flower.protocol.consent import Consent
 from vfl_flower.protocol.contract import ContractError
+from vfl_flower.protocol.errors import refusing_files
 from vfl_flower.protocol.frame import KEY_BYTES, SIGNATURE_BYTES, Frame
 from vfl_flower.protocol.journal import Journal
 from vfl_flower.protocol.names import is_name
@@ -64,25 +65,18 @@ def load_identity(folder: Path) -> Ed25519PrivateKey:
     """
     check_folder(folder)
     path = folder / FILE
-    try:
+    what = f"{FILE} in this party's state-dir"
+    with refusing_files(f"{what} cannot be read or made", path):
         if not os.path.lexists(path):
             _create(path)
         data = _read(path)
-    except OSError as error:
-        log.error("the key %s: %s", path, error.strerror)
-        raise PartyError(
-            f"{FILE} in this party's state-dir cannot be read or made: {error.strerror}"
-        ) from None
     try:
         private = load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         private = None
     if not isinstance(private, Ed25519PrivateKey):
         log.error("no Ed25519 key in PEM without a password: %s", path)
-        raise PartyError(
-            f"{FILE} in this party's state-dir must hold an Ed25519 key without a "
-            "password"
-        )
+        raise PartyError(f"{what} must hold an Ed25519 key without a password")
     return private
 
 
@@ -140,32 +134,24 @@ class Credential:
     signature: bytes = bytes(SIGNATURE_BYTES)
     """Its signature by that key, 64 bytes."""
 
-    @classmethod
-    def sign(
-        cls,
-        private: Ed25519PrivateKey,
-        session: int,
-        public_key: bytes,
-        name: str,
-        index: int,
-        n_parties: int,
-    ) -> Credential:
+    def signed(self, private: Ed25519PrivateKey, session: int) -> Credential:
         """Return what a party says in the run of number `session`, signed."""
-        told = _encoded(_DOMAIN, session, public_key, name, index, n_parties)
         identity = private.public_key().public_bytes_raw()
-        signature = private.sign(told)
-        return cls(name, index, n_parties, public_key, identity, signature)
+        signature = private.sign(self._said(session))
+        return replace(self, identity=identity, signature=signature)
 
     def verify(self, session: int) -> bool:
         """Return whether the party has said this in the run of number `session`."""
-        key, name, index, n = self.public_key, self.name, self.index, self.n_parties
-        told = _encoded(_DOMAIN, session, key, name, index, n)
         try:
             identity = Ed25519PublicKey.from_public_bytes(self.identity)
-            identity.verify(self.signature, told)
+            identity.verify(self.signature, self._said(session))
         except (InvalidSignature, ValueError):
             return False
         return self.identity != NO_IDENTITY
+
+    def _said(self, session: int) -> bytes:
+        about = self.public_key, self.name, self.index, self.n_parties
+        return _encoded(_DOMAIN, session, *about)
 
 
 def credential_of(party: Party, session: int, public_key: bytes) -> Credential:
@@ -176,8 +162,8 @@ def credential_of(party: Party, session: int, public_key: bytes) -> Credential:
     if party.state_dir is None:
         raise PartyError("this party has no state-dir, so it cannot sign its keys")
     index = -1 if party.index is None else party.index
-    about = (party.name or "", index, party.n_parties)
-    return Credential.sign(load_identity(party.state_dir), session, public_key, *about)
+    unsigned = Credential(party.name or "", index, party.n_parties, public_key)
+    return unsigned.signed(load_identity(party.state_dir), session)
 
 
 def _encoded(*fields: bytes | str | int) -> bytes:

@@ -315,12 +315,10 @@ class Journal:
     @property
     def _key(self) -> bytes:
         """The key of the tags of this party's rows."""
+        insert = "INSERT OR IGNORE INTO secrets VALUES ('tags', ?)"
+        self._execute(insert, secrets.token_bytes(32))
         query = "SELECT value FROM secrets WHERE name = 'tags'"
-        if (known := self._execute(query).fetchone()) is None:
-            insert = "INSERT INTO secrets VALUES ('tags', ?)"
-            self._execute(insert, secrets.token_bytes(32))
-            known = self._execute(query).fetchone()
-        return bytes(known[0])
+        return bytes(self._execute(query).fetchone()[0])
 
     def _ever(self, kind: str) -> Array:
         """Return the sorted tags of the rows of a kind that have ever left."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any
 
 from vfl_flower.protocol.consent import Kind
@@ -156,16 +156,7 @@ class Ledger:
 
     def to_dict(self) -> dict[str, Any]:
         """Return totals and entries as plain numbers and strings, for JSON."""
-        totals = (
-            "round_trips",
-            "messages",
-            "bytes_up",
-            "bytes_down",
-            "units",
-            "clipped",
-            "seconds_waited",
-            "seconds_computed",
-        )
+        totals = (name for name, kind in vars(Ledger).items() if type(kind) is property)
         return {name: getattr(self, name) for name in totals} | {
             "waits": self.waits,
             "entries": [asdict(entry) for entry in self.entries.values()],
@@ -173,24 +164,11 @@ class Ledger:
 
     def table(self) -> str:
         """Return the entries as an aligned table of text."""
-        header = [f.name.replace("_", " ") for f in fields(Entry)]
-        rows = [
-            [
-                f"{value:.3f}"
-                if isinstance(value, float)
-                else f"{value:,}"
-                if isinstance(value, int)
-                else value
-                for value in asdict(entry).values()
-            ]
-            for entry in self.entries.values()
-        ]
-        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if i < 2 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in [header, *rows]
-        ]
-        return "\n".join(lines)
+        formats = {str: "", int: ",", float: ".3f"}
+        rows = [[f.name.replace("_", " ") for f in fields(Entry)]]
+        for entry in self.entries.values():
+            rows.append([format(v, formats[type(v)]) for v in astuple(entry)])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        # Texts to the left, numbers to the right.
+        line = "  ".join(f"{{:{'<>'[i > 1]}{width}}}" for i, width in enumerate(widths))
+        return "\n".join(line.format(*row).rstrip() for row in rows)

@@ -68,8 +68,7 @@ class Memory:
 
     def forget(self) -> None:
         """Remove the state of the run."""
-        for name in list(self.state):
-            del self.state[name]
+        self.state.clear()
 
     @property
     def place(self) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -210,7 +211,5 @@ def n_units(content: RecordDict) -> int:
     Settings of a step (a size, a flag) and the frame's own (round, digest, keys) are
     not counted.
     """
-    return sum(
-        int(np.prod(array.shape, dtype=np.int64))
-        for array in _records(content)["arrays"].values()
-    )
+    arrays = _records(content)["arrays"].values()
+    return sum(math.prod(array.shape) for array in arrays)

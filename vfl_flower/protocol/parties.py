@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import time
@@ -54,7 +55,7 @@ from vfl_flower.protocol.messages import pack
 from vfl_flower.protocol.names import is_name
 from vfl_flower.protocol.replies import PartyInfo, Replies, check_alike, order_of
 from vfl_flower.protocol.seals import Seal, Sealed
-from vfl_flower.protocol.steps import Each, P, Question, R, Step, Sum
+from vfl_flower.protocol.steps import Each, P, Question, R, Step, Sum, T
 from vfl_flower.secure_aggregation import (
     Field,
     Group,
@@ -309,16 +310,16 @@ class Parties(Sequence[PartyInfo]):
         bound = bool(sums) or step.contract.seals
         requests = self._requests(step, values, bound)
         blocks = self._blocks(step, requests) if bound else _Blocks()
-        asked = dict.fromkeys(range(len(self)), wanted)
-        replies = self._round_trip(step, dict(enumerate(requests)), asked, blocks)
+        of_all = dict.fromkeys(range(len(self)), wanted)
+        replies = self._round_trip(step, dict(enumerate(requests)), of_all, blocks)
         result: Replies[R] = Replies(
             [reply.values for reply in replies.values()],
             lambda j, reason: self.failure(j, step, reason),
             secrets=self._secrets(step, replies),
             clipped=self._clipped(step, replies) if sums else 0,
         )
-        for name, spec in sums.items():
-            adding = self._group(spec)
+        for name, asked in wanted.items():
+            adding = self._group(asked)
             addends = [reply.hidden[name] for reply in replies.values()]
             for j, addend in enumerate(addends):
                 if addend.shape != addends[0].shape:
@@ -327,14 +328,12 @@ class Parties(Sequence[PartyInfo]):
                         f"has {addends[0].shape}"
                     )
                     raise self.failure(j, step, reason)
-            if spec.to is None:
+            if asked.to is None:
                 result.sums[name] = self._sum_of(step, addends, adding)
             else:
-                seal = self._seal("pad", step.action, name, spec)
-                total = addends[0].copy()
-                for addend in addends[1:]:
-                    adding.add(total, addend, out=total)
-                result.sealed[name] = Sealed(spec.to, (total,), (seal,))
+                seal = self._seal("pad", step, name, asked)
+                total = functools.reduce(adding.add, addends)
+                result.sealed[name] = Sealed(asked.to, (total,), (seal,))
         return result
 
     def _sum_of(
@@ -460,13 +459,14 @@ class Parties(Sequence[PartyInfo]):
         do not cancel, and PartyFailed as :meth:`ask` does.
         """
         _check_named(args)
-        for name, (spec, tree) in sums.items():
-            if self._group(spec).protects and len(tree.leaves) < len(self):
+        step, number = question.step, self._round + 1
+        asked = {n: self._sum_request(spec, number) for n, (spec, _) in sums.items()}
+        for name, (_, tree) in sums.items():
+            if self._group(asked[name]).protects and len(tree.leaves) < len(self):
                 raise ValueError(
                     f"the tree of {name!r} must have all {len(self)} parties, whose "
                     f"masks cancel only together, got {len(tree.leaves)}"
                 )
-        step, number = question.step, self._round + 1
         told = self._requests(step, values, bound=True)
         blocks = self._blocks(step, told)
         arrived: dict[tuple[str, int], Sealed] = {}
@@ -487,37 +487,35 @@ class Parties(Sequence[PartyInfo]):
                     requests[sender] = told[sender] | {"send": []}
                 request = requests[sender]
                 request["send"].append(name)
-                asked = self._sum_request(sums[name][0], number)
-                wanted.setdefault(sender, {})[name] = replace(asked, relay=receiver)
+                travels = replace(asked[name], relay=receiver)
+                wanted.setdefault(sender, {})[name] = travels
                 if sender != receiver and (name, sender) in arrived:
                     request[name] = arrived.pop((name, sender))
             replies = self._round_trip(step, requests, wanted, blocks)
             for (name, sender), receiver in edges.items():
-                spec = sums[name][0]
-                seal = self._seal("relay", step.action, name, spec, sender)
+                seal = self._seal("relay", step, name, asked[name], sender)
                 sealed = Sealed(receiver, (replies[sender].hidden[name],), (seal,))
                 before = arrived.get((name, receiver))
                 arrived[name, receiver] = sealed if before is None else before + sealed
         return {name: arrived[name, tree.root] for name, (_, tree) in sums.items()}
 
     def _sum_request(self, spec: Sum, number: int) -> SumRequest:
-        return SumRequest(
-            number, float(spec.bound), spec.group or self.masking, spec.to
-        )
+        where = spec.group or self.masking
+        return SumRequest(number, float(spec.bound), where, spec.to)
 
-    def _group(self, spec: Sum) -> Group:
-        return group(spec.group or self.masking, spec.bound, len(self))
+    def _group(self, wanted: SumRequest) -> Group:
+        return group(wanted.group, wanted.bound, len(self))
 
     def _seal(
         self,
         kind: Literal["pad", "relay"],
-        action: str,
+        step: Step[Any, Any],
         name: str,
-        spec: Sum,
+        wanted: SumRequest,
         sender: int = 0,
     ) -> Seal:
-        where = spec.group or self.masking
-        return Seal(kind, action, name, self._round, sender, where, float(spec.bound))
+        where = sender, wanted.group, wanted.bound
+        return Seal(kind, step.action, name, self._round, *where)
 
     def _round_trip(
         self,
@@ -629,7 +627,7 @@ class Parties(Sequence[PartyInfo]):
             clear = {n: field for n, field in fields.items() if not field.leaves}
             values = structure(clear, reply, sizes)
             for name, wanted in sums.items():
-                adding = group(wanted.group, wanted.bound, len(self))
+                adding = self._group(wanted)
                 array = hidden[name]
                 if not isinstance(array, np.ndarray) or array.dtype != adding.dtype:
                     raise ContractError(f"it lacks the masked array {name!r}")
@@ -756,35 +754,15 @@ class Parties(Sequence[PartyInfo]):
                 log.info("all parties take their columns in the order of one")
         check_alike(order, names, replies, self._partition)
         self._infos = [
-            PartyInfo(
-                node,
-                names[node],
-                replies[node]["n_rows"],
-                replies[node]["n_columns"],
-                replies[node]["n_labels"],
-                replies[node].get("keeps", False),
-                tuple(replies[node].get("lets", ())),
-            )
+            _of_reply(PartyInfo, replies[node] | {"node_id": node, "name": names[node]})
             for node in order
         ]
-        log.info(
-            "%d parties: %s; %s",
-            len(self),
-            ", ".join(info.name for info in self),
-            shared,
-        )
+        log.info("%d parties: %s; %s", len(self), ", ".join(names.values()), shared)
         self._peers = b"".join(replies[node]["public_key"] for node in order)
         self._state_keys = [replies[node].get("state_key") for node in order]
         if any("identity" in replies[node] for node in order):
-            signed = {field.name for field in fields(Credential)}
-            self._credentials = pack_credentials(
-                [
-                    Credential(
-                        **{k: v for k, v in replies[node].items() if k in signed}
-                    )
-                    for node in order
-                ]
-            )
+            credentials = [_of_reply(Credential, replies[node]) for node in order]
+            self._credentials = pack_credentials(credentials)
             self._unproven = set(range(len(order)))
         self._last = [0] * len(order)
         if not all("identity" in reply for reply in replies.values()):
@@ -896,6 +874,12 @@ def _named(failure: PartyFailed) -> PartyFailed:
         return PartyFailed(failure.party, failure.action, reason, failure.nodes)
     name, reason = match[1], failure.reason.removeprefix(f"{match[0]}: ")
     return PartyFailed(name, failure.action, reason, dict.fromkeys(failure.nodes, name))
+
+
+def _of_reply(kind: type[T], reply: Mapping[str, Any]) -> T:
+    """Return the dataclass of some of the values of a reply."""
+    names = {field.name for field in fields(cast(Any, kind))}
+    return kind(**{name: value for name, value in reply.items() if name in names})
 
 
 def _name_of(reply: Mapping[str, Any]) -> str:

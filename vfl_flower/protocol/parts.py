@@ -17,6 +17,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from vfl_flower.files import check_no_link, read_npz, write_whole
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.errors import PartyError, refusing_files
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
 from vfl_flower.version import __version__
@@ -103,15 +104,10 @@ def write_private(
     its folder. Raises PartyError if the folder cannot be written to, or if the file is
     a symbolic link.
     """
-    try:
+    with refusing_files(f"{what} cannot be written to {where}", target):
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_no_link(target)
         write_whole(target, data, private=True)
-    except OSError as error:
-        logger.error("cannot write %s: %s", target, error.strerror)
-        raise PartyError(
-            f"{what} cannot be written to {where}: {error.strerror}"
-        ) from None
 
 
 def read_private(target: Path) -> bytes:
@@ -173,17 +169,15 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
     or was written for another model or strategy or in another format.
     """
     path, what = _path(folder, model), f"the part of model {model} at this party"
-    try:
-        data = read_private(path)
-    except FileNotFoundError:
-        logger.error("no file %s", path)
-        raise PartyError(
-            f"this party has no part of model {model}; models of which its state-dir "
-            f"has parts: {len(list_parts(folder))}"
-        ) from None
-    except OSError as error:
-        logger.error("cannot read %s: %s", path, error.strerror)
-        raise PartyError(f"{what} cannot be read: {error.strerror}") from None
+    with refusing_files(f"{what} cannot be read", path):
+        try:
+            data = read_private(path)
+        except FileNotFoundError:
+            logger.error("no file %s", path)
+            raise PartyError(
+                f"this party has no part of model {model}; models of which its "
+                f"state-dir has parts: {len(list_parts(folder))}"
+            ) from None
     if data[-CHECKSUM:] != _checksum(data[:-CHECKSUM]):
         logger.error("wrong checksum: %s", path)
         raise PartyError(f"{what} is damaged: its checksum is wrong")
@@ -211,15 +205,10 @@ def list_parts(folder: Path) -> list[str]:
 
     Raises PartyError if the folder may not be read.
     """
-    try:
+    names: list[str] = []
+    what = "the state-dir of this party cannot be read"
+    with refusing_files(what, folder), suppress(FileNotFoundError):
         names = [path.stem for path in folder.iterdir() if path.suffix == ".npz"]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        logger.error("cannot read %s: %s", folder, error.strerror)
-        raise PartyError(
-            f"the state-dir of this party cannot be read: {error.strerror}"
-        ) from None
     return sorted(filter(is_model_id, names))
 
 
@@ -254,14 +243,8 @@ def _path(folder: Path, model: str) -> Path:
 
 def _packed(part: ModelPart) -> bytes:
     """Return the bytes of the file: an npz whose archive comment is the checksum."""
-    about = {
-        "format": FORMAT,
-        "version": __version__,
-        "model": part.model,
-        "strategy": part.strategy,
-        "settings": part.settings,
-        "arrays": list(part.arrays),
-    }
+    about = {"format": FORMAT, "version": __version__} | vars(part)
+    about["arrays"] = list(part.arrays)
     # Numbers in the archive, since it takes some names ("file", "a.npy") for others.
     arrays: Arrays = {"about": np.array(json.dumps(about))}
     for k, (name, array) in enumerate(part.arrays.items()):

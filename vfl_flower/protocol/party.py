@@ -6,7 +6,7 @@ import hashlib
 import operator
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -278,15 +278,12 @@ class Party:
         rows : Array of int, shape (m,)
             Numbers of rows.
         """
-        return Party(
-            self.rows.take(rows),
-            None if self.y is None else self.y[rows],
-            None if self.ids is None else self.ids[rows],
-            self.name,
-            self.columns,
-            self.index,
-            state_dir=self.state_dir,
-            consent=self.consent,
+        return replace(
+            self,
+            X=self.rows.take(rows),
+            y=None if self.y is None else self.y[rows],
+            ids=None if self.ids is None else self.ids[rows],
+            ids_digest=None,
         )
 
     @property

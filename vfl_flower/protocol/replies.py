@@ -36,7 +36,7 @@ class PartyInfo:
     """The number of rows whose label it knows."""
     keeps: bool = False
     """Whether it has a place for its local models."""
-    lets: tuple[Kind, ...] = ()
+    lets: Sequence[Kind] = ()
     """What may leave it of what the run wants without needing it."""
 
 

@@ -13,6 +13,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from vfl_flower.protocol.errors import refusing_files
 from vfl_flower.protocol.normal import is_broken
 from vfl_flower.protocol.parts import is_model_id, read_private, write_private
 from vfl_flower.protocol.party import Party, PartyError
@@ -151,10 +152,8 @@ def _write(path: Path, lines: Sequence[str]) -> None:
     if lines:
         write_private(path, "\n".join([*lines, ""]).encode(), "the requests")
         return
-    try:
+    with refusing_files(f"{path.name} cannot be removed", path):
         path.unlink(missing_ok=True)
-    except OSError as error:
-        raise PartyError(f"{path.name} cannot be removed: {error.strerror}") from None
 
 
 __all__ = ["request_changes"]

@@ -50,15 +50,9 @@ class Seal:
         words = text.split() if isinstance(text, str) else []
         try:
             kind, action, name, number, group, bound, sender = words
-            seal = cls(
-                cast(Kind, kind),
-                action,
-                name,
-                int(number),
-                int(sender),
-                group,
-                None if bound == "-" else float.fromhex(bound),
-            )
+            places = int(number), int(sender)
+            limit = None if bound == "-" else float.fromhex(bound)
+            seal = cls(cast(Kind, kind), action, name, *places, group, limit)
         except (ValueError, OverflowError):
             raise ValueError("a seal cannot be read") from None
         fits = kind in get_args(Kind) and seal.round >= 0 and seal.sender >= 0

@@ -491,8 +491,7 @@ class ProtocolStrategy(Strategy):
 
     def replace(self, **settings: Any) -> Self:
         """Return the strategy with some settings changed."""
-        kept = {s.name: getattr(self, s.name) for s in settings_of(type(self))}
-        return type(self)(**kept | settings)
+        return type(self)(**values_of(self) | settings)
 
     def summary(self) -> None:
         """Log the settings that are not as by default, without secrets."""
@@ -500,7 +499,7 @@ class ProtocolStrategy(Strategy):
         shown = ", ".join(
             f"{name}={value!r}"
             for name, value in values_of(self).items()
-            if repr(getattr(self, name)) != repr(defaults[name])
+            if repr(value) != repr(defaults[name])
         )
         log.info("%s(%s)", type(self).__name__, shown)
 

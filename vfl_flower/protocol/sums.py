@@ -11,8 +11,8 @@ import numpy as np
 
 from vfl_flower.protocol.common import common_digest
 from vfl_flower.protocol.contract import NEXT, PRIVATE, Sizes, leaves_of
+from vfl_flower.protocol.errors import PartyError, refusing
 from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
-from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.seals import Seal
 from vfl_flower.protocol.steps import Step
 from vfl_flower.secure_aggregation import Group, PairwiseMasks, Relay, group, masked
@@ -62,10 +62,8 @@ class PartySums:
 
     def _with_keys(self, make: Callable[[bytes, Sequence[bytes], int, int], T]) -> T:
         keys = self._private_key, self._public_keys
-        try:
+        with refusing("the parties' public keys do not fit: "):
             return make(*keys, self.frame.index, self.frame.session)
-        except ValueError as error:  # names the rule that the public keys break
-            raise PartyError(f"the parties' public keys do not fit: {error}") from None
 
     def open(
         self,
@@ -113,10 +111,8 @@ class PartySums:
                     values[name] = np.frombuffer(content, dtype=np.uint8)
             else:
                 adding, total = self._total(name, parts, seals)
-                try:
+                with refusing(f"{name!r} cannot be opened: "):
                     values[name] = adding.decode(total)
-                except ValueError as error:  # names the group's rule
-                    raise PartyError(f"{name!r} cannot be opened: {error}") from None
 
     def _check_ring(self, name: str, seal: Seal) -> None:
         """Raise unless a secret was sent by the party before, in the round before."""
@@ -191,13 +187,10 @@ class PartySums:
                     if j != self.frame.index:
                         reply[f"{name}.{j}"] = self._sealed(step, j, name, secret)
                 continue
-            if leaves == NEXT:
-                to = (self.frame.index + 1) % self.frame.parties
-                reply[name] = self._sealed(step, to, name, reply[name])
-                continue
-            if leaves == PRIVATE:
-                to, data = _number(name), reply[name].tobytes()
-                reply[name] = self._sealed(step, to, name, data)
+            if leaves in (NEXT, PRIVATE):
+                following = (self.frame.index + 1) % self.frame.parties
+                to = following if leaves == NEXT else _number(name)
+                reply[name] = self._sealed(step, to, name, bytes(reply[name]))
                 continue
             wanted = self.frame.sums.get(name)
             if wanted is None:
@@ -255,12 +248,10 @@ class PartySums:
         # A single party, in a run without masks, has nobody to share masks with.
         alone = not adding.protects and self.frame.parties == 1
         masks = None if alone else self.masks
-        try:
+        with refusing(f"{name!r} cannot be summed: "):
             hidden, clipped = masked(
                 np.asarray(addend), adding, masks, asked, goal, wanted.sum
             )
-        except ValueError as error:  # names the rule: not finite, wrong group
-            raise PartyError(f"{name!r} cannot be summed: {error}") from None
         if wanted.to == self.frame.index:
             pad = self.masks.pad(adding, hidden.size, step.action, name, wanted.sum)
             hidden = adding.add(hidden.ravel(), pad, out=pad).reshape(hidden.shape)
@@ -275,10 +266,8 @@ class PartySums:
 
     def _adding(self, name: str, bound: float) -> Group:
         """Return the group of a sum, if it is valid and protects this party."""
-        try:
+        with refusing():
             adding = group(name, bound, self.frame.parties)
-        except ValueError as error:
-            raise PartyError(str(error)) from None
         if not adding.protects and not self.allow_plain:
             raise PartyError("this party sends its addends only under masks")
         return adding

@@ -16,6 +16,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from vfl_flower.secure_aggregation.groups import clipped_to
 from vfl_flower.typing import Array
 
 WIDTHS = (48, 56, 63)
@@ -75,11 +76,7 @@ class FixedPoint:
         The elements are uint64 below 2^k. Raises ValueError if a number is NaN or
         infinite.
         """
-        exact = np.array(values, dtype=np.float64)
-        if not np.isfinite(exact).all():
-            raise ValueError("values must be finite, got NaN or infinity")
-        clipped = int(np.count_nonzero(np.abs(exact) > self.bound))
-        np.clip(exact, -self.bound, self.bound, out=exact)
+        exact, clipped = clipped_to(self.bound, values)
         exact *= 2.0**self.fraction
         signed = np.rint(exact, out=exact).astype("<i8")
         return reduce(signed.view("<u8"), self.bits), clipped

@@ -72,18 +72,16 @@ class Group(Protocol):
         """
 
 
-def _checked(values: Array, bound: float) -> tuple[Array, int]:
-    """Clip to ``[-bound, bound]`` in a new float64 array; count what was clipped."""
+def clipped_to(bound: float, values: Array) -> tuple[Array, int]:
+    """Clip to ``[-bound, bound]`` in a new float64 array; count what was clipped.
+
+    Raises ValueError if a value is NaN or infinite.
+    """
     exact = np.asarray(values, dtype=np.float64)
     if not np.isfinite(exact).all():
         raise ValueError("values must be finite, got NaN or infinity")
     clipped = int(np.count_nonzero(np.abs(exact) > bound))
     return np.clip(exact, -bound, bound, out=np.empty_like(exact)), clipped
-
-
-def _check_bound(bound: float) -> None:
-    if not 1e-250 <= bound <= 1e250:
-        raise ValueError(f"bound must be between 1e-250 and 1e250, got {bound}")
 
 
 class _Numbers:
@@ -115,7 +113,34 @@ class _Numbers:
 
 
 @dataclass(frozen=True)
-class Ring(_Numbers):
+class _Bounded(_Numbers):
+    """What the groups of real numbers share, whose size has a bound."""
+
+    name: ClassVar[str]
+
+    bound: float
+    """Largest size of a value, in its unit, from 1e-250 to 1e250; larger ones are
+    clipped and counted."""
+    parties: int
+    """Largest number of encodings in a sum, at least 1."""
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if not 1e-250 <= self.bound <= 1e250:
+            raise ValueError(
+                f"bound must be between 1e-250 and 1e250, got {self.bound}"
+            )
+        object.__setattr__(self, "bound", float(self.bound))
+
+    @property
+    def label(self) -> str:
+        """Name, bound and parties, exactly."""
+        return f"{self.name} {self.bound.hex()} {self.parties}"
+
+
+@dataclass(frozen=True)
+class Ring(_Bounded):
     """The integers modulo 2^64, for real values in fixed point.
 
     A value v becomes the integer nearest to ``scale * v``, modulo 2^64. No sum of
@@ -135,19 +160,13 @@ class Ring(_Numbers):
     dtype: ClassVar[np.dtype[Any]] = np.dtype("<u8")
     protects: ClassVar[bool] = True
 
-    bound: float
-    """Largest size of a value, in its unit, from 1e-250 to 1e250; larger ones are
-    clipped."""
-    parties: int
-    """Largest number of encodings in a sum, at least 1."""
     scale: float = field(init=False)
     """The largest power of two with ``parties * ceil(bound * scale) < 2^63``."""
 
     def __post_init__(self) -> None:
         """Check the settings and find the scale, in exact integers."""
         super().__post_init__()
-        _check_bound(self.bound)
-        bound, parties = float(self.bound), operator.index(self.parties)
+        bound, parties = self.bound, operator.index(self.parties)
         # bound = numerator / 2^d, and parties * numerator has k bits:
         # parties * bound * 2^e < 2^(k - d + e) <= 2^63 for e = 63 + d - k.
         numerator, denominator = bound.as_integer_ratio()
@@ -155,21 +174,15 @@ class Ring(_Numbers):
         # Rounding to integers can only matter for more than 1024 parties.
         if parties * math.ceil(math.ldexp(bound, exponent)) >= 2**63:
             exponent -= 1
-        object.__setattr__(self, "bound", bound)
         object.__setattr__(self, "parties", parties)
         object.__setattr__(self, "scale", math.ldexp(1.0, exponent))
-
-    @property
-    def label(self) -> str:
-        """Name, bound and parties, exactly."""
-        return f"{self.name} {self.bound.hex()} {self.parties}"
 
     def encode(self, values: Array) -> tuple[Array, int]:
         """Return elements of the same shape, and how many values were clipped.
 
         The elements are uint64. Raises ValueError if a value is NaN or infinite.
         """
-        exact, clipped = _checked(values, self.bound)
+        exact, clipped = clipped_to(self.bound, values)
         exact *= self.scale
         np.rint(exact, out=exact)
         return exact.astype("<i8").view(self.dtype), clipped
@@ -251,7 +264,7 @@ class Circle(_Numbers):
 
 
 @dataclass(frozen=True)
-class Plain(_Numbers):
+class Plain(_Bounded):
     """Real numbers as they are: the same interface and no protection.
 
     For tests and comparison. Values are checked and clipped as in `Ring`.
@@ -261,25 +274,9 @@ class Plain(_Numbers):
     dtype: ClassVar[np.dtype[Any]] = np.dtype("<f8")
     protects: ClassVar[bool] = False
 
-    bound: float
-    """Largest size of a value; larger ones are clipped and counted."""
-    parties: int
-    """Largest number of encodings in a sum, at least 1."""
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        super().__post_init__()
-        _check_bound(self.bound)
-        object.__setattr__(self, "bound", float(self.bound))
-
-    @property
-    def label(self) -> str:
-        """Name, bound and parties, exactly."""
-        return f"{self.name} {self.bound.hex()} {self.parties}"
-
     def encode(self, values: Array) -> tuple[Array, int]:
         """Return the clipped float64 values and how many were clipped."""
-        return _checked(values, self.bound)
+        return clipped_to(self.bound, values)
 
     def decode(self, total: Array) -> Array:
         """Return the sum as it is, float64."""

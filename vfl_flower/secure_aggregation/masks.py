@@ -30,7 +30,26 @@ size for reuse (above 128 kB some ask the system for new pages)."""
 _NONCE = bytes(16)
 
 
-class PairwiseMasks:
+class End:
+    """One party's end of the secrets that it shares with each other party.
+
+    `run_id` is the same at all parties. The keys and the ValueError are those of
+    `shared_secrets`.
+    """
+
+    def __init__(
+        self,
+        private_key: bytes,
+        public_keys: Sequence[bytes],
+        index: int,
+        run_id: int,
+    ) -> None:
+        self._secrets = shared_secrets(private_key, public_keys, index)
+        self._public_keys = list(public_keys)
+        self._index, self._run_id = index, run_id
+
+
+class PairwiseMasks(End):
     """The masks of one party.
 
     The sum of the masks of all parties for one context (action, name, round) is the
@@ -49,9 +68,6 @@ class PairwiseMasks:
     can read the inputs of parties: the masks protect against a server that follows the
     protocol and is curious, not against one that forges keys.
 
-    `run_id` is the same at all parties. The keys and the ValueError are those of
-    `shared_secrets`.
-
     >>> from vfl_flower.secure_aggregation import (
     ...     PairwiseMasks, Ring, masked, new_private_key, public_key, unmask_sum,
     ... )
@@ -68,18 +84,6 @@ class PairwiseMasks:
     >>> unmask_sum(messages, ring)
     array([4.5, 3. ])
     """
-
-    def __init__(
-        self,
-        private_key: bytes,
-        public_keys: Sequence[bytes],
-        index: int,
-        run_id: int,
-    ) -> None:
-        self._secrets = shared_secrets(private_key, public_keys, index)
-        self._public_keys = list(public_keys)
-        self._index, self._run_id = index, run_id
-        self.parties = len(public_keys)
 
     def mask(
         self, group: Group, count: int, action: str, name: str, round: int
@@ -146,9 +150,9 @@ def masked(
     encoded, clipped = group.encode(values)
     if masks is None or not group.protects:
         return encoded, clipped
-    if masks.parties > group.parties:
+    if (parties := len(masks._public_keys)) > group.parties:
         raise ValueError(
-            f"group must be able to sum {masks.parties} parties, got {group.parties}"
+            f"group must be able to sum {parties} parties, got {group.parties}"
         )
     hidden = masks._hide(encoded.flatten(), group, action, name, round)
     return hidden.reshape(encoded.shape), clipped

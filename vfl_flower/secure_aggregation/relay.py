@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from vfl_flower.secure_aggregation import labels
-from vfl_flower.secure_aggregation.masks import context, derive_key, shared_secrets
+from vfl_flower.secure_aggregation.masks import End, context, derive_key
 
 _NONCE = bytes(12)
 
 
-class Relay:
+class Relay(End):
     """One party's end of the sealed messages between parties.
 
     A message is encrypted and authenticated with ChaCha20-Poly1305 (RFC 8439) under a
@@ -34,9 +32,6 @@ class Relay:
     follows the protocol and is curious, not against one that forges keys; see
     `PairwiseMasks`.
 
-    `run_id` is the same at all parties. The keys and the ValueError are those of
-    `shared_secrets`.
-
     >>> from vfl_flower.secure_aggregation import new_private_key, public_key
     >>> private = [new_private_key() for _ in range(2)]
     >>> public = [public_key(key) for key in private]
@@ -45,17 +40,6 @@ class Relay:
     >>> b.open(0, sealed, "example_tree", "angles", 3)
     b'partial sum'
     """
-
-    def __init__(
-        self,
-        private_key: bytes,
-        public_keys: Sequence[bytes],
-        index: int,
-        run_id: int,
-    ) -> None:
-        self._secrets = shared_secrets(private_key, public_keys, index)
-        self._public_keys = list(public_keys)
-        self._index, self._run_id = index, run_id
 
     def seal(self, to: int, data: bytes, action: str, name: str, round: int) -> bytes:
         """Seal data to one party, in a message 16 bytes longer.

@@ -42,6 +42,7 @@ multiplies.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -133,18 +134,42 @@ def hide_columns(
     changed.
     """
     dealt.check(deal, owner, SEED_BYTES, OWNER)
-    opened = np.empty_like(columns)
-    for block in range(first, first + -(-len(columns) // BLOCK_ROWS)):
-        rows = slice((block - first) * BLOCK_ROWS, (block - first + 1) * BLOCK_ROWS)
-        part = columns[rows]
-        for seed in (dealt.seed, dealt.correction.tobytes()):
-            mask = deal.elements(seed, "matrix", block, part.shape)
-            part = subtract(part, mask, deal.bits)
-        opened[rows] = part
-    return opened
+    return _hidden(deal, [dealt.seed, dealt.correction.tobytes()], columns, first)
 
 
-class GramTriple:
+class _Triple:
+    """What one party has for one product: the seed of its masks, and its share of it.
+
+    The share has the given shape.
+    """
+
+    def __init__(
+        self, deal: Deal, party: int, dealt: Dealt, shape: tuple[int, ...]
+    ) -> None:
+        dealt.check(deal, party, party * math.prod(shape) * -(-deal.bits // 8))
+        self.deal, self.party, self._seed = deal, party, dealt.seed
+        if party == 0:
+            self._product = deal.elements(dealt.seed, "product", 0, shape)
+        else:
+            self._product = unpack(dealt.correction, deal.bits, shape)
+
+    def _mask(self, block: int, owner: int | None = None) -> Array:
+        """Return a block of this party's random matrix, or an owner's columns of it."""
+        return _matrix(self.deal, self._seed, block, owner=owner)
+
+    def opening(self, share: Array, block: int, owner: int | None = None) -> Array:
+        """Return a block of this party's share of F minus its mask, to be sent.
+
+        It is uniform. `share` is [F]_j of the block, uint64, (b, columns); with an
+        `owner`, only of the columns at this place among the owners.
+        """
+        return subtract(share, self._mask(block, owner), self.deal.bits)
+
+    def _factors(self, challenge: bytes, count: int) -> Array:
+        return self.deal.elements(challenge, "challenge", 0, (count, SACRIFICED))
+
+
+class GramTriple(_Triple):
     """One party's part in one Gram matrix under shares.
 
     Open each block (:meth:`opening`), add the openings of both, add each block of their
@@ -160,28 +185,10 @@ class GramTriple:
         self, deal: Deal, party: int, dealt: Dealt, sums: Array | None = None
     ) -> None:
         columns = deal.shape[1] + SACRIFICED
-        count = columns * (columns + 1) // 2
-        dealt.check(deal, party, party * count * -(-deal.bits // 8))
-        self.deal, self.party, self._seed = deal, party, dealt.seed
-        if party == 0:
-            triangle = deal.elements(dealt.seed, "product", 0, (count,))
-        else:
-            triangle = unpack(dealt.correction, deal.bits, (count,))
-        self._product = symmetric(triangle, columns)
+        super().__init__(deal, party, dealt, (columns * (columns + 1) // 2,))
+        self._product = symmetric(self._product, columns)
         before = None if sums is None else symmetric(sums, deal.shape[1])
         self._squares = SquareSum(deal.shape[1], deal.bits + 1, before)
-
-    def opening(self, share: Array, block: int, owner: int | None = None) -> Array:
-        """Return this party's share of a block of E, [F]_j - A_j, to be sent.
-
-        `share` is [F]_j of the block, uint64, (b, columns); with an `owner`, only of
-        the columns at this place among the owners.
-        """
-        if owner is None:
-            mask = self._mask(block)
-        else:
-            mask = _matrix(self.deal, self._seed, block, owner=owner)
-        return subtract(share, mask, self.deal.bits)
 
     def add(self, opened: Array, block: int) -> None:
         """Add the products of a block.
@@ -213,7 +220,7 @@ class GramTriple:
         A block is uint64, (b, SACRIFICED), uniform. The `challenge` is a secret of the
         two parties, 32 bytes, which the dealer must not know before it has dealt.
         """
-        factors = self._factors(challenge)
+        factors = self._factors(challenge, self.deal.shape[1])
         for block, _ in enumerate(self.deal.blocks()):
             mask = _gram_mask(self.deal, self._seed, block)
             yield _combined(mask, factors, self.deal.bits)
@@ -230,18 +237,17 @@ class GramTriple:
         for block, rows in enumerate(self.deal.blocks()):
             mask = _gram_mask(self.deal, self._seed, block)
             right += product(mask.T, opened[rows], bits)
-        left = _combined(self._product, self._factors(challenge), bits)
+        factors = self._factors(challenge, self.deal.shape[1])
+        left = _combined(self._product, factors, bits)
         # Party 0 has [C]_0 V - A_0^T U, party 1 the negative of [C]_1 V + A_1^T U.
         residual = left - right if self.party == 0 else -(left + right)
         return _digest(residual, bits)
 
-    def _mask(self, block: int) -> Array:
+    def _mask(self, block: int, owner: int | None = None) -> Array:
+        if owner is not None:
+            return super()._mask(block, owner)
         mask = _gram_mask(self.deal, self._seed, block)
         return np.ascontiguousarray(mask[:, : self.deal.shape[1]])
-
-    def _factors(self, challenge: bytes) -> Array:
-        shape = (self.deal.shape[1], SACRIFICED)
-        return self.deal.elements(challenge, "challenge", 0, shape)
 
 
 def deal_row_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
@@ -262,14 +268,7 @@ def hide_rows(deal: Deal, owner: int, dealt: Dealt, columns: Array) -> Array:
     use, short or changed.
     """
     dealt.check(deal, owner, name=OWNER)
-    return np.concatenate(
-        [
-            subtract(
-                part, deal.elements(dealt.seed, "matrix", i, part.shape), deal.bits
-            )
-            for i, part in enumerate(columns[rows] for rows in deal.blocks())
-        ]
-    )
+    return _hidden(deal, [dealt.seed], columns)
 
 
 def open_gram(first: Array, second: Array, deal: Deal) -> Array:
@@ -303,7 +302,7 @@ def deal_predictions(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
     return Dealt.of(deal, 0, seeds[0]), Dealt.of(deal, 1, seeds[1], correction)
 
 
-class PredictionTriple:
+class PredictionTriple(_Triple):
     """One party's part in one product F w, where party 0 knows w.
 
     Party 0 sends :meth:`hidden_weights`, party 1 the :meth:`opening` of each block;
@@ -316,13 +315,7 @@ class PredictionTriple:
     """
 
     def __init__(self, deal: Deal, party: int, dealt: Dealt) -> None:
-        shape = (deal.rows + SACRIFICED, deal.shape[2])
-        dealt.check(deal, party, party * shape[0] * shape[1] * -(-deal.bits // 8))
-        self.deal, self.party, self._seed = deal, party, dealt.seed
-        if party == 0:
-            self._product = deal.elements(dealt.seed, "product", 0, shape)
-        else:
-            self._product = unpack(dealt.correction, deal.bits, shape)
+        super().__init__(deal, party, dealt, (deal.rows + SACRIFICED, deal.shape[2]))
 
     def hidden_weights(self, weights: Array) -> Array:
         """Return d = w - b, which party 0 sends to party 1; uniform.
@@ -330,15 +323,6 @@ class PredictionTriple:
         `weights` is w, encoded, uint64, (columns, outputs).
         """
         return subtract(weights, _vectors(self.deal, self._seed), self.deal.bits)
-
-    def opening(self, share: Array, block: int, owner: int | None = None) -> Array:
-        """Return [F]_1 - A of a block, which party 1 sends to party 0; uniform.
-
-        `share` is [F]_1 of the block, uint64, (b, columns); with an `owner`, only of
-        the columns at this place among the owners.
-        """
-        mask = _matrix(self.deal, self._seed, block, owner=owner)
-        return subtract(share, mask, self.deal.bits)
 
     def share_of_weights(
         self, weights: Array, share: Array, opened: Array, block: int
@@ -357,8 +341,7 @@ class PredictionTriple:
 
         `hidden` is d, (columns, outputs), which party 0 sent.
         """
-        mask = _matrix(self.deal, self._seed, block)
-        return self._plus(product(mask, hidden, self.deal.bits), block)
+        return self._plus(product(self._mask(block), hidden, self.deal.bits), block)
 
     def sacrifice(self, challenge: bytes) -> Array:
         """Return U = (W; I)^T A, which party 1 sends to party 0; uniform.
@@ -368,10 +351,10 @@ class PredictionTriple:
         """
         bits = self.deal.bits
         total = _spare_rows(self.deal, self._seed)
-        factors = self._factors(challenge)
+        factors = self._factors(challenge, self.deal.rows)
         for block, rows in enumerate(self.deal.blocks()):
-            mask = _matrix(self.deal, self._seed, block)
-            total += product(np.ascontiguousarray(factors[rows].T), mask, bits)
+            columns = np.ascontiguousarray(factors[rows].T)
+            total += product(columns, self._mask(block), bits)
         return reduce(total, bits)
 
     def proof(self, challenge: bytes, opened: Array | None = None) -> bytes:
@@ -380,7 +363,7 @@ class PredictionTriple:
         `opened` is U, at party 0.
         """
         bits, rows = self.deal.bits, self.deal.rows
-        factors = np.ascontiguousarray(self._factors(challenge).T)
+        factors = np.ascontiguousarray(self._factors(challenge, rows).T)
         residual = product(factors, self._product[:rows], bits) + self._product[rows:]
         if opened is None:
             return _digest(-residual, bits)
@@ -394,10 +377,6 @@ class PredictionTriple:
     def _plus(self, values: Array, block: int) -> Array:
         rows = list(self.deal.blocks())[block]
         return reduce(values + self._product[rows], self.deal.bits)
-
-    def _factors(self, challenge: bytes) -> Array:
-        shape = (self.deal.rows, SACRIFICED)
-        return self.deal.elements(challenge, "challenge", 0, shape)
 
 
 def _gram_mask(deal: Deal, seed: bytes, block: int) -> Array:
@@ -425,6 +404,21 @@ def _matrix(
     return np.hstack(
         [deal.elements(key, "matrix", block, (count, width)) for key, width in parts]
     )
+
+
+def _hidden(
+    deal: Deal, seeds: Sequence[bytes], columns: Array, first: int = 0
+) -> Array:
+    """Return the columns of an owner minus its random ones, from block `first` on."""
+    opened = np.empty_like(columns)
+    for start in range(0, len(columns), BLOCK_ROWS):
+        part = columns[start : start + BLOCK_ROWS]
+        for seed in seeds:
+            block = first + start // BLOCK_ROWS
+            mask = deal.elements(seed, "matrix", block, part.shape)
+            part = subtract(part, mask, deal.bits)
+        opened[start : start + BLOCK_ROWS] = part
+    return opened
 
 
 def _spare_rows(deal: Deal, seed: bytes) -> Array:
