@@ -669,7 +669,7 @@ def test_squares_of_rows_that_are_negative():
     X, y = data()
     less = of_party(1, norms=lambda masked: masked - np.uint64(2**61))
     grid = Changed(parties(X, y), "linear_start", less)
-    with pytest.raises(FederationError, match="do not add up to .* squares"):
+    with pytest.raises(FederationError, match=r"do not add up to .* squares"):
         CoresetVRLR(200, solver="saga").start(grid)
 
 
