@@ -42,7 +42,7 @@ import numpy as np
 import pandas as pd
 
 from vfl_flower.app.federation import RESTART
-from vfl_flower.app.flower_run import RunFailed, _process_table, free_port, wait_for
+from vfl_flower.app.flower_run import RunFailed, free_port, live_processes, wait_for
 
 ROOT = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-m", "vfl_flower.app.cli")
@@ -195,7 +195,8 @@ class Running:
 
 def started_in(folder: Path) -> list[int]:
     """Return live processes whose home is in a folder, whoever has started them."""
-    return [p for p, _, text in _process_table() if f"FLWR_HOME={folder}/" in text]
+    homes = {p.pid: p.info["environ"].get("FLWR_HOME", "") for p in live_processes()}
+    return [pid for pid, home in homes.items() if home.startswith(f"{folder}/")]
 
 
 def processes() -> Iterator[tuple[int, int, list[str]]]:

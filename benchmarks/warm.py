@@ -134,7 +134,7 @@ class Deployment:
 
     def empty(self) -> float:
         """Return the median seconds of four empty round trips."""
-        output = self._submit(EMPTY, {"repeats": "4"})
+        output = self._submit(EMPTY, {"repeats": 4})
         line = re.search(r"^ROUND_TRIP (.*)$", output, re.MULTILINE)
         assert line is not None
         return median(json.loads(line[1])["Parties.ask"])
@@ -144,17 +144,16 @@ class Deployment:
     ) -> tuple[float, float, int]:
         """Return the seconds of a run, those in round trips, and their number."""
         out = self.folder / f"out-{number}"
-        texts = {key: json.dumps(value) for key, value in config.items()}
-        texts |= {"n-parties": "3", "seed": "1", "output-dir": json.dumps(str(out))}
+        config = config | {"n-parties": 3, "seed": 1, "output-dir": str(out)}
         start = time.monotonic()
-        self._submit(app, texts)
+        self._submit(app, config)
         seconds = time.monotonic() - start
         (path,) = out.glob("*/result.json")
         (result,) = json.loads(path.read_text())["results"].values()
         ledger = result["ledger"]
         return seconds, ledger["seconds_waited"], ledger["round_trips"]
 
-    def _submit(self, app: Path, config: dict[str, str]) -> str:
+    def _submit(self, app: Path, config: dict[str, object]) -> str:
         with contextlib.redirect_stdout(io.StringIO()):
             outcome = submit(self.processes, app, run_config=config, timeout=1800)
         return outcome.output

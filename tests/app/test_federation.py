@@ -525,7 +525,7 @@ def test_what_a_command_has_started_ends_with_it_when_it_is_killed(tmp_path):
 
 
 def commands_of(processes):
-    processes._idle.append(commands := _Commands(processes.env))
+    processes._idle.append(commands := _Commands(processes))
     return commands
 
 

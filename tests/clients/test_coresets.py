@@ -89,8 +89,10 @@ def test_a_message_has_so_many_distances_at_most(party, monkeypatch):
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 1e-101, 1e101])
 def test_weights_that_no_coreset_has(weight):
-    with pytest.raises(ContractError, match="'weights' must be from 1e-100 to 1e100"):
-        weighted(1.0, weight)
+    coreset = {"coreset.rows": np.arange(2), "coreset.weights": np.array([1.0, weight])}
+    sizes = {"n_rows": N, "n_columns": 2}
+    with pytest.raises(ContractError, match="'weights' must hold numbers from 1e-100"):
+        structure(linear.start.contract.request, coreset | LINEAR, sizes)
 
 
 def test_a_coreset_comes_whole():

@@ -395,11 +395,6 @@ REFUSED = [
     (begun, lambda asked: client.product(asked, VECTORS), "first product"),
     (begun, lambda asked: client.product(asked, VECTORS[1:], 1), "vectors must be"),
     (begun, lambda asked: client.product(asked, np.ones((6, 7)), 1), "vectors must be"),
-    (
-        begun,
-        lambda asked: client.product(asked, 1e60 * VECTORS, 1),
-        "vectors must have",
-    ),
     (begun, lambda asked: client.project(asked, np.ones(N), 2), "or none"),
     (begun_without_cem, lambda asked: client.gram(asked, 2, R), "or none"),
     (begun_without_cem, lambda asked: client.gram(asked, 1, setup=SETUP), "or none"),

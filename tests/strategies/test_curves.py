@@ -349,7 +349,7 @@ def test_equal_predictions_do_not_let_the_order_of_rows_make_the_bins(
 def test_a_row_that_is_repeated_has_no_bin_of_its_own(guard, monkeypatch):
     """Its equal predictions are all of a bin, whose mean is the label."""
     if not guard:
-        monkeypatch.setattr(fdskl, "hides_each", lambda *_: True)
+        monkeypatch.setattr(tellers, "hides_each", lambda *_: True)
     _, y = data(200)
     party = Party(np.zeros((200, 1)), y=y)
     rows = np.append(np.arange(100), np.full(10_000, 7))

@@ -9,7 +9,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from vfl_flower.app.cli import app
-from vfl_flower.app.flower_run import RunFailed, _process_table, wait_for
+from vfl_flower.app.flower_run import RunFailed, live_processes, wait_for
 from vfl_flower.app.node import PROCESSES, preload
 
 PLACE = Path(__file__).parents[2]
@@ -97,5 +97,5 @@ def running(folder: Path, log: str, *words: object) -> Iterator[Running]:
 
 def started_in(folder: Path) -> list[int]:
     """Return live processes whose home is in a folder, whoever has started them."""
-    home = f"FLWR_HOME={folder}/"
-    return [pid for pid, _, text in _process_table() if home in text]
+    homes = {p.pid: p.info["environ"].get("FLWR_HOME", "") for p in live_processes()}
+    return [pid for pid, home in homes.items() if home.startswith(f"{folder}/")]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower.app.certificates import write_certificates, write_supernode_key
-from vfl_flower.app.federation import answers
+from vfl_flower.app.federation import superlink_answers
 from vfl_flower.app.flower_run import (
     COLOR,
     CONNECTION,
@@ -152,7 +152,7 @@ class Deployment:
             "--enable-supernode-auth",
         )
         wait_for(
-            lambda: answers(superlink, self.port, self.ca),
+            lambda: superlink_answers(superlink, self.port, self.ca),
             START,
             "the SuperLink to answer",
         )
@@ -235,13 +235,12 @@ class Deployment:
         self, project: Path, config: Mapping[str, Any], timeout: float = 300.0
     ) -> Run:
         """Run a project, whether it comes to its end or not."""
-        texts = {key: json.dumps(value) for key, value in config.items()}
         before = {name: len(self._log(name)) for name in self.supernodes}
         shown, start = io.StringIO(), time.monotonic()
         try:
             with redirect_stdout(shown):
                 outcome = submit(
-                    self.processes, project, run_config=texts, timeout=timeout
+                    self.processes, project, run_config=config, timeout=timeout
                 )
             status = outcome.status
         except RunFailed as error:

@@ -102,13 +102,13 @@ def superlink(organisations) -> Processes:
 @pytest.mark.slow
 def test_failed(probe, superlink):
     with pytest.raises(RunFailed, match=r"finished:failed.*the airline did not answer"):
-        submit(superlink, probe, run_config={"mode": '"fail"'}, timeout=120)
+        submit(superlink, probe, run_config={"mode": "fail"}, timeout=120)
 
 
 @pytest.mark.slow
 def test_timeout(probe, superlink):
     with pytest.raises(RunFailed, match="did not finish within 5 s"):
-        submit(superlink, probe, run_config={"mode": '"hang"'}, timeout=5)
+        submit(superlink, probe, run_config={"mode": "hang"}, timeout=5)
 
 
 def test_lines_that_come_at_the_end_are_shown(tmp_path):
@@ -131,9 +131,10 @@ def test_lines_that_come_at_the_end_are_shown(tmp_path):
 
 
 @pytest.mark.slow
-def test_refused(probe, environments):
-    with pytest.raises(RunFailed, match=r"(?s)flwr run: .*invalid format"):
-        run(probe, run_config=["number=one"], timeout=120)
+def test_refused(tmp_path, environments):
+    (tmp_path / "pyproject.toml").write_text(PROJECT.replace("publisher =", "by ="))
+    with pytest.raises(RunFailed, match=r"(?s)flwr run: .*publisher"):
+        run(tmp_path, timeout=120)
     assert [environment.pids() for environment in environments] == [set()]
     assert not environments[0].home.exists()
 
@@ -143,6 +144,7 @@ def test_refused(probe, environments):
     [
         ("nummer=1", "run config has no key 'nummer'; did you mean 'number'[?]"),
         ("unlike=1", "run config has no key 'unlike'$"),
+        ("number=one", "run config 'number=one' cannot be read: .* invalid format"),
         ("number 3", "run config must be KEY=VALUE pairs, got 'number'"),
         ("none.toml", "run config none[.]toml cannot be read: No such file"),
         ("bad.toml", "run config bad[.]toml cannot be read: "),
@@ -157,58 +159,53 @@ def test_run_config_that_flower_would_not_name(
         run(probe, run_config=[given], timeout=120)
 
 
-def test_pairs_of_one_argument():
-    text = """text="a b = c" number=3 mode='x y'"""
-    assert dict(flower_run._pairs(text)) == {
-        "text": '"a b = c"',
-        "number": "3",
-        "mode": "'x y'",
-    }
-
-
-def test_pairs_of_a_file_are_what_flower_reads(tmp_path):
-    """Tables too: in one text, since of several Flower keeps the last one's key."""
+def test_later_pairs_and_files_win(probe, tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text(
-        'text = "a \'b\' c"\nother = "say \\"hi\\""\nback = "C:\\\\x"\nflag = true\n'
-        "[model]\nwidth = 8\ndepth = 2.5\nmost = inf\n"
-    )
-    items = [*flower_run._pairs(str(path)), *flower_run._pairs("model.width=5")]
-    text = " ".join(f"{key}={value}" for key, value in dict(items).items())
-    assert parse_config_args([text]) == {
-        "text": "a 'b' c",
-        "other": 'say "hi"',
+    path.write_text('text = "both \' and \\""\nnumber = 2.5\n')
+    items = ["""text="a b = c" number=3 mode='x y'""", str(path), "number=4"]
+    config = flower_run.read_run_config(probe, items)
+    assert config == {"text": "both ' and \"", "number": 4, "mode": "x y"}
+
+
+def test_flower_reads_the_run_config_unchanged(tmp_path):
+    given = {
+        "text": "both ' and \"\n",
         "back": "C:\\x",
         "flag": True,
         "model.width": 5,
         "model.depth": 2.5,
         "model.most": math.inf,
     }
+    read = []
+
+    class Reads:
+        def flwr(self, command, *arguments):
+            texts = [text for text in arguments if text.startswith("--run-config=")]
+            read.append(parse_config_args([texts[0].partition("=")[2]]))
+            raise RunFailed(command)
+
+    with pytest.raises(RunFailed):
+        submit(Reads(), tmp_path, run_config=given)
+    assert read == [given]
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("1979-01-01", "must be text, a number, true or false, got date"),
-        ("[1, 2]", "must be text, a number, true or false, got list"),
-        ('"both \' and \\""', "must be printable text with one kind of quotes"),
-        ('"a\\nb"', "must be printable text"),
-    ],
-)
-def test_values_that_flower_cannot_take(value, message, tmp_path):
+@pytest.mark.parametrize("value", ["1979-01-01", "[1, 2]"])
+def test_values_that_flower_cannot_take(value, probe, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(f"number = {value}")
-    with pytest.raises(ValueError, match=f"^run config 'number' {message}"):
-        list(flower_run._pairs(str(path)))
+    for item in (str(path), f"number={value.replace(' ', '')}"):
+        with pytest.raises(ValueError, match=r"cannot be read: .* key number needs"):
+            flower_run.read_run_config(probe, [item])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted(probe, tmp_path, kind):
-    mark = f"VFL_FLOWER_TEST={tmp_path}"
+    mark = {"VFL_FLOWER_TEST": str(tmp_path)}
 
     def marked() -> set[int]:
-        return {pid for pid, _, text in flower_run._process_table() if mark in text}
+        live = flower_run.live_processes()
+        return {p.pid for p in live if mark.items() <= p.info["environ"].items()}
 
     log = tmp_path / "log"
     tool_command = [sys.executable, "-m", "vfl_flower.app.flower_run"]
@@ -217,7 +214,7 @@ def test_interrupted(probe, tmp_path, kind):
             [*tool_command, str(probe), "--run-config", 'mode="hang"'],
             stdout=file,
             stderr=file,
-            env=dict([*os.environ.items(), mark.split("=")]),
+            env=os.environ | mark,
         )
     try:
         flower_run.wait_for(lambda: "CONFIG" in log.read_text(), 60, "the run to start")

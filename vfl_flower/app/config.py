@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import codecs
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -104,8 +105,8 @@ _SAID = {int: "a whole number", float: "a number", bool: "true or false", str: "
 _OF_THE_RUN = frozenset({"alignment", "model", "n_parties", "seed"})
 """Settings of strategies that are common keys of a run config."""
 
-_IN_PROCESS = frozenset({"masking"})
-"""Settings for runs in one process only: elsewhere parties insist on masks."""
+_NOT_IN_SECTIONS = _OF_THE_RUN | {"masking"}
+"""Those, and settings for one process only: elsewhere parties insist on masks."""
 
 _NODE_KEYS = frozenset(
     {
@@ -139,23 +140,16 @@ class Key:
 
 def run_keys() -> dict[str, Key]:
     """Return every key of the run config: the common ones, then section by section."""
-    return {key.name: key for key in _keys()}
-
-
-def _keys() -> Iterator[Key]:
-    for setting in settings_of(RunSettings):
-        assert setting.in_run_config is not None
-        yield Key(setting.key, "", setting, setting.in_run_config)
-    for section, strategies in algorithms().items():
-        seen = set()
-        for strategy in strategies:
-            for setting in settings_of(strategy):
-                default = setting.in_run_config
-                if setting.name in _OF_THE_RUN | _IN_PROCESS or default is None:
-                    continue
-                if setting.name not in seen:
-                    seen.add(setting.name)
-                    yield Key(f"{section}.{setting.key}", section, setting, default)
+    sections: dict[str, tuple[type, ...]] = {"": (RunSettings,), **algorithms()}
+    keys: dict[str, Key] = {}
+    for section, kinds in sections.items():
+        for setting in chain.from_iterable(map(settings_of, kinds)):
+            default = setting.in_run_config
+            if default is None or (section and setting.name in _NOT_IN_SECTIONS):
+                continue
+            name = f"{section}.{setting.key}".removeprefix(".")
+            keys.setdefault(name, Key(name, section, setting, default))
+    return keys
 
 
 def check_run_config(run_config: UserConfig) -> dict[str, Any]:

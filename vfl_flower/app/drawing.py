@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -179,12 +180,7 @@ def floats(values: Sequence[float] | np.ndarray[Any, Any]) -> list[float]:
 
 def in_lines(text: str) -> str:
     """Return a title in lines of some forty characters."""
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) > 38:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
+    return textwrap.fill(text, 39, break_long_words=False, break_on_hyphens=False)
 
 
 def note(
@@ -214,8 +210,10 @@ def tick(value: float, place: float) -> str:
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
-def unit_square(axes: Axes) -> None:
-    """Show all from 0 to 1, in both directions alike."""
+def unit_square(axes: Axes, diagonal: str) -> None:
+    """Show all from 0 to 1, in both directions alike, and what the diagonal means."""
     axes.set_xlim(-0.03, 1.03)
     axes.set_ylim(-0.03, 1.03)
     axes.set_aspect("equal")
+    axes.plot([0, 1], [0, 1], color=THIRD, linestyle="--")
+    note(axes, diagonal, (0.62, 0.62), (8, -12), color=MUTED, ha="left")

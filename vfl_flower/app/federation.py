@@ -44,8 +44,8 @@ from vfl_flower.app.flower_run import (
     START,
     Processes,
     RunFailed,
+    answers,
     free_port,
-    interruptible,
     wait_for,
 )
 from vfl_flower.app.link_state import forget_messages, take_up
@@ -308,7 +308,7 @@ def coordinator(
         stack.enter_context(locked(folder))
         for where, number in ((host, port), ("127.0.0.1", local_port)):
             _check_free(where, number)
-        stack.enter_context(_no_message_left(folder))
+        stack.callback(forget_messages, folder / HOME / DATABASE)
         shown = stack.enter_context(_until_ended(home := folder / HOME))
         for card in parties:
             typer.echo(f"card of {card.name}: {card.fingerprint}")
@@ -319,7 +319,7 @@ def coordinator(
         # follow a run wait for its log.
         link = shown.start("the SuperLink", command, signal.SIGKILL)
         wait_for(
-            lambda: answers(link, local_port, folder / AUTHORITY),
+            lambda: superlink_answers(link, local_port, folder / AUTHORITY),
             START,
             f"the SuperLink on port {local_port} to answer",
         )
@@ -362,16 +362,6 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _no_message_left(folder: Path) -> Iterator[None]:
-    """Leave no message of a run in the database of a SuperLink when that has ended."""
-    try:
-        yield
-    finally:
-        if (database := folder / HOME / DATABASE).exists():
-            forget_messages(database)
-
-
 def register(processes: Processes, card: Card) -> None:
     """Register the SuperNode of a card, as the SuperLink's owner does.
 
@@ -397,7 +387,7 @@ def _check_free(host: str, port: int) -> None:
             ) from None
 
 
-def answers(superlink: subprocess.Popen[Any], port: int, ca: Path) -> bool:
+def superlink_answers(superlink: subprocess.Popen[Any], port: int, ca: Path) -> bool:
     """Return whether a SuperLink of this machine answers.
 
     Raises RunFailed if it has ended, and ValueError if its certificate is another one.
@@ -409,17 +399,12 @@ def answers(superlink: subprocess.Popen[Any], port: int, ca: Path) -> bool:
         "127.0.0.1", port, timeout=1, context=context
     )
     try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
+        return answers(connection)
     except ssl.SSLCertVerificationError as error:
         raise ValueError(
             f"{CERTIFICATE} must be for 127.0.0.1 and of {AUTHORITY}: "
             f"{error.verify_message}"
         ) from None
-    except OSError:
-        return False
-    finally:
-        connection.close()
 
 
 # -- a party takes part ----------------------------------------------------------------
@@ -578,17 +563,11 @@ class Shown:
         """
         typer.echo(f"$ {shlex.join(command)}")
         tied = [sys.executable, "-Ic", TIED, str(os.getpid()), str(int(kind))]
-        process = subprocess.Popen(
+        process = self.processes.popen(
             [*(tied if sys.platform == "linux" else []), *command],
-            env=self.processes.env,
-            cwd=self.processes.home,
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # a Ctrl-C reaches this process alone
-            preexec_fn=interruptible,
         )
         self._names[process] = name
         for target in (self._show, self._watch):

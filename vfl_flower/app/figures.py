@@ -81,21 +81,17 @@ def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
 
     def roc(canvas: Canvas) -> None:
         axes = canvas.subplots()
-        unit_square(axes)
-        axes.plot([0, 1], [0, 1], color=THIRD, linestyle="--")
+        unit_square(axes, "guessing")
         axes.plot(alarms, found, color=FIRST, marker="o", markersize=4)
-        note(axes, "guessing", (0.62, 0.62), (8, -12), color=MUTED, ha="left")
         axes.set_xlabel("false alarms among the negative rows")
         axes.set_ylabel("positive rows found")
 
     def calibration(canvas: Canvas) -> None:
         axes = canvas.subplots()
-        unit_square(axes)
-        axes.plot([0, 1], [0, 1], color=THIRD, linestyle="--")
+        unit_square(axes, "as predicted")
         axes.errorbar(
             score, share, yerr=2 * spread, fmt="o", color=FIRST, capsize=3, markersize=5
         )
-        note(axes, "as predicted", (0.62, 0.62), (8, -12), color=MUTED, ha="left")
         axes.set_xlabel("predicted probability of the positive class")
         axes.set_ylabel("share of rows that are positive")
 

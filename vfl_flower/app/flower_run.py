@@ -12,7 +12,6 @@ From a shell, exit code 1 and the reason for a run that failed::
 
 from __future__ import annotations
 
-import difflib
 import http.client
 import json
 import math
@@ -22,6 +21,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -30,13 +30,19 @@ import time
 import tomllib
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Annotated, Any, Self, TypeVar
+from typing import IO, Annotated, Any, TypeVar
 
+import click
+import psutil
+import tomli_w
 import typer
+from flwr.common.config import flatten_dict, parse_config_args
+
+from vfl_flower.protocol.names import did_you_mean
 
 T = TypeVar("T")
 
@@ -51,8 +57,8 @@ KILLED = "the ServerApp was killed"
 COMMANDS = Path(__file__).with_name("flower_commands.py")
 """The program that runs ``flwr`` commands."""
 
-ENDED = (FileNotFoundError, ProcessLookupError)
-"""What access to a process raises if it has just ended."""
+MARK = "VFL_FLOWER_RUN"
+"""Variable in the environment of all processes that :class:`Processes` has started."""
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 REASON = re.compile(r"ERROR\b|[A-Za-z_][\w.]*(Error|Exception|Failed)\b.*:")
@@ -79,11 +85,6 @@ class RunOutcome:
     """``finished:completed``."""
     output: str
     """The log of the run."""
-
-
-def echo(line: str) -> None:
-    """Print a line of a log as it is."""
-    print(line, end="", flush=True)
 
 
 def run(
@@ -136,21 +137,23 @@ def submit(
     app_dir: str | Path,
     connection: str = CONNECTION,
     *,
-    run_config: Mapping[str, str] | None = None,
+    run_config: Mapping[str, Any] | None = None,
     options: Sequence[str] = (),
     timeout: float | None = None,
     started: Callable[[str], None] = lambda run_id: None,
-    show: Callable[[str], None] = echo,
+    show: Callable[[str], None] = lambda line: print(line, end="", flush=True),
 ) -> RunOutcome:
     """Submit a project to a running SuperLink, show its log, return when completed.
 
     `started` is called with the number of the run once it has one, and `show` with each
     line of its log. Raises RunFailed as :func:`run` does.
     """
-    # As one text: from several, Flower keeps only the last "table.key" of a table.
-    text = " ".join(f"{key}={value}" for key, value in (run_config or {}).items())
-    config = [f"--run-config={text}"] if text else []
-    answer = processes.flwr("run", str(app_dir), connection, *config, *options)
+    # As a file: in a KEY=VALUE pair, Flower has no escape for a quote.
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        tomli_w.dump(run_config or {}, file)
+        file.flush()
+        config = f"--run-config={file.name}"
+        answer = processes.flwr("run", str(app_dir), connection, config, *options)
     run_id = str(answer["run-id"])
     started(run_id)
     lines: list[str] = []
@@ -246,20 +249,28 @@ def start_superlink(processes: Processes, *options: str) -> int:
     def healthy() -> bool:
         if superlink.poll() is not None:
             raise RunFailed(f"the SuperLink ended:\n{processes.log('superlink')}")
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()
+        return answers(http.client.HTTPConnection("127.0.0.1", port, timeout=1))
 
     wait_for(healthy, START, f"the SuperLink on port {port} to answer")
     return port
 
 
-class Processes:
+def answers(connection: http.client.HTTPConnection) -> bool:
+    """Return whether a SuperLink answers at a new connection.
+
+    Raises SSLCertVerificationError if its certificate is for another host.
+    """
+    with closing(connection):
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except ssl.SSLCertVerificationError:
+            raise
+        except OSError:
+            return False
+
+
+class Processes(AbstractContextManager["Processes"]):
     """Processes of one private Flower environment, which stop together.
 
     Flower's daemons start children in sessions of their own, and so does Ray. All of
@@ -271,12 +282,12 @@ class Processes:
         # Ray puts sockets below this folder, and their paths must stay short.
         base = "/tmp" if Path("/tmp").is_dir() else None
         self._scratch = Path(tempfile.mkdtemp(prefix="flwr-", dir=base))
-        self._mark = f"VFL_FLOWER_RUN={uuid.uuid4().hex}"
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._mark = uuid.uuid4().hex
+        self._started: list[subprocess.Popen[Any]] = []
         self._idle: list[_Commands] = []
         self.home = Path(home).absolute() if home is not None else self._scratch
         self.home.mkdir(parents=True, exist_ok=True)
-        self.env = {**os.environ, **dict([self._mark.split("=")])}
+        self.env = {**os.environ, MARK: self._mark}
         # RAY_ADDRESS would send the run to the user's cluster.
         self.env.pop("RAY_ADDRESS", None)
         if private or home is not None:
@@ -296,36 +307,31 @@ class Processes:
             hosts = os.environ.get(name)
             self.env[name] = f"127.0.0.1,{hosts}" if hosts else "127.0.0.1"
 
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop every process and remove the temporary folder."""
         self.stop()
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        """Start a daemon whose output goes to the log `name`.
+        """Start a daemon whose output goes to the log `name`."""
+        with self._log_file(name).open("ab") as log:
+            return self.popen(command, stdout=log)
+
+    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a process; `options` are those of Popen.
 
         It has a session of its own, so that a Ctrl-C reaches only this process, which
-        then calls :meth:`stop`.
+        then calls :meth:`stop`. It heeds SIGINT, also where this process ignores it, as
+        shells let it do in the background.
         """
-        with self._log_file(name).open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                env=self.env,
-                cwd=self.home,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=interruptible,
-            )
+        process: subprocess.Popen[Any] = subprocess.Popen(
+            command,
+            env=self.env,
+            cwd=self.home,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+            **{"stdin": subprocess.DEVNULL} | options,
+        )
         self._started.append(process)
         return process
 
@@ -367,8 +373,7 @@ class Processes:
         try:
             commands = self._idle.pop()
         except IndexError:
-            commands = _Commands(self.env)
-            self._started.append(commands.process)
+            commands = _Commands(self)
         try:
             commands.begin(arguments, out, err)
             yield commands
@@ -393,14 +398,9 @@ class Processes:
             for kind in (signal.SIGTERM, signal.SIGKILL):
                 signalled: set[int] = set()
                 deadline = time.monotonic() + GRACE
-                while time.monotonic() < deadline:
-                    for process in self._started:
-                        process.poll()
-                    alive = self.pids(alive)
-                    if not alive:
-                        break
+                while (alive := self.pids(alive)) and time.monotonic() < deadline:
                     for pid in alive - signalled:
-                        with suppress(*ENDED):
+                        with suppress(ProcessLookupError):
                             os.kill(pid, kind)
                     signalled |= alive
                     time.sleep(0.05)
@@ -413,9 +413,10 @@ class Processes:
 
     def pids(self, also: Iterable[int] = ()) -> set[int]:
         """Return live processes with the mark or in `also`, and their descendants."""
-        table = list(_process_table())
-        pids = {pid for pid, _, text in table if self._mark in text or pid in also}
-        while children := {pid for pid, parent, _ in table if parent in pids} - pids:
+        live = live_processes()
+        pids = {p.pid for p in live if p.info["environ"].get(MARK) == self._mark}
+        pids |= {p.pid for p in live if p.pid in also}
+        while children := {p.pid for p in live if p.info["ppid"] in pids} - pids:
             pids |= children
         return pids
 
@@ -423,12 +424,14 @@ class Processes:
         return self.home / f"{name}.log"
 
 
-def interruptible() -> None:
-    """Heed SIGINT, which shells ignore in what they start in the background.
+def live_processes() -> list[psutil.Process]:
+    """Return the processes that run, with ``ppid`` and ``environ`` as their ``info``.
 
-    To be called in a process that is being started, and would otherwise inherit that.
+    The environment is empty where only another user may read it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    processes = psutil.process_iter(["ppid", "status", "environ"], ad_value={})
+    return [process for process in processes if process.info["status"] not in ended]
 
 
 class _Commands:
@@ -438,19 +441,15 @@ class _Commands:
     busy: whether a command runs.
     """
 
-    def __init__(self, env: dict[str, str]) -> None:
+    def __init__(self, processes: Processes) -> None:
         self.busy = False
         self._channel, theirs = socket.socketpair()
         self._answers = self._channel.makefile("r")
         with theirs:
-            self.process = subprocess.Popen(
+            self.process = processes.popen(
                 [sys.executable, "-P", str(COMMANDS)],
-                env=env,
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=interruptible,
             )
 
     def begin(self, arguments: Sequence[str], out: IO[bytes], err: IO[bytes]) -> None:
@@ -477,7 +476,7 @@ class _Commands:
     def kill(self) -> None:
         """End the process, and the command if one runs."""
         if self.process.poll() is None:
-            with suppress(*ENDED):
+            with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
@@ -556,103 +555,53 @@ _PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 """A ``key=value`` pair as Flower reads it."""
 
 
-def read_run_config(app_dir: str | Path, run_config: Sequence[str]) -> dict[str, str]:
+def read_run_config(app_dir: str | Path, run_config: Sequence[str]) -> dict[str, Any]:
     """Return the values of a run config by their keys, as Flower reads them.
 
     The arguments are those of :func:`run`, and so is the ValueError.
     """
-    config = dict(pair for item in run_config for pair in _pairs(item))
+    config = dict(pair for item in run_config for pair in _parsed(item).items())
     _check_keys(Path(app_dir), config)
     return config
 
 
-def _pairs(item: str) -> Iterator[tuple[str, str]]:
-    """Yield keys and values, as Flower takes them, from `item` or the file it names."""
-    if not item.endswith(".toml"):
-        no_pairs = _PAIR.sub("", item).split()
-        if no_pairs:  # which Flower would silently ignore
-            raise ValueError(f"run config must be KEY=VALUE pairs, got {no_pairs[0]!r}")
-        yield from _PAIR.findall(item)
-        return
+def _parsed(item: str) -> dict[str, Any]:
+    """Return keys and values, as Flower reads them, of pairs or of the file named."""
+    if item.endswith(".toml"):
+        return read_settings(Path(item))
+    no_pairs = _PAIR.sub("", item).split()
+    if no_pairs:  # which Flower would silently ignore
+        raise ValueError(f"run config must be KEY=VALUE pairs, got {no_pairs[0]!r}")
     try:
-        table = tomllib.loads(Path(item).read_text(encoding="utf-8"))
+        return parse_config_args([item])
+    except (click.ClickException, ValueError) as error:
+        raise ValueError(f"run config {item!r} cannot be read: {error}") from None
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the keys of a TOML file, with those of the tables around them in front.
+
+    Raises ValueError if it cannot be read.
+    """
+    try:
+        return dict(flatten_dict(tomllib.loads(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"run config {item} cannot be read: {reason}") from None
-    for key, value in flat(table):
-        yield key, written(key, value)
-
-
-def written(key: str, value: object) -> str:
-    """Return a value as Flower reads it; Flower has no escape for a quote."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if not isinstance(value, str):
-        raise ValueError(
-            f"run config {key!r} must be text, a number, true or false, got "
-            f"{type(value).__name__}"
-        )
-    if value.isprintable() and '"' not in value:
-        return json.dumps(value, ensure_ascii=False)
-    if value.isprintable() and "'" not in value:
-        return f"'{value}'"
-    raise ValueError(
-        f"run config {key!r} must be printable text with one kind of quotes at most"
-    )
+        raise ValueError(f"run config {path} cannot be read: {reason}") from None
 
 
 def _check_keys(project: Path, keys: Iterable[str]) -> None:
     """Raise ``ValueError`` for a key that the project's own config does not have."""
     try:
         table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
-        known = [key for key, _ in flat(table["tool"]["flwr"]["app"]["config"])]
+        known = [*flatten_dict(table["tool"]["flwr"]["app"]["config"])]
     except (OSError, ValueError, KeyError):
         return  # Flower will say what is wrong with the project
+    short = {name.rpartition(".")[2]: name for name in reversed(known)}
     for key in keys:
         if key not in known:
-            near = [name for name in known if name.endswith(f".{key}")]
-            near = near or difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(key, {name: name for name in known} | short)
             raise ValueError(f"run config has no key {key!r}{hint}")
-
-
-def flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys of a TOML file, with those of the tables around them in front."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def _process_table() -> Iterator[tuple[int, int, str]]:
-    """Yield the pid, the parent's pid and the environment of each visible process."""
-    if not Path("/proc/self/environ").exists():
-        # BSD and macOS: E shows the environment after the command.
-        table = subprocess.run(
-            ["ps", "axEww", "-o", "pid=,ppid=,stat=,command="],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=True,
-        )
-        for line in table.stdout.splitlines():
-            pid, parent, state, *rest = line.split(None, 3)
-            if not state.startswith("Z"):
-                yield int(pid), int(parent), "".join(rest)
-        return
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(*ENDED):
-            # The second field, the name in brackets, may hold spaces and brackets.
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            if state not in "ZX":
-                try:
-                    text = (folder / "environ").read_bytes().decode(errors="replace")
-                except PermissionError:
-                    text = ""
-                yield int(folder.name), int(parent), text
 
 
 @contextmanager

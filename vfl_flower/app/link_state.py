@@ -117,6 +117,8 @@ def forget_messages(database: Path) -> None:
 
     Flower removes a message when it is read; one of a run that was cut short stays.
     """
+    if not database.exists():
+        return
     try:
         with _changed(database) as db:
             _forget_messages(db)

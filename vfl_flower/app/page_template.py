@@ -105,10 +105,21 @@ footer { margin: 3rem auto 2rem; font-size: .85rem; }
 TEMPLATE = """\
 {% macro name_of(text) %}{# It may go on in the next line after "_". #}\
 {{ text|replace("_", "_<wbr>"|safe) }}{% endmacro %}
-{% macro head(first_column) %}
-<thead><tr><th scope="col">{{ first_column }}</th>\
-{% for other in results %}<th scope="col" class="n">{{ other|cut }}</th>{% endfor %}\
-<th scope="col" class="text">What it means</th></tr></thead>{% endmacro %}
+{% macro table(what, first, numbers, others=(), kind="", caption="", text="") %}
+<div class="scroll" role="region" tabindex="0" aria-label="{{ what }}">
+<table{% if kind %} class="{{ kind }}"{% endif %}>
+{% if caption %}<caption>{{ caption }}</caption>{% endif %}
+<thead><tr><th scope="col">{{ first }}</th>\
+{% for title in numbers %}<th scope="col" class="n">{{ title|cut }}</th>{% endfor %}\
+{% for title in others %}<th scope="col">{{ title }}</th>{% endfor %}\
+{% if text %}<th scope="col" class="text">{{ text }}</th>{% endif %}</tr></thead>
+<tbody>
+{{ caller() }}
+</tbody>
+</table>
+</div>{% endmacro %}
+{% macro numbers_of(cells) %}\
+{% for cell in cells %}<td class="n">{{ cell }}</td>{% endfor %}{% endmacro %}
 {% macro show(figure) %}
 <figure{% if figure.name in ("roc", "calibration", "predicted-true") %} class="square"\
 {% endif %}>
@@ -155,72 +166,44 @@ it should be.</p>
 {% endfor %}
 
 <h2 id="asked">What was asked, and of whom</h2>
-<div class="scroll" role="region" tabindex="0" aria-label="Table of the parties">
-<table>
-<caption>What each party holds, and what its part of the run was</caption>
-<thead><tr><th scope="col">Party</th><th scope="col" class="n">Rows</th>\
-<th scope="col" class="n">Columns</th><th scope="col" class="n">Labels</th>\
-<th scope="col" class="n">Sent</th><th scope="col" class="n">Received</th>\
-{% for what in doing %}<th scope="col" class="n">{{ what|capitalize }}</th>{% endfor %}\
-</tr></thead>
-<tbody>
+{% call table("Table of the parties", "Party", ["Rows", "Columns", "Labels", "Sent", \
+"Received"] + doing|map("capitalize")|list, \
+caption="What each party holds, and what its part of the run was") %}
 {% for party in parties %}
 <tr><th scope="row">{{ party.name|cut }}</th>\
 <td class="n">{{ "{:,}".format(party.rows) }}</td>\
 <td class="n">{{ "{:,}".format(party.columns) }}</td>\
 <td class="n">{{ "{:,}".format(party.labels) if party.labels else "-" }}</td>\
 <td class="n">{{ party.sent|size }}</td><td class="n">{{ party.received|size }}</td>\
-{% for second in party.seconds %}<td class="n">{{ second|duration }}</td>{% endfor %}\
-</tr>
+{{ numbers_of(party.seconds|map("duration")) }}</tr>
 {% endfor %}
-</tbody>
-</table>
-</div>
+{% endcall %}
 {% if first.settings %}
-<div class="scroll" role="region" tabindex="0" aria-label="Table of the settings">
-<table class="narrow">
-<caption>Settings that are not as by default; docs/settings.md explains them</caption>
-<thead><tr><th scope="col">Setting</th><th scope="col">Value</th></tr></thead>
-<tbody>
+{% call table("Table of the settings", "Setting", (), ("Value",), "narrow", \
+"Settings that are not as by default; docs/settings.md explains them") %}
 {% for setting, value in first.settings.items() %}
 <tr><th scope="row"><code>{{ setting }}</code></th>\
 <td><code>{{ value|cut }}</code></td></tr>
 {% endfor %}
-</tbody>
-</table>
-</div>
+{% endcall %}
 {% else %}
 <p>All settings of the strategy were as by default.</p>
 {% endif %}
 
 <h2 id="good">What came out, and how good it is</h2>
-<div class="scroll" role="region" tabindex="0" aria-label="Table of the metrics">
-<table>
-{{ head("Number") }}
-<tbody>
+{% call table("Table of the metrics", "Number", results, text="What it means") %}
 {% for row in metrics %}
 <tr><th scope="row">{{ row.title }}<br><code class="small">{{ row.name }}</code></th>\
-{% for value in row["values"] %}<td class="n">{{ value }}</td>{% endfor %}\
-<td class="text">{{ row.text|unbroken }}\
+{{ numbers_of(row["values"]) }}<td class="text">{{ row.text|unbroken }}\
 {% if row.better %} The {{ row.better }}, the better.{% endif %}</td></tr>
 {% endfor %}
-</tbody>
-</table>
-</div>
+{% endcall %}
 {% for caption, header, rows in tables %}
-<div class="scroll" role="region" tabindex="0" aria-label="Further table">
-<table>
-<caption>{{ caption }}</caption>
-<thead><tr>{% for title in header %}<th scope="col"\
-{% if not loop.first %} class="n"{% endif %}>{{ title }}</th>{% endfor %}</tr></thead>
-<tbody>
+{% call table("Further table", header[0], header[1:], caption=caption) %}
 {% for first_cell, cells in rows %}
-<tr><th scope="row">{{ first_cell|cut }}</th>\
-{% for cell in cells %}<td class="n">{{ cell }}</td>{% endfor %}</tr>
+<tr><th scope="row">{{ first_cell|cut }}</th>{{ numbers_of(cells) }}</tr>
 {% endfor %}
-</tbody>
-</table>
-</div>
+{% endcall %}
 {% endfor %}
 <div class="pair">
 {% for figure in pictures %}
@@ -232,46 +215,32 @@ it should be.</p>
 {% endif %}
 
 <h2 id="cost">What it cost, and where the time went</h2>
-<div class="scroll" role="region" tabindex="0" aria-label="Table of the costs">
-<table>
-{{ head("Cost") }}
-<tbody>
+{% call table("Table of the costs", "Cost", results, text="What it means") %}
 {% for title, text, values in costs %}
-<tr><th scope="row">{{ title }}</th>\
-{% for value in values %}<td class="n">{{ value }}</td>{% endfor %}\
+<tr><th scope="row">{{ title }}</th>{{ numbers_of(values) }}\
 <td class="text">{{ text }}</td></tr>
 {% endfor %}
 <tr><th scope="row">Bytes to evaluate</th>\
-{% for result in results.values() %}<td class="n">{{ result.evaluation_bytes_up|size }}\
-</td>{% endfor %}<td class="text">Of the bytes from all parties, those of steps that \
-only judge the model.</td></tr>
+{{ numbers_of(results.values()|map(attribute="evaluation_bytes_up")|map("size")) }}\
+<td class="text">Of the bytes from all parties, those of steps that only judge the \
+model.</td></tr>
 <tr><th scope="row">Time in all</th>\
-{% for result in results.values() %}<td class="n">{{ result.seconds|duration }}</td>\
-{% endfor %}<td class="text">From the start to the end at the server; what is not \
-waited for parties is the server's own computing.</td></tr>
-</tbody>
-</table>
-</div>
-<div class="scroll" role="region" tabindex="0" aria-label="Table of the steps">
-<table>
-<caption>The steps of <code>{{ name|cut }}</code>, in the order in which the server \
-asked for them first, all parties together</caption>
-<thead><tr><th scope="col">Step</th><th scope="col" class="n">Round trips</th>\
-<th scope="col" class="n">Bytes from parties</th>\
-<th scope="col" class="n">Bytes to parties</th>\
-<th scope="col" class="n">Waited</th>\
-<th scope="col" class="n">Computing of the slowest</th>\
-<th scope="col">Slowest party</th></tr></thead>
-<tbody>
+{{ numbers_of(results.values()|map(attribute="seconds")|map("duration")) }}\
+<td class="text">From the start to the end at the server; what is not waited for \
+parties is the server's own computing.</td></tr>
+{% endcall %}
+{% set caption %}The steps of <code>{{ name|cut }}</code>, in the order in which the \
+server asked for them first, all parties together{% endset %}
+{% call table("Table of the steps", "Step", ("Round trips", "Bytes from parties", \
+"Bytes to parties", "Waited", "Computing of the slowest"), ("Slowest party",), \
+caption=caption) %}
 {% for step in steps %}
 <tr><th scope="row"><code>{{ name_of(step.name) }}</code></th><td class="n">\
 {{ "{:,}".format(step.trips) }}</td><td class="n">{{ step.up|size }}</td>\
 <td class="n">{{ step.down|size }}</td><td class="n">{{ step.waited|duration }}</td>\
 <td class="n">{{ step.computed|duration }}</td><td>{{ step.slowest|cut }}</td></tr>
 {% endfor %}
-</tbody>
-</table>
-</div>
+{% endcall %}
 
 <h2 id="learned">Who learned what</h2>
 <p>Each step declares what it takes and what it gives, and a party's program lets \
@@ -280,12 +249,8 @@ nothing else out. These are the values that were sent in the run of \
 says what a party's consent calls it.</p>
 {% for who, rows in learned %}
 <h3>{{ who }}</h3>
-<div class="scroll" role="region" tabindex="0" \
-aria-label="Table of what was learned by {{ who }}">
-<table class="learned">
-<thead><tr><th scope="col">Step</th><th scope="col">Values</th><th scope="col">\
-How they travel</th><th scope="col">What the step reveals beyond sums</th></tr></thead>
-<tbody>
+{% call table("Table of what was learned by " + who, "Step", (), \
+("Values", "How they travel", "What the step reveals beyond sums"), "learned") %}
 {% for row in rows %}
 <tr><th scope="row"><code>{{ name_of(row.step) }}</code></th><td>\
 {% for value in row["values"] %}<code>{{ name_of(value) }}</code>\
@@ -294,9 +259,7 @@ How they travel</th><th scope="col">What the step reveals beyond sums</th></tr><
 {% for kind in row.kinds %}<code>{{ kind }}</code>: {{ first.kinds[kind] }}\
 {{ "; " if not loop.last }}{% else %}-{% endfor %}</td></tr>
 {% endfor %}
-</tbody>
-</table>
-</div>
+{% endcall %}
 {% endfor %}
 
 <h2 id="again">How to run it again</h2>

@@ -287,14 +287,11 @@ def _varying(
         return None
     varying = {}
     for action in random.ledger.waits | clusters.ledger.waits:
-        (trips, size), (clustered_trips, clustered_size) = (
-            random.sizes(action),
-            clusters.sizes(action),
-        )
-        if trips != clustered_trips or abs(size - clustered_size) > 0.01 * max(
-            size, clustered_size
-        ):
-            varying[action] = trips, clustered_trips
+        trips, size = random.sizes(action)
+        other_trips, other_size = clusters.sizes(action)
+        alike = trips == other_trips and math.isclose(size, other_size, rel_tol=0.01)
+        if not alike:
+            varying[action] = trips, other_trips
     return varying
 
 

@@ -11,7 +11,6 @@ import re
 import shlex
 import sys
 import tempfile
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -27,9 +26,8 @@ from vfl_flower.app.flower_run import (
     Processes,
     RunFailed,
     RunOutcome,
-    flat,
+    read_settings,
     submit,
-    written,
 )
 from vfl_flower.app.options import (
     Config,
@@ -67,19 +65,16 @@ def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
     """
     keys, values = run_keys(), {}
     for item in pairs:
-        name, equals, text = item.partition("=")
-        name = name.strip()
-        if name not in keys or f"{strategy}.{name}" in keys:
-            name = f"{strategy}.{name}"
+        name, equals, text = map(str.strip, item.partition("="))
         if not equals:
             raise ValueError(f"set must be key=value, got {item!r}")
-        if name not in keys:  # with the hint at the nearest one
-            given_name = item.partition("=")[0].strip()
+        key = keys.get(f"{strategy}.{name}") or keys.get(name)
+        if key is None:
             # As they may be given: those of this strategy without its name.
             short = {key.removeprefix(f"{strategy}."): key for key in keys}
-            hint = did_you_mean(given_name, short)
-            raise ValueError(f"run config has no key {given_name!r}{hint}")
-        values[name] = _value(keys[name], text.strip())
+            hint = did_you_mean(name, short)
+            raise ValueError(f"run config has no key {name!r}{hint}")
+        values[key.name] = _value(key, text)
     return values
 
 
@@ -108,18 +103,6 @@ def _value(key: Key, text: str) -> bool | int | float | str:
             except ValueError:
                 continue
     return text
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Return the keys of a TOML file of settings.
-
-    Raises ValueError if it cannot be read.
-    """
-    try:
-        return dict(flat(tomllib.loads(path.read_text(encoding="utf-8"))))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"config {path} cannot be read: {reason}") from None
 
 
 def gather(
@@ -277,7 +260,7 @@ def start(
                 processes,
                 write_app(Path(folder)).parent,
                 name,
-                run_config={key: written(key, value) for key, value in config.items()},
+                run_config=config,
                 started=started,
                 show=follower,
             )

@@ -159,17 +159,16 @@ def checkpoint_of(
     """
     same = {k: v for k, v in config.items() if k not in ("timeout", "output-dir")}
     resumable = all(strategy.resumable for strategy in strategies.values())
-    checkpoint = None
+    checkpoint = Checkpoint(folder / FILE if resumable else None, same)
     try:
-        checkpoint = Checkpoint(folder / FILE if resumable else None, same)
         yield checkpoint
         checkpoint.remove()
     except BaseException:
-        if checkpoint is not None and checkpoint.held < 2:  # no more than a greeting
+        if checkpoint.held < 2:  # no more than a greeting
             checkpoint.remove()
             if not any(folder.iterdir()):
                 folder.rmdir()
-        elif checkpoint is not None:
+        else:
             checkpoint.end()
             n_parties = next(iter(strategies.values())).n_parties or 3
             again = command_of(config | {"resume": folder.name}, n_parties, more)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import tomli_w
 import typer
 from flwr.app import Context, RecordDict
 
@@ -22,7 +23,6 @@ from vfl_flower.app import flower_run
 from vfl_flower.app.client_app import stored_encoding
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
 from vfl_flower.app.findings import MARKS
-from vfl_flower.app.flower_run import written
 from vfl_flower.app.options import Config, IdColumn, Set, Task, ends_in_a_sentence
 from vfl_flower.app.rehearsal import quietly
 from vfl_flower.app.runs import Follower, Strategy, gather
@@ -270,8 +270,10 @@ def _on_supernodes(config: Mapping[str, Any], sources: Sequence[PartySource]) ->
                 file = Path(source.data)
                 (links / f"{j}_{file.name}").symlink_to(file)
             chosen["data"] = str(links)
+        settings = folder / "run.toml"
+        settings.write_text(tomli_w.dumps(chosen), encoding="utf-8")
         flower_run.run(
             write_app(folder / "app").parent,
-            run_config=[f"{key}={written(key, v)}" for key, v in chosen.items()],
+            run_config=[str(settings)],
             num_supernodes=len(sources),
         )

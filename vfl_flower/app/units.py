@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 
 def clock(seconds: float) -> str:
     """Return a time: 45 s, 12:05 or 1:02:03."""
     whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes}:{rest:02}"
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+    return f"{whole} s" if whole < 60 else f"{timedelta(seconds=whole)}".lstrip("0:")
 
 
 def size(n_bytes: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypedDict, cast
 
@@ -15,6 +16,8 @@ from vfl_flower.protocol.contract import Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, NotNegative
 from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
 
 Share = Annotated[float, Ge(0), Le(1)]
 OfBins = Annotated[Array, Reals("bins"), MaxLen(evaluation.MOST_BINS)]
@@ -113,6 +116,28 @@ def hides_each(party: Party, rows: Array) -> bool:
     if len(np.unique(rows)) < len(rows):
         raise PartyError("a model is evaluated on each row once, and some are repeated")
     return len(rows) >= max(1, least_rows(party))
+
+
+def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
+    """Return which of some rows have labels here, and these; none if they are few.
+
+    `evaluated` is whether the party has reported errors in this session. Raises
+    PartyError if it has, or if it holds no labels.
+    """
+    if party.y is None:
+        raise PartyError("this party holds no labels")
+    if evaluated:
+        raise PartyError(
+            "this party reports the errors of its predictions once a session"
+        )
+    y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
+    known = ~np.isnan(y)
+    if not hides_each(party, rows[known]):
+        log.warning(
+            "too few labels for their mean error to hide each: it is not reported"
+        )
+        return known, y[:0]
+    return known, y[known]
 
 
 def told(

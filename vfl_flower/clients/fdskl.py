@@ -20,7 +20,7 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 from vfl_flower.clients.evaluation import (
     Told,
     check_columns,
-    hides_each,
+    judged,
     texts_of,
     told,
 )
@@ -538,12 +538,17 @@ def _angles(
     if "shared_seed" not in part and any(n.startswith("offsets") for n in names):
         raise PartyError("offsets must be of shared features")
     _check_request(part, request)
-    party.afford("rows", len(request.rows), party.rows.shape[1])
-    party.share(request.rows.astype(np.intp), "angles")
+    rows = request.rows.astype(np.intp)
+    party.afford("rows", len(rows), party.rows.shape[1])
+    party.share(rows, "angles")
     reply: PartialAngles = {"angles": {}, "offsets": {}}
     summands = np.zeros(0)
     if any(name.startswith("angles") for name in names):
-        summands = _partial_angles(party, part, request)
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # these are refused
+                summands = partial_angles(part, party.rows, stop, request.bits, rows)
+        except ValueError as error:  # its sentence names the rule, and no value
+            raise PartyError(f"the party cannot make its angles: {error}") from None
     for holder in holders:
         turns = slice(None) if len(holders) == 1 else owned(part, stop, holder)
         if f"angles_{holder}" in names:
@@ -567,15 +572,6 @@ def _check_request(part: Part, request: AngleRequest) -> None:
     size = max(len(request.rows) * bits, part.get("all_columns", 0) * 64) * stop // 8
     if size > MOST_BYTES:
         raise PartyError(f"angles must be at most {MOST_BYTES} bytes, got {size}")
-
-
-def _partial_angles(party: Party, part: Part, request: AngleRequest) -> Array:
-    rows = request.rows.astype(np.intp)
-    try:
-        with np.errstate(over="ignore", invalid="ignore"):  # such angles are refused
-            return partial_angles(part, party.rows, request.stop, request.bits, rows)
-    except ValueError as error:  # its sentence names the rule, and no value
-        raise PartyError(f"the party cannot make its angles: {error}") from None
 
 
 def _summed(angles: Array, offsets: Array | None, rows: Array) -> Array:
@@ -621,11 +617,6 @@ def _weights(problem: Problem, Y: Array) -> Array | None:
 def _problem_labels(party: Party, training: Training, problem: Problem) -> Array:
     """Return the labels of a problem as the losses take them, shape (n, C)."""
     setup, rows = training.setup, problem.rows
-    if len(rows) > party.n_rows:
-        raise PartyError(
-            f"rows must be at most the {party.n_rows} rows of this party, got "
-            f"{len(rows)}"
-        )
     y = _labels(party, rows)
     _check_loss(problem.loss, setup.target)
     if problem.balanced and setup.target == "continuous":
@@ -684,20 +675,20 @@ def fit(
             f"angles must be of the {M} features of the label holder, got "
             f"{summed.shape[1]}"
         )
-    told = Fitted(kept=False)
+    reply = Fitted(kept=False)
     if setup.chooses:
         training.multiple = best_multiple(summed, Y, party.rng("bandwidth"))
         summed = taken(summed, training.multiple)
-        told["multiple"] = training.multiple
+        reply["multiple"] = training.multiple
+    reply["columns"] = Y.shape[1]
     if (Y[:1] == Y).all(axis=0).any():
         # A refusal would tell that some rows of the server's choice have equal labels,
         # as often as it asks; the constant model ends the run.
         log.warning("the labels of the rows to train on are equal: the model says so")
-        constant_coef = np.zeros((M, Y.shape[1]))
-        kept = _keep(party, training, constant_coef, Y[0])
-        constant: Fitted = {"kept": kept, "columns": Y.shape[1], "converged": 0.0}
-        constant["regularization"] = problem.regularization or 1.0
-        return {**told, **constant}
+        reply["kept"] = _keep(party, training, np.zeros((M, Y.shape[1])), Y[0])
+        reply["converged"] = 0.0
+        reply["regularization"] = problem.regularization or 1.0
+        return reply
     solution = fit_angles(
         summed,
         Y,
@@ -709,13 +700,9 @@ def fit(
         folds=min(5, len(rows)),
     )
     coef = solution.coef / np.sqrt(setup.n_features)
-    reply: Fitted = {
-        **told,
-        "kept": _keep(party, training, coef, solution.intercept, problem.loss),
-        "columns": Y.shape[1],
-        "regularization": solution.regularization,
-        "converged": float(solution.converged),
-    }
+    reply["kept"] = _keep(party, training, coef, solution.intercept, problem.loss)
+    reply["regularization"] = solution.regularization
+    reply["converged"] = float(solution.converged)
     if solution.cv_score is not None:
         reply["cv_score"] = solution.cv_score
     return reply
@@ -838,16 +825,13 @@ def iterate(
             _learn(party, training, rule, scores)
         elif rule.step:
             training.alpha = (1 - rule.step * rule.regularization) * training.alpha
+    partial = None
     if at is not None and angles is not None:
         partial = _scores_of(party, training, at, _summed(angles, offsets, at))
-        if alone:
-            _learn(party, training, rule, partial)
-        else:
-            _check_scores(partial.shape, size, columns)
-            reply["scores"] = partial
-    elif size:
-        party.afford("size", size, columns)
-        reply["scores"] = np.zeros((size, columns))
+    if size:
+        reply["scores"] = _addends(party, partial, size, columns)
+    elif partial is not None:
+        _learn(party, training, rule, partial)
     if request is not None:
         reply["angles"] = _angles(party, request)["angles"]
     if keep:
@@ -923,12 +907,17 @@ def _learn(party: Party, training: Training, rule: Rule, scores: Array) -> None:
     training.waiting = training.labels = None
 
 
-def _check_scores(shape: tuple[int, ...], size: int, columns: int) -> None:
-    if shape != (size, columns):
+def _addends(party: Party, partial: Array | None, size: int, columns: int) -> Array:
+    """Return a label holder's part of the scores; of any other party zeros."""
+    if partial is None:
+        party.afford("size", size, columns)
+        return np.zeros((size, columns))
+    if partial.shape != (size, columns):
         raise PartyError(
-            f"size and columns must be those of the scores, {shape[0]} and {shape[1]}, "
-            f"got {size} and {columns}"
+            f"size and columns must be those of the scores, {partial.shape[0]} and "
+            f"{partial.shape[1]}, got {size} and {columns}"
         )
+    return partial
 
 
 # -- prediction -----------------------------------------------------------------------
@@ -1028,7 +1017,7 @@ def answer(
     state, model_part = party.recall(FDSKLState), cast(Part, party.part)
     if (at is None) != (angles is None) or (scores is None) != (done is None):
         raise PartyError("at and angles, and scores and done, must come together")
-    reply: Answered = {}
+    reply, partial = Answered(), None
     if at is not None and angles is not None:
         coef, intercept = _coefficients(model_part)
         party.afford("at", len(at), len(coef))
@@ -1039,14 +1028,10 @@ def answer(
                 f"{summed.shape[1]}"
             )
         partial = linear_scores(summed, coef) + intercept
-        if size:
-            _check_scores(partial.shape, size, columns)
-            reply["scores"] = partial
-        else:
-            scores, done = partial, at
-    elif size:
-        party.afford("size", size, columns)
-        reply["scores"] = np.zeros((size, columns))
+    if size:
+        reply["scores"] = _addends(party, partial, size, columns)
+    elif partial is not None:
+        scores, done = partial, at
     if scores is not None and done is not None:
         _answer(state, model_part, scores, done, party.y if evaluate else None)
     if request is not None:
@@ -1096,25 +1081,13 @@ def _errors(
     party: Party, model_part: Part, state: FDSKLState, curves: bool
 ) -> Answered:
     """Return what the answers are worth for rows whose labels this party knows."""
-    if party.y is None:
-        raise PartyError("this party holds no labels")
-    y = np.asarray(party.y[state.rows.astype(np.intp)], dtype=np.float64)
-    known = ~np.isnan(y)
-    if not known.any():
-        return {"test_rows": 0}
-    if state.evaluated:
-        raise PartyError(
-            "this party reports the errors of its predictions once a session"
-        )
+    known, y = judged(party, state.rows, state.evaluated)
     state.evaluated = True
-    if not hides_each(party, state.rows[known]):
-        log.warning(
-            "too few labels for their mean error to hide each: it is not reported"
-        )
+    if not len(y):
         return {"test_rows": 0}
     party.sum_over(state.rows[known])
     party.share(state.rows[known].astype(np.intp), "angles")
-    y, target, classes = y[known], model_part["target"], model_part["classes"]
+    target, classes = model_part["target"], model_part["classes"]
     scores = probability = None
     if target == "binary":
         scores = state.sure[known]

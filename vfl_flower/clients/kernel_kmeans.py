@@ -284,7 +284,7 @@ def begin(
     of these. The server chooses what is summed in the steps that follow, such as a
     power that one row outweighs, so all rows count as leaving.
     """
-    if _begun(party):
+    if party.remembered() and party.recall(State).t:
         raise PartyError("the iterations have started: it is too late for this step")
     party.share(np.arange(party.n_rows), "row-sums")
     state, reply = State(), Begin()
@@ -305,13 +305,6 @@ def begin(
         counts = sum((~np.isnan(rows)).sum(axis=0) for rows in RowBlocks(party.X))
         reply["known"] = np.asarray(counts, dtype=np.float64)
     return reply
-
-
-def _begun(party: Party) -> bool:
-    try:
-        return party.recall(State).t > 0
-    except PartyError:
-        return False
 
 
 def _limbs(values: Array) -> Array:
@@ -366,6 +359,14 @@ def _reduce(
     return total
 
 
+def _per_row(party: Party, state: State, f: Callable[[slice, Array], Array]) -> Array:
+    """Return what `f` gives for the rows of A_t."""
+    parts: list[Array] = []
+    return np.concatenate(
+        _reduce(party, state, lambda part, A: [f(part, A)], operator.add, parts)
+    )
+
+
 def _W(state: State) -> Callable[[slice, Array], Array]:
     """Return what makes rows of W_t of those of A_t (line 8)."""
     B, eta = state.B, state.eta
@@ -398,10 +399,7 @@ def _times(party: Party, state: State, R: Array) -> Array:
         )
     R = np.asarray(R, dtype=np.float64)
     W = _W(state)
-    parts = _reduce(
-        party, state, lambda part, A: [W(part, A) @ R], operator.add, list[Array]()
-    )
-    product = np.concatenate(parts)
+    product = _per_row(party, state, lambda part, A: W(part, A) @ R)
     _check_size("R", product)
     if state.P is not None:
         state.P = compose(state.P, R, state.eta)
@@ -484,7 +482,7 @@ def gram(
 @reveals("row-sums", counted=False)
 def product(
     party: Party,
-    vectors: Annotated[Array, Reals("m b")],
+    vectors: Annotated[Array, Reals("m b", -MOST_OF_VECTOR, MOST_OF_VECTOR)],
     t: Natural | None = None,
     R: SmallMatrix | None = None,
     trace_wanted: bool = False,
@@ -505,8 +503,6 @@ def product(
             f"vectors must be at most {len(G)} of {len(G)} numbers, got shape "
             f"{vectors.shape}"
         )
-    if np.abs(vectors).max(initial=0.0) > MOST_OF_VECTOR:
-        raise PartyError(f"vectors must have numbers of at most {MOST_OF_VECTOR:g}")
     with _within_memory():
         reply: Product = {"product": G @ np.asarray(vectors, dtype=np.float64)}
     if trace_wanted:
@@ -567,11 +563,7 @@ def expand(party: Party, g: Annotated[Array, Reals("*")]) -> Expansion:
         )
     with _within_memory():
         numbers = np.asarray(g, dtype=np.float64)
-        rows = np.concatenate(
-            _reduce(
-                party, state, lambda _, A: [A @ numbers], operator.add, list[Array]()
-            )
-        )
+        rows = _per_row(party, state, lambda _, A: A @ numbers)
     if not np.isfinite(rows).all():
         raise PartyError("g must be small enough for its products to be finite")
     return {"rows": rows}

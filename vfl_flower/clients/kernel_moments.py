@@ -318,20 +318,18 @@ def _outputs(state: KernelState) -> int:
 
 
 def _targets(party: Party, state: KernelState) -> Array:
-    """Return the label holder's columns beside its local ones: targets, and ones."""
+    """Return the targets of the label holder, zeros where its labels break a rule."""
     task, rows = _task(state), training_rows(party, _task(state))
     assert party.y is not None
     if state.constant:
-        Y = np.zeros((len(rows), _outputs(state)))
-        return np.column_stack([Y, np.ones(len(Y))])
+        return np.zeros((len(rows), _outputs(state)))
     y = np.asarray(party.y[rows], dtype=np.float64)
     if task.target == "continuous":
         y = np.clip(y, state.lowest, state.highest)
         with np.errstate(over="ignore", invalid="ignore"):
             state.y_mean, state.y_scale = float(y.mean()), float(y.std()) or 1.0
             y = (y - state.y_mean) / state.y_scale
-    Y = signs_of(y, task.target, state.classes)
-    return np.column_stack([Y, np.ones(len(Y))])
+    return signs_of(y, task.target, state.classes)
 
 
 def _check_targets(party: Party, state: KernelState, fitted: _Fitted) -> None:
@@ -344,12 +342,12 @@ def _check_targets(party: Party, state: KernelState, fitted: _Fitted) -> None:
     y = party.y[training_rows(party, _task(state))]
     rule = "all rows to train on must have a label"
     if not np.isnan(y).any():
-        Y = _targets(party, state)[:, :-1]
+        Y = _targets(party, state)
         # So many that none is `LARGEST` deviations from the mean.
         rows = max(REACHED, int(len(y) / LARGEST**2))
         if not _bounded(Y) and _task(state).target == "continuous":
             state.lowest, state.highest = reached(np.sort(y), rows)
-            Y = _targets(party, state)[:, :-1]
+            Y = _targets(party, state)
         if _bounded(Y):
             beyond = int(((y < state.lowest) | (y > state.highest)).sum())
             if beyond:
@@ -467,9 +465,7 @@ def multiply(
             multiple=0,
         )
         if joint.relevant:
-            _open_relevance(
-                party, state, probes, _fitted(party, _task(state)).X.shape[1]
-            )
+            _open_relevance(party, state, probes)
     moments = state.moments
     if moments is None or (trip, roles, joint) != (
         *(state.trip, moments.roles),
@@ -567,7 +563,8 @@ def _hide(
     X = fitted.X[chosen]
     made = local_columns(replace(fitted.local, muted=state.muted), X)
     if party.y is not None:
-        made = np.column_stack([made, _targets(party, state)[chosen]])
+        Y = _targets(party, state)[chosen]
+        made = np.column_stack([made, Y, np.ones(len(Y))])
     reply["own_openings"] = hide(party, roles, [made], moments.dealt, part)
     angles = _angles(party, state, joint, fitted.local, X)
     deals = _angle_deals(party, roles)
@@ -607,7 +604,7 @@ def _frequencies(party: Party, state: KernelState, joint: Joint, d: int) -> Arra
 
 
 def _open_relevance(
-    party: Party, state: KernelState, probes: dict[int, Array] | None, d: int
+    party: Party, state: KernelState, probes: dict[int, Array] | None
 ) -> None:
     """Get the relevance of the party's columns from what the label holder has sent."""
     if party.y is not None:
@@ -618,6 +615,7 @@ def _open_relevance(
     if roles is None or list(probes or {}) != [roles.first]:
         raise PartyError("probes must come from the party with the labels, alone")
     assert probes is not None
+    d = _fitted(party, _task(state)).X.shape[1]
     deal = relevance_deal(roles, party.session, party.index or 0, d)
     with refusing():
         mean_squares = opened_relevance(deal, state.triple, probes[roles.first])
@@ -672,13 +670,11 @@ def relevance(
     triples: what the server deals for it, one party after another.
     """
     state = party.recall(KernelState)
-    joint, moments = state.joint, state.moments
-    if moments is None or state.trip < len(moments.roles.parts) + 2:
-        raise PartyError("relevance must follow the last trip of multiply")
+    joint, moments = _computed(state, "relevance")
     if party.y is None:
         return {}
-    if joint is None or gram_shares is None or triples is None:
-        raise PartyError("relevance must have the shares of the second party")
+    if triples is None:
+        raise PartyError("relevance must have what is dealt for it")
     if joint.relevant:
         raise PartyError("relevance must follow a first turn")
     roles, index = moments.roles, party.index or 0
@@ -690,7 +686,7 @@ def relevance(
     if counted != sum(widths[j] for j in others):
         raise PartyError("counted must be the number of the other parties' columns")
     fitted = _fitted(party, _task(state))
-    gram, solved, _ = _solve(party, state, kinds, gram_shares, fitted.local)
+    gram, solved, _ = _solve(party, state, kinds, gram_shares or {}, fitted.local)
     rng = party.rng("probes")
     if state.constant:
         B = rng.standard_normal((joint.angles, PROBES)) / np.sqrt(joint.angles)
@@ -725,9 +721,7 @@ def fit(
     gram_shares: those of the second party.
     """
     state = party.recall(KernelState)
-    task, settings, moments = _task(state), state.joint, state.moments
-    if settings is None or moments is None or state.trip < len(moments.roles.parts) + 2:
-        raise PartyError("fit must follow the last trip of multiply")
+    task, (settings, moments) = _task(state), _computed(state, "fit")
     fitted = _fitted(party, task)
     widths = _local_widths(party, kinds)
     part: dict[str, Any] = {
@@ -753,9 +747,7 @@ def fit(
     reply: Fitted = {"kept": party.state_dir is not None}
     part["holders"], part["block"] = [state.first], 2 * settings.angles
     if party.y is not None:
-        if gram_shares is None:
-            raise PartyError("fit must have the shares of the second party")
-        _, solved, order = _solve(party, state, kinds, gram_shares, fitted.local)
+        _, solved, order = _solve(party, state, kinds, gram_shares or {}, fitted.local)
         M, scale = len(solved.weights), state.y_scale
         # As the columns lie in the Gram matrix, but for the targets and the ones.
         coef = np.empty_like(solved.weights)
@@ -780,6 +772,14 @@ def fit(
     return reply
 
 
+def _computed(state: KernelState, step: str) -> tuple[Joint, MomentsState]:
+    """Return the features and state of a turn whose Gram matrix is computed."""
+    joint, moments = state.joint, state.moments
+    if joint is None or moments is None or state.trip < len(moments.roles.parts) + 2:
+        raise PartyError(f"{step} must follow the last trip of multiply")
+    return joint, moments
+
+
 def _local_widths(party: Party, kinds: Sequence[int]) -> list[int]:
     """Return the number of local columns of each party."""
     if len(kinds) != KINDS * party.n_parties:
@@ -800,9 +800,7 @@ def _solve(
     bandwidth, targets and ones), the solution, and the place of each of these columns
     in what was computed.
     """
-    task, settings, moments = _task(state), state.joint, state.moments
-    assert settings is not None
-    assert moments is not None
+    task, (settings, moments) = _task(state), _computed(state, "a solution")
     roles = moments.roles
     expected = list(roles.owners)
     expected[roles.first] = local.n_columns
@@ -812,7 +810,6 @@ def _solve(
     (gram,) = opened(party, moments, gram_shares)
     gram = gram[np.ix_(order, order)]
     sizes = [*kinds, *(2 * count for count in settings.counts)]
-    real = task.target == "continuous"
     M, outputs = sum(sizes), len(order) - sum(sizes) - 1
     weights = _balance(gram, outputs) if task.balanced else None
     try:
@@ -820,7 +817,7 @@ def _solve(
             solved = fit_gram(
                 gram,
                 blocks_of(sizes),
-                "continuous" if real else "classes",
+                "continuous" if task.target == "continuous" else "classes",
                 class_weights=weights,
             )
     except ValueError as error:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 
-from vfl_flower.clients.evaluation import Told, hides_each, texts_of, told
+from vfl_flower.clients.evaluation import Told, judged, texts_of, told
 from vfl_flower.clients.fdskl import Columns, Rows
 from vfl_flower.clients.kernel_angles import (
     HEAD,
@@ -354,12 +354,14 @@ def scores(
         }
     numbers, state.scored = state.scored, state.scored[:0]
     if evaluate:
-        if state.evaluated:
-            raise PartyError(
-                "this party reports the errors of its predictions once a session"
-            )
+        labelled, y = judged(party, numbers, state.evaluated)
         state.evaluated = True
-        return _told(party, part, answered, numbers, opened_scores, chances, curves)
+        if not len(y):
+            return {"test_rows": 0}
+        party.sum_over(numbers[labelled])
+        answered, opened_scores = answered[labelled], opened_scores[labelled]
+        chances = None if chances is None else chances[labelled]
+        return _told(party, part, answered, y, opened_scores, chances, curves)
     party.predictions = Predictions(answered, numbers, more=more)
     return {}
 
@@ -368,30 +370,18 @@ def _told(
     party: Party,
     part: dict[str, Any],
     answered: Array,
-    rows: Array,
+    y: Array,
     scores: Array,
     chances: Array | None,
     curves: bool,
 ) -> Told:
-    """Return what the answers are worth, unless it tells of too few rows."""
-    if party.y is None:
-        raise PartyError("this party holds no labels")
-    y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
-    known = ~np.isnan(y)
-    if not hides_each(party, rows[known]):
-        log.warning(
-            "too few labels for their mean error to hide each: it is not reported"
-        )
-        return {"test_rows": 0}
-    party.sum_over(rows[known])
-    y, classes, probability = y[known], part["classes"], None
+    """Return what the answers are worth for rows with the labels y, shape (n,)."""
+    target, classes, probability = part["target"], part["classes"], None
     if chances is not None:
-        chances = chances[known]
         if chances.shape[1] == 1:
             chances = np.hstack([1 - chances, chances])
         probability = (chances * (y[:, None] == classes)).sum(axis=1)
-    two = scores[known, 0] if part["target"] == "binary" else None
-    answered, target = answered[known], part["target"]
+    two = scores[:, 0] if target == "binary" else None
     try:
         return told(party, y, answered, target, classes, two, probability, curves)
     except PartyError as error:  # a refusal would tell of the labels of these rows

@@ -196,17 +196,14 @@ def dealt_to(
 
     Raises PartyError if it comes from anybody else, or not at all.
     """
-    if (dealt is None) == (roles.dealer is None) or (
-        roles.dealer is not None and list(delivered or {}) != [roles.dealer]
-    ):
+    if dealt is not None and roles.dealer is None:
+        return dealt
+    sent = delivered or {}
+    if dealt is not None or roles.dealer is None or list(sent) != [roles.dealer]:
         raise PartyError(
             "what is dealt must come from the dealer, and from nobody else"
         )
-    if dealt is not None:
-        return dealt
-    assert delivered is not None
-    assert roles.dealer is not None
-    return delivered[roles.dealer]
+    return sent[roles.dealer]
 
 
 def hide(

@@ -102,7 +102,7 @@ class Counts(TypedDict):
     """
 
     message: NotRequired[Annotated[Array, Whole("*"), IN_SUM]]
-    centroids: NotRequired[Annotated[Array, Reals("k n_columns")]]
+    centroids: NotRequired[Annotated[Array, Reals("k n_columns", -0.5, 0.5)]]
     sizes: NotRequired[Annotated[Array, Whole("k", least=1, below=MOST_ROWS)]]
 
 
@@ -322,12 +322,7 @@ def commit(
                 party.state_dir, LEAVE, lambda lines: [m == state.model for m in lines]
             )
     rows = _taking_part(state)
-    if len(rows) < party.n_rows:
-        log.warning(
-            "%d rows of the data take no part: take those forgotten out of the file",
-            party.n_rows - len(rows),
-        )
-        _drop_cache(party)
+    _warn_of_others(party, rows)
     state.labels = labels
     if not state.leaves:
         party.predictions = Predictions(labels, rows, state.model)
@@ -383,23 +378,18 @@ def forget(
     places = np.array([i for i, tag in enumerate(now.centroids) if tag in gone], int)
     prefix = surviving(np.arange(len(now.centroids)), places)
     drawn = np.array([row[now.centroids[i]] for i in prefix], dtype=np.int64)
-    redrawn = len(prefix) < len(now.centroids)
-    sizes = now.sizes
-    if redrawn:
-        k, rng = settings.local_clusters, party.rng(f"redraw {version}")
+    redrawn, sizes = len(prefix) < len(now.centroids), now.sizes
+    if redrawn or np.count_nonzero(removed) != len(gone):
+        # Without a draw where the data no longer hold the removed rows, which leaves
+        # nothing but to count those that stay.
+        k = settings.local_clusters if redrawn else len(drawn)
+        rng = party.rng(f"redraw {version}")
         with _same_values():
             drawn, sizes = seed_centroids(party.rows, settings.box, k, rng, stay, drawn)
-    elif np.count_nonzero(removed) == len(gone):
-        if gone:
-            blocks = BoxedRows(party.rows, settings.box)
-            out = local_labels(blocks.take(np.flatnonzero(removed)), blocks.take(drawn))
-            sizes = sizes - np.bincount(out, minlength=len(drawn))
-    else:  # the data no longer hold the removed rows: count those that stay
-        rng = party.rng("none")
-        with _same_values():
-            _, sizes = seed_centroids(
-                party.rows, settings.box, len(drawn), rng, stay, drawn
-            )
+    elif gone:
+        blocks = BoxedRows(party.rows, settings.box)
+        out = local_labels(blocks.take(np.flatnonzero(removed)), blocks.take(drawn))
+        sizes = sizes - np.bincount(out, minlength=len(drawn))
     party.sum_over(np.flatnonzero(stay), by_choice=bool(gone))
     party.remember(MUFCState(model, settings, party.n_rows, np.packbits(stay), drawn))
     behind = not _predictions(state).exists()
@@ -682,13 +672,7 @@ def _new_rows(
     if removed := state.removed():
         tags = state.tag(_ids(party))
         rows = np.array([i for i, tag in enumerate(tags) if tag not in removed], int)
-        if len(rows) < party.n_rows:
-            log.warning(
-                "%d rows of the data are forgotten and take no part: take them out of "
-                "the file",
-                party.n_rows - len(rows),
-            )
-            _drop_cache(party)
+        _warn_of_others(party, rows)
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = box.scale(np.asarray(centers, dtype=np.float64))
         blocks = BoxedRows(party.rows, box, rows)
@@ -814,6 +798,16 @@ def _remove(path: Path) -> None:
         raise PartyError(
             f"a file of its state-dir cannot be removed: {error.strerror}"
         ) from None
+
+
+def _warn_of_others(party: Party, rows: Array) -> None:
+    """Warn if other rows of the data than these take no part; drop their cache."""
+    if len(rows) < party.n_rows:
+        log.warning(
+            "%d rows of the data take no part: take those forgotten out of the file",
+            party.n_rows - len(rows),
+        )
+        _drop_cache(party)
 
 
 def _drop_cache(party: Party) -> None:

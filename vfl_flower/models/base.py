@@ -136,6 +136,18 @@ class Model:
         return _made(cls, arrays)
 
 
+class NumberedModel(Model):
+    """A model whose number names what the parties keep of it."""
+
+    model: str
+    """Number of the model; "" where the parties keep nothing."""
+
+    @property
+    def number(self) -> str | None:
+        """Number under which parties keep their parts of the model; None: no parts."""
+        return self.model or None
+
+
 def load_model(path: str | os.PathLike[str]) -> Model:
     """Read a model of any kind that :meth:`Model.save` wrote.
 

@@ -9,21 +9,14 @@ from typing import ClassVar, Self
 import numpy as np
 from flwr.app import ArrayRecord
 
-from vfl_flower.models.base import Model, check_blocks, plain
+from vfl_flower.models.base import NumberedModel, check_blocks, plain
 from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
 
 
-class _InBlocks(Model):
+class _InBlocks(NumberedModel):
     """A model of which each party may keep a block, by which it then predicts."""
-
-    model: str
-
-    @property
-    def number(self) -> str | None:
-        """Number under which parties keep their blocks; None: they keep none."""
-        return self.model or None
 
     @property
     def note(self) -> str:

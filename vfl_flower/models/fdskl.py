@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from flwr.app import ArrayRecord
 
-from vfl_flower.models.base import Model, check_blocks, plain
+from vfl_flower.models.base import NumberedModel, check_blocks, plain
 from vfl_flower.numerics import gram_fit, kernel_moments
 from vfl_flower.numerics.kernel_model import (
     Part,
@@ -21,7 +21,7 @@ from vfl_flower.typing import Array, Arrays
 
 
 @dataclass
-class KernelModel(Model):
+class KernelModel(NumberedModel):
     """A kernel model whose parts lie at the parties.
 
     It holds what the server knows, and the parts themselves only where all parties are
@@ -55,11 +55,6 @@ class KernelModel(Model):
     widths: list[int]
     kept: bool = False
     parts: list[Part] | None = field(default=None, repr=False)
-
-    @property
-    def number(self) -> str:
-        """Number under which parties keep their parts of the model."""
-        return self.model
 
     @property
     def note(self) -> str:
@@ -140,14 +135,8 @@ class KernelModel(Model):
 
     def arrays(self) -> Arrays:
         """Return the settings and, where they are here, ``part_<j>.<name>``."""
-        named = {
-            "model": np.array(self.model),
-            "kernel": np.array(self.kernel),
-            "bandwidth": np.array(self.bandwidth),
-            "n_features": np.array(self.n_features),
-            "widths": np.array(self.widths),
-            "kept": np.array(self.kept),
-        }
+        names = ("model", "kernel", "bandwidth", "n_features", "widths", "kept")
+        named = {name: np.array(getattr(self, name)) for name in names}
         for j, part in enumerate(self.parts or []):
             named |= {f"part_{j}.{name}": np.array(v) for name, v in part.items()}
         return named

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from flwr.app import ArrayRecord
 
-from vfl_flower.models.base import Model, plain
+from vfl_flower.models.base import NumberedModel, plain
 from vfl_flower.numerics.kernel_embedding import Part, embed_rows, label_rows
 from vfl_flower.rows import Rows
 from vfl_flower.shapes import shapes_only
@@ -18,7 +18,7 @@ from vfl_flower.typing import Array, Arrays
 
 @shapes_only
 @dataclass
-class KernelKMeansModel(Model):
+class KernelKMeansModel(NumberedModel):
     """Clusters of a kernel; labels, and the map of rows to them, are at the parties.
 
     Attributes
@@ -64,11 +64,6 @@ class KernelKMeansModel(Model):
     def clusters(self) -> tuple[Array, Array]:
         """Centres in the space of the embedding, and sizes."""
         return self.cluster_centers_, self.sizes_
-
-    @property
-    def number(self) -> str:
-        """Number under which parties keep their parts of the model."""
-        return self.model
 
     @property
     def note(self) -> str:

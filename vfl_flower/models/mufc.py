@@ -10,14 +10,14 @@ from typing import ClassVar, Self
 import numpy as np
 from flwr.app import ArrayRecord
 
-from vfl_flower.models.base import Model, plain
+from vfl_flower.models.base import NumberedModel, plain
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
 
 
 @shapes_only
 @dataclass
-class MUFCModel(Model):
+class MUFCModel(NumberedModel):
     """Global clusters of a model that can forget.
 
     Attributes
@@ -54,11 +54,6 @@ class MUFCModel(Model):
     lower: Array = field(default_factory=lambda: np.array(-0.5))
     upper: Array = field(default_factory=lambda: np.array(0.5))
     labels_: list[Array] | None = field(default=None, repr=False)
-
-    @property
-    def number(self) -> str:
-        """Number under which parties and server keep their state of the model."""
-        return self.model
 
     @property
     def note(self) -> str:

@@ -105,6 +105,7 @@ class Estimator(BaseEstimator):
     @property
     def _model(self) -> Any:
         """The model of the last run."""
+        check_is_fitted(self)
         return self.result_.model
 
 
@@ -124,6 +125,13 @@ class SplitColumns(Estimator):
     """
 
     columns_per_party: Any = None
+
+    def predict(self, X: Any) -> Array:
+        """Return the predictions for rows, shape (n,).
+
+        Values in the unit of y, or numbers of clusters.
+        """
+        return np.asarray(self._model.predict(self._blocks(X)))
 
     def _split(self, X: Any, y: Any = "no_validation", **how: Any) -> Any:
         """Check what ``fit`` is given; return the block of each party, and y.
@@ -214,6 +222,10 @@ class SplitRows(Estimator):
     """
 
     rows_per_party: Any = None
+
+    def predict(self, X: Any) -> Array:
+        """Return the number of the nearest centre of each row, shape (n,)."""
+        return np.asarray(self._model.predict(self._rows(X)))
 
     def _split(self, X: Any) -> Array:
         """Check what ``fit`` is given, and return its rows."""

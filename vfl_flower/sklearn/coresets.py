@@ -58,11 +58,6 @@ class CoresetRegressor(Scored, RegressorMixin, Labelled):
         self.n_iter_ = int(result.metrics.get("iterations", 1))
         return self
 
-    def predict(self, X: Any) -> Array:
-        """Return the predictions for rows, shape (n,), in the unit of y."""
-        blocks = self._blocks(X)
-        return np.asarray(self._model.predict(blocks))
-
 
 @estimates(CoresetVKMC)
 class CoresetKMeans(ClusterMixin, SplitColumns):
@@ -102,10 +97,6 @@ class CoresetKMeans(ClusterMixin, SplitColumns):
         self.labels_, distances = self._assigned(blocks)
         self.inertia_ = float(distances.sum())
         return self
-
-    def predict(self, X: Any) -> Array:
-        """Return the number of the nearest centre of each row, shape (n,)."""
-        return self._assigned(self._blocks(X))[0]
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return minus the sum of the squared distances of rows to their centres."""

@@ -69,21 +69,18 @@ class KernelClassifier(Scored, ClassifierMixin, Labelled):
 
     def decision_function(self, X: Any) -> Array:
         """Return the scores f(x) of rows, shape (n,) of two classes, else (n, K)."""
-        blocks = self._blocks(X)
-        scores = np.asarray(self._model.decision_function(blocks))
+        scores = np.asarray(self._model.decision_function(self._blocks(X)))
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
     def predict(self, X: Any) -> Array:
         """Return the labels of rows, shape (n,)."""
-        blocks = self._blocks(X)
-        codes = self._model.predict(blocks)
+        codes = super().predict(X)
         return np.asarray(self.classes_[codes.astype(np.int64)])
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
         """Return the probabilities of the classes of rows, shape (n, K)."""
-        blocks = self._blocks(X)
-        return np.asarray(self._model.predict_proba(blocks))
+        return np.asarray(self._model.predict_proba(self._blocks(X)))
 
 
 @estimates(FDSKL, target="continuous", loss="square", class_weight="none")
@@ -116,8 +113,3 @@ class KernelRegressor(Scored, RegressorMixin, Labelled):
         blocks, y = self._split(X, y, y_numeric=True, ensure_min_samples=2)
         self._run(self._made(), self._parties(blocks, y))
         return self
-
-    def predict(self, X: Any) -> Array:
-        """Return the predicted values of rows, shape (n,), in the unit of y."""
-        blocks = self._blocks(X)
-        return np.asarray(self._model.predict(blocks))

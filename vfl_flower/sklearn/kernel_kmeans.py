@@ -11,7 +11,6 @@ from vfl_flower.numerics.kmeans import assign
 from vfl_flower.protocol.party import Party
 from vfl_flower.sklearn.base import SplitRows, estimates
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
-from vfl_flower.typing import Array
 
 
 @estimates(FKKMeans)
@@ -69,13 +68,7 @@ class KernelKMeans(ClusterMixin, SplitRows):
         self.n_iter_ = int(result.metrics["iterations"])
         return self
 
-    def predict(self, X: Any) -> Array:
-        """Return the clusters of rows, shape (n,)."""
-        rows = self._rows(X)
-        return np.asarray(self._model.predict(rows))
-
     def score(self, X: Any, y: Any = None) -> float:
         """Return minus the sum of the squared distances of embedded rows to centres."""
-        rows = self._rows(X)
-        embedded = self._model.transform(rows)
+        embedded = self._model.transform(self._rows(X))
         return -float(assign(embedded, self.cluster_centers_)[1].sum())

@@ -134,11 +134,6 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         )
         return self._cluster(task, X, rows)
 
-    def predict(self, X: Any) -> Array:
-        """Return the number of the nearest centre of each row, shape (n,)."""
-        rows = self._rows(X)
-        return np.asarray(self._model.predict(rows))
-
     def score(self, X: Any, y: Any = None) -> float:
         """Return minus the sum of the squared distances of rows to the nearest centres.
 

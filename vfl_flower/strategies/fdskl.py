@@ -422,15 +422,7 @@ class FDSKL(ComputingParties, ProtocolStrategy):
         bandwidth = self._bandwidth(parties, holders[0], train if direct else None)
         block = M // max(1, len(batches))
         setup = self._setup(parties, run, holders, M, block, bandwidth)
-        model = KernelModel(
-            f"{parties.session:016x}",
-            self.kernel,
-            bandwidth,
-            M,
-            [info.n_columns for info in parties],
-        )
-        run.record(0, model.to_record())
-        log.info("model %s", model.number)
+        model = self._untrained(parties, run, bandwidth, M)
         kept = tuple(setup.shared.kept) if setup.shared else ()
         angles = Angles(parties, holders, self._bits, self.topology, kept)
         if direct:
@@ -454,19 +446,21 @@ class FDSKL(ComputingParties, ProtocolStrategy):
         run.record(1, model.to_record(), metrics)
         return model.to_record()
 
+    def _untrained(
+        self, parties: Parties, run: Run, bandwidth: float, M: int
+    ) -> KernelModel:
+        """Return the model without its parts, and record it."""
+        number, widths = f"{parties.session:016x}", [p.n_columns for p in parties]
+        model = KernelModel(number, self.kernel, bandwidth, M, widths)
+        run.record(0, model.to_record())
+        log.info("model %s", number)
+        return model
+
     def _moments(self, parties: Parties, run: Run) -> ArrayRecord:
         """Train from sums of products."""
         train, test = split_rows(parties.n_rows, self.test_fraction, run.seed)
         n = parties.n_rows if train is None else len(train)
-        model = KernelModel(
-            f"{parties.session:016x}",
-            self.kernel,
-            1.0,
-            2,
-            [info.n_columns for info in parties],
-        )
-        run.record(0, model.to_record())
-        log.info("model %s", model.number)
+        model = self._untrained(parties, run, 1.0, 2)
         solver = kernel_moments.Solver(
             self.target,
             self.kernel,
@@ -548,21 +542,20 @@ class FDSKL(ComputingParties, ProtocolStrategy):
                 "to a linear map."
             )
         n = n_rows - int(n_rows * self.test_fraction)
-        if self.solver != "direct":
-            try:
+        try:
+            if self.solver == "direct":
+                rows, M = self._sample(np.arange(n), Run(0))
+            else:
                 batches, M = self._batches([n])
-            except FederationError:
-                return ""
+        except FederationError:
+            return ""
+        if self.solver != "direct":
             size = self._area(batches) * M // len(batches) * self._bits / 8e6
             return (
                 f"For training a party sends the angles of {sum(batches):,} rows, in "
                 f"{len(batches)} batches, with up to {M:,} features, {size:.3g} MB. "
                 "Fewer `rows` or `features`, or a smaller `budget`, send less."
             )
-        try:
-            rows, M = self._sample(np.arange(n), Run(0))
-        except FederationError:
-            return ""
         size = len(rows) * M * self._bits / 8e6
         return (
             f"For training a party sends the angles of {len(rows):,} rows with {M:,} "

@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -502,20 +501,45 @@ class FKKMeans(ProtocolStrategy):
     def _without_cem(
         self, parties: Parties, run: Run, space: Subspace, start: Start
     ) -> Array:
-        """Section 4.1 for all t; return H."""
-        N = parties.n_rows
-        B, rows = np.zeros((N, 0)), _RowLanczos(parties, start)
+        """Section 4.1 for all t; return H.
+
+        R_t = (1 - eta_t) Z_t + eta_t A_t A_t^T / D, of all N rows. The server holds the
+        eigenvectors of Z_t; a product is two round trips, of D floats from each party
+        and of N floats from all.
+        """
+        N, begun = parties.n_rows, False
+        B = np.zeros((N, 0))
+
+        def multiply(c: Array) -> Array:
+            nonlocal begun
+            D, bound = space.D if space.t else space.D_1, 2.0 * math.sqrt(N)
+            g = parties.secure_sum(
+                party.project.summing(projected=bound),
+                c=each(split_rows(parties, c)),
+                t=space.t + 1,
+                setup=None if begun else start.setup,
+                seed=None if begun else start.seed,
+            )["projected"]
+            begun = True
+            if len(g) != D:
+                raise parties.faulty_sum(party.project, f"products with {D} features")
+            replies = parties.ask(party.expand, g=g)
+            rows = replies.each("rows")
+            for j, products in enumerate(rows):
+                # At most |a_i| |A^T c|, and these are at most sqrt(2 D), sqrt(2 D N).
+                if _largest(products) > 2.01 * D * math.sqrt(N):
+                    reason = "its products are larger than features allow"
+                    raise replies.failure(j, reason)
+            eta = space.next_eta
+            kept = (1 - eta) * (B @ (B.T @ c))
+            return np.asarray(kept + eta / D * np.concatenate(rows))
+
         while not self._ends(space):
             rng = run.rng(f"lanczos {space.t + 1}")
+            vector = rng.standard_normal(N)
             cut, least = space.wanted
             with decomposed(parties, party.expand):
-                pairs = lanczos(
-                    partial(rows.product, space, B),
-                    rng.standard_normal(N),
-                    cut,
-                    rng=rng,
-                    at_least=least,
-                )
+                pairs = lanczos(multiply, vector, cut, rng=rng, at_least=least)
                 # v_i = W_t^T u_i / sqrt(lambda_i), of which `movement` needs only the
                 # rows that belong to B_t. The trace of A A^T / D is N in the mean.
                 count = above_rounding(pairs.values, N)
@@ -669,40 +693,3 @@ def _largest(values: Array) -> float:
     """Return the largest absolute value, for any type of number."""
     with np.errstate(over="ignore"):
         return float(np.abs(values.astype(np.float64)).max())
-
-
-class _RowLanczos:
-    """Products with R_t of all N rows, for Lanczos without the mechanism.
-
-    R_t = (1 - eta_t) Z_t + eta_t A_t A_t^T / D (section 4.1 of [1]). The server holds
-    the eigenvectors of Z_t; a product is two round trips, of D floats from each party
-    and of N floats from all.
-    """
-
-    def __init__(self, parties: Parties, start: Start) -> None:
-        self._parties, self._start = parties, start
-        self._begun = False
-
-    def product(self, space: Subspace, B: Array, c: Array) -> Array:
-        """Return R_{t+1} c; `B` is B_{t+1}."""
-        parties, first, N = self._parties, not self._begun, self._parties.n_rows
-        D, bound = space.D if space.t else space.D_1, 2.0 * math.sqrt(N)
-        g = parties.secure_sum(
-            party.project.summing(projected=bound),
-            c=each(split_rows(parties, c)),
-            t=space.t + 1,
-            setup=self._start.setup if first else None,
-            seed=self._start.seed if first else None,
-        )["projected"]
-        self._begun = True
-        if len(g) != D:
-            raise parties.faulty_sum(party.project, f"products with {D} features")
-        replies = parties.ask(party.expand, g=g)
-        rows = replies.each("rows")
-        for j, products in enumerate(rows):
-            # At most |a_i| |A^T c|, and these are at most sqrt(2 D) and sqrt(2 D N).
-            if _largest(products) > 2.01 * D * math.sqrt(N):
-                raise replies.failure(j, "its products are larger than features allow")
-        eta = space.next_eta
-        kept = (1 - eta) * (B @ (B.T @ c))
-        return np.asarray(kept + eta / D * np.concatenate(rows))

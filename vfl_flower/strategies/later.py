@@ -21,8 +21,8 @@ log = logging.getLogger("vfl_flower")
 
 
 @settings
-class LaterTask(ProtocolStrategy):
-    """A task that loads the parties' parts of a model."""
+class ModelTask(ProtocolStrategy):
+    """A task that works with a trained model, and draws nothing."""
 
     model: str
     """The number of the model, which its training reported: ``result.model.model``."""
@@ -32,6 +32,11 @@ class LaterTask(ProtocolStrategy):
         super().__post_init__()
         check_model(self.model)
         check_unused(self, ["seed"], f"task {self.task!r}, which draws nothing")
+
+
+@settings
+class LaterTask(ModelTask):
+    """A task that loads the parties' parts of a model."""
 
     @property
     def works_with(self) -> str:

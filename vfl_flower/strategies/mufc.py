@@ -593,7 +593,7 @@ def in_the_clear(
 ) -> tuple[list[Array], list[Array]]:
     """Return the centroids of each party and their cluster sizes (Algorithm 5).
 
-    Raises PartyFailed if a party has sent too many centroids, or some outside the box.
+    Raises PartyFailed if a party has sent too many centroids.
     """
     points, sizes = [], []
     pairs = zip(replies.each("centroids"), replies.each("sizes"), strict=True)
@@ -601,8 +601,6 @@ def in_the_clear(
         if len(rows) > agreed.local_clusters:
             reason = f"it must send at most {agreed.local_clusters} centroids"
             raise replies.failure(j, f"{reason}, got {len(rows)}")
-        if not (np.abs(centroids) <= 0.5).all():
-            raise replies.failure(j, "its centroids must be in the box")
         points.append(centroids.astype(np.float64))
         sizes.append(rows.astype(np.int64))
     return points, sizes

@@ -90,6 +90,15 @@ class LaterTask(MUFCTask):
         model.sizes_, model.inertia_ = now.sizes, now.inertia
         return model
 
+    def report(
+        self, parties: Parties, run: Run, now: GlobalClusters, metrics: dict[str, Any]
+    ) -> ArrayRecord:
+        """Record the version that the server has, which stays, and metrics."""
+        record = self.known(now).to_record()
+        about = {"version": now.version, "clients": len(parties)}
+        run.record(1, record, about | metrics)
+        return record
+
     def forget_rows(
         self,
         parties: Parties,
@@ -184,11 +193,8 @@ class LaterTask(MUFCTask):
                     *(parties, run, model, agreed, rows, state, leaving, before.run),
                     **nothing,
                 )
-            record = model.to_record()
-            counted = {"version": before.version, "clients": len(parties)}
-            counted |= {"rows": rows, **nothing}
-            run.record(1, record, counted | worth(model, agreed))
-            return record
+            counted = {"rows": rows, **nothing, **worth(model, agreed)}
+            return self.report(parties, run, before, counted)
         version, run_id = before.version + 1, f"{parties.session:016x}"
         stay = [name for name in before.parties if name not in leaving]
         state.save(
@@ -378,9 +384,7 @@ class MUFCStatus(ReadingTask):
             log.info("%s: %s", name, ", ".join(f"{v} {k}" for k, v in reply.items()))
         counted = ("rows", "removed", "added", "pending", "requests")
         sums = {name: sum(replies.each(name)) for name in counted}
-        record = self.known(now).to_record()
-        run.record(1, record, {"version": now.version, "clients": len(parties)} | sums)
-        return record
+        return self.report(parties, run, now, sums)
 
 
 @settings
@@ -421,11 +425,7 @@ class MUFCPrediction(ReadingTask):
                 f"the data must have the {d} columns of training, got "
                 f"{parties[0].n_columns}"
             )
-        counted = self.ask(parties, now)
-        record = self.known(now).to_record()
-        about = {"version": now.version, "clients": len(parties)}
-        run.record(1, record, about | counted)
-        return record
+        return self.report(parties, run, now, self.ask(parties, now))
 
     def ask(self, parties: Parties, now: GlobalClusters) -> dict[str, float]:
         """Let the parties label their rows; return metrics."""

@@ -118,11 +118,10 @@ class FDSKLPrediction(ComputingParties, RowPrediction):
         deals = moments and self.dealer in names
         replies: Replies[Any]
         if deals:
-            named = self.computes in names
             replies = parties.ask(
                 kernel_dealing.part,
                 dealer=names.index(self.dealer),
-                second=names.index(self.computes) if named else None,
+                second=names.index(self.computes) if self.computes in names else None,
             )
         else:
             replies = parties.ask(party.part)

@@ -15,17 +15,17 @@ from vfl_flower.clients.mufc_state import ServerState
 from vfl_flower.models.no_model import RemovedModel
 from vfl_flower.protocol.metrics import Metric
 from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.parts import check_model
-from vfl_flower.protocol.settings import check_unused, settings
+from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps
-from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.protocol.strategy import Run
+from vfl_flower.strategies.later import ModelTask
 from vfl_flower.strategies.mufc import StateFolder
 
 log = logging.getLogger("vfl_flower")
 
 
 @settings
-class Removal(ProtocolStrategy):
+class Removal(ModelTask):
     """Remove what the parties keep of a model: parts, states and predictions.
 
     =============  =====================================  ==========================
@@ -47,9 +47,6 @@ class Removal(ProtocolStrategy):
         removed.
     """
 
-    model: str
-    """The number of the model, as its training printed it."""
-
     task = "remove"
     question = "Is a model gone at all parties?"
     explained: ClassVar[Mapping[str, Metric]] = {
@@ -63,12 +60,6 @@ class Removal(ProtocolStrategy):
     model_class = RemovedModel
     partition = "either"
     steps: ClassVar[Steps] = (party.find, party.remove)
-
-    def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
-        super().__post_init__()
-        check_model(self.model)
-        check_unused(self, ["seed"], "task 'remove', which draws nothing")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Ask who has the model, then let all remove it."""
