@@ -1,11 +1,4 @@
-"""What must hold of every strategy, of this package or of another.
-
->>> import numpy as np
->>> from vfl_flower import MUFC, Party
->>> X = np.random.default_rng(0).uniform(-0.5, 0.5, size=(90, 2))
->>> parties = [Party(rows, name=name) for rows, name in zip(np.split(X, 3), "abc")]
->>> check_strategy(MUFC(3, seed=1), parties)
-"""
+"""What must hold of every strategy, of this package or of another."""
 
 from __future__ import annotations
 

@@ -86,6 +86,13 @@ FDSKL_STRATEGIES = {
 }
 
 
+def test_the_server_sees_who_has_drawn_which_row():
+    _, transcript = record(STRATEGIES["central, paper"]())
+    drawn = [e for e in transcript if e.up and e.action == "coresets_drawn_rows"]
+    assert [set(e.values) for e in drawn] == [{"rows"}] * 3
+    assert sum(len(e.values["rows"]) for e in drawn) == 40
+
+
 @pytest.mark.parametrize(
     ("strategy", "lines"),
     [
