@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Error, Message
@@ -143,8 +143,7 @@ class _Struck(InProcessGrid):
         return number
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """A run that was recorded."""
 
     result: ProtocolResult
@@ -245,7 +244,7 @@ def check_data(runs: Runs) -> None:
 
 
 def _hidden(run: Run) -> Iterator[tuple[tuple[object, ...], Array]]:
-    """Yield what parties send under masks or encrypted, by its place in the run."""
+    """Yield what parties send under masks or encrypted, with its place in the run."""
     for place, sent in enumerate(run.transcript):
         for name, declared in sent.declared.items() if sent.up else ():
             if declared is not None and declared.leaves is not None:
@@ -343,7 +342,7 @@ def check_faults(runs: Runs) -> None:
 def check_quality(runs: Runs) -> None:
     """Check that a model is better than the trivial one, by the metrics it has."""
     metrics = dict(runs.first.result.metrics)
-    if "test_error" in metrics:
+    if metrics.keys() >= {"test_error", "test_base_error"}:
         metrics["gain"] = metrics["test_base_error"] - metrics["test_error"]
     for name in ("test_r2", "explained", "gain"):
         if name in metrics and metrics[name] <= 0:
