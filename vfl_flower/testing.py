@@ -27,6 +27,7 @@ from vfl_flower.protocol.messages import n_bytes, pack, unpack
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
+from vfl_flower.shapes import shapes_only
 from vfl_flower.simulation import InProcessGrid, apart
 from vfl_flower.typing import Array
 
@@ -51,6 +52,7 @@ _REFUSES_TWO = re.compile(
 # -- what is recorded ------------------------------------------------------------------
 
 
+@shapes_only
 @dataclass(frozen=True)
 class Sent:
     """One message."""
@@ -143,6 +145,7 @@ class _Struck(InProcessGrid):
         return number
 
 
+@shapes_only
 class Run(NamedTuple):
     """A run that was recorded."""
 
