@@ -26,6 +26,7 @@ from flwr.common.config import parse_config_args
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from pages import PAGES, ROOT, commands, examples, options
+from typer.testing import CliRunner
 from wiring.handshake import check_supernode_key, shake_hands
 
 import vfl_flower as vf
@@ -120,6 +121,21 @@ def test_every_example_is_run_or_named_here():
     others = {"docs/deploy.md", "docs/contribute.md"}
     others |= set(EXCERPTS) | {"docs/tutorials/three-files.md"}  # tests/wiring
     assert {page for page in PAGES if examples(page)} == run_above | others
+
+
+def test_the_check_of_the_tutorial(tmp_path, monkeypatch):
+    """The page shows the whole output."""
+    page, names = "docs/tutorials/three-files.md", {}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    for code in examples(page):
+        run(code, page, names)
+    words = next(
+        w for w in commands("vfl-flower check").values() if "laboratory" in w[2]
+    )
+    shown = CliRunner().invoke(cli.app, words[1:]).output
+    text = "\n".join(line.rstrip() for line in shown.splitlines())
+    assert f"```text\n{text}\n```" in PAGES[page]
 
 
 EXCERPTS = {
@@ -556,6 +572,17 @@ def test_keys_in_the_text_exist(page):
 
 
 # -- names and places ------------------------------------------------------------------
+
+
+def test_options_of_the_api_stand_below_a_name():
+    assert not re.search(r"(?m)^(?!:::).*\n    options:", PAGES["docs/api.md"])
+
+
+def test_the_existing_app_needs_the_flower_of_the_package():
+    projects = (ROOT, ROOT / "examples" / "existing_app")
+    texts = [(folder / "pyproject.toml").read_text() for folder in projects]
+    first, second = (re.search(r'"flwr\S*(>=.*?)"', text)[1] for text in texts)
+    assert first == second
 
 
 def test_readme_is_short():

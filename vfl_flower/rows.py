@@ -42,6 +42,7 @@ class Rows:
     """
 
     shape: tuple[int, int]
+    _block_bytes = BLOCK_BYTES
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -54,7 +55,7 @@ class Rows:
         So a factorisation block by block stays O(n d^2).
         """
         columns = max(1, self.shape[1])
-        return max(columns, BLOCK_BYTES // (8 * columns))
+        return max(columns, self._block_bytes // (8 * columns))
 
     def take(self, rows: Array) -> Array:
         """Return rows by their numbers, as float64, shape (m, d), row-major.
@@ -202,26 +203,19 @@ def number_array(values: Any, what: str) -> Array:
             raise ValueError(f"{what} must have columns of distinct names")
         kinds = [getattr(kind, "categories", kind) for kind in frame.dtypes]
         kinds = [getattr(getattr(k, "dtype", k), "kind", "O") for k in kinds]
-        if wrong := [
-            str(frame.columns[j]) for j, k in enumerate(kinds) if k in "OSUMmc"
-        ]:
+        typed = list(zip(frame.columns, kinds, strict=True))
+        if wrong := [str(name) for name, kind in typed if kind in "OSUMmc"]:
             raise ValueError(
                 f"{what} must hold real numbers, and the dtype of {wrong[:5]} is text, "
                 "dates, complex or object"
             )
-        for name, kind in zip(frame.columns, kinds, strict=True):
+        for name, kind in typed:
             if kind in "iu":
-                numbers = frame[name].dropna().to_numpy()
-                _check_digits(
-                    [numbers.min(), numbers.max()] if len(numbers) else [], what
-                )
+                _check_digits(frame[name].dropna().to_numpy(), what)
         if len(set(map(str, frame.dtypes))) > 1 or not isinstance(
             frame.dtypes.iloc[0], np.dtype
         ):
-            columns = [
-                frame.iloc[:, j].to_numpy(dtype=np.float64, na_value=np.nan)
-                for j in range(len(kinds))
-            ]
+            columns = [frame[c].to_numpy(float, na_value=np.nan) for c in frame]
             return columns[0] if values.ndim == 1 else np.column_stack(columns)
     try:
         array = np.asarray(values)
@@ -234,14 +228,15 @@ def number_array(values: Any, what: str) -> Array:
             f"{what} must hold real numbers, got text or dates of dtype {array.dtype}"
         )
     if kind == "O":
-        _check_digits([v for v in array.flat if isinstance(v, Integral)], what)
-    elif kind in "iu" and array.dtype.itemsize == 8 and array.size:
-        _check_digits([array.min(), array.max()], what)
+        whole = [value for value in array.flat if isinstance(value, Integral)]
+        _check_digits(np.array(whole, dtype=object), what)
+    elif kind in "iu" and array.dtype.itemsize == 8:
+        _check_digits(array, what)
     return array
 
 
-def _check_digits(whole: Sequence[Any], what: str) -> None:
-    if any(abs(int(number)) > 2**53 for number in whole):
+def _check_digits(whole: Array, what: str) -> None:
+    if whole.size and max(-int(whole.min()), int(whole.max())) > 2**53:
         raise ValueError(
             f"{what} must have no integer above 2^53, whose last digits are lost"
         )

@@ -213,16 +213,7 @@ def simulate(
         )
     if seed is not None:
         strategy = strategy.replace(seed=seed)
-    if len(parties) < strategy.least_parties:
-        raise ValueError(
-            f"{type(strategy).__name__} needs at least {strategy.least_parties} "
-            f"parties, got {len(parties)}"
-        )
-    if strategy.n_parties not in (0, len(parties)):
-        raise ValueError(
-            f"n_parties must be 0 or the {len(parties)} parties given, got "
-            f"{strategy.n_parties}"
-        )
+    strategy.check_count(len(parties))
     with apart():
         grid = InProcessGrid(parties)
         if strategy.partition == "vertical":

@@ -214,6 +214,17 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
         (["--data", "diabetes", "--set", "aligment=x"], "did you mean 'alignment'?"),
         (["--data", "diabetes", "--set", "siz=3"], "mean 'coreset-vrlr.size'?"),
         (["--data", "diabetes", "--parties", 1], "needs at least 2 parties, got 1"),
+        (["--parties", 2, "--set", "n-parties=3"], "the 2 parties given, got 3"),
+        (["--set", "task=predict"], "task must be given by --task, got 'predict'"),
+        (["--set", "strategy=fdskl"], "by the argument STRATEGY, got 'fdskl'"),
+        (["--set", "coreset-vrlr.loss=3"], "no key 'coreset-vrlr.loss'\n"),
+        (["--set", "scores=3"], "no key 'scores'\n"),
+        (["--set", "delta=3"], "no key 'delta'\n"),
+        (["--set", "coreset-vrlr.alpa=3"], "mean 'coreset-vrlr.alpha'?"),
+        (
+            ["--task", "predict", "--set", f"model={'1' * 16}"],
+            "'party-0': it needs a state-dir (--state-dir)",
+        ),
     ],
 )
 def test_a_command_that_cannot_run_says_why(arguments, reason):

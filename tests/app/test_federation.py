@@ -49,7 +49,7 @@ from vfl_flower.app.federation import (
     unit,
     write_connection,
 )
-from vfl_flower.app.flower_run import START, Processes, _Commands, wait_for
+from vfl_flower.app.flower_run import START, Processes, _Commands, free_port, wait_for
 from vfl_flower.app.options import check_there
 from vfl_flower.app.party_folder import needs_of
 from vfl_flower.data import load_party
@@ -201,6 +201,10 @@ def test_a_file_has_the_rows_and_labels_that_a_strategy_needs(place):
         "few": (few, "at least 20 rows for 1 columns, and the file has 5"),
         "equal": (re.sub(r",[012]\n", ",1\n", ROWS), "has one value in all rows"),
         "same": (re.sub(r",[012]\n", ",no\n", ROWS), "one value in all rows"),
+        "text": (
+            re.sub(r",([012])\n", r",c\1\n", ROWS),
+            "coreset-vrlr needs labels that are numbers",
+        ),
         "wide": (
             f"id,{wide},y\n"
             + "".join(f"r{i},{x},{i % 2}\n" for i, x in enumerate(cells)),
@@ -337,8 +341,11 @@ def test_a_port_that_is_taken(airline, federation):
         taken.listen()
         port = taken.getsockname()[1]
         words = ("coordinator", federation, "--card", airline / "airline.card")
-        for option in ("--port", "--local-port"):
-            sentence = refused(*words, "--host", "127.0.0.1", option, port)
+        for ports in (
+            ("--port", port, "--local-port", free_port()),
+            ("--port", free_port(), "--local-port", port),
+        ):
+            sentence = refused(*words, "--host", "127.0.0.1", *ports)
             assert sentence.startswith(f"port {port} of 127.0.0.1 must be free")
 
 

@@ -598,7 +598,7 @@ def test_only_an_unfinished_training_begins_again(folder, state, make, who, erro
 def test_ids_are_distinct(folder, caplog):
     text = refusal(ClientState.create, folder, MODEL, [*IDS, IDS[3]], SETTINGS, FACTS)
     assert text == "ids must be distinct: some rows repeat an id"
-    assert "1 rows repeat an id" in caplog.text
+    assert "repeated ids: 1" in caplog.text
     assert not folder.exists()
 
 

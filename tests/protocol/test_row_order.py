@@ -71,7 +71,7 @@ def test_not_alike(one, other):
         (["a", " ", ""], "ids must not be empty or missing, 2 are"),
         (["a", None, float("nan")], "ids must not be empty or missing, 2 are"),
         (["a", "\ud800"], "ids must be text of Unicode, 1 have half of a pair"),
-        (["secret", "secret ", 7, "7", "b"], "must be distinct .* 2 rows repeat an id"),
+        (["secret", "secret ", 7, "7", "b"], "must be distinct .* got 2 repeated"),
     ],
 )
 def test_refused_with_a_count_and_no_id(ids, rule):
@@ -91,7 +91,7 @@ def test_ids_in_blocks(monkeypatch):
     monkeypatch.setattr(row_order, "BLOCK", 2)
     kept = order(["a", "b", "c"])
     assert kept.rows(["x", "c", "b", "y", "a"]).tolist() == [4, 2, 1]
-    with pytest.raises(PartyError, match=r"must be distinct .*, 1 rows repeat an id"):
+    with pytest.raises(PartyError, match=r"must be distinct .*, got 1 repeated"):
         kept.rows(["a", "b", "c", " a"])
     with pytest.raises(PartyError, match="needs an id for each row"):
         kept.rows(None)

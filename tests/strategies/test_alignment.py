@@ -459,8 +459,8 @@ def test_a_party_that_repeats_a_point():
     ("positions", "rule"),
     [
         ([*range(20), 0], "positions must be of distinct rows"),
-        ([], "positions must be of distinct rows, at least 20, got 0"),
-        ([*range(19)], "positions must be of distinct rows, at least 20, got 19"),
+        ([], "parties must have at least 20 rows in common, and have 0"),
+        ([*range(19)], "parties must have at least 20 rows in common, and have 19"),
         ([120], "below 120"),
     ],
 )
@@ -531,7 +531,7 @@ def test_the_sizes_of_all_lists_are_in_the_log_of_a_party(caplog):
 @pytest.mark.parametrize(
     ("ids", "rule"),
     [
-        (["a", "a ", "b"], "1 rows repeat an id"),
+        (["a", "a ", "b"], "got 1 repeated"),
         (["a", " ", "b"], "ids must not be empty or missing, 1 are"),
         ([1.5, 2.5, 7.0], "ids must be integers or text, 3 are neither"),
         (None, "an alignment needs an id for each row"),

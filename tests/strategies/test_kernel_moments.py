@@ -1217,8 +1217,9 @@ def test_columns_that_stand_out_beside_labels_are_zeros():
 
 
 def test_features_leave_four_rows_each():
-    with pytest.raises(FederationError, match="features must leave 4 rows"):
-        simulate(strategy(features=224), parties(), seed=0)
+    for features in (224, 9_999_999, 10**9):
+        with pytest.raises(FederationError, match="features must leave 4 rows"):
+            simulate(strategy(features=features), parties(), seed=0)
     result = simulate(strategy(), parties(), seed=0)
     columns = result.metrics["features"] + result.metrics["local_columns"] + 2
     assert columns <= N // 4

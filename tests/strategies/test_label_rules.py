@@ -121,6 +121,27 @@ BROKEN = {
 }
 
 
+@pytest.mark.parametrize("classes", [["left", "stayed"], ["a", "b", "c"], None])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        CoresetVRLR(),
+        LINEAR,
+        KERNEL,
+        FDSKL(target="continuous", features=8, solver="direct", loss="square"),
+        FDSKL(
+            target="continuous", features=8, solver="doubly-stochastic", loss="square"
+        ),
+    ],
+)
+def test_a_regression_refuses_labels_that_are_categories(strategy, classes):
+    """Those of two classes too, which would be 0 and 1."""
+    given = parties(np.arange(N) % 2.0)
+    given[2].encoding = {"classes": classes}
+    with pytest.raises(PartyFailed, match=r"'p2' .* labels must be numbers"):
+        simulate(strategy, given)
+
+
 @pytest.mark.parametrize(("strategy", "good", "bad"), BROKEN.values(), ids=BROKEN)
 def test_the_server_sees_the_same_messages_whether_or_not_labels_break_a_rule(
     caplog, strategy, good, bad

@@ -70,7 +70,7 @@ def stored_encoding(source: PartySource, run_config: Mapping[str, Any]) -> Any:
     if not has_encoding(run_config):
         return None
     if source.state_dir is None:
-        raise PartyError("it has no state-dir, so it keeps no part of a model")
+        raise PartyError("it needs a state-dir (--state-dir) with its part of a model")
     part = load_part(source.state_dir, str(run_config.get("model", "")))
     return part.settings["encoding"]
 

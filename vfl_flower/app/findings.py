@@ -74,12 +74,15 @@ def _of_strategies(names: Sequence[str], checked: Checked) -> list[Finding]:
             text = f"{name} needs at least {least} rows for {checked.columns} columns, "
             text += f"and the file has {checked.rows}: add rows or leave out columns"
             faults.append(fault("strategy", None, text))
-        if strategy.labelled and any(
-            finding.about == "constant" and finding.column == label
-            for finding in checked.findings
-        ):
+        about = {f.about for f in checked.findings if f.column == label and label}
+        text = ""
+        if strategy.labelled and "constant" in about:
             text = f"{name} needs labels of two classes or values, and label-column "
             text += f"{label!r} has one value in all rows"
+        elif strategy.numeric and about & {"classes", "categories"}:
+            text = f"{name} needs labels that are numbers, and label-column {label!r} "
+            text += "holds classes"
+        if text:
             faults.append(fault("strategy", label, text, "label-column"))
     return faults
 

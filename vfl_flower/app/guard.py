@@ -40,7 +40,9 @@ def align(
         order = accept_order(state_dir, accept)
         typer.echo(f"accepted: alignment {accept!r} of {len(order.ids)} rows")
         return
-    for name in list_orders(state_dir):
+    if not (names := list_orders(state_dir)):
+        raise ValueError(f"{state_dir} has no order: the party has not aligned rows")
+    for name in names:
         order = read_order(state_dir, name)
         state = "accepted" if is_accepted(state_dir, order) else "not accepted"
         typer.echo(f"{name}: {len(order.ids)} rows, {state}")
@@ -65,7 +67,7 @@ def journal(
     if not path.exists():
         raise ValueError(f"{path} is missing: the party has not taken part in a run")
     with closing(sqlite3.connect(path)) as db:
-        typer.echo(f"{count_sets(db)} sets of rows are in {path}")
+        typer.echo(f"sets of rows in {path}: {count_sets(db)}")
 
 
 def state_dir_of(folder: Path) -> Path:

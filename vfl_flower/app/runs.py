@@ -72,7 +72,7 @@ def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
         if key is None:
             # As they may be given: those of this strategy without its name.
             short = {key.removeprefix(f"{strategy}."): key for key in keys}
-            hint = did_you_mean(name, short)
+            hint = did_you_mean(name, {key: key for key in keys} | short)
             raise ValueError(f"run config has no key {name!r}{hint}")
         values[key.name] = _value(key, text)
     return values
@@ -126,7 +126,12 @@ def gather(
     config = {} if file is None else read_settings(file)
     config |= parse_settings(strategy, pairs)
     config |= {name.replace("_", "-"): value for name, value in more.items()}
-    config |= {"strategy": strategy, "task": task}
+    given = {"strategy": (strategy, "the argument STRATEGY"), "task": (task, "--task")}
+    for key, (value, place) in given.items():
+        if config.setdefault(key, value) != value:
+            raise ValueError(
+                f"{key} must be given by {place}, got {config[key]!r} as a setting"
+            )
     make_strategies(check_run_config(config))
     return config
 

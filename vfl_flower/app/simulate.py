@@ -31,9 +31,10 @@ from vfl_flower.app.template import write_app
 from vfl_flower.data import StoredRows, folder_files, is_file, load_party
 from vfl_flower.data.bundled import BUNDLED
 from vfl_flower.data.checking import check
+from vfl_flower.data.files import who_of
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.tables import name_of, open_table
-from vfl_flower.protocol.party import Party
+from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.simulation import InProcessGrid
 
 log = logging.getLogger("vfl_flower")
@@ -161,7 +162,11 @@ def load(source: PartySource, config: Mapping[str, Any]) -> Party:
 
     Raises PartyError if the data break a rule, or if there is no local model.
     """
-    party = load_party(source, encoding=stored_encoding(source, config))
+    try:
+        encoding = stored_encoding(source, config)
+    except PartyError as error:
+        raise PartyError(f"{who_of(source)}: {error}") from None
+    party = load_party(source, encoding=encoding)
     party.state_dir, party.source = source.state_dir, StoredRows(source)
     return party
 
@@ -220,11 +225,7 @@ def simulate(
         )
     sources = party_sources(complete, files, parties, state_dir)
     made = make_strategy(complete)
-    if len(sources) < made.least_parties:
-        raise ValueError(
-            f"{strategy} needs at least {made.least_parties} parties, got "
-            f"{len(sources)}"
-        )
+    made.check_count(len(sources))
     if _must_be_fixed(sources, made.partition == "horizontal"):
         raise typer.Exit(1)
     if supernodes:

@@ -181,9 +181,11 @@ def keep_order(
     if run.left:
         raise PartyError("the lists are not encrypted by all parties yet")
     least = 1 if party.allow_plain else LEAST_ROWS
-    if len(np.unique(positions)) < max(len(positions), least):
+    if len(np.unique(positions)) < len(positions):
+        raise PartyError("positions must be of distinct rows")
+    if len(positions) < least:
         raise PartyError(
-            f"positions must be of distinct rows, at least {least}, got "
+            f"the parties must have at least {least} rows in common, and have "
             f"{len(positions)}"
         )
     ids = normal_ids(party.read_ids())

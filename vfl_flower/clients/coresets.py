@@ -12,6 +12,7 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 import numpy as np
 from annotated_types import Ge, Le, MinLen
 
+from vfl_flower.clients.evaluation import check_numbers
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import (
     ClusterSummary,
@@ -172,12 +173,7 @@ def check_labels(party: Party) -> None:
     """
     if 0 < party.n_labels < party.n_rows:
         raise PartyError("this party does not know the labels of all of its rows")
-    texts = (party.encoding or {}).get("classes", ())
-    if party.y is not None and (texts is None or len(texts) > 2):
-        raise PartyError(
-            "labels must be numbers for a regression, and this party's are categories: "
-            "write them as numbers"
-        )
+    check_numbers(party)
 
 
 def _blocks(party: Party, state: CoresetState, rows: Array | None) -> RowBlocks:

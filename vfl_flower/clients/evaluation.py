@@ -88,6 +88,15 @@ def texts_of(party: Party, labels: Array) -> dict[str, Array]:
     return {"class": np.array(classes)[labels.astype(int)]} if classes else {}
 
 
+def check_numbers(party: Party) -> None:
+    """Raise ``PartyError`` where a party's labels are categories, for a regression."""
+    if party.y is not None and "classes" in (party.encoding or {}):
+        raise PartyError(
+            "labels must be numbers for a regression, and this party's are categories: "
+            "write them as numbers"
+        )
+
+
 def check_columns(party: Party, width: int, trained: list[str]) -> None:
     """Raise ``PartyError`` unless rows have the columns of training, in their order."""
     now = list(party.columns or ())

@@ -20,6 +20,7 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 from vfl_flower.clients.evaluation import (
     Told,
     check_columns,
+    check_numbers,
     judged,
     texts_of,
     told,
@@ -377,6 +378,8 @@ def _keep(
 
 def classes_of(party: Party, target: Target) -> Array:
     """Return the labels of the classes, in the order of the columns of f."""
+    if target == "continuous":
+        check_numbers(party)
     if party.y is None or target == "continuous":
         return np.zeros(0)
     classes = np.unique(party.y[~np.isnan(party.y)])

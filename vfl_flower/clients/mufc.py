@@ -595,7 +595,7 @@ def add(
     new = ~known & np.fromiter((tag in wanted for tag in tags), bool, len(tags))
     added = [tags[i] for i in np.flatnonzero(new).tolist()]
     if repeated := len(added) - len(set(added)):
-        log.error("%d new rows repeat an id", repeated)
+        log.error("repeated ids of new rows: %d", repeated)
         raise PartyError("ids must be distinct: some new rows repeat an id")
     drawn = np.array([row[tag] for tag in now.centroids], dtype=np.int64)
     sizes, rows = now.sizes, old | new

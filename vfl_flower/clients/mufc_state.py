@@ -446,7 +446,7 @@ class ClientState(_StateFile):
         tags = np.sort(np.array(_hmacs(key, ids), f"S{TAG}"))
         repeated = int((tags[1:] == tags[:-1]).sum())
         if repeated:
-            logger.error("%d rows repeat an id", repeated)
+            logger.error("repeated ids: %d", repeated)
             raise PartyError("ids must be distinct: some rows repeat an id")
         with state._new() as db:
             db.execute(

@@ -76,8 +76,7 @@ def check(source: PartySource) -> Checked:
         about = "header" if "header" in str(error) else "file"
         return Checked(0, 0, [fault(about, None, str(error))], source)
     findings = [*survey.faults, *_findings(survey, source)]
-    order = {"error": 0, "warning": 1, "note": 2}
-    findings.sort(key=lambda finding: order[finding.level])
+    findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.level))
     columns = len(columns_of(survey.encoding))
     return Checked(survey.rows, columns, findings, source)
 

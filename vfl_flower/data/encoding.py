@@ -34,8 +34,8 @@ from vfl_flower.data.kinds import (
     NUMERIC,
     REFUSED,
     are_codes,
-    as_float,
     decoded,
+    each_text,
     is_text,
     number_texts,
     parse,
@@ -117,7 +117,7 @@ def fit(
             fill = None
             if source.impute != "none" and not source.filled_later:
                 fill = numbers.mean if source.impute == "mean" else medians.get(name)
-            _fit(entry, numbers, fill, numbers.constant, source)
+            _fit(entry, numbers, fill, source)
         else:
             entry["levels"], other = _levels(column, source)
             if other:
@@ -136,24 +136,25 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
     """Return why a column cannot be a feature; nothing where it can."""
     name, numbers = column.name, column.numbers
     what = f"column {name!r} of {who}"
+
+    def refuse(about: str, rule: str, option: str = "columns") -> list[Finding]:
+        return [fault(about, name, f"{what} {rule}", option)]
+
     if column.kind is None:
-        text = f"{what} must hold numbers or text: {LEAVE_OUT}"
-        return [fault("type", name, text, "columns")]
+        return refuse("type", f"must hold numbers or text: {LEAVE_OUT}")
     if column.kind in REFUSED:
         about = "dates" if column.kind == "otherdate" else "numbers"
-        return [fault(about, name, f"{what} {REFUSED[column.kind]}", "columns")]
+        return refuse(about, REFUSED[column.kind])
     if numbers.infinite:
-        text = f"{what} must have no infinite value, {numbers.infinite} found"
-        return [fault("infinite", name, text, "missing")]
+        return refuse("infinite", _infinite(numbers), "missing")
     if numbers.gaps == numbers.n:
-        text = f"{what} has no value in any row"
-        return [fault("empty", name, text, "columns")]
-    if numbers.known and (text := _size_fault(column)):
-        return [fault("size", name, f"{what} {text}", "columns")]
+        return refuse("empty", "has no value in any row")
+    if numbers.known and (rule := _size_fault(column)):
+        return refuse("size", rule)
     fixed = source.levels.get(name)
     if column.kind not in TEXT:
-        text = f"{what} must hold text, since its levels are given"
-        return [fault("levels", name, text, "levels")] if fixed is not None else []
+        rule = "must hold text, since its levels are given"
+        return [] if fixed is None else refuse("levels", rule, "levels")
     if fixed is not None:
         return _check_levels(column, fixed, source, what)
     if faults := nearly_numbers(column, what):
@@ -161,16 +162,15 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
     distinct, known = len(column.levels), numbers.n - numbers.gaps
     if column.overflow or (distinct > MAX_LEVELS and 2 * distinct > known):
         got = f"more than {MOST_DISTINCT}" if column.overflow else distinct
-        text = f"{what} must have at most {MAX_LEVELS} different texts to be one-hot "
-        text += f"encoded, got {got}, and most rows have one of their own, as ids or "
-        text, option = f"{text}free text do: ", "columns"
+        rule = f"must have at most {MAX_LEVELS} different texts to be one-hot encoded, "
+        rule += f"got {got}, and most rows have one of their own, as ids or free text "
         if source.id_column is None and distinct == known:
-            text, option = f"{text}set it as id-column, or ", "id-column or columns"
-        return [fault("levels", name, text + LEAVE_OUT, option)]
+            rule += f"do: set it as id-column, or {LEAVE_OUT}"
+            return refuse("levels", rule, "id-column or columns")
+        return refuse("levels", f"{rule}do: {LEAVE_OUT}")
     if not source.one_hot:
-        text = f"{what} holds text and one-hot is off: give its levels, turn it into "
-        text += f"numbers, or {LEAVE_OUT}"
-        return [fault("text", name, text, "one-hot")]
+        rule = "holds text and one-hot is off: give its levels, turn it into numbers, "
+        return refuse("text", f"{rule}or {LEAVE_OUT}", "one-hot")
     return []
 
 
@@ -191,6 +191,10 @@ def _check_levels(
         text += f"levels: add them, or {OTHER!r} for all of them, at each party"
         examples = unknown
     return [fault("levels", name, text, "levels", examples)] if text else []
+
+
+def _infinite(numbers: Numbers) -> str:
+    return f"must have no infinite value, {numbers.infinite} found"
 
 
 def _size_fault(column: Column) -> str:
@@ -241,8 +245,7 @@ def fit_new(
         if text and (numbers.gaps < numbers.n or kind is None):
             faults.append(fault("kind", name, text))
         if numbers.infinite:
-            text = f"column {name!r} of {who} must have no infinite value, "
-            text += f"{numbers.infinite} found"
+            text = f"column {name!r} of {who} {_infinite(numbers)}"
             faults.append(fault("infinite", name, text))
         if numbers.gaps and not entry["fill"] and "later" not in entry:
             unfilled.append(f"{numbers.gaps} in column {name!r}")
@@ -269,11 +272,10 @@ def encode(
     k = 0
     for entry in encoding["columns"]:
         name, levels = entry["name"], entry["levels"]
-        array = without_markers(block[name], markers)
         if levels is None:
-            values = numbers_of(array, columns[name], markers)
+            values = numbers_of(block[name], columns[name], markers)
         else:
-            values = _codes(decoded(array), entry)
+            values = _codes(block[name], entry, markers)
         gaps = np.isnan(values)
         # A missing text is missing in each of its 0/1 columns.
         for code in range(1 if levels is None else len(levels)):
@@ -287,7 +289,7 @@ def numbers_of(array: Any, column: Column, markers: frozenset[str]) -> Array:
     """Return a block of a column that does not hold text as numbers, NaN for gaps."""
     if column.numbers.gaps == column.numbers.n:
         return np.full(len(array), np.nan)
-    values = parse(array, str(column.kind))
+    values = parse(without_markers(array, markers), str(column.kind))
     if values is None:
         raise PartyError("the data file changed while it was read")
     return without_coded(values, marker_numbers(markers))
@@ -389,13 +391,9 @@ def check_columns(
 def columns_of(encoding: Encoding) -> list[str]:
     """Return the names of the encoded columns, ``carrier=AA`` for a level."""
     return [
-        name
+        entry["name"] if level is None else f"{entry['name']}={level}"
         for entry in encoding["columns"]
-        for name in (
-            [entry["name"]]
-            if entry["levels"] is None
-            else [f"{entry['name']}={level}" for level in entry["levels"]]
-        )
+        for level in ([None] if entry["levels"] is None else entry["levels"])
     ]
 
 
@@ -446,11 +444,8 @@ def _levels(column: Column, source: PartySource) -> tuple[list[str], bool]:
     """Return the sorted levels of a text column, and whether the last is "other"."""
     fixed = source.levels.get(column.name)
     levels = sorted(column.levels if fixed is None else fixed)
-    if fixed is None:
-        other = len(levels) > (source.max_levels or MAX_LEVELS)
-    else:
-        other = OTHER in fixed
-    if not other:
+    most = source.max_levels or MAX_LEVELS
+    if not (len(levels) > most if fixed is None else OTHER in fixed):
         return levels, False
     named = [level for level in levels if level != OTHER]
     if fixed is None:
@@ -460,11 +455,7 @@ def _levels(column: Column, source: PartySource) -> tuple[list[str], bool]:
 
 
 def _fit(
-    entry: dict[str, Any],
-    numbers: Numbers,
-    fill: float | None,
-    constant: bool,
-    source: PartySource,
+    entry: dict[str, Any], numbers: Numbers, fill: float | None, source: PartySource
 ) -> None:
     """Add the fill, mean and scale of one encoded column to its source's entry."""
     if fill is not None:
@@ -472,7 +463,7 @@ def _fit(
     if source.standardize:
         mean, variance = numbers.filled(fill)
         entry["mean"].append(mean)
-        entry["scale"].append(0.0 if constant else float(np.sqrt(variance)))
+        entry["scale"].append(0.0 if numbers.constant else float(np.sqrt(variance)))
 
 
 def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> None:
@@ -491,23 +482,16 @@ def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> N
         numbers.n, numbers.gaps = column.numbers.n, column.numbers.gaps
         numbers.mean = ones / known
         numbers.squares = ones * (known - ones) / known
-        _fit(entry, numbers, fill, ones == known, source)
+        _fit(entry, numbers, fill, source)
 
 
-def _codes(column: Any, entry: Mapping[str, Any]) -> Array:
+def _codes(array: Any, entry: Mapping[str, Any], markers: frozenset[str]) -> Array:
     """Return the place of each value in the levels; NaN: missing, -1: not a level."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if pa.types.is_null(column.type):
-        return np.full(len(column), np.nan)
-    distinct = pc.unique(column).drop_null()
     levels = entry["levels"]
     place = {normal_text(level): float(code) for code, level in enumerate(levels)}
     unknown = len(levels) - 1.0 if entry.get("other") else -1.0
-    codes = [place.get(normal_text(text), unknown) for text in distinct.to_pylist()]
-    index = pc.index_in(column, value_set=distinct)
-    return as_float(pa.array(codes, pa.float64()).take(index))
+    texts = decoded(without_markers(array, markers))
+    return each_text(texts, lambda text: place.get(normal_text(text), unknown))
 
 
 def _kind_fault(kind: str | None, entry: dict[str, Any], who: str) -> str:
@@ -572,16 +556,15 @@ class Labels:
         elif known is not None:
             refuse("must hold the texts of classes, as in training")
         elif numbers.infinite:
-            refuse(f"must have no infinite value, {numbers.infinite} found")
+            refuse(_infinite(numbers))
         elif text := _size_fault(column):
             refuse(text, "size")
 
     def numbers(self, array: Any, markers: frozenset[str]) -> Array:
         """Return a block of labels as float64, NaN where one is missing."""
-        array = without_markers(array, markers)
         if self.column.kind not in TEXT:
             return numbers_of(array, self.column, markers)
-        codes = _codes(decoded(array), {"levels": self.classes or []})
+        codes = _codes(array, {"levels": self.classes or []}, markers)
         return np.where(codes < 0, np.nan, codes)
 
 
@@ -600,7 +583,6 @@ class Ids:
         self._sha = hashlib.sha256()
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         weakref.finalize(self, self._file.close)
-        self._rng, self._weights = np.random.default_rng(), np.empty(0, np.uint64)
 
     @property
     def digest(self) -> str:
@@ -629,24 +611,9 @@ class Ids:
         if texts.null_count:
             return
         self._sha.update(packed(texts))
-        at, data = text_buffers(texts)
-        self.bytes += len(data)
-        self._file.write(self._hashes(at, data).tobytes())
-
-    def _hashes(self, at: Array, data: Array) -> Array:
-        """Return a hash of each text: a sum of its bytes by random odd weights."""
-        lengths = np.diff(at)
-        if len(data) == 0:
-            return np.zeros(len(lengths), dtype=np.uint64)
-        if (more := int(lengths.max()) - len(self._weights)) > 0:
-            drawn = self._rng.integers(2**64, size=more, dtype=np.uint64)
-            self._weights = np.append(self._weights, drawn | np.uint64(1))
-        place = np.arange(len(data)) - np.repeat(at[:-1] - at[0], lengths)
-        terms = (data.astype(np.uint64) + np.uint64(1)) * self._weights[place]
-        total = np.concatenate([[np.uint64(0)], np.cumsum(terms, dtype=np.uint64)])
-        sums = total[at[1:] - at[0]] - total[at[:-1] - at[0]]
-        hashes: Array = sums ^ (sums >> np.uint64(32))
-        return hashes
+        self.bytes += len(text_buffers(texts)[1])
+        hashes = np.array([hash(text) for text in texts.to_pylist()], np.int64)
+        self._file.write(hashes.tobytes())
 
     def repeated(self) -> int:
         """Return how many rows repeat an id, by the hashes of all."""
@@ -656,11 +623,9 @@ class Ids:
             self._file.seek(0)
             kept = []
             while block := self._file.read(2**20):
-                hashes = np.frombuffer(block, dtype=np.uint64)
-                if parts > 1:
-                    hashes = hashes[hashes % np.uint64(parts) == np.uint64(part)]
-                kept.append(hashes)
-            ordered = np.concatenate([*kept, np.empty(0, dtype=np.uint64)])
+                hashes = np.frombuffer(block, dtype=np.int64)
+                kept.append(hashes[hashes % parts == part] if parts > 1 else hashes)
+            ordered = np.concatenate([*kept, np.empty(0, dtype=np.int64)])
             del kept
             ordered.sort()
             repeated += int((ordered[1:] == ordered[:-1]).sum())
@@ -673,7 +638,7 @@ class Ids:
         elif not self._typed:
             rule = "must hold integers or text"
         elif repeated := self.repeated():
-            rule = f"must have distinct values, {repeated} rows repeat an id"
+            rule = f"must have distinct values, got {repeated} repeated"
         else:
             return []
         text = f"id-column {self.name!r} of {who} {rule}"

@@ -32,7 +32,7 @@ from vfl_flower.data.encoding import (
 )
 from vfl_flower.data.findings import Finding, fault, refuse
 from vfl_flower.data.id_forms import IdForms
-from vfl_flower.data.kinds import NUMERIC, text_buffers, without_markers
+from vfl_flower.data.kinds import NUMERIC, text_buffers
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.data.statistics import Column, medians, survey
 from vfl_flower.data.tables import (
@@ -60,17 +60,22 @@ logger = logging.getLogger("vfl_flower")
 TAKEN = 2**12
 """Rows that are put in order at once."""
 
+FORMS = {
+    **dict.fromkeys(
+        TEXTS,
+        "CSV: text in one encoding, one delimiter, one header line, rows of less than "
+        f"{CSV_BLOCK >> 20} MiB",
+    ),
+    ".npz": "NPZ with a matrix X and optional y, ids, columns (no pickled objects)",
+    "": "the result of a query: fix the query",
+}
+"""What a file that cannot be read should be, by its ending."""
+
 
 def folder_files(folder: Path, source: PartySource) -> list[Path]:
     """Return the party files of a folder; the ``index``-th is that of the party."""
-    files = sorted(
-        (
-            path
-            for path in folder.iterdir()
-            if path.suffix.lower() in FORMATS and not path.name.startswith(".")
-        ),
-        key=_natural,
-    )
+    visible = (path for path in folder.iterdir() if not path.name.startswith("."))
+    files = sorted((p for p in visible if p.suffix.lower() in FORMATS), key=_natural)
     if not files:
         raise PartyError(
             f"the data folder of {who_of(source)} has no file that ends in "
@@ -111,11 +116,7 @@ def from_file(
     converted = entry.load()
     if converted is None:
         converted = _convert(path, source, who, folder, encoding, entry, order)
-        try:
-            check_unchanged(path, source, who, stamp)
-        except PartyError:
-            entry.remove()
-            raise
+        check_unchanged(path, source, who, stamp, entry)
         if isinstance(converted.X.base, np.memmap):
             try:
                 entry.seal(converted)
@@ -169,11 +170,7 @@ def _ids_in_file(path: Path, source: PartySource) -> Sequence[str] | None:
                 for b in table.read([plan.ids])
                 for text in ids.texts(b.column(0)).to_pylist()
             ]
-    try:
-        check_unchanged(path, source, who, stamp)
-    except PartyError:
-        entry.remove()
-        raise
+    check_unchanged(path, source, who, stamp, entry)
     return entry.load_ids()
 
 
@@ -219,12 +216,8 @@ def _write_id_block(ids: Ids, array: Any, end: int, files: Sequence[Any]) -> int
 
 
 def _not_kept(who: str, entry: CacheEntry, error: OSError) -> None:
-    logger.warning(
-        "%s: no cache at %s (%s), so every message converts the file again",
-        who,
-        entry.folder,
-        error.strerror,
-    )
+    text = "%s: no cache at %s (%s), so every message converts the file again"
+    logger.warning(text, who, entry.folder, error.strerror)
 
 
 def stamp_of(path: Path, source: PartySource, who: str) -> tuple[int, int]:
@@ -236,9 +229,8 @@ def stamp_of(path: Path, source: PartySource, who: str) -> tuple[int, int]:
     """
     if source.data.startswith(QUERY):
         quoted = re.findall("'([^']+)'", source.data)
-        files = [
-            file for name in quoted for file in files_of(Path(name)) if file.exists()
-        ]
+        named = (file for name in quoted for file in files_of(Path(name)))
+        files = list(filter(Path.exists, named))
         if not files:
             return 0, time.time_ns()
     else:
@@ -271,11 +263,20 @@ def stamp_of(path: Path, source: PartySource, who: str) -> tuple[int, int]:
 
 
 def check_unchanged(
-    path: Path, source: PartySource, who: str, stamp: tuple[int, int]
+    path: Path,
+    source: PartySource,
+    who: str,
+    stamp: tuple[int, int],
+    entry: CacheEntry | None = None,
 ) -> None:
-    """Raise ``PartyError`` where the file is not as it was."""
-    if stamp[0] and stamp_of(path, source, who) != stamp:
-        raise PartyError(f"the data file of {who} changed while it was read")
+    """Raise ``PartyError`` where the file is not as it was, and remove its entry."""
+    try:
+        if stamp[0] and stamp_of(path, source, who) != stamp:
+            raise PartyError(f"the data file of {who} changed while it was read")
+    except PartyError:
+        if entry is not None:
+            entry.remove()
+        raise
 
 
 @dataclass
@@ -470,8 +471,7 @@ def _medians(
 
         def blocks(group: list[str] = group) -> Iterator[Array]:
             for batch in table.read(group):
-                arrays = [without_markers(array, markers) for array in batch.columns]
-                pairs = zip(group, arrays, strict=True)
+                pairs = zip(group, batch.columns, strict=True)
                 yield np.column_stack(
                     [numbers_of(array, columns[name], markers) for name, array in pairs]
                 )
@@ -495,13 +495,8 @@ def _convert(
     if order is not None:
         ids = _ids_in_file(path, source)
         rows = order.rows(ids)
-        logger.info(
-            "%s: %d of its %d rows, by alignment %r",
-            who,
-            len(rows),
-            len(ids or ()),
-            order.name,
-        )
+        text = "%s: %d of its %d rows, by alignment %r"
+        logger.info(text, who, len(rows), len(ids or ()), order.name)
     survey = survey_file(path, source, who, folder, encoding, rows_used=rows)
     if survey.faults:
         logger.error("%s: %s", who, "; ".join(f.text for f in survey.faults))
@@ -512,12 +507,8 @@ def _convert(
     labels = None if survey.labels is None or survey.labels.empty else survey.labels
     if labels is not None:
         if gaps := labels.column.numbers.gaps:
-            logger.warning(
-                "%s: %d of %d labels are missing, so they are another party's",
-                who,
-                gaps,
-                n,
-            )
+            text = "%s: %d of %d labels are missing, so they are another party's"
+            logger.warning(text, who, gaps, n)
         if labels.classes is not None:
             count, numbers = len(labels.classes), f"0 to {len(labels.classes) - 1}"
             if count == 2:
@@ -655,19 +646,9 @@ def _unreadable(path: Path, who: str, error: Exception) -> PartyError:
     logger.error("%s: %s on reading %s", who, type(error).__name__, path)
     if isinstance(error, PermissionError):
         return PartyError(f"the data file of {who} may not be read by this process")
-    match ending_of(path):
-        case ".csv" | ".tsv":
-            text = "CSV: text in one encoding, one delimiter, one header line, rows of "
-            text += f"less than {CSV_BLOCK >> 20} MiB"
-        case ".npz":
-            text = (
-                "NPZ with a matrix X and optional y, ids, columns (no pickled objects)"
-            )
-        case "":
-            text = "the result of a query: fix the query"
-        case kind:
-            text = kind[1:].capitalize()
-    return PartyError(f"the data file of {who} cannot be read as {text}")
+    kind = ending_of(path)
+    form = FORMS.get(kind, kind[1:].capitalize())
+    return PartyError(f"the data file of {who} cannot be read as {form}")
 
 
 def ending_of(path: Path) -> str:

@@ -26,17 +26,14 @@ class IdForms:
 
     def add(self, array: Any) -> None:
         """Take in a block of ids."""
-        import pyarrow as pa
         import pyarrow.compute as pc
 
         texts = pc.drop_null(self._ids.texts(array))
         texts = pc.utf8_trim_whitespace(pc.utf8_normalize(texts, "NFKC"))
-        large = pc.match_substring_regex(texts, r"\p{Lu}").cast(pa.int8())
-        small = pc.match_substring_regex(texts, r"\p{Ll}").cast(pa.int8())
-        names = pa.array(["none", "capital", "small", "both"])
-        case = pc.take(
-            names, pc.add(large, pc.multiply(small, pa.scalar(2, pa.int8())))
-        )
+        large = pc.match_substring_regex(texts, r"\p{Lu}")
+        small = pc.match_substring_regex(texts, r"\p{Ll}")
+        mixed = pc.if_else(large, "both", "small")
+        case = pc.if_else(small, mixed, pc.if_else(large, "capital", "none"))
         for counter, values in (
             (self._cases, case),
             (self._lengths, pc.utf8_length(texts)),

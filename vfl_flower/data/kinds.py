@@ -27,7 +27,7 @@ from __future__ import annotations
 import contextlib
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -117,23 +117,15 @@ def is_number(kind: Any) -> bool:
     """Return whether an Arrow type is that of numbers or of truth values."""
     from pyarrow import types
 
-    return bool(
-        types.is_integer(kind)
-        or types.is_floating(kind)
-        or types.is_decimal(kind)
-        or types.is_boolean(kind)
-    )
+    tests = types.is_integer, types.is_floating, types.is_decimal, types.is_boolean
+    return any(test(kind) for test in tests)
 
 
 def is_text(kind: Any) -> bool:
     """Return whether an Arrow type is that of text."""
-    from pyarrow import types
+    import pyarrow as pa
 
-    return bool(
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_string_view(kind)
-    )
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def decoded(column: Any) -> Any:
@@ -256,7 +248,9 @@ def parse(column: Any, kind: str) -> Array | None:
         case "date":
             return _dates(column)
         case "written":
-            return _written(column)
+            with contextlib.suppress(ValueError):
+                return each_text(column, _written)
+            return None
     form = _OTHER_DATE if kind == "otherdate" else _THOUSANDS
     fits = _all(pc.match_substring_regex(column, form))
     return np.zeros(len(column)) if fits else None
@@ -303,24 +297,28 @@ def _numbers(column: Any) -> Array | None:
     return None
 
 
-def _written(column: Any) -> Array | None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
+def each_text(column: Any, value: Callable[[str], float]) -> Array:
+    """Return the value of each text of a column as float64, NaN where one is missing.
 
-    distinct, values = pc.unique(column.drop_null()), []
-    for text in distinct:
-        raised = any(unicodedata.decomposition(c)[:5] in _RAISED for c in text.as_py())
-        plain = unicodedata.normalize("NFKC", text.as_py()).translate(_SIGNS).strip()
-        if raised:  # 5\u00b2 is no 52
-            return None
-        if plain.startswith('="') and plain.endswith('"'):
-            plain = plain[2:-1]
-        plain = plain.removeprefix("'")
-        if not _WRITTEN.fullmatch(plain):
-            return None
-        values.append(float(re.sub("[dD]", "e", plain)))
-    index = pc.index_in(column, value_set=distinct)
-    return as_float(pa.array(values, pa.float64()).take(index))
+    `value` is called once for each different text.
+    """
+    import pyarrow as pa
+
+    coded = column.dictionary_encode()
+    values = [value(text.as_py()) for text in coded.dictionary]
+    return as_float(pa.array(values, pa.float64()).take(coded.indices))
+
+
+def _written(text: str) -> float:
+    """Return a number in another notation; raise ValueError if the text is none."""
+    plain = unicodedata.normalize("NFKC", text).translate(_SIGNS).strip()
+    if plain.startswith('="') and plain.endswith('"'):
+        plain = plain[2:-1]
+    plain = plain.removeprefix("'")
+    raised = any(unicodedata.decomposition(c)[:5] in _RAISED for c in text)
+    if raised or not _WRITTEN.fullmatch(plain):  # 5\u00b2 is no 52
+        raise ValueError("a text is no number")
+    return float(re.sub("[dD]", "e", plain))
 
 
 def _dates(column: Any) -> Array | None:

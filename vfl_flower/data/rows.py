@@ -180,14 +180,9 @@ def _batch(reader: Any, k: int) -> list[Any]:
 def _row_group(path: Path, k: int, columns: Sequence[str]) -> Iterator[Any]:
     import pyarrow.parquet
 
-    options: dict[str, Any] = {"pre_buffer": False, "buffer_size": 2**18}
-    with pyarrow.parquet.ParquetFile(path, **options) as file:
-        yield from file.iter_batches(
-            batch_rows(len(columns)),
-            row_groups=[k],
-            columns=list(columns),
-            use_threads=False,
-        )
+    size = batch_rows(len(columns))
+    with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=2**18) as file:
+        yield from file.iter_batches(size, [k], list(columns), use_threads=False)
 
 
 __all__ = ["ArrowRows", "arrow_rows"]

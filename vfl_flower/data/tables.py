@@ -516,24 +516,15 @@ def _parquet(files: Sequence[Path], who: str) -> Table:
         for path in files:
             # Not read_table: it adds columns for a folder that is called "year=2013".
             with pyarrow.parquet.ParquetFile(path) as file:
-                rows, size = file.metadata.num_rows, path.stat().st_size
-                check_growth(8 * rows * len(wanted), size)
-                fields = [file.schema_arrow.field(name) for name in wanted]
-                nested = file.metadata.num_columns != len(schema.names)
-                texts = [
-                    field.name
-                    for field in fields
-                    if pa.types.is_string(field.type)
-                    and (
-                        nested or _sized(file.metadata, schema.names.index(field.name))
-                    )
-                ]
-            typed = pa.schema(
-                field.with_type(type_of[field.name])
-                if pa.types.is_null(field.type)
-                else field
-                for field in fields
-            )
+                about, size = file.metadata, path.stat().st_size
+                check_growth(8 * about.num_rows * len(wanted), size)
+                stored = [file.schema_arrow.field(name).type for name in wanted]
+                pairs = list(zip(wanted, stored, strict=True))
+                texts = [name for name, kind in pairs if pa.types.is_string(kind)]
+                if about.num_columns == len(schema.names):  # none is nested
+                    texts = [t for t in texts if _sized(about, schema.names.index(t))]
+            kinds = [type_of[n] if pa.types.is_null(t) else t for n, t in pairs]
+            typed = pa.schema(list(zip(wanted, kinds, strict=True)))
             unpacked = 0
             with pyarrow.parquet.ParquetFile(
                 path, read_dictionary=texts, pre_buffer=False, buffer_size=2**18
@@ -564,12 +555,10 @@ def _categories(schema: Any) -> set[str]:
 
 def _alike(first: Any, second: Any) -> bool:
     """Return whether columns of two types hold the same, numbers of any type."""
-    return bool(
-        first == second
-        or (is_number(first) and is_number(second))
-        or (is_text(first) and is_text(second))
-        or str(first).partition("[")[0] == str(second).partition("[")[0] == "timestamp"
-    )
+    from pyarrow import types
+
+    tests = is_number, is_text, types.is_timestamp
+    return first == second or any(test(first) and test(second) for test in tests)
 
 
 def _sized(metadata: Any, column: int) -> bool:

@@ -37,13 +37,8 @@ def overlaps(lists: Sequence[Array]) -> tuple[Array, Array, Array, list[Array]]:
         if np.count_nonzero(holds[:, j]) < len(ranks):
             raise ValueError(f"list {j} must hold each value once", j)
     packed = np.packbits(holds, axis=1)
-    sets, counts = np.unique(
-        packed.view(f"S{packed.shape[1]}").ravel(), return_counts=True
-    )
-    bits = sets.astype(f"S{packed.shape[1]}").view(np.uint8)
-    held = np.unpackbits(bits.reshape(len(sets), -1), axis=1, count=len(lists)).astype(
-        bool
-    )
+    sets = packed.view(f"S{packed.shape[1]}").ravel()
+    _, first, counts = np.unique(sets, return_index=True, return_counts=True)
     everywhere = np.flatnonzero(holds.all(axis=1))
     positions = []
     for rows in places:
@@ -51,4 +46,4 @@ def overlaps(lists: Sequence[Array]) -> tuple[Array, Array, Array, list[Array]]:
         where[rows] = np.arange(len(rows))
         positions.append(where[everywhere])
     common = different[everywhere].view(np.uint8).reshape(-1, width)
-    return held, counts, common, positions
+    return holds[first], counts, common, positions

@@ -52,16 +52,7 @@ class RowBlocks(Rows):
         self._change: Callable[[Array, Index], Array] = lambda block, index: (
             _with_columns(block, extra, index)
         )
-        self.shape = (
-            len(X) if rows is None else len(rows),
-            X.shape[1] + len(extra),
-        )
-
-    @property
-    def block_rows(self) -> int:
-        """Rows of a block but the last."""
-        columns = max(1, self.shape[1])
-        return max(columns, self._block_bytes // (8 * columns))
+        self.shape = len(X if rows is None else rows), X.shape[1] + len(extra)
 
     def __iter__(self) -> Iterator[Array]:
         """Yield the blocks, each of shape (b, d) and float64."""

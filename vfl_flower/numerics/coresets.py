@@ -68,9 +68,8 @@ def cluster_summary(
         labels, distances = assign(rows, centers)
         return np.bincount(labels, minlength=k), np.bincount(labels, distances, k)
 
-    sizes, costs = blocks.map_reduce(
-        sums, add_each, (np.zeros(k, dtype=np.int64), np.zeros(k))
-    )
+    zeros = np.zeros(k, dtype=np.int64), np.zeros(k)
+    sizes, costs = blocks.map_reduce(sums, add_each, zeros)
     occupied = sizes > 0
     return ClusterSummary(centers[occupied], sizes[occupied], costs[occupied])
 

@@ -126,10 +126,8 @@ def sample(
     rows, times = np.unique(draw(p, count, rng), return_counts=True)
     weights = times / (count * p[rows])
     center_weights -= np.bincount(labels[rows], weights, minlength=len(centers))
-    return (
-        np.concatenate([blocks.take(rows), centers]),
-        np.concatenate([weights, center_weights]),
-    )
+    points = np.concatenate([blocks.take(rows), centers])
+    return points, np.concatenate([weights, center_weights])
 
 
 def combine(

@@ -95,7 +95,6 @@ def implicit_step(
         offset=scores[:, differ],
         earlier=earlier[:, differ],
         folds=min(5, len(y)),
-        leave_out=regularization is None,
     )
     if fitted.left_out is not None:
         value = LOSSES[loss].value

@@ -211,7 +211,8 @@ def fit_gram(
     starts = [np.full(len(sizes), np.log(start)) for start in STARTS]
     if M > THIN:
         thin = _thinned(sizes, THIN)
-        few = _Evidence(_part(sums, thin), block[thin], floors)
+        S, C, mean = sums.S[np.ix_(thin, thin)], sums.C[thin], sums.mean[thin]
+        few = _Evidence(replace(sums, S=S, C=C, mean=mean), block[thin], floors)
         # Fewer features of a block have less variance, in which its penalty is.
         starts = [few.best(starts, STEPS)]
     logs = search.best(starts, POLISH if M > THIN else STEPS)
@@ -298,25 +299,15 @@ class _Evidence:
 
 def _thinned(sizes: Sequence[int], most: int) -> Array:
     """Return about `most` features: all of small blocks, some of the others."""
-    limit, left = 0.0, float(most)
-    for rank, size in enumerate(sorted(sizes)):
-        limit = left / (len(sizes) - rank)
-        if size > limit:
-            break
-        left -= size
-    else:
-        limit = max(sizes)
+    ordered = np.sort(sizes)
+    limits = (most - np.cumsum(ordered) + ordered) / np.arange(len(sizes), 0, -1)
+    limit = min([*limits[ordered > limits][:1], ordered[-1]])
     parts, start = [], 0
     for size in sizes:
         count = min(size, max(1, int(limit)))
         parts.append(start + np.arange(count) * size // max(count, 1))
         start += size
     return np.concatenate(parts)
-
-
-def _part(sums: _Sums, kept: Array) -> _Sums:
-    S = sums.S[np.ix_(kept, kept)]
-    return _Sums(S, sums.C[kept], sums.T, sums.mean[kept], sums.y_mean, sums.n)
 
 
 def _factored(sums: _Sums, penalties: Array) -> tuple[Array, Array, Array]:

@@ -179,6 +179,5 @@ def embed_rows(part: Part, X: Array | Rows) -> Array:
 
 def label_rows(part: Part, X: Array | Rows) -> Array:
     """Return the clusters of rows by one party's part of the model, shape (n,)."""
-    H = embed_rows(part, X)
-    blocks = [assign(rows, part["centers"])[0] for rows in RowBlocks(H)]
-    return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.int64)
+    H = RowBlocks(embed_rows(part, X))
+    return H.per_row(lambda rows: assign(rows, part["centers"])[0])

@@ -73,13 +73,9 @@ class Part(TypedDict):
 
 def own_features(part: Part) -> RandomFeatures:
     """Return the random features that the party alone can compute."""
-    return RandomFeatures(
-        part["kernel"],
-        part["n_columns"],
-        part["bandwidth"],
-        int(part["seed"], 16),
-        orthogonal=False,  # orthogonal blocks would show whose column is whose
-    )
+    # None are orthogonal: orthogonal blocks would show whose column is whose.
+    seed = int(part["seed"], 16)
+    return RandomFeatures(part["kernel"], part["n_columns"], part["bandwidth"], seed)
 
 
 def partial_angles(
@@ -99,13 +95,8 @@ def partial_angles(
     private = own_features(part)
     if "shared_seed" not in part:
         return private.angles(X, 0, stop, bits, rows)
-    shared = RandomFeatures(
-        part["kernel"],
-        part["all_columns"],
-        part["bandwidth"],
-        int(part["shared_seed"], 16),
-        orthogonal=False,
-    )
+    d, seed = part["all_columns"], int(part["shared_seed"], 16)
+    shared = RandomFeatures(part["kernel"], d, part["bandwidth"], seed)
     omega, _ = shared.weights(0, stop)
     first = part["first_column"]
     W = omega[:, first : first + part["n_columns"]].T / (2 * np.pi)

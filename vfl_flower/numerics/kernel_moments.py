@@ -72,12 +72,8 @@ def joint_angles(
     angle is multiplied by `multiple`, as if the bandwidths were so many times smaller.
     """
     made = _random_features(kernel, X.shape[1], bandwidths, densities, seed)
-    angles = np.hstack(
-        [
-            part.angles(X, 0, count, bits)
-            for part, count in zip(made, counts, strict=True)
-        ]
-    )
+    pairs = zip(made, counts, strict=True)
+    angles = np.hstack([part.angles(X, 0, count, bits) for part, count in pairs])
     return np.asarray(angles * angles.dtype.type(multiple))
 
 
@@ -95,12 +91,8 @@ def joint_frequencies(
     columns, times the bandwidth. The arguments are those of :func:`joint_angles`.
     """
     made = _random_features(kernel, d, bandwidths, densities, seed)
-    return np.vstack(
-        [
-            bandwidth * part.weights(0, count)[0]
-            for part, bandwidth, count in zip(made, bandwidths, counts, strict=True)
-        ]
-    )
+    pairs = zip(made, counts, strict=True)
+    return np.vstack([part.bandwidth * part.weights(0, m)[0] for part, m in pairs])
 
 
 def _random_features(
@@ -144,10 +136,7 @@ def pairs(turns: Array) -> Array:
 
 def pack_local(fitted: LocalColumns) -> dict[str, Any]:
     """Return how local columns are made, for a party's part."""
-    return {
-        _LOCAL + field.name: getattr(fitted, field.name)
-        for field in dataclasses.fields(fitted)
-    }
+    return {_LOCAL + name: value for name, value in vars(fitted).items()}
 
 
 def unpack_local(part: Mapping[str, Any]) -> LocalColumns:

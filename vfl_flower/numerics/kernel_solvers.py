@@ -32,8 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -141,8 +140,8 @@ class Fit:
     path: tuple[tuple[float, float], ...] = ()
     """Each strength that was tried and its score."""
     left_out: Array | None = None
-    """f of each row from a fit without it, in the unit of y, (n, C); see
-    `leave_out`."""
+    """f of each row from a fit without it, in the unit of y, (n, C); where folds chose
+    `regularization`, or see `leave_out`."""
     turn: Array | None = None
     """With `earlier`: what times it is added to f, shape (C,)."""
 
@@ -184,9 +183,9 @@ def fit(
     strengths are chosen by. `offset`, (n, C), in the unit of y, is added to f. With
     either the square loss has no leave-one-out, and is solved like the others.
     `earlier`, (n, C), is a part of `offset` whose multiple in f is fitted too, with the
-    penalty of `LARGEST_TURN` alone. `leave_out` also returns f of rows left out, at the
-    strength given or chosen: of each row alone for the square loss, of each of the
-    `folds` for the others. More folds cost little, since all share the features.
+    penalty of `LARGEST_TURN` alone. For the square loss with neither, `leave_out` also
+    returns f of rows left out, each alone. Folds return that of their rows at the
+    strength chosen. More folds cost little, since all share the features.
 
     The iteration ends where :math:`g^T B^{-1} g` is at most `tol` squared times the
     objective, for each column: g is the gradient, and B would be the Hessian if the
@@ -210,8 +209,6 @@ def fit(
         scale *= ((Y - center) / scale).std(axis=0)
     Y = (Y - center) / scale
     free = [np.ones((1, Y.shape[1]))]
-    if offset is not None:
-        offset = (offset - center) / scale
     if earlier is not None:
         spread = earlier.std(axis=0)
         spread[spread == 0] = 1.0
@@ -223,19 +220,16 @@ def fit(
         left_out = _left_out(axes, Y, X, lam) if leave_out else None
     else:
         start, path, left_out = None, {}, None
-        given = axes, Y, LOSSES[loss], classes, folds, rng, weights, offset, free
-        judge = partial(_cross_validate, *given)
+        shift = np.zeros((1, Y.shape[1]))
+        if offset is not None:
+            shift = (offset - center) / scale
+        task = _Task(axes, Y, LOSSES[loss], shift, free)
         if regularization is None:
-            start, path, left_out = judge()
-        elif leave_out:
-            left_out = judge([regularization])[2]
+            start, path, left_out = _cross_validate(task, classes, folds, rng, weights)
         lam = regularization or min(path, key=path.__getitem__)
-        mean = np.full_like(Y, 1 / len(Y))
-        if weights is not None:
-            mean[:] = (weights / weights.sum())[:, None]
-        X, _, converged = _minimise(
-            axes, Y, mean, LOSSES[loss], lam, start, tol, max_iter, offset, free
-        )
+        rows = np.ones(len(Y)) if weights is None else weights
+        mean = (rows / rows.sum())[:, None]
+        X, _, converged = _minimise(task, mean, lam, start, tol, max_iter)
     coef, turn = axes.coefficients(X[: len(axes.s)]), None
     intercept = (X[-1] - axes.mean @ coef) * scale
     if offset is None:
@@ -250,9 +244,7 @@ def fit(
         cv_score=path[lam][0] if path else None,
         converged=converged,
         path=tuple((tried, score) for tried, (score, _) in path.items()),
-        left_out=left_out * scale + center
-        if leave_out and left_out is not None
-        else None,
+        left_out=None if left_out is None else left_out * scale + center,
         turn=turn,
     )
 
@@ -395,25 +387,34 @@ def _left_out(axes: _Axes, Y: Array, X: Array, lam: float) -> Array:
     return without
 
 
+class _Task(NamedTuple):
+    """The labels y, and of which f = U a + b + .. they have a loss; see `_minimise`."""
+
+    axes: _Axes
+    Y: Array
+    """Shape (n, K)."""
+    loss: Loss
+    offset: Array
+    """What is added to f, shape (n, K) or (1, K)."""
+    free: Sequence[Array]
+    """Columns, (n, K) or (1, K) each, whose multiples are added, the last one ones."""
+
+
 def _cross_validate(
-    axes: _Axes,
-    Y: Array,
-    loss: Loss,
+    task: _Task,
     classes: bool,
     folds: int,
     rng: np.random.Generator,
     weights: Array | None,
-    offset: Array | None,
-    free: Sequence[Array],
-    strengths: Sequence[float] = (),
 ) -> tuple[Array, dict[float, Score], Array]:
-    """Try strengths, default `PATH`, each from the solution of the one before.
+    """Try the strengths of `PATH`, each from the solution of the one before.
 
     Folds and classes are columns of one problem. Each fold has about the same share of
     each class. Returns the mean solution of the folds at the best strength, (r + k, C),
     the score of each strength that was tried, and f of the rows left out at the best,
     (n, C).
     """
+    axes, Y, loss, offset, free = task
     n, C = Y.shape
     order = rng.permutation(n)
     label = Y.argmax(axis=1) if C > 1 else Y[:, 0]
@@ -423,16 +424,13 @@ def _cross_validate(
     if weights is not None:
         trained = weights[:, None] * trained
     W = np.repeat(trained / trained.sum(axis=0), C, axis=1)
-    targets = np.tile(Y, folds)
-    offset = None if offset is None else np.tile(offset, folds)
-    free = [np.tile(column, folds) for column in free]
+    Ys, offsets, *columns = (np.tile(x, folds) for x in (Y, offset, *free))
+    all_folds = _Task(axes, Ys, loss, offsets, columns)
     X: Array | None = None
     path: dict[float, Score] = {}
     idle, least = 0, (math.inf, math.inf)
-    for lam in strengths or PATH.tolist():
-        X, F, reached = _minimise(
-            axes, targets, W, loss, lam, X, CV_TOL, CV_ITER, offset, free
-        )
+    for lam in PATH.tolist():
+        X, F, reached = _minimise(all_folds, W, lam, X, CV_TOL, CV_ITER)
         left_out = F.reshape(n, folds, C)[np.arange(n), fold]
         wrong, losses = _wrong(left_out, Y), loss.value(left_out, Y)
         score = float(wrong.mean()), float(losses.mean())
@@ -457,16 +455,7 @@ separates the classes, the loss alone has no optimum."""
 
 
 def _minimise(
-    axes: _Axes,
-    Y: Array,
-    W: Array,
-    loss: Loss,
-    lam: float,
-    start: Array | None,
-    tol: float,
-    max_iter: int,
-    offset: Array | None,
-    free: Sequence[Array],
+    task: _Task, W: Array, lam: float, start: Array | None, tol: float, max_iter: int
 ) -> tuple[Array, Array, bool]:
     r"""Minimise :math:`\sum_i W_{ik} L(f_{ik}, y_{ik}) + \lambda |a_k|^2 / 2`, each k.
 
@@ -478,13 +467,14 @@ def _minimise(
 
     f = U a + b + `offset`, (n, K). x, (r + k, K), stacks a and the multiples of the k
     columns in `free`, of which the last is b; `start` is its first value, default 0.
-    `W`, (n, K), are weights of the rows, which add up to 1 in each column. The columns
+    `W`, (n, K) or (n, 1), are weights of the rows, which add up to 1. The columns
     in `free`, (n, K) each, have mean square 1 or are zeros, with the penalty of
     `LARGEST_TURN`, except for the last: ones, without a penalty. Returns x, f, and
     whether all columns have reached the optimum.
     """
     from scipy.optimize import minimize
 
+    axes, Y, loss, offset, free = task
     r, k = len(axes.s), len(free)
     penalty = np.full((r + k, 1), float(lam))
     penalty[r:] = 1 / (axes.n * LARGEST_TURN**2)
@@ -497,8 +487,7 @@ def _minimise(
         F = axes.forward(X[:r])
         for x, column in zip(X[r:], free, strict=True):
             F += x * column
-        if offset is not None:
-            F += offset
+        F += offset
         R = W * loss.derivative(F, Y)
         slopes = [(R * column).sum(axis=0) for column in free]
         G = np.vstack([axes.backward(R), *slopes]) + penalty * X

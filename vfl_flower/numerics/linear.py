@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -56,20 +57,14 @@ def solve_pooled(
     `fit_intercept`. Where X lacks rank and nothing is penalised, theta has the smallest
     norm for columns scaled to the same size.
     """
-    from sklearn.linear_model import ElasticNet, LinearRegression, Ridge
+    from sklearn.linear_model import LinearRegression, Ridge
 
     total = float(weights.sum())
     scale = np.ones(X.shape[1])
     if penalty.l1:
         # scikit-learn: |.|^2 / (2 sum w) + a (r |.|_1 + (1 - r) |.|^2 / 2)
         l1, l2 = (n / total) * np.array([penalty.l1 / 2, penalty.l2])
-        model = ElasticNet(
-            alpha=l1 + l2,
-            l1_ratio=l1 / (l1 + l2),
-            fit_intercept=fit_intercept,
-            max_iter=100_000,
-            tol=1e-8,
-        )
+        model = _elastic_net(l1, l2, fit_intercept, 1e-8)
     elif penalty.l2:
         # scikit-learn: sum w |.|^2 + a |.|^2
         model = Ridge(alpha=n * penalty.l2, fit_intercept=fit_intercept)
@@ -130,20 +125,19 @@ def proximal_block(R: Array, c: Array, n_parties: int, penalty: Penalty) -> Arra
     ``R^T R = A^T A`` of the party's block; c, (r,), is the target in the coordinates of
     R; l1 is above 0.
     """
-    from sklearn.linear_model import ElasticNet
-
     if not len(c):  # all columns are zero
         return np.zeros(R.shape[1])
     # scikit-learn: |c - R x|^2 / (2 r) + a (q |x|_1 + (1 - q) |x|^2 / 2)
     l1, l2 = penalty.l1 / n_parties / len(c) / 2, penalty.l2 / n_parties / len(c)
-    model = ElasticNet(
-        alpha=l1 + l2,
-        l1_ratio=l1 / (l1 + l2),
-        fit_intercept=False,
-        max_iter=100_000,
-        tol=1e-12,
-    )
-    return np.asarray(model.fit(R, c).coef_)
+    return np.asarray(_elastic_net(l1, l2, False, 1e-12).fit(R, c).coef_)
+
+
+def _elastic_net(l1: float, l2: float, fit_intercept: bool, tol: float) -> Any:
+    """Return scikit-learn's model with the penalty ``l1 |x|_1 + l2 |x|^2 / 2``."""
+    from sklearn.linear_model import ElasticNet
+
+    options = {"fit_intercept": fit_intercept, "max_iter": 100_000, "tol": tol}
+    return ElasticNet(alpha=l1 + l2, l1_ratio=l1 / (l1 + l2), **options)
 
 
 def soft_threshold(values: Array, threshold: Array | float) -> Array:

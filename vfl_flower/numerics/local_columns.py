@@ -76,18 +76,14 @@ class LocalColumns:
     @property
     def blocks(self) -> list[Block]:
         """The kinds of columns, one after another; some may be empty."""
-        sizes = (
-            len(self.values),
-            len(self.gaps) + len(self.lows),
-            2 * self.frequencies.shape[1],
-        )
-        stops = np.cumsum(sizes).tolist()
-        return [
-            Block(name, stop - size, stop)
-            for name, size, stop in zip(
-                ("values", "intervals", "waves"), sizes, stops, strict=True
-            )
-        ]
+        sizes = {
+            "values": len(self.values),
+            "intervals": len(self.gaps) + len(self.lows),
+            "waves": 2 * self.frequencies.shape[1],
+        }
+        stops = np.cumsum(list(sizes.values())).tolist()
+        pairs = zip(sizes.items(), stops, strict=True)
+        return [Block(name, stop - size, stop) for (name, size), stop in pairs]
 
 
 def scaled_columns(fitted: LocalColumns, X: Array) -> Array:
@@ -148,13 +144,8 @@ def fit_local_columns(
     ordered = [np.sort(column[~np.isnan(column)]) for column in X.T]
     known, d = ~np.isnan(X), X.shape[1]
     units = np.array([_unit(rows) for rows in ordered]).reshape(d, 4).T.copy()
-    nothing = np.zeros(0, dtype=np.int64)
-    center, scale, lowest, highest = units
-    fitted = LocalColumns(
-        *(center, scale, lowest, highest),
-        *(nothing, nothing, nothing),
-        *(np.zeros(0), np.zeros(0), np.zeros((d, 0))),
-    )
+    nothing = *[np.zeros(0, dtype=np.int64)] * 3, *np.zeros((2, 0)), np.zeros((d, 0))
+    fitted = LocalColumns(*units, *nothing)
     Z = scaled_columns(fitted, X)
     supported = np.array([_supported(z, least) for z in Z.T], dtype=bool)
     Z[:, ~supported] = 0.0

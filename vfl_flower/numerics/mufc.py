@@ -165,9 +165,8 @@ def seed_centroids(
     numbers = np.arange(len(X)) if stay is None else np.flatnonzero(stay)
     places = None if prefix is None else np.searchsorted(numbers, prefix)
     new = None if added is None else added[numbers]
-    drawn, labels = initialise(
-        BoxedRows(X, box, None if stay is None else numbers), k, rng, places, new
-    )
+    rows = BoxedRows(X, box, None if stay is None else numbers)
+    drawn, labels = initialise(rows, k, rng, places, new)
     return numbers[drawn], np.bincount(labels, minlength=len(drawn))
 
 
@@ -451,9 +450,7 @@ def _check_inside(points: Array, lower: Array, upper: Array, region: str) -> Non
     inside = ((points >= lower) & (points <= upper)).all(axis=0)
     if not inside.all():
         column = int(inside.argmin())
-        low, high = (
-            np.broadcast_to(bound, inside.shape)[column] for bound in (lower, upper)
-        )
+        low, high = (np.broadcast_to(x, inside.shape)[column] for x in (lower, upper))
         raise ValueError(
             f"column {column}, counted from 0, must have values inside {region}, from "
             f"{low:g} to {high:g}"
@@ -544,12 +541,11 @@ def contributions(blocks: RowBlocks, centers: Array, labels: Array) -> Array:
     That is |x_i - c_i|^2, in the unit of the rows squared, for rows (n, d), C_s,
     (K, d), and the global cluster of each row, (n,), from `induced_labels`.
     """
-    parts = blocks.map_reduce(
-        lambda part, X: [_squared_distances(X, centers[labels[part]])],
-        operator.add,
-        [np.empty(0)],
-    )
-    return np.concatenate(parts)
+
+    def terms(part: slice, X: Array) -> list[Array]:
+        return [_squared_distances(X, centers[labels[part]])]
+
+    return np.concatenate(blocks.map_reduce(terms, operator.add, [np.empty(0)]))
 
 
 def _squared_distances(rows: Array, centers: Array) -> Array:

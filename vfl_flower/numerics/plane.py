@@ -23,9 +23,8 @@ def principal_plane(points: Array, weights: Array) -> tuple[Array, Array]:
     if not weights.sum():
         weights = np.ones(len(points))
     centred = points - weights @ points / weights.sum()
-    _, sizes, directions = np.linalg.svd(
-        np.sqrt(weights)[:, None] * centred, full_matrices=False
-    )
+    rows = np.sqrt(weights)[:, None] * centred
+    _, sizes, directions = np.linalg.svd(rows, full_matrices=False)
     places, shares = np.zeros((len(points), 2)), np.zeros(2)
     for k, direction in enumerate(directions[:2]):
         sign = np.sign(direction[np.abs(direction).argmax()])

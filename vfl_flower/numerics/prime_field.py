@@ -160,9 +160,8 @@ class PrimeField:
             large = self.powers(self.power(x, step), n_steps)
             product = self.matmul(large.T, terms.reshape(len(x), -1))
             total = self.add(total, product)
-        return total.reshape(n_steps * step, width)[:count].reshape(
-            count, *values.shape[1:]
-        )
+        sums = total.reshape(n_steps * step, width)[:count]
+        return sums.reshape(count, *values.shape[1:])
 
     def evaluate(self, coefficients: Array, points: Array) -> Array:
         """Return f(x_j) = sum_i c_i x_j^i of points, (m,), shape (m, c).

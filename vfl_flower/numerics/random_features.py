@@ -129,12 +129,8 @@ class RandomFeatures:
         rows = -(-CHUNK // p) * p  # whole blocks; rows beyond the chunk are dropped
         count = rows * d + rows * d % 2
         words = count + (CHUNK * d if self.density < 1 else 0)
-        raw = np.stack(
-            [
-                Philox(key=self._seed, counter=c << 64).random_raw(CHUNK + words)
-                for c in range(first, last)
-            ]
-        )
+        streams = [Philox(key=self._seed, counter=c << 64) for c in range(first, last)]
+        raw = np.stack([stream.random_raw(CHUNK + words) for stream in streams])
         b = (raw[:, :CHUNK] >> 11) * 2.0**-53
         uniform = ((raw[:, CHUNK:] >> 12) + 0.5) * 2.0**-52  # 0 < u < 1
         uniform, choices = np.split(uniform, [count], axis=1)
@@ -283,13 +279,9 @@ def pair_distances(X: Array | Rows, pairs: Array, kernel: str) -> Array:
     power = 2 if kernel == "gaussian" else 1
     first, second = RowBlocks(X, rows=pairs[0]), RowBlocks(X, rows=pairs[1])
     with np.errstate(over="ignore", invalid="ignore"):
-        distances = np.concatenate(
-            [np.zeros(0)]
-            + [
-                (np.abs(a - b) ** power).sum(axis=1)
-                for a, b in zip(first, second, strict=True)
-            ]
-        )
+        blocks = zip(first, second, strict=True)
+        parts = [(np.abs(a - b) ** power).sum(axis=1) for a, b in blocks]
+        distances = np.concatenate([np.zeros(0), *parts])
     if not np.isfinite(distances).all():
         raise ValueError(
             "X must be of a size whose distances of rows are finite: standardise the "

@@ -49,6 +49,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -277,36 +278,27 @@ def chosen_kmeans(
 def _joined(requests: dict[int, Request], most: int) -> Request:
     """Return one request for the starts of several k."""
 
-    def padded(arrays: list[Array | None]) -> Array | None:
-        known = [array for array in arrays if array is not None]
-        if not known:
+    def padded(name: str) -> Any:
+        arrays = [getattr(request, name) for request in requests.values()]
+        if arrays[0] is None:  # in the first pass, which is that of all k
             return None
-        widths = [(0, most - array.shape[1]) for array in known]
-        none = [(0, 0)] * (known[0].ndim - 2)
-        return np.concatenate(
-            [np.pad(x, [(0, 0), w, *none]) for x, w in zip(known, widths, strict=True)]
-        )
+        rest = [(0, 0)] * (arrays[0].ndim - 2)
+        widths = [[(0, 0), (0, most - array.shape[1]), *rest] for array in arrays]
+        return np.concatenate(list(map(np.pad, arrays, widths)))
 
-    asked = list(requests.values())
-    centers = padded([request.centers for request in asked])
-    assert centers is not None
-    return Request(
-        centers,
-        padded([request.last for request in asked]),
-        padded([request.sizes for request in asked]),
-        np.repeat(list(requests), [len(request.centers) for request in asked]),
-    )
+    starts = [len(request.centers) for request in requests.values()]
+    used = np.repeat(list(requests), starts)
+    return Request(padded("centers"), padded("last"), padded("sizes"), used)
 
 
 def _part(total: Pass, starts: slice, k: int) -> Pass:
     """Return the sums of some starts, of k clusters each."""
-    return Pass(
-        total.inertia[starts],
-        total.sizes[starts, :k],
-        None if total.counts is None else total.counts[starts, :k],
-        None if total.sums is None else total.sums[starts, :k],
-        None if total.silhouettes is None else total.silhouettes[starts],
-    )
+    places = starts, slice(k)  # the second axis, where there is one, is of clusters
+
+    def part(sums: Any) -> Any:
+        return None if sums is None else sums[places[: sums.ndim]]
+
+    return Pass(*map(part, vars(total).values()))
 
 
 def _passes(

@@ -37,6 +37,8 @@ def is_name(name: object) -> bool:
 def did_you_mean(name: str, known: Iterable[str] | Mapping[str, str]) -> str:
     """Return a hint at what was meant by an unknown name, for the end of an error.
 
+    In a section of the known names, it is another name of that section.
+
     >>> did_you_mean("Sise", ["seed", "size"])
     "; did you mean 'size'?"
     >>> did_you_mean("sise", {"size": "example.size"})
@@ -44,7 +46,13 @@ def did_you_mean(name: str, known: Iterable[str] | Mapping[str, str]) -> str:
     """
     meant = known if isinstance(known, Mapping) else {text: text for text in known}
     folded = {text.strip().casefold(): meant[text] for text in meant}
-    near = difflib.get_close_matches(name.strip().casefold(), folded, n=1)
+    name = name.strip().casefold()
+    section = name[: name.rfind(".") + 1]
+    cut = len(section)
+    inside = {text[cut:]: folded[text] for text in folded if text.startswith(section)}
+    if inside:
+        name, folded = name[cut:], inside
+    near = difflib.get_close_matches(name, folded, n=1, cutoff=0.75)
     return f"; did you mean {folded[near[0]]!r}?" if near else ""
 
 

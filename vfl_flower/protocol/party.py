@@ -262,7 +262,7 @@ class Party:
                 self.ids = np.array([str(value) for value in given.tolist()])
             if repeated := len(texts) - len(set(texts)):
                 raise ValueError(
-                    f"ids of {who} must be distinct, {repeated} rows repeat an id"
+                    f"ids of {who} must be distinct, got {repeated} repeated"
                 )
         if self.columns is not None and len(self.columns) != self.X.shape[1]:
             raise ValueError(

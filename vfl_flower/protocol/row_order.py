@@ -72,7 +72,7 @@ def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
     if fault:
         raise PartyError(f"ids {fault}")
     if repeated := len(texts) - len(set(texts)):
-        raise PartyError(f"{DISTINCT}, {repeated} rows repeat an id")
+        raise PartyError(f"{DISTINCT}, got {repeated} repeated")
     return texts
 
 
@@ -119,7 +119,7 @@ class RowOrder:
         order = np.argsort(held, kind="stable")
         ranked = held[order]
         if repeated := np.count_nonzero(ranked[1:] == ranked[:-1]):
-            raise PartyError(f"{DISTINCT}, {repeated} rows repeat an id")
+            raise PartyError(f"{DISTINCT}, got {repeated} repeated")
         places = np.searchsorted(ranked, wanted)
         rows: Array = order[np.minimum(places, len(held) - 1)]
         if missing := np.count_nonzero(held[rows] != wanted):

@@ -185,6 +185,8 @@ class ProtocolStrategy(Strategy):
     """Steps that evaluate the model and do not train it."""
     labelled: ClassVar[bool] = False
     """Whether it learns from labels."""
+    numeric: ClassVar[bool] = False
+    """Whether these must be numbers, whatever its settings."""
     question: ClassVar[str] = ""
     """What somebody asks who runs it, as a sentence: the title of its report."""
     explained: ClassVar[Mapping[str, Metric]] = {}
@@ -372,6 +374,19 @@ class ProtocolStrategy(Strategy):
     def least_parties(self) -> int:
         """The fewest parties that make a run."""
         return 2
+
+    def check_count(self, count: int) -> None:
+        """Raise ``ValueError`` where `count` parties cannot make a run."""
+        if count < self.least_parties:
+            raise ValueError(
+                f"{type(self).__name__} needs at least {self.least_parties} parties, "
+                f"got {count}"
+            )
+        if self.n_parties not in (0, count):
+            raise ValueError(
+                f"n_parties must be 0 or the {count} parties given, got "
+                f"{self.n_parties}"
+            )
 
     def fewest_rows(self, columns: int) -> int:
         """Return how many rows a run needs at least with so many columns."""

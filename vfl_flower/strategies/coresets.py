@@ -172,7 +172,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
     in training too, where the label holder then learns the other's part."""
 
     model_class = LinearModel
-    labelled = True
+    labelled = numeric = True
     question = "Which few rows give nearly the linear model of all rows?"
     explained = REGRESSION
     evaluation_steps = (predictions_party.held_out, predictions_party.errors)

@@ -186,6 +186,12 @@ def _task(solver: Solver, count: int) -> party.Task:
     columns = 2 * solver.features or COLUMNS
     rows = min(solver.rows, most_numbers(solver) // columns)
     room = rows // ROWS_PER_COLUMN
+    if solver.features > room:
+        raise FederationError(
+            f"features must leave {ROWS_PER_COLUMN} rows for each, got "
+            f"{solver.features:,}, with which a run trains on at most {rows:,} rows: "
+            "set fewer features, or take more rows"
+        )
     left, values = int(room * min(MOST_SHARE, rows / MANY_ROWS)), 3 * room // 4
     if solver.features:
         room = min(room, most_numbers(solver) // rows)
