@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from flwr.app import Message
-from flwr.common.serde import message_to_proto
 from scipy.stats import chisquare
 from uniformity import uniform
 
 from vfl_flower import Party
-from vfl_flower.protocol.messages import n_bytes, unpack
+from vfl_flower.protocol.messages import unpack
 from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.simulation import InProcessGrid
+from vfl_flower.testing import Sent as Entry
 from vfl_flower.typing import Array
-
-
-@dataclass
-class Entry:
-    action: str
-    party: int
-    up: bool
-    values: dict[str, Any]
-    frame: dict[str, Any]
-    data: bytes
-    size: int
 
 
 class Sent(InProcessGrid):
@@ -69,33 +57,6 @@ class Listening(InProcessGrid):
         replies = super().pull_messages(message_ids)
         self.seen += replies
         return replies
-
-
-class Recorder(InProcessGrid):
-    def __init__(self, parties: Sequence[Party]) -> None:
-        super().__init__(parties)
-        self.transcript: list[Entry] = []
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        messages = list(messages)
-        for message in messages:
-            self._keep(message, message.metadata.dst_node_id, up=False)
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        replies = super().pull_messages(message_ids)
-        for message in replies:
-            self._keep(message, message.metadata.src_node_id, up=True)
-        return replies
-
-    def _keep(self, message: Message, node: int, up: bool) -> None:
-        assert message.has_content()
-        action = message.metadata.message_type.partition(".")[2]
-        data = message_to_proto(message).SerializeToString()
-        values, frame = unpack(message.content)
-        party = self.get_node_ids().index(node)
-        size = n_bytes(message.content)
-        self.transcript.append(Entry(action, party, up, values, frame, data, size))
 
 
 def replies(transcript: Sequence[Entry], action: str, name: str) -> list[Any]:

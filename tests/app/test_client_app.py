@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from consents import limited
 from flwr.app import Context, RecordDict
-from transcripts import Recorder
 
 from vfl_flower import CoresetVRLR, Ledger, Party, PartyFailed
 from vfl_flower.app import register
@@ -22,6 +21,7 @@ from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import sampling
+from vfl_flower.testing import Recorder
 
 MODEL = f"{11:016x}"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
-from transcripts import Recorder, our_steps
+from transcripts import our_steps
 
 from vfl_flower import (
     FDSKL,
@@ -26,6 +26,7 @@ from vfl_flower.app.rehearsal import Shape
 from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.consent import Consent
 from vfl_flower.strategies import ALGORITHMS
+from vfl_flower.testing import Recorder
 
 FIFTH = Path(__file__).parents[2] / "examples" / "fifth_algorithm"
 KERNEL = {"bandwidth": 2.0, "regularization": 0.1}

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from flwr.app import Context, RecordDict
-from transcripts import Recorder
 
 from vfl_flower import FederationError, Party
 from vfl_flower.app.config import check_run_config
@@ -18,6 +17,7 @@ from vfl_flower.app.runs import resume_command
 from vfl_flower.app.server_app import RESUME, RunEnded, main
 from vfl_flower.protocol.checkpoint import FILE
 from vfl_flower.simulation import InProcessGrid
+from vfl_flower.testing import Recorder
 
 
 @pytest.fixture(autouse=True)

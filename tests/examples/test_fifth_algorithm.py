@@ -21,11 +21,14 @@ from fifth_algorithm.pca import FederatedPCA, PCAModel
 from vfl_flower import Party, load_model, simulate
 from vfl_flower.app.config import check_run_config, make_strategy
 from vfl_flower.strategies import algorithms
+from vfl_flower.testing import check_strategy
 
 assert algorithms()["pca"] == (FederatedPCA,)
 strategy = make_strategy(check_run_config({"strategy": "pca", "pca.n-components": 3}))
 X = np.load(sys.argv[1])
-result = simulate(strategy, [Party(X[j::3]) for j in range(3)], seed=0)
+parties = [Party(X[j::3]) for j in range(3)]
+check_strategy(strategy.replace(seed=1), parties)
+result = simulate(strategy, parties, seed=0)
 result.model.save(sys.argv[2])
 assert isinstance(load_model(sys.argv[2]), PCAModel)
 print(result.ledger.round_trips)

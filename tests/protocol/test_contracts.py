@@ -27,11 +27,12 @@ from flwr.common.serde import (
 )
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from later_tasks import TASKS, clinics
 from malformed import CLASS_NAME, malformed_content
 from transcripts import our_steps
 from variants import VARIANTS, GivenUp, parties_of
 
-from vfl_flower import FederationError, Party, request_changes
+from vfl_flower import FederationError, Party
 from vfl_flower.protocol import answering
 from vfl_flower.protocol.contract import structure
 from vfl_flower.protocol.messages import (
@@ -45,16 +46,6 @@ from vfl_flower.protocol.messages import (
 from vfl_flower.protocol.steps import Step
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
-from vfl_flower.strategies import (
-    MUFC,
-    MUFCAdd,
-    MUFCEvaluation,
-    MUFCForgetClient,
-    MUFCPrediction,
-    MUFCRemoval,
-    MUFCStatus,
-    MUFCUnlearn,
-)
 
 REQUESTS, REPLIES = int(os.environ.get("VFL_FLOWER_EXAMPLES", "27")), 4
 """Examples of each step."""
@@ -81,55 +72,20 @@ def _variant(name: str) -> Case:
     return lambda folder: (parties_of(name), VARIANTS[name])
 
 
-def _clinics(folder: Path, rows: int = 8) -> list[Party]:
-    rng = np.random.default_rng(0)
-    return [
-        Party(
-            rng.uniform(-0.4, 0.4, size=(rows, 2)),
-            ids=np.array([f"{name}.{row}" for row in range(rows)]),
-            name=name,
-            state_dir=folder / name,
-        )
-        for name in ("north", "south", "west")
-    ]
-
-
 HOME = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 
 
-@cache
-def _trained() -> str:
-    folder = Path(HOME.name) / "trained"
-    strategy = MUFC(2, 0.05, n_init=1, seed=3, server_state=folder / "server")
-    return str(strategy.start(InProcessGrid(_clinics(folder))).model.number)
-
-
-def _later(task: type[ProtocolStrategy], rows: int = 8, **arguments: Any) -> Case:
+def _later(name: str) -> Case:
     def make(folder: Path) -> tuple[list[Party], ProtocolStrategy]:
-        model = _trained()
-        shutil.copytree(Path(HOME.name) / "trained", folder, dirs_exist_ok=True)
-        clinics = _clinics(folder, rows)
-        for clinic in clinics:
-            new = clinic.ids[8:].tolist() if task is MUFCAdd else ()
-            request_changes(clinic, forget=[f"{clinic.name}.1"], add=new)
-        request_changes(clinics[1], leave=[model])
-        strategy = task(model=model, server_state=folder / "server", **arguments)
-        return clinics, strategy
+        strategy, parties = TASKS[name](folder)
+        return parties(), strategy
 
     return make
 
 
 CASES: dict[str, Case] = {name: _variant(name) for name in VARIANTS}
-CASES |= {
-    "mufc unlearn": _later(MUFCUnlearn, seed=5),
-    "mufc forget client": _later(MUFCForgetClient, clients="south", seed=5),
-    "mufc add": _later(MUFCAdd, 11, seed=5),
-    "mufc status": _later(MUFCStatus),
-    "mufc predict": _later(MUFCPrediction),
-    "mufc evaluate": _later(MUFCEvaluation, 20),
-    "mufc remove": _later(MUFCRemoval),
-    "mufc given up": lambda folder: (_clinics(folder), GivenUp(3, seed=3)),
-}
+CASES |= {name: _later(name) for name in TASKS if name.startswith("mufc")}
+CASES["mufc given up"] = lambda folder: (clinics(folder), GivenUp(3, seed=3))
 """Runs that together ask for every step."""
 
 

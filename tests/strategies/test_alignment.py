@@ -10,7 +10,7 @@ from deviating import RealParties
 from faults import Changed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transcripts import Recorder, is_uniform, our_steps
+from transcripts import is_uniform, our_steps
 
 import vfl_flower as vf
 from vfl_flower import FREE, Alignment, Consent, FederationError, Party, PartyFailed
@@ -22,6 +22,7 @@ from vfl_flower.protocol.row_order import load_order, normal_ids
 from vfl_flower.protocol.seals import Seal, Sealed
 from vfl_flower.secure_aggregation.points import encrypt, hash_ids, hash_to_point
 from vfl_flower.simulation import InProcessGrid
+from vfl_flower.testing import Recorder
 
 METHODS = ["ecdh", "keyed"]
 SECRET = bytes(range(32))

@@ -9,7 +9,7 @@ import pytest
 from faults import Fault, FaultyGrid
 from forgetting import departure, removal
 from supernodes import SuperNodes, write_rows
-from transcripts import Recorder, actual, patterns
+from transcripts import actual, patterns
 
 from vfl_flower import FederationError, Party, PartyFailed
 from vfl_flower.clients.mufc_state import ServerState
@@ -26,6 +26,7 @@ from vfl_flower.strategies import (
     MUFCEvaluation,
     MUFCPrediction,
 )
+from vfl_flower.testing import Recorder
 
 NAMES = ("north", "south", "west")
 KERNEL = FKKMeans(3, 4, n_features=20, iterations=3, n_init=2, seed=1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
-from transcripts import Recorder, actual, patterns
+from transcripts import actual, patterns
 
 from vfl_flower import CoresetVKMC, CoresetVRLR, FederationError, Party, PartyFailed
 from vfl_flower.clients import coreset_predictions as party
@@ -23,6 +23,7 @@ from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.steps import Sum, each, opened
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import CoresetEvaluation, CoresetPrediction
+from vfl_flower.testing import Recorder
 
 N, HOLDER = 200, 2
 

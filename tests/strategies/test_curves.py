@@ -8,7 +8,6 @@ import pytest
 from deviating import RealParties
 from faults import LyingGrid
 from sklearn.metrics import confusion_matrix
-from transcripts import Recorder
 
 from vfl_flower import FDSKL, CoresetVRLR, Party, PartyFailed, simulate
 from vfl_flower.app.plan import RunPlan
@@ -28,6 +27,7 @@ from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.secure_aggregation import group
 from vfl_flower.strategies import CoresetEvaluation, CoresetVKMC, FDSKLEvaluation
 from vfl_flower.strategies import fdskl as fdskl_strategy
+from vfl_flower.testing import Recorder
 
 N, HOLDER = 600, 2
 MODEL = "0123456789abcdef"

@@ -25,6 +25,7 @@ from vfl_flower.numerics.random_features import (
     taken,
 )
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.strategy import Run
 from vfl_flower.secure_aggregation import group
@@ -1224,3 +1225,15 @@ def test_without_a_seed_no_feature_comes_twice():
         sent = repr([values for _, _, values in grid.sent])
         assert not any(part["seed"] in sent for part in parts)
     assert (len(seeds), len(coefs)) == (12, 4)
+
+
+def test_several_label_holders_need_predictions_before_any_step():
+    federation = parties(holders=[0, 2])
+    for party in federation:
+        party.consent = Consent(leaves={"angles": Limit()}, peers=None)
+    grid = Sent(federation)
+    with pytest.raises(
+        FederationError, match=r"'predictions', but 'party 0', .* do not"
+    ):
+        FDSKL("square", solver="doubly-stochastic", target="continuous").start(grid)
+    assert grid.actions == ["hello"]

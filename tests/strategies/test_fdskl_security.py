@@ -17,7 +17,7 @@ from faults import Fault, FaultyGrid
 from scipy.linalg import orthogonal_procrustes
 from scipy.optimize import linear_sum_assignment
 from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
-from transcripts import Recorder, actual, is_uniform, patterns
+from transcripts import actual, is_uniform, patterns
 
 from vfl_flower import Party
 from vfl_flower.numerics.kernel_model import own_features, owned, partial_angles
@@ -32,6 +32,7 @@ from vfl_flower.protocol.sums import PartySums
 from vfl_flower.secure_aggregation import join_limbs, masks, relay
 from vfl_flower.secure_aggregation.labels import SECRET_DRAW
 from vfl_flower.strategies import FDSKL, FDSKLPrediction
+from vfl_flower.testing import Recorder
 
 HOLDER = 2
 THREE = 2, 2, 2

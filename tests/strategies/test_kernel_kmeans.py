@@ -15,7 +15,6 @@ from faults import Changed, of_all, of_party
 from scipy.linalg import subspace_angles
 from scipy.spatial.distance import cdist
 from sklearn.metrics import adjusted_rand_score
-from transcripts import Recorder
 
 from simulations.kernel_pooled import pooled_fkkm
 from vfl_flower import FederationError, Ledger, Party, PartyFailed
@@ -33,6 +32,7 @@ from vfl_flower.numerics.kmeans import assign
 from vfl_flower.protocol.strategy import ProtocolResult, Run
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import FKKMeans
+from vfl_flower.testing import Recorder
 
 N, D, T, K, S = 120, 20, 3, 4, 5
 SEED = 1

@@ -10,7 +10,7 @@ import pytest
 from draws import repeated_draws, stream
 from kernel_views import nibbles_are_uniform, sent
 from scipy.optimize import least_squares, linear_sum_assignment
-from transcripts import Recorder, actual, is_uniform, patterns
+from transcripts import actual, is_uniform, patterns
 
 from simulations.kernel_kmeans_attacks import (
     components,
@@ -37,6 +37,7 @@ from vfl_flower.secure_aggregation import (
 )
 from vfl_flower.simulation import simulate
 from vfl_flower.strategies import FKKMeans
+from vfl_flower.testing import Recorder
 
 SMALL = {
     "n_clusters": 3,

@@ -8,7 +8,6 @@ from consents import limited
 from draws import repeated_draws
 from faults import Changed, FaultyGrid, of_all, of_party
 from kernel_views import nibbles_are_uniform, sent
-from transcripts import Recorder
 
 from simulations.kernel_kmeans_attacks import (
     averaged,
@@ -37,6 +36,7 @@ from vfl_flower.protocol.strategy import Run
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import FKKMeans
 from vfl_flower.strategies import kernel_kmeans as strategies
+from vfl_flower.testing import Recorder
 
 N, K, S, A, SEED = 240, 4, 5, 6, 1
 SPLITS = {1: (240,), 3: (80, 130, 30), 4: (60,) * 4, 5: (1, 60, 59, 40, 80)}

@@ -14,7 +14,7 @@ import pytest
 from deviating import RealParties
 from draws import repeated_draws
 from scipy.stats import spearmanr
-from transcripts import Recorder, actual, assert_hidden, is_uniform, patterns
+from transcripts import actual, assert_hidden, is_uniform, patterns
 
 from simulations import moments_pooled
 from simulations.moments_costs import cosine_error, gram_error
@@ -67,6 +67,7 @@ from vfl_flower.secure_aggregation.triples import deal_predictions, hide_rows
 from vfl_flower.strategies import fdskl
 from vfl_flower.strategies import kernel_moments as server
 from vfl_flower.strategies.prediction import FDSKLPrediction
+from vfl_flower.testing import Recorder
 
 N = 900
 

@@ -9,13 +9,14 @@ import textwrap
 import numpy as np
 import pytest
 from deviating import RealParties
-from transcripts import Recorder, our_steps
+from transcripts import our_steps
 
 from vfl_flower import FDSKL, CoresetVRLR, Party, PartyFailed, simulate
 from vfl_flower.clients import kernel_moments
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.parties import Parties
+from vfl_flower.testing import Recorder
 
 N = 600
 

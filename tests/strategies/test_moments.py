@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from scipy.stats import chi2
-from transcripts import Recorder, actual, assert_hidden, our_steps, patterns
+from transcripts import actual, assert_hidden, our_steps, patterns
 
 from simulations.coresets import made
 from vfl_flower import (
@@ -34,6 +34,7 @@ from vfl_flower.secure_aggregation.shares import subtract
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import CoresetEvaluation
 from vfl_flower.strategies import moments as server
+from vfl_flower.testing import Recorder
 
 N = 600
 ON_ALL_ROWS = CoresetVRLR(solver="moments", sampling="full")

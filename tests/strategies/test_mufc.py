@@ -27,7 +27,7 @@ from forgetting import (
     removal,
 )
 from supernodes import SuperNodes, write_rows
-from transcripts import Recorder, actual, is_uniform, patterns, replies
+from transcripts import actual, is_uniform, patterns, replies
 
 from vfl_flower import FederationError, Party, PartyFailed, request_changes
 from vfl_flower.app.server_app import main
@@ -46,6 +46,7 @@ from vfl_flower.strategies import (
     MUFCUnlearn,
 )
 from vfl_flower.strategies.mufc_box import parse_box
+from vfl_flower.testing import Recorder
 
 MODEL = "0123456789abcdef"
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from forgetting import removal
-from transcripts import Recorder
 
 from vfl_flower import MUFC, FederationError, MUFCUnlearn, Party, PartyFailed, simulate
 from vfl_flower.clients.mufc_state import list_models
@@ -14,6 +13,7 @@ from vfl_flower.protocol.consent import FREE
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import mufc as strategies
+from vfl_flower.testing import Recorder
 
 X = np.random.default_rng(0).uniform(-0.5, 0.5, size=(90, 2))
 

@@ -183,8 +183,8 @@ class RunPlan:
             text += f" {less[0].upper()}{less[1:]}." if less else ""
         for kind in self.strategy.wants:
             text += (
-                f" Where it also names `{kind}` ({KINDS[kind]}), the result has them; "
-                "no run needs them."
+                f" Where it also names `{kind}` ({KINDS[kind]}), the run uses them; "
+                "not every run needs them."
             )
         if len(self.shapes) == 2:
             text += " Of two parties, one that learns a sum knows the other's part."

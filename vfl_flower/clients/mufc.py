@@ -65,9 +65,6 @@ log = logging.getLogger("vfl_flower")
 MOST_ROWS = 2**40
 """Most rows of all parties together."""
 
-LEAST_ROWS = 5
-"""Fewest rows of a mean that is a centroid; of fewer, it is as good as a row."""
-
 LEAST_PARTIES = 2
 """Fewest parties of a sum: with a single one it would be that party's counts."""
 
@@ -177,6 +174,7 @@ class Status(TypedDict):
 @sums_over("session", "centroids are means of at least five rows, or count as rows")
 @once
 @reveals("centroids")
+@reveals("rows", when="settings.shows_rows", counted=False)
 def train(
     party: Party,
     model: str,
@@ -234,8 +232,7 @@ def _counts(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
     state = party.recall(MUFCState)
     settings = state.settings
     _check_box(party, settings, state.drawn)
-    few = settings.client_training == "init" or settings.min_rows_per_bin < LEAST_ROWS
-    if few or code is None:
+    if settings.shows_rows:
         party.share(state.drawn, "rows")
     else:  # each row that takes part is in a mean
         party.share(_taking_part(state), "centroids")

@@ -68,6 +68,9 @@ MOST_NUMBERS = 2**20
 MOST_CLUSTERS = 2**12
 """Most clusters: a party's time grows with its rows times their number."""
 
+LEAST_ROWS = 5
+"""Fewest rows of a mean that is a centroid; of fewer, it is as good as a row."""
+
 Clusters = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
 ServerPoints = Literal["uniform", "weighted"]
 Training = Literal["init", "full"]
@@ -109,6 +112,12 @@ class TrainingSettings:
             _ = self.box, self.quantizer
         except ValueError as error:
             raise ContractError(str(error)) from None
+
+    @property
+    def shows_rows(self) -> bool:
+        """Whether a centroid can be a row, or as good as one."""
+        few = self.client_training == "init" or self.min_rows_per_bin < LEAST_ROWS
+        return few or self.privacy == "none"
 
     @cached_property
     def box(self) -> Box:

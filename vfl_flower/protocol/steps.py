@@ -153,8 +153,8 @@ class Reveals:
     kind: Kind
     """One of the kinds that a party's consent names."""
     when: str = ""
-    """A parameter of the step: it is so only if that is given, true or above 0; after
-    "not ", only if it is not. "": always."""
+    """A parameter of the step, or a field of one: it is so only if that is given, true
+    or above 0; after "not ", only if it is not. "": always."""
     times: str = ""
     """A parameter of the step: how often it leaves. "": once."""
     optional: bool = False
@@ -172,7 +172,8 @@ class Reveals:
         """Return whether a request with these values reveals it."""
         if not self.when:
             return True
-        value = values.get(self.when.removeprefix("not "))
+        name, *fields = self.when.removeprefix("not ").split(".")
+        value = functools.reduce(getattr, fields, values.get(name))
         present = bool(value) if isinstance(value, int) else value is not None
         return present != self.when.startswith("not ")
 

@@ -344,8 +344,10 @@ class FDSKL(ComputingParties, ProtocolStrategy):
 
     @property
     def wants(self) -> tuple[Kind, ...]:
-        """With rows held out the curves."""
-        return ("curves",) if self.test_fraction else ()
+        """With rows held out the curves; predictions for several label holders."""
+        curves: tuple[Kind, ...] = ("curves",) if self.test_fraction else ()
+        several = self.solver == "doubly-stochastic"
+        return ("predictions", *curves) if several else curves
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Choose a bandwidth, train, and measure the error on the rows held out."""
@@ -366,6 +368,12 @@ class FDSKL(ComputingParties, ProtocolStrategy):
             raise FederationError(
                 "target 'multiclass' needs one label holder, since each would have its "
                 f"own classes: got {', '.join(parties[j].name for j in holders)}"
+            )
+        lacking = [p.name for p in parties if "predictions" not in p.lets]
+        if len(holders) > 1 and lacking:
+            raise FederationError(
+                "with several label holders all parties must consent to 'predictions', "
+                f"but {', '.join(map(repr, lacking))} do not"
             )
         parties.refuse_two("FDSKL", self.allow_two_parties)
         self._warn(parties, holders)

@@ -21,6 +21,7 @@ from flwr.app import ArrayRecord
 from vfl_flower.clients import mufc as party
 from vfl_flower.clients.mufc import MOST_ROWS
 from vfl_flower.clients.mufc_state import (
+    LEAST_ROWS,
     PointField,
     Privacy,
     ServerPoints,
@@ -315,7 +316,7 @@ class MUFC(MUFCTask):
         return in_order(
             {"centroids"}
             if self.client_training == "full"
-            and self.min_rows_per_bin >= party.LEAST_ROWS
+            and self.min_rows_per_bin >= LEAST_ROWS
             and self.privacy == "scma"
             else {"centroids", "rows"}
         )
@@ -327,7 +328,7 @@ class MUFC(MUFCTask):
             return ""
         return (
             "With client_training='full' and min_rows_per_bin of at least "
-            f"{party.LEAST_ROWS} centroids are means, and it needs centroids alone"
+            f"{LEAST_ROWS} centroids are means, and it needs centroids alone"
         )
 
     @property

@@ -68,6 +68,7 @@ class FederatedPCA(ProtocolStrategy):
 
     model_class = PCAModel
     partition = "horizontal"
+    steps = (party.moments,)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Sum the moments, and take the eigenvectors of the covariance."""

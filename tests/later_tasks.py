@@ -1,0 +1,147 @@
+"""Later tasks on trained models, and the parties that have their parts of the model."""
+
+import shutil
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from vfl_flower import FDSKL, MUFC, CoresetVRLR, FKKMeans, Party, request_changes
+from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.simulation import InProcessGrid
+from vfl_flower.strategies import (
+    CoresetEvaluation,
+    CoresetPrediction,
+    FDSKLEvaluation,
+    FDSKLPrediction,
+    FKKMeansEvaluation,
+    FKKMeansPrediction,
+    MUFCAdd,
+    MUFCEvaluation,
+    MUFCForgetClient,
+    MUFCPrediction,
+    MUFCRemoval,
+    MUFCStatus,
+    MUFCUnlearn,
+)
+
+HOME = TemporaryDirectory(ignore_cleanup_errors=True)
+NAMES = "north", "south", "west"
+Task = Callable[[Path], tuple[ProtocolStrategy, Callable[[], list[Party]]]]
+"""From a folder to a strategy, and what makes its parties anew there."""
+
+
+def clinics(folder: Path, rows: int = 8) -> list[Party]:
+    """Return parties of so many rows each, whose state is below the folder."""
+    rng = np.random.default_rng(0)
+    return [
+        Party(
+            rng.uniform(-0.4, 0.4, size=(rows, 2)),
+            ids=np.array([f"{name}.{row}" for row in range(rows)]),
+            name=name,
+            state_dir=folder / name,
+        )
+        for name in NAMES
+    ]
+
+
+def columns(folder: Path, labelled: bool = True, n: int = 240) -> list[Party]:
+    """Return parties of a linear model, whose state is below the folder."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(n, 6))
+    y = X @ np.arange(6.0) + 3 + rng.normal(size=n)
+    return [
+        Party(
+            block,
+            y if labelled and j == 2 else None,
+            name=name,
+            state_dir=folder / name,
+        )
+        for j, (name, block) in enumerate(
+            zip(NAMES, np.split(X, 3, axis=1), strict=True)
+        )
+    ]
+
+
+_kernel: dict[str, Any] = {"target": "continuous", "features": 16, "seed": 3}
+TRAINED: dict[str, Callable[[Path], tuple[ProtocolStrategy, list[Party]]]] = {
+    "linear": lambda f: (CoresetVRLR(80, seed=3), columns(f)),
+    "direct": lambda f: (FDSKL("square", solver="direct", **_kernel), columns(f)),
+    "moments": lambda f: (FDSKL("square", **_kernel), columns(f)),
+    "kernel": lambda f: (
+        FKKMeans(2, 2, n_features=6, iterations=2, passes=2, n_init=1, seed=3),
+        clinics(f, 20),
+    ),
+    "mufc": lambda f: (
+        MUFC(2, 0.05, n_init=1, seed=3, server_state=f / "server"),
+        clinics(f),
+    ),
+}
+
+
+@cache
+def trained(name: str) -> tuple[str, Path]:
+    """Return the number of a trained model, and the folder with its parts."""
+    folder = Path(HOME.name) / name
+    strategy, parties = TRAINED[name](folder)
+    return str(strategy.start(InProcessGrid(parties)).model.number), folder
+
+
+def on_parts(
+    name: str,
+    task: type[ProtocolStrategy],
+    parties: Callable[[Path], list[Party]],
+    **settings: Any,
+) -> Task:
+    """Return a task on a trained model."""
+
+    def in_folder(folder: Path) -> tuple[ProtocolStrategy, Callable[[], list[Party]]]:
+        model, parts = trained(name)
+
+        def make() -> list[Party]:
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(parts, folder)
+            return parties(folder)
+
+        given = {"server_state": folder / "server"} if name == "mufc" else {}
+        return task(model=model, **given, **settings), make
+
+    return in_folder
+
+
+def requested(folder: Path, rows: int = 8) -> list[Party]:
+    """Return clinics that want to forget, to add or to leave."""
+    model = trained("mufc")[0]
+    members = clinics(folder, rows)
+    for clinic in members:
+        new = clinic.ids[8:].tolist() if rows == 11 else ()
+        request_changes(clinic, forget=[f"{clinic.name}.1"], add=new)
+    request_changes(members[1], leave=[model])
+    return members
+
+
+_new = partial(columns, labelled=False)
+_mufc = partial(on_parts, "mufc")
+TASKS: dict[str, Task] = {
+    "linear predict": on_parts("linear", CoresetPrediction, _new),
+    "linear evaluate": on_parts("linear", CoresetEvaluation, columns),
+    "direct predict": on_parts("direct", FDSKLPrediction, _new, solver="direct"),
+    "direct evaluate": on_parts("direct", FDSKLEvaluation, columns, solver="direct"),
+    "moments predict": on_parts("moments", FDSKLPrediction, _new),
+    "moments evaluate": on_parts("moments", FDSKLEvaluation, columns),
+    "kernel predict": on_parts("kernel", FKKMeansPrediction, partial(clinics, rows=20)),
+    "kernel evaluate": on_parts(
+        "kernel", FKKMeansEvaluation, partial(clinics, rows=20)
+    ),
+    "mufc unlearn": _mufc(MUFCUnlearn, requested, seed=5),
+    "mufc forget client": _mufc(MUFCForgetClient, requested, clients="south", seed=5),
+    "mufc add": _mufc(MUFCAdd, partial(requested, rows=11), seed=5),
+    "mufc status": _mufc(MUFCStatus, requested),
+    "mufc predict": _mufc(MUFCPrediction, requested),
+    "mufc evaluate": _mufc(MUFCEvaluation, partial(requested, rows=20)),
+    "mufc remove": _mufc(MUFCRemoval, requested),
+}
+"""A task of each kind."""

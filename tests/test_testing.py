@@ -1,0 +1,278 @@
+"""What must hold of every strategy holds of ours; a broken one fails it by name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, TypedDict
+
+import numpy as np
+import pytest
+from later_tasks import TASKS
+from variants import VARIANTS, parties_of
+
+from vfl_flower import FDSKL, MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party
+from vfl_flower.models.base import Model, plain
+from vfl_flower.protocol.contract import IN_SUM, Reals
+from vfl_flower.protocol.errors import FederationError, PartyFailed
+from vfl_flower.protocol.settings import settings
+from vfl_flower.protocol.steps import reveals, step
+from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.testing import CHECKS, Runs, check_strategy
+from vfl_flower.typing import Array
+
+NAMES = "airline", "weather", "registry"
+N = 240
+
+
+@cache
+def of_columns(holders: int = 1) -> list[Party]:
+    """Return parties of a linear model; the last `holders` of them know labels."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(N, 6))
+    y, turn = X @ np.arange(6.0) + 3 + rng.normal(size=N), rng.integers(holders, size=N)
+    labels = [None] * (3 - holders)
+    labels += [np.where(turn == j, y, np.nan) for j in range(holders)]
+    blocks = zip(NAMES, np.split(X, 3, axis=1), labels, strict=True)
+    return [Party(block, y, name=name) for name, block, y in blocks]
+
+
+@cache
+def of_rows() -> list[Party]:
+    """Return parties of three clusters."""
+    rng = np.random.default_rng(5)
+    centers = np.array([[-0.4, -0.4], [0.4, 0.0], [0.0, 0.4]])
+    X = centers[rng.integers(3, size=N)] + 0.05 * rng.normal(size=(N, 2))
+    X = np.clip(X, -0.49, 0.49)
+    return [Party(X, name=name) for name, X in zip(NAMES, np.split(X, 3), strict=True)]
+
+
+def regression(size: Any = 80, **settings: Any) -> ProtocolStrategy:
+    return CoresetVRLR(size, seed=1, test_fraction=0.2, **settings)
+
+
+def kernel(solver: str, features: int = 16, **settings: Any) -> ProtocolStrategy:
+    given = {"target": "continuous", "features": features, "test_fraction": 0.2}
+    return FDSKL("square", solver=solver, seed=1, **given, **settings)
+
+
+def embedding(**settings: Any) -> ProtocolStrategy:
+    return FKKMeans(3, 3, n_features=10, iterations=2, n_init=2, seed=1, **settings)
+
+
+ROWS = {"clustering": "coreset", "coreset_size": 30, "threshold": 0.5}
+SUMS = {"passes": 4}
+CASES = {
+    "central": (regression(solver="central", evaluate="full"), of_columns),
+    "central paper": (regression(solver="central", rounds="paper"), of_columns),
+    "central uniform": (regression(solver="central", sampling="uniform"), of_columns),
+    "central checked": (regression(solver="central", check_size=20), of_columns),
+    "cg": (regression(solver="cg", max_iter=3), of_columns),
+    "cg full": (regression(sampling="full", solver="cg", max_iter=2), of_columns),
+    "proximal": (
+        regression(solver="cg", regularizer="lasso", alpha=1.0, max_iter=3),
+        of_columns,
+    ),
+    "saga": (regression(solver="saga", max_iter=2, batch_size=40), of_columns),
+    "moments": (regression(evaluate="full"), of_columns),
+    "moments full": (regression(sampling="full"), of_columns),
+    "moments dealer": (regression(sampling="uniform", dealer="airline"), of_columns),
+    "k-means": (CoresetVKMC(3, size=60, seed=1, evaluate="full"), of_columns),
+    "k-means paper": (CoresetVKMC(3, size=60, seed=1, rounds="paper"), of_columns),
+    "k-means full": (CoresetVKMC(3, sampling="full", seed=1), of_columns),
+    "distdim": (CoresetVKMC(3, solver="distdim", size=60, seed=1), of_columns),
+    "direct": (kernel("direct"), of_columns),
+    "direct ring": (kernel("direct", topology="ring"), of_columns),
+    "doubly stochastic": (kernel("doubly-stochastic", 48), of_columns),
+    "several holders": (kernel("doubly-stochastic", 48), lambda: of_columns(3)),
+    "kernel moments": (kernel("moments", relevance=False), of_columns),
+    "kernel moments dealer": (kernel("moments", dealer="airline"), of_columns),
+    "kernel k-means": (embedding(**SUMS), of_rows),
+    "kernel k-means chosen": (embedding(choose_clusters=True, **SUMS), of_rows),
+    "kernel k-means paper": (embedding(eigensolver="lanczos", **ROWS), of_rows),
+    "polynomial": (embedding(kernel="polynomial", degree=2, **SUMS), of_rows),
+    "mufc": (MUFC(3, seed=1), of_rows),
+    "mufc paper": (
+        MUFC(3, 0.05, client_training="init", min_rows_per_bin=1, seed=1),
+        of_rows,
+    ),
+    "mufc in the clear": (MUFC(3, privacy="none", seed=1), of_rows),
+    "align": (VARIANTS["align"], lambda: parties_of("align", 3)),
+}
+"""A strategy of each kind of training, and what makes its parties."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_our_strategies(name):
+    check_strategy(*CASES[name])
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_our_later_tasks(name, tmp_path):
+    check_strategy(*TASKS[name](tmp_path))
+
+
+# -- broken strategies -----------------------------------------------------------------
+
+
+class Total(TypedDict):
+    total: Annotated[Array, Reals("n_columns"), IN_SUM]
+
+
+class Shown(TypedDict):
+    row: Annotated[Array, Reals("n_columns")]
+
+
+@step
+def summed(party: Party) -> Total:
+    return {"total": party.X.sum(axis=0)}
+
+
+@step
+def shown(party: Party) -> Shown:
+    return {"row": party.X[0]}
+
+
+@step
+@reveals("rows")
+def revealed(party: Party) -> Total:
+    return {"total": party.X.sum(axis=0)}
+
+
+@dataclass
+class MeanModel(Model):
+    kind = "mean of a test"
+    mean: Array
+
+    def arrays(self) -> Mapping[str, Array]:
+        return {"mean": self.mean}
+
+    @classmethod
+    def from_arrays(cls, arrays: Any) -> "MeanModel":
+        return cls(plain(arrays)["mean"])
+
+
+@settings
+class Mean(ProtocolStrategy):
+    """The mean of rows that several parties hold."""
+
+    model_class = MeanModel
+    partition = "horizontal"
+    steps = (summed, shown, revealed)
+    asks = summed
+
+    def protocol(self, parties, run):
+        mean = self.total(parties) / parties.n_rows
+        run.record(1, None, self.metrics())
+        return self.model_class(mean).to_record()
+
+    def total(self, parties):
+        return parties.secure_sum(self.asks.summing(total=2.0**20))["total"]
+
+    def metrics(self):
+        return {"test_r2": 0.5}
+
+
+class Unused(Mean):
+    needs = ("moments",)
+
+
+class Hidden(Mean):
+    asks = revealed
+
+
+class Unlisted(Mean):
+    steps = (shown,)
+    asks = summed
+
+    def check(self):
+        vars(self)["steps"] = ()
+
+
+class Clear(Mean):
+    def total(self, parties):
+        return sum(parties.ask(shown).each("row"))
+
+
+class Unmasked(Mean):
+    masking = "plain"
+
+    def __post_init__(self):
+        self.masking = "plain"
+
+
+class Unplanned(Mean):
+    def total(self, parties):
+        total = super().total(parties)
+        return super().total(parties) if np.abs(total).max() > N else total
+
+
+class OfThree(Mean):
+    def total(self, parties):
+        if len(parties) == 2:
+            raise FederationError("it does not work")
+        return super().total(parties)
+
+
+class Drifting(MeanModel):
+    @classmethod
+    def from_arrays(cls, arrays: Any) -> "Drifting":
+        return cls(plain(arrays)["mean"] + 1e-9)
+
+
+class Forgetful(Mean):
+    model_class = Drifting
+
+
+class Patient(Mean):
+    def total(self, parties):
+        try:
+            return super().total(parties)
+        except PartyFailed:
+            return np.zeros(parties[0].n_columns)
+
+
+class Useless(Mean):
+    def metrics(self):
+        return {"test_r2": -0.1}
+
+
+BROKEN = {
+    Unused: ("check_needs", "needs has 'moments', which no step reveals"),
+    Unlisted: ("check_names", "steps must have test_testing_summed"),
+    Clear: ("check_data", "a message of test_testing_shown has a party's datum"),
+    Unmasked: ("check_masks", "two runs hide 'total' of 'test_testing_summed' alike"),
+    Unplanned: ("check_plan", "took 2 round trips, and a dry run says 1"),
+    OfThree: ("check_two_parties", "two parties end with: it does not work"),
+    Forgetful: ("check_model", "not equal"),
+    Patient: ("check_faults", "must end the run"),
+    Useless: ("check_quality", "test_r2 is -0.1, as without a model"),
+}
+
+
+def test_a_sound_strategy():
+    check_strategy(Mean(seed=1), of_rows())
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_strategy_fails_one_check(broken):
+    # Larger numbers than those of a rehearsal.
+    parties = [Party(party.X + 5, name=party.name) for party in of_rows()]
+    runs = Runs(broken(seed=1), lambda: parties)
+    failed = {}
+    for check in CHECKS:
+        try:
+            check(runs)
+        except AssertionError as error:
+            failed[check.__name__] = " ".join(str(error).split()).lower()
+    name, reason = BROKEN[broken]
+    assert list(failed) == [name]
+    assert reason.lower() in failed[name]
+
+
+def test_every_check_has_a_strategy_that_fails_it():
+    assert [name for name, _ in BROKEN.values()] == [c.__name__ for c in CHECKS]
+
+
+def test_parties_refuse_what_is_not_declared():
+    with pytest.raises(PartyFailed, match="lets no rows leave it"):
+        check_strategy(Hidden(seed=1), of_rows())

@@ -1,0 +1,396 @@
+"""What must hold of every strategy, of this package or of another."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Error, Message
+from flwr.common.serde import message_to_proto
+from scipy.stats import chisquare
+
+from vfl_flower.app.plan import plan
+from vfl_flower.app.rehearsal import Shape
+from vfl_flower.protocol.answering import hello
+from vfl_flower.protocol.consent import Consent, Kind, Limit
+from vfl_flower.protocol.contract import NEXT, PRIVATE, SECRET, Field
+from vfl_flower.protocol.errors import FederationError, PartyFailed
+from vfl_flower.protocol.messages import n_bytes, pack, unpack
+from vfl_flower.protocol.party import Party
+from vfl_flower.protocol.steps import STEPS, Step
+from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
+from vfl_flower.shapes import shapes_only
+from vfl_flower.simulation import InProcessGrid, apart
+from vfl_flower.typing import Array
+
+ALARM = 1e-9
+"""How often :func:`check_masks` raises by chance where nothing is wrong."""
+
+TIMEOUT = 0.3
+"""Seconds for which a run waits for a reply that was lost."""
+
+FAULTS = ("raise", "lose", "damage", "alter")
+"""What befalls a message: its app fails, its reply is lost, the request is damaged on
+its way, or what the reply has encrypted for others is altered."""
+
+IN_THE_CLEAR: frozenset[Kind] = frozenset({"rows", "embedded-rows", "centroids"})
+"""Kinds of which a message may hold numbers of single rows."""
+
+_REFUSES_TWO = re.compile(
+    r"at least (three|\d+) parties|allow_two_parties|two parties|beside two"
+)
+
+
+# -- what is recorded ------------------------------------------------------------------
+
+
+@shapes_only
+@dataclass(frozen=True)
+class Sent:
+    """One message."""
+
+    action: str
+    """The step."""
+    party: int
+    """The place of the party."""
+    up: bool
+    """Whether the party has sent it."""
+    values: dict[str, Any]
+    """Its values, by the names under which they travel."""
+    frame: dict[str, Any]
+    """What else it has, such as its round."""
+    data: bytes
+    """The message as it travels."""
+    size: int
+    """Its bytes as a ledger counts them."""
+
+    @property
+    def declared(self) -> Mapping[str, Field | None]:
+        """What the step declares of each value; None: it is not declared."""
+        contract = _step(self.action).contract
+        # A sum that travels from party to party is in requests too.
+        fields = contract.reply if self.up else {**contract.reply, **contract.request}
+        heads = {n: re.split(r"([._]\d+)+$|\.", n)[0] for n in self.values}
+        return {n: fields.get(n, fields.get(head)) for n, head in heads.items()}
+
+
+class Recorder(InProcessGrid):
+    """A grid that keeps all messages, in `transcript`."""
+
+    def __init__(self, parties: Sequence[Party]) -> None:
+        super().__init__(parties)
+        self.transcript: list[Sent] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Keep the requests, and let the parties answer."""
+        messages = list(messages)
+        for message in messages:
+            self._keep(message, message.metadata.dst_node_id, up=False)
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Keep the replies, and return them."""
+        replies = super().pull_messages(message_ids)
+        for message in replies:
+            if message.has_content():
+                self._keep(message, message.metadata.src_node_id, up=True)
+        return replies
+
+    def _keep(self, message: Message, node: int, up: bool) -> None:
+        action = message.metadata.message_type.partition(".")[2]
+        party = self.get_node_ids().index(node)
+        data = message_to_proto(message).SerializeToString()
+        sent = *unpack(message.content), data, n_bytes(message.content)
+        self.transcript.append(Sent(action, party, up, *sent))
+
+
+class _Struck(InProcessGrid):
+    """A grid in which something befalls the first message of a step to a party."""
+
+    def __init__(
+        self, parties: Sequence[Party], action: str, party: int, fault: str
+    ) -> None:
+        super().__init__(parties)
+        self._where, self._fault = (f"train.{action}", 1000 + party), fault
+
+    def _push(self, message: Message) -> str:
+        metadata, fault = message.metadata, ""
+        if (metadata.message_type, metadata.dst_node_id) == self._where:
+            self._where, fault = ("", 0), self._fault
+        if fault == "damage":
+            values, frame = unpack(message.content)
+            message.content = pack(values, frame | {"digest": bytes(32)})
+        number = super()._push(message)
+        if fault == "lose":
+            del self._replies[number]
+        elif fault == "raise":
+            self._replies[number] = Message(Error(2, "as planned"), reply_to=message)
+        elif fault == "alter" and (reply := self._replies[number]).has_content():
+            values, frame = unpack(reply.content)
+            action = metadata.message_type.partition(".")[2]
+            sent = Sent(action, 0, True, values, frame, b"", 0)
+            for name, declared in sent.declared.items():
+                if declared and declared.leaves in (SECRET, PRIVATE, NEXT):
+                    values[name] = values[name] ^ np.uint8(1)
+            del frame["digest"]
+            reply.content = pack(values, frame)
+        return number
+
+
+@shapes_only
+class Run(NamedTuple):
+    """A run that was recorded."""
+
+    result: ProtocolResult
+    transcript: Sequence[Sent]
+    parties: Sequence[Party]
+
+
+class Runs:
+    """A strategy, what makes its parties, and two runs, which serve all checks."""
+
+    def __init__(
+        self, strategy: ProtocolStrategy, make: Callable[[], Sequence[Party]]
+    ) -> None:
+        self.strategy, self.make = strategy, make
+
+    def start(self, grid: InProcessGrid, timeout: float = 3600) -> ProtocolResult:
+        """Run the strategy on a grid."""
+        with apart():
+            return self.strategy.start(grid, timeout=timeout)
+
+    def letting(self, *kinds: Kind) -> list[Party]:
+        """Return parties whose consent lets these kinds leave, and no others."""
+        leaves: dict[str, Limit] = dict.fromkeys(kinds, Limit())
+        consent = Consent(leaves=leaves, allow_seed=True, two_parties=True, peers=None)
+        parties = [copy(party) for party in self.make()]
+        for party in parties:
+            party.consent = consent
+        return parties
+
+    def consenting(self) -> list[Party]:
+        """Return parties whose consent names what the strategy declares."""
+        return self.letting(*self.strategy.needs, *self.strategy.wants)
+
+    def _run(self) -> Run:
+        grid = Recorder(parties := self.consenting())
+        return Run(self.start(grid), grid.transcript, parties)
+
+    @cached_property
+    def first(self) -> Run:
+        """A run of parties that consent to what the strategy declares."""
+        return self._run()
+
+    @cached_property
+    def second(self) -> Run:
+        """Another one on the same data."""
+        return self._run()
+
+
+# -- the checks ------------------------------------------------------------------------
+
+
+def check_needs(runs: Runs) -> None:
+    """Check that what leaves a party is what `needs` and `wants` name."""
+    strategy = runs.strategy
+    seen = runs.first.result.ledger.seen.values()
+    left = {kind for of_step in seen for kind in of_step.kinds}
+    if unused := set(strategy.needs) - left:
+        raise AssertionError(f"needs has {_listed(unused)}, which no step reveals")
+    for kind in strategy.needs:
+        others = [other for other in strategy.needs if other != kind]
+        try:
+            runs.start(InProcessGrid(runs.letting(*others)))
+        except FederationError as error:
+            if kind in str(error):
+                continue
+            raise
+        raise AssertionError(f"parties that do not let {kind!r} leave must refuse it")
+
+
+def check_names(runs: Runs) -> None:
+    """Check that a message has no value that its step does not declare."""
+    asked = {"hello", *(step.action for step in runs.strategy.steps)}
+    for sent in runs.first.transcript:
+        if sent.action not in asked:
+            raise AssertionError(f"steps must have {sent.action}, which was asked for")
+        for name, declared in sent.declared.items():
+            if declared is None:
+                raise AssertionError(f"{sent.action} does not declare {name!r}")
+
+
+def check_data(runs: Runs) -> None:
+    """Check that no message has a party's datum, unless its step reveals rows."""
+    parties = runs.first.parties
+    numbers = [p.rows.take(np.arange(p.n_rows)).ravel() for p in parties]
+    numbers += [np.ravel(p.y) for p in parties if p.y is not None]
+    data = np.unique(np.concatenate(numbers).astype("<f8").view("<u8"))
+    # A number of few digits, such as 0.5, may be anything.
+    data = data[np.count_nonzero(data[:, None].view(np.uint8), axis=1) >= 6]
+    for sent in runs.first.transcript:
+        if any(r.kind in IN_THE_CLEAR for r in _step(sent.action).reveals):
+            continue
+        for place in range(min(8, len(sent.data))):
+            words = np.frombuffer(
+                sent.data, "<u8", (len(sent.data) - place) // 8, place
+            )
+            if np.isin(words, data).any():
+                raise AssertionError(f"a message of {sent.action} has a party's datum")
+
+
+def _hidden(run: Run) -> Iterator[tuple[tuple[object, ...], Array]]:
+    """Yield what parties send under masks or encrypted, with its place in the run."""
+    for place, sent in enumerate(run.transcript):
+        for name, declared in sent.declared.items() if sent.up else ():
+            if declared is not None and declared.leaves is not None:
+                array = np.ascontiguousarray(sent.values[name])
+                yield (sent.action, sent.party, name, place), array
+
+
+def check_masks(runs: Runs) -> None:
+    """Check that two runs share no mask, and what masks hide looks random."""
+    second, parts = dict(_hidden(runs.second)), []
+    for place, array in _hidden(runs.first):
+        other = second.get(place, array[:0])
+        texts = array.tobytes(), other.tobytes()
+        size = min(map(len, texts)) // 8
+        if np.equal(*(np.frombuffer(text, "<u8", size) for text in texts)).any():
+            raise AssertionError(f"two runs hide {place[2]!r} of {place[0]!r} alike")
+        # The first byte of an element, since a prime field leaves out the largest.
+        parts += [np.frombuffer(t, np.uint8)[:: array.itemsize] for t in texts]
+    hidden = np.concatenate([*parts, np.empty(0, np.uint8)])
+    counts = np.bincount(np.concatenate([hidden >> 4, hidden & 15]), minlength=16)
+    if counts.sum() > 200 and chisquare(counts).pvalue < ALARM:
+        raise AssertionError("what leaves under masks must look random")
+
+
+def check_plan(runs: Runs) -> None:
+    """Check that a dry run says what a training costs, and what leaves."""
+    result = runs.first.result
+    if runs.strategy.task != "train":
+        return
+    planned = plan(runs.strategy, [Shape.of(info) for info in result.parties])
+    if planned.ledger is None:
+        raise AssertionError(f"a dry run must have costs: {planned.reason}")
+    iterative = "converged" in result.metrics
+    for action, waits in result.ledger.waits.items():
+        trips = len(planned.ledger.waits.get(action, ()))
+        varies = action in (planned.varying or ()) or (iterative and trips > 1)
+        if trips != len(waits) and not varies:
+            raise AssertionError(
+                f"{action} took {len(waits)} round trips, and a dry run says {trips}"
+            )
+        seen, said = (of.seen.get(action) for of in (result.ledger, planned.ledger))
+        if seen and said and (more := seen.reply - said.reply):
+            raise AssertionError(f"a dry run does not show {_listed(more)} of {action}")
+
+
+def check_two_parties(runs: Runs) -> None:
+    """Check that two parties have a result, or read how many it takes."""
+    if runs.strategy.task != "train":  # it takes the parties of the model
+        return
+    parties = sorted(runs.consenting(), key=lambda party: party.y is None)[:2]
+    try:
+        runs.start(InProcessGrid(parties[::-1]))
+    except (FederationError, ValueError) as error:
+        if not _REFUSES_TWO.search(str(error)):
+            raise AssertionError(f"two parties end with: {error}") from None
+
+
+def check_model(runs: Runs) -> None:
+    """Check that a model is the same to the last bit, once saved and loaded."""
+    model = runs.first.result.model
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = type(model).load(model.save(Path(folder, "model")))
+    np.testing.assert_equal(loaded.arrays(), model.arrays())
+
+
+def check_faults(runs: Runs) -> None:
+    """Check that a fault ends in an error that names a party, or changes nothing."""
+    expected = runs.first.result
+    arrays, others = expected.model.arrays(), runs.second.result.model.arrays()
+    stable = [n for n in arrays if np.array_equal(arrays[n], others[n])]
+    names = [info.name for info in expected.parties]
+    for turn, action in enumerate(expected.ledger.waits):
+        asked = [party for a, party in expected.ledger.entries if a == action]
+        fault, name = FAULTS[turn % len(FAULTS)], asked[turn % len(asked)]
+        grid = _Struck(runs.consenting(), action, names.index(name), fault)
+        what = f"{fault} in {action} at {name!r}"
+        try:
+            result = runs.start(grid, TIMEOUT if fault == "lose" else 3600)
+        except FederationError as error:
+            named = isinstance(error, PartyFailed) or any(
+                n in str(error) for n in names
+            )
+            if not named or fault == "damage":
+                raise AssertionError(f"{what} ends with: {error}") from None
+            continue
+        if fault in ("raise", "lose"):
+            raise AssertionError(f"{what} must end the run")
+        for array in stable:
+            with suppress(AssertionError):
+                np.testing.assert_equal(result.model.arrays()[array], arrays[array])
+                continue
+            raise AssertionError(f"{what} changes {array!r} of the model")
+
+
+def check_quality(runs: Runs) -> None:
+    """Check that a model is better than the trivial one, by the metrics it has."""
+    metrics = dict(runs.first.result.metrics)
+    if metrics.keys() >= {"test_error", "test_base_error"}:
+        metrics["gain"] = metrics["test_base_error"] - metrics["test_error"]
+    for name in ("test_r2", "explained", "gain"):
+        if name in metrics and metrics[name] <= 0:
+            raise AssertionError(f"{name} is {metrics[name]:.3g}, as without a model")
+
+
+CHECKS = (
+    *(check_needs, check_names, check_data, check_masks, check_plan),
+    *(check_two_parties, check_model, check_faults, check_quality),
+)
+"""What :func:`check_strategy` checks."""
+
+
+def check_strategy(
+    strategy: ProtocolStrategy,
+    parties: Sequence[Party] | Callable[[], Sequence[Party]],
+) -> None:
+    """Run a strategy in this process, and check what must hold of every strategy.
+
+    Parameters
+    ----------
+    strategy : ProtocolStrategy
+        The strategy with its settings; a seed makes more of its result comparable.
+    parties : sequence of Party, or callable
+        Three or more parties, or what makes them anew for each run, where a run changes
+        what they store. A model of their data must be better than none.
+
+    Raises
+    ------
+    AssertionError
+        Something does not hold; the sentence says what.
+    FederationError, PartyFailed
+        Parties that consent to what the strategy declares refuse it, or it fails.
+    """
+    runs = Runs(strategy, parties if callable(parties) else lambda: parties)
+    for check in CHECKS:
+        check(runs)
+
+
+def _step(action: str) -> Step[..., Any]:
+    return STEPS.get(action, hello)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(map(repr, names)))
+
+
+__all__ = ["CHECKS", "Recorder", "Runs", "Sent", "check_strategy"]
