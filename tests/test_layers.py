@@ -39,7 +39,7 @@ BELOW: dict[str, set[str]] = {
     "strategies": {"numerics", "secure_aggregation", "protocol", "models", "clients"},
     "app": {"models", "protocol", "data", "strategies", "simulation"},
     "simulation": {"protocol", "app"},
-    "testing": {"protocol", "app", "simulation"},
+    "testing": {"models", "protocol", "app", "simulation"},
     "sklearn": {"numerics", "models", "protocol", "strategies", "simulation"},
 }
 """What each layer may import besides itself and the leaves."""

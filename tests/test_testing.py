@@ -133,6 +133,11 @@ def shown(party: Party) -> Shown:
 
 
 @step
+def other(party: Party) -> Total:
+    return {"total": party.X.sum(axis=0)}
+
+
+@step
 @reveals("rows")
 def revealed(party: Party) -> Total:
     return {"total": party.X.sum(axis=0)}
@@ -157,7 +162,7 @@ class Mean(ProtocolStrategy):
 
     model_class = MeanModel
     partition = "horizontal"
-    steps = (summed, shown, revealed)
+    steps = (summed, shown, revealed, other)
     asks = summed
 
     def protocol(self, parties, run):
@@ -174,6 +179,11 @@ class Mean(ProtocolStrategy):
 
 class Unused(Mean):
     needs = ("moments",)
+
+
+class Insisting(Mean):
+    wants = ("rows",)
+    asks = revealed
 
 
 class Hidden(Mean):
@@ -213,22 +223,24 @@ class OfThree(Mean):
         return super().total(parties)
 
 
-class Drifting(MeanModel):
+class Rounded(MeanModel):
     @classmethod
-    def from_arrays(cls, arrays: Any) -> "Drifting":
-        return cls(plain(arrays)["mean"] + 1e-9)
+    def from_arrays(cls, arrays: Any) -> "Rounded":
+        return cls(plain(arrays)["mean"].round(1))
 
 
 class Forgetful(Mean):
-    model_class = Drifting
+    model_class = Rounded
 
 
 class Patient(Mean):
     def total(self, parties):
+        total = super().total(parties)
         try:
-            return super().total(parties)
+            parties.ask(other.summing(total=2.0**20))
         except PartyFailed:
-            return np.zeros(parties[0].n_columns)
+            total = 2 * total
+        return total
 
 
 class Useless(Mean):
@@ -238,13 +250,23 @@ class Useless(Mean):
 
 BROKEN = {
     Unused: ("check_needs", "needs has 'moments', which no step reveals"),
-    Unlisted: ("check_names", "steps must have test_testing_summed"),
-    Clear: ("check_data", "a message of test_testing_shown has a party's datum"),
-    Unmasked: ("check_masks", "two runs hide 'total' of 'test_testing_summed' alike"),
+    Insisting: ("check_needs", "a run without what `wants` names ends: party"),
+    Unlisted: (
+        "check_names",
+        "steps must have test_testing_summed",
+    ),
+    Clear: (
+        "check_data",
+        "test_testing_shown has a number of a party's data",
+    ),
+    Unmasked: (
+        "check_masks",
+        "of 'test_testing_summed' is the same in two runs",
+    ),
     Unplanned: ("check_plan", "took 2 round trips, and a dry run says 1"),
-    OfThree: ("check_two_parties", "two parties end with: it does not work"),
-    Forgetful: ("check_model", "not equal"),
-    Patient: ("check_faults", "must end the run"),
+    OfThree: ("check_two_parties", "with two parties the run fails: it does not work"),
+    Forgetful: ("check_model", "a saved model has lost its 'mean'"),
+    Patient: ("check_faults", "the run must end"),
     Useless: ("check_quality", "test_r2 is -0.1, as without a model"),
 }
 
@@ -270,9 +292,29 @@ def test_a_broken_strategy_fails_one_check(broken):
 
 
 def test_every_check_has_a_strategy_that_fails_it():
-    assert [name for name, _ in BROKEN.values()] == [c.__name__ for c in CHECKS]
+    assert {name for name, _ in BROKEN.values()} == {c.__name__ for c in CHECKS}
 
 
 def test_parties_refuse_what_is_not_declared():
     with pytest.raises(PartyFailed, match="lets no rows leave it"):
         check_strategy(Hidden(seed=1), of_rows())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "members", "message"),
+    [
+        (Mean, of_rows, "call it with its settings"),
+        (Mean(), lambda: of_rows()[0], "parties must be a list of parties, got Party"),
+        (Mean(), lambda: of_rows()[:1], "needs at least 2 parties, got 1"),
+        (Mean(n_parties=4), of_rows, "n_parties must be 0 or the 3 parties given"),
+    ],
+)
+def test_what_cannot_run_is_refused_at_once(strategy, members, message):
+    with pytest.raises(ValueError, match=message):
+        check_strategy(strategy, members())
+
+
+def test_an_error_says_in_which_check_it_was():
+    with pytest.raises(AssertionError) as caught:
+        check_strategy(Useless(seed=1), of_rows())
+    assert caught.value.__notes__[0].startswith("in check_quality: Check that")

@@ -168,6 +168,20 @@ def _check_order(tables: Sequence[Any]) -> None:
             )
 
 
+def check_members(strategy: ProtocolStrategy, parties: Sequence[Party]) -> None:
+    """Raise ``ValueError`` unless these are a strategy, and parties for its run."""
+    if not isinstance(strategy, ProtocolStrategy):
+        hint = ": call it with its settings" if isinstance(strategy, type) else ""
+        raise ValueError(
+            f"strategy must be an instance of a strategy, got {strategy!r}{hint}"
+        )
+    if isinstance(parties, Party) or not isinstance(parties, Sequence):
+        raise ValueError(
+            f"parties must be a list of parties, got {type(parties).__name__}"
+        )
+    strategy.check_count(len(parties))
+
+
 def simulate(
     strategy: ProtocolStrategy,
     parties: Sequence[Party],
@@ -202,18 +216,9 @@ def simulate(
     FederationError, PartyFailed
         As for :meth:`ProtocolStrategy.start`.
     """
-    if not isinstance(strategy, ProtocolStrategy):
-        hint = ": call it with its settings" if isinstance(strategy, type) else ""
-        raise ValueError(
-            f"strategy must be an instance of a strategy, got {strategy!r}{hint}"
-        )
-    if isinstance(parties, Party) or not isinstance(parties, Sequence):
-        raise ValueError(
-            f"parties must be a list of parties, got {type(parties).__name__}"
-        )
+    check_members(strategy, parties)
     if seed is not None:
         strategy = strategy.replace(seed=seed)
-    strategy.check_count(len(parties))
     with apart():
         grid = InProcessGrid(parties)
         if strategy.partition == "vertical":
