@@ -30,7 +30,7 @@ PUBLIC = {
     "protocol": "Plan Limit _Rules Consent Reals Whole Many Leaves Told Field Contract "
     "SumRequest Credential Entry Seen Ledger Metric PartyInfo Seal InRunConfig Setting "
     "Sum Reveals ProtocolResult ProtocolStrategy Rows",
-    "secure_aggregation": "FixedPoint Ring Circle Plain Field Deal Tree",
+    "secure_aggregation": "FixedPoint _Bounded Ring Circle Plain Field Deal Tree",
     "simulation": "SimulatedResult",
 }
 """Classes that hold neither data nor keys nor state: settings, declarations, what the

@@ -387,6 +387,7 @@ def _left_out(axes: _Axes, Y: Array, X: Array, lam: float) -> Array:
     return without
 
 
+@shapes_only
 class _Task(NamedTuple):
     """The labels y, and of which f = U a + b + .. they have a loss; see `_minimise`."""
 
