@@ -58,7 +58,10 @@ NAN = np.array([[1.0, 2.0], [np.nan, 4.0], [5.0, -np.inf]])
         ({"X": X, "y": np.array([np.nan, np.inf, 1.0])}, "^y .* infinite value, 1 "),
         ({"X": X, "y": np.full(3, np.nan)}, "^y .* at least one label, all are missin"),
         ({"X": X, "ids": np.arange(4)}, r"^ids of the party .* the 3 rows, .* \(4,\)"),
-        ({"X": X, "ids": np.array([17, 4, 17])}, "^ids of the party .* distinct, 1 "),
+        (
+            {"X": X, "ids": np.array([17, 4, 17])},
+            "^ids of the party .* distinct, got 1 ",
+        ),
         ({"X": X, "columns": ["a"]}, "^columns of the party .* the 2 columns .* 1 nam"),
     ],
 )
