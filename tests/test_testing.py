@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 import pytest
@@ -17,7 +17,14 @@ from vfl_flower.protocol.errors import FederationError, PartyFailed
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import reveals, step
 from vfl_flower.protocol.strategy import ProtocolStrategy
-from vfl_flower.testing import CHECKS, Runs, check_strategy
+from vfl_flower.secure_aggregation import PairwiseMasks
+from vfl_flower.testing import (
+    CHECKS,
+    Runs,
+    check_data,
+    check_masks,
+    check_strategy,
+)
 from vfl_flower.typing import Array
 
 NAMES = "airline", "weather", "registry"
@@ -118,6 +125,10 @@ class Total(TypedDict):
     total: Annotated[Array, Reals("n_columns"), IN_SUM]
 
 
+class Chatty(Total):
+    extra: NotRequired[int]
+
+
 class Shown(TypedDict):
     row: Annotated[Array, Reals("n_columns")]
 
@@ -130,6 +141,11 @@ def summed(party: Party) -> Total:
 @step
 def shown(party: Party) -> Shown:
     return {"row": party.X[0]}
+
+
+@step
+def chatty(party: Party, more: bool = False) -> Chatty:
+    return {"total": party.X.sum(axis=0)} | ({"extra": 1} if more else {})
 
 
 @step
@@ -162,7 +178,7 @@ class Mean(ProtocolStrategy):
 
     model_class = MeanModel
     partition = "horizontal"
-    steps = (summed, shown, revealed, other)
+    steps = (summed, shown, revealed, other, chatty)
     asks = summed
 
     def protocol(self, parties, run):
@@ -243,6 +259,23 @@ class Patient(Mean):
         return total
 
 
+class Counting(Mean):
+    def total(self, parties):
+        return super().total(parties) * parties.ledger.messages
+
+
+class Talkative(Mean):
+    asks = chatty
+
+    def total(self, parties):
+        total = super().total(parties)
+        if np.abs(total).max() > N:
+            parties.ask(chatty.summing(total=2.0**20), more=True)
+        else:
+            parties.ask(chatty.summing(total=2.0**20))
+        return total
+
+
 class Useless(Mean):
     def metrics(self):
         return {"test_r2": -0.1}
@@ -264,9 +297,11 @@ BROKEN = {
         "of 'test_testing_summed' is the same in two runs",
     ),
     Unplanned: ("check_plan", "took 2 round trips, and a dry run says 1"),
+    Talkative: ("check_plan", "does not show 'extra' of test_testing_chatty"),
     OfThree: ("check_two_parties", "with two parties the run fails: it does not work"),
     Forgetful: ("check_model", "a saved model has lost its 'mean'"),
     Patient: ("check_faults", "the run must end"),
+    Counting: ("check_faults", "the model has other 'mean'"),
     Useless: ("check_quality", "test_r2 is -0.1, as without a model"),
 }
 
@@ -318,3 +353,28 @@ def test_an_error_says_in_which_check_it_was():
     with pytest.raises(AssertionError) as caught:
         check_strategy(Useless(seed=1), of_rows())
     assert caught.value.__notes__[0].startswith("in check_quality: Check that")
+
+
+def test_sums_that_are_hidden_by_little_noise(monkeypatch):
+    """They differ in each run, and their largest bytes are those of small numbers."""
+    rng = np.random.default_rng(0)
+
+    def noise(self, hidden, *_):
+        few = hidden.size == 1  # how many values were clipped
+        return (
+            hidden
+            if few
+            else hidden + rng.integers(2**30, size=hidden.size, dtype="<u8")
+        )
+
+    wide = [Party(rng.normal(size=(30, 50)), name=name) for name in NAMES]
+    check_masks(Runs(Mean(seed=1), lambda: wide))
+    monkeypatch.setattr(PairwiseMasks, "_hide", noise)
+    with pytest.raises(AssertionError, match="must look random"):
+        check_masks(Runs(Mean(seed=1), lambda: wide))
+
+
+def test_data_of_few_digits_show_nothing():
+    parties = [Party(np.round(party.X), name=party.name) for party in of_rows()]
+    with pytest.raises(AssertionError, match="numbers of many digits"):
+        check_data(Runs(Mean(seed=1), lambda: parties))

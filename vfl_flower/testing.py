@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Error, Message
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from scipy.stats import chisquare
 
@@ -23,7 +23,7 @@ from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.consent import Consent, Kind, Limit
 from vfl_flower.protocol.contract import NEXT, PRIVATE, SECRET, Field
 from vfl_flower.protocol.errors import FederationError, PartyFailed
-from vfl_flower.protocol.messages import n_bytes, pack, unpack
+from vfl_flower.protocol.messages import BUNDLE, n_bytes, pack, unpack
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
@@ -37,10 +37,11 @@ ALARM = 1e-9
 TIMEOUT = 0.3
 """Seconds for which a run waits for a reply that was lost."""
 
-FATAL, HARMLESS = ("raise", "lose"), ("damage", "alter")
-"""Faults that end a run: the party's app fails, or its reply is lost. And those that do
-not: a request is damaged on its way, and so is sent again, or the part of a reply that
-is encrypted for others is altered, which they notice."""
+FATAL = ("raise", "lose")
+"""Faults that end a run: the party's app fails, or its reply is lost."""
+
+ENCRYPTED = (SECRET, PRIVATE, NEXT)
+"""How values leave that a party encrypts for others."""
 
 IN_THE_CLEAR: frozenset[Kind] = frozenset({"rows", "embedded-rows", "centroids"})
 """Kinds of which a message may hold numbers of single rows."""
@@ -127,8 +128,7 @@ class _Struck(InProcessGrid):
         if (metadata.message_type, metadata.dst_node_id) == self._where:
             self._where, fault = ("", 0), self._fault
         if fault == "damage":
-            values, frame = unpack(message.content)
-            message.content = pack(values, frame | {"digest": bytes(32)})
+            message.content = RecordDict({BUNDLE: ConfigRecord({BUNDLE: b"damaged"})})
         number = super()._push(message)
         if fault == "lose":
             del self._replies[number]
@@ -139,7 +139,7 @@ class _Struck(InProcessGrid):
             action = metadata.message_type.partition(".")[2]
             sent = Sent(action, 0, True, values, frame, b"", 0)
             for name, declared in sent.declared.items():
-                if declared and declared.leaves in (SECRET, PRIVATE, NEXT):
+                if declared and declared.leaves in ENCRYPTED:
                     values[name] = values[name] ^ np.uint8(1)
             del frame["digest"]
             reply.content = pack(values, frame)
@@ -259,29 +259,40 @@ def check_data(runs: Runs) -> None:
                 )
 
 
-def _hidden(run: Run) -> Iterator[tuple[tuple[object, ...], Array]]:
-    """Yield what parties send under masks or encrypted, with its place in the run."""
+def _hidden(run: Run) -> Iterator[tuple[tuple[object, ...], Array, int]]:
+    """Yield what parties send under masks or encrypted, with its place in the run.
+
+    The number is that of the byte of an element which a mask makes uniform, although
+    the values are small: the last one in the ring, which alone has all residues.
+    """
+    frames: dict[int, dict[str, Any]] = {}
     for place, sent in enumerate(run.transcript):
-        for name, declared in sent.declared.items() if sent.up else ():
+        if not sent.up:
+            frames[sent.party] = sent.frame
+            continue
+        for name, declared in sent.declared.items():
             if declared is not None and declared.leaves is not None:
                 array = np.ascontiguousarray(sent.values[name])
-                yield (sent.action, sent.party, name, place), array
+                ring = frames[sent.party].get(f"group.{name}") == "ring"
+                where = sent.action, sent.party, name, place
+                yield where, array, array.itemsize - 1 if ring else 0
 
 
 def check_masks(runs: Runs) -> None:
-    """Check that two runs share no mask, and what masks hide looks random."""
-    second, parts = dict(_hidden(runs.second)), []
-    for place, array in _hidden(runs.first):
-        other = second.get(place, array[:0])
-        texts = array.tobytes(), other.tobytes()
+    """Check that two runs share no mask, and what masks hide looks random.
+
+    The second can only be seen of some fifty numbers or more.
+    """
+    second, parts = {where: array for where, array, _ in _hidden(runs.second)}, []
+    for where, array, byte in _hidden(runs.first):
+        texts = array.tobytes(), second.get(where, array[:0]).tobytes()
         size = min(map(len, texts)) // 8
         if np.equal(*(np.frombuffer(text, "<u8", size) for text in texts)).any():
             raise AssertionError(
-                f"{place[2]!r} of {place[0]!r} is the same in two runs: its mask is "
+                f"{where[2]!r} of {where[0]!r} is the same in two runs: its mask is "
                 "missing or reused"
             )
-        # The first byte of an element, since a prime field leaves out the largest.
-        parts += [np.frombuffer(t, np.uint8)[:: array.itemsize] for t in texts]
+        parts += [np.frombuffer(t, np.uint8)[byte :: array.itemsize] for t in texts]
     hidden = np.concatenate([*parts, np.empty(0, np.uint8)])
     counts = np.bincount(np.concatenate([hidden >> 4, hidden & 15]), minlength=16)
     if counts.sum() > 200 and chisquare(counts).pvalue < ALARM:
@@ -342,9 +353,12 @@ def check_faults(runs: Runs) -> None:
     for turn, action in enumerate(expected.ledger.waits):
         asked = [party for a, party in expected.ledger.entries if a == action]
         name = asked[turn % len(asked)]
-        for fault in (FATAL[turn % 2], HARMLESS[turn % 2]):
+        reply = _step(action).contract.reply.values()
+        # A damaged request is sent again, and what was altered the others refuse.
+        alters = ["alter"] * any(field.leaves in ENCRYPTED for field in reply)
+        for fault in (FATAL[turn % 2], "damage", *alters):
             grid = _Struck(runs.consenting(), action, names.index(name), fault)
-            what = f"where the fault {fault!r} befalls {name!r} in {action}"
+            what = f"with the fault {fault!r} at {name!r} in {action}"
             try:
                 result = runs.start(grid, TIMEOUT if fault == "lose" else 3600)
             except FederationError as error:

@@ -461,13 +461,13 @@ class FKKMeans(ProtocolStrategy):
         self, parties: Parties, run: Run, space: Subspace, start: Start, bound: float
     ) -> int:
         """Line 10 by Lanczos, one message per product; return their number."""
-        first, size, begun, trace = space.t == 0, space.next_size, False, math.nan
+        first, size, started, trace = space.t == 0, space.next_size, False, math.nan
         traced = first and self.threshold == "auto"
 
         def multiply(c: Array) -> Array:
-            nonlocal begun, trace
+            nonlocal started, trace
             vectors = c[:, None]
-            if begun:
+            if started:
                 question = party.product.summing(product=bound)
                 product = parties.ask_exactly(question, vectors=vectors).sums["product"]
             else:
@@ -481,7 +481,7 @@ class FKKMeans(ProtocolStrategy):
                     setup=start.setup if first else None,
                     seed=start.seed if first else None,
                 ).sums
-                product, begun = sums["product"], True
+                product, started = sums["product"], True
                 if traced and (trace := float(sums["trace"][0])) < 0:
                     rule = "the trace of a Gram matrix"
                     raise parties.faulty_sum(party.product, rule)
@@ -507,20 +507,20 @@ class FKKMeans(ProtocolStrategy):
         eigenvectors of Z_t; a product is two round trips, of D floats from each party
         and of N floats from all.
         """
-        N, begun = parties.n_rows, False
+        N, started = parties.n_rows, False
         B = np.zeros((N, 0))
 
         def multiply(c: Array) -> Array:
-            nonlocal begun
+            nonlocal started
             D, bound = space.D if space.t else space.D_1, 2.0 * math.sqrt(N)
             g = parties.secure_sum(
                 party.project.summing(projected=bound),
                 c=each(split_rows(parties, c)),
                 t=space.t + 1,
-                setup=None if begun else start.setup,
-                seed=None if begun else start.seed,
+                setup=None if started else start.setup,
+                seed=None if started else start.seed,
             )["projected"]
-            begun = True
+            started = True
             if len(g) != D:
                 raise parties.faulty_sum(party.project, f"products with {D} features")
             replies = parties.ask(party.expand, g=g)
