@@ -1,7 +1,7 @@
 """What must hold of every strategy holds of ours; a broken one fails it by name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -23,6 +23,7 @@ from vfl_flower.testing import (
     Runs,
     check_data,
     check_masks,
+    check_names,
     check_strategy,
 )
 from vfl_flower.typing import Array
@@ -378,3 +379,13 @@ def test_data_of_few_digits_show_nothing():
     parties = [Party(np.round(party.X), name=party.name) for party in of_rows()]
     with pytest.raises(AssertionError, match="numbers of many digits"):
         check_data(Runs(Mean(seed=1), lambda: parties))
+
+
+def test_a_value_that_is_not_declared():
+    """Server and parties refuse one, so that it is put into what was recorded."""
+    runs = Runs(Mean(seed=1), of_rows)
+    check_names(runs)
+    more = replace(runs.first.transcript[-1], values={"extra": np.ones(2)})
+    vars(runs)["first"] = runs.first._replace(transcript=[more])
+    with pytest.raises(AssertionError, match="summed does not declare 'extra'"):
+        check_names(runs)
