@@ -60,12 +60,12 @@ from simulations.experiments import (
 from simulations.moments_costs import COLUMNS, ROLES, gram_errors, roles
 from simulations.moments_pooled import moments
 from vfl_flower import FDSKL, CoresetVRLR, Party, simulate
-from vfl_flower.clients.moments_roles import PART_NUMBERS
+from vfl_flower.clients.products_roles import PART_NUMBERS
 from vfl_flower.models.coresets import LinearModel
 from vfl_flower.models.fdskl import KernelModel
-from vfl_flower.strategies.kernel_moments import COLUMNS as MOST_COLUMNS
-from vfl_flower.strategies.kernel_moments import MOST_PARTS
 from vfl_flower.strategies.prediction import FDSKLPrediction
+from vfl_flower.strategies.ridge import COLUMNS as MOST_COLUMNS
+from vfl_flower.strategies.ridge import MOST_PARTS
 from vfl_flower.typing import Array
 
 Figures = dict[str, Any]

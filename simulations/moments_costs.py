@@ -23,21 +23,25 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from vfl_flower import FDSKL, Party
-from vfl_flower.clients.kernel_angles import joint_fraction
-from vfl_flower.numerics.gram_fit import Block, fit_gram
-from vfl_flower.secure_aggregation.angle_shares import (
-    cosine_shares,
-    deal_cosines,
-    hide_angles,
-)
+from vfl_flower.clients.ridge.angles import joint_fraction
+from vfl_flower.numerics.ridge.fit import Block, fit_gram
 from vfl_flower.secure_aggregation.fixed_point import (
     decode,
     gram_fixed_point,
 )
-from vfl_flower.secure_aggregation.shares import Deal, Dealt, add
-from vfl_flower.secure_aggregation.triples import GramTriple, deal_gram, open_gram
+from vfl_flower.secure_aggregation.products.angles import (
+    cosine_shares,
+    deal_cosines,
+    hide_angles,
+)
+from vfl_flower.secure_aggregation.products.shares import Deal, Dealt, add
+from vfl_flower.secure_aggregation.products.triples import (
+    GramTriple,
+    deal_gram,
+    open_gram,
+)
 from vfl_flower.simulation import InProcessGrid
-from vfl_flower.strategies.kernel_moments import MOST_PILOT
+from vfl_flower.strategies.ridge import MOST_PILOT
 
 ROLES = ("label holder", "second party", "another party")
 COLUMNS = 12

@@ -13,13 +13,13 @@ import numpy as np
 
 from simulations.baselines import Fitted, is_binary
 from vfl_flower import Party
-from vfl_flower.clients import kernel_moments as steps
-from vfl_flower.numerics.gram_fit import GramFit, fit_gram
+from vfl_flower.clients.ridge import training as steps
 from vfl_flower.numerics.kernel_model import Target
-from vfl_flower.numerics.kernel_moments import cumulants, median_of
-from vfl_flower.numerics.local_columns import local_columns, scaled_columns
-from vfl_flower.numerics.relevance import relevance_of
-from vfl_flower.strategies import kernel_moments as server
+from vfl_flower.numerics.ridge.features import cumulants, median_of
+from vfl_flower.numerics.ridge.fit import GramFit, fit_gram
+from vfl_flower.numerics.ridge.local_columns import local_columns, scaled_columns
+from vfl_flower.numerics.ridge.relevance import relevance_of
+from vfl_flower.strategies import ridge as server
 from vfl_flower.typing import Array
 
 

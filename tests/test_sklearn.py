@@ -140,7 +140,7 @@ def test_the_label_party():
     arguments = {"columns_per_party": SPLIT, "size": 100, "random_state": 3}
     first = CoresetRegressor(label_party=0, **arguments).fit(X, Y)
     entries = first.ledger_.entries.values()
-    solving = {e.party for e in entries if e.action == "linear_moments_solve"}
+    solving = {e.party for e in entries if e.action == "linear_gram_solve"}
     assert solving == {"party-0"}
     for place in (3, -4, "party-0"):
         model = CoresetRegressor(label_party=place, **arguments)

@@ -5,7 +5,7 @@ import pytest
 
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.leverage import leverage_factor, leverage_scores
-from vfl_flower.numerics.moments import bounded_columns
+from vfl_flower.numerics.linear_gram import bounded_columns
 from vfl_flower.numerics.row_clip import clipped, row_clip, sums
 
 

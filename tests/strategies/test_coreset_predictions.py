@@ -333,7 +333,7 @@ def test_the_label_holder_evaluates_the_model_of_training(name, tmp_path):
     )
     assert result.evaluation.round_trips == 2
     dealt = {a for a in result.ledger.waits if "deal" in a or "gram" in a}
-    assert dealt == ({"moments_gram"} if name == "moments" else set())
+    assert dealt == ({"products_gram"} if name == "moments" else set())
 
 
 @pytest.mark.parametrize(("rows", "told"), [(63, False), (67, True)])

@@ -14,8 +14,9 @@ from vfl_flower.app.plan import RunPlan
 from vfl_flower.app.rehearsal import Shape
 from vfl_flower.app.report import write_report
 from vfl_flower.clients import evaluation as tellers
-from vfl_flower.clients import fdskl, kernel_scores
+from vfl_flower.clients import fdskl
 from vfl_flower.clients.fdskl import FDSKLState
+from vfl_flower.clients.ridge import scores as ridge_scores
 from vfl_flower.models.coresets import KMeansModel
 from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.split import split_rows
@@ -102,7 +103,7 @@ class Spy:
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_curves_of_numbers_held_out(solver, monkeypatch):
     """They are means over the rows held out, in the order of the predictions."""
-    spy = Spy(monkeypatch, kernel_scores, fdskl)
+    spy = Spy(monkeypatch, ridge_scores, fdskl)
     X, y = data()
     result = simulate(strategy(solver), parties(X, y), seed=1)
     ((true, predicted, *_),) = spy.seen
@@ -121,7 +122,7 @@ def test_curves_of_numbers_held_out(solver, monkeypatch):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_curves_of_two_classes_held_out(solver, monkeypatch):
-    spy = Spy(monkeypatch, kernel_scores, fdskl)
+    spy = Spy(monkeypatch, ridge_scores, fdskl)
     X, y = data()
     result = simulate(strategy(solver, "binary"), parties(X, 1.0 * (y > 0)), seed=1)
     ((true, _, _, scores, own, *_),) = spy.seen
@@ -147,7 +148,7 @@ def test_a_model_without_probabilities_has_no_score():
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_which_of_several_classes_are_taken_for_which(solver, monkeypatch):
     """Of labels 7, 3 and -2 that are named by their numbers; beside scikit-learn."""
-    spy = Spy(monkeypatch, kernel_scores, fdskl)
+    spy = Spy(monkeypatch, ridge_scores, fdskl)
     X, y = data()
     labels = np.array([-2.0, 3.0, 7.0])[np.digitize(y, [-0.8, 0.8])]
     several = strategy(solver, "multiclass")
@@ -175,7 +176,7 @@ def test_curves_of_new_rows_that_fdskl_evaluates(solver, tmp_path, monkeypatch):
     X, y = data()
     training = strategy(solver, test_fraction=0.0)
     number = simulate(training, parties(X, y, tmp_path), seed=1).model.number
-    spy = Spy(monkeypatch, kernel_scores, fdskl)
+    spy = Spy(monkeypatch, ridge_scores, fdskl)
     new, labels = data(150, seed=5)
     labels[:30] = np.nan
     trips = []

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 
 from vfl_flower import FDSKL, CoresetVRLR, Party, PartyFailed, simulate
-from vfl_flower.clients import (
-    kernel_dealing,
-    kernel_moments,
-    kernel_relevance,
-    moments,
-)
-from vfl_flower.secure_aggregation.shares import Dealt
-from vfl_flower.secure_aggregation.triples import (
+from vfl_flower.clients import products as moments
+from vfl_flower.clients.ridge import dealing as ridge_dealing
+from vfl_flower.clients.ridge import relevance as ridge_relevance
+from vfl_flower.clients.ridge import training as ridge
+from vfl_flower.secure_aggregation.products.shares import Dealt
+from vfl_flower.secure_aggregation.products.triples import (
     OWNER,
     GramTriple,
     PredictionTriple,
@@ -92,7 +90,7 @@ def test_a_false_seed_of_rows_that_are_scored_is_refused(monkeypatch, owner):
     def false(deal, root, place):
         return deal_row_owner(deal, OTHER if place == owner else root, place)
 
-    monkeypatch.setattr(kernel_dealing, "deal_row_owner", false)
+    monkeypatch.setattr(ridge_dealing, "deal_row_owner", false)
     REFUSES[:] = [0]
     nothing_is_multiplied(monkeypatch, PredictionTriple, "share_of_weights")
     strategy = LINEAR["kernel"].replace(test_fraction=0.3)
@@ -111,7 +109,7 @@ def test_a_false_triple_of_relevance_is_refused(monkeypatch, place):
         changed[place] ^= 1
         return first, Dealt.of(deal, 1, second.seed, changed)
 
-    monkeypatch.setattr(kernel_relevance, "deal_predictions", false)
+    monkeypatch.setattr(ridge_relevance, "deal_predictions", false)
     strategy = LINEAR["kernel"].replace(relevance=True)
     rule = "'p2'.*the triple of the dealer must be right, and is not: the relevance"
     with pytest.raises(PartyFailed, match=rule):
@@ -154,23 +152,23 @@ def test_open_a_dealer_of_false_angles_is_not_found_out(monkeypatch):
     With a bandwidth that leaves nothing of the columns the joint features are the
     cosines of what it has dealt, and it gets the error of a model of them.
     """
-    original = kernel_dealing._deal_angles
+    original = ridge_dealing._deal_angles
 
     def false(deals, root, roles):
         dealt, wrong = original(deals, root, roles), original(deals, OTHER, roles)
         return [wrong[0], *dealt[1:]]
 
-    spreads, fit = [], kernel_moments.fit_gram
+    spreads, fit = [], ridge.fit_gram
 
     def look(gram, *args, **more):
         first = gram / gram[-1, -1]
         spreads.append(np.diag(first)[-10:-2] - first[-10:-2, -1] ** 2)
         return fit(gram, *args, **more)
 
-    monkeypatch.setattr(kernel_moments, "fit_gram", look)
+    monkeypatch.setattr(ridge, "fit_gram", look)
     strategy = LINEAR["kernel"].replace(bandwidth=1e9)
     simulate(strategy, parties(), seed=0)
-    monkeypatch.setattr(kernel_dealing, "_deal_angles", false)
+    monkeypatch.setattr(ridge_dealing, "_deal_angles", false)
     simulate(strategy, parties(), seed=0)
     assert np.abs(spreads[0]).max() < 1e-3
     assert np.abs(spreads[1] - 0.5).max() < 0.1

@@ -13,7 +13,7 @@ from deviating import RealParties, sums_of
 from forgetting import removal
 
 from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
-from vfl_flower.clients import coresets, fdskl, linear_moments
+from vfl_flower.clients import coresets, fdskl, linear_gram
 from vfl_flower.protocol.consent import FREE, Consent, Limit
 from vfl_flower.protocol.contract import IN_SUM
 from vfl_flower.protocol.frame import Frame
@@ -93,7 +93,7 @@ def test_what_is_sealed_opens_only_under_the_same_question(monkeypatch, change):
     trip = Parties._round_trip
 
     def tampered(self, step, requests, sums, *blocks):
-        if step is linear_moments.columns:
+        if step is linear_gram.columns:
             requests = dict(requests)
             requests[VICTIM] = requests[VICTIM] | change
         return trip(self, step, requests, sums, *blocks)

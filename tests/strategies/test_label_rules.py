@@ -12,7 +12,7 @@ from deviating import RealParties
 from transcripts import our_steps
 
 from vfl_flower import FDSKL, CoresetVRLR, Party, PartyFailed, simulate
-from vfl_flower.clients import kernel_moments
+from vfl_flower.clients.ridge import training as ridge
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.parties import Parties
@@ -226,7 +226,7 @@ def test_a_bandwidth_with_which_an_angle_may_overflow_is_malformed(bandwidth):
     joint = {"bandwidths": [bandwidth], "counts": [4], "densities": [1.0], "bits": 16}
     joint["relevant"] = False
     with pytest.raises(ContractError, match="bandwidths"):
-        structure(fields_of(kernel_moments.Joint), joint, {})
+        structure(fields_of(ridge.Joint), joint, {})
 
 
 # -- kinds -----------------------------------------------------------------------------
@@ -242,8 +242,8 @@ def asked(step, leaves, **changes):
 
 def test_an_empty_consent_refuses_the_first_step_that_reads_labels(monkeypatch):
     monkeypatch.setattr(Parties, "_check_consent", lambda *_: None)
-    monkeypatch.setattr(kernel_moments, "_fitted", None)  # nothing is computed
-    with pytest.raises(PartyFailed, match=r"kernel_moments_prepare.*lets no moments"):
+    monkeypatch.setattr(ridge, "_fitted", None)  # nothing is computed
+    with pytest.raises(PartyFailed, match=r"ridge_prepare.*lets no moments"):
         asked(CLASSES, {})
     direct = FDSKL(solver="doubly-stochastic", bandwidth=1.0)
     with pytest.raises(PartyFailed, match=r"fdskl_start.*lets no angles leave"):
@@ -292,9 +292,9 @@ def reads_labels(function, seen):
 
 
 WITHOUT_A_KIND = {
-    "kernel_moments_fit": "follows multiply; numbers of the model that are declared",
-    "kernel_scores_scores": "follows rows; errors of the model that are declared",
-    "linear_moments_solve": "follows columns; numbers of the model that are declared",
+    "ridge_fit": "follows multiply; numbers of the model that are declared",
+    "ridge_scores": "follows rows; errors of the model that are declared",
+    "linear_gram_solve": "follows columns; numbers of the model that are declared",
 }
 """Steps that read labels and ask for no kind, and why."""
 

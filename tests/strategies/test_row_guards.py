@@ -13,8 +13,8 @@ from deviating import RealParties
 from transcripts import our_steps
 
 from vfl_flower import Party, PartyFailed, simulate
-from vfl_flower.clients import alignment, kernel_kmeans, linear_moments
-from vfl_flower.clients.moments_roles import Roles
+from vfl_flower.clients import alignment, kernel_kmeans, linear_gram
+from vfl_flower.clients.products_roles import Roles
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.ledger import Ledger
@@ -80,7 +80,7 @@ def test_each_step_says_over_which_rows_it_adds_up(action):
 
 WITHOUT_KIND = {
     "kernel_kmeans_project": "in one process alone",
-    "kernel_scores_scores": "after kernel_scores_rows, which asks for moments",
+    "ridge_scores": "after ridge_rows, which asks for moments",
 }
 """Steps that add up rows and ask for no kind themselves, and what comes before them."""
 
@@ -180,13 +180,13 @@ def test_weights_of_the_server_do_not_isolate_a_row(tmp_path):
         asked = federation.greet()
         roles = Roles(first=2, second=0, owners=[WIDTH, WIDTH, WIDTH + 1], rows=[N])
         asked.ask(
-            linear_moments.columns,
+            linear_gram.columns,
             roles=roles,
             counted=roles.columns,
             n=N,
             intercept=True,
             test_fraction=0.0,
-            coreset=linear_moments.WeightedRows(rows.astype(np.uint32), weights),
+            coreset=linear_gram.WeightedRows(rows.astype(np.uint32), weights),
             dealt=each([np.zeros(0, np.uint8)] * 3),
         )
 

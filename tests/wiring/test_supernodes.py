@@ -263,6 +263,6 @@ def test_no_seed_and_no_stranger_without_consent(app, tmp_path, organisations):
     rule = (
         f"the key of party 'weather' must be the one that is pinned, but it is {pinned}"
     )
-    sentence = f"party 'airline' failed in 'linear_moments_columns': {rule}"
+    sentence = f"party 'airline' failed in 'linear_gram_columns': {rule}"
     assert refusal(run, "PartyFailed") == sentence
-    assert f"\nrefused linear_moments_columns: {rule}\n" in run.party_logs["airline"]
+    assert f"\nrefused linear_gram_columns: {rule}\n" in run.party_logs["airline"]

@@ -91,7 +91,7 @@ def test_the_tutorial(tmp_path, monkeypatch):
         assert "INFO" not in shown
         steps = re.findall(r"(?m)^ *\d*%? (\w+) +round trip", shown)
         assert steps[:2] == ["hello", "alignment_encrypt_ids"], shown
-        assert steps[-1] == "kernel_scores_scores"
+        assert steps[-1] == "ridge_scores"
         # About 0.1, and 0.5 for the more frequent class. Of 145 rows the bound is six
         # standard deviations above the first, the training's own counted.
         error = re.search(r"(?m)^\| +test error \| +([\d.]+)", shown)[1]

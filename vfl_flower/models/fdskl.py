@@ -10,13 +10,14 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from vfl_flower.models.base import NumberedModel, check_blocks, plain
-from vfl_flower.numerics import gram_fit, kernel_moments
 from vfl_flower.numerics.kernel_model import (
     Part,
     answers,
     decision_function,
     probabilities,
 )
+from vfl_flower.numerics.ridge import features as ridge
+from vfl_flower.numerics.ridge import fit as ridge_fit
 from vfl_flower.typing import Array, Arrays
 
 
@@ -93,7 +94,7 @@ class KernelModel(NumberedModel):
             )
         given = check_blocks(blocks, self.widths)
         if "local" in self.parts[0]:
-            return kernel_moments.decision_function(self.parts, given)
+            return ridge.decision_function(self.parts, given)
         return decision_function(self.parts, given)
 
     def predict(self, blocks: Sequence[Array]) -> Array:
@@ -115,7 +116,7 @@ class KernelModel(NumberedModel):
         scores, holder = self.decision_function(blocks), self._holder
         if "slope" in holder:
             calibration = holder["slope"], holder["offset"], holder.get("tail")
-            chances = gram_fit.probabilities(scores, *calibration)
+            chances = ridge_fit.probabilities(scores, *calibration)
             return (
                 np.hstack([1 - chances, chances]) if scores.shape[1] == 1 else chances
             )

@@ -63,7 +63,7 @@ class Part(TypedDict):
     classes: NotRequired[Array]
     """At a label holder: the label of each class."""
     local: NotRequired[int]
-    """With sums of products: number of local columns; see `numerics.kernel_moments`."""
+    """With sums of products: number of local columns; see `numerics.ridge`."""
     multiple: NotRequired[int]
     """At a label holder of the direct solver that has chosen the bandwidth: how many
     times it takes each angle; see :func:`taken`."""

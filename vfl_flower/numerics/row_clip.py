@@ -7,7 +7,7 @@ import numpy as np
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.leverage import leverage_factor, leverage_scores
 from vfl_flower.numerics.linear import center
-from vfl_flower.numerics.moments import bounded_columns
+from vfl_flower.numerics.linear_gram import bounded_columns
 from vfl_flower.typing import Array
 
 

@@ -95,15 +95,16 @@ class Step(Question[P, R]):
     """A function that a party runs when the server asks for it.
 
     The function takes the party and the values of the message by name, and returns a
-    typed dict. Messages call it `action`, by default its module's last name and its
-    own. The declarations below set `reveals`, `once`, `rows`, `why` and `parts_of`.
+    typed dict. Messages call it `action`, by default the name of its algorithm (its
+    module or, in ``clients``, its folder) and its own. The declarations below set
+    `reveals`, `once`, `rows`, `why` and `parts_of`.
     """
 
     def __init__(
         self, function: Callable[Concatenate[Party, P], R], action: str = ""
     ) -> None:
         self.function = function
-        self.algorithm = function.__module__.rpartition(".")[2]
+        self.algorithm = _algorithm_of(function.__module__)
         self.action = action or f"{self.algorithm}_{function.__name__}"
         self.reveals: tuple[Reveals, ...] = getattr(function, "reveals", ())
         self.once: bool = getattr(function, "once", False)
@@ -138,6 +139,12 @@ class Step(Question[P, R]):
     def contract(self) -> Contract:
         """What its annotations declare."""
         return Contract.of(self.function)
+
+
+def _algorithm_of(module: str) -> str:
+    """Return the name of a module, or of its folder where that is in ``clients``."""
+    _, inside, path = module.partition(".clients.")
+    return path.split(".")[0] if inside else module.rpartition(".")[2]
 
 
 def _step_of(module: str, action: str) -> Step[..., Any]:

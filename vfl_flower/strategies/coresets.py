@@ -19,9 +19,9 @@ from pydantic import Field
 from vfl_flower.clients import coreset_predictions as predictions_party
 from vfl_flower.clients import coresets as party
 from vfl_flower.clients import linear as linear_party
-from vfl_flower.clients import linear_moments
-from vfl_flower.clients import moments as moments_party
-from vfl_flower.clients.moments_roles import ROWS_PER_COLUMN
+from vfl_flower.clients import linear_gram
+from vfl_flower.clients import products as moments_party
+from vfl_flower.clients.products_roles import ROWS_PER_COLUMN
 from vfl_flower.models.base import Model
 from vfl_flower.models.coresets import KMeansModel, LinearModel
 from vfl_flower.numerics import evaluation
@@ -46,7 +46,7 @@ from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies.coreset_predictions import held_out_errors, keep_parts
 from vfl_flower.strategies.coresets_metrics import CLUSTERS, REGRESSION
 from vfl_flower.strategies.linear import solve
-from vfl_flower.strategies.moments import (
+from vfl_flower.strategies.products import (
     ComputingParties,
     deal,
     multiply,
@@ -180,8 +180,8 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
         *CoresetStrategy.steps,
         *(linear_party.start, linear_party.cg, linear_party.proximal),
         *(linear_party.saga, linear_party.coefficients),
-        *(moments_party.deal, linear_moments.columns),
-        *(moments_party.gram, linear_moments.solve),
+        *(moments_party.deal, linear_gram.columns),
+        *(moments_party.gram, linear_gram.solve),
         *evaluation_steps,
         predictions_party.keep,
     )
@@ -368,7 +368,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
             *(parties, owners, [drawn], self.dealer), computes=self.computes
         )
         opened = parties.ask(
-            linear_moments.columns,
+            linear_gram.columns,
             roles=roles,
             counted=sum(owners),
             n=n,
@@ -380,7 +380,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
         shares = multiply(parties, roles, opened)
         solved = parties.ask_one(
             holder,
-            linear_moments.solve,
+            linear_gram.solve,
             units=secret(opened, "units")[holder],
             shares=shares,
             l1=penalty.l1,
@@ -390,7 +390,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
         theta = solved["coefficients"]
         if len(theta) != sum(widths):
             reason = f"its reply must have {sum(widths)} coefficients"
-            raise parties.failure(holder, linear_moments.solve, reason)
+            raise parties.failure(holder, linear_gram.solve, reason)
         metrics: dict[str, Any] = {"train_loss": solved["loss"]}
         if coreset.rows is not None:
             metrics["sigma_min"] = solved["sigma_min"]

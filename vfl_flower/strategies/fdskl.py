@@ -20,9 +20,10 @@ import pydantic
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
-from vfl_flower.clients import kernel_dealing, kernel_scores
-from vfl_flower.clients import kernel_moments as moments_party
 from vfl_flower.clients.evaluation import curves_of, metrics_of
+from vfl_flower.clients.ridge import dealing as ridge_dealing
+from vfl_flower.clients.ridge import scores as ridge_scores
+from vfl_flower.clients.ridge import training as moments_party
 from vfl_flower.models.base import Model
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.numerics import evaluation
@@ -49,7 +50,7 @@ from vfl_flower.protocol.settings import (
 from vfl_flower.protocol.steps import Steps, Sum, opened
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import LIMB
-from vfl_flower.strategies import kernel_moments
+from vfl_flower.strategies import ridge
 from vfl_flower.strategies.angles import (
     Angles,
     Bits,
@@ -62,7 +63,7 @@ from vfl_flower.strategies.angles import (
     row_blocks,
 )
 from vfl_flower.strategies.fdskl_metrics import METRICS
-from vfl_flower.strategies.moments import ComputingParties
+from vfl_flower.strategies.products import ComputingParties
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -284,13 +285,13 @@ class FDSKL(ComputingParties, ProtocolStrategy):
         *(party.distances, party.bandwidth, party.angles, party.fit),
         party.start,
         *(party.iterate, party.answer, party.held_out_angles),
-        *(moments_party.prepare, kernel_dealing.deal, moments_party.multiply),
+        *(moments_party.prepare, ridge_dealing.deal, moments_party.multiply),
         *(moments_party.relevance, moments_party.fit),
-        *(kernel_scores.rows, kernel_scores.products, kernel_scores.scores),
+        *(ridge_scores.rows, ridge_scores.products, ridge_scores.scores),
     )
     evaluation_steps = (
         *(party.answer, party.held_out_angles),
-        *(kernel_scores.rows, kernel_scores.products, kernel_scores.scores),
+        *(ridge_scores.rows, ridge_scores.products, ridge_scores.scores),
     )
 
     def __post_init__(self) -> None:
@@ -461,7 +462,7 @@ class FDSKL(ComputingParties, ProtocolStrategy):
         train, test = split_rows(parties.n_rows, self.test_fraction, run.seed)
         n = parties.n_rows if train is None else len(train)
         model = self._untrained(parties, run, 1.0, 2)
-        solver = kernel_moments.Solver(
+        solver = ridge.Solver(
             self.target,
             self.kernel,
             self.test_fraction,
@@ -474,9 +475,9 @@ class FDSKL(ComputingParties, ProtocolStrategy):
             self.computes,
             self._balanced,
         )
-        metrics, run.curves, model.kept = kernel_moments.train(parties, solver, test)
+        metrics, run.curves, model.kept = ridge.train(parties, solver, test)
         limit = (
-            f"their features have at most {kernel_moments.most_numbers(solver):,} "
+            f"their features have at most {ridge.most_numbers(solver):,} "
             "numbers, and a smaller number of features takes more rows"
         )
         run.warnings += left_out("to train on", metrics["rows"], solver.rows, limit)

@@ -11,7 +11,8 @@ import pydantic
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
-from vfl_flower.clients import kernel_dealing, kernel_scores
+from vfl_flower.clients.ridge import dealing as ridge_dealing
+from vfl_flower.clients.ridge import scores as ridge_scores
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.exchange import FederationError
@@ -20,7 +21,7 @@ from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Natural, check_unused, settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import Run
-from vfl_flower.strategies import kernel_moments
+from vfl_flower.strategies import ridge
 from vfl_flower.strategies.angles import (
     Angles,
     Bits,
@@ -30,7 +31,7 @@ from vfl_flower.strategies.angles import (
     check_topology,
 )
 from vfl_flower.strategies.later import RowPrediction, check_places
-from vfl_flower.strategies.moments import ComputingParties, roles_of
+from vfl_flower.strategies.products import ComputingParties, roles_of
 
 _COMMON = ("parties", "n_features", "holders", "kernel", "bandwidth", "kept")
 """What is the same in all parts of a model."""
@@ -85,9 +86,9 @@ class FDSKLPrediction(ComputingParties, RowPrediction):
 
     model_class = KernelModel
     steps: ClassVar[Steps] = (
-        *(party.part, party.answer, party.held_out_angles, kernel_dealing.deal),
-        kernel_dealing.part,
-        *(kernel_scores.rows, kernel_scores.products, kernel_scores.scores),
+        *(party.part, party.answer, party.held_out_angles, ridge_dealing.deal),
+        ridge_dealing.part,
+        *(ridge_scores.rows, ridge_scores.products, ridge_scores.scores),
     )
 
     def __post_init__(self) -> None:
@@ -119,7 +120,7 @@ class FDSKLPrediction(ComputingParties, RowPrediction):
         replies: Replies[Any]
         if deals:
             replies = parties.ask(
-                kernel_dealing.part,
+                ridge_dealing.part,
                 dealer=names.index(self.dealer),
                 second=names.index(self.computes) if self.computes in names else None,
             )
@@ -137,13 +138,13 @@ class FDSKLPrediction(ComputingParties, RowPrediction):
         columns = replies[holders[0]]["columns"]
         curves = self.evaluates and parties.let("curves", holders[0])
         if moments:
-            reply: Mapping[str, Any] = kernel_moments.predict(
+            reply: Mapping[str, Any] = ridge.predict(
                 parties,
                 roles_of(
                     parties,
                     *([], [], self.dealer, holders[0], self.computes),
                     joint=M,
-                    fraction=kernel_dealing.NEW_ROWS.fraction,
+                    fraction=ridge_dealing.NEW_ROWS.fraction,
                 ),
                 replies.each("local"),
                 columns,

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from uniformity import octets, uniform
 
 from simulations.moments_costs import cosine_bound, cosine_error
-from vfl_flower.secure_aggregation.angle_shares import (
+from vfl_flower.secure_aggregation.fixed_point import WIDTHS, decode
+from vfl_flower.secure_aggregation.products.angles import (
     cosine_shares,
     deal_cosines,
     hide_angles,
 )
-from vfl_flower.secure_aggregation.fixed_point import WIDTHS, decode
-from vfl_flower.secure_aggregation.shares import Deal, Dealt, add
+from vfl_flower.secure_aggregation.products.shares import Deal, Dealt, add
 
 ROOT = bytes(range(32))
 FRACTION = 16

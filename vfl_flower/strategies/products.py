@@ -6,14 +6,14 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from vfl_flower.clients import moments as party
-from vfl_flower.clients.moments_roles import Roles
+from vfl_flower.clients import products as party
+from vfl_flower.clients.products_roles import Roles
 from vfl_flower.protocol.consent import SERVER
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.steps import each
-from vfl_flower.secure_aggregation.shares import SEED_BYTES
+from vfl_flower.secure_aggregation.products.shares import SEED_BYTES
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -60,7 +60,7 @@ def roles_of(
     `owners` and `rows` are the numbers of columns of each party, and of rows of each
     Gram matrix. By default the first of the other parties, but not the dealer,
     `computes`. `more` has other numbers of
-    :class:`vfl_flower.clients.moments_roles.Roles`. Raises FederationError if the
+    :class:`vfl_flower.clients.products_roles.Roles`. Raises FederationError if the
     dealer, or the party that computes, is no such party.
     """
     holder = parties.label_holder if holder is None else holder

@@ -1,12 +1,12 @@
 """A party's side of a kernel model that is solved from sums of products alone.
 
 The features of a row are local columns, which each party makes of its own ones, and
-joint ones (:mod:`vfl_flower.clients.kernel_angles`), which nobody knows: the two
+joint ones (:mod:`vfl_flower.clients.ridge.angles`), which nobody knows: the two
 parties that compute have shares of them. The label holder opens the Gram matrix of the
-rows (:mod:`vfl_flower.clients.moments`) and solves.
+rows (:mod:`vfl_flower.clients.products`) and solves.
 
-What a dealer gives for it is in :mod:`vfl_flower.clients.kernel_dealing`, and how new
-rows are scored in :mod:`vfl_flower.clients.kernel_scores`.
+What a dealer gives for it is in :mod:`vfl_flower.clients.ridge.dealing`, and how new
+rows are scored in :mod:`vfl_flower.clients.ridge.scores`.
 """
 
 from __future__ import annotations
@@ -20,24 +20,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from vfl_flower.clients.fdskl import Columns, classes_of, signs_of
-from vfl_flower.clients.kernel_angles import (
-    HEAD,
-    AngleBits,
-    OpenedAngles,
-    angle_deals,
-    angle_sums,
-    hidden_angles,
-    joint_fraction,
-)
-from vfl_flower.clients.kernel_dealing import root_of, turn_cosines_of
-from vfl_flower.clients.kernel_relevance import (
-    PROBES,
-    hidden_frequencies,
-    hidden_probes,
-    opened_relevance,
-    relevance_deal,
-)
-from vfl_flower.clients.moments import (
+from vfl_flower.clients.products import (
     Bytes,
     MomentsState,
     Portion,
@@ -52,7 +35,7 @@ from vfl_flower.clients.moments import (
     prove,
     shares_of,
 )
-from vfl_flower.clients.moments_roles import (
+from vfl_flower.clients.products_roles import (
     LARGEST,
     MOST_LEVERAGE,
     Roles,
@@ -60,16 +43,34 @@ from vfl_flower.clients.moments_roles import (
     check_rows,
     withhold,
 )
+from vfl_flower.clients.ridge.angles import (
+    HEAD,
+    AngleBits,
+    OpenedAngles,
+    angle_deals,
+    angle_sums,
+    hidden_angles,
+    joint_fraction,
+)
+from vfl_flower.clients.ridge.dealing import root_of, turn_cosines_of
+from vfl_flower.clients.ridge.relevance import (
+    PROBES,
+    hidden_frequencies,
+    hidden_probes,
+    opened_relevance,
+    relevance_deal,
+)
 from vfl_flower.numerics import split
-from vfl_flower.numerics.gram_fit import Block, GramFit, fit_gram
 from vfl_flower.numerics.kernel_model import Target
-from vfl_flower.numerics.kernel_moments import (
+from vfl_flower.numerics.random_features import Kernel
+from vfl_flower.numerics.ridge.features import (
     cumulants,
     joint_angles,
     joint_frequencies,
     pack_local,
 )
-from vfl_flower.numerics.local_columns import (
+from vfl_flower.numerics.ridge.fit import Block, GramFit, fit_gram
+from vfl_flower.numerics.ridge.local_columns import (
     REACHED,
     LocalColumns,
     bounded,
@@ -78,16 +79,15 @@ from vfl_flower.numerics.local_columns import (
     reached,
     scaled_columns,
 )
-from vfl_flower.numerics.random_features import Kernel
-from vfl_flower.numerics.relevance import derivative_products, relevance_of
-from vfl_flower.numerics.relevance import probes as draw_probes
+from vfl_flower.numerics.ridge.relevance import derivative_products, relevance_of
+from vfl_flower.numerics.ridge.relevance import probes as draw_probes
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import IN_SUM, OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import once, parts_of, reveals, step, sums_over
-from vfl_flower.secure_aggregation.shares import Deal
+from vfl_flower.secure_aggregation.products.shares import Deal
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
@@ -225,7 +225,7 @@ class _Fitted:
 
 def _fitted(party: Party, task: Task) -> _Fitted:
     """Return the party's columns of the training rows; the same each time."""
-    known = party.cache.get("kernel_moments")
+    known = party.cache.get("ridge")
     if known is not None and known[0] == (party.session, task):
         fitted: _Fitted = known[1]
         return fitted
@@ -237,7 +237,7 @@ def _fitted(party: Party, task: Task) -> _Fitted:
         rng=party.rng("local columns"),
     )
     fitted = _Fitted(X, local)
-    party.cache["kernel_moments"] = (party.session, task), fitted
+    party.cache["ridge"] = (party.session, task), fitted
     return fitted
 
 

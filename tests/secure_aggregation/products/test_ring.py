@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vfl_flower.secure_aggregation import ring_products
-from vfl_flower.secure_aggregation.ring_products import (
+from vfl_flower.secure_aggregation.products import ring
+from vfl_flower.secure_aggregation.products.ring import (
     SquareSum,
     limb_width,
     limbs,
@@ -57,10 +57,10 @@ def test_a_sum_of_squares_of_blocks_is_that_of_whole_numbers(
 @pytest.mark.parametrize("bits", [48, 49, 57, 64])
 def test_float64_sums_are_carried_before_they_lose_bits(bits, monkeypatch):
     most = 2 ** limb_width(bits) - 1
-    assert ring_products._TERMS * (2 * most) ** 2 <= 2**53
+    assert ring._TERMS * (2 * most) ** 2 <= 2**53
     assert limbs(bits) in (3, 4)
     carried = []
-    monkeypatch.setattr(ring_products, "_TERMS", 5)
+    monkeypatch.setattr(ring, "_TERMS", 5)
     carry = SquareSum._carry
     monkeypatch.setattr(
         SquareSum, "_carry", lambda self: (carried.append(self._rows), carry(self))[1]
@@ -85,7 +85,7 @@ def test_limbs_add_up_to_the_element():
 
 def test_the_largest_block_of_the_largest_elements_is_exact():
     # All ones in the lowest limb: the float64 sum is just below 2^53.
-    block = np.full((ring_products._TERMS, 1), 2**34 - 1, "<u8")
+    block = np.full((ring._TERMS, 1), 2**34 - 1, "<u8")
     squares = SquareSum(1, 49)
     squares.add(block)
     assert int(squares.total()[0, 0]) == len(block) * (2**34 - 1) ** 2 % 2**49

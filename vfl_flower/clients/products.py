@@ -2,16 +2,16 @@
 
 Two parties compute: the *first*, who holds the labels and opens the Gram matrix, and
 the *second*. A dealer, who sees none of what they exchange, gives the seeds of masks
-A_0 + A_1 and the triple (:mod:`vfl_flower.secure_aggregation.triples`). Each party
-opens its own columns under the masks, E = F - A_0 - A_1, to these two alone, and the
-second sends its share of the Gram matrix to the first. All of it passes the server
+A_0 + A_1 and the triple (:mod:`vfl_flower.secure_aggregation.products.triples`). Each
+party opens its own columns under the masks, E = F - A_0 - A_1, to these two alone, and
+the second sends its share of the Gram matrix to the first. All of it passes the server
 encrypted. *Joint* columns, which no party knows and the two that compute have shares
 of, each of them opens under its own mask, and both add up what they have opened.
 
 An algorithm declares a step of its own that makes the columns and calls
 :func:`hide`, asks for :func:`gram`, and opens the result in a last step
 (:func:`opened`). Who computes and what a party refuses is in
-:mod:`vfl_flower.clients.moments_roles`.
+:mod:`vfl_flower.clients.products_roles`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Annotated, NotRequired, TypedDict
 
 import numpy as np
 
-from vfl_flower.clients.moments_roles import Roles, check_roles
+from vfl_flower.clients.products_roles import Roles, check_roles
 from vfl_flower.protocol.contract import PRIVATE, Whole
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
@@ -32,7 +32,7 @@ from vfl_flower.protocol.steps import once, step, sums_over
 from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.fixed_point import decode
 from vfl_flower.secure_aggregation.masks import derive_key
-from vfl_flower.secure_aggregation.shares import (
+from vfl_flower.secure_aggregation.products.shares import (
     SEED_BYTES,
     Deal,
     Dealt,
@@ -40,7 +40,7 @@ from vfl_flower.secure_aggregation.shares import (
     pack,
     unpack,
 )
-from vfl_flower.secure_aggregation.triples import (
+from vfl_flower.secure_aggregation.products.triples import (
     SACRIFICED,
     GramTriple,
     deal_gram,

@@ -2,7 +2,7 @@
 
 One party opens the Gram matrices and a second one computes with it; a dealer, the
 server or a third party, gives them correlated randomness
-(:mod:`vfl_flower.clients.moments`). The server says who they are and how many columns
+(:mod:`vfl_flower.clients.products`). The server says who they are and how many columns
 and rows there are, and each party checks what it can.
 """
 
@@ -24,7 +24,7 @@ from vfl_flower.secure_aggregation.fixed_point import (
     finest_gram_fixed_point,
     gram_fixed_point,
 )
-from vfl_flower.secure_aggregation.shares import BLOCK_ROWS, Deal
+from vfl_flower.secure_aggregation.products.shares import BLOCK_ROWS, Deal
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")

@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 
-from vfl_flower.numerics.relevance import derivative_products, probes, relevance_of
+from vfl_flower.numerics.ridge.relevance import (
+    derivative_products,
+    probes,
+    relevance_of,
+)
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vfl_flower.numerics.gram_fit import Block
-from vfl_flower.numerics.moments import bounded_columns
+from vfl_flower.numerics.linear_gram import bounded_columns
+from vfl_flower.numerics.ridge.fit import Block
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
@@ -192,8 +192,9 @@ def bounded(
     """Return which columns point to no single row, shape (m,).
 
     An honest party lets no others go, its labels included. As
-    :func:`vfl_flower.numerics.moments.bounded_columns`, about the means of all columns
-    of the party, shape (n, m); `fixed` of the last ones stay, which by themselves pass.
+    :func:`vfl_flower.numerics.linear_gram.bounded_columns`, about the means of all
+    columns of the party, shape (n, m); `fixed` of the last ones stay, which by
+    themselves pass.
     """
     F = np.asarray(columns, dtype=np.float64)
     centered = F - F.mean(axis=0)

@@ -14,18 +14,21 @@ import numpy as np
 
 from vfl_flower.clients import fdskl
 from vfl_flower.clients.fdskl import Columns, PartInfo
-from vfl_flower.clients.kernel_angles import angle_deals, joint_fraction, place_of
-from vfl_flower.clients.moments import Bytes, deal_all
-from vfl_flower.clients.moments_roles import Place, Roles, check_roles
+from vfl_flower.clients.products import Bytes, deal_all
+from vfl_flower.clients.products_roles import Place, Roles, check_roles
+from vfl_flower.clients.ridge.angles import angle_deals, joint_fraction, place_of
 from vfl_flower.protocol.contract import PRIVATE
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.steps import parts_of, step, sums_over
 from vfl_flower.secure_aggregation import labels
-from vfl_flower.secure_aggregation.angle_shares import deal_cosines
 from vfl_flower.secure_aggregation.fixed_point import FixedPoint
 from vfl_flower.secure_aggregation.masks import derive_key
-from vfl_flower.secure_aggregation.shares import Deal, Dealt
-from vfl_flower.secure_aggregation.triples import deal_predictions, deal_row_owner
+from vfl_flower.secure_aggregation.products.angles import deal_cosines
+from vfl_flower.secure_aggregation.products.shares import Deal, Dealt
+from vfl_flower.secure_aggregation.products.triples import (
+    deal_predictions,
+    deal_row_owner,
+)
 from vfl_flower.typing import Array
 
 NEW_ROWS = FixedPoint(56, 28, 1.01)

@@ -20,8 +20,8 @@ from vfl_flower import (
     load_model,
     simulate,
 )
-from vfl_flower.clients import linear_moments
-from vfl_flower.clients import moments as party
+from vfl_flower.clients import linear_gram
+from vfl_flower.clients import products as party
 from vfl_flower.clients.coresets import WeightedRows
 from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.numerics.split import split_rows
@@ -30,10 +30,10 @@ from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import digest_ids
-from vfl_flower.secure_aggregation.shares import subtract
+from vfl_flower.secure_aggregation.products.shares import subtract
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import CoresetEvaluation
-from vfl_flower.strategies import moments as server
+from vfl_flower.strategies import products as server
 from vfl_flower.testing import Recorder
 
 N = 600
@@ -101,7 +101,7 @@ def test_round_trips_and_bytes():
     full = CoresetVRLR(solver="moments", sampling="full")
     result = simulate(full, parties(), seed=0)
     assert result.ledger.round_trips == 4
-    sent = result.ledger.of("linear_moments_columns").bytes_up
+    sent = result.ledger.of("linear_gram_columns").bytes_up
     expected = 16 * N * (7 + 1) + 2 * 320 * N
     assert expected < sent < expected + 12_000
     coreset = CoresetVRLR(300, solver="moments")
@@ -122,13 +122,13 @@ def uniform(data):
 
 
 HIDDEN = {
-    "linear_moments_columns": {"openings", "units", "checks"},
-    "moments_deal": {"delivered"},
-    "moments_gram": {"shares"},
-    "linear_moments_solve": set(),
+    "linear_gram_columns": {"openings", "units", "checks"},
+    "products_deal": {"delivered"},
+    "products_gram": {"shares"},
+    "linear_gram_solve": set(),
 }
 CLEAR = {
-    "linear_moments_solve": {*linear_moments.Solved.__annotations__},
+    "linear_gram_solve": {*linear_gram.Solved.__annotations__},
 }
 
 
@@ -158,8 +158,8 @@ def test_the_server_sees_uniform_bytes_and_the_model(dealer):
     sums |= patterns(X.T @ y) | patterns(X.mean(axis=0))
     assert not actual(sums, transcript)
     steps = {e.action for e in transcript if e.up} - {"hello"}
-    assert steps == set(HIDDEN) - ({"moments_deal"} if dealer == "server" else set())
-    assert set(our_steps("moments", "linear_moments")) == set(HIDDEN)
+    assert steps == set(HIDDEN) - ({"products_deal"} if dealer == "server" else set())
+    assert set(our_steps("products", "linear_gram")) == set(HIDDEN)
 
 
 class Listening:
@@ -361,7 +361,7 @@ def asked(roles, **changes):
     """Ask one party for its columns, as a deviating server may."""
     one = one_of_three()
     values = {"counted": 8, "n": N, "intercept": True, "test_fraction": 0.0}
-    return linear_moments.columns(one, roles=roles, **values | changes)
+    return linear_gram.columns(one, roles=roles, **values | changes)
 
 
 @pytest.mark.parametrize(
@@ -465,13 +465,13 @@ def read_row(monkeypatch, rows):
     """Return what the label holder reads of row 0, by the column that points to it."""
     X, y = rare_party(rows)
     grams = []
-    original = linear_moments.solve_moments
+    original = linear_gram.solve_moments
 
     def look(gram, R, penalty):
         grams.append((gram, R))
         return original(gram, R, penalty)
 
-    monkeypatch.setattr(linear_moments, "solve_moments", look)
+    monkeypatch.setattr(linear_gram, "solve_moments", look)
     result = simulate(ON_ALL_ROWS, parties(3, 2, X, y), seed=0)
     gram, R = grams[0]
     moments = N * R.T @ gram[:-1, :-1] @ R  # of centred columns
@@ -483,8 +483,8 @@ def read_row(monkeypatch, rows):
 
 def test_a_column_of_one_row_reads_that_row_unless_its_party_leaves_it_out(monkeypatch):
     with monkeypatch.context() as careless:
-        careless.setattr(linear_moments, "LEAST_ROWS", 0)
-        careless.setattr(linear_moments, "MOST_LEVERAGE", 2.0)
+        careless.setattr(linear_gram, "LEAST_ROWS", 0)
+        careless.setattr(linear_gram, "MOST_LEVERAGE", 2.0)
         guess, row, _ = read_row(careless, 1)
         np.testing.assert_allclose(guess, row, rtol=1e-4, atol=1e-3)
     guess, row, result = read_row(monkeypatch, 1)
@@ -579,7 +579,7 @@ def test_a_row_that_stands_out_costs_no_column(sampling, n, monkeypatch):
 
     assert median() < 1.03
     with monkeypatch.context() as without:
-        without.setattr(linear_moments, "row_clip", lambda *_: np.zeros((0, 0)))
+        without.setattr(linear_gram, "row_clip", lambda *_: np.zeros((0, 0)))
         assert median() > 1.2
 
 
@@ -610,7 +610,7 @@ def test_columns_without_trouble_stay_as_they_are(monkeypatch):
     moved = (rows[:, plain] != X[:, 6:12][:, plain]).any(axis=1)
     assert 0 < moved.sum() < 20
     assert moved[7]
-    monkeypatch.setattr(linear_moments, "row_clip", lambda *_: np.zeros((0, 0)))
+    monkeypatch.setattr(linear_gram, "row_clip", lambda *_: np.zeros((0, 0)))
     plain_run = simulate(CoresetVRLR(sampling="full"), parties(), seed=0)
     monkeypatch.undo()
     ruled = simulate(CoresetVRLR(sampling="full"), parties(), seed=0)
@@ -649,9 +649,9 @@ def test_rows_that_are_moved_do_not_make_a_column_less_rare():
 def test_a_column_that_is_left_out_sends_no_mean(monkeypatch):
     """With known other values, the mean of a column of one row is that row's value."""
     sent = []
-    original = linear_moments._units
+    original = linear_gram._units
     monkeypatch.setattr(
-        linear_moments, "_units", lambda *a: sent.append(original(*a)) or sent[-1]
+        linear_gram, "_units", lambda *a: sent.append(original(*a)) or sent[-1]
     )
     read_row(monkeypatch, 1)
     (mean, R, left_out), *_ = sent

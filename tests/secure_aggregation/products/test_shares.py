@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vfl_flower.secure_aggregation.fixed_point import WIDTHS
-from vfl_flower.secure_aggregation.shares import (
+from vfl_flower.secure_aggregation.products.shares import (
     BLOCK_ROWS,
     Deal,
     Dealt,

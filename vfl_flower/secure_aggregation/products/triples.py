@@ -49,8 +49,8 @@ import numpy as np
 
 from vfl_flower.secure_aggregation.fixed_point import reduce
 from vfl_flower.secure_aggregation.masks import derive_key
-from vfl_flower.secure_aggregation.ring_products import SquareSum, product
-from vfl_flower.secure_aggregation.shares import (
+from vfl_flower.secure_aggregation.products.ring import SquareSum, product
+from vfl_flower.secure_aggregation.products.shares import (
     BLOCK_ROWS,
     SEED_BYTES,
     Deal,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vfl_flower.numerics.local_columns import (
+from vfl_flower.numerics.ridge.local_columns import (
     CLIP,
     LocalColumns,
     bounded,

@@ -26,32 +26,30 @@ from vfl_flower import (
     load_model,
     simulate,
 )
-from vfl_flower.clients import (
-    kernel_dealing,
-    kernel_relevance,
-    kernel_scores,
-    moments_roles,
-)
-from vfl_flower.clients import kernel_moments as party
+from vfl_flower.clients import products_roles
 from vfl_flower.clients.evaluation import Told
-from vfl_flower.clients.kernel_angles import (
+from vfl_flower.clients.products import Portion
+from vfl_flower.clients.products_roles import Roles
+from vfl_flower.clients.ridge import dealing as ridge_dealing
+from vfl_flower.clients.ridge import relevance as ridge_relevance
+from vfl_flower.clients.ridge import scores as ridge_scores
+from vfl_flower.clients.ridge import training as party
+from vfl_flower.clients.ridge.angles import (
     FEW_ROWS,
     FRACTION,
     HEAD,
     joint_fraction,
 )
-from vfl_flower.clients.kernel_dealing import NEW_ROWS
-from vfl_flower.clients.moments import Portion
-from vfl_flower.clients.moments_roles import Roles
-from vfl_flower.numerics.gram_fit import GramFit, fit_gram
-from vfl_flower.numerics.kernel_moments import (
+from vfl_flower.clients.ridge.dealing import NEW_ROWS
+from vfl_flower.numerics.ridge.features import (
     decision_function,
     joint_angles,
     pairs,
     unpack_local,
 )
-from vfl_flower.numerics.local_columns import local_columns, scaled_columns
-from vfl_flower.numerics.relevance import relevance_of
+from vfl_flower.numerics.ridge.fit import GramFit, fit_gram
+from vfl_flower.numerics.ridge.local_columns import local_columns, scaled_columns
+from vfl_flower.numerics.ridge.relevance import relevance_of
 from vfl_flower.numerics.split import split_rows, training_rows
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.errors import PartyError
@@ -62,10 +60,10 @@ from vfl_flower.secure_aggregation.fixed_point import (
     decode,
     gram_fixed_point,
 )
-from vfl_flower.secure_aggregation.shares import Deal, Dealt, subtract, unpack
-from vfl_flower.secure_aggregation.triples import deal_predictions, hide_rows
+from vfl_flower.secure_aggregation.products.shares import Deal, Dealt, subtract, unpack
+from vfl_flower.secure_aggregation.products.triples import deal_predictions, hide_rows
 from vfl_flower.strategies import fdskl
-from vfl_flower.strategies import kernel_moments as server
+from vfl_flower.strategies import ridge as server
 from vfl_flower.strategies.prediction import FDSKLPrediction
 from vfl_flower.testing import Recorder
 
@@ -256,7 +254,7 @@ def test_round_trips_and_bytes():
     dealt = simulate(tested.replace(dealer="p0"), parties(), seed=0)
     assert dealt.ledger.round_trips == 10
     local, rows = plain.metrics["local_columns"], N
-    sent = plain.ledger.of("kernel_moments_multiply").bytes_up
+    sent = plain.ledger.of("ridge_multiply").bytes_up
     columns = local + 2 + 24
     sent -= 4 * columns * (columns + 1)  # the share of the Gram matrix
     # Columns: 8 bytes for both that compute, of 2 more at the label holder, and 40 to
@@ -297,7 +295,7 @@ def test_parts_of_the_rows_follow_each_other(monkeypatch, dealer):
     for parts in (1, 2, 3):
         if parts > 1:
             numbers = 2600 * len(opened[0]) // parts + 1
-            monkeypatch.setattr(moments_roles, "PART_NUMBERS", numbers)
+            monkeypatch.setattr(products_roles, "PART_NUMBERS", numbers)
         result = simulate(training, parties(4, 3, X, y), seed=2)
         trips.append(result.ledger.round_trips - (dealer == "p0"))
     assert trips == [6, 7, 8]
@@ -415,7 +413,7 @@ def test_new_rows_are_predicted_by_the_label_holder_alone(
     result, folder = trained
     X, _ = data(100, seed=5)
     features = sum(part["local"] for part in result.model.parts) + 24
-    monkeypatch.setattr(kernel_dealing, "ROW_NUMBERS", rows * features)
+    monkeypatch.setattr(ridge_dealing, "ROW_NUMBERS", rows * features)
     predicting = FDSKLPrediction(result.model.model, solver="moments", dealer=dealer)
     grid = RealParties(new_parties(folder, X))
     predicted = predicting.start(grid)
@@ -452,15 +450,15 @@ def test_the_solver_of_training_is_named(trained, tmp_path, solver):
 
 
 CLEAR = {
-    "kernel_moments_prepare": {"columns", "outputs"},
-    "kernel_moments_fit": {"kept", "regularization", "cv_score", "constant"},
-    "kernel_scores_scores": set(Told.__annotations__),
+    "ridge_prepare": {"columns", "outputs"},
+    "ridge_fit": {"kept", "regularization", "cv_score", "constant"},
+    "ridge_scores": set(Told.__annotations__),
 }
 """What parties send in the clear: the last two steps only the label holder."""
 
 SUMMED = {
-    "kernel_moments_prepare": {"distances"},
-    "kernel_moments_multiply": {"distances"},
+    "ridge_prepare": {"distances"},
+    "ridge_multiply": {"distances"},
 }
 
 
@@ -501,7 +499,7 @@ class Listening:
 
     def __init__(self, monkeypatch):
         self.angles, self.elements = [], []
-        for step in (party.multiply, kernel_scores.products, kernel_scores.scores):
+        for step in (party.multiply, ridge_scores.products, ridge_scores.scores):
             self._listen(monkeypatch, step)
 
     def _listen(self, monkeypatch, step):
@@ -631,7 +629,7 @@ def prepared(**task):
 
 
 def asked(made, roles, **changes):
-    dealt = kernel_dealing.deal_turn(5, bytes(32), roles)
+    dealt = ridge_dealing.deal_turn(5, bytes(32), roles)
     values = {"counted": roles.columns, "joint": JOINT, "dealt": dealt[1]}
     return party.multiply(made, roles=roles, **values | {"trip": 0} | changes)
 
@@ -684,8 +682,8 @@ def test_few_rows_have_the_finest_features_that_a_ring_holds(rows):
     finest = joint_fraction(rows)
     assert finest > FRACTION
     assert finest % 2 == 0
-    bound = moments_roles.LARGEST
-    room = {"bound": bound, "square_sum": moments_roles.MOST_JOINT * rows}
+    bound = products_roles.LARGEST
+    room = {"bound": bound, "square_sum": products_roles.MOST_JOINT * rows}
     assert gram_fixed_point(rows, fraction=finest, **room).bits == 63
     with pytest.raises(ValueError, match="fraction must be at most"):
         gram_fixed_point(rows, fraction=finest + 2, **room)
@@ -702,7 +700,7 @@ def test_a_party_deals_for_no_roles_that_it_refuses(trained):
     of_rows = dataclasses.replace(
         roles, owners=[5, 3, 0], rows=[10], fraction=NEW_ROWS.fraction
     )
-    dealt = kernel_dealing.deal(made, roles=roles, row_roles=of_rows)
+    dealt = ridge_dealing.deal(made, roles=roles, row_roles=of_rows)
     assert sorted(dealt) == ["row_parts", "turn_parts"]
     for asked in ({"roles": roles}, {"row_roles": of_rows}):
         ((name, right),) = asked.items()
@@ -713,11 +711,11 @@ def test_a_party_deals_for_no_roles_that_it_refuses(trained):
         ):
             wrong = dataclasses.replace(right, **changes)
             with pytest.raises(PartyError, match=rule):
-                kernel_dealing.deal(made, **{name: wrong})
+                ridge_dealing.deal(made, **{name: wrong})
     made.part = trained[0].model.parts[1]
-    assert "first_rows" in kernel_dealing.part(made, 1, 0)
+    assert "first_rows" in ridge_dealing.part(made, 1, 0)
     with pytest.raises(PartyError, match="must be different parties"):
-        kernel_dealing.part(made, 1, 1)
+        ridge_dealing.part(made, 1, 1)
 
 
 def test_a_party_takes_two_turns_and_each_once():
@@ -811,7 +809,7 @@ def test_a_model_of_two_turns_predicts_new_rows(tmp_path):
 def pilot(who, width, **changes):
     """Let a party answer the turn that tells the relevance."""
     roles = dataclasses.replace(ROLES, owners=[5, width, 7])
-    others, of_holder = kernel_relevance.deal_relevance(5, bytes(32), roles, [2, 2, 2])
+    others, of_holder = ridge_relevance.deal_relevance(5, bytes(32), roles, [2, 2, 2])
     reply = asked(who, roles, triple=others[1], **changes)
     return roles, of_holder, reply
 
@@ -820,12 +818,12 @@ def test_a_party_opens_the_products_of_its_frequencies_alone():
     made, width = prepared()
     roles, of_holder, reply = pilot(made, width)
     opening = reply["frequencies"][2]
-    deal = kernel_relevance.relevance_deal(roles, 5, 1, 2)
+    deal = ridge_relevance.relevance_deal(roles, 5, 1, 2)
     B = np.random.default_rng(0).normal(size=deal.shape[1:])
-    sent = kernel_relevance.hidden_probes(deal, of_holder[1], opening, B, bytes(32))
+    sent = ridge_relevance.hidden_probes(deal, of_holder[1], opening, B, bytes(32))
     again = dataclasses.replace(roles, turn=1)
     relevant = dataclasses.replace(JOINT, relevant=True)
-    dealt = kernel_dealing.deal_turn(5, bytes(32), again)[1]
+    dealt = ridge_dealing.deal_turn(5, bytes(32), again)[1]
     asked(made, again, joint=relevant, dealt=dealt, probes={2: sent})
     state = made.recall(party.KernelState)
     omega = party._frequencies(made, state, JOINT, 2)
@@ -835,14 +833,14 @@ def test_a_party_opens_the_products_of_its_frequencies_alone():
 
 def test_frequencies_and_probes_are_hidden_by_uniform_numbers():
     """Whatever they are: zeros here, of which the party knows its products."""
-    deal = Deal(5, "relevance", 0, 1, (40, 50, kernel_relevance.PROBES), 63)
+    deal = Deal(5, "relevance", 0, 1, (40, 50, ridge_relevance.PROBES), 63)
     first, second = (dealt.pack() for dealt in deal_predictions(deal, bytes(32)))
-    omega, B = np.zeros((50, 40)), np.zeros((50, kernel_relevance.PROBES))
-    opening = kernel_relevance.hidden_frequencies(deal, second, omega, bytes(32))
-    sent = kernel_relevance.hidden_probes(deal, first, opening, B, bytes(32))
+    omega, B = np.zeros((50, 40)), np.zeros((50, ridge_relevance.PROBES))
+    opening = ridge_relevance.hidden_frequencies(deal, second, omega, bytes(32))
+    sent = ridge_relevance.hidden_probes(deal, first, opening, B, bytes(32))
     for seen in (opening[32:], sent):  # after a proof
         assert is_uniform(seen.reshape(-1, 8)[:, :7])  # the last byte has seven bits
-    assert not kernel_relevance.opened_relevance(deal, second, sent).any()
+    assert not ridge_relevance.opened_relevance(deal, second, sent).any()
 
 
 @pytest.mark.parametrize(
@@ -858,7 +856,7 @@ def test_probes_that_a_party_refuses(probes, reason):
     roles, _, _ = pilot(made, width)
     again = dataclasses.replace(roles, turn=1)
     relevant = dataclasses.replace(JOINT, relevant=True)
-    dealt = kernel_dealing.deal_turn(5, bytes(32), again)[1]
+    dealt = ridge_dealing.deal_turn(5, bytes(32), again)[1]
     with pytest.raises(PartyError, match=reason):
         asked(made, again, joint=relevant, dealt=dealt, probes=probes)
 
@@ -866,7 +864,7 @@ def test_probes_that_a_party_refuses(probes, reason):
 def test_a_triple_of_another_party_is_refused():
     made, width = prepared()
     roles = dataclasses.replace(ROLES, owners=[5, width, 7])
-    others, _ = kernel_relevance.deal_relevance(5, bytes(32), roles, [2, 2, 2])
+    others, _ = ridge_relevance.deal_relevance(5, bytes(32), roles, [2, 2, 2])
     with pytest.raises(PartyError, match="of this use and unchanged"):
         asked(made, roles, triple=others[0])
 
@@ -877,10 +875,10 @@ def test_what_was_dealt_for_another_turn_is_refused():
     roles = dataclasses.replace(ROLES, owners=[5, width, 7])
     later = dataclasses.replace(roles, turn=1)
     for other in (dataclasses.replace(roles, owners=[6, width, 6]), later):
-        dealt = kernel_dealing.deal_turn(5, bytes(32), other)
+        dealt = ridge_dealing.deal_turn(5, bytes(32), other)
         with pytest.raises(PartyError, match="of this use and unchanged"):
             asked(made, roles, dealt=dealt[1])
-    dealt = kernel_dealing.deal_turn(6, bytes(32), roles)
+    dealt = ridge_dealing.deal_turn(6, bytes(32), roles)
     with pytest.raises(PartyError, match="of this use and unchanged"):
         asked(made, roles, dealt=dealt[1])
 
@@ -979,10 +977,10 @@ def read_local_columns(result):
     one.n_parties, one.session, one.run_secret, one.part = 3, 5, bytes(32), part
     widths, joint = [part["local"], 3, 0], part["n_features"]
     roles = Roles(2, 1, widths, [len(X)], 2, joint, NEW_ROWS.fraction)
-    dealt = kernel_dealing.deal_rows(5, bytes(32), roles, 1)[0]
+    dealt = ridge_dealing.deal_rows(5, bytes(32), roles, 1)[0]
     values = {"outputs": 1, "bits": 16, "numbers": np.arange(len(X))}
-    reply = kernel_scores.rows(one, roles=roles, row_parts={2: dealt}, **values)
-    deal = kernel_dealing.row_deal(roles, 5, 1)
+    reply = ridge_scores.rows(one, roles=roles, row_parts={2: dealt}, **values)
+    deal = ridge_dealing.row_deal(roles, 5, 1)
     seed = Portion(dealt[HEAD:]).take()
     masks = hide_rows(deal, 0, seed, np.zeros((len(X), part["local"]), np.uint64))
     opened = unpack(reply["hidden"][2][32:], deal.bits, masks.shape)
@@ -993,7 +991,7 @@ def read_local_columns(result):
 
 def test_a_label_holder_that_deals_reads_no_row_that_is_scored(trained, monkeypatch):
     with monkeypatch.context() as careless:
-        careless.setattr(kernel_scores, "check_roles", lambda *_, **__: None)
+        careless.setattr(ridge_scores, "check_roles", lambda *_, **__: None)
         read, true = read_local_columns(trained[0])
         np.testing.assert_allclose(read, true, rtol=0, atol=1e-3)
     with pytest.raises(PartyError, match="must be different parties"):
@@ -1003,7 +1001,7 @@ def test_a_label_holder_that_deals_reads_no_row_that_is_scored(trained, monkeypa
 def test_rows_are_scored_with_a_model():
     values = {"outputs": 1, "bits": 16, "numbers": np.arange(10)}
     with pytest.raises(PartyError, match="no model of this kind"):
-        kernel_scores.rows(lone(), roles=ROLES, **values)
+        ridge_scores.rows(lone(), roles=ROLES, **values)
 
 
 @pytest.mark.parametrize(
@@ -1024,7 +1022,7 @@ def test_scores_are_those_of_the_model(trained, index, changes, values, rule):
     values = {"outputs": 1, "bits": 16, "numbers": np.arange(100)} | values
     roles = dataclasses.replace(roles, **changes)
     with pytest.raises(PartyError, match=rule):
-        kernel_scores.rows(made, roles=roles, **values)
+        ridge_scores.rows(made, roles=roles, **values)
 
 
 @pytest.mark.parametrize("weights", [None, {0: np.zeros(8, np.uint8)}])
@@ -1032,21 +1030,21 @@ def test_scores_follow_rows_and_need_the_weights(trained, weights):
     parts = trained[0].model.parts
     made = Party(data(100)[0][:, 2:4], name="p", index=1)
     made.n_parties, made.session, made.part = 3, 5, parts[1]
-    made.remember(kernel_scores.ScoresState())
+    made.remember(ridge_scores.ScoresState())
     asked = {"outputs": 1, "bits": 16, "angles": np.zeros(8, "u2")}
     with pytest.raises(PartyError, match="the step must follow rows, once"):
-        kernel_scores.products(made, **asked)
+        ridge_scores.products(made, **asked)
     widths = [parts[0]["local"], parts[1]["local"], 0]
     joint = parts[0]["n_features"]
     roles = Roles(2, 1, widths, [100], None, joint, NEW_ROWS.fraction)
-    dealt = kernel_dealing.deal_rows(5, bytes(32), roles, 1)[1]
+    dealt = ridge_dealing.deal_rows(5, bytes(32), roles, 1)[1]
     made.agree = lambda other: bytes(32)
     numbers = np.arange(100)
-    kernel_scores.rows(
+    ridge_scores.rows(
         made, roles=roles, outputs=1, bits=16, numbers=numbers, dealt=dealt
     )
     with pytest.raises(PartyError, match="that the first party has hid"):
-        kernel_scores.products(made, **asked, weights=weights)
+        ridge_scores.products(made, **asked, weights=weights)
 
 
 @pytest.mark.parametrize("unit", [1e-20, 1e15])
@@ -1112,7 +1110,7 @@ def test_a_party_that_computes_needs_the_angles(monkeypatch):
     made = lone(index=0)
     width = sum(party.prepare(made, task=TASK)["columns"])
     roles = dataclasses.replace(ROLES, owners=[width, 3, 7])
-    dealt = kernel_dealing.deal_turn(5, bytes(32), roles)[0]
+    dealt = ridge_dealing.deal_turn(5, bytes(32), roles)[0]
     asked(made, roles, dealt=dealt)
     with pytest.raises(PartyError, match="angles must be given"):
         asked(made, roles, dealt=None, trip=1, counted=0)
@@ -1156,7 +1154,7 @@ def test_what_the_label_holder_refuses(monkeypatch, step, changes, rule):
     original = Parties._round_trip
 
     def deviate(self, asked, requests, sums, blocks):
-        if asked.action == f"kernel_moments_{step}":
+        if asked.action == f"ridge_{step}":
             told = requests[2]
             relevant = {
                 name: dataclasses.replace(told[name], relevant=True)
@@ -1236,14 +1234,14 @@ def test_the_values_of_columns_come_before_joint_features_of_few_rows():
 
 def spoiled(monkeypatch, name, place, change):
     """Let the server deal something else to a party."""
-    original = getattr(kernel_dealing, name)
+    original = getattr(ridge_dealing, name)
 
     def deal(*args):
         dealt = original(*args)
         dealt[place] = change(dealt[place])
         return dealt
 
-    monkeypatch.setattr(kernel_dealing, name, deal)
+    monkeypatch.setattr(ridge_dealing, name, deal)
 
 
 def flipped(data):
@@ -1261,7 +1259,7 @@ def test_what_is_dealt_must_be_whole(monkeypatch, name, place, change):
 
 def test_a_wrong_triple_of_scores_is_found(monkeypatch):
     """With a right tag: the products are others than those of what was dealt."""
-    original = kernel_dealing.deal_predictions
+    original = ridge_dealing.deal_predictions
 
     def wrong(deal, root):
         first, second = original(deal, root)
@@ -1269,7 +1267,7 @@ def test_a_wrong_triple_of_scores_is_found(monkeypatch):
         changed[0] ^= 1
         return first, Dealt.of(deal, 1, second.seed, changed)
 
-    monkeypatch.setattr(kernel_dealing, "deal_predictions", wrong)
+    monkeypatch.setattr(ridge_dealing, "deal_predictions", wrong)
     with pytest.raises(PartyFailed, match="triple of the dealer must be right"):
         simulate(strategy(features=8, test_fraction=0.2), parties(), seed=0)
 

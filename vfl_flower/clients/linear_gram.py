@@ -3,7 +3,7 @@
 Party j has A_j = V (X_j - mean) on the rows of the coreset, V = diag(sqrt(w / n)), as
 for the other solvers (:mod:`vfl_flower.clients.linear`), and opens an orthonormal basis
 U_j of its columns, A_j = U_j R_j, under the masks of
-:mod:`vfl_flower.clients.moments`. The label holder gets R_j and the means, which tell
+:mod:`vfl_flower.clients.products`. The label holder gets R_j and the means, which tell
 no more than the Gram matrix of A_j that it opens, solves, and sends the coefficients of
 all parties to the server.
 """
@@ -25,7 +25,7 @@ from vfl_flower.clients.coresets import (
     training_rows,
 )
 from vfl_flower.clients.linear import Strength
-from vfl_flower.clients.moments import (
+from vfl_flower.clients.products import (
     Bytes,
     MomentsState,
     checks_of,
@@ -34,7 +34,7 @@ from vfl_flower.clients.moments import (
     opened,
     other_of,
 )
-from vfl_flower.clients.moments_roles import (
+from vfl_flower.clients.products_roles import (
     MOST_LEVERAGE,
     NORM,
     PART_NUMBERS,
@@ -46,7 +46,7 @@ from vfl_flower.clients.moments_roles import (
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.leverage import leverage_factor
 from vfl_flower.numerics.linear import Penalty, constant_noise
-from vfl_flower.numerics.moments import (
+from vfl_flower.numerics.linear_gram import (
     bounded_columns,
     canonical_basis,
     sigma_min_of_moments,

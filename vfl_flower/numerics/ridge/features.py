@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from vfl_flower.numerics.local_columns import (
+from vfl_flower.numerics.random_features import Kernel, RandomFeatures, pair_distances
+from vfl_flower.numerics.ridge.local_columns import (
     LocalColumns,
     local_columns,
     scaled_columns,
 )
-from vfl_flower.numerics.random_features import Kernel, RandomFeatures, pair_distances
 from vfl_flower.typing import Array
 
 _LOCAL = "local_"

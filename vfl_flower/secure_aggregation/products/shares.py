@@ -17,8 +17,8 @@ two computing parties together read what is shared, and so do the two parties. N
 is sent to a dealer. But a dealer that deals what does not fit together makes results
 wrong by what it knows, and what is later told of them may say something of what was
 shared. For products, and for the seeds of their masks, a check finds that
-(:mod:`vfl_flower.secure_aggregation.triples`). For cosines and the seeds of angles
-there is none.
+(:mod:`vfl_flower.secure_aggregation.products.triples`). For cosines and the seeds of
+angles there is none.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Relevance of columns for a kernel model, computed under shares.
 
 After a first turn the label holder knows H, and another party its part Omega of the
-frequencies (:mod:`vfl_flower.numerics.relevance`). The party gets Omega^T B, where B is
-a random matrix from N(0, H) that the label holder draws, and nobody else gets anything:
-one triple of the dealer (:mod:`vfl_flower.secure_aggregation.triples`), whose
-opening the party sends with its columns of the first turn, and what checks the triple
-with it. From Omega^T B it has the relevance of its own columns, and scales these for
-the second turn.
+frequencies (:mod:`vfl_flower.numerics.ridge.relevance`). The party gets Omega^T B,
+where B is a random matrix from N(0, H) that the label holder draws, and nobody else
+gets anything: one triple of the dealer
+(:mod:`vfl_flower.secure_aggregation.products.triples`), whose opening the party sends
+with its columns of the first turn, and what checks the triple with it. From Omega^T B
+it has the relevance of its own columns, and scales these for the second turn.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vfl_flower.clients.moments import width_of
-from vfl_flower.clients.moments_roles import Roles
-from vfl_flower.numerics.relevance import relevance_of
+from vfl_flower.clients.products import width_of
+from vfl_flower.clients.products_roles import Roles
+from vfl_flower.numerics.ridge.relevance import relevance_of
 from vfl_flower.secure_aggregation.fixed_point import FixedPoint, decode
-from vfl_flower.secure_aggregation.shares import (
+from vfl_flower.secure_aggregation.products.shares import (
     SEED_BYTES,
     Deal,
     Dealt,
@@ -28,7 +28,7 @@ from vfl_flower.secure_aggregation.shares import (
     pack,
     unpack,
 )
-from vfl_flower.secure_aggregation.triples import (
+from vfl_flower.secure_aggregation.products.triples import (
     SACRIFICED,
     PredictionTriple,
     deal_predictions,

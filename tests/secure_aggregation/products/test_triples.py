@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from uniformity import octets, uniform
 
 from simulations.moments_costs import gram_error
-from vfl_flower.secure_aggregation import triples
 from vfl_flower.secure_aggregation.fixed_point import (
     WIDTHS,
     decode,
     finest_gram_fixed_point,
     reduce,
 )
-from vfl_flower.secure_aggregation.ring_products import SquareSum
-from vfl_flower.secure_aggregation.shares import (
+from vfl_flower.secure_aggregation.products import triples
+from vfl_flower.secure_aggregation.products.ring import SquareSum
+from vfl_flower.secure_aggregation.products.shares import (
     BLOCK_ROWS,
     Deal,
     Dealt,
@@ -28,7 +28,7 @@ from vfl_flower.secure_aggregation.shares import (
     subtract,
     unpack,
 )
-from vfl_flower.secure_aggregation.triples import (
+from vfl_flower.secure_aggregation.products.triples import (
     SACRIFICED,
     GramTriple,
     PredictionTriple,

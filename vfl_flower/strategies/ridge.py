@@ -9,26 +9,28 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from vfl_flower.clients import kernel_dealing, kernel_relevance, kernel_scores
-from vfl_flower.clients import kernel_moments as party
 from vfl_flower.clients.evaluation import Told, curves_of, metrics_of
-from vfl_flower.clients.kernel_angles import AngleBits, joint_fraction
-from vfl_flower.clients.moments_roles import (
+from vfl_flower.clients.products_roles import (
     MOST_COLUMNS,
     PART_NUMBERS,
     ROWS_PER_COLUMN,
     Roles,
 )
+from vfl_flower.clients.ridge import dealing as ridge_dealing
+from vfl_flower.clients.ridge import relevance as ridge_relevance
+from vfl_flower.clients.ridge import scores as ridge_scores
+from vfl_flower.clients.ridge import training as party
+from vfl_flower.clients.ridge.angles import AngleBits, joint_fraction
 from vfl_flower.numerics.kernel_model import Target
-from vfl_flower.numerics.kernel_moments import median_of
 from vfl_flower.numerics.random_features import Kernel, median_bandwidth
+from vfl_flower.numerics.ridge.features import median_of
 from vfl_flower.protocol.consent import SERVER
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.steps import Sum, each, opened
-from vfl_flower.secure_aggregation.shares import SEED_BYTES
-from vfl_flower.strategies.moments import (
+from vfl_flower.secure_aggregation.products.shares import SEED_BYTES
+from vfl_flower.strategies.products import (
     passed_on,
     roles_of,
     secret,
@@ -268,12 +270,12 @@ def relevance(
 ) -> dict[str, Any]:
     """Let each party know the relevance of its own columns: four round trips.
 
-    Return what :func:`vfl_flower.clients.kernel_moments.multiply` of the next turn
+    Return what :func:`vfl_flower.clients.ridge.training.multiply` of the next turn
     gets, which opens it.
     """
     first, root = roles.first, parties.checkpoint.token(SEED_BYTES)
     widths = [info.n_columns for info in parties]
-    others, of_holder = kernel_relevance.deal_relevance(
+    others, of_holder = ridge_relevance.deal_relevance(
         parties.session, root, roles, widths
     )
     dealing = Dealing.of(parties, joint.bits, outputs, roles)
@@ -324,15 +326,15 @@ class Dealing:
         rows: dict[str, Any] = {}
         if known.dealer is not None:
             replies = parties.ask(
-                kernel_dealing.deal, roles=roles, row_roles=of_rows, outputs=outputs
+                ridge_dealing.deal, roles=roles, row_roles=of_rows, outputs=outputs
             )
             turn["turn_parts"] = passed_on(replies, "turn_parts")
             rows["row_parts"] = passed_on(replies, "row_parts")
             return cls(bits, outputs, root, turn, rows)
         if roles is not None:
-            turn["dealt"] = each(kernel_dealing.deal_turn(session, root, roles))
+            turn["dealt"] = each(ridge_dealing.deal_turn(session, root, roles))
         if of_rows is not None:
-            dealt = kernel_dealing.deal_rows(session, root, of_rows, outputs)
+            dealt = ridge_dealing.deal_rows(session, root, of_rows, outputs)
             rows["dealt"] = each(dealt)
         return cls(bits, outputs, root, turn, rows)
 
@@ -386,7 +388,7 @@ def gram_matrices(
             )
             told |= dealing.cosines(
                 *(parties, roles, before, "turn_cosines"),
-                kernel_dealing.turn_cosines_of,
+                ridge_dealing.turn_cosines_of,
                 *(trip - 1, multiple),
             )
         if before is not None and trip == 1:
@@ -420,7 +422,7 @@ def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> R
     The label holder adds what its own local columns give by itself.
     """
     owners = [0 if j == roles.first else width for j, width in enumerate(local)]
-    fraction = kernel_dealing.NEW_ROWS.fraction
+    fraction = ridge_dealing.NEW_ROWS.fraction
     return replace(roles, owners=owners, rows=[rows], fraction=fraction, turn=turn)
 
 
@@ -429,11 +431,11 @@ def score_rows(
 ) -> Told:
     """Let the label holder open the scores of rows: three round trips.
 
-    `how` is as :func:`vfl_flower.clients.kernel_scores.scores` has it.
+    `how` is as :func:`vfl_flower.clients.ridge.scores.scores` has it.
     """
     first, bits, outputs = roles.first, dealing.bits, dealing.outputs
     hidden = parties.ask(
-        kernel_scores.rows.summing(**_sums(roles, bits)),
+        ridge_scores.rows.summing(**_sums(roles, bits)),
         roles=roles,
         outputs=outputs,
         bits=bits,
@@ -441,18 +443,18 @@ def score_rows(
         **dealing.rows,
     )
     made = parties.ask(
-        kernel_scores.products,
+        ridge_scores.products,
         outputs=outputs,
         bits=bits,
         angles=_only(parties, roles.second, opened(hidden.sealed[_name(roles.second)])),
         weights=passed_on(hidden, "weights"),
         **dealing.cosines(
-            parties, roles, hidden, "row_cosines", kernel_dealing.row_cosines_of
+            parties, roles, hidden, "row_cosines", ridge_dealing.row_cosines_of
         ),
     )
     return parties.ask_one(
         first,
-        kernel_scores.scores,
+        ridge_scores.scores,
         angles=opened(hidden.sealed[_name(first)]),
         bits=bits,
         products=secret(made, "products")[first],
@@ -482,7 +484,7 @@ def predict(
     Return what the label holder reports of them.
     """
     reply: Told = {}
-    blocks = kernel_dealing.row_blocks(parties.n_rows, sum(local) + roles.joint)
+    blocks = ridge_dealing.row_blocks(parties.n_rows, sum(local) + roles.joint)
     for turn, block in enumerate(blocks):
         of_rows = row_roles(roles, local, len(block), turn)
         if described is not None and "first_rows" in described.secrets and not turn:

@@ -3,7 +3,7 @@
 The angle of a joint feature is a sum over all parties. Each party adds random angles,
 of which a dealer gave it the seed, and sends the result for the two parties that
 compute. These two get the sums, which are uniform, and each makes its shares of the
-cosines and sines (:mod:`vfl_flower.secure_aggregation.angle_shares`).
+cosines and sines (:mod:`vfl_flower.secure_aggregation.products.angles`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from vfl_flower.clients.moments import Portion, dealt_to, width_of
-from vfl_flower.clients.moments_roles import LARGEST, MOST_JOINT, Roles
+from vfl_flower.clients.products import Portion, dealt_to, width_of
+from vfl_flower.clients.products_roles import LARGEST, MOST_JOINT, Roles
 from vfl_flower.protocol.contract import SEALED, Reals
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.secure_aggregation.angle_shares import cosine_shares, hide_angles
 from vfl_flower.secure_aggregation.fixed_point import finest_gram_fixed_point
-from vfl_flower.secure_aggregation.shares import BLOCK_ROWS, Deal, Dealt
+from vfl_flower.secure_aggregation.products.angles import cosine_shares, hide_angles
+from vfl_flower.secure_aggregation.products.shares import BLOCK_ROWS, Deal, Dealt
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 

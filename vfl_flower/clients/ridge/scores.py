@@ -17,21 +17,7 @@ import numpy as np
 
 from vfl_flower.clients.evaluation import Told, judged, texts_of, told
 from vfl_flower.clients.fdskl import Columns, Rows
-from vfl_flower.clients.kernel_angles import (
-    HEAD,
-    AngleBits,
-    OpenedAngles,
-    angle_sums,
-    hidden_angles,
-)
-from vfl_flower.clients.kernel_dealing import (
-    NEW_ROWS,
-    root_of,
-    row_angle_deals,
-    row_cosines_of,
-    row_deal,
-)
-from vfl_flower.clients.moments import (
+from vfl_flower.clients.products import (
     Bytes,
     Elements,
     Portion,
@@ -40,11 +26,25 @@ from vfl_flower.clients.moments import (
     dealt_to,
     width_of,
 )
-from vfl_flower.clients.moments_roles import Roles, check_roles
-from vfl_flower.numerics.gram_fit import probabilities
+from vfl_flower.clients.products_roles import Roles, check_roles
+from vfl_flower.clients.ridge.angles import (
+    HEAD,
+    AngleBits,
+    OpenedAngles,
+    angle_sums,
+    hidden_angles,
+)
+from vfl_flower.clients.ridge.dealing import (
+    NEW_ROWS,
+    root_of,
+    row_angle_deals,
+    row_cosines_of,
+    row_deal,
+)
 from vfl_flower.numerics.kernel_model import answers
-from vfl_flower.numerics.kernel_moments import part_angles, unpack_local
-from vfl_flower.numerics.local_columns import (
+from vfl_flower.numerics.ridge.features import part_angles, unpack_local
+from vfl_flower.numerics.ridge.fit import probabilities
+from vfl_flower.numerics.ridge.local_columns import (
     LocalColumns,
     local_columns,
 )
@@ -53,8 +53,8 @@ from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.steps import parts_of, reveals, step, sums_over
 from vfl_flower.secure_aggregation.fixed_point import decode, weights_fixed_point
-from vfl_flower.secure_aggregation.shares import SEED_BYTES, Deal, add, pack
-from vfl_flower.secure_aggregation.triples import (
+from vfl_flower.secure_aggregation.products.shares import SEED_BYTES, Deal, add, pack
+from vfl_flower.secure_aggregation.products.triples import (
     SACRIFICED,
     PredictionTriple,
     hide_rows,

@@ -7,8 +7,8 @@ from scipy.stats import multivariate_normal
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
-from vfl_flower.numerics import gram_fit
-from vfl_flower.numerics.gram_fit import Block, fit_gram
+from vfl_flower.numerics.ridge import fit as ridge_fit
+from vfl_flower.numerics.ridge.fit import Block, fit_gram
 
 BLOCKS = [Block("signal", 0, 3), Block("noise", 3, 9)]
 
@@ -84,8 +84,8 @@ def test_three_rows_by_hand():
 def test_the_evidence_is_the_density_of_the_targets():
     """Up to a constant, with the variance of the residuals that makes it largest."""
     F, Y = table(n=40)
-    sums = gram_fit._about_means(gram_of(F, Y), 9)
-    evidence = gram_fit._Evidence(sums, np.repeat([0, 1], [3, 6]), np.zeros(2))
+    sums = ridge_fit._about_means(gram_of(F, Y), 9)
+    evidence = ridge_fit._Evidence(sums, np.repeat([0, 1], [3, 6]), np.zeros(2))
     n, Z, y = len(F), F - F.mean(axis=0), Y[:, 0] - Y.mean()
     # An orthonormal basis of what is left about the mean.
     basis = np.linalg.svd(np.eye(n) - 1 / n)[0][:, : n - 1]
@@ -103,8 +103,8 @@ def test_the_evidence_is_the_density_of_the_targets():
 @pytest.mark.parametrize("classes", [0, 3])
 def test_the_gradient_is_that_of_the_evidence(classes):
     F, Y = table(classes, n=60)
-    sums = gram_fit._about_means(gram_of(F, Y), 9)
-    evidence = gram_fit._Evidence(sums, np.repeat([0, 1], [3, 6]), np.zeros(2))
+    sums = ridge_fit._about_means(gram_of(F, Y), 9)
+    evidence = ridge_fit._Evidence(sums, np.repeat([0, 1], [3, 6]), np.zeros(2))
     for logs in ([-3.0, 1.0], [0.5, -5.0]):
         off = check_grad(lambda x: evidence(x)[0], lambda x: evidence(x)[1], logs)
         assert off < 1e-4
@@ -114,8 +114,8 @@ def test_no_penalties_of_a_grid_have_more_evidence_than_those_chosen():
     F, Y = table()
     fit = fit_gram(gram_of(F, Y), BLOCKS, "continuous")
     assert fit.penalties[1] > 10 * fit.penalties[0]
-    sums = gram_fit._about_means(gram_of(F, Y), 9)
-    evidence = gram_fit._Evidence(sums, np.repeat([0, 1], [3, 6]), np.zeros(2))
+    sums = ridge_fit._about_means(gram_of(F, Y), 9)
+    evidence = ridge_fit._Evidence(sums, np.repeat([0, 1], [3, 6]), np.zeros(2))
     chosen = evidence(np.log(fit.penalties / evidence.units))[0]
     for signal in np.arange(-6.0, 3.0):
         for noise in np.arange(-6.0, 3.0):
@@ -127,8 +127,8 @@ def test_no_penalties_of_a_grid_have_more_evidence_than_those_chosen():
 def test_a_search_that_begins_with_few_features_ends_where_all_do(thin, monkeypatch):
     F, Y = table()
     full = fit_gram(gram_of(F, Y), BLOCKS, "continuous")
-    monkeypatch.setattr(gram_fit, "THIN", thin)
-    monkeypatch.setattr(gram_fit, "POLISH", 0)
+    monkeypatch.setattr(ridge_fit, "THIN", thin)
+    monkeypatch.setattr(ridge_fit, "POLISH", 0)
     fit = fit_gram(gram_of(F, Y), BLOCKS, "continuous")
     assert fit.error[0] == pytest.approx(full.error[0], rel=0.03)
     assert fit.error[0] != full.error[0]

@@ -35,7 +35,13 @@ from functools import cache
 import numpy as np
 
 from vfl_flower.secure_aggregation.fixed_point import reduce
-from vfl_flower.secure_aggregation.shares import Deal, Dealt, pack, subtract, unpack
+from vfl_flower.secure_aggregation.products.shares import (
+    Deal,
+    Dealt,
+    pack,
+    subtract,
+    unpack,
+)
 from vfl_flower.typing import Array
 
 
@@ -104,8 +110,8 @@ def cosine_shares(
     fraction bits, the features of the first m first; with `sines` it is twice as wide,
     and those of each m follow its cosines. They are even where cos and sin of delta
     are, so not uniform: send them to nobody but under a mask, as the triples of
-    :mod:`vfl_flower.secure_aggregation.triples` do. Raises ValueError if what was dealt
-    is of another use or block, short or changed.
+    :mod:`vfl_flower.secure_aggregation.products.triples` do. Raises ValueError if what
+    was dealt is of another use or block, short or changed.
     """
     shape = (len(multiples), 2, *delta.shape)
     if party == 0:

@@ -1,0 +1,1 @@
+"""Products of private matrices on shares of two parties, with the help of a dealer."""
