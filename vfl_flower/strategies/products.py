@@ -4,36 +4,48 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import KW_ONLY
+from typing import Any, ClassVar
 
 from vfl_flower.clients import products as party
-from vfl_flower.clients.products_roles import Roles
 from vfl_flower.protocol.consent import SERVER
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
+from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import each
+from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 
 
-class ComputingParties:
-    """Mixin of strategies whose solver "moments" names who deals and who computes."""
+@settings
+class ComputingParties(ProtocolStrategy):
+    """Base of strategies that compute products on shares."""
 
-    solver: str
-    dealer: str
-    computes: str
+    _: KW_ONLY
+    dealer: str = "server"
+    """Who deals correlated randomness, "server" or the name of a party, which costs a
+    round trip more. It must not work with a party that computes."""
+    computes: str = ""
+    """Name of the party that computes with the label holder; "": the first of the
+    others that does not deal. These two must not work together, nor either with the
+    dealer."""
+
+    on_shares: ClassVar[bool] = True
+    """Whether its settings make it one."""
 
     @property
     def dealt_by(self) -> str | None:
-        """With ``moments`` the dealer."""
-        return self.dealer if self.solver == "moments" else None
+        """The dealer, where products are computed."""
+        return self.dealer if self.on_shares else None
 
     @property
     def computed_by(self) -> str | None:
-        """With ``moments`` who computes with the label holder, where it is named."""
+        """Who computes with the label holder, where it is named."""
         return self.computes or None
 
 
@@ -49,19 +61,18 @@ def warn_of_constant(constant: bool) -> None:
 def roles_of(
     parties: Parties,
     owners: Sequence[int],
-    rows: Sequence[int],
+    rows: int,
     dealer: str,
-    holder: int | None = None,
     computes: str = "",
+    holder: int | None = None,
     **more: int,
 ) -> Roles:
-    """Return who does what; the `holder`, by default of the labels, opens the results.
+    """Return who does what; the `holder`, by default of the labels, opens the result.
 
-    `owners` and `rows` are the numbers of columns of each party, and of rows of each
-    Gram matrix. By default the first of the other parties, but not the dealer,
-    `computes`. `more` has other numbers of
-    :class:`vfl_flower.clients.products_roles.Roles`. Raises FederationError if the
-    dealer, or the party that computes, is no such party.
+    `owners` are the numbers of columns of each party. By default the first of the other
+    parties, but not the dealer, `computes`. `more` has other numbers of
+    :class:`~vfl_flower.secure_aggregation.products.roles.Roles`. Raises FederationError
+    if the dealer, or the party that computes, is no such party.
     """
     holder = parties.label_holder if holder is None else holder
     names = [info.name for info in parties]
@@ -78,7 +89,7 @@ def roles_of(
             f"deals, got {computes!r} among {', '.join(names)}"
         )
     second = names.index(computes) if computes else others[0]
-    return Roles(holder, second, list(owners), list(rows), dealing, **more)
+    return Roles(holder, second, list(owners), rows, dealing, **more)
 
 
 def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
@@ -88,7 +99,7 @@ def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
     """
     if roles.dealer is None:
         root = parties.checkpoint.token(SEED_BYTES)
-        dealt = party.deal_all(roles.deals(parties.session), root, roles)
+        dealt = party.deal_all(roles.deal(parties.session), root, roles)
         return {"dealt": each(dealt)}
     replies = parties.ask(party.deal, roles=roles)
     return {"delivered": passed_on(replies, "delivered")}
@@ -105,14 +116,21 @@ def passed_on(replies: Replies[Any], name: str) -> dict[int, Array]:
     return each([sent or None for sent in secret(replies, name)])
 
 
-def multiply(parties: Parties, roles: Roles, opened: Replies[Any]) -> dict[int, Array]:
-    """Let the two parties compute, and return the shares that the first one opens.
+def multiply(
+    parties: Parties,
+    roles: Roles,
+    hidden: Replies[Any],
+    joint: Replies[Any] | None = None,
+) -> dict[int, Array]:
+    """Let the two parties compute; return the share for the first one, who opens both.
 
-    The replies to the step that makes the columns have "openings" and "checks".
+    The replies to the steps that hide columns and open joint ones have what
+    :func:`vfl_flower.clients.products.hide` and ``open_joint`` return.
     """
     replies = parties.ask(
-        party.gram,
-        openings=passed_on(opened, "openings"),
-        checks=passed_on(opened, "checks"),
+        party.multiply,
+        openings=passed_on(hidden, "openings"),
+        checks=passed_on(hidden, "checks"),
+        joint=None if joint is None else passed_on(joint, "joint"),
     )
-    return secret(replies, "shares")[roles.first]
+    return secret(replies, "share")[roles.first]

@@ -58,6 +58,7 @@ from vfl_flower.secure_aggregation.products.shares import (
     pack,
     subtract,
     unpack,
+    width_of,
 )
 from vfl_flower.typing import Array
 
@@ -66,6 +67,11 @@ OWNER = "owner"
 
 SACRIFICED = 40
 """Columns (rows) that a check takes: a wrong triple passes with probability 2^-40."""
+
+
+def triangle_size(columns: int) -> int:
+    """Return the number of elements of an upper triangle."""
+    return columns * (columns + 1) // 2
 
 
 def upper(matrix: Array) -> Array:
@@ -146,7 +152,7 @@ class _Triple:
     def __init__(
         self, deal: Deal, party: int, dealt: Dealt, shape: tuple[int, ...]
     ) -> None:
-        dealt.check(deal, party, party * math.prod(shape) * -(-deal.bits // 8))
+        dealt.check(deal, party, party * math.prod(shape) * width_of(deal.bits))
         self.deal, self.party, self._seed = deal, party, dealt.seed
         if party == 0:
             self._product = deal.elements(dealt.seed, "product", 0, shape)
@@ -176,19 +182,15 @@ class GramTriple(_Triple):
     sum (:meth:`add`), and send or open the result (:meth:`share`, :func:`open_gram`).
 
     The shape of `deal` is (rows, columns) of F; `party` is 0 or 1, and `dealt` is from
-    :func:`deal_gram`. `sums`, uint64, (columns * (columns + 1) / 2,), is what
-    :meth:`sums` returned after earlier blocks. Raises ValueError if what was dealt is
-    of another use, short or changed.
+    :func:`deal_gram`. Raises ValueError if what was dealt is of another use, short or
+    changed.
     """
 
-    def __init__(
-        self, deal: Deal, party: int, dealt: Dealt, sums: Array | None = None
-    ) -> None:
+    def __init__(self, deal: Deal, party: int, dealt: Dealt) -> None:
         columns = deal.shape[1] + SACRIFICED
-        super().__init__(deal, party, dealt, (columns * (columns + 1) // 2,))
+        super().__init__(deal, party, dealt, (triangle_size(columns),))
         self._product = symmetric(self._product, columns)
-        before = None if sums is None else symmetric(sums, deal.shape[1])
-        self._squares = SquareSum(deal.shape[1], deal.bits + 1, before)
+        self._squares = SquareSum(deal.shape[1], deal.bits + 1)
 
     def add(self, opened: Array, block: int) -> None:
         """Add the products of a block.
@@ -198,10 +200,6 @@ class GramTriple(_Triple):
         """
         doubled = self._mask(block) << np.uint64(1)
         self._squares.add(reduce(doubled + opened, self.deal.bits + 1))
-
-    def sums(self) -> Array:
-        """Return the products so far, an upper triangle that this party keeps."""
-        return upper(self._squares.total())
 
     def share(self) -> Array:
         """Return this party's share of 2 F^T F modulo 2^(k + 1), the upper triangle.
