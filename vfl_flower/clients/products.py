@@ -157,10 +157,10 @@ def check_roles(
             f"owners must have {columns} columns of this party, got "
             f"{roles.owners[index]}"
         )
-    if roles.fraction != fraction or (roles.joint and not fraction):
+    if roles.fraction != fraction or roles.joint % 2 or (roles.joint and not fraction):
         raise PartyError(
-            f"fraction must be {fraction}, and without one there are no joint columns, "
-            f"got {roles.fraction} and {roles.joint}"
+            f"fraction must be {fraction}, and joint columns come in pairs and with a "
+            f"fraction alone, got {roles.fraction} and {roles.joint}"
         )
     if turn is not None and roles.turn != turn:
         raise PartyError(f"turn must be {turn}, got {roles.turn}")
