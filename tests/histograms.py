@@ -13,9 +13,8 @@ from typing import Annotated, NotRequired, TypedDict
 
 import numpy as np
 
-from vfl_flower.clients.products import Bytes
 from vfl_flower.models.no_model import UsedModel
-from vfl_flower.protocol.contract import OWN, PRIVATE
+from vfl_flower.protocol.contract import OWN, PRIVATE, Whole
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import settings
@@ -41,7 +40,6 @@ from vfl_flower.secure_aggregation.products.shares import (
     unpack,
 )
 from vfl_flower.secure_aggregation.products.triples import SACRIFICED
-from vfl_flower.strategies.products import passed_on
 from vfl_flower.typing import Array
 
 BITS, BINS, FRACTION, PROOFS = 48, 16, 20, 64
@@ -57,8 +55,8 @@ SENT: list[tuple[str, int, int]] = []
 OPENED: list[Array] = []
 """What party 0 has opened, uint64, (bins of all parties, columns of the task)."""
 
-Dealing = Annotated[dict[int, Array] | None, Bytes, OWN]
-Passed = Annotated[dict[int, Array] | None, Bytes, PRIVATE]
+Dealing = Annotated[dict[int, Array] | None, Whole("*", 0, 256), OWN]
+Passed = Annotated[dict[int, Array] | None, Whole("*", 0, 256), PRIVATE]
 
 
 @dataclass
@@ -112,74 +110,69 @@ def share_of(use: Deal, seed: bytes) -> Array:
 
 
 class Computing:
-    """A computing party, its bins, and its part in both products of a task."""
+    """A computing party, what it stores, and its part in both products of a task."""
 
     def __init__(self, party: Party, columns: list[int], number: int = 0) -> None:
-        self.party, self.index, self.number = party, party.index or 0, number
+        self.index, self.number, self.state = party.index, number, party.recall(State)
         self.deals = uses(party.session, party.n_rows, columns)
         self.bins = np.asarray(party.X, np.uint8)
         self.widths = [BINS] * columns[self.index]
-        self.sizes = [BINS * own for own in columns[:2]]
-        assert party.agree is not None
+        self.sizes = [BINS * count for count in columns[:2]]
         self.challenge = party.agree(1 - self.index)
 
-    def matrix(self, shares: Array) -> Iterator[Array]:
-        """Yield the blocks of Z: its own bins, and its shares of those of others."""
-        for rows in self.deals[0].blocks():
-            yield np.hstack([one_hot(self.bins[rows], self.widths), shares[rows]])
+    def blocks(self) -> Iterator[slice]:
+        """Return the rows of each block."""
+        return self.deals[0].blocks()
 
-    def part(self, holder: int, state: State, columns: int) -> PrivateProduct:
+    def matrix(self) -> Iterator[Array]:
+        """Yield the blocks of Z: its own bins, and its shares of those of others."""
+        for rows in self.blocks():
+            own = one_hot(self.bins[rows], self.widths)
+            yield np.hstack([own, self.state.shares[rows]])
+
+    def part(self, holder: int, columns: int) -> PrivateProduct:
         """Return its part in the product with the matrix of one of the two."""
-        dealt = Dealt.unpack(state.dealt[holder])
+        dealt = Dealt.unpack(self.state.dealt[holder])
         rest = self.index, dealt, self.number, columns
         return PrivateProduct(self.deals[holder], *rest)
 
-    def opening(self, state: State, share: Array) -> Array:
+    def opening(self, share: Array) -> Array:
         """Return its masked share of s, packed."""
-        part = self.part(1 - self.index, state, share.shape[1])
-        return pack(part.opening(share), BITS)
+        return pack(self.part(1 - self.index, share.shape[1]).opening(share), BITS)
 
-    def multiply(self, state: State, share: Array, opening: Array) -> Array:
+    def multiply(self, share: Array, opening: Array) -> Array:
         """Return its share of the sums of all bins, and both proofs, packed.
 
         `opening` is what the other one has masked of s, packed.
         """
-        holder, other = (
-            self.part(j, state, share.shape[1]) for j in (self.index, 1 - self.index)
-        )
+        parts = [self.part(holder, share.shape[1]) for holder in (0, 1)]
         # Both its own share and the masked one are multiplied by the same Z.
         values = add(share, unpack(opening, BITS, share.shape), bits=BITS)
         counts = bin_sums(self.bins, self.widths, values, BITS)
-        rest = sum(
-            product(state.shares[rows].T, values[rows], BITS)
-            for rows in self.deals[0].blocks()
-        )
-        mine = holder.share(np.vstack([counts, rest]))
-        blocks = (state.opened[rows] for rows in self.deals[0].blocks())
-        sums = other.masked_sums(blocks)
-        parts, proofs = [mine, other.share(sums)], [holder.proof(self.challenge)]
-        proofs.append(other.proof(self.challenge, sums))
-        if self.index == 1:
-            parts.reverse()
-            proofs.reverse()
-        owned = [part[:size] for part, size in zip(parts, self.sizes, strict=True)]
-        shared = [part[size:] for part, size in zip(parts, self.sizes, strict=True)]
+        shares = self.state.shares
+        terms = (product(shares[r].T, values[r], BITS) for r in self.blocks())
+        opened = (self.state.opened[rows] for rows in self.blocks())
+        masked = parts[1 - self.index].masked_sums(opened)
+        owned, shared, proofs = [], [], b""
+        for holder, (part, size) in enumerate(zip(parts, self.sizes, strict=True)):
+            holds = holder == self.index
+            sums = part.share(np.vstack([counts, sum(terms)]) if holds else masked)
+            proofs += part.proof(self.challenge, None if holds else masked)
+            owned.append(sums[:size])
+            shared.append(sums[size:])
         total = np.vstack([*owned, add(*shared, bits=BITS)])
-        return np.concatenate(
-            [pack(total, BITS), np.frombuffer(b"".join(proofs), "u1")]
-        )
+        return np.concatenate([pack(total, BITS), np.frombuffer(proofs, "u1")])
 
 
 @step
 @sums_over("none", "it sends shares alone")
 def share(party: Party, columns: list[int]) -> Sent:
     """Share the bins of a further party."""
-    index = party.index or 0
-    if index < 2:
+    if party.index < 2:
         return {}
-    use = further(party, columns, index)
+    use = further(party, columns, party.index)
     seed = use.seed(party.run_secret, 1)
-    bins = one_hot(np.asarray(party.X, np.uint8), [BINS] * columns[index])
+    bins = one_hot(np.asarray(party.X, np.uint8), [BINS] * columns[party.index])
     first = pack(subtract(bins, share_of(use, seed), BITS), BITS)
     return {"bin_shares": {0: first, 1: np.frombuffer(seed, "u1")}}
 
@@ -199,17 +192,13 @@ def open_bins(
         shares.append(
             unpack(data, BITS, use.shape) if first else share_of(use, data.tobytes())
         )
-    state, side = State(np.hstack(shares)), Computing(party, columns)
-    party.remember(state)
+    party.remember(State(np.hstack(shares)))
+    side, index = Computing(party, columns), party.index
     with refusing():
-        hidden = hide_matrix(
-            side.deals[side.index],
-            Dealt.unpack(dealt[side.index]),
-            side.matrix(state.shares),
-            side.challenge,
-        )
+        matrix, mine = side.matrix(), Dealt.unpack(dealt[index])
+        hidden = hide_matrix(side.deals[index], mine, matrix, side.challenge)
         opened = pack(np.concatenate([*hidden]), BITS)
-    return {"bin_openings": {1 - side.index: opened}}
+    return {"bin_openings": {1 - index: opened}}
 
 
 @step
@@ -226,28 +215,27 @@ def first(
 
     Before the first task both that compute store what the other has opened.
     """
-    index = party.index or 0
     for sender, data in (bin_openings or {}).items():
         deal = uses(party.session, party.n_rows, columns)[sender]
         shape = party.n_rows, deal.shape[1] + SACRIFICED
         party.recall(State).opened = unpack(data, BITS, shape)
-    if index > 0:
+    if party.index != 0:
         return {}
-    state = party.recall(State)
     with refusing():
         if second_factor:
             side = Computing(party, columns, number - 1)
             mine, _ = _shared(party, number - 1)
             opening, theirs = np.split(second_factor[1], [BITS // 8 * mine.size])
-            made = side.multiply(state, mine, opening)
+            made = side.multiply(mine, opening)
             if (made[-PROOFS:] != theirs[-PROOFS:]).any():
                 raise PartyError("the dealer must deal the product of its masks")
             shape = -1, mine.shape[1]
             OPENED.append(_sum(made[:-PROOFS], theirs[:-PROOFS]).reshape(shape))
         if not dealt:
             return {}
-        state.dealt, (mine, seed) = dealt, _shared(party, number)
-        opened = Computing(party, columns, number).opening(state, mine)
+        side, (mine, seed) = Computing(party, columns, number), _shared(party, number)
+        side.state.dealt = dealt
+        opened = side.opening(mine)
     return {"first_factor": {1: np.concatenate([np.frombuffer(seed, "u1"), opened])}}
 
 
@@ -263,14 +251,13 @@ def second(
     """Multiply at party 1, and mask its share of s."""
     if party.index != 1:
         return {}
-    assert dealt and first_factor  # noqa: PT018
-    state, side = party.recall(State), Computing(party, columns, number)
+    side = Computing(party, columns, number)
+    side.state.dealt = dealt
     seed, opening = np.split(first_factor[0], [SEED_BYTES])
     shape = party.n_rows, len(opening) // (BITS // 8 * party.n_rows)
     mine = share_of(_use(party, number, shape), seed.tobytes())
     with refusing():
-        state.dealt = dealt
-        sent = side.opening(state, mine), side.multiply(state, mine, opening)
+        sent = side.opening(mine), side.multiply(mine, opening)
     return {"second_factor": {0: np.concatenate(sent)}}
 
 
@@ -280,7 +267,6 @@ def _use(party: Party, number: int, shape: tuple[int, ...]) -> Deal:
 
 def _shared(party: Party, number: int) -> tuple[Array, bytes]:
     """Return the share of party 0 of s, and the seed of that of party 1."""
-    assert party.y is not None
     whole = factor(np.asarray(party.X), party.y, number)
     use = _use(party, number, whole.shape)
     seed = use.seed(party.run_secret, 1)
@@ -338,6 +324,7 @@ def _each(parties, dealt):
 
 def _passed(replies, name):
     """Pass on what parties have sent, and note how long it is, without its tag."""
-    for receiver, sent in enumerate(replies.secrets.get(name, ())):
+    received = replies.secrets.get(name, [{}] * len(replies))
+    for receiver, sent in enumerate(received):
         SENT.extend((name, receiver, len(s.parts[0]) - 16) for s in sent.values())
-    return passed_on(replies, name)
+    return each([sent or None for sent in received])
