@@ -221,7 +221,7 @@ class GramTriple(_Triple):
         factors = self._factors(challenge, self.deal.shape[1])
         for block, _ in enumerate(self.deal.blocks()):
             mask = _gram_mask(self.deal, self._seed, block)
-            yield _combined(mask, factors, self.deal.bits)
+            yield combined(mask, factors, self.deal.bits)
 
     def proof(self, challenge: bytes, openings: tuple[Array, Array]) -> bytes:
         """Return a digest that is the same at both parties if the triple is right.
@@ -236,10 +236,10 @@ class GramTriple(_Triple):
             mask = _gram_mask(self.deal, self._seed, block)
             right += product(mask.T, opened[rows], bits)
         factors = self._factors(challenge, self.deal.shape[1])
-        left = _combined(self._product, factors, bits)
+        left = combined(self._product, factors, bits)
         # Party 0 has [C]_0 V - A_0^T U, party 1 the negative of [C]_1 V + A_1^T U.
         residual = left - right if self.party == 0 else -(left + right)
-        return _digest(residual, bits)
+        return digest(residual, bits)
 
     def _mask(self, block: int, owner: int | None = None) -> Array:
         if owner is not None:
@@ -364,9 +364,9 @@ class PredictionTriple(_Triple):
         factors = np.ascontiguousarray(self._factors(challenge, rows).T)
         residual = product(factors, self._product[:rows], bits) + self._product[rows:]
         if opened is None:
-            return _digest(-residual, bits)
+            return digest(-residual, bits)
         vectors = _vectors(self.deal, self._seed)
-        return _digest(residual - product(opened, vectors, bits), bits)
+        return digest(residual - product(opened, vectors, bits), bits)
 
     def digests(self, owners: Sequence[int]) -> bytes:
         """Return :func:`seed_digest` of the columns of A of owners, at party 1."""
@@ -427,12 +427,13 @@ def _vectors(deal: Deal, seed: bytes) -> Array:
     return deal.elements(seed, "vectors", 0, deal.shape[1:])
 
 
-def _combined(matrix: Array, factors: Array, bits: int) -> Array:
+def combined(matrix: Array, factors: Array, bits: int) -> Array:
     """Return the product with (factors; I)."""
     columns = len(factors)
     main = product(np.ascontiguousarray(matrix[:, :columns]), factors, bits)
     return reduce(main + matrix[:, columns:], bits)
 
 
-def _digest(elements: Array, bits: int) -> bytes:
+def digest(elements: Array, bits: int) -> bytes:
+    """Return a hash, 32 bytes, of elements modulo 2^bits."""
     return hashlib.blake2b(reduce(elements, bits).tobytes(), digest_size=32).digest()
