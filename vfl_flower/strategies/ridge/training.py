@@ -242,7 +242,8 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         model = RidgeModel(number, self.kernel, 1.0, 0, widths)
         run.record(0, model.to_record())
         log.info("model %s", number)
-        task = self._task(parties, n)
+        columns = sum(widths)
+        task = self._task(n, len(parties), columns)
         prepared = parties.ask_exactly(
             party.prepare.summing(distances=_BOUND), task=task
         )
@@ -253,7 +254,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         kinds = prepared.each("columns")
         local = [sum(of_party) for of_party in kinds]
         owners = [size + (outputs + 1) * (j == holder) for j, size in enumerate(local)]
-        joint = self._joint(parties, task, prepared.sums["distances"], sum(owners))
+        joint = self._joint(task, columns, prepared.sums["distances"], sum(owners))
         roles = roles_of(
             *(parties, owners, task.rows, self.dealer, self.computes),
             joint=2 * joint.angles if joint is not None else 0,
@@ -313,19 +314,19 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
     def _scales(self) -> bool:
         return self.relevance and self.bandwidth == "median"
 
-    def _task(self, parties: Parties, n: int) -> party.Task:
+    def _task(self, n: int, count: int, columns: int) -> party.Task:
         """Return what is learned of which rows: so many that no message is too large.
+
+        Of n rows to train on, of so many parties and columns in all.
 
         Local columns have what joint ones leave of those that the rows allow, or a
         share that is `MOST_SHARE` of many rows; with few rows joint ones are worth
         more, but for the values of the parties' columns.
         """
-        count, linear = len(parties), self.features == "linear"
-        columns = 2 * self.joint_features or COLUMNS
-        if linear:
-            # A column may have an indicator of its missing values beside it.
-            columns = 2 * sum(info.n_columns for info in parties) + TARGETS
-        rows = min(self.rows or n, MOST_NUMBERS // columns)
+        linear = self.features == "linear"
+        # In a linear model a column may have an indicator of its missing values.
+        wide = 2 * columns + TARGETS if linear else 2 * self.joint_features or COLUMNS
+        rows = min(self.rows or n, MOST_NUMBERS // wide)
         room = rows // ROWS_PER_COLUMN
         if self.joint_features > room:
             raise FederationError(
@@ -348,9 +349,9 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         )
 
     def _joint(
-        self, parties: Parties, task: party.Task, cumulants: Array, others: int
+        self, task: party.Task, columns: int, cumulants: Array, others: int
     ) -> party.Joint | None:
-        """Return the joint features: as many as the rows allow."""
+        """Return the joint features: as many as the rows allow beside other columns."""
         if task.linear and ROWS_PER_COLUMN * others > task.rows:
             raise FederationError(
                 f"rows must be at least {ROWS_PER_COLUMN * others}, {ROWS_PER_COLUMN} "
@@ -359,7 +360,6 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
             )
         if task.linear:
             return None
-        columns = sum(info.n_columns for info in parties)
         density = min(1.0, max(DENSITY, LEAST_COLUMNS / columns))
         rows, given = task.rows, self.joint_features
         room = min(rows // ROWS_PER_COLUMN, MOST_COLUMNS, MOST_NUMBERS // rows)
