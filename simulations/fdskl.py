@@ -451,8 +451,8 @@ def splits(
 ) -> dict[str, Any]:
     """Return the errors of the quicker methods on splits: as :func:`errors` has them.
 
-    The model of ``SecureRidge`` is made from pooled columns: it is that of a run, without
-    its shares. Block and step of the doubly stochastic solver are chosen as in
+    The model of ``SecureRidge`` is made from pooled columns: it is that of a run,
+    without its shares. Block and step of the doubly stochastic solver are chosen as in
     :func:`errors`. With `whole` all rows are split, and on the first split there is
     ``SVC``, trained on all rows with the C and gamma that are best on 8,000.
     """

@@ -1,4 +1,4 @@
-"""The page of measurements of `SecureRidge`: whole on generated rows, resumed, checked."""
+"""Measurements of `SecureRidge`: whole on generated rows, resumed, and checked."""
 
 import dataclasses
 import importlib.util
