@@ -15,8 +15,8 @@ from draws import repeated_draws
 from scipy.stats import spearmanr
 from transcripts import actual, assert_hidden, is_uniform, patterns
 
-from simulations import moments_pooled
-from simulations.moments_costs import cosine_error, gram_error
+from simulations import ridge_pooled
+from simulations.ridge_costs import cosine_error, gram_error
 from vfl_flower import (
     FederationError,
     Party,
@@ -679,12 +679,12 @@ def test_published_figures_are_those_of_the_model_of_the_strategy(
     X, y = data()
     if target == "binary":
         y = np.where(y > np.median(y), 1.0, -1.0)
-    for module in (party, moments_pooled):
+    for module in (party, ridge_pooled):
         monkeypatch.setattr(module, "fit_gram", lambda g, b, kind, **_: ridge(g, b))
     training = strategy(target=target, relevance=relevance, joint_features=64)
     result = simulate(training, parties(3, 2, X, y), seed=3)
     blocks = np.array_split(X, 3, axis=1)
-    model = moments_pooled.pooled(parties(3, 2, X, y), y, training, 3)
+    model = ridge_pooled.pooled(parties(3, 2, X, y), y, training, 3)
     for part, fitted, state in zip(
         result.model.parts, model.fitted, model.states, strict=True
     ):
