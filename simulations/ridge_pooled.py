@@ -13,7 +13,7 @@ import numpy as np
 
 from simulations.baselines import Fitted, is_binary
 from vfl_flower import Party
-from vfl_flower.clients.ridge import training as steps
+from vfl_flower.clients.ridge import labels, solving, state
 from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.ridge.features import cumulants
 from vfl_flower.numerics.ridge.fit import GramFit, fit_gram
@@ -34,9 +34,9 @@ class Pooled:
     """
 
     parties: list[Party]
-    fitted: list[steps._Fitted]
-    states: list[steps.RidgeState]
-    joint: steps.Joint
+    fitted: list[state.OwnColumns]
+    states: list[state.RidgeState]
+    joint: state.Joint
     multiple: int
     fit: GramFit
     shift: float
@@ -57,15 +57,15 @@ class Pooled:
 
 def columns(
     parties: list[Party],
-    fitted: list[steps._Fitted],
-    states: list[steps.RidgeState],
-    joint: steps.Joint,
+    fitted: list[state.OwnColumns],
+    states: list[state.RidgeState],
+    joint: state.Joint,
     multiple: int,
 ) -> Array:
     """Return all features of the rows of `fitted`: local, and joint by bandwidth."""
     parts = [local_columns(f.local, f.X) for f in fitted]
     each = [
-        steps._angles(p, s, joint, f, slice(None))
+        state.angles_of(p, s, joint, f, slice(None))
         for p, f, s in zip(parties, fitted, states, strict=True)
     ]
     angles = np.sum(each, axis=0, dtype=each[0].dtype)
@@ -82,9 +82,9 @@ def pooled(parties: list[Party], y: Array, strategy: SecureRidge, seed: int) -> 
         member.index, member.n_parties, member.seed = j, len(parties), seed
     d = sum(member.X.shape[1] for member in parties)
     task = strategy._task(len(y), len(parties), d)
-    rows = steps.training_rows(parties[0], task)
-    fitted = [steps._fitted(member, task) for member in parties]
-    states = [steps.RidgeState(task) for _ in parties]
+    rows = state.training_rows(parties[0], task)
+    fitted = [state.own_columns(member, task) for member in parties]
+    states = [state.RidgeState(task) for _ in parties]
     sizes = [b.stop - b.start for f in fitted for b in f.local.blocks]
 
     def scaled(relevant: bool) -> Array:
@@ -104,10 +104,10 @@ def pooled(parties: list[Party], y: Array, strategy: SecureRidge, seed: int) -> 
     real = task.target == "continuous"
     shift, scale = (y[rows].mean(), y[rows].std()) if real else (0.0, 1.0)
     target = (y[rows] - shift) / scale
-    muted = steps._muted(fitted[-1], target[:, None])
+    muted = labels.muted_columns(fitted[-1], target[:, None])
     fitted[-1] = replace(fitted[-1], local=replace(fitted[-1].local, muted=muted))
 
-    def turn(joint: steps.Joint, multiple: int) -> tuple[Array, GramFit]:
+    def turn(joint: state.Joint, multiple: int) -> tuple[Array, GramFit]:
         M = sum(sizes) + 2 * joint.angles
         gram = np.zeros((M + 2, M + 2))
         for part in np.array_split(np.arange(len(rows)), -(-len(rows) // 4096)):
@@ -116,7 +116,7 @@ def pooled(parties: list[Party], y: Array, strategy: SecureRidge, seed: int) -> 
             F = np.column_stack([F, target[part], np.ones(len(part))])
             F = F.astype(np.float32)
             gram += F.T @ F
-        blocks = steps.blocks_of([*sizes, *(2 * c for c in joint.counts)])
+        blocks = solving.blocks_of([*sizes, *(2 * c for c in joint.counts)])
         return gram, fit_gram(gram, blocks, "continuous" if real else "classes")
 
     multiple = 1
@@ -124,10 +124,10 @@ def pooled(parties: list[Party], y: Array, strategy: SecureRidge, seed: int) -> 
         pilot = server._pilot(joint)
         gram, solved = turn(pilot, 1)
         holder = parties[-1]
-        B = steps.drawn_probes(gram, solved, pilot, holder.rng("probes"))
-        for member, f, state in zip(parties, fitted, states, strict=True):
-            omega = steps._frequencies(member, state, pilot, f.X.shape[1])
-            state.relevance = np.sqrt(relevance_of(omega.T @ B))
+        B = solving.drawn_probes(gram, solved, pilot, holder.rng("probes"))
+        for member, f, own in zip(parties, fitted, states, strict=True):
+            omega = state.frequencies_of(member, own, pilot, f.X.shape[1])
+            own.relevance = np.sqrt(relevance_of(omega.T @ B))
         joint = server._relevant(joint)
         multiple = server._multiple(task.kernel, scaled(True))
     _, fit = turn(joint, multiple)
