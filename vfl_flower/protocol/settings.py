@@ -70,8 +70,14 @@ class InRunConfig:
 
     default: bool | int | float | str
     """The default of the run config."""
-    folder: str = ""
-    """Name of the folder in ``output-dir`` that an empty value stands for, if any."""
+
+
+@dataclass(frozen=True)
+class InOutputDir:
+    """A folder: in a run config an empty value stands for one in ``output-dir``."""
+
+    name: str
+    """Name of the folder in ``output-dir``."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +181,7 @@ def _settings_of(strategy: Any) -> tuple[Setting, ...]:
             continue
         default = info.get_default(call_default_factory=True)
         example = next((m for m in info.metadata if isinstance(m, InRunConfig)), None)
+        folder = next((m for m in info.metadata if isinstance(m, InOutputDir)), None)
         choices, kinds = _kinds(hints[name])
         in_run_config = default if example is None else example.default
         declared.append(
@@ -186,7 +193,7 @@ def _settings_of(strategy: Any) -> tuple[Setting, ...]:
                 choices,
                 kinds,
                 in_run_config if type(in_run_config) in kinds else None,
-                "" if example is None else example.folder,
+                "" if folder is None else folder.name,
             )
         )
     return tuple(declared)

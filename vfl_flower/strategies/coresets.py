@@ -35,7 +35,6 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import (
     Fraction,
-    InRunConfig,
     Natural,
     NotNegative,
     check_unused,
@@ -156,7 +155,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
     labels (without an intercept, to their root mean square)."""
     batch_size: Natural = 32
     """Rows in a round trip of saga; the paper has 1."""
-    test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
+    test_fraction: Fraction = 0.0
     """Share of the rows held out. The label holder learns the prediction of each and
     reports their errors to the server, in two more round trips."""
     allow_two_parties: bool = False

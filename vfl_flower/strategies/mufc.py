@@ -43,7 +43,7 @@ from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
-from vfl_flower.protocol.settings import Count, InRunConfig, Natural, settings
+from vfl_flower.protocol.settings import Count, InOutputDir, Natural, settings
 from vfl_flower.protocol.steps import Steps, Sum
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import LIMB, SparseSum, join_limbs
@@ -59,8 +59,8 @@ from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 
-StateFolder = Annotated[str | Path | None, InRunConfig("", folder="state")]
-"""Folder of the server's states; empty in a run config: ``state`` in ``output-dir``."""
+StateFolder = Annotated[str | Path | None, InOutputDir("state")]
+"""Folder of the server's states; empty: none, in a run config ``output-dir``/state."""
 
 Gamma = Annotated[float, Gt(0), Le(1)] | Literal["auto"]
 
@@ -293,7 +293,7 @@ class MUFC(MUFCTask):
     choose_clusters: bool = pydantic.Field(default=False, kw_only=True)
     """Let the server choose K from 2 to `n_clusters` by a silhouette of the bins, anew
     whenever rows are forgotten or added."""
-    server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
+    server_state: StateFolder = pydantic.Field(default="", kw_only=True)
     """Folder in which the server keeps what it needs to forget later. For that each
     party also needs a ``state-dir`` and a name of its own."""
 
