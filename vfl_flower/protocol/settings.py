@@ -72,12 +72,8 @@ class InRunConfig:
     """The default of the run config."""
 
 
-@dataclass(frozen=True)
-class InOutputDir:
-    """A folder: in a run config an empty value stands for one in ``output-dir``."""
-
-    name: str
-    """Name of the folder in ``output-dir``."""
+class InOutputDir(str):
+    """Name of the folder in ``output-dir`` for which an empty run config key stands."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +177,7 @@ def _settings_of(strategy: Any) -> tuple[Setting, ...]:
             continue
         default = info.get_default(call_default_factory=True)
         example = next((m for m in info.metadata if isinstance(m, InRunConfig)), None)
-        folder = next((m for m in info.metadata if isinstance(m, InOutputDir)), None)
+        folders = (m for m in info.metadata if isinstance(m, InOutputDir))
         choices, kinds = _kinds(hints[name])
         in_run_config = default if example is None else example.default
         declared.append(
@@ -193,7 +189,7 @@ def _settings_of(strategy: Any) -> tuple[Setting, ...]:
                 choices,
                 kinds,
                 in_run_config if type(in_run_config) in kinds else None,
-                "" if folder is None else folder.name,
+                next(folders, ""),
             )
         )
     return tuple(declared)

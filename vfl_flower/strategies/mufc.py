@@ -238,8 +238,7 @@ class MUFC(MUFCTask):
 
     Differs from [1], whose "clients" are the parties: 1. bins are hashed to points of
     one field, so that d can be large; 2. a removal updates counts; 3. state is kept on
-    disk; 4. by default parties train completely, and merge clusters of few rows. As in
-    [1]: ``client_training="init", min_rows_per_bin=1``.
+    disk; 4. parties train completely and merge small clusters, unlike in :meth:`paper`.
 
     Examples
     --------
@@ -309,6 +308,18 @@ class MUFC(MUFCTask):
                 "n_clusters must be at least 2 with choose_clusters, got "
                 f"{self.n_clusters}"
             )
+
+    @classmethod
+    def paper(cls, **settings: Any) -> Self:
+        """Return Algorithms 1 and 2 of [1] as published, but for `settings`.
+
+        Drawn rows are the centroids (line 2), gamma is 1 / sqrt(n), and bins become
+        uniform points. Bins are hashed, since none of the data of [1] fits `field`
+        "paper". Its Algorithm 4 has ``MUFCUnlearn(lazy_counts=True)``.
+        """
+        published: dict[str, Any] = {"client_training": "init", "min_rows_per_bin": 1}
+        published |= {"gamma": "auto", "server_points": "uniform", "privacy": "scma"}
+        return cls(**published | settings)
 
     @property
     def needs(self) -> tuple[Kind, ...]:
