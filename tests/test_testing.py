@@ -113,10 +113,7 @@ CASES = {
     "kernel k-means paper": (embedding(eigensolver="lanczos", **ROWS), of_rows),
     "polynomial": (embedding(kernel="polynomial", degree=2, **SUMS), of_rows),
     "mufc": (MUFC(3, seed=1), of_rows),
-    "mufc paper": (
-        MUFC(3, 0.05, client_training="init", min_rows_per_bin=1, seed=1),
-        of_rows,
-    ),
+    "mufc paper": (MUFC.paper(n_clusters=3, gamma=0.05, seed=1), of_rows),
     "mufc in the clear": (MUFC(3, privacy="none", seed=1), of_rows),
     "align": (VARIANTS["align"], lambda: parties_of("align", 3)),
 }

@@ -11,6 +11,7 @@ from annotated_types import Ge
 
 from vfl_flower.protocol.settings import (
     Fraction,
+    InOutputDir,
     InRunConfig,
     Natural,
     Positive,
@@ -65,7 +66,7 @@ class Example(Base):
     """Where it is."""
     columns: list[str] = pydantic.Field(default_factory=list)
     """Names."""
-    state: Annotated[str, InRunConfig("", folder="state")] = "/state"
+    state: Annotated[str, InOutputDir("state")] = ""
     """Where the state is."""
 
     def __post_init__(self) -> None:
@@ -189,7 +190,7 @@ def setting(name: str) -> Setting:
         ("bits", 16, (int,), (), 16),
         ("exact", False, (bool,), (), False),
         ("folder", None, (), (), None),
-        ("state", "/state", (str,), (), ""),
+        ("state", "", (str,), (), ""),
     ],
 )
 def test_what_a_setting_is(name, default, kinds, choices, in_run_config):

@@ -193,8 +193,8 @@ TWO = INSURER, LABORATORY
 """In the order of the run, which is that of the names."""
 
 TRAINED = {"fdskl": 13, "coreset-vrlr": 7}
-"""Round trips with the default settings of a run: with a test on rows held out, and
-where the parties keep their parts of the model."""
+"""Round trips with a test on rows held out, where the parties keep their parts of the
+model."""
 
 SEED = 3
 
@@ -226,7 +226,7 @@ def two_train(made: Federation, alignment: str) -> dict[str, tuple[str, Any]]:
     """Let two of the parties train, and compare with the same run in one process."""
     for name in TWO:
         lines = "two-parties = true", "allow-seed = true", "rows = false"
-        allow(made.place / name, *lines)
+        allow(made.place / name, *lines, "predictions = true")
     allow(made.place / INSURER, 'dealers = ["server"]')
     settings = ["--set", f"alignment={alignment}", "--set", f"seed={SEED}"]
     shown = made.run("fdskl", *settings, code=1)
@@ -237,11 +237,12 @@ def two_train(made: Federation, alignment: str) -> dict[str, tuple[str, Any]]:
     assert "neither party may operate the dealer (the server)" in shown
     allow(made.place / LABORATORY, 'dealers = ["server"]')
     models = {}
+    held_out = {"test-fraction": 0.2, "allow-two-parties": True}
     for strategy, trips in TRAINED.items():
         run = {"strategy": strategy, "alignment": alignment, "seed": SEED}
         if strategy == "coreset-vrlr":  # the label holder learns the other's part
-            run["coreset-vrlr.allow-two-parties"] = True
-            settings += ["--set", "allow-two-parties=true"]
+            run |= {f"{strategy}.{k}": v for k, v in held_out.items()}
+            settings += ["--set=test-fraction=0.2", "--set=allow-two-parties=true"]
         made.run(strategy, *settings)
         found = outcome(made)
         assert found["ledger"]["round_trips"] == trips
@@ -276,7 +277,7 @@ def two_predict(
     for name in TWO:
         made.parties[name].end()
         made.begin(name, "--data", new[name])
-        allow(made.place / name, "allow-seed = false", "predictions = true")
+        allow(made.place / name, "allow-seed = false")
         consent = Consent.load(made.place / name / "consent.toml")
         assert set(consent.leaves) == needs | {"predictions"}
         rules = consent.two_parties, consent.dealers, consent.allow_seed

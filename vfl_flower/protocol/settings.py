@@ -70,8 +70,10 @@ class InRunConfig:
 
     default: bool | int | float | str
     """The default of the run config."""
-    folder: str = ""
-    """Name of the folder in ``output-dir`` that an empty value stands for, if any."""
+
+
+class InOutputDir(str):
+    """Name of the folder in ``output-dir`` for which an empty run config key stands."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,7 @@ def _settings_of(strategy: Any) -> tuple[Setting, ...]:
             continue
         default = info.get_default(call_default_factory=True)
         example = next((m for m in info.metadata if isinstance(m, InRunConfig)), None)
+        folders = (m for m in info.metadata if isinstance(m, InOutputDir))
         choices, kinds = _kinds(hints[name])
         in_run_config = default if example is None else example.default
         declared.append(
@@ -186,7 +189,7 @@ def _settings_of(strategy: Any) -> tuple[Setting, ...]:
                 choices,
                 kinds,
                 in_run_config if type(in_run_config) in kinds else None,
-                "" if example is None else example.folder,
+                next(folders, ""),
             )
         )
     return tuple(declared)

@@ -43,7 +43,7 @@ from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
-from vfl_flower.protocol.settings import Count, InRunConfig, Natural, settings
+from vfl_flower.protocol.settings import Count, InOutputDir, Natural, settings
 from vfl_flower.protocol.steps import Steps, Sum
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import LIMB, SparseSum, join_limbs
@@ -59,8 +59,8 @@ from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 
-StateFolder = Annotated[str | Path | None, InRunConfig("", folder="state")]
-"""Folder of the server's states; empty in a run config: ``state`` in ``output-dir``."""
+StateFolder = Annotated[str | Path | None, InOutputDir("state")]
+"""Folder of the server's states; empty: none, in a run config ``output-dir``/state."""
 
 Gamma = Annotated[float, Gt(0), Le(1)] | Literal["auto"]
 
@@ -238,8 +238,7 @@ class MUFC(MUFCTask):
 
     Differs from [1], whose "clients" are the parties: 1. bins are hashed to points of
     one field, so that d can be large; 2. a removal updates counts; 3. state is kept on
-    disk; 4. by default parties train completely, and merge clusters of few rows. As in
-    [1]: ``client_training="init", min_rows_per_bin=1``.
+    disk; 4. parties train completely and merge small clusters, unlike in :meth:`paper`.
 
     Examples
     --------
@@ -293,7 +292,7 @@ class MUFC(MUFCTask):
     choose_clusters: bool = pydantic.Field(default=False, kw_only=True)
     """Let the server choose K from 2 to `n_clusters` by a silhouette of the bins, anew
     whenever rows are forgotten or added."""
-    server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
+    server_state: StateFolder = pydantic.Field(default="", kw_only=True)
     """Folder in which the server keeps what it needs to forget later. For that each
     party also needs a ``state-dir`` and a name of its own."""
 
@@ -309,6 +308,18 @@ class MUFC(MUFCTask):
                 "n_clusters must be at least 2 with choose_clusters, got "
                 f"{self.n_clusters}"
             )
+
+    @classmethod
+    def paper(cls, **settings: Any) -> Self:
+        """Return Algorithms 1 and 2 of [1] as published, but for `settings`.
+
+        Drawn rows are the centroids (line 2), gamma is 1 / sqrt(n), and bins become
+        uniform points. Bins are hashed, since none of the data of [1] fits `field`
+        "paper". Its Algorithm 4 has ``MUFCUnlearn(lazy_counts=True)``.
+        """
+        published: dict[str, Any] = {"client_training": "init", "min_rows_per_bin": 1}
+        published |= {"gamma": "auto", "server_points": "uniform", "privacy": "scma"}
+        return cls(**published | settings)
 
     @property
     def needs(self) -> tuple[Kind, ...]:

@@ -54,7 +54,7 @@ class LaterTask(MUFCTask):
 
     model: str
     """Number of the model, as its training printed it."""
-    server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
+    server_state: StateFolder = pydantic.Field(default="", kw_only=True)
     """Folder in which training kept the server's state."""
 
     resumable = False  # the state decides
