@@ -65,6 +65,7 @@ from vfl_flower.secure_aggregation.products.triples import deal_predictions, hid
 from vfl_flower.strategies import fdskl
 from vfl_flower.strategies import ridge as server
 from vfl_flower.strategies.prediction import FDSKLPrediction
+from vfl_flower.strategies.products import ComputingParties
 from vfl_flower.testing import Recorder
 
 N = 900
@@ -1325,15 +1326,14 @@ def test_strict_parties_refuse(tmp_path, count, changes, lacks):
 
 
 def test_of_two_parties_one_may_run_the_server(tmp_path, monkeypatch):
-    """So no dealer is safe: consent must name one, also where the plan names none."""
-    monkeypatch.setattr(FDSKL, "dealt_by", None)
-    monkeypatch.setattr(FDSKLPrediction, "dealt_by", None)
+    """So no dealer is safe: consent must name one, also where the terms name none."""
+    monkeypatch.setattr(ComputingParties, "computing", None)
     training = strategy(features=16)
-    with pytest.raises(PartyFailed, match="lets server deal no correlated"):
+    with pytest.raises(PartyFailed, match=r"consent lacks dealers = ..server"):
         training.start(RealParties(real(tmp_path / "a", 2)))
     accepted = real(tmp_path / "b", 2, dealers=["server"])
     model = training.start(RealParties(accepted)).model.model
-    with pytest.raises(PartyFailed, match="lets server deal no correlated"):
+    with pytest.raises(PartyFailed, match=r"consent lacks dealers = ..server"):
         FDSKLPrediction(model).start(RealParties(real(tmp_path / "b", 2)))
 
 

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from vfl_flower.protocol.consent import LEAST_ROWS, SERVER
+from vfl_flower.protocol.consent import LEAST_ROWS, SERVER, Computing
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count
 from vfl_flower.secure_aggregation.fixed_point import (
@@ -176,15 +176,6 @@ def check_roles(
             "the first, the second and the dealing party must be different parties: a "
             "dealer that computes reads the rows"
         )
-    others = {*range(party.n_parties)} - {roles.first, roles.dealer}
-    second = party.names[roles.second] if party.names else ""
-    first, consent = roles.second == min(others), party.consent
-    if consent is not None and not consent.accepts_computing(second, first):
-        raise PartyError(
-            f"this party's consent does not let {second or 'that party'} compute with "
-            "the party that has the labels, with which it reads the rows: add "
-            f"'computes = [\"{second}\"]' to its consent.toml"
-        )
     index = party.index or 0
     if labels and (index == roles.first) != (party.y is not None):
         raise PartyError(
@@ -216,15 +207,18 @@ def check_roles(
             f"rows must be of 1 to {MOST_GRAMS} Gram matrices, each of 1 to "
             f"{party.n_rows} rows"
         )
-    name = SERVER
-    if roles.dealer is not None:
-        name = party.names[roles.dealer] if party.names else ""
-    if consent is not None and not consent.accepts_dealer(name, party.n_parties):
-        raise PartyError(
-            f"this party's consent lets {name or 'that party'} deal no correlated "
-            "randomness, from which it reads the rows if it colludes with a party that "
-            f"computes: add 'dealers = [\"{name}\"]' to its consent.toml"
-        )
+    if party.consent is not None:
+        names = party.names or [""] * party.n_parties
+        dealer = SERVER if roles.dealer is None else names[roles.dealer]
+        computing = Computing(dealer, names[roles.second])
+        others = {*range(party.n_parties)} - {roles.first, roles.dealer}
+        first = roles.second == min(others)
+        if lines := party.consent.lacks_names(computing, party.n_parties, first):
+            raise PartyError(
+                f"this party's consent lacks {', '.join(lines)}: it must name who "
+                "deals correlated randomness, and who computes with the party that has "
+                "the labels, since any two of the three together read the rows"
+            )
 
 
 def withhold(party: Party, rule: str) -> None:

@@ -28,7 +28,7 @@ from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.coresets import importance_estimate, sigma_min, tau
 from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
 from vfl_flower.numerics.linear import Penalty, center, mean_squared_error, solve_pooled
-from vfl_flower.protocol.consent import LEAST_ROWS, Kind, in_order
+from vfl_flower.protocol.consent import LEAST_ROWS, Kind, Terms, in_order
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -147,13 +147,6 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
     are pooled at the server, as in the paper. "cg" (conjugate gradients, one round trip
     per step) and "saga" (the paper's baseline) ask for sums for each row, so the server
     sees residuals."""
-    dealer: str = "server"
-    """For moments: who deals correlated randomness, "server" or the name of a party,
-    which costs a round trip more. It must not work with a party that computes."""
-    computes: str = ""
-    """For moments: the name of the party that computes with the label holder; "": the
-    first of the others that does not deal. These two must not work together, nor either
-    with the dealer."""
     fit_intercept: bool = True
     """Fit b. Its column of ones counts in the label holder's scores."""
     max_iter: Natural = 200
@@ -204,9 +197,9 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
         return self.test_fraction > 0 or self.evaluate == "full"
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Also coefficients unless rows are pooled, and what an evaluation needs."""
-        kinds = {*super().needs}
+        kinds, less = {*super().terms.needs}, ""
         if self.solver == "moments" and self.sampling != "coreset":
             kinds = set()  # no number of a row leaves
         if not self.pools:
@@ -215,17 +208,12 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
             kinds.add("moments")
         if self.evaluates:
             kinds.add("predictions")
-        return in_order(kinds)
-
-    @property
-    def needs_less(self) -> str:
-        """With ``central`` the server asks for rows."""
-        if not self.pools:
-            return ""
-        kinds = ", ".join(self.replace(solver="moments", check_size=0).needs)
-        return (
-            f"With solver='moments' the run asks for no rows, and instead for {kinds}"
-        )
+        if self.pools:
+            instead = self.replace(solver="moments", check_size=0).terms.needs
+            less = "With solver='moments' the run asks for no rows, and instead for "
+            less += ", ".join(instead)
+        computing = self.computing if self.solver == "moments" else None
+        return Terms(in_order(kinds), less=less, computing=computing)
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the solver has converged, left nothing out, and is any use."""
@@ -491,12 +479,12 @@ class CoresetVKMC(CoresetStrategy):
             )
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Rows: local clusters say nearly what they are."""
-        kinds: set[Kind] = {*super().needs, "rows"}
+        kinds: set[Kind] = {*super().terms.needs, "rows"}
         if self.sampling != "coreset":
             kinds -= {"row-sums"}
-        return in_order(kinds)
+        return Terms(in_order(kinds))
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the clusters are any better than one."""

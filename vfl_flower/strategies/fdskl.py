@@ -32,7 +32,7 @@ from vfl_flower.numerics.kernel_model import Part, Target
 from vfl_flower.numerics.kernel_solvers import LossName
 from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.consent import LEAST_ROWS, Kind
+from vfl_flower.protocol.consent import LEAST_ROWS, Kind, Terms
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -206,13 +206,6 @@ class FDSKL(ComputingParties, ProtocolStrategy):
     compute under shares, and solves least squares. "direct": it gets the angles of a
     sample of rows once, and solves exactly. "doubly-stochastic": the paper's Algorithm
     1, for one or several label holders."""
-    dealer: str = pydantic.Field(default="server", kw_only=True)
-    """For moments: who deals correlated randomness, "server" or the name of a party,
-    which costs a round trip more. It must not work with a party that computes."""
-    computes: str = pydantic.Field(default="", kw_only=True)
-    """For moments: the name of the party that computes with the label holder; "": the
-    first of the others that does not deal. These two must not work together, nor
-    either with the dealer."""
     relevance: bool = pydantic.Field(default=True, kw_only=True)
     """For moments: solve twice, in four more round trips. After the first turn each
     party learns how much the model changes with each of its own columns, on average,
@@ -339,16 +332,16 @@ class FDSKL(ComputingParties, ProtocolStrategy):
             check_unused(self, ["regularization"], "step 'explicit'")
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
-        """Sums of products with ``moments``, and angles with the others."""
-        return ("moments",) if self.solver == "moments" else ("angles",)
+    def terms(self) -> Terms:
+        """Sums of products with ``moments``, and angles with the others.
 
-    @property
-    def wants(self) -> tuple[Kind, ...]:
-        """With rows held out the curves; predictions for several label holders."""
+        With rows held out the curves; predictions for several label holders.
+        """
         curves: tuple[Kind, ...] = ("curves",) if self.test_fraction else ()
+        if self.solver == "moments":
+            return Terms(("moments",), curves, computing=self.computing)
         several = self.solver == "doubly-stochastic"
-        return ("predictions", *curves) if several else curves
+        return Terms(("angles",), ("predictions", *curves) if several else curves)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Choose a bandwidth, train, and measure the error on the rows held out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from vfl_flower.clients import fdskl as party
 from vfl_flower.clients.ridge import dealing as ridge_dealing
 from vfl_flower.clients.ridge import scores as ridge_scores
 from vfl_flower.models.fdskl import KernelModel
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
@@ -67,10 +67,6 @@ class FDSKLPrediction(ComputingParties, RowPrediction):
     solver: Literal["moments", "direct", "doubly-stochastic"] = "moments"
     """The solver of training. With ``moments`` the scores are products of shares that
     the label holder alone opens."""
-    dealer: str = "server"
-    """For moments: who deals correlated randomness; see :class:`FDSKL`."""
-    computes: str = ""
-    """For moments: who computes with the label holder; see :class:`FDSKL`."""
     bits: Bits = "auto"
     """Bits of an angle on the circle; see :class:`FDSKL`."""
     block_bytes: Natural = 16_000_000
@@ -106,9 +102,11 @@ class FDSKLPrediction(ComputingParties, RowPrediction):
             check_unused(self, ["dealer", "computes"], f"solver {self.solver!r}")
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Products with the weights with ``moments``, and angles with the others."""
-        return ("moments",) if self.solver == "moments" else ("angles",)
+        if self.solver != "moments":
+            return replace(super().terms, needs=("angles",))
+        return replace(super().terms, needs=("moments",), computing=self.computing)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Check the parts, then predict all rows in blocks."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import KW_ONLY
 from typing import Any
 
 from vfl_flower.clients import products as party
 from vfl_flower.clients.products_roles import Roles
-from vfl_flower.protocol.consent import SERVER
+from vfl_flower.protocol.consent import SERVER, Computing
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
+from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import each
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES
 from vfl_flower.typing import Array
@@ -19,22 +21,23 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 
+@settings
 class ComputingParties:
-    """Mixin of strategies whose solver "moments" names who deals and who computes."""
+    """Mixin of strategies that name who computes products under shares."""
 
-    solver: str
-    dealer: str
-    computes: str
+    _: KW_ONLY
+    dealer: str = "server"
+    """For moments: who deals correlated randomness, "server" or the name of a party,
+    which costs a round trip more. It must not work with a party that computes."""
+    computes: str = ""
+    """For moments: the name of the party that computes with the label holder; "": the
+    first of the others that does not deal. These two must not work together, nor either
+    with the dealer."""
 
     @property
-    def dealt_by(self) -> str | None:
-        """With ``moments`` the dealer."""
-        return self.dealer if self.solver == "moments" else None
-
-    @property
-    def computed_by(self) -> str | None:
-        """With ``moments`` who computes with the label holder, where it is named."""
-        return self.computes or None
+    def computing(self) -> Computing:
+        """What it asks the parties to consent to."""
+        return Computing(self.dealer, self.computes or None)
 
 
 def warn_of_constant(constant: bool) -> None:
