@@ -18,7 +18,6 @@ from vfl_flower.protocol.consent import FREE, Consent, Limit
 from vfl_flower.protocol.contract import IN_SUM
 from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.frame import Frame
-from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import Sum, each, opened
 from vfl_flower.secure_aggregation import LIMB, unmask_sum
@@ -210,7 +209,7 @@ def test_bounds_of_sums_do_not_find_an_addend():
             told.append(int.from_bytes(replies[VICTIM].clipped, "little"))
             return super()._clipped(step, replies)
 
-    asked = Watching(RealParties(parties), Ledger(), seed=0)
+    asked = Watching(Exchange(RealParties(parties)), seed=0)
     centers = [np.zeros((1, party.X.shape[1])) for party in parties]
     low, high = 0.0, 64.0
     for _ in range(40):
