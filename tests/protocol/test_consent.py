@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -204,6 +205,23 @@ def test_a_strategy_needs_what_it_says_and_nothing_less(tmp_path, name):
             caught.value
         )
         assert "1 of 3 parties refuse the run" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [CoresetVRLR(12, dealer="b", computes="a"), CoresetVRLR(12, solver="central")],
+    ids=["products", "rows"],
+)
+def test_a_consent_reads_the_terms_that_a_strategy_declares(
+    tmp_path, monkeypatch, strategy
+):
+    seen = []
+    monkeypatch.setattr(Consent, "lacks", lambda self, terms: seen.append(terms) or [])
+    strategy.replace(seed=1).greet(Exchange(RealParties(made(tmp_path))))
+    terms = strategy.terms
+    needs, wants = list(terms.needs), list(terms.wants)
+    given = replace(terms, needs=needs, wants=wants, seeded=True, parties=3)
+    assert seen == [given] * 3
 
 
 def test_the_setting_that_needs_less_is_named(tmp_path):

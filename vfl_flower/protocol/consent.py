@@ -211,9 +211,9 @@ class Consent(_Rules):
     def lacks_names(
         self, computing: Computing, parties: int, first: bool = False
     ) -> list[str]:
-        """Return the lines that are lacking for who computes in a run of so many.
+        """Return the lines that it lacks for who computes in a run of so many parties.
 
-        `first` says that who computes is the first of the parties without labels.
+        `first` is whether the computing party is the first of those without labels.
         """
         served = computing.dealer == SERVER and parties >= LEAST_PARTIES
         lines = []
