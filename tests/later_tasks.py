@@ -26,6 +26,9 @@ from vfl_flower.strategies import (
     MUFCRemoval,
     MUFCStatus,
     MUFCUnlearn,
+    RidgeEvaluation,
+    RidgePrediction,
+    SecureRidge,
 )
 
 HOME = TemporaryDirectory(ignore_cleanup_errors=True)
@@ -70,7 +73,14 @@ _kernel: dict[str, Any] = {"target": "continuous", "features": 16, "seed": 3}
 TRAINED: dict[str, Callable[[Path], tuple[ProtocolStrategy, list[Party]]]] = {
     "linear": lambda f: (CoresetVRLR(80, seed=3), columns(f)),
     "direct": lambda f: (FDSKL("square", solver="direct", **_kernel), columns(f)),
-    "moments": lambda f: (FDSKL("square", **_kernel), columns(f)),
+    "ridge": lambda f: (
+        SecureRidge(target="continuous", joint_features=16, seed=3),
+        columns(f),
+    ),
+    "ridge linear": lambda f: (
+        SecureRidge("linear", target="continuous", seed=3),
+        columns(f),
+    ),
     "kernel": lambda f: (
         FKKMeans(2, 2, n_features=6, iterations=2, passes=2, n_init=1, seed=3),
         clinics(f, 20),
@@ -128,10 +138,11 @@ _mufc = partial(on_parts, "mufc")
 TASKS: dict[str, Task] = {
     "linear predict": on_parts("linear", CoresetPrediction, _new),
     "linear evaluate": on_parts("linear", CoresetEvaluation, columns),
-    "direct predict": on_parts("direct", FDSKLPrediction, _new, solver="direct"),
-    "direct evaluate": on_parts("direct", FDSKLEvaluation, columns, solver="direct"),
-    "moments predict": on_parts("moments", FDSKLPrediction, _new),
-    "moments evaluate": on_parts("moments", FDSKLEvaluation, columns),
+    "direct predict": on_parts("direct", FDSKLPrediction, _new),
+    "direct evaluate": on_parts("direct", FDSKLEvaluation, columns),
+    "ridge predict": on_parts("ridge", RidgePrediction, _new),
+    "ridge evaluate": on_parts("ridge", RidgeEvaluation, columns),
+    "ridge linear predict": on_parts("ridge linear", RidgePrediction, _new),
     "kernel predict": on_parts("kernel", FKKMeansPrediction, partial(clinics, rows=20)),
     "kernel evaluate": on_parts(
         "kernel", FKKMeansEvaluation, partial(clinics, rows=20)

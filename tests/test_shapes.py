@@ -23,14 +23,14 @@ MARKS = (
 
 PUBLIC = {
     "data": "Packing CacheEntry Checked Plan Finding PartySource Layout",
-    "models": "LinearModel KernelModel RemovedModel UsedModel",
+    "models": "LinearModel PartedModel KernelModel RidgeModel RemovedModel UsedModel",
     "numerics": "Block Loss Penalty Box Quantizer PrimeField",
     "clients": "Clustering Setup AngleRequest MoreAngles Problem Rule Task Joint "
-    "Evaluated Roles TrainingSettings",
+    "Evaluated TrainingSettings",
     "protocol": "Computing Terms Limit _Rules Consent Reals Whole Many Leaves Told "
     "Field Contract SumRequest Credential Entry Seen Ledger Metric PartyInfo Seal "
     "InRunConfig Setting Sum Reveals ProtocolResult ProtocolStrategy Rows",
-    "secure_aggregation": "FixedPoint _Bounded Ring Circle Plain Field Deal Tree",
+    "secure_aggregation": "FixedPoint _Bounded Ring Circle Plain Field Deal Tree Roles",
     "simulation": "SimulatedResult",
 }
 """Classes that hold neither data nor keys nor state: settings, declarations, what the

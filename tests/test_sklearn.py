@@ -25,6 +25,8 @@ from vfl_flower.sklearn import (
     KernelClassifier,
     KernelKMeans,
     KernelRegressor,
+    SecureRidgeClassifier,
+    SecureRidgeRegressor,
 )
 from vfl_flower.sklearn.base import OF_A_RUN
 
@@ -46,11 +48,11 @@ ROWS = [np.arange(m, 120, 3)[::-1] for m in range(3)]
 CHECKED: dict[BaseEstimator, dict[str, str]] = {
     CoresetRegressor(solver="central", regularizer="ridge", alpha=0.001): {},
     CoresetKMeans(n_clusters=3, n_init=1): {},
-    KernelClassifier(solver="direct", allow_two_parties=True): {
+    KernelClassifier(): {
         "check_class_weight_classifiers": "a class has no weight of its own: "
         "class_weight is 'none' or 'balanced'",
     },
-    KernelRegressor(solver="direct", allow_two_parties=True): {},
+    KernelRegressor(): {},
     KernelKMeans(
         n_clusters=3, n_components=3, clustering="coreset", n_init=3, iterations=3
     ): {
@@ -195,7 +197,7 @@ def test_the_classifier_is_the_strategy(classes):
     assert model.score(X, y) > 0.7
 
 
-def test_probabilities_of_the_default_solver():
+def test_probabilities_of_ridge():
     """They are as often right as they say, to within a tenth.
 
     They have a threshold of their own: rows near it may have another answer.
@@ -203,7 +205,7 @@ def test_probabilities_of_the_default_solver():
     rows = np.repeat(X, 5, axis=0)
     even = np.random.default_rng(1).random(2000)
     y = even < 1 / (1 + np.exp(-3 * rows[:, 0]))
-    model = KernelClassifier(random_state=0, relevance=False).fit(rows, y)
+    model = SecureRidgeClassifier(random_state=0, relevance=False).fit(rows, y)
     chances = model.predict_proba(rows)
     np.testing.assert_allclose(chances.sum(axis=1), 1)
     assert (chances.argmax(axis=1) == model.predict(rows)).mean() > 0.97
@@ -212,9 +214,9 @@ def test_probabilities_of_the_default_solver():
 
 
 def test_there_are_no_probabilities_of_the_square_loss():
-    model = KernelClassifier(solver="direct", loss="square")
+    model = KernelClassifier(loss="square")
     assert not hasattr(model, "predict_proba")
-    model.set_params(solver="moments")
+    model.set_params(loss="logistic")
     assert hasattr(model, "predict_proba")
 
 
@@ -231,9 +233,11 @@ def test_the_kernel_regressor_is_the_strategy():
     np.testing.assert_allclose(model.fit(X, Y).predict(X), expected)
 
 
-def test_the_default_solver_repeats_to_within_the_rounding_of_shares():
+def test_ridge_repeats_to_within_the_rounding_of_shares():
     """Its shares are random, and so is the last digit of the sums that it fits."""
-    twice = [KernelRegressor(random_state=3, relevance=False).fit(X, Y) for _ in "ab"]
+    twice = [
+        SecureRidgeRegressor(random_state=3, relevance=False).fit(X, Y) for _ in "ab"
+    ]
     first, second = (model.predict(X) for model in twice)
     assert np.abs(first - second).max() < 0.05 * Y.std()
 

@@ -10,7 +10,15 @@ import pytest
 from later_tasks import TASKS
 from variants import VARIANTS, parties_of
 
-from vfl_flower import FDSKL, MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party
+from vfl_flower import (
+    FDSKL,
+    MUFC,
+    CoresetVKMC,
+    CoresetVRLR,
+    FKKMeans,
+    Party,
+    SecureRidge,
+)
 from vfl_flower.models.base import Model, plain
 from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.contract import IN_SUM, Reals
@@ -64,6 +72,11 @@ def kernel(solver: str, features: int = 16, **settings: Any) -> ProtocolStrategy
     return FDSKL("square", solver=solver, seed=1, **given, **settings)
 
 
+def ridge(features: str = "kernel", **settings: Any) -> ProtocolStrategy:
+    given = {"target": "continuous", "test_fraction": 0.2, "seed": 1}
+    return SecureRidge(features, **given, **settings)
+
+
 def embedding(**settings: Any) -> ProtocolStrategy:
     return FKKMeans(3, 3, n_features=10, iterations=2, n_init=2, seed=1, **settings)
 
@@ -82,9 +95,9 @@ CASES = {
         of_columns,
     ),
     "saga": (regression(solver="saga", max_iter=2, batch_size=40), of_columns),
-    "moments": (regression(evaluate="full"), of_columns),
-    "moments full": (regression(sampling="full"), of_columns),
-    "moments dealer": (regression(sampling="uniform", dealer="airline"), of_columns),
+    "gram": (regression(evaluate="full"), of_columns),
+    "gram full": (regression(sampling="full"), of_columns),
+    "gram dealer": (regression(sampling="uniform", dealer="airline"), of_columns),
     "k-means": (CoresetVKMC(3, size=60, seed=1, evaluate="full"), of_columns),
     "k-means paper": (CoresetVKMC(3, size=60, seed=1, rounds="paper"), of_columns),
     "k-means full": (CoresetVKMC(3, sampling="full", seed=1), of_columns),
@@ -93,8 +106,9 @@ CASES = {
     "direct ring": (kernel("direct", topology="ring"), of_columns),
     "doubly stochastic": (kernel("doubly-stochastic", 48), of_columns),
     "several holders": (kernel("doubly-stochastic", 48), lambda: of_columns(3)),
-    "kernel moments": (kernel("moments", relevance=False), of_columns),
-    "kernel moments dealer": (kernel("moments", dealer="airline"), of_columns),
+    "ridge": (ridge(joint_features=16), of_columns),
+    "ridge dealer": (ridge(joint_features=16, dealer="airline"), of_columns),
+    "ridge linear": (ridge("linear"), of_columns),
     "kernel k-means": (embedding(**SUMS), of_rows),
     "kernel k-means chosen": (embedding(choose_clusters=True, **SUMS), of_rows),
     "kernel k-means paper": (embedding(eigensolver="lanczos", **ROWS), of_rows),

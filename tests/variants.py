@@ -23,6 +23,8 @@ from vfl_flower.strategies import (
     FKKMeans,
     FKKMeansEvaluation,
     FKKMeansPrediction,
+    RidgePrediction,
+    SecureRidge,
 )
 from vfl_flower.strategies.removal import Removal
 
@@ -41,12 +43,12 @@ class GivenUp(MUFC):
 
 _two = {"allow_two_parties": True}
 _regression = {"size": 12, "test_fraction": 0.25, "seed": 3, "solver": "central"} | _two
-_enough = {"solver": "moments", "size": 80}
+_enough = {"solver": "gram", "size": 80}
 _lasso = {"regularizer": "lasso", "alpha": 0.2, "solver": "cg", "max_iter": 2}
 _kernel = {"loss": "square", "target": "continuous", "regularization": 0.1, "seed": 3}
 _kernel |= {"solver": "direct", "bandwidth": 2.0} | _two
 _four = {"features": 4}
-_shared = {"solver": "moments", "target": "continuous", "features": 2, "seed": 3}
+_shared = {"target": "continuous", "joint_features": 2, "seed": 3}
 _steps = {"solver": "doubly-stochastic", "features": 12}
 MODEL = "0123456789abcdef"
 _clusters = {"n_clusters": 2, "size": 12, "n_init": 1, "seed": 3}
@@ -66,12 +68,12 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "saga": CoresetVRLR(
         **_regression | {"solver": "saga", "batch_size": 6, "max_iter": 1}
     ),
-    "moments": CoresetVRLR(**_regression | _enough, evaluate="full"),
-    "moments full": CoresetVRLR(**_regression | _enough, sampling="full"),
-    "moments lasso": CoresetVRLR(
+    "gram": CoresetVRLR(**_regression | _enough, evaluate="full"),
+    "gram full": CoresetVRLR(**_regression | _enough, sampling="full"),
+    "gram lasso": CoresetVRLR(
         **_regression | _enough, regularizer="lasso", alpha=0.2, sampling="uniform"
     ),
-    "moments dealer": CoresetVRLR(
+    "gram dealer": CoresetVRLR(
         **_regression | _enough, sampling="uniform", dealer="airline"
     ),
     "k-means": CoresetVKMC(**_clusters, evaluate="full"),
@@ -86,14 +88,14 @@ VARIANTS: dict[str, ProtocolStrategy] = {
         **_kernel, **_four, topology="ring", block_bytes=96, test_fraction=0.25
     ),
     "fdskl paper": FDSKL(**_kernel, **_four, masking="paper", topology="tree"),
-    "fdskl moments": FDSKL(**_shared, test_fraction=0.25),
-    "fdskl moments dealer": FDSKL(**_shared, test_fraction=0.25, dealer="airline"),
+    "ridge": SecureRidge(**_shared, test_fraction=0.25),
+    "ridge dealer": SecureRidge(**_shared, test_fraction=0.25, dealer="airline"),
     "fdskl steps": FDSKL(**_kernel | _steps),
     "fdskl holders": FDSKL(**_kernel | _steps),
     "k-means kept": CoresetVKMC(**_clusters),
     "blocks predict": CoresetPrediction(MODEL, **_two),
-    "fdskl predict": FDSKLPrediction(MODEL, solver="direct", block_bytes=96, **_two),
-    "fdskl moments predict": FDSKLPrediction(MODEL, dealer="airline"),
+    "fdskl predict": FDSKLPrediction(MODEL, block_bytes=96, **_two),
+    "ridge predict": RidgePrediction(MODEL, dealer="airline"),
     "fkk sums": FKKMeans(**_summed),
     "fkk chosen": FKKMeans(
         **_summed | {"n_clusters": 3, "n_components": 3}, choose_clusters=True
@@ -202,7 +204,7 @@ def new_row_parties(count: int = 2) -> list[Party]:
 
 @cache
 def new_parties_of_sums() -> list[Party]:
-    return with_parts(folder_of("sums", 3), 3, "fdskl moments dealer")
+    return with_parts(folder_of("sums", 3), 3, "ridge dealer")
 
 
 def removing_parties(count: int = 2) -> list[Party]:
@@ -217,7 +219,7 @@ def holders(count: int = 2) -> list[Party]:
 
 
 @cache
-def moments_parties(count: int = 2, interaction: float = 0.0) -> list[Party]:
+def gram_parties(count: int = 2, interaction: float = 0.0) -> list[Party]:
     rng = np.random.default_rng(5)
     X, names = rng.normal(size=(160, 6)), [party.name for party in parties(count)]
     y = X @ np.arange(6.0) + 3 + rng.normal(size=160)
@@ -276,12 +278,12 @@ def parties_of(variant: str, count: int = 2) -> list[Party]:
     made |= dict.fromkeys(rows, row_parties)
     made |= dict.fromkeys(("fkk sums", "fkk chosen"), many_row_parties)
     made |= dict.fromkeys(("fkk predict", "fkk evaluate"), new_row_parties)
-    of_moments = [v for v in VARIANTS if v.startswith("moments")]
-    made |= dict.fromkeys(of_moments, moments_parties)
+    of_gram = [v for v in VARIANTS if v.startswith("gram")]
+    made |= dict.fromkeys(of_gram, gram_parties)
     # Without it, joint features would have weights that rounding decides.
-    interacting = partial(moments_parties, interaction=3.0)
-    made["fdskl moments"] = interacting
-    made["fdskl moments predict"] = lambda count: new_parties_of_sums()
-    made["moments dealer"] = lambda count: moments_parties(3)  # who deals is one
-    made["fdskl moments dealer"] = lambda count: interacting(3)
+    interacting = partial(gram_parties, interaction=3.0)
+    made["ridge"] = interacting
+    made["ridge predict"] = lambda count: new_parties_of_sums()
+    made["gram dealer"] = lambda count: gram_parties(3)  # who deals is one
+    made["ridge dealer"] = lambda count: interacting(3)
     return made.get(variant, parties)(count)

@@ -87,7 +87,7 @@ def test_value_of_another_type(key, value, kind):
     [
         ("coreset-vrlr", "train", {"size": 50, "rounds": "paper"}),
         ("fdskl", "train", {"features": 64, "bandwidth": 2}),
-        ("fdskl", "predict", {"bits": 32, "dealer": "rome"}),
+        ("ridge", "predict", {"bits": 32, "dealer": "rome"}),
         ("fk-kmeans", "train", {"n_clusters": 4, "gamma": 2, "threshold": 0.5}),
         ("mufc", "train", {"local_clusters": 3, "box": "0,1", "field": "paper"}),
         ("mufc", "unlearn", {"lazy_counts": True}),

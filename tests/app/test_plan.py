@@ -17,6 +17,7 @@ from vfl_flower import (
     FKKMeans,
     Ledger,
     Party,
+    SecureRidge,
     simulate,
 )
 from vfl_flower.app import plan as plans
@@ -194,7 +195,7 @@ def test_the_doubly_stochastic_solver_has_enough_rows_too():
     """Beyond 31,250 rows and the quarter of the budget that a test takes."""
     strategy = FDSKL(solver="doubly-stochastic")
     assert strategy.enough_rows == 31_250
-    assert FDSKL(solver="moments").enough_rows is None
+    assert SecureRidge().enough_rows is None
 
 
 def test_a_plan_says_what_fewer_bytes_cost():

@@ -165,7 +165,7 @@ def test_a_file_of_another_user(tmp_path, monkeypatch):
 # -- what a run needs ------------------------------------------------------------------
 
 STRATEGIES = {
-    "moments": CoresetVRLR(120),
+    "gram": CoresetVRLR(120),
     "central": CoresetVRLR(10, solver="central"),
     "paper rounds": CoresetVRLR(10, solver="central", rounds="paper"),
     "uniform": CoresetVRLR(10, solver="central", sampling="uniform"),
@@ -228,7 +228,7 @@ def test_the_setting_that_needs_less_is_named(tmp_path):
     parties = made(tmp_path, [letting()] * 3)
     with pytest.raises(
         FederationError,
-        match=r"3 of 3 .* 'a' .* 'b' .* 'c' .* solver='moments' the run asks for no "
+        match=r"3 of 3 .* 'a' .* 'b' .* 'c' .* solver='gram' the run asks for no "
         "rows, and instead for row-sums, totals, coefficients, moments",
     ):
         CoresetVRLR(10, solver="central").start(RealParties(parties))

@@ -43,7 +43,7 @@ def parties(folder, X, y, count=3):
 
 
 MODELS = {
-    "moments": CoresetVRLR(sampling="full"),
+    "gram": CoresetVRLR(sampling="full"),
     "central": CoresetVRLR(100, solver="central"),
     "cg": CoresetVRLR(100, solver="cg", fit_intercept=False),
     "k-means": CoresetVKMC(3, size=100),
@@ -78,7 +78,7 @@ def test_predictions_are_those_of_the_whole_model(name, count, tmp_path, monkeyp
 
 
 def test_what_a_regression_is_worth_on_new_rows(tmp_path):
-    model = trained(tmp_path, "moments")
+    model = trained(tmp_path, "gram")
     X, y = data(90, seed=3)
     y[:20] = np.nan
     grid = InProcessGrid(parties(tmp_path, X, y))
@@ -108,7 +108,7 @@ def test_what_clusters_are_worth_on_new_rows(tmp_path):
 @pytest.mark.parametrize(("labels", "told"), [(19, 0), (20, 20)])
 def test_of_few_labels_nothing_is_told(labels, told, tmp_path):
     """The error of one row would be nearly its label."""
-    model = trained(tmp_path, "moments")
+    model = trained(tmp_path, "gram")
     X, y = data(90, seed=3)
     y[labels:] = np.nan
     grid = InProcessGrid(parties(tmp_path, X, y))
@@ -118,7 +118,7 @@ def test_of_few_labels_nothing_is_told(labels, told, tmp_path):
 
 
 def test_sums_are_of_all_rows_and_told_once(tmp_path):
-    model = trained(tmp_path, "moments")
+    model = trained(tmp_path, "gram")
     (receiver,) = parties(tmp_path, *data(60))[2:]
     kept = np.load(tmp_path / "2" / f"{model.number}.npz")
     assert kept["array_0"].shape == (1, 2)
@@ -248,7 +248,7 @@ def test_a_limit_ends_evaluations_of_models_that_the_server_chooses(most, tmp_pa
 
 
 def test_the_server_sees_no_prediction_and_no_block(tmp_path):
-    model = trained(tmp_path, "moments")
+    model = trained(tmp_path, "gram")
     X, y = data(70, seed=3)
     grid = Recorder(parties(tmp_path, X, y))
     CoresetPrediction(model.number).start(grid)
@@ -293,7 +293,7 @@ def test_without_a_state_dir_nothing_is_kept(tmp_path):
     X, y = data()
     federation = parties(tmp_path, X, y)
     federation[1].state_dir = None
-    result = MODELS["moments"].start(InProcessGrid(federation))
+    result = MODELS["gram"].start(InProcessGrid(federation))
     assert result.model.number is None
     assert not list(tmp_path.glob("*/*.npz"))
 
@@ -316,7 +316,7 @@ def test_a_party_keeps_no_model_of_any_size(outputs, taken):
 ROWS = {"test_fraction": 0.3, "test": True, "train": False}
 
 
-@pytest.mark.parametrize("name", ["moments", "central", "cg"])
+@pytest.mark.parametrize("name", ["gram", "central", "cg"])
 def test_the_label_holder_evaluates_the_model_of_training(name, tmp_path):
     X, y = data()
     strategy = MODELS[name].replace(test_fraction=0.3, evaluate="full", seed=1)
@@ -333,7 +333,7 @@ def test_the_label_holder_evaluates_the_model_of_training(name, tmp_path):
     )
     assert result.evaluation.round_trips == 2
     dealt = {a for a in result.ledger.waits if "deal" in a or "gram" in a}
-    assert dealt == ({"products_gram"} if name == "moments" else set())
+    assert dealt == ({"products_multiply"} if name == "gram" else set())
 
 
 @pytest.mark.parametrize(("rows", "told"), [(63, False), (67, True)])

@@ -449,7 +449,7 @@ def test_second_draw_is_the_next_rows_of_each_party(rounds):
 # -- statistics ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("solver", ["central", "moments"])
+@pytest.mark.parametrize("solver", ["central", "gram"])
 @pytest.mark.parametrize("noise", [None, 0.0, 1e-3])
 def test_sigma_min_sees_a_column_that_two_parties_nearly_hold(noise, solver):
     """Near 0 there; far from 0 where columns are independent, or one is the other."""
@@ -673,7 +673,7 @@ def test_squares_of_rows_that_are_negative():
         CoresetVRLR(200, solver="saga").start(grid)
 
 
-@pytest.mark.parametrize("solver", ["central", "moments"])
+@pytest.mark.parametrize("solver", ["central", "gram"])
 def test_a_size_that_all_rows_have_is_a_warning(solver):
     X, y = data()
     strategy = CoresetVRLR(len(X), solver=solver, seed=1)
@@ -721,7 +721,7 @@ def test_the_size_follows_the_number_of_columns_and_is_said_where_it_is_too_smal
     with pytest.raises(FederationError) as caught:
         simulate(CoresetVRLR(size=150), parties)
     assert str(caught.value).startswith(
-        "size must be at least 172 with solver 'moments', 4 for each column (p0 10, "
+        "size must be at least 172 with solver 'gram', 4 for each column (p0 10, "
         "p1 30, p2 2, and the labels), got 150 of 6000 rows"
     )
     assert str(caught.value).endswith("set size to at least 172")

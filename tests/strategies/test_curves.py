@@ -9,7 +9,15 @@ from deviating import RealParties
 from faults import LyingGrid
 from sklearn.metrics import confusion_matrix
 
-from vfl_flower import FDSKL, CoresetVRLR, Party, PartyFailed, simulate
+from vfl_flower import (
+    FDSKL,
+    CoresetVRLR,
+    Party,
+    PartyFailed,
+    RidgeEvaluation,
+    SecureRidge,
+    simulate,
+)
 from vfl_flower.app.plan import RunPlan
 from vfl_flower.app.rehearsal import Shape
 from vfl_flower.app.report import write_report
@@ -34,7 +42,7 @@ N, HOLDER = 600, 2
 MODEL = "0123456789abcdef"
 LEAVES = ("moments", "angles", "predictions", "curves")
 SOLVERS = {
-    "moments": {"relevance": False, "features": 16},
+    "ridge": {"relevance": False, "joint_features": 16},
     "direct": {"features": 16},
     "doubly-stochastic": {"features": 64, "bits": 16},
 }
@@ -73,10 +81,12 @@ def everyone(limit=None):
     return dict.fromkeys(range(3), limit or Limit())
 
 
-def strategy(solver="moments", target="continuous", **settings):
+def strategy(solver="ridge", target="continuous", **settings):
+    fixed = {"target": target, "test_fraction": 0.4} | SOLVERS[solver] | settings
+    if solver == "ridge":
+        return SecureRidge(**fixed)
     loss = "square" if target == "continuous" else "logistic"
-    fixed = {"solver": solver, "target": target, "test_fraction": 0.4}
-    return FDSKL(loss, **fixed | SOLVERS[solver] | settings)
+    return FDSKL(loss, solver=solver, **fixed)
 
 
 def totals(curves, name="true"):
@@ -170,7 +180,7 @@ def test_few_rows_have_no_curve():
     assert few.curves == {}
 
 
-@pytest.mark.parametrize("solver", ["moments", "direct"])
+@pytest.mark.parametrize("solver", ["ridge", "direct"])
 def test_curves_of_new_rows_that_fdskl_evaluates(solver, tmp_path, monkeypatch):
     """As of rows held out, in as many round trips as without."""
     X, y = data()
@@ -183,7 +193,8 @@ def test_curves_of_new_rows_that_fdskl_evaluates(solver, tmp_path, monkeypatch):
     for curves in ({HOLDER: Limit()}, {0: Limit(), 1: Limit()}):
         kinds = "moments", "angles", "predictions"
         asked = letting(parties(new, labels, tmp_path), *kinds, curves=curves)
-        result = FDSKLEvaluation(number, solver=solver).start(RealParties(asked))
+        task = RidgeEvaluation if solver == "ridge" else FDSKLEvaluation
+        result = task(number).start(RealParties(asked))
         trips.append(result.ledger.round_trips)
         assert result.metrics["test_rows"] == 120
         if HOLDER not in curves:
@@ -228,8 +239,8 @@ def test_clusters_have_no_curve(tmp_path):
 @pytest.mark.parametrize(
     ("solver", "target", "names"),
     [
-        ("moments", "continuous", {"rows", "predicted", "true", "true_sd"}),
-        ("moments", "binary", {"rows", "positives", "score"}),
+        ("ridge", "continuous", {"rows", "predicted", "true", "true_sd"}),
+        ("ridge", "binary", {"rows", "positives", "score"}),
         ("direct", "continuous", {"rows", "predicted", "true", "true_sd"}),
     ],
 )
@@ -237,7 +248,7 @@ def test_curves_cost_no_round_trip_and_few_bytes(solver, target, names):
     """One reply of the label holder has them, and no message is more."""
     X, y = data()
     y = y if target == "continuous" else 1.0 * (y > 0)
-    kind = "moments" if solver == "moments" else "angles"
+    kind = "moments" if solver == "ridge" else "angles"
     sizes, trips = [], []
     for curves in ({HOLDER: Limit()}, {}):
         grid = Recorder(letting(parties(X, y), kind, curves=curves))
@@ -269,7 +280,7 @@ def test_curves_of_a_linear_model_stay_where_one_consent_lacks_them(tmp_path, ca
     assert said in caplog.text
 
 
-@pytest.mark.parametrize("solver", ["moments", "direct"])
+@pytest.mark.parametrize("solver", ["ridge", "direct"])
 def test_a_limit_leaves_the_curves_out_and_the_run_goes_on(solver, tmp_path, caplog):
     """That the limit of something that is not needed is used up fails no run."""
     X, y = data()

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from vfl_flower import FDSKL, CoresetVRLR, Party, PartyFailed, simulate
-from vfl_flower.clients import products as moments
+from vfl_flower import CoresetVRLR, Party, PartyFailed, SecureRidge, simulate
+from vfl_flower.clients import products
 from vfl_flower.clients.ridge import dealing as ridge_dealing
 from vfl_flower.clients.ridge import relevance as ridge_relevance
 from vfl_flower.clients.ridge import training as ridge
+from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import Dealt
 from vfl_flower.secure_aggregation.products.triples import (
     OWNER,
@@ -48,7 +49,7 @@ def falsify(monkeypatch, owner, which):
         second = np.frombuffer(seeds[1], "u1")
         return Dealt.of(deal, place, seeds[0], second, OWNER)
 
-    monkeypatch.setattr(moments, "deal_owner", false)
+    monkeypatch.setattr(products, "deal_owner", false)
 
 
 def nothing_is_multiplied(monkeypatch, triple, name):
@@ -65,9 +66,9 @@ def nothing_is_multiplied(monkeypatch, triple, name):
 REFUSES: list[int] = [0]
 
 LINEAR = {
-    "model": CoresetVRLR(solver="moments", sampling="full"),
-    "party deals": CoresetVRLR(solver="moments", sampling="full", dealer="p1"),
-    "kernel": FDSKL(target="continuous", features=8, relevance=False),
+    "model": CoresetVRLR(solver="gram", sampling="full"),
+    "party deals": CoresetVRLR(solver="gram", sampling="full", dealer="p1"),
+    "kernel": SecureRidge(target="continuous", joint_features=8, relevance=False),
 }
 
 
@@ -117,15 +118,15 @@ def test_a_false_triple_of_relevance_is_refused(monkeypatch, place):
 
 
 def test_a_digest_is_of_one_seed_owner_and_use():
-    roles = moments.Roles(2, 0, [2, 2, 3], [N, N])
-    uses = [*roles.deals(1), *roles.deals(2)]
+    roles = Roles(2, 0, [2, 2, 3], N)
+    uses = [roles.deal(1), roles.deal(2)]
     digests = {
         owner_digest(use, owner, seed)
         for use in uses
         for owner in range(3)
         for seed in (bytes(32), OTHER)
     }
-    assert len(digests) == 4 * 3 * 2
+    assert len(digests) == 2 * 3 * 2
     dealt = deal_owner(uses[0], bytes(32), 1)
     for j, seed in enumerate((dealt.seed, dealt.correction.tobytes())):
         right = owner_digest(uses[0], 1, uses[0].seed(bytes(32), j))
@@ -138,12 +139,12 @@ def test_a_model_and_its_errors_are_hidden_by_different_masks():
     one = parties()[0]
     one.n_parties, one.session = 3, 5
     for turn, right in ((0, 0), (1, 1), (0, 1)):
-        roles = moments.Roles(2, 1, [1, 1, 1], [N], turn=turn)
+        roles = Roles(2, 1, [1, 1, 1], N, turn=turn)
         if turn == right:
-            moments.check_roles(one, roles, 1, turn=right)
+            products.check_roles(one, roles, 1, turn=right)
         else:
-            with pytest.raises(moments.PartyError, match="turn must be 1, got 0"):
-                moments.check_roles(one, roles, 1, turn=right)
+            with pytest.raises(products.PartyError, match="turn must be 1, got 0"):
+                products.check_roles(one, roles, 1, turn=right)
 
 
 def test_open_a_dealer_of_false_angles_is_not_found_out(monkeypatch):
@@ -154,8 +155,8 @@ def test_open_a_dealer_of_false_angles_is_not_found_out(monkeypatch):
     """
     original = ridge_dealing._deal_angles
 
-    def false(deals, root, roles):
-        dealt, wrong = original(deals, root, roles), original(deals, OTHER, roles)
+    def false(use, root, roles):
+        dealt, wrong = original(use, root, roles), original(use, OTHER, roles)
         return [wrong[0], *dealt[1:]]
 
     spreads, fit = [], ridge.fit_gram

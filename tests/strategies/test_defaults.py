@@ -25,6 +25,8 @@ from vfl_flower.sklearn import (
     KernelClassifier,
     KernelKMeans,
     KernelRegressor,
+    SecureRidgeClassifier,
+    SecureRidgeRegressor,
 )
 
 COLUMNS = {"columns_per_party": 3, "random_state": 0}
@@ -71,7 +73,7 @@ def halves(X, y):
         (CoresetRegressor(solver="cg", **COLUMNS), 1.03),
         (CoresetRegressor(solver="central", size=200, **COLUMNS), 1.2),
     ],
-    ids=["moments", "central", "cg", "central 200"],
+    ids=["gram", "central", "cg", "central 200"],
 )
 @pytest.mark.parametrize("name", ["diabetes", FLIGHTS])
 def test_regression(table, name, model, factor):
@@ -93,12 +95,12 @@ def test_saga(table):
 @pytest.mark.parametrize(
     ("model", "most", "factor"),
     [
-        (KernelRegressor(**COLUMNS), 0.8, 1.1),
+        (SecureRidgeRegressor(**COLUMNS), 0.8, 1.1),
         (KernelRegressor(solver="direct", **COLUMNS), 0.8, 1.1),
         (KernelRegressor(**STEPS), 0.8, 1.1),
         (KernelRegressor(step="explicit", **STEPS), 0.95, 1.8),  # wants more rows
     ],
-    ids=["moments", "direct", "implicit", "explicit"],
+    ids=["ridge", "direct", "implicit", "explicit"],
 )
 @pytest.mark.parametrize("name", ["diabetes", FLIGHTS])
 def test_kernel_regression(table, name, model, most, factor):
@@ -113,12 +115,12 @@ def test_kernel_regression(table, name, model, most, factor):
 @pytest.mark.parametrize(
     ("model", "factor"),
     [
-        (KernelClassifier(**COLUMNS), 3),
+        (SecureRidgeClassifier(**COLUMNS), 3),
         (KernelClassifier(solver="direct", **COLUMNS), 2),
         (KernelClassifier(**STEPS), 2),
         (KernelClassifier(step="explicit", **STEPS), 5),
     ],
-    ids=["moments", "direct", "implicit", "explicit"],
+    ids=["ridge", "direct", "implicit", "explicit"],
 )
 @pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer", "digits"])
 def test_classes(table, name, model, factor):

@@ -98,7 +98,7 @@ def test_what_is_sealed_opens_only_under_the_same_question(monkeypatch, change):
             requests[VICTIM] = requests[VICTIM] | change
         return trip(self, step, requests, sums, *blocks)
 
-    strategy = CoresetVRLR(solver="moments", sampling="full")
+    strategy = CoresetVRLR(solver="gram", sampling="full")
     strategy.start(RealParties(columns()))
     monkeypatch.setattr(Parties, "_round_trip", tampered)
     with pytest.raises(PartyFailed, match="or the two were asked different things"):

@@ -1003,12 +1003,6 @@ def without_labels():
         ),
         (
             lambda: parties(holders=[0, 2]),
-            {"solver": "moments", "allow_two_parties": False},
-            "solver 'moments' needs one party with the labels of all 120 rows, got "
-            "'party 0' with 60, 'party 2' with 60: 'doubly-stochastic' takes several",
-        ),
-        (
-            lambda: parties(holders=[0, 2]),
             {**DS, "target": "multiclass"},
             "'multiclass' needs one label holder, .*: got party 0, party 2",
         ),

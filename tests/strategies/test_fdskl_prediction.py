@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from transcripts import Sent
 
-from vfl_flower import Party, PartyFailed
+from vfl_flower import Party, PartyFailed, RidgePrediction, SecureRidge
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parts import ModelPart, load_part, save_part
 from vfl_flower.secure_aggregation import group
@@ -228,8 +228,8 @@ def test_labels_of_any_size_are_predicted_as_well(tmp_path, size):
     assert np.abs(expected).max() > 0.1 * np.max(size)
 
 
-@pytest.mark.parametrize("solver", ["direct", "moments"])
-def test_classes_are_written_as_the_file_has_them(tmp_path, solver):
+@pytest.mark.parametrize("ridge", [False, True])
+def test_classes_are_written_as_the_file_has_them(tmp_path, ridge):
     """As text that no spreadsheet runs or splits."""
     encoding = {"columns": [], "classes": ["=left; gone", "stayed"]}
 
@@ -243,13 +243,14 @@ def test_classes_are_written_as_the_file_has_them(tmp_path, solver):
         return members, (real > 0) * 1.0
 
     members, members[2].y = parties(N, 0)
-    few = {"moments": {}, "direct": {"features": 48}}[solver]
-    model = simulate(FDSKL(solver=solver, **few), members, seed=3).model.model
-    simulate(FDSKLPrediction(model, solver=solver), parties(NEW, 9)[0])
+    strategy = SecureRidge() if ridge else FDSKL(features=48)
+    model = simulate(strategy, members, seed=3).model.model
+    task = RidgePrediction if ridge else FDSKLPrediction
+    simulate(task(model), parties(NEW, 9)[0])
     (path,) = files(tmp_path)
     with path.open(newline="") as file:
         header, *rows = csv.reader(file)
-    more = ["score", "probability"] if solver == "moments" else []
+    more = ["score", "probability"] if ridge else []
     assert header == ["row", "prediction", "class", *more]
     named = {"0.0": "'=left; gone", "1.0": "stayed"}
     assert [row[2] for row in rows] == [named[row[1]] for row in rows]

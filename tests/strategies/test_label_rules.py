@@ -11,7 +11,7 @@ import pytest
 from deviating import RealParties
 from transcripts import our_steps
 
-from vfl_flower import FDSKL, CoresetVRLR, Party, PartyFailed, simulate
+from vfl_flower import FDSKL, CoresetVRLR, Party, PartyFailed, SecureRidge, simulate
 from vfl_flower.clients.ridge import training as ridge
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
@@ -81,8 +81,8 @@ def thirds(rare):
     return y
 
 
-LINEAR = CoresetVRLR(solver="moments", sampling="full", test_fraction=0.3)
-KERNEL = FDSKL(target="continuous", features=8, relevance=False)
+LINEAR = CoresetVRLR(solver="gram", sampling="full", test_fraction=0.3)
+KERNEL = SecureRidge(target="continuous", joint_features=8, relevance=False)
 CLASSES = KERNEL.replace(target="binary")
 
 BROKEN = {

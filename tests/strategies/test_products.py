@@ -30,6 +30,7 @@ from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import digest_ids
+from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import subtract
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import CoresetEvaluation
@@ -37,7 +38,7 @@ from vfl_flower.strategies import products as server
 from vfl_flower.testing import Recorder
 
 N = 600
-ON_ALL_ROWS = CoresetVRLR(solver="moments", sampling="full")
+ON_ALL_ROWS = CoresetVRLR(solver="gram", sampling="full")
 
 
 def data(n=N):
@@ -79,7 +80,7 @@ def test_the_model_is_that_of_pooled_rows(count, holder, penalty):
     settings["allow_two_parties"] = True
     pooled, shared = (
         simulate(CoresetVRLR(solver=solver, **settings), parties(count, holder), seed=3)
-        for solver in ("central", "moments")
+        for solver in ("central", "gram")
     )
     blocks = np.array_split(X, count, axis=1)
     off = shared.model.predict(blocks) - pooled.model.predict(blocks)
@@ -98,13 +99,13 @@ def test_the_model_is_that_of_pooled_rows(count, holder, penalty):
 
 def test_round_trips_and_bytes():
     """16 bytes for each column and row, and 320 for each row to check a triple."""
-    full = CoresetVRLR(solver="moments", sampling="full")
+    full = CoresetVRLR(solver="gram", sampling="full")
     result = simulate(full, parties(), seed=0)
     assert result.ledger.round_trips == 4
     sent = result.ledger.of("linear_gram_columns").bytes_up
     expected = 16 * N * (7 + 1) + 2 * 320 * N
     assert expected < sent < expected + 12_000
-    coreset = CoresetVRLR(300, solver="moments")
+    coreset = CoresetVRLR(300, solver="gram")
     assert simulate(coreset, parties(), seed=0).ledger.round_trips == 6
     dealt = full.replace(dealer="p0")
     assert simulate(dealt, parties(), seed=0).ledger.round_trips == 5
@@ -124,7 +125,7 @@ def uniform(data):
 HIDDEN = {
     "linear_gram_columns": {"openings", "units", "checks"},
     "products_deal": {"delivered"},
-    "products_gram": {"shares"},
+    "products_multiply": {"share"},
     "linear_gram_solve": set(),
 }
 CLEAR = {
@@ -143,7 +144,7 @@ def transcripts(strategy, hidden):
             for name, value in entry.values.items() if entry.up else ():
                 if name.rpartition("_")[0] in hidden.get(entry.action, ()):
                     runs[-1].append(value)
-                elif entry.action.startswith(("linear", "moments")):
+                elif entry.action.startswith(("linear", "products")):
                     assert name in CLEAR.get(entry.action, ()), name
     assert_hidden(runs)
     return results[0], grids[0].transcript
@@ -152,7 +153,7 @@ def transcripts(strategy, hidden):
 @pytest.mark.parametrize("dealer", ["server", "p0"])
 def test_the_server_sees_uniform_bytes_and_the_model(dealer):
     X, y = data()
-    strategy = CoresetVRLR(solver="moments", sampling="full", dealer=dealer)
+    strategy = CoresetVRLR(solver="gram", sampling="full", dealer=dealer)
     _, transcript = transcripts(strategy, HIDDEN)
     sums = patterns(np.column_stack([X[:, :6], y])[:20])
     sums |= patterns(X.T @ y) | patterns(X.mean(axis=0))
@@ -167,15 +168,15 @@ class Listening:
 
     def __init__(self, monkeypatch):
         self.seen = {}
-        original = party.gram.function
+        original = party.multiply.function
 
         @wraps(original)  # its annotations are the contract of the step
-        def listen(who, openings=None, checks=None):
+        def listen(who, openings=None, joint=None, checks=None):
             if openings:
                 self.seen[who.index] = (openings, checks)
-            return original(who, openings, checks)
+            return original(who, openings, joint, checks)
 
-        monkeypatch.setattr(party.gram, "function", listen)
+        monkeypatch.setattr(party.multiply, "function", listen)
 
 
 def test_parties_that_compute_see_uniform_numbers_of_the_others(monkeypatch):
@@ -183,9 +184,7 @@ def test_parties_that_compute_see_uniform_numbers_of_the_others(monkeypatch):
     listening = Listening(monkeypatch)
     # Columns far from uniform, and the same each time.
     X = np.tile(np.arange(2.0), (7, N // 2)).T + 1e-3 * data()[0]
-    simulate(
-        CoresetVRLR(solver="moments", sampling="full"), parties(4, 3, X, data()[1])
-    )
+    simulate(CoresetVRLR(solver="gram", sampling="full"), parties(4, 3, X, data()[1]))
     assert sorted(listening.seen) == [0, 3]
     for openings, checks in listening.seen.values():
         assert sorted(openings) == [0, 1, 2, 3]
@@ -201,7 +200,7 @@ def test_parties_that_compute_see_uniform_numbers_of_the_others(monkeypatch):
 @pytest.mark.parametrize("known", [0, 1])
 def test_openings_can_be_made_without_the_data(monkeypatch, known):
     """With another second mask other columns give them; a party knows one mask."""
-    deal = party.Roles(1, 0, [2, 1], [50]).deals(7)[0]
+    deal = Roles(1, 0, [2, 1], 50).deal(7)
     columns, others = np.random.default_rng(0).integers(
         2**63, size=(2, 50, 2), dtype="u8"
     )
@@ -226,8 +225,8 @@ def test_openings_can_be_made_without_the_data(monkeypatch, known):
 def spoiled(monkeypatch, change):
     original = server.party.deal_all
 
-    def deal_all(deals, root, roles):
-        return change(original(deals, root, roles), roles)
+    def deal_all(use, root, roles):
+        return change(original(use, root, roles), roles)
 
     monkeypatch.setattr(party, "deal_all", deal_all)
 
@@ -253,16 +252,16 @@ DEAL = []
 
 
 def test_a_wrong_triple_is_found(monkeypatch):
-    original = party.Roles.deals
+    original = Roles.deal
 
-    def deals(self, session):
-        DEAL[:] = original(self, session)
-        return DEAL
+    def deal(self, session):
+        DEAL[:] = [original(self, session)]
+        return DEAL[0]
 
-    monkeypatch.setattr(party.Roles, "deals", deals)
+    monkeypatch.setattr(Roles, "deal", deal)
     spoiled(monkeypatch, flipped)
     with pytest.raises(PartyFailed, match=r"'p2'.*triple of the dealer must be right"):
-        simulate(CoresetVRLR(solver="moments", sampling="full"), parties(), seed=0)
+        simulate(CoresetVRLR(solver="gram", sampling="full"), parties(), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +280,7 @@ def test_a_wrong_triple_is_found(monkeypatch):
 def test_what_is_dealt_is_refused_unless_it_is_whole(monkeypatch, change, reason):
     spoiled(monkeypatch, change)
     with pytest.raises(PartyFailed, match=reason):
-        simulate(CoresetVRLR(solver="moments", sampling="full"), parties(), seed=0)
+        simulate(CoresetVRLR(solver="gram", sampling="full"), parties(), seed=0)
 
 
 def test_a_triple_of_another_run_is_refused(monkeypatch):
@@ -299,7 +298,7 @@ def test_a_triple_of_another_run_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("dealer", ["p2", "p9", "p0"])
 def test_a_dealer_neither_computes_nor_holds_labels(dealer):
-    strategy = CoresetVRLR(solver="moments", sampling="full", dealer=dealer)
+    strategy = CoresetVRLR(solver="gram", sampling="full", dealer=dealer)
     federation = parties(2 if dealer == "p0" else 3)
     with pytest.raises(FederationError, match="dealer must be 'server' or the name"):
         simulate(strategy, federation, seed=0)
@@ -309,7 +308,7 @@ def test_the_labels_count_among_the_columns():
     """Seven columns and the labels need 32 rows, which no party is asked for."""
     grid = Recorder(parties())
     with pytest.raises(FederationError, match=r"32 .* \(p0 3, p1 2, p2 2, and the lab"):
-        CoresetVRLR(31, solver="moments").start(grid)
+        CoresetVRLR(31, solver="gram").start(grid)
     assert {entry.action for entry in grid.transcript} == {"hello"}
 
 
@@ -322,13 +321,13 @@ class Computing(Recorder):
         return {
             entry.party
             for entry in self.transcript
-            if entry.up and any("shares" in name for name in entry.values)
+            if entry.up and any("share" in name for name in entry.values)
         }
 
 
 def test_another_party_computes():
     """The second of four, and not the first; to the same model."""
-    strategy = CoresetVRLR(solver="moments", sampling="full", seed=0)
+    strategy = CoresetVRLR(solver="gram", sampling="full", seed=0)
     X, _ = data()
     models = []
     for computes, place in (("", 0), ("p2", 2)):
@@ -372,25 +371,25 @@ def asked(roles, **changes):
         ({"first": 0, "second": 1}, "the party with the labels"),
         ({"owners": [3, 2, 3]}, "owners must have 2 columns"),
         ({"owners": [2, 6]}, "owners must be 3 numbers"),
-        ({"owners": [2, 2**12, 3]}, "at most 4096 columns"),
-        ({"rows": [N - 1]}, "counted and rows must be those"),
-        ({"rows": [N] * 5}, "rows must be of 1 to 4"),
+        ({"owners": [2, 2**12, 3]}, "1 to 4096 columns"),
+        ({"rows": N - 1}, "counted and rows must be those"),
+        ({"rows": N + 1}, "rows must be from 1 to 600, got 601"),
         ({"dealer": 1}, "what is dealt must come from the dealer"),
         ({"fraction": 16}, "fraction must be 0"),
         ({"turn": 1}, "turn must be 0, got 1"),
     ],
 )
 def test_roles_that_a_party_refuses(change, reason):
-    roles = dataclasses.replace(party.Roles(2, 0, [2, 3, 3], [N]), **change)
+    roles = dataclasses.replace(Roles(2, 0, [2, 3, 3], N), **change)
     with pytest.raises(PartyError, match=reason):
         asked(roles, dealt=np.zeros(9, np.uint8))
 
 
-@pytest.mark.parametrize(("joint", "fraction"), [(2, 0), (0, 16), (1, 16)])
+@pytest.mark.parametrize(("joint", "fraction"), [(2, 0), (1, 16)])
 def test_joint_columns_have_fraction_bits_and_come_in_pairs(joint, fraction):
     one = one_of_three()
-    roles = party.Roles(2, 0, [2, 3, 3], [N], joint=joint, fraction=fraction)
-    with pytest.raises(PartyError, match="and joint columns have one alone"):
+    roles = Roles(2, 0, [2, 3, 3], N, joint=joint, fraction=fraction)
+    with pytest.raises(PartyError, match="joint columns come in pairs"):
         party.check_roles(one, roles, 2, fraction)
     roles = dataclasses.replace(roles, joint=2 * bool(fraction))
     party.check_roles(one, roles, 2, fraction)
@@ -399,55 +398,60 @@ def test_joint_columns_have_fraction_bits_and_come_in_pairs(joint, fraction):
 def test_a_party_deals_for_no_roles_that_it_refuses():
     """One that computes too would read the rows of all others."""
     one = one_of_three()
-    roles = party.Roles(2, 1, [2, 3, 3], [N], dealer=0)
+    roles = Roles(2, 1, [2, 3, 3], N, dealer=0)
     assert sorted(party.deal(one, roles=roles)["delivered"]) == [0, 1, 2]
     with pytest.raises(PartyError, match="must be different parties"):
         party.deal(one, roles=dataclasses.replace(roles, second=0))
 
 
-@pytest.mark.parametrize("joint", [None, {1: np.zeros(8, np.uint8)}])
-def test_joint_columns_are_opened_by_the_other_that_computes(joint):
-    one = one_of_three()
-    roles = party.Roles(2, 0, [2, 3, 3], [N], joint=2, fraction=16)
-    state = party.MomentsState(roles, np.zeros(0, np.uint8))
-    openings = dict.fromkeys(range(3), np.zeros(8, np.uint8))
-    with pytest.raises(PartyError, match="what the other one has opened of joint"):
-        party.add_products(one, state, openings, roles.whole, joint)
-
-
-def multiplying(index=2):
-    """Return a party that computes, after it has multiplied, and its state."""
+def multiplying(index=2, joint=0):
+    """Return a party that has hidden its columns, and its state."""
     one = Party(np.ones((N, 2)), name="p", index=index)
     one.n_parties, one.session = 3, 5
-    state = party.MomentsState(party.Roles(2, 0, [2, 3, 3], [N]), np.zeros(0, np.uint8))
-    state.shares = np.zeros(8 * 36 + 32, np.uint8)
+    roles = Roles(2, 0, [2, 3, 3], N, joint=joint, fraction=8 * joint)
+    state = party.ProductState(roles, np.zeros(0, np.uint8))
+    one.remember(state)
     return one, state
 
 
-@pytest.mark.parametrize("sent", [None, {}, {1: []}, {0: [], 1: []}])
-def test_proofs_are_made_of_what_the_other_one_has_sent(sent):
-    with pytest.raises(PartyError, match="what the other computing party has sent"):
-        party.prove(*multiplying(), sent)
+BYTES = np.zeros(8, np.uint8)
+OPENINGS = dict.fromkeys(range(3), BYTES)
+
+
+@pytest.mark.parametrize("joint", [None, {1: BYTES}])
+def test_joint_columns_are_opened_by_the_other_that_computes(joint):
+    one, _ = multiplying(joint=2)
+    with pytest.raises(PartyError, match="joint and checks must be those of the other"):
+        party.multiply(one, openings=OPENINGS, joint=joint, checks={0: BYTES})
+
+
+@pytest.mark.parametrize("checks", [None, {}, {1: BYTES}, {0: BYTES, 1: BYTES}])
+def test_proofs_are_made_of_what_the_other_one_has_sent(checks):
+    with pytest.raises(PartyError, match="joint and checks must be those of the other"):
+        party.multiply(multiplying()[0], openings=OPENINGS, checks=checks)
 
 
 def test_a_party_that_does_not_compute_multiplies_nothing():
-    with pytest.raises(PartyError, match="the two parties that compute"):
-        party.prove(*multiplying(1), {0: []})
+    one, state = multiplying(1)
+    assert party.multiply(one, openings=OPENINGS, checks={0: BYTES}) == {}
+    assert not len(state.share)
 
 
 @pytest.mark.parametrize(
-    ("shares", "rule"),
+    ("share", "rule"),
     [
-        ({}, "the shares of the second party"),
-        ({1: np.zeros(320, np.uint8)}, "the shares of the second party"),
-        ({0: np.zeros(319, np.uint8)}, "shares must have 320 bytes, got 319"),
-        ({0: np.zeros(321, np.uint8)}, "shares must have 320 bytes, got 321"),
+        ({}, "the share of the second party"),
+        ({1: np.zeros(320, np.uint8)}, "the share of the second party"),
+        ({0: np.zeros(319, np.uint8)}, "share must have 320 bytes, got 319"),
+        ({0: np.zeros(321, np.uint8)}, "share must have 320 bytes, got 321"),
         ({0: np.ones(320, np.uint8)}, "the triple of the dealer must be right"),
     ],
 )
-def test_shares_that_open_nothing(shares, rule):
+def test_a_share_that_opens_nothing(share, rule):
+    one, state = multiplying()
+    state.share = np.zeros(8 * 36 + 32, np.uint8)
     with pytest.raises(PartyError, match=rule):
-        party.opened(*multiplying(), shares)
+        party.opened(one, state, share)
 
 
 # -- what an opened Gram matrix would tell ---------------------------------------------
@@ -524,7 +528,7 @@ def test_labels_that_point_to_a_row_are_refused():
     ],
 )
 def test_a_gram_matrix_of_few_rows_is_refused(rows, weights):
-    roles = party.Roles(2, 0, [2, 3, 3], [len(np.unique(rows))])
+    roles = Roles(2, 0, [2, 3, 3], len(np.unique(rows)))
     coreset = WeightedRows(rows.astype(np.uint32), weights)
     with pytest.raises(PartyError, match="8 columns must be of at least 32 rows"):
         asked(roles, coreset=coreset, dealt=np.zeros(9, np.uint8))
@@ -660,13 +664,13 @@ def test_a_column_that_is_left_out_sends_no_mean(monkeypatch):
     assert left_out == 1
 
 
-@pytest.mark.parametrize("solver", ["moments", "central"])
+@pytest.mark.parametrize("solver", ["gram", "central"])
 def test_errors_are_those_of_rows_as_the_model_takes_them(solver):
     X, y = rare_and_far()
     run = CoresetVRLR(1000, solver=solver, test_fraction=0.3, evaluate="full")
     result = simulate(run, parties(3, 2, X, y), seed=2)
     errors = y - result.model.predict(np.array_split(X, 3, axis=1))
-    assert len(result.model.clips) == 3 * (solver == "moments")
+    assert len(result.model.clips) == 3 * (solver == "gram")
     for name, rows in zip(
         ("full_train_loss", "test_loss"), split_rows(len(y), 0.3, 2), strict=True
     ):
@@ -732,7 +736,7 @@ def test_a_party_refuses_a_dealer_whatever_the_server_says():
     """Also where the plan named another one, or none."""
     one = one_of_three(consent=consenting()[0].consent)
     one.names = ("p0", "p1", "p2")
-    roles = party.Roles(2, 0, [2, 3, 3], [N], 1)
+    roles = Roles(2, 0, [2, 3, 3], N, 1)
     with pytest.raises(PartyError, match=r"consent lacks dealers = ..p1"):
         party.check_roles(one, roles, 2)
     one.consent = dataclasses.replace(one.consent, dealers=["p1"])
@@ -749,7 +753,7 @@ def test_a_party_refuses_who_computes_whatever_the_server_says():
     consent = consenting()[0].consent
     one = one_of_three(consent=consent)
     one.names = ("p0", "p1", "p2")
-    first = party.Roles(2, 0, [2, 3, 3], [N])
+    first = Roles(2, 0, [2, 3, 3], N)
     second = dataclasses.replace(first, second=1)
     party.check_roles(one, first, 2)
     with pytest.raises(PartyError, match=r"consent lacks computes = ..p1"):
@@ -779,9 +783,9 @@ def test_consent_counts_columns():
 
 
 def test_needs():
-    needs = CoresetVRLR(solver="moments").terms.needs
+    needs = CoresetVRLR(solver="gram").terms.needs
     assert needs == ("row-sums", "totals", "coefficients", "moments")
-    full = CoresetVRLR(solver="moments", sampling="full").terms.needs
+    full = CoresetVRLR(solver="gram", sampling="full").terms.needs
     assert full == ("coefficients", "moments")
 
 
@@ -809,7 +813,7 @@ def real(folder, count, **changes):
 def test_strict_parties_train_once(tmp_path, count, dealer, accepted):
     """A second run would open eight more columns, of which consent lets no more out."""
     federation = real(tmp_path, count, dealers=accepted)
-    strategy = CoresetVRLR(solver="moments", sampling="full", dealer=dealer)
+    strategy = CoresetVRLR(solver="gram", sampling="full", dealer=dealer)
     result = strategy.start(RealParties(federation))
     X, y = data()
     exact = np.linalg.lstsq(np.column_stack([X, np.ones(N)]), y, rcond=None)[0]
@@ -834,7 +838,7 @@ def test_a_dealer_is_refused_whatever_the_terms_say(
     tmp_path, monkeypatch, count, dealer, accepted
 ):
     federation = real(tmp_path, count, dealers=accepted)
-    strategy = CoresetVRLR(solver="moments", sampling="full", dealer=dealer)
+    strategy = CoresetVRLR(solver="gram", sampling="full", dealer=dealer)
     rule = f"would need dealers = ..{dealer}"
     with pytest.raises(FederationError, match=rule) as caught:
         strategy.start(RealParties(federation))
@@ -879,7 +883,7 @@ def withheld(told):
     [
         (swapped, "must come from that party"),
         (invented, "must come from a party, encrypted"),
-        (withheld, "the openings of all parties"),
+        (withheld, "openings must be those of all parties"),
     ],
 )
 def test_a_server_cannot_change_who_has_opened_what(

@@ -6,7 +6,6 @@ here makes more than 200 of them.
 """
 
 import dataclasses
-import tracemalloc
 from functools import wraps
 
 import numpy as np
@@ -19,17 +18,16 @@ from transcripts import actual, assert_hidden, is_uniform, patterns
 from simulations import moments_pooled
 from simulations.moments_costs import cosine_error, gram_error
 from vfl_flower import (
-    FDSKL,
     FederationError,
     Party,
     PartyFailed,
+    RidgePrediction,
+    SecureRidge,
     load_model,
     simulate,
 )
-from vfl_flower.clients import products_roles
+from vfl_flower.clients import products
 from vfl_flower.clients.evaluation import Told
-from vfl_flower.clients.products import Portion
-from vfl_flower.clients.products_roles import Roles
 from vfl_flower.clients.ridge import dealing as ridge_dealing
 from vfl_flower.clients.ridge import relevance as ridge_relevance
 from vfl_flower.clients.ridge import scores as ridge_scores
@@ -60,12 +58,19 @@ from vfl_flower.secure_aggregation.fixed_point import (
     decode,
     gram_fixed_point,
 )
-from vfl_flower.secure_aggregation.products.shares import Deal, Dealt, subtract, unpack
+from vfl_flower.secure_aggregation.products import roles as bounds
+from vfl_flower.secure_aggregation.products.roles import Roles
+from vfl_flower.secure_aggregation.products.shares import (
+    Deal,
+    Dealt,
+    Portion,
+    subtract,
+    unpack,
+)
 from vfl_flower.secure_aggregation.products.triples import deal_predictions, hide_rows
-from vfl_flower.strategies import fdskl
-from vfl_flower.strategies import ridge as server
-from vfl_flower.strategies.prediction import FDSKLPrediction
 from vfl_flower.strategies.products import ComputingParties
+from vfl_flower.strategies.ridge import prediction as server_prediction
+from vfl_flower.strategies.ridge import training as server
 from vfl_flower.testing import Recorder
 
 N = 900
@@ -93,8 +98,7 @@ def parties(count=3, holder=None, X=None, y=None, labelled=True):
 
 def strategy(**settings):
     """One turn, unless `relevance` is given."""
-    fixed = {"solver": "moments", "target": "continuous", "relevance": False}
-    return FDSKL(**fixed | settings)
+    return SecureRidge(**{"target": "continuous", "relevance": False} | settings)
 
 
 # -- the model is that of pooled features ----------------------------------------------
@@ -155,7 +159,7 @@ def test_the_model_is_that_of_pooled_features(
 
     monkeypatch.setattr(party, "fit_gram", look)
     result = simulate(
-        strategy(target=target, features=24, test_fraction=0.2, dealer=dealer),
+        strategy(target=target, joint_features=24, test_fraction=0.2, dealer=dealer),
         parties(count, holder, X, y),
         seed=3,
     )
@@ -219,7 +223,7 @@ def test_balanced_classes_move_the_threshold_and_nothing_else(monkeypatch, targe
         return fit_gram(gram, blocks, kind, class_weights=class_weights)
 
     monkeypatch.setattr(party, "fit_gram", look)
-    training = strategy(target=target, features=24, test_fraction=0.2)
+    training = strategy(target=target, joint_features=24, test_fraction=0.2)
     federation = parties(3, None, X, y.astype(float))
     result = simulate(training.replace(class_weight="balanced"), federation, seed=3)
     ((plain, weights),) = solved
@@ -248,14 +252,15 @@ def test_balanced_classes_move_the_threshold_and_nothing_else(monkeypatch, targe
 
 def test_round_trips_and_bytes():
     """What a party sends for each feature and row: 16 bytes at most."""
-    plain = simulate(strategy(features=24), parties(), seed=0)
+    plain = simulate(strategy(joint_features=24), parties(), seed=0)
     assert plain.ledger.round_trips == 6
-    tested = strategy(features=24, test_fraction=0.2)
+    tested = strategy(joint_features=24, test_fraction=0.2)
     assert simulate(tested, parties(), seed=0).ledger.round_trips == 9
     dealt = simulate(tested.replace(dealer="p0"), parties(), seed=0)
     assert dealt.ledger.round_trips == 10
     local, rows = plain.metrics["local_columns"], N
-    sent = plain.ledger.of("ridge_multiply").bytes_up
+    steps = "ridge_hide_rows", "ridge_open_joint", "products_multiply"
+    sent = plain.ledger.of(*steps).bytes_up
     columns = local + 2 + 24
     sent -= 4 * columns * (columns + 1)  # the share of the Gram matrix
     # Columns: 8 bytes for both that compute, of 2 more at the label holder, and 40 to
@@ -266,44 +271,17 @@ def test_round_trips_and_bytes():
 
 @pytest.mark.parametrize("rows", [0, 800])
 def test_rows_that_do_not_fit_are_in_a_warning(monkeypatch, rows, caplog):
-    monkeypatch.setattr(server, "PART_NUMBERS", 600 * 24)
-    result = simulate(strategy(features=24, rows=rows), parties(), seed=0)
+    monkeypatch.setattr(server, "MOST_NUMBERS", 600 * 48)
+    result = simulate(strategy(joint_features=24, rows=rows), parties(), seed=0)
     assert result.metrics["rows"] == 600
     warning, few = result.warnings
     assert few.startswith("600 rows to train on allow few features")
     assert warning.startswith(f"{(rows or N) - 600} of {rows or N} rows to train on")
     assert "28,800 numbers" in warning
     assert warning in caplog.text
-    monkeypatch.setattr(fdskl, "FEW_ROWS", 600)
-    again = simulate(strategy(features=24, rows=rows), parties(), seed=0)
+    monkeypatch.setattr(server, "FEW_ROWS", 600)
+    again = simulate(strategy(joint_features=24, rows=rows), parties(), seed=0)
     assert [*again.warnings] == [warning]
-
-
-@pytest.mark.parametrize("dealer", ["server", "p0"])
-def test_parts_of_the_rows_follow_each_other(monkeypatch, dealer):
-    """A part takes a round trip more, and the Gram matrix is the same."""
-    opened = []
-
-    def look(gram, blocks, kind, class_weights):
-        opened.append(gram)
-        return ridge(gram, blocks)
-
-    monkeypatch.setattr(party, "fit_gram", look)
-    X, y = data(2600)
-    monkeypatch.setattr(server, "MOST_LOCAL", 10)
-    training = strategy(features=8, dealer=dealer)
-    trips = []
-    for parts in (1, 2, 3):
-        if parts > 1:
-            numbers = 2600 * len(opened[0]) // parts + 1
-            monkeypatch.setattr(products_roles, "PART_NUMBERS", numbers)
-        result = simulate(training, parties(4, 3, X, y), seed=2)
-        trips.append(result.ledger.round_trips - (dealer == "p0"))
-    assert trips == [6, 7, 8]
-    M = len(opened[0]) - 2 - 8
-    for gram in opened[1:]:
-        assert np.abs(gram - opened[0])[:M, :M].max() == 0
-        assert np.abs(gram - opened[0]).max() < 4.0
 
 
 @pytest.mark.parametrize("dealer", ["server", "p1"])
@@ -314,7 +292,7 @@ def test_another_party_computes(tmp_path, dealer):
     for member in federation:
         member.state_dir = tmp_path / member.name
     chosen = {"dealer": dealer, "computes": "p2"}
-    training = strategy(features=4, test_fraction=0.2, **chosen)
+    training = strategy(joint_features=4, test_fraction=0.2, **chosen)
     grid = Recorder(federation)
     with repeated_draws(0):  # how much rounding changes scores hangs on the features
         model = training.start(grid).model
@@ -325,12 +303,12 @@ def test_another_party_computes(tmp_path, dealer):
         if entry.up
         for name in entry.values
     }
-    assert {(2, "gram_shares"), (2, "products")} <= sent
-    assert not {(0, "gram_shares"), (0, "products")} & sent
+    assert {(2, "share"), (2, "products")} <= sent
+    assert not {(0, "share"), (0, "products")} & sent
     new = [
         Party(one.X[:40], name=one.name, state_dir=one.state_dir) for one in federation
     ]
-    predicting = FDSKLPrediction(model.model, **chosen)
+    predicting = RidgePrediction(model.model, **chosen)
     grid = Recorder(new)
     predicting.start(grid)
     senders = {
@@ -344,22 +322,6 @@ def test_another_party_computes(tmp_path, dealer):
     scores = model.decision_function(np.array_split(X[:40], 4, axis=1))[:, 0]
     # Rounding, which is not fixed, gives 0.012 to 0.019; a score too many or too few 1.
     assert np.abs(table[:, 1] - scores).max() < 0.1 * y.std()
-
-
-def test_parts_have_all_blocks_once():
-    for rows in ([450, 450], [2049, 1], [5000, 4999], [1, 1], [10_000]):
-        for joint in (8, 10_000, 200_000):
-            roles = dataclasses.replace(ROLES, rows=rows, joint=joint)
-            for half, whole in enumerate(roles.whole):
-                blocks = [block for part in roles.parts for block in part[half]]
-                assert blocks == list(whole)
-            sizes = [sum(map(len, part)) for part in roles.parts]
-            assert max(sizes) - min(sizes) <= 1
-            slices = map(roles.rows_of, roles.parts)
-            for size, of_half in zip(rows, zip(*slices, strict=True), strict=True):
-                taken = [row for part in of_half for row in range(size)[part]]
-                assert taken == list(range(size))
-                assert min(part.stop - part.start for part in of_half) >= 0
 
 
 @pytest.mark.parametrize("angles", [1, 2, 3, 1000])
@@ -384,7 +346,7 @@ def trained(tmp_path_factory):
     federation = parties(3, 2, X, (y > 1) + 1.0)
     for member in federation:
         member.state_dir = folder / member.name
-    result = simulate(strategy(target="binary", features=24), federation, seed=1)
+    result = simulate(strategy(target="binary", joint_features=24), federation, seed=1)
     assert result.model.kept
     return result, folder
 
@@ -415,7 +377,7 @@ def test_new_rows_are_predicted_by_the_label_holder_alone(
     X, _ = data(100, seed=5)
     features = sum(part["local"] for part in result.model.parts) + 24
     monkeypatch.setattr(ridge_dealing, "ROW_NUMBERS", rows * features)
-    predicting = FDSKLPrediction(result.model.model, solver="moments", dealer=dealer)
+    predicting = RidgePrediction(result.model.model, dealer=dealer)
     grid = RealParties(new_parties(folder, X))
     predicted = predicting.start(grid)
     assert predicted.ledger.round_trips == trips
@@ -430,23 +392,6 @@ def test_new_rows_are_predicted_by_the_label_holder_alone(
     assert not list((folder / "p0").glob("predictions-*"))
 
 
-@pytest.mark.parametrize("solver", ["direct", "moments"])
-def test_the_solver_of_training_is_named(trained, tmp_path, solver):
-    _, folder = trained
-    if solver == "moments":
-        folder, federation = tmp_path, parties()
-        for member in federation:
-            member.state_dir = folder / member.name
-        direct = FDSKL(solver="direct", loss="square", target="continuous", features=8)
-        number = simulate(direct, federation, seed=0).model.model
-    else:
-        number = trained[0].model.model
-    with pytest.raises(FederationError, match="solver must"):
-        FDSKLPrediction(number, solver=solver).start(
-            RealParties(new_parties(folder, data(50)[0]))
-        )
-
-
 # -- what is seen ----------------------------------------------------------------------
 
 
@@ -459,7 +404,7 @@ CLEAR = {
 
 SUMMED = {
     "ridge_prepare": {"distances"},
-    "ridge_multiply": {"distances"},
+    "ridge_hide_rows": {"distances"},
 }
 
 
@@ -468,7 +413,7 @@ SUMMED = {
 )
 def test_the_server_sees_uniform_bytes_and_scores_of_the_whole(dealer, relevance):
     X, y = data()
-    training = strategy(features=32, test_fraction=0.2, dealer=dealer, seed=0)
+    training = strategy(joint_features=32, test_fraction=0.2, dealer=dealer, seed=0)
     wanted = patterns(np.column_stack([X[:, :4], y])[:20]) | patterns(X.mean(axis=0))
     runs = []
     for _ in range(2):
@@ -490,7 +435,7 @@ def test_the_server_sees_uniform_bytes_and_scores_of_the_whole(dealer, relevance
 
 
 PRIVATE_NAMES = (
-    *("own_openings", "triple_checks", "joint_openings"),
+    *("openings", "checks", "joint"),
     *("weights", "hidden"),
 )
 
@@ -500,7 +445,10 @@ class Listening:
 
     def __init__(self, monkeypatch):
         self.angles, self.elements = [], []
-        for step in (party.multiply, ridge_scores.products, ridge_scores.scores):
+        for step in (
+            *(products.multiply, party.open_joint),
+            *(ridge_scores.products, ridge_scores.scores),
+        ):
             self._listen(monkeypatch, step)
 
     def _listen(self, monkeypatch, step):
@@ -527,7 +475,7 @@ def test_parties_that_compute_see_uniform_numbers(monkeypatch):
         listening.angles.clear()
         listening.elements.clear()
         federation = parties(4, 3, X, data()[1])
-        simulate(strategy(features=32, test_fraction=0.4), federation, seed=0)
+        simulate(strategy(joint_features=32, test_fraction=0.4), federation, seed=0)
         runs.append(
             [  # the matrices are in a ring of 63 bits
                 packed.reshape(-1, 8)[:, :7].ravel() if "multiply" in action else packed
@@ -545,7 +493,7 @@ def test_the_same_rows_look_like_others_each_time(monkeypatch):
     """No mask is used for two values: neither in two turns nor in two runs."""
     listening = Listening(monkeypatch)
     for _ in range(2):
-        simulate(strategy(features=32, test_fraction=0.4), parties(), seed=0)
+        simulate(strategy(joint_features=32, test_fraction=0.4), parties(), seed=0)
     n = len(listening.angles) // 2
     for first, second in zip(listening.angles[:n], listening.angles[n:], strict=True):
         assert is_uniform((first - second).view("u1"))
@@ -575,7 +523,9 @@ def test_the_attack_by_known_rows_is_no_better_than_the_mean(monkeypatch):
     federation = parties(3, 2, X, y)
     bandwidth = 6.0  # no angle passes a turn
     result = simulate(
-        strategy(target="binary", features=48, bandwidth=bandwidth), federation, seed=7
+        strategy(target="binary", joint_features=48, bandwidth=bandwidth),
+        federation,
+        seed=7,
     )
     rows = training_rows(N, 0.0, N, 7)
     others, known = X[rows, :4], np.arange(200)
@@ -605,7 +555,7 @@ def test_the_attack_by_known_rows_is_no_better_than_the_mean(monkeypatch):
 
 # -- what a party refuses --------------------------------------------------------------
 
-ROLES = Roles(2, 0, [5, 3, 7], [N], None, 8, joint_fraction(N))
+ROLES = Roles(2, 0, [5, 3, 7], N, None, 8, joint_fraction(N))
 JOINT = party.Joint([1.0], [4], [1.0], 16)
 SHORT = [
     party.Joint([1.0, 0.5], [2, 2], [1.0], 16),
@@ -632,15 +582,15 @@ def prepared(**task):
 def asked(made, roles, **changes):
     dealt = ridge_dealing.deal_turn(5, bytes(32), roles)
     values = {"counted": roles.columns, "joint": JOINT, "dealt": dealt[1]}
-    return party.multiply(made, roles=roles, **values | {"trip": 0} | changes)
+    return party.hide_rows(made, roles=roles, **values | changes)
 
 
 @pytest.mark.parametrize(
     ("roles", "values", "reason"),
     [
         ({}, {"counted": 3}, "counted must be the columns of the Gram matrix"),
-        ({"rows": [N - 1]}, {}, "rows must be those to train on"),
-        ({"rows": [450, 450]}, {}, "rows must be those to train on"),
+        ({"rows": N - 1}, {}, "rows must be those to train on"),
+        ({"rows": 0}, {}, "rows must be from 1 to"),
         ({"turn": 1}, {}, "turn must be the next one, 0"),
         ({"joint": 10}, {}, "a cosine and a sine for each angle"),
         *(({}, {"joint": joint}, "a density for each bandwidth") for joint in SHORT),
@@ -662,36 +612,20 @@ def test_a_turn_that_a_party_refuses(roles, values, reason):
         asked(made, dataclasses.replace(ROLES, **roles), **values)
 
 
-@pytest.mark.parametrize("rows", [[], [2**30]])
-def test_roles_of_a_later_trip_are_compared_before_their_rows_are_parted(rows):
-    """2**40 rows in a small message took all memory of the machine."""
-    made, width = prepared()
-    roles = dataclasses.replace(ROLES, owners=[5, width, 7])
-    asked(made, roles)
-    wrong = dataclasses.replace(roles, owners=[2**30, width, 7], rows=rows)
-    tracemalloc.start()
-    try:
-        with pytest.raises(PartyError, match="with what was asked in the first"):
-            party.multiply(made, roles=wrong, counted=0, joint=JOINT, trip=1)
-        assert tracemalloc.get_traced_memory()[1] < 1_000_000
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.mark.parametrize("rows", [20, 63, 295, 1004, 2000, FEW_ROWS - 1])
 def test_few_rows_have_the_finest_features_that_a_ring_holds(rows):
     finest = joint_fraction(rows)
     assert finest > FRACTION
     assert finest % 2 == 0
-    bound = products_roles.LARGEST
-    room = {"bound": bound, "square_sum": products_roles.MOST_JOINT * rows}
+    bound = bounds.LARGEST
+    room = {"bound": bound, "square_sum": bounds.MOST_MEAN_SQUARE * rows}
     assert gram_fixed_point(rows, fraction=finest, **room).bits == 63
     with pytest.raises(ValueError, match="fraction must be at most"):
         gram_fixed_point(rows, fraction=finest + 2, **room)
     assert joint_fraction(FEW_ROWS) == FRACTION
-    assert ROLES.numbers(N).bits == 63
-    many = dataclasses.replace(ROLES, rows=[FEW_ROWS], fraction=FRACTION)
-    assert many.numbers(FEW_ROWS).bits == 48
+    assert ROLES.numbers.bits == 63
+    many = dataclasses.replace(ROLES, rows=FEW_ROWS, fraction=FRACTION)
+    assert many.numbers.bits == 48
 
 
 def test_a_party_deals_for_no_roles_that_it_refuses(trained):
@@ -699,7 +633,7 @@ def test_a_party_deals_for_no_roles_that_it_refuses(trained):
     made = lone()
     roles = dataclasses.replace(ROLES, dealer=1)
     of_rows = dataclasses.replace(
-        roles, owners=[5, 3, 0], rows=[10], fraction=NEW_ROWS.fraction
+        roles, owners=[5, 3, 0], rows=10, fraction=NEW_ROWS.fraction
     )
     dealt = ridge_dealing.deal(made, roles=roles, row_roles=of_rows)
     assert sorted(dealt) == ["row_parts", "turn_parts"]
@@ -708,7 +642,7 @@ def test_a_party_deals_for_no_roles_that_it_refuses(trained):
         for changes, rule in (
             ({"second": 1}, "must be different parties"),
             ({"fraction": FRACTION}, "fraction must be 2[68]"),
-            ({"rows": []}, "(fraction|rows) must be"),
+            ({"rows": 0}, "(fraction|rows) must be"),
         ):
             wrong = dataclasses.replace(right, **changes)
             with pytest.raises(PartyError, match=rule):
@@ -748,13 +682,10 @@ def test_published_figures_are_those_of_the_model_of_the_strategy(
         y = np.where(y > np.median(y), 1.0, -1.0)
     for module in (party, moments_pooled):
         monkeypatch.setattr(module, "fit_gram", lambda g, b, kind, **_: ridge(g, b))
-    training = strategy(target=target, relevance=relevance, features=64)
+    training = strategy(target=target, relevance=relevance, joint_features=64)
     result = simulate(training, parties(3, 2, X, y), seed=3)
     blocks = np.array_split(X, 3, axis=1)
-    solver = server.Solver(
-        target, "gaussian", 0.0, N, 64, None, "server", 16, relevance
-    )
-    model = moments_pooled.pooled(parties(3, 2, X, y), y, solver, 3)
+    model = moments_pooled.pooled(parties(3, 2, X, y), y, training, 3)
     for part, fitted, state in zip(
         result.model.parts, model.fitted, model.states, strict=True
     ):
@@ -783,7 +714,7 @@ def test_relevance_takes_four_round_trips_more():
 
 def test_one_turn_where_a_party_deals_or_the_bandwidth_is_given():
     for settings in ({"dealer": "p0"}, {"bandwidth": 1.0}):
-        training = strategy(relevance=True, features=16, **settings)
+        training = strategy(relevance=True, joint_features=16, **settings)
         result = simulate(training, parties(), seed=0)
         assert "relevance" not in result.model.parts[0]
 
@@ -793,10 +724,10 @@ def test_a_model_of_two_turns_predicts_new_rows(tmp_path):
     federation = parties(3, 2, X, y)
     for member in federation:
         member.state_dir = tmp_path / member.name
-    training = strategy(relevance=True, features=24)
+    training = strategy(relevance=True, joint_features=24)
     result = simulate(training, federation, seed=1)
     new, _ = data(70, seed=9)
-    predicting = FDSKLPrediction(result.model.model, solver="moments")
+    predicting = RidgePrediction(result.model.model)
     simulate(predicting, new_parties(tmp_path, new))
     _, rows = rows_of(tmp_path)
     expected = result.model.predict(np.array_split(new, 3, axis=1))
@@ -826,7 +757,7 @@ def test_a_party_opens_the_products_of_its_frequencies_alone():
     relevant = dataclasses.replace(JOINT, relevant=True)
     dealt = ridge_dealing.deal_turn(5, bytes(32), again)[1]
     asked(made, again, joint=relevant, dealt=dealt, probes={2: sent})
-    state = made.recall(party.KernelState)
+    state = made.recall(party.RidgeState)
     omega = party._frequencies(made, state, JOINT, 2)
     expected = np.sqrt(relevance_of(omega.T @ B))
     np.testing.assert_allclose(state.relevance, expected, rtol=1e-4)
@@ -887,21 +818,17 @@ def test_what_was_dealt_for_another_turn_is_refused():
 @pytest.mark.parametrize("name", ["columns", "rows"])
 def test_sums_of_angles_are_for_the_two_that_compute(monkeypatch, name):
     """A server that deals would read them together with any other party."""
-    original = server._sums
+    module = server_prediction if name == "rows" else server
+    original = module.sums_of_angles
 
     def astray(roles, bits):
-        sums = original(roles, bits)
-        return sums | {
-            server._name(roles.first): dataclasses.replace(
-                sums[server._name(roles.first)], to=1
-            )
-        }
+        sums, first = original(roles, bits), f"angles_{roles.first}"
+        return sums | {first: dataclasses.replace(sums[first], to=1)}
 
-    times = iter([original, astray] if name == "rows" else [astray])
-    monkeypatch.setattr(server, "_sums", lambda *args: next(times)(*args))
+    monkeypatch.setattr(module, "sums_of_angles", astray)
     grid = RealParties(parties(4))
     with pytest.raises(PartyFailed, match="'angles_3' must be for that party alone"):
-        strategy(features=16, test_fraction=0.2, seed=0).start(grid)
+        strategy(joint_features=16, test_fraction=0.2, seed=0).start(grid)
 
 
 def test_sums_of_angles_do_not_travel_from_party_to_party(monkeypatch):
@@ -914,7 +841,7 @@ def test_sums_of_angles_do_not_travel_from_party_to_party(monkeypatch):
 
     monkeypatch.setattr(Parties, "_sum_request", travelling)
     with pytest.raises(PartyFailed, match="must be for that party alone"):
-        strategy(features=16, seed=0).start(RealParties(parties(3)))
+        strategy(joint_features=16, seed=0).start(RealParties(parties(3)))
 
 
 score_rows = server.score_rows
@@ -923,7 +850,7 @@ score_rows = server.score_rows
 def twice_but_one(federation, roles, rows, dealing, **how):
     """Ask for two errors that would tell whether the one left out is right."""
     score_rows(federation, roles, rows, dealing, **how)
-    roles = dataclasses.replace(roles, turn=1, rows=[len(rows) - 1])
+    roles = dataclasses.replace(roles, turn=1, rows=len(rows) - 1)
     dealing = server.Dealing.of(federation, 16, 1, of_rows=roles)
     return score_rows(federation, roles, rows[1:], dealing, **how)
 
@@ -931,7 +858,7 @@ def twice_but_one(federation, roles, rows, dealing, **how):
 def one_repeated(federation, roles, rows, dealing, **how):
     """Ask for an error that would be that of one row, were it often among others."""
     rows = np.append(rows, rows[:1])
-    roles = dataclasses.replace(roles, rows=[len(rows)])
+    roles = dataclasses.replace(roles, rows=len(rows))
     dealing = server.Dealing.of(federation, 16, 1, of_rows=roles)
     return score_rows(federation, roles, rows, dealing, **how)
 
@@ -953,7 +880,7 @@ def others_in_one_turn(federation, roles, rows, dealing, **how):
 def test_rows_are_scored_once(monkeypatch, deviating, rule):
     monkeypatch.setattr(server, "score_rows", deviating)
     with pytest.raises(PartyFailed, match=rule):
-        simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
+        simulate(strategy(joint_features=24, test_fraction=0.2), parties(), seed=0)
 
 
 def test_only_the_party_with_the_weights_opens_scores(monkeypatch):
@@ -964,7 +891,7 @@ def test_only_the_party_with_the_weights_opens_scores(monkeypatch):
 
     monkeypatch.setattr(server, "row_roles", of_another)
     with pytest.raises(PartyFailed, match="the party with the weights, and no other"):
-        simulate(strategy(features=24, test_fraction=0.2), parties(), seed=0)
+        simulate(strategy(joint_features=24, test_fraction=0.2), parties(), seed=0)
 
 
 def read_local_columns(result):
@@ -977,7 +904,7 @@ def read_local_columns(result):
     one = Party(X[:, :2], name="p0", index=0)
     one.n_parties, one.session, one.run_secret, one.part = 3, 5, bytes(32), part
     widths, joint = [part["local"], 3, 0], part["n_features"]
-    roles = Roles(2, 1, widths, [len(X)], 2, joint, NEW_ROWS.fraction)
+    roles = Roles(2, 1, widths, len(X), 2, joint, NEW_ROWS.fraction)
     dealt = ridge_dealing.deal_rows(5, bytes(32), roles, 1)[0]
     values = {"outputs": 1, "bits": 16, "numbers": np.arange(len(X))}
     reply = ridge_scores.rows(one, roles=roles, row_parts={2: dealt}, **values)
@@ -1009,7 +936,7 @@ def test_rows_are_scored_with_a_model():
     ("index", "changes", "values", "rule"),
     [
         (0, {"joint": 22}, {}, "joint and rows must be those of the model"),
-        (0, {"rows": [99]}, {}, "joint and rows must be those of the model"),
+        (0, {"rows": 99}, {}, "joint and rows must be those of the model"),
         (2, {}, {"outputs": 2}, "outputs must be 1, those of the model, got 2"),
     ],
 )
@@ -1019,14 +946,14 @@ def test_scores_are_those_of_the_model(trained, index, changes, values, rule):
     made.n_parties, made.session, made.part = 3, 5, parts[index]
     widths = [parts[0]["local"], parts[1]["local"], 0]
     joint = parts[0]["n_features"]
-    roles = Roles(2, 1, widths, [100], None, joint, NEW_ROWS.fraction)
+    roles = Roles(2, 1, widths, 100, None, joint, NEW_ROWS.fraction)
     values = {"outputs": 1, "bits": 16, "numbers": np.arange(100)} | values
     roles = dataclasses.replace(roles, **changes)
     with pytest.raises(PartyError, match=rule):
         ridge_scores.rows(made, roles=roles, **values)
 
 
-@pytest.mark.parametrize("weights", [None, {0: np.zeros(8, np.uint8)}])
+@pytest.mark.parametrize("weights", [{}, {0: np.zeros(8, np.uint8)}])
 def test_scores_follow_rows_and_need_the_weights(trained, weights):
     parts = trained[0].model.parts
     made = Party(data(100)[0][:, 2:4], name="p", index=1)
@@ -1034,10 +961,10 @@ def test_scores_follow_rows_and_need_the_weights(trained, weights):
     made.remember(ridge_scores.ScoresState())
     asked = {"outputs": 1, "bits": 16, "angles": np.zeros(8, "u2")}
     with pytest.raises(PartyError, match="the step must follow rows, once"):
-        ridge_scores.products(made, **asked)
+        ridge_scores.products(made, **asked, weights={2: np.zeros(8, np.uint8)})
     widths = [parts[0]["local"], parts[1]["local"], 0]
     joint = parts[0]["n_features"]
-    roles = Roles(2, 1, widths, [100], None, joint, NEW_ROWS.fraction)
+    roles = Roles(2, 1, widths, 100, None, joint, NEW_ROWS.fraction)
     dealt = ridge_dealing.deal_rows(5, bytes(32), roles, 1)[1]
     made.agree = lambda other: bytes(32)
     numbers = np.arange(100)
@@ -1054,74 +981,77 @@ def test_rows_are_scored_in_any_unit_of_the_labels(tmp_path, unit):
     made = parties(3, 2, X, unit * y)
     for member in made:
         member.state_dir = tmp_path / member.name
-    model = simulate(strategy(features=8), made, seed=0).model
-    simulate(FDSKLPrediction(model.model), new_parties(tmp_path, X))
+    model = simulate(strategy(joint_features=8), made, seed=0).model
+    simulate(RidgePrediction(model.model), new_parties(tmp_path, X))
     _, table = rows_of(tmp_path)
     scores = model.predict(np.array_split(X, 3, axis=1))
     assert np.abs(table[:, 1] - scores).max() < 1e-3 * scores.std()
 
 
 def test_few_test_rows_have_no_error():
-    result = simulate(strategy(features=24, test_fraction=0.02), parties(), seed=0)
+    result = simulate(
+        strategy(joint_features=24, test_fraction=0.02), parties(), seed=0
+    )
     assert result.metrics["test_rows"] == 0
     assert "test_loss" not in result.metrics
 
 
 def test_cumulants_beyond_their_bound_are_asked_for_again(monkeypatch):
     monkeypatch.setattr(server, "_BOUND", 1.0)
-    result = simulate(strategy(features=24), parties(), seed=0)
+    result = simulate(strategy(joint_features=24), parties(), seed=0)
     assert result.ledger.round_trips == 7
 
 
-def test_trips_follow_each_other():
+def test_steps_follow_each_other():
     made, width = prepared()
     roles = dataclasses.replace(ROLES, owners=[5, width, 7])
-    for changes in ({"trip": 1, "counted": 0}, {"trip": 2, "counted": 0}):
-        with pytest.raises(PartyError, match="trip must be the next one"):
-            asked(made, roles, dealt=None, **changes)
-    with pytest.raises(PartyError, match="fit must follow the last trip"):
+    for step in (party.open_joint, products.multiply):
+        with pytest.raises(PartyError, match=r"an earlier step|after hide_rows"):
+            step(made)
+    asked(made, roles)
+    with pytest.raises(PartyError, match="the step must follow multiply"):
         party.fit(made, kinds=[1] * 9)
-    asked(made, roles)
-    other = dataclasses.replace(roles, rows=[449, 451])
-    for changed in (other, dataclasses.replace(roles, owners=[6, width, 6])):
-        with pytest.raises(PartyError, match="with what was asked in the first"):
-            asked(made, changed, dealt=None, trip=1, counted=0)
-    with pytest.raises(PartyError, match="counted must be the columns of the"):
-        asked(made, roles, dealt=None, trip=1)
-    deltas = np.zeros((N, 4), "u2")
     with pytest.raises(PartyError, match="angles must be for the two"):
-        asked(made, roles, dealt=None, trip=1, counted=0, angles=deltas)
+        party.open_joint(made, angles=np.zeros((N, 4), "u2"))
 
 
-def test_a_turn_has_so_many_trips_and_one_multiple():
+def test_joint_features_are_opened_once_a_turn_and_products_made_once():
+    """Another multiple, say, would show two values under one mask."""
     made, width = prepared()
-    roles = dataclasses.replace(ROLES, owners=[5, width, 7])
-    asked(made, roles)
-    later = {"dealt": None, "counted": 0}
-    asked(made, roles, trip=1, multiple=2, **later)
-    with pytest.raises(PartyError, match="multiple must stay 2, got 3"):
-        asked(made, roles, trip=2, multiple=3, **later)
-    asked(made, roles, trip=2, multiple=2, **later)
-    with pytest.raises(PartyError, match="trip must be at most 2, got 3"):
-        asked(made, roles, trip=3, multiple=2, **later)
+    asked(made, dataclasses.replace(ROLES, owners=[5, width, 7]))
+    party.open_joint(made, multiple=2)
+    with pytest.raises(PartyError, match="joint features are opened once"):
+        party.open_joint(made, multiple=3)
+    products.multiply(made)
+    with pytest.raises(PartyError, match="a Gram matrix is computed once"):
+        products.multiply(made)
 
 
-def test_a_party_that_computes_needs_the_angles(monkeypatch):
-    monkeypatch.setattr(party, "prove", lambda *_: None)  # the triple is right
+def computing():
+    """Return a computing party that has hidden its rows."""
     made = lone(index=0)
     width = sum(party.prepare(made, task=TASK)["columns"])
     roles = dataclasses.replace(ROLES, owners=[width, 3, 7])
     dealt = ridge_dealing.deal_turn(5, bytes(32), roles)[0]
     asked(made, roles, dealt=dealt)
+    return made
+
+
+def test_a_party_that_computes_needs_the_angles():
     with pytest.raises(PartyError, match="angles must be given"):
-        asked(made, roles, dealt=None, trip=1, counted=0)
+        party.open_joint(computing())
+
+
+@pytest.mark.parametrize("given", [{}, {"openings": dict.fromkeys(range(3))}])
+def test_a_party_that_computes_needs_what_was_opened(given):
+    with pytest.raises(PartyError, match="must be those of"):
+        products.multiply(computing(), **given)
 
 
 def test_a_party_has_one_model_and_its_task():
     made, _ = prepared()
-    made.remember(party.KernelState())
-    with pytest.raises(PartyError, match="the step trains a model"):
-        party.fit(made, kinds=[1] * 9)
+    with pytest.raises(PartyError, match="an earlier step of the run"):
+        party.fit(lone(), kinds=[1] * 9)
     made.part = {"kind": "moments"}
     with pytest.raises(PartyError, match="has its model already"):
         party.prepare(made, task=TASK)
@@ -1144,7 +1074,7 @@ def test_labels_that_do_not_fit_the_target(label, task, rule):
 @pytest.mark.parametrize(
     ("step", "changes", "rule"),
     [
-        ("multiply", {}, "before the step relevance"),
+        ("hide_rows", {}, "before the step relevance"),
         ("relevance", {"kinds": [1] * 9}, "kinds must be the local columns"),
         ("relevance", {"counted": 3}, "must be the number of the other parties'"),
         ("fit", {"kinds": [1] * 9}, "kinds must be the local columns"),
@@ -1166,7 +1096,7 @@ def test_what_the_label_holder_refuses(monkeypatch, step, changes, rule):
 
     monkeypatch.setattr(Parties, "_round_trip", deviate)
     with pytest.raises(PartyFailed, match=rule):
-        simulate(strategy(features=16, relevance=True), parties(), seed=0)
+        simulate(strategy(joint_features=16, relevance=True), parties(), seed=0)
 
 
 def test_a_label_of_few_rows_is_refused():
@@ -1192,7 +1122,7 @@ def test_labels_that_stand_out_are_clipped(kind, caplog):
     """At what five rows reach: the model still follows the order."""
     X, signal, y = heavy(kind)
     federation = parties(3, 2, X, y)
-    result = simulate(strategy(features=16), federation, seed=0)
+    result = simulate(strategy(joint_features=16), federation, seed=0)
     assert "labels are clipped at values that 5 rows reach" in caplog.text
     predicted = result.model.predict(np.array_split(X, 3, axis=1))
     assert spearmanr(predicted, signal)[0] > 0.6
@@ -1205,7 +1135,7 @@ def test_columns_that_stand_out_beside_labels_are_zeros():
     Z = rng.normal(size=(n, 4))
     X = Z @ rng.normal(size=(4, 128)) + scale * rng.normal(size=(n, 128))
     y = Z[:, 0] + 0.3 * scale[:, 0] * rng.normal(size=n)
-    result = simulate(strategy(features=16), parties(3, 2, X, y), seed=0)
+    result = simulate(strategy(joint_features=16), parties(3, 2, X, y), seed=0)
     holder = unpack_local(result.model.parts[2])
     columns = local_columns(holder, X[:, 86:])
     assert len(holder.muted) > 0
@@ -1218,7 +1148,7 @@ def test_columns_that_stand_out_beside_labels_are_zeros():
 def test_features_leave_four_rows_each():
     for features in (224, 9_999_999, 10**9):
         with pytest.raises(FederationError, match="features must leave 4 rows"):
-            simulate(strategy(features=features), parties(), seed=0)
+            simulate(strategy(joint_features=features), parties(), seed=0)
     result = simulate(strategy(), parties(), seed=0)
     columns = result.metrics["features"] + result.metrics["local_columns"] + 2
     assert columns <= N // 4
@@ -1255,7 +1185,7 @@ def flipped(data):
 def test_what_is_dealt_must_be_whole(monkeypatch, name, place, change):
     spoiled(monkeypatch, name, place, change)
     with pytest.raises(PartyFailed, match="must"):
-        simulate(strategy(features=8, test_fraction=0.2), parties(), seed=0)
+        simulate(strategy(joint_features=8, test_fraction=0.2), parties(), seed=0)
 
 
 def test_a_wrong_triple_of_scores_is_found(monkeypatch):
@@ -1270,7 +1200,7 @@ def test_a_wrong_triple_of_scores_is_found(monkeypatch):
 
     monkeypatch.setattr(ridge_dealing, "deal_predictions", wrong)
     with pytest.raises(PartyFailed, match="triple of the dealer must be right"):
-        simulate(strategy(features=8, test_fraction=0.2), parties(), seed=0)
+        simulate(strategy(joint_features=8, test_fraction=0.2), parties(), seed=0)
 
 
 # -- consent ---------------------------------------------------------------------------
@@ -1298,12 +1228,12 @@ def test_strict_parties_train_and_predict_with_one_kind(
     tmp_path, count, dealer, accepted
 ):
     """Neither angles nor rows nor predictions of single rows need to be let go."""
-    training = strategy(features=16, test_fraction=0.1, dealer=dealer)
+    training = strategy(joint_features=16, test_fraction=0.1, dealer=dealer)
     with repeated_draws(0):
         result = training.start(RealParties(real(tmp_path, count, dealers=accepted)))
     assert result.metrics["test_loss"] < 0.6 * data()[1].var()
     X, _ = data(60, seed=4)
-    predicting = FDSKLPrediction(result.model.model, solver="moments", dealer=dealer)
+    predicting = RidgePrediction(result.model.model, dealer=dealer)
     predicting.start(
         RealParties(real(tmp_path, count, X, labelled=False, dealers=accepted))
     )
@@ -1322,24 +1252,24 @@ def test_strict_parties_train_and_predict_with_one_kind(
 )
 def test_strict_parties_refuse(tmp_path, count, changes, lacks):
     with pytest.raises(FederationError, match=lacks):
-        strategy(features=16).start(RealParties(real(tmp_path, count, **changes)))
+        strategy(joint_features=16).start(RealParties(real(tmp_path, count, **changes)))
 
 
 def test_of_two_parties_one_may_run_the_server(tmp_path, monkeypatch):
     """So no dealer is safe: consent must name one, also where the terms name none."""
     monkeypatch.setattr(ComputingParties, "computing", None)
-    training = strategy(features=16)
+    training = strategy(joint_features=16)
     with pytest.raises(PartyFailed, match=r"consent lacks dealers = ..server"):
         training.start(RealParties(real(tmp_path / "a", 2)))
     accepted = real(tmp_path / "b", 2, dealers=["server"])
     model = training.start(RealParties(accepted)).model.model
     with pytest.raises(PartyFailed, match=r"consent lacks dealers = ..server"):
-        FDSKLPrediction(model).start(RealParties(real(tmp_path / "b", 2)))
+        RidgePrediction(model).start(RealParties(real(tmp_path / "b", 2)))
 
 
 def test_consent_counts_columns_and_scores(tmp_path):
     """Of the Gram matrix, and one for each score that is opened of rows."""
-    training = strategy(features=16, test_fraction=0.1, seed=0)
+    training = strategy(joint_features=16, test_fraction=0.1, seed=0)
     seeded = {"allow_seed": True}
     result = training.start(RealParties(real(tmp_path / "a", 3, **seeded)))
     columns = result.metrics["local_columns"] + 2 + 16 + 1  # and the training
@@ -1358,15 +1288,15 @@ def test_consent_asks_for_rows_of_a_gram_matrix(tmp_path, rows):
     """On few rows the label holder can compute columns of 0 and 1 of the others."""
     federation = real(tmp_path, 3, leaves={"moments": Limit(rows=rows)})
     if rows == N:
-        strategy(features=16).start(RealParties(federation))
+        strategy(joint_features=16).start(RealParties(federation))
         return
     with pytest.raises(PartyFailed, match="at least 901 rows in each Gram matrix"):
-        strategy(features=16).start(RealParties(federation))
+        strategy(joint_features=16).start(RealParties(federation))
 
 
 def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_path):
     """The four of the others, those of both turns, alike here, and the training."""
-    training = strategy(features=16, seed=0, relevance=True)
+    training = strategy(joint_features=16, seed=0, relevance=True)
     plain = real(tmp_path / "a", 3, allow_seed=True)
     result = training.start(RealParties(plain))
     columns = 2 * (result.metrics["local_columns"] + 2 + 16) + 1

@@ -45,6 +45,15 @@ Additive = Literal["linear", "k-means"]
 Outputs = Annotated[int, Ge(1), Le(MOST_OUTPUTS)]
 
 
+@shapes_only
+@dataclass
+class RowClip:
+    """How a linear model takes the party's rows; see ``numerics/row_clip.py``."""
+
+    clip: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    """Of the party's rows; empty: as they are."""
+
+
 class Part(TypedDict):
     """What a party stores of the model."""
 
@@ -141,7 +150,7 @@ def keep(
         "index": party.index or 0,
         "n_parties": party.n_parties,
         "columns": list(party.columns or ()),
-        "clip": party.remembered().get("clip", np.zeros((0, 0))),
+        "clip": party.recall(RowClip, RowClip()).clip,
     }
     party.part = dict(part)
     return {"kept": party.state_dir is not None}
@@ -211,7 +220,7 @@ def addends(party: Party, start: Count, stop: Natural, curves: bool = False) -> 
 
 
 def _state(party: Party) -> PredictionState:
-    return party.recall(PredictionState) if party.remembered() else PredictionState()
+    return party.recall(PredictionState, PredictionState())
 
 
 @step
@@ -332,7 +341,7 @@ def held_out(
     for rows in sets:
         party.sum_over(rows)
         party.share(rows, "predictions")
-    clip = party.remembered().get("clip")
+    clip = party.recall(RowClip, RowClip()).clip
     blocks = RowBlocks(party.rows, rows=np.concatenate(list(sets)))
     with np.errstate(over="ignore", invalid="ignore"):
         addends = blocks.per_row(lambda X: clipped(clip, X) @ coefficients)

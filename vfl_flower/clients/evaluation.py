@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypedDict, cast
 
 import numpy as np
-from annotated_types import Ge, Le, MaxLen
+from annotated_types import Ge, Le, MaxLen, MinLen
 
 from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.kernel_model import Target
@@ -20,6 +20,17 @@ from vfl_flower.typing import Array
 log = logging.getLogger("vfl_flower")
 
 Share = Annotated[float, Ge(0), Le(1)]
+
+MAX_CLASSES = 100
+"""Most classes that labels may have."""
+
+Columns = Annotated[int, Ge(1), Le(MAX_CLASSES)]
+"""C, the number of functions that the label holders learn: one for each class, or one
+in all."""
+
+Rows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
+"""Numbers of rows, at least one, repeats allowed."""
+
 OfBins = Annotated[Array, Reals("bins"), MaxLen(evaluation.MOST_BINS)]
 
 
@@ -95,6 +106,45 @@ def check_numbers(party: Party) -> None:
             "labels must be numbers for a regression, and this party's are categories: "
             "write them as numbers"
         )
+
+
+def classes_of(party: Party, target: Target) -> Array:
+    """Return the labels of the classes, in the order of the columns of f."""
+    if target == "continuous":
+        check_numbers(party)
+    if party.y is None or target == "continuous":
+        return np.zeros(0)
+    classes = np.unique(party.y[~np.isnan(party.y)])
+    count = len(classes)
+    if target == "binary" and count != 2:
+        hint = ""
+        if count > 2:
+            hint = ": set target to 'multiclass'"
+        if count > MAX_CLASSES:
+            hint = ": set target to 'continuous'"
+        raise PartyError(
+            "labels must have two values for target 'binary', this party's have "
+            f"{count}{hint}"
+        )
+    if target == "multiclass" and not 2 <= count <= MAX_CLASSES:
+        raise PartyError(
+            f"labels must have from 2 to {MAX_CLASSES} values for target 'multiclass', "
+            f"this party's have {count}"
+        )
+    return classes
+
+
+def columns_of(target: Target, classes: Array) -> int:
+    """Return C."""
+    return len(classes) if target == "multiclass" else 1
+
+
+def signs_of(y: Array, target: Target, classes: Array) -> Array:
+    """Return labels as the losses take them, shape (n, C): -1 and +1, or real."""
+    if target == "continuous":
+        return y[:, None]
+    columns = classes[1:] if target == "binary" else classes
+    return np.where(y[:, None] == columns, 1.0, -1.0)
 
 
 def check_columns(party: Party, width: int, trained: list[str]) -> None:

@@ -18,10 +18,15 @@ import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
 
 from vfl_flower.clients.evaluation import (
+    MAX_CLASSES,
+    Columns,
+    Rows,
     Told,
     check_columns,
-    check_numbers,
+    classes_of,
+    columns_of,
     judged,
+    signs_of,
     texts_of,
     told,
 )
@@ -70,9 +75,6 @@ log = logging.getLogger("vfl_flower")
 PAIRS = 1000
 """Pairs of rows whose median distance gives the bandwidth."""
 
-MAX_CLASSES = 100
-"""Most classes that labels may have."""
-
 MOST_FEATURES = 2**20
 """Most features of a model, all of which a party draws anew for a message."""
 
@@ -85,18 +87,11 @@ MOST_BYTES = 2**27
 Bits = Literal[8, 16, 32, 64]
 """Bits of an angle: 8, 16 or 32 of a fraction of a turn, or turns in float64."""
 
-Columns = Annotated[int, Ge(1), Le(MAX_CLASSES)]
-"""C, the number of functions that the label holders learn: one for each class, or one
-in all."""
-
 Features = Annotated[int, Ge(1), Le(MOST_FEATURES)]
 """A number of random features."""
 
 Scale = Annotated[float, Ge(2.0**-332), Le(2.0**800)]
 """Size of the labels, a power of two: 2^16 times as much bounds a sum of scores."""
-
-Rows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
-"""Numbers of rows, at least one, repeats allowed."""
 
 ManyRows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1), Many(LEAST_ROWS)]
 """Numbers of rows, so many that one answer about all says little of each."""
@@ -376,40 +371,6 @@ def _keep(
 # -- the label holder's labels --------------------------------------------------------
 
 
-def classes_of(party: Party, target: Target) -> Array:
-    """Return the labels of the classes, in the order of the columns of f."""
-    if target == "continuous":
-        check_numbers(party)
-    if party.y is None or target == "continuous":
-        return np.zeros(0)
-    classes = np.unique(party.y[~np.isnan(party.y)])
-    count = len(classes)
-    if target == "binary" and count != 2:
-        hint = ""
-        if count > 2:
-            hint = ": set target to 'multiclass'"
-        if count > MAX_CLASSES:
-            hint = (
-                ": set target to 'continuous', and with another solver than 'moments' "
-                "loss to 'square'"
-            )
-        raise PartyError(
-            "labels must have two values for target 'binary', this party's have "
-            f"{count}{hint}"
-        )
-    if target == "multiclass" and not 2 <= count <= MAX_CLASSES:
-        raise PartyError(
-            f"labels must have from 2 to {MAX_CLASSES} values for target 'multiclass', "
-            f"this party's have {count}"
-        )
-    return classes
-
-
-def columns_of(target: Target, classes: Array) -> int:
-    """Return C."""
-    return len(classes) if target == "multiclass" else 1
-
-
 def _labels(party: Party, rows: Array) -> Array:
     """Return the labels of rows, shape (n,); the party must know all of them."""
     if party.y is None:
@@ -418,14 +379,6 @@ def _labels(party: Party, rows: Array) -> Array:
     if np.isnan(y).any():
         raise PartyError("rows must be some whose labels this party knows")
     return y
-
-
-def signs_of(y: Array, target: Target, classes: Array) -> Array:
-    """Return labels as the losses take them, shape (n, C): -1 and +1, or real."""
-    if target == "continuous":
-        return y[:, None]
-    columns = classes[1:] if target == "binary" else classes
-    return np.where(y[:, None] == columns, 1.0, -1.0)
 
 
 # -- bandwidth ------------------------------------------------------------------------
@@ -938,7 +891,6 @@ class PartInfo(TypedDict):
     bandwidth: Positive
     parties: Natural
     kept: list[Count]
-    local: NotRequired[Count]
     multiple: NotRequired[Natural]
 
 
@@ -970,9 +922,7 @@ def part(party: Party) -> PartInfo:
         "parties": model_part["n_parties"],
         "kept": list(model_part.get("kept", ())),
     }
-    if "local" in model_part:
-        reply["local"] = model_part["local"]
-    elif "multiple" in model_part:
+    if "multiple" in model_part:
         reply["multiple"] = model_part["multiple"]
     return reply
 

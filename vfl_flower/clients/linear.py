@@ -20,6 +20,7 @@ import numpy as np
 from annotated_types import Ge, Le, MinLen
 
 from vfl_flower.clients.coresets import (
+    CoresetState,
     WeightedRows,
     check_labels,
     numbers_of,
@@ -279,6 +280,7 @@ def start(
         norms = block.per_row(lambda A: ((A / D) ** 2).sum(axis=1))
         reply["norms"] = norms + l2 / (D**2).min() / m
         state.D, state.x, state.average = D, D * x, np.zeros(d)
+    party.forget(CoresetState)
     party.remember(state)
     if method != "saga":  # SAGA learns its residuals batch by batch
         reply["residual"] = residual - block.dot(x)

@@ -11,14 +11,16 @@ all parties to the server.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, TypedDict
 
 import numpy as np
 from annotated_types import Ge, Le
 
+from vfl_flower.clients.coreset_predictions import RowClip
 from vfl_flower.clients.coresets import (
+    CoresetState,
     WeightedRows,
     check_labels,
     numbers_of,
@@ -26,21 +28,15 @@ from vfl_flower.clients.coresets import (
 )
 from vfl_flower.clients.linear import Strength
 from vfl_flower.clients.products import (
+    MOST_LEVERAGE,
     Bytes,
-    MomentsState,
-    checks_of,
+    Hidden,
+    ProductState,
+    check_roles,
+    check_rows,
     dealt_to,
     hide,
     opened,
-    other_of,
-)
-from vfl_flower.clients.products_roles import (
-    MOST_LEVERAGE,
-    NORM,
-    PART_NUMBERS,
-    Roles,
-    check_roles,
-    check_rows,
     withhold,
 )
 from vfl_flower.numerics.blocks import RowBlocks
@@ -58,6 +54,8 @@ from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
+from vfl_flower.secure_aggregation.products.roles import NORM, Roles
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -65,13 +63,27 @@ log = logging.getLogger("vfl_flower")
 LARGEST = 1e100
 """Largest size of a mean or a length: no product overflows."""
 
+PART_NUMBERS = 2**25
+"""About how many numbers of its rows a party looks at for how it takes rows."""
 
-class Columns(TypedDict):
+
+@shapes_only
+@dataclass
+class LinearState:
+    """What the label holder stores of its labels."""
+
+    y_mean: float
+    """Their weighted mean, or 0."""
+    y_size: float
+    """Their length in the Gram matrix."""
+    constant: bool
+    """Whether zeros are in their place."""
+
+
+class Columns(Hidden):
     """Reply of :func:`columns`."""
 
-    openings: Annotated[dict[int, Array], Bytes, PRIVATE]
     units: Annotated[dict[int, Array], Bytes, PRIVATE]
-    checks: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
 
 
 class Solved(TypedDict):
@@ -133,7 +145,7 @@ def columns(
     d, holder = X_all.shape[1], party.index == roles.first
     check_roles(party, roles, d + holder, turn=0)
     rows, weights = _rows(party, test_fraction, coreset)
-    if counted != roles.columns or roles.rows != [len(rows)]:
+    if counted != roles.columns or roles.rows != len(rows):
         raise PartyError("counted and rows must be those of the Gram matrix")
     check_rows(party, weights, len(rows), roles.columns)
     party.sum_over(rows, weights)
@@ -195,17 +207,13 @@ def columns(
         part[:, -1] = 0.0
         y_size, y_mean = 0.0, _mean_of_all(party) * intercept
     sent = np.concatenate([mean, R.ravel(), [left_out.sum()]])
-    given = dealt_to(dealt, delivered, roles)
-    check = checks_of(party, roles, given)
-    reply: Columns = {
-        "openings": hide(party, roles, [part], given),
-        "units": {roles.first: sent.astype("<f8").view(np.uint8)},
-    }
-    if check is not None:
-        reply["checks"] = {other_of(party, roles): check}
-    state = MomentsState(roles, given, None, y_mean, np.array([y_size]), clip=clip)
-    party.remember(replace(state, constant=not suitable))
-    return reply
+    state = ProductState(roles, dealt_to(dealt, delivered, roles))
+    party.forget(CoresetState)
+    party.remember(state)
+    party.remember(RowClip(clip))
+    party.remember(LinearState(y_mean, y_size, not suitable))
+    units = {roles.first: sent.astype("<f8").view(np.uint8)}
+    return {**hide(party, state, [part]), "units": units}
 
 
 def _bounded(
@@ -233,7 +241,7 @@ def _mean_of_all(party: Party) -> float:
 def solve(
     party: Party,
     units: Annotated[dict[int, Array], Bytes, PRIVATE],
-    shares: Annotated[dict[int, Array], Bytes, PRIVATE],
+    share: Annotated[dict[int, Array], Bytes, PRIVATE],
     l1: Strength,
     l2: Strength,
 ) -> Solved:
@@ -241,11 +249,11 @@ def solve(
 
     Each party has consented in :func:`columns` that its coefficients leave.
 
-    units, shares: what all parties, and the second one, have sent for this one.
+    units, share: what all parties, and the second one, have sent for this one.
     l1, l2: strengths of the penalty.
     """
-    state = party.recall(MomentsState)
-    roles, scale = state.roles, float(state.y_sizes[0]) or 1.0
+    product, state = party.recall(ProductState), party.recall(LinearState)
+    roles, scale = product.roles, state.y_size or 1.0
     widths = [
         width - (owner == roles.first) for owner, width in enumerate(roles.owners)
     ]
@@ -259,11 +267,11 @@ def solve(
     for start, unit in zip(starts, sent, strict=False):
         stop = start + len(unit[0])
         R[start:stop, start:stop] = unit[1]
-    gram = opened(party, state, shares)[0][np.ix_(order, order)] / NORM**2
+    gram = opened(party, product, share)[np.ix_(order, order)] / NORM**2
     theta, error = solve_moments(gram, R, Penalty(l1 / scale, l2))
     theta, loss = scale * theta, scale**2 * error
     if state.constant:
-        theta, loss = np.zeros(len(mean)), _variance(party, state)
+        theta, loss = np.zeros(len(mean)), _variance(party, state.y_mean)
     blocks = [np.arange(a, b) for a, b in pairwise(starts)]
     blocks[roles.first] = np.append(blocks[roles.first], len(mean))
     return {
@@ -276,11 +284,11 @@ def solve(
     }
 
 
-def _variance(party: Party, state: MomentsState) -> float:
+def _variance(party: Party, mean: float) -> float:
     """Return the mean squared error of the constant model on all labels."""
     assert party.y is not None
     with np.errstate(over="ignore", invalid="ignore"):
-        error = np.square(np.asarray(party.y, dtype=np.float64) - state.y_mean).mean()
+        error = np.square(np.asarray(party.y, dtype=np.float64) - mean).mean()
     return float(np.minimum(np.nan_to_num(error), LARGEST))
 
 

@@ -1,30 +1,31 @@
-"""A party's side of a Gram matrix of all parties' columns, which one party opens.
+"""A party's side of a Gram matrix of private columns, which one party opens.
 
-Two parties compute: the *first*, who holds the labels and opens the Gram matrix, and
-the *second*. A dealer, who sees none of what they exchange, gives the seeds of masks
-A_0 + A_1 and the triple (:mod:`vfl_flower.secure_aggregation.products.triples`). Each
-party opens its own columns under the masks, E = F - A_0 - A_1, to these two alone, and
-the second sends its share of the Gram matrix to the first. All of it passes the server
+Two parties compute: the *first*, who opens the Gram matrix, and the *second*. A dealer,
+who sees none of what they exchange, gives the seeds of masks A_0 + A_1 and the triple
+(:mod:`vfl_flower.secure_aggregation.products.triples`). Each party opens its own
+columns under the masks, E = F - A_0 - A_1, to these two alone (:func:`hide`), and the
+second sends its share of the Gram matrix to the first. All of it passes the server
 encrypted. *Joint* columns, which no party knows and the two that compute have shares
-of, each of them opens under its own mask, and both add up what they have opened.
+of, each of them opens under its own mask (:func:`open_joint`), and both add up what
+they have opened.
 
-An algorithm declares a step of its own that makes the columns and calls
-:func:`hide`, asks for :func:`gram`, and opens the result in a last step
-(:func:`opened`). Who computes and what a party refuses is in
-:mod:`vfl_flower.clients.products_roles`.
+An algorithm declares a step of its own that makes the columns and calls :func:`hide`;
+the step :func:`multiply` follows, and a last step of the algorithm calls
+:func:`opened`. The server says who computes and how many columns and rows there are,
+and each party checks what it can (:func:`check_roles`, :func:`check_rows`).
 """
 
 from __future__ import annotations
 
 import hmac
-import math
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, NotRequired, TypedDict
 
 import numpy as np
 
-from vfl_flower.clients.products_roles import Roles, check_roles
+from vfl_flower.protocol.consent import LEAST_ROWS, SERVER, Computing
 from vfl_flower.protocol.contract import PRIVATE, Whole
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
@@ -32,13 +33,18 @@ from vfl_flower.protocol.steps import once, step, sums_over
 from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.fixed_point import decode
 from vfl_flower.secure_aggregation.masks import derive_key
+from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import (
+    BLOCK_ROWS,
     SEED_BYTES,
     Deal,
     Dealt,
+    Elements,
+    Portion,
     add,
     pack,
     unpack,
+    width_of,
 )
 from vfl_flower.secure_aggregation.products.triples import (
     SACRIFICED,
@@ -49,42 +55,47 @@ from vfl_flower.secure_aggregation.products.triples import (
     open_gram,
     owner_digest,
     seed_digest,
+    triangle_size,
 )
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
-_HEAD, _TAIL = 64, 32
-"""Bytes of seed and tag before a correction, and of a proof behind a share."""
+log = logging.getLogger("vfl_flower")
+
+ROWS_PER_COLUMN = 4
+"""Fewest rows of a Gram matrix that is opened, for each of its columns."""
+
+MOST_LEVERAGE = 0.5
+"""Largest leverage score of a row in the columns of one party."""
+
+MOST_COLUMNS = 2**12
+"""Most columns of a Gram matrix: a triple of so many takes 64 MB."""
 
 Bytes = Whole("*", 0, 256)
 
 
 @shapes_only
 @dataclass
-class MomentsState:
-    """What a party stores of the Gram matrices."""
+class ProductState:
+    """What a party stores of a Gram matrix."""
 
     roles: Roles
     """Who does what."""
     dealt: Array
     """The correlated randomness that it received, unchanged."""
-    shares: Array | None = None
-    """At the first party its own shares of the Gram matrices, and the proofs."""
-    y_mean: float = 0.0
-    """At the first party the weighted mean of its labels, or 0."""
-    y_sizes: Array = field(default_factory=lambda: np.ones(0))
-    """The length of its labels in each Gram matrix, shape (matrices,)."""
     joint: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
     """At a computing party, its openings of joint columns, not yet multiplied."""
-    sums: Array = field(default_factory=lambda: np.zeros((0, 0), np.uint64))
-    """At a computing party, the products so far, uint64, shape (Gram matrices, columns
-    * (columns + 1) / 2); empty before there are any."""
-    proofs: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
-    """At a computing party, those of the triples."""
-    constant: bool = False
-    """Whether the first party has zeros in the place of its labels."""
-    clip: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    """How a linear model takes the party's rows; see ``numerics/row_clip.py``."""
+    multiplied: bool = False
+    """Whether :func:`multiply` is done."""
+    share: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    """At the first party its own share of the Gram matrix, and the proof."""
+
+
+class Hidden(TypedDict):
+    """What :func:`hide` adds to the reply of a step."""
+
+    openings: Annotated[dict[int, Array], Bytes, PRIVATE]
+    checks: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
 
 
 class Delivered(TypedDict):
@@ -93,100 +104,152 @@ class Delivered(TypedDict):
     delivered: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
 
 
-class Shares(TypedDict):
-    """Reply of :func:`gram`: of the second party, for the first."""
+class Share(TypedDict):
+    """Reply of :func:`multiply`: of the second party, for the first."""
 
-    shares: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    share: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
 
 
-def deal_all(deals: Sequence[Deal], root: bytes, roles: Roles) -> list[Array]:
-    """Return what a dealer sends to each party, as bytes.
+# -- what a party refuses --------------------------------------------------------------
 
-    `deals` are the uses of the triples, and `root` is the dealer's secret, 32 bytes.
+
+def check_roles(
+    party: Party,
+    roles: Roles,
+    columns: int | None = None,
+    fraction: int = 0,
+    *,
+    labels: bool = True,
+    turn: int | None = None,
+) -> None:
+    """Refuse roles that this party's consent, its data or the protocol does not allow.
+
+    `columns` counts this party's columns, if the step asks for any; a `fraction` of 0
+    bits means no joint columns; `labels` is whether the first party holds labels; a
+    step of a single turn names it. Raises PartyError, which names the rule.
     """
-    parts: list[list[Array]] = [[] for _ in roles.owners]
-    for deal in deals:
-        for owner, sent in enumerate(parts):
-            sent.append(deal_owner(deal, root, owner).pack())
-        first, second = deal_gram(deal, root)
-        parts[roles.first].append(first.pack())
-        parts[roles.second].append(second.pack())
-    return [np.concatenate(sent) for sent in parts]
-
-
-class Portion:
-    """Reads what one party was dealt, message by message."""
-
-    def __init__(self, data: Array) -> None:
-        self._left = data
-
-    def take(self, more: int = 0) -> Dealt:
-        """Return the next message, whose correction has so many bytes."""
-        part, self._left = np.split(self._left, [_HEAD + more])
-        return Dealt.unpack(part)
-
-    def end(self) -> None:
-        """Raise ``ValueError`` if there is more."""
-        if len(self._left):
-            raise ValueError(
-                f"what was dealt must end there, got {len(self._left)} bytes more"
+    places = [roles.first, roles.second]
+    if roles.dealer is not None:
+        places.append(roles.dealer)
+    if len(set(places)) < len(places) or max(places) >= party.n_parties:
+        raise PartyError(
+            "the first, the second and the dealing party must be different parties: a "
+            "dealer that computes reads the rows"
+        )
+    index = party.index or 0
+    if labels and (index == roles.first) != (party.y is not None):
+        raise PartyError(
+            "the party with the labels, and no other one, opens the Gram matrix"
+        )
+    if len(roles.owners) != party.n_parties or min(roles.owners) < 0:
+        raise PartyError(f"owners must be {party.n_parties} numbers of columns")
+    if columns is not None and roles.owners[index] != columns:
+        raise PartyError(
+            f"owners must have {columns} columns of this party, got "
+            f"{roles.owners[index]}"
+        )
+    if roles.fraction != fraction or roles.joint % 2 or (roles.joint and not fraction):
+        raise PartyError(
+            f"fraction must be {fraction}, and joint columns come in pairs and with a "
+            f"fraction alone, got {roles.fraction} and {roles.joint}"
+        )
+    if turn is not None and roles.turn != turn:
+        raise PartyError(f"turn must be {turn}, got {roles.turn}")
+    if not 1 <= roles.columns <= MOST_COLUMNS:
+        raise PartyError(
+            f"a Gram matrix must have 1 to {MOST_COLUMNS} columns, got {roles.columns}"
+        )
+    if not 1 <= roles.rows <= party.n_rows:
+        raise PartyError(f"rows must be from 1 to {party.n_rows}, got {roles.rows}")
+    if party.consent is not None:
+        names = party.names or [""] * party.n_parties
+        dealer = SERVER if roles.dealer is None else names[roles.dealer]
+        computing = Computing(dealer, names[roles.second])
+        others = {*range(party.n_parties)} - {roles.first, roles.dealer}
+        first = roles.second == min(others)
+        if lines := party.consent.lacks_names(computing, party.n_parties, first):
+            raise PartyError(
+                f"this party's consent lacks {', '.join(lines)}: it must name who "
+                "deals correlated randomness, and who computes with the party that has "
+                "the labels, since any two of the three together read the rows"
             )
 
 
-class Elements:
-    """Reads packed elements of a ring, block by block."""
+def withhold(party: Party, rule: str) -> None:
+    """Note at the label holder why it does not use its labels: they break a rule.
 
-    def __init__(self, data: Array) -> None:
-        self._data, self._place = data, 0
+    The server chooses the rows. So a refusal would reveal facts about labels, as often
+    as it asks: instead zeros take their place, and the protocol ends with the model
+    that predicts a constant. `rule` is what the labels must be.
 
-    def take(self, bits: int, shape: tuple[int, ...]) -> Array:
-        """Return the next elements; ``ValueError`` if there are too few."""
-        start = self._place
-        self._place += math.prod(shape) * width_of(bits)
-        return unpack(self._data[start : self._place], bits, shape)
-
-    def end(self) -> None:
-        """Raise ``ValueError`` if there is more."""
-        if self._place != len(self._data):
-            raise ValueError("openings must end there, got more bytes")
-
-
-def width_of(bits: int) -> int:
-    """Return the bytes of an element of a ring."""
-    return -(-bits // 8)
+    Raises PartyError if all parties are in one process, whose user may know.
+    """
+    if party.allow_plain:
+        raise PartyError(rule)
+    log.error(
+        "the labels of this party are not used, and the model will be constant: %s",
+        rule,
+    )
 
 
-def _taken(
-    party: Party, roles: Roles, dealt: Array
-) -> Iterator[tuple[Deal, Dealt, Dealt | None]]:
-    """Yield each use, what its owner was dealt, and what a computing party was."""
-    portion = Portion(dealt)
-    for deal in roles.deals(party.session):
-        of_owner, computing = portion.take(32), None
-        if party.index in (roles.first, roles.second):
-            size = _triangle(roles.columns + SACRIFICED) * width_of(deal.bits)
-            computing = portion.take(size * (party.index == roles.second))
-        yield deal, of_owner, computing
-    portion.end()
+def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> None:
+    """Refuse a Gram matrix of few rows.
+
+    Each row has one weight, shape (m,); None: all alike. Raises PartyError for fewer
+    than four rows a column, than 20, or than this party's consent asks for; of rows
+    with weights their effective number counts, (sum w)^2 / sum w^2 (Kish).
+    """
+    effective = float(rows)
+    if weights is not None and rows:
+        shares = weights / weights.sum()
+        effective = float(1 / (shares**2).sum())
+    least = max(LEAST_ROWS, ROWS_PER_COLUMN * columns)
+    limit = party.consent.leaves.get("moments") if party.consent is not None else None
+    if limit is not None and limit.rows is not None and effective < limit.rows:
+        raise PartyError(
+            "this party's consent lets moments leave it of at least "
+            f"{limit.rows} rows in each Gram matrix: these {rows} rows count as "
+            f"{effective:.0f}; raise the setting of their number (size, rows)"
+        )
+    if effective < least:
+        raise PartyError(
+            f"a Gram matrix of {columns} columns must be of at least {least} rows, "
+            f"{ROWS_PER_COLUMN} a column of all parties and {LEAST_ROWS} in all, and "
+            f"one row must not have the weight of many: these {rows} rows count as "
+            f"{effective:.0f}; raise the setting of their number (size, rows) or leave "
+            "out columns"
+        )
 
 
-def _triples(
-    party: Party, state: MomentsState, part: Sequence[range]
-) -> Iterator[tuple[int, GramTriple, range]]:
-    """Yield the number of each Gram matrix of a part, its triple, and its blocks."""
-    place = int(party.index == state.roles.second)
-    taken = _taken(party, state.roles, state.dealt)
-    for half, ((deal, _, computing), blocks) in enumerate(
-        zip(taken, part, strict=True)
-    ):
-        assert computing is not None
-        if blocks:
-            sums = state.sums[half] if len(state.sums) else None
-            yield half, GramTriple(deal, place, computing, sums), blocks
+# -- what is dealt ---------------------------------------------------------------------
 
 
-def _triangle(columns: int) -> int:
-    return columns * (columns + 1) // 2
+def deal_all(use: Deal, root: bytes, roles: Roles) -> list[Array]:
+    """Return what a dealer sends to each party, as bytes.
+
+    `use` is that of the triple, and `root` is the dealer's secret, 32 bytes.
+    """
+    sent = [deal_owner(use, root, owner).pack() for owner, _ in enumerate(roles.owners)]
+    pair = (roles.first, roles.second)
+    for party, dealt in zip(pair, deal_gram(use, root), strict=True):
+        sent[party] = np.concatenate([sent[party], dealt.pack()])
+    return sent
+
+
+@step
+@sums_over("none", "it sends random numbers alone")
+@once
+def deal(party: Party, roles: Roles) -> Delivered:
+    """Deal, at the party that deals in the place of the server.
+
+    It must not compute, hold labels, or work with either of the two that compute.
+    """
+    check_roles(party, roles)
+    if party.index != roles.dealer:
+        return {}
+    root = derive_key(party.run_secret, [labels.MOMENTS_DEALER])
+    dealt = deal_all(roles.deal(party.session), root, roles)
+    return {"delivered": dict(enumerate(dealt))}
 
 
 def dealt_to(
@@ -206,178 +269,177 @@ def dealt_to(
     return sent[roles.dealer]
 
 
-def hide(
-    party: Party,
-    roles: Roles,
-    blocks: Sequence[Array],
-    dealt: Array,
-    part: Sequence[range] | None = None,
-) -> dict[int, Array]:
+def _parts_of(
+    party: Party, roles: Roles, dealt: Array
+) -> tuple[Deal, Dealt, Dealt | None]:
+    """Return the use, what the owner was dealt, and what a computing party was."""
+    use, portion = roles.deal(party.session), Portion(dealt)
+    of_owner, computing = portion.take(SEED_BYTES), None
+    if party.index in (roles.first, roles.second):
+        size = triangle_size(roles.columns + SACRIFICED) * width_of(use.bits)
+        computing = portion.take(size * (party.index == roles.second))
+    portion.end()
+    return use, of_owner, computing
+
+
+def _triple(party: Party, state: ProductState) -> GramTriple:
+    """Return the triple of a computing party."""
+    use, _, computing = _parts_of(party, state.roles, state.dealt)
+    assert computing is not None
+    return GramTriple(use, int(party.index == state.roles.second), computing)
+
+
+# -- columns ---------------------------------------------------------------------------
+
+
+def hide(party: Party, state: ProductState, columns: Iterable[Array]) -> Hidden:
     """Return the party's columns under the masks, for each of the two that compute.
 
-    Digests of the seeds of that party's masks, one for each Gram matrix, come with
-    them, which exposes a dealer that gives this party other ones. Each block has shape
-    (rows, owned columns); `part` says which blocks of rows they are, by default all.
-    Raises PartyError if the correlated randomness is of another use, short or changed.
+    Digests of the seeds of that party's masks come with them, which exposes a dealer
+    that gives this party other ones. A computing party adds what checks the triple, for
+    the other one. The columns, shape (rows, owned columns), come in parts of whole
+    blocks of rows. Raises PartyError if the correlated randomness is of another use,
+    short or changed.
     """
-    index, openings = party.index or 0, list[Array]()
-    digests: dict[int, list[bytes]] = {roles.first: [], roles.second: []}
+    roles, index, openings, block = state.roles, party.index or 0, list[Array](), 0
     with refusing():
-        for (deal, of_owner, _), block, numbers in zip(
-            _taken(party, roles, dealt), blocks, part or roles.whole, strict=True
-        ):
+        use, of_owner, computing = _parts_of(party, roles, state.dealt)
+        for part in columns:
             # Callers see to it that no number is clipped: a refusal would tell of it.
-            elements, _ = roles.numbers(deal.rows).encode(block)
-            hidden = hide_columns(deal, index, of_owner, elements, numbers.start)
-            openings.append(pack(hidden, deal.bits))
-            seeds = of_owner.seed, of_owner.correction.tobytes()
-            for of_receiver, seed in zip(digests.values(), seeds, strict=True):
-                of_receiver.append(seed_digest(deal, index, seed))
-    return {
-        receiver: np.concatenate([np.frombuffer(b"".join(head), np.uint8), *openings])
-        for receiver, head in digests.items()
-    }
+            elements, _ = roles.numbers.encode(part)
+            hidden = hide_columns(use, index, of_owner, elements, block)
+            openings.append(pack(hidden, use.bits))
+            block += -(-len(part) // BLOCK_ROWS)
+        seeds = of_owner.seed, of_owner.correction.tobytes()
+        heads = [seed_digest(use, index, seed) for seed in seeds]
+        reply: Hidden = {
+            "openings": {
+                receiver: np.concatenate([np.frombuffer(head, np.uint8), *openings])
+                for receiver, head in zip(
+                    (roles.first, roles.second), heads, strict=True
+                )
+            }
+        }
+        if computing is not None:
+            combined = _triple(party, state).sacrifice(challenge_of(party, roles))
+            check = np.concatenate([pack(part, use.bits) for part in combined])
+            reply["checks"] = {other_of(party, roles): check}
+    return reply
 
 
-def checks_of(party: Party, roles: Roles, dealt: Array) -> Array | None:
-    """Return what checks the triples, of a computing party for the other one.
-
-    Raises PartyError as :func:`hide` does.
-    """
-    if party.index not in (roles.first, roles.second):
-        return None
-    state, checks = MomentsState(roles, dealt), []
-    with refusing():
-        for _, triple, _ in _triples(party, state, roles.whole):
-            combined = triple.sacrifice(challenge_of(party, roles))
-            checks += [pack(part, triple.deal.bits) for part in combined]
-    return np.concatenate(checks)
-
-
-def open_joint(
-    party: Party,
-    state: MomentsState,
-    shares: Sequence[Iterator[Array]],
-    part: Sequence[range],
-) -> Array:
+def open_joint(party: Party, state: ProductState, shares: Iterator[Array]) -> Array:
     """Return what a computing party opens of the joint columns, for the other one.
 
-    `shares` are, of each Gram matrix, the blocks of its share of the joint columns,
-    uint64, shape (b, joint), and `part` says which blocks these are. Raises PartyError
-    as :func:`hide` does.
+    `shares` are the blocks of its share of them, uint64, shape (b, joint). Raises
+    PartyError as :func:`hide` does, or if they were opened before.
     """
-    owner, sent = len(state.roles.owners), []
+    if len(state.joint) or state.multiplied:
+        raise PartyError("joint columns are opened once")
     with refusing():
-        for half, triple, blocks in _triples(party, state, part):
-            for block, share in zip(blocks, shares[half], strict=True):
-                opening = triple.opening(share, block, owner)
-                sent.append(pack(opening, triple.deal.bits))
-    return np.concatenate(sent)
+        triple, owner = _triple(party, state), len(state.roles.owners)
+        openings = [
+            pack(triple.opening(share, block, owner), triple.deal.bits)
+            for block, share in enumerate(shares)
+        ]
+    state.joint = np.concatenate(openings)
+    return state.joint
 
 
 def challenge_of(party: Party, roles: Roles) -> bytes:
     """Return what the two computing parties know and the dealer does not."""
     assert party.agree is not None
-    other = roles.second if party.index == roles.first else roles.first
-    return party.agree(other)
+    return party.agree(other_of(party, roles))
 
 
-@step
-@sums_over("none", "it sends random numbers alone")
-@once
-def deal(party: Party, roles: Roles) -> Delivered:
-    """Deal, at the party that deals in the place of the server.
+def other_of(party: Party, roles: Roles) -> int:
+    """Return the other one of the two parties that compute."""
+    computing = [roles.first, roles.second]
+    if party.index not in computing:
+        raise PartyError("the step must be of one of the two parties that compute")
+    return sum(computing) - party.index
 
-    It must not compute, hold labels, or work with either of the two that compute.
-    """
-    check_roles(party, roles)
-    if party.index != roles.dealer:
-        return {}
-    root = derive_key(party.run_secret, [labels.MOMENTS_DEALER])
-    dealt = deal_all(roles.deals(party.session), root, roles)
-    return {"delivered": dict(enumerate(dealt))}
+
+# -- products --------------------------------------------------------------------------
 
 
 @step
 @sums_over("earlier")
-@once
-def gram(
+def multiply(
     party: Party,
     openings: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    joint: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
     checks: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-) -> Shares:
+) -> Share:
     """Multiply what all parties have opened, at the two that compute.
 
-    The second one sends its shares to the first, each with the proof of its triple.
+    The second one sends its share to the first, with the proof of its triple.
+
+    openings: of all parties' columns.
+    joint, checks: what the other one that computes has opened of joint columns, and to
+        check the triple.
     """
-    if not openings:
-        return {}
-    state = party.recall(MomentsState)
-    add_products(party, state, openings, state.roles.whole)
-    prove(party, state, checks)
-    return shares_of(party, state)
-
-
-def add_products(
-    party: Party,
-    state: MomentsState,
-    openings: Mapping[int, Array],
-    part: Sequence[range],
-    joint: Mapping[int, Array] | None = None,
-) -> None:
-    """Multiply what all have opened of a part of the rows, at a computing party.
-
-    `joint` is what the other computing party has opened of the joint columns. Raises
-    PartyError if anything is missing, short, or of anybody else.
-    """
+    state = party.recall(ProductState)
     roles = state.roles
+    if state.multiplied:
+        raise PartyError("a Gram matrix is computed once")
+    state.multiplied = True
+    if party.index not in (roles.first, roles.second):
+        return {}
     other = other_of(party, roles)
-    if sorted(openings) != list(range(party.n_parties)):
-        raise PartyError("gram must have the openings of all parties")
-    if list(joint or {}) != [other] * bool(roles.joint):
-        raise PartyError("gram must have what the other one has opened of joint ones")
-    of_owners = _of_right_seeds(party, state, openings)
-    pair = [Elements(data) for data in (state.joint, *(joint or {}).values())]
-    sums = np.zeros((len(roles.rows), _triangle(roles.columns)), "<u8")
-    if len(state.sums):
-        sums[:] = state.sums
+    if sorted(openings or {}) != list(range(party.n_parties)):
+        raise PartyError("openings must be those of all parties")
+    if list(joint or {}) != [other] * bool(roles.joint) or list(checks or {}) != [
+        other
+    ]:
+        raise PartyError("joint and checks must be those of the other computing party")
+    assert openings is not None
+    assert checks is not None
     with refusing():
-        for half, triple, blocks in _triples(party, state, part):
-            use = triple.deal
-            rows_of = list(use.blocks())
-            for block in blocks:
-                count = rows_of[block].stop - rows_of[block].start
-                parts = [
-                    elements.take(use.bits, (count, width))
-                    for elements, width in zip(of_owners, roles.owners, strict=True)
-                ]
-                if roles.joint:
-                    taken = (e.take(use.bits, (count, roles.joint)) for e in pair)
-                    parts.append(add(*taken, bits=use.bits))
-                triple.add(np.hstack(parts), block)
-            sums[half] = triple.sums()
-        for elements in (*of_owners, *pair):
+        triple = _triple(party, state)
+        bits, challenge = triple.deal.bits, challenge_of(party, roles)
+        of_owners = _of_right_seeds(party, state, openings)
+        pair = [Elements(data) for data in (state.joint, *(joint or {}).values())]
+        for block, rows in enumerate(triple.deal.blocks()):
+            count = rows.stop - rows.start
+            parts = [
+                elements.take(bits, (count, width))
+                for elements, width in zip(of_owners, roles.owners, strict=True)
+            ]
+            if roles.joint:
+                both = (elements.take(bits, (count, roles.joint)) for elements in pair)
+                parts.append(add(*both, bits=bits))
+            triple.add(np.hstack(parts), block)
+        check = Elements(checks[other])
+        combined = [
+            np.concatenate([*triple.sacrifice(challenge)]),
+            check.take(bits, (triple.deal.rows, SACRIFICED)),
+        ]
+        for elements in (*of_owners, *pair, check):
             elements.end()
-    state.sums, state.joint = sums, state.joint[:0]
+        if party.index == roles.second:
+            combined.reverse()
+        proof = triple.proof(challenge, (combined[0], combined[1]))
+        sent = np.concatenate([pack(triple.share(), 64), np.frombuffer(proof, "u1")])
+    state.joint = state.joint[:0]
+    if party.index == roles.second:
+        return {"share": {roles.first: sent}}
+    state.share = sent
+    return {}
 
 
 def _of_right_seeds(
-    party: Party, state: MomentsState, openings: Mapping[int, Array]
+    party: Party, state: ProductState, openings: Mapping[int, Array]
 ) -> list[Elements]:
     """Return what each owner has opened; refuse openings under other seeds than these.
 
     Such a seed would make this party multiply F + Delta; the dealer knows Delta.
     """
-    with refusing():
-        uses = list(_taken(party, state.roles, state.dealt))
+    use, _, computing = _parts_of(party, state.roles, state.dealt)
+    assert computing is not None
     made = []
     for owner in range(party.n_parties):
-        head, rest = np.split(openings[owner], [SEED_BYTES * len(uses)])
-        right = b"".join(
-            owner_digest(deal, owner, computing.seed)
-            for deal, _, computing in uses
-            if computing is not None
-        )
+        head, rest = np.split(openings[owner], [SEED_BYTES])
+        right = owner_digest(use, owner, computing.seed)
         check_seeds(party, [owner], head.tobytes(), right)
         made.append(Elements(rest))
     return made
@@ -400,84 +462,26 @@ def check_seeds(party: Party, owners: Sequence[int], sent: bytes, right: bytes) 
         )
 
 
-def prove(
-    party: Party, state: MomentsState, checks: Mapping[int, Array] | None
-) -> None:
-    """Make the proofs of the triples, at a computing party.
+def opened(party: Party, state: ProductState, share: Mapping[int, Array]) -> Array:
+    """Return the Gram matrix, at the first party, in the units of the hidden columns.
 
-    `checks` is what the other one has opened to check the triples. Raises PartyError if
-    it is missing, short, or of anybody else.
+    It has the shape (columns, columns). `share` is what the second party has sent in
+    :func:`multiply`. Raises PartyError if a triple was not what its dealer had to deal,
+    or if a share is short.
     """
     roles = state.roles
-    other = other_of(party, roles)
-    if list(checks or {}) != [other]:
-        raise PartyError("gram must have what the other computing party has sent")
-    assert checks is not None
-    check, challenge, proofs = Elements(checks[other]), challenge_of(party, roles), []
+    if not len(state.share) or list(share) != [roles.second]:
+        raise PartyError("a Gram matrix is opened with the share of the second party")
+    pair, use = [state.share, share[roles.second]], roles.deal(party.session)
+    if len(pair[0]) != len(pair[1]):
+        raise PartyError(f"share must have {len(pair[0])} bytes, got {len(pair[1])}")
+    size = 8 * triangle_size(roles.columns)
+    if not hmac.compare_digest(*(part[size:].tobytes() for part in pair)):
+        raise PartyError(
+            "the triple of the dealer must be right, and is not: the Gram matrix would "
+            "be another one"
+        )
     with refusing():
-        for _, triple, _ in _triples(party, state, roles.whole):
-            pair = [
-                np.concatenate([*triple.sacrifice(challenge)]),
-                check.take(triple.deal.bits, (triple.deal.rows, SACRIFICED)),
-            ]
-            if party.index == roles.second:
-                pair.reverse()
-            proofs.append(triple.proof(challenge, (pair[0], pair[1])))
-        check.end()
-    state.proofs = np.frombuffer(b"".join(proofs), np.uint8)
-
-
-def shares_of(party: Party, state: MomentsState) -> Shares:
-    """Return the shares of the second party; the first one stores its own.
-
-    The computing party has all products and the proofs.
-    """
-    roles, made = state.roles, []
-    proofs = np.split(state.proofs, len(roles.rows))
-    for half, triple, _ in _triples(party, state, roles.whole):
-        made += [pack(triple.share(), 64), proofs[half]]
-    sent = np.concatenate(made)
-    if party.index == roles.second:
-        return {"shares": {roles.first: sent}}
-    state.shares = sent
-    return {}
-
-
-def other_of(party: Party, roles: Roles) -> int:
-    """Return the other one of the two parties that compute."""
-    computes = [roles.first, roles.second]
-    if party.index not in computes:
-        raise PartyError("gram must be of the two parties that compute")
-    return sum(computes) - party.index
-
-
-def opened(
-    party: Party, state: MomentsState, shares: Mapping[int, Array]
-) -> list[Array]:
-    """Return the Gram matrices, at the first party, in the units of the hidden columns.
-
-    Each has shape (columns, columns). `shares` is what the second party has sent in
-    :func:`gram`. Raises PartyError if a triple was not what its dealer had to deal, or
-    if a share is short.
-    """
-    roles = state.roles
-    if state.shares is None or list(shares) != [roles.second]:
-        raise PartyError("a Gram matrix is opened with the shares of the second party")
-    mine, theirs = state.shares, shares[roles.second]
-    if len(mine) != len(theirs):
-        raise PartyError(f"shares must have {len(mine)} bytes, got {len(theirs)}")
-    grams, count = [], _triangle(roles.columns)
-    size = 8 * count
-    for use in roles.deals(party.session):
-        proofs = [part[size : size + _TAIL].tobytes() for part in (mine, theirs)]
-        if not hmac.compare_digest(*proofs):
-            raise PartyError(
-                "the triple of the dealer must be right, and is not: the Gram matrix "
-                "would be another one"
-            )
-        pair = [unpack(part[:size], 64, (count,)) for part in (mine, theirs)]
-        with refusing():
-            total = open_gram(pair[0], pair[1], use)
-        grams.append(decode(total, use.bits, 2 * roles.numbers(use.rows).fraction))
-        mine, theirs = mine[size + _TAIL :], theirs[size + _TAIL :]
-    return grams
+        halves = [unpack(part[:size], 64, (size // 8,)) for part in pair]
+        total = open_gram(halves[0], halves[1], use)
+    return decode(total, use.bits, 2 * roles.numbers.fraction)

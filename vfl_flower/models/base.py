@@ -6,6 +6,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -14,6 +15,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord
 
 from vfl_flower.files import UnpackedSizeError, read_npz, write_whole
+from vfl_flower.numerics.kernel_model import answers
 from vfl_flower.rows import Rows, check_index, indexed, number_array
 from vfl_flower.typing import Array, Arrays
 
@@ -146,6 +148,120 @@ class NumberedModel(Model):
     def number(self) -> str | None:
         """Number under which parties keep their parts of the model; None: no parts."""
         return self.model or None
+
+
+@dataclass
+class PartedModel(NumberedModel):
+    """A model of random features whose parts lie at the parties.
+
+    It holds what the server knows, and the parts themselves only where all parties are
+    in one process, as after ``simulate``. A file saved with the parts holds the secrets
+    of all parties.
+    """
+
+    model: str
+    kernel: str
+    bandwidth: float
+    n_features: int
+    widths: list[int]
+    kept: bool = False
+    parts: list[Any] | None = field(default=None, repr=False)
+
+    TYPED: ClassVar[set[str]] = set()
+    """Names of values of a part that are arrays, besides those that begin with
+    ``local_``; the others are numbers, texts and lists."""
+
+    @property
+    def note(self) -> str:
+        """Say where the model is."""
+        if self.kept:
+            return f"model {self.model}: its parts are in the parties' state-dirs"
+        return (
+            f"model {self.model} cannot predict later: not all parties have a state-dir"
+        )
+
+    def complete(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        """Take the parts of all parties, in party order, if they are these."""
+        if len(parts) == len(self.widths) and all(parts):
+            self.parts = [dict(part) for part in parts]
+
+    def decision_function(self, blocks: Sequence[Array]) -> Array:
+        """Return the scores f(x) of new rows.
+
+        Parameters
+        ----------
+        blocks : sequence of Array, shape (n, d_j)
+            One array a party, in party order, encoded as in training.
+
+        Returns
+        -------
+        Array, shape (n, C)
+            Scores of the classes (binary: of the second class), or predicted values.
+
+        Raises
+        ------
+        ValueError
+            The blocks are not those of the training parties, or the parts are not here.
+        """
+        if self.parts is None:
+            raise ValueError(
+                f"the parts of model {self.model} lie at the parties: predict with a "
+                f"run of task 'predict' and model '{self.model}'"
+                if self.kept
+                else f"the parts of model {self.model} are gone with its run: not all "
+                "parties had a state-dir"
+            )
+        return self._scores(self.parts, check_blocks(blocks, self.widths))
+
+    def _scores(self, parts: list[Any], blocks: list[Array]) -> Array:
+        """Return f(x), shape (n, C), from all parts of the model."""
+        raise NotImplementedError
+
+    @property
+    def holder(self) -> dict[str, Any]:
+        """The part of the first label holder, where the parts are here."""
+        part: dict[str, Any] = next(p for p in self.parts or [] if "coef" in p)
+        return part
+
+    def predict(self, blocks: Sequence[Array]) -> Array:
+        """Return the predicted labels or values of new rows, shape (n,).
+
+        See :meth:`decision_function`.
+        """
+        scores = self.decision_function(blocks)
+        return answers(scores, self.holder["target"], self.holder["classes"])
+
+    def arrays(self) -> Arrays:
+        """Return the settings and, where they are here, ``part_<j>.<name>``."""
+        names = ("model", "kernel", "bandwidth", "n_features", "widths", "kept")
+        named = {name: np.array(getattr(self, name)) for name in names}
+        for j, part in enumerate(self.parts or []):
+            named |= {f"part_{j}.{name}": np.array(v) for name, v in part.items()}
+        return named
+
+    @classmethod
+    def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
+        """Return the model with these arrays; see :meth:`arrays`."""
+        stored = plain(arrays)
+        parts: list[dict[str, Any]] = []
+        for j in range(len(stored["widths"])):
+            head = f"part_{j}."
+            part = {k[len(head) :]: v for k, v in stored.items() if k.startswith(head)}
+            parts.append(
+                {
+                    k: v if k in cls.TYPED or k[:6] == "local_" else v.tolist()
+                    for k, v in part.items()
+                }
+            )
+        return cls(
+            str(stored["model"]),
+            str(stored["kernel"]),
+            float(stored["bandwidth"]),
+            int(stored["n_features"]),
+            [int(width) for width in stored["widths"]],
+            bool(stored["kept"]),
+            parts if all(parts) else None,
+        )
 
 
 def load_model(path: str | os.PathLike[str]) -> Model:

@@ -344,9 +344,10 @@ class Memory:
         return self._kept("part")
 
     def remembered(self, name: str) -> Array | None:
-        """Return an array that the steps remember in the run, if it is there."""
-        value = self._kept("after").get(name)
-        return value if isinstance(value, np.ndarray) else None
+        """Return the last array of a name that the steps have remembered, if any."""
+        kept = self._kept("after")
+        key = next((k for k in reversed(kept) if k.partition("/")[2] == name), "")
+        return kept[key] if isinstance(kept.get(key), np.ndarray) else None
 
     def _kept(self, name: str) -> dict[str, Any]:
         """Return what was packed into two records of a state."""

@@ -180,7 +180,7 @@ class Party:
     row_sets: RowSets | None = field(default=None, init=False)
     order_key: str | None = field(default=None, init=False)
     row_labels: Any = field(default=None, init=False)
-    _state: Any = field(default=None, init=False)
+    _states: dict[str, Any] = field(default_factory=dict, init=False)
     _kept: dict[str, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self, checked: bool) -> None:
@@ -397,38 +397,54 @@ class Party:
             )
 
     def remember(self, state: object) -> None:
-        """Store a dataclass until the next step of the run; it replaces an earlier one.
+        """Store a dataclass for the next steps; it replaces an earlier one of its kind.
 
         It should be small, since it travels between processes with each message. Raises
         TypeError if it is no dataclass, or has a field that no message can carry.
         """
         fields_of(type(state))
-        self._state = state
+        self._states[_name_of(type(state))] = state
 
-    def recall(self, kind: type[S]) -> S:
+    def recall(self, kind: type[S], first: S | None = None) -> S:
         """Return what an earlier step has stored; a change in place is stored too.
 
-        Raises PartyError if no step has stored an instance of `kind`.
+        Raises PartyError if no step has stored an instance of `kind`, unless `first` is
+        given, which is stored then.
         """
-        if self._state is None and self._kept.get("kind") == _name_of(kind):
-            kept = {k: v for k, v in self._kept.items() if k != "kind"}
-            self._state = restore(kind, kept)
-        if not isinstance(self._state, kind):
-            raise PartyError(
-                "the step needs what an earlier step of the run keeps, and that step "
-                "was not asked"
-            )
-        return self._state
+        name = _name_of(kind)
+        if name not in self._states:
+            if f"{name}/" not in self._kept and first is not None:
+                self._states[name] = first
+                return first
+            if f"{name}/" not in self._kept:
+                raise PartyError(
+                    "the step needs what an earlier step of the run keeps, and that "
+                    "step was not asked"
+                )
+            parts = ((key.partition("/"), v) for key, v in self._kept.items())
+            kept = {key: v for (of, _, key), v in parts if of == name and key}
+            self._states[name] = restore(kind, kept)
+        state: S = self._states[name]
+        return state
+
+    def forget(self, kind: type) -> None:
+        """Store nothing of a kind from now on."""
+        name = _name_of(kind)
+        self._states.pop(name, None)
+        self._kept = _without(name, self._kept)
 
     def resume(self, kept: dict[str, Any]) -> None:
         """Continue from what :meth:`remembered` returned after an earlier step."""
-        self._state, self._kept = None, kept
+        self._states, self._kept = {}, kept
 
     def remembered(self) -> dict[str, Any]:
-        """Return what the steps have kept, as arrays and scalars by name."""
-        if self._state is None:
-            return self._kept
-        return {"kind": _name_of(type(self._state)), **flat(self._state)}
+        """Return what the steps have kept: arrays and scalars by kind/name."""
+        kept = dict(self._kept)
+        for name, state in self._states.items():
+            kept = _without(name, kept)
+            kept[f"{name}/"] = True
+            kept |= {f"{name}/{key}": value for key, value in flat(state).items()}
+        return kept
 
     def read_ids(self) -> Sequence[Any] | Array | None:
         """Return the ids of the rows, from the data file if there is one."""
@@ -464,6 +480,11 @@ class Party:
 def _name_of(kind: type) -> str:
     """Return the name of a class of states, by which what is kept says what it is."""
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _without(name: str, kept: dict[str, Any]) -> dict[str, Any]:
+    """Return what is kept of other classes of states than that of a name."""
+    return {k: v for k, v in kept.items() if k.partition("/")[0] != name}
 
 
 def _check_real(values: Array, what: str) -> None:

@@ -4,6 +4,7 @@ from vfl_flower.sklearn.coresets import CoresetKMeans, CoresetRegressor
 from vfl_flower.sklearn.fdskl import KernelClassifier, KernelRegressor
 from vfl_flower.sklearn.kernel_kmeans import KernelKMeans
 from vfl_flower.sklearn.mufc import ForgettingKMeans
+from vfl_flower.sklearn.ridge import SecureRidgeClassifier, SecureRidgeRegressor
 
 __all__ = [
     "CoresetKMeans",
@@ -12,4 +13,6 @@ __all__ = [
     "KernelClassifier",
     "KernelKMeans",
     "KernelRegressor",
+    "SecureRidgeClassifier",
+    "SecureRidgeRegressor",
 ]

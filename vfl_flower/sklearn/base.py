@@ -9,11 +9,17 @@ from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Integral
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
-from sklearn.base import BaseEstimator, is_regressor
+from sklearn.base import (
+    BaseEstimator,
+    ClassifierMixin,
+    RegressorMixin,
+    is_regressor,
+)
 from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from vfl_flower.models.base import check_blocks
@@ -402,3 +408,43 @@ def split(
 def is_list(value: Any) -> bool:
     """Return whether a value is a list of items, such as an array, and no text."""
     return isinstance(value, Iterable) and not isinstance(value, str)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Classifier(Scored, ClassifierMixin, Labelled):
+    """Base of the classifiers whose columns are split over parties."""
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Fit the model to X, shape (n, d) or a block a party, and y, shape (n,)."""
+        blocks, y = self._split(X, y, ensure_min_samples=2)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError("y must have at least two classes, got one class")
+        target = "binary" if len(self.classes_) == 2 else "multiclass"
+        self._run(self._made(target=target), self._parties(blocks, codes))
+        return self
+
+    def decision_function(self, X: Any) -> Array:
+        """Return the scores f(x) of rows, shape (n,) of two classes, else (n, K)."""
+        scores = np.asarray(self._model.decision_function(self._blocks(X)))
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> Array:
+        """Return the labels of rows, shape (n,)."""
+        codes = super().predict(X)
+        return np.asarray(self.classes_[codes.astype(np.int64)])
+
+    def _probabilities(self, X: Any) -> Array:
+        return np.asarray(self._model.predict_proba(self._blocks(X)))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Regressor(Scored, RegressorMixin, Labelled):
+    """Base of the regressors whose columns are split over parties."""
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Fit the model to X, shape (n, d) or a block a party, and y, shape (n,)."""
+        blocks, y = self._split(X, y, y_numeric=True, ensure_min_samples=2)
+        self._run(self._made(), self._parties(blocks, y))
+        return self

@@ -27,6 +27,8 @@ from vfl_flower.strategies.mufc_tasks import (
 )
 from vfl_flower.strategies.prediction import FDSKLEvaluation, FDSKLPrediction
 from vfl_flower.strategies.removal import MUFCRemoval, Removal
+from vfl_flower.strategies.ridge.prediction import RidgeEvaluation, RidgePrediction
+from vfl_flower.strategies.ridge.training import SecureRidge
 
 Tasks = tuple[type[ProtocolStrategy], ...]
 
@@ -39,6 +41,7 @@ ALGORITHMS: dict[str, Tasks] = {
         *(MUFC, MUFCUnlearn, MUFCForgetClient, MUFCAdd, MUFCStatus),
         *(MUFCPrediction, MUFCEvaluation, MUFCRemoval),
     ),
+    "ridge": (SecureRidge, RidgePrediction, RidgeEvaluation, Removal),
     "align": (Alignment,),
 }
 """The strategies of each algorithm, one per task, by its name in the run config."""
@@ -93,4 +96,7 @@ __all__ = [
     "MUFCStatus",
     "MUFCUnlearn",
     "Removal",
+    "RidgeEvaluation",
+    "RidgePrediction",
+    "SecureRidge",
 ]

@@ -20,8 +20,8 @@ from vfl_flower.clients import coreset_predictions as predictions_party
 from vfl_flower.clients import coresets as party
 from vfl_flower.clients import linear as linear_party
 from vfl_flower.clients import linear_gram
-from vfl_flower.clients import products as moments_party
-from vfl_flower.clients.products_roles import ROWS_PER_COLUMN
+from vfl_flower.clients import products as products_party
+from vfl_flower.clients.products import ROWS_PER_COLUMN
 from vfl_flower.models.base import Model
 from vfl_flower.models.coresets import KMeansModel, LinearModel
 from vfl_flower.numerics import evaluation
@@ -87,11 +87,11 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
     .. with rows   its columns of S, its labels           all of them (``central``)
     .. each step   A_j s_j, masked                        only sums (``cg``, ``saga``)
     coefficients   theta_j (``cg``, ``saga``)             the model
-    columns        a basis of A_j under masks, for two    nothing (``moments``)
+    columns        a basis of A_j under masks, for two    nothing (``gram``)
                    parties that compute
-    gram           a share of the sums of products, for   nothing
+    multiply       a share of the sums of products, for   nothing
                    the label holder
-    solve          the label holder alone: theta, loss    the model (``moments``)
+    solve          the label holder alone: theta, loss    the model (``gram``)
     held_out       X_j theta_j of rows held out, masked:  nothing
                    only the label holder can open f(x)
     errors         the label holder alone: the errors     the errors
@@ -102,9 +102,9 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
     Differs from [1] in: 1. the intercept: the columns of all parties are taken about
     their mean, and the label holder's basis has the ones; 2. the fused rounds, in
     which each party draws m rows before it knows a_j and the server takes the first
-    a_j; 3. scores are summed under masks; 4. the solvers ``cg`` and ``moments``.
+    a_j; 3. scores are summed under masks; 4. the solvers ``cg`` and ``gram``.
 
-    With ``solver="moments"`` no row and no sum for a row of columns or labels leaves a
+    With ``solver="gram"`` no row and no sum for a row of columns or labels leaves a
     party in the clear: the label holder learns the means and the sums of products of
     all columns on the coreset, and the server the model. Who deals the correlated
     randomness and works with one of the two parties that compute reads the columns.
@@ -116,7 +116,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
     (R^2) on rows held out, ``full_train_loss`` and ``check_loss``. The solvers ``cg``
     and ``saga`` give ``converged``,
     ``iterations`` and, for cg, ``sigma_min_x``: an estimate of the same without the
-    labels. ``moments`` gives ``left_out``, how many columns their parties have left out
+    labels. ``gram`` gives ``left_out``, how many columns their parties have left out
     because they point to single rows, after they have added up rare columns and moved
     far rows towards the mean; with ``full`` sampling there is no ``sigma_min``.
 
@@ -141,8 +141,8 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
     l1_ratio: Annotated[float, Ge(0), Le(1)] = 0.5
     """Share of the l1 part in R for the elastic net, ``alpha * l1_ratio * |theta|_1 +
     alpha * (1 - l1_ratio) * |theta|^2`` (the paper has 2/3, with alpha 3)."""
-    solver: Literal["moments", "central", "cg", "saga"] = "moments"
-    """"moments": the label holder solves from sums of products that two parties
+    solver: Literal["gram", "central", "cg", "saga"] = "gram"
+    """"gram": the label holder solves from sums of products that two parties
     compute; of a row nothing leaves but its score. "central": the rows of the coreset
     are pooled at the server, as in the paper. "cg" (conjugate gradients, one round trip
     per step) and "saga" (the paper's baseline) ask for sums for each row, so the server
@@ -173,8 +173,8 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
         *CoresetStrategy.steps,
         *(linear_party.start, linear_party.cg, linear_party.proximal),
         *(linear_party.saga, linear_party.coefficients),
-        *(moments_party.deal, linear_gram.columns),
-        *(moments_party.gram, linear_gram.solve),
+        *(products_party.deal, linear_gram.columns),
+        *(products_party.multiply, linear_gram.solve),
         *evaluation_steps,
         predictions_party.keep,
     )
@@ -188,7 +188,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
             )
         if self.regularizer == "none" and self.alpha != 0:
             raise ValueError(f"alpha must be 0 without a regularizer, got {self.alpha}")
-        if self.solver != "moments":
+        if self.solver != "gram":
             check_unused(self, ["dealer", "computes"], f"solver {self.solver!r}")
 
     @property
@@ -200,19 +200,19 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
     def terms(self) -> Terms:
         """Also coefficients unless rows are pooled, and what an evaluation needs."""
         kinds, less = {*super().terms.needs}, ""
-        if self.solver == "moments" and self.sampling != "coreset":
+        if self.solver == "gram" and self.sampling != "coreset":
             kinds = set()  # no number of a row leaves
         if not self.pools:
             kinds.add("coefficients")
-        if self.solver == "moments" or self.evaluates:
+        if self.solver == "gram" or self.evaluates:
             kinds.add("moments")
         if self.evaluates:
             kinds.add("predictions")
         if self.pools:
-            instead = self.replace(solver="moments", check_size=0).terms.needs
-            less = "With solver='moments' the run asks for no rows, and instead for "
+            instead = self.replace(solver="gram", check_size=0).terms.needs
+            less = "With solver='gram' the run asks for no rows, and instead for "
             less += ", ".join(instead)
-        computing = self.computing if self.solver == "moments" else None
+        computing = self.computing if self.solver == "gram" else None
         return Terms(in_order(kinds), less=less, computing=computing)
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
@@ -245,7 +245,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
             parties.refuse_two(f"solver {self.solver!r}", self.allow_two_parties)
         if self.evaluate == "full":
             parties.refuse_two("evaluate 'full'", self.allow_two_parties)
-        if self.solver == "moments":
+        if self.solver == "gram":
             self._check_size(parties, n)
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
         penalty = Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
@@ -266,8 +266,8 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
             if self.sampling != "full":
                 blocks = self._basis_blocks(coreset.X, y, w, holder)
                 metrics["sigma_min"] = sigma_min(blocks, w)
-        elif self.solver == "moments":
-            theta_j, intercept, solved = self._solve_moments(parties, coreset, penalty)
+        elif self.solver == "gram":
+            theta_j, intercept, solved = self._solve_gram(parties, coreset, penalty)
             metrics |= solved
         else:
             theta_j, intercept, unit, solved = solve(
@@ -333,29 +333,27 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
                 else "leave out columns or take more rows"
             )
             raise FederationError(
-                f"size must be at least {least} with solver 'moments', "
+                f"size must be at least {least} with solver 'gram', "
                 f"{ROWS_PER_COLUMN} for each column ({held}, and the labels), got "
                 f"{size} of {n} rows to train on, since a Gram matrix of fewer rows "
                 f"reveals them: {advice}"
             )
 
     def fewest_rows(self, columns: int) -> int:
-        """With ``moments``, those of which a Gram matrix may be opened."""
+        """With ``gram``, those of which a Gram matrix may be opened."""
         columns += 1  # the labels
-        per_column = ROWS_PER_COLUMN * columns if self.solver == "moments" else 0
+        per_column = ROWS_PER_COLUMN * columns if self.solver == "gram" else 0
         return max(LEAST_ROWS, per_column)
 
-    def _solve_moments(
+    def _solve_gram(
         self, parties: Parties, coreset: Coreset, penalty: Penalty
     ) -> tuple[list[Array], float, dict[str, Any]]:
         """Have the label holder solve from a Gram matrix; return model and metrics."""
         n, holder = self.n_train(parties), parties.label_holder
         owners = [info.n_columns + (j == holder) for j, info in enumerate(parties)]
         drawn = n if coreset.rows is None else len(np.unique(coreset.rows))
-        roles = roles_of(
-            *(parties, owners, [drawn], self.dealer), computes=self.computes
-        )
-        opened = parties.ask(
+        roles = roles_of(parties, owners, drawn, self.dealer, self.computes)
+        hidden = parties.ask(
             linear_gram.columns,
             roles=roles,
             counted=sum(owners),
@@ -365,12 +363,12 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
             coreset=coreset.weighted,
             **deal(parties, roles),
         )
-        shares = multiply(parties, roles, opened)
+        share = multiply(parties, roles, hidden)
         solved = parties.ask_one(
             holder,
             linear_gram.solve,
-            units=secret(opened, "units")[holder],
-            shares=shares,
+            units=secret(hidden, "units")[holder],
+            share=share,
             l1=penalty.l1,
             l2=penalty.l2,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vfl_flower.protocol.metrics import Metric
+from vfl_flower.protocol.metrics import CONVERGED, Metric
 
 TEST_ROWS = Metric(
     "Rows held out",
@@ -119,3 +119,48 @@ TOLD: dict[str, Metric] = {
 
 OF_NEW_ROWS: dict[str, Metric] = {**TOLD, "rows": PREDICTED_ROWS}
 """Of a model that predicts, or is judged on, new rows."""
+
+KERNEL: dict[str, Metric] = {
+    **TOLD,
+    "cv_score": Metric(
+        "Loss in cross-validation",
+        "The mean loss on rows of training that a fit left out, by which the strength "
+        "of the smoothing was chosen. It has the unit of the loss, so compare it only "
+        "between models of the same loss.",
+        "lower",
+    ),
+    "rows": Metric(
+        "Rows of training", "Rows that the model learned from.", kind="count"
+    ),
+    "features": Metric(
+        "Random features",
+        "How many random features of all columns together the model has: more can "
+        "follow finer patterns, and cost more bytes.",
+        kind="count",
+    ),
+    "local_columns": Metric(
+        "Columns that parties made",
+        "Features that parties made of their own columns alone.",
+        kind="count",
+    ),
+    "bandwidth": Metric(
+        "Bandwidth",
+        "How near two rows must be for the model to treat them alike: a small one "
+        "follows fine patterns, a large one is smooth.",
+    ),
+    "regularization": Metric(
+        "Smoothing",
+        "How strongly the model is kept simple: a large number means smoother "
+        "predictions.",
+    ),
+    "converged": CONVERGED,
+}
+"""Of a kernel model."""
+
+
+def left_out(purpose: str, used: int, available: int, limit: str) -> list[str]:
+    """Return a warning if some of the available rows are not used."""
+    count = available - used
+    return [f"{count:,} of {available:,} rows {purpose} are left out: {limit}"] * (
+        count > 0
+    )

@@ -21,14 +21,11 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
 from vfl_flower.clients.evaluation import curves_of, metrics_of
-from vfl_flower.clients.ridge import dealing as ridge_dealing
-from vfl_flower.clients.ridge import scores as ridge_scores
-from vfl_flower.clients.ridge import training as moments_party
 from vfl_flower.models.base import Model
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.kernel_bandwidth import WIDEST
-from vfl_flower.numerics.kernel_model import Part, Target
+from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.kernel_solvers import LossName
 from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.numerics.split import split_rows
@@ -50,7 +47,6 @@ from vfl_flower.protocol.settings import (
 from vfl_flower.protocol.steps import Steps, Sum, opened
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import LIMB
-from vfl_flower.strategies import ridge
 from vfl_flower.strategies.angles import (
     Angles,
     Bits,
@@ -62,8 +58,7 @@ from vfl_flower.strategies.angles import (
     check_topology,
     row_blocks,
 )
-from vfl_flower.strategies.fdskl_metrics import METRICS
-from vfl_flower.strategies.products import ComputingParties
+from vfl_flower.strategies.evaluation import KERNEL, left_out
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -76,23 +71,6 @@ IMPLICIT_FEATURES = 1500
 
 PUBLISHED_STEPS = 32
 """Iterations of the published update for each label holder."""
-
-FEW_ROWS = 2000
-"""With fewer rows to train on, ``moments`` warns of an error above that of the direct
-solver: it has one column for every eight rows."""
-
-_ANGLES = (
-    *("regularization", "topology", "block_bytes", "allow_two_parties"),
-    *("budget", "rows", "features"),
-)
-_OF_SOLVER = {
-    "direct": ("class_weight", *_ANGLES),
-    "doubly-stochastic": ("iterations", "step", *_ANGLES),
-    "moments": (
-        *("rows", "features", "dealer", "computes", "relevance", "class_weight"),
-    ),
-}
-"""Settings that have an effect with some of the solvers only."""
 
 
 @dataclass(frozen=True)
@@ -107,37 +85,8 @@ class _Trained:
 
 
 @settings
-class FDSKL(ComputingParties, ProtocolStrategy):
+class FDSKL(ProtocolStrategy):
     """Kernel learning with random features over split columns.
-
-    =============  =====================================  ==========================
-    round trip     party j sends                          the server learns
-    =============  =====================================  ==========================
-    hello          name, sizes, number of labels, key     all of it
-    prepare        cumulants of distances, masked; how    the sums, and these numbers
-                   many columns it makes of its own
-    multiply       angles and its own columns, masked,    nothing
-                   for two parties that compute; these
-                   shares of features and of products
-    relevance      each party its frequencies, masked;    nothing
-                   the label holder mixtures of
-                   derivatives, masked, for each party
-    fit            the label holder: an estimate of the   the error, and lambda
-                   error, and lambda; each party
-                   whether it keeps its part
-    scores         of rows held out, in three round       the metrics, the
-                   trips: as in multiply; then the label  curves
-                   holder: metrics, and curves if it
-                   consents
-    =============  =====================================  ==========================
-
-    No number of a row leaves a party but under masks. The label holder learns the
-    model, the sums of products of all features, and f(x) of the rows held out. With
-    `relevance` each party learns how much the model changes with each of its own
-    columns. Who deals the correlated randomness and works with one of the two parties
-    that compute reads the features of all rows.
-
-    With ``solver="direct"`` and ``"doubly-stochastic"``:
 
     =============  =====================================  ==========================
     round trip     party j sends                          the server learns
@@ -171,11 +120,11 @@ class FDSKL(ComputingParties, ProtocolStrategy):
 
     Notes
     -----
-    Differs from [1] in: 1. ``solver="direct"`` and ``"moments"``; 2.
-    ``masking="circle"``, with private features; 3. an intercept; 4. blocks of instances
-    and features; 5. ``step="implicit"``; 6. with ``masking="paper"`` the party whose
-    phase stays is picked once for each label holder, not at each call: a feature whose
-    phase changes is another one.
+    Differs from [1] in: 1. ``solver="direct"``; 2. ``masking="circle"``, with private
+    features; 3. an intercept; 4. blocks of instances and features; 5.
+    ``step="implicit"``; 6. with ``masking="paper"`` the party whose phase stays is
+    picked once for each label holder, not at each call: a feature whose phase changes
+    is another one.
 
     Whoever knows the seed of a run knows the features of all parties: give a seed in
     experiments only.
@@ -197,19 +146,14 @@ class FDSKL(ComputingParties, ProtocolStrategy):
     """
 
     loss: LossName = "logistic"
-    """The loss L, from Table 1 of the paper. With ``moments`` it is the square loss."""
+    """The loss L, from Table 1 of the paper."""
     kernel: Kernel = "gaussian"
     """"gaussian": ``exp(-|x - x'|^2 / (2 bandwidth^2))``. "laplacian":
     ``exp(-|x - x'|_1 / bandwidth)``."""
-    solver: Literal["moments", "direct", "doubly-stochastic"] = "moments"
-    """"moments": the label holder gets sums of products of features, which two parties
-    compute under shares, and solves least squares. "direct": it gets the angles of a
-    sample of rows once, and solves exactly. "doubly-stochastic": the paper's Algorithm
-    1, for one or several label holders."""
-    relevance: bool = pydantic.Field(default=True, kw_only=True)
-    """For moments: solve twice, in four more round trips. After the first turn each
-    party learns how much the model changes with each of its own columns, on average,
-    and scales them. Not where a party deals, or the bandwidth is given."""
+    solver: Literal["direct", "doubly-stochastic"] = "direct"
+    """"direct": the label holder gets the angles of a sample of rows once, and solves
+    exactly. "doubly-stochastic": the paper's Algorithm 1, for one or several label
+    holders."""
     _: KW_ONLY
     target: Target = "binary"
     """What the labels are. "binary": two values. "multiclass": up to 100 values, each
@@ -219,12 +163,10 @@ class FDSKL(ComputingParties, ProtocolStrategy):
     )
     """"balanced": every class counts as much as any other, so that a rare one is found
     more often, at more false alarms; probabilities are then those of classes of the
-    same size. With ``direct`` rows are weighted; with ``moments`` the label holder
-    moves the threshold between the classes."""
+    same size. With ``direct`` alone."""
     bandwidth: Positive | Literal["median", "auto"] = "median"
-    """Bandwidth of the kernel, in the unit of the columns; with ``moments``, of the
-    scaled ones. "median": gamma = 1 / median(distance^2), from 1,000 pairs of rows in
-    two more round trips, or with ``moments`` from sums of all rows. "auto", with
+    """Bandwidth of the kernel, in the unit of the columns. "median": gamma = 1 /
+    median(distance^2), from 1,000 pairs of rows in two more round trips. "auto", with
     ``direct`` alone: the best of seven from 4 times to a third of the median one, by
     the labels."""
     regularization: Positive | Literal["auto"] = "auto"
@@ -232,15 +174,13 @@ class FDSKL(ComputingParties, ProtocolStrategy):
     the label holder; 1 / n with a number as `step`. With implicit steps it is 1 /
     gamma; "explicit" steps have none."""
     budget: Natural = 64_000_000
-    """Most bytes of angles that a party sends to train, but for ``moments``."""
+    """Most bytes of angles that a party sends to train."""
     rows: Count = 0
-    """Rows to train on; 0: as many as the budget pays for, eight for each feature, or
-    with ``moments`` all, up to some 67 million numbers in the features."""
+    """Rows to train on; 0: as many as the budget pays for, eight for each feature."""
     features: Count = 0
     """Random features in all; 0: one for every eight rows, and more if the budget pays
-    for them, up to 2,048, or 1,500 with implicit steps; with ``moments`` as many as
-    leave four rows for each column, up to 2,048. The doubly stochastic solver takes a
-    multiple of `iterations`."""
+    for them, up to 2,048, or 1,500 with implicit steps. The doubly stochastic solver
+    takes a multiple of `iterations`."""
     bits: Bits = "auto"
     """Bits of an angle on the circle. "auto": 16, and 8 with ``doubly-stochastic``."""
     block_bytes: Natural = 16_000_000
@@ -273,34 +213,26 @@ class FDSKL(ComputingParties, ProtocolStrategy):
     labelled = True
     model_class = KernelModel
     question = "What is a good nonlinear classifier or regression?"
-    explained = METRICS
+    explained = KERNEL
     steps: ClassVar[Steps] = (
         *(party.distances, party.bandwidth, party.angles, party.fit),
         party.start,
         *(party.iterate, party.answer, party.held_out_angles),
-        *(moments_party.prepare, ridge_dealing.deal, moments_party.multiply),
-        *(moments_party.relevance, moments_party.fit),
-        *(ridge_scores.rows, ridge_scores.products, ridge_scores.scores),
     )
-    evaluation_steps = (
-        *(party.answer, party.held_out_angles),
-        *(ridge_scores.rows, ridge_scores.products, ridge_scores.scores),
-    )
+    evaluation_steps = (*(party.answer, party.held_out_angles),)
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
         if self.rows == 1:
             raise ValueError("rows must be 0 or at least 2, got 1")
-        moments = self.solver == "moments"
-        if self.target == "continuous" and self.loss != "square" and not moments:
+        if self.target == "continuous" and self.loss != "square":
             raise ValueError(
                 f"loss must be 'square' for target 'continuous', got {self.loss!r}"
             )
         check_topology(self.topology, self.masking)
-        used = _OF_SOLVER[self.solver]
-        unused = {name for names in _OF_SOLVER.values() for name in names} - {*used}
-        check_unused(self, sorted(unused), f"solver {self.solver!r}")
+        unused = ["iterations", "step"] if self.solver == "direct" else ["class_weight"]
+        check_unused(self, unused, f"solver {self.solver!r}")
         if self.bandwidth == "auto" and self.solver != "direct":
             raise ValueError(
                 "bandwidth must be a number or 'median' with solver "
@@ -308,16 +240,6 @@ class FDSKL(ComputingParties, ProtocolStrategy):
             )
         if self.target == "continuous":
             check_unused(self, ["class_weight"], "target 'continuous'")
-        if moments and self.loss == "smooth_hinge":
-            raise ValueError(
-                "loss must be 'square', or left out, with solver 'moments', got "
-                f"{self.loss!r}"
-            )
-        if moments and (self.masking != "circle" or self.bits == 8):
-            raise ValueError(
-                "solver 'moments' takes masking 'circle' and 16 or 32 bits, got "
-                f"{self.masking!r} and {self.bits}"
-            )
         if self.masking != "circle":
             check_unused(self, ["bits"], f"masking {self.masking!r}")
         if (
@@ -333,13 +255,8 @@ class FDSKL(ComputingParties, ProtocolStrategy):
 
     @property
     def terms(self) -> Terms:
-        """Sums of products with ``moments``, and angles with the others.
-
-        With rows held out the curves; predictions for several label holders.
-        """
+        """Angles; with rows held out the curves; predictions of several holders."""
         curves: tuple[Kind, ...] = ("curves",) if self.test_fraction else ()
-        if self.solver == "moments":
-            return Terms(("moments",), curves, computing=self.computing)
         several = self.solver == "doubly-stochastic"
         return Terms(("angles",), ("predictions", *curves) if several else curves)
 
@@ -356,8 +273,6 @@ class FDSKL(ComputingParties, ProtocolStrategy):
                 )
                 + ": 'doubly-stochastic' takes several"
             )
-        if self.solver == "moments":
-            return self._moments(parties, run)
         if len(holders) > 1 and self.target == "multiclass":
             raise FederationError(
                 "target 'multiclass' needs one label holder, since each would have its "
@@ -450,41 +365,6 @@ class FDSKL(ComputingParties, ProtocolStrategy):
         log.info("model %s", number)
         return model
 
-    def _moments(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Train from sums of products."""
-        train, test = split_rows(parties.n_rows, self.test_fraction, run.seed)
-        n = parties.n_rows if train is None else len(train)
-        model = self._untrained(parties, run, 1.0, 2)
-        solver = ridge.Solver(
-            self.target,
-            self.kernel,
-            self.test_fraction,
-            self.rows or n,
-            self.features,
-            None if self.bandwidth == "median" else float(self.bandwidth),
-            self.dealer,
-            32 if self.bits == 32 else 16,
-            self.relevance,
-            self.computes,
-            self._balanced,
-        )
-        metrics, run.curves, model.kept = ridge.train(parties, solver, test)
-        limit = (
-            f"their features have at most {ridge.most_numbers(solver):,} "
-            "numbers, and a smaller number of features takes more rows"
-        )
-        run.warnings += left_out("to train on", metrics["rows"], solver.rows, limit)
-        if metrics["rows"] < FEW_ROWS:
-            run.warnings.append(
-                f"{metrics['rows']:,} rows to train on allow few features: with fewer "
-                f"than {FEW_ROWS:,} rows the error may be several times that of solver "
-                "'direct', above all where columns of different parties interact; that "
-                "solver reveals more to the label holder"
-            )
-        model.bandwidth, model.n_features = metrics["bandwidth"], metrics["features"]
-        run.record(1, model.to_record(), metrics)
-        return model.to_record()
-
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the solver has converged, and whether the model is any use."""
         told = evaluation.shortfalls(metrics)
@@ -499,22 +379,13 @@ class FDSKL(ComputingParties, ProtocolStrategy):
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Add the parts of the model if all parties are in this process."""
         assert isinstance(model, KernelModel)
-        kept = [memory.part for memory in memories if memory.run == model.model]
-        if len(kept) == len(model.widths) and all(kept):
-            model.parts = [cast(Part, part) for part in kept]
+        model.complete([m.part for m in memories if m.run == model.model])
 
     # -- settings --------------------------------------------------------------------
 
     @property
-    def repeats(self) -> bool:
-        """With ``moments`` not to the last digit: shares round by private draws."""
-        return self.solver != "moments"
-
-    @property
     def enough_rows(self) -> int | None:
-        """Where training and test use up the budget, but for ``moments``."""
-        if self.solver == "moments":
-            return None
+        """Where training and test use up the budget."""
         size = self._bits // 8
         products = self.budget // size
         M = self._first_features(products)
@@ -527,14 +398,6 @@ class FDSKL(ComputingParties, ProtocolStrategy):
 
     def trade(self, n_rows: int) -> str:
         """Say how many bytes a run sends, and for what."""
-        if self.solver == "moments":
-            return (
-                "The bytes grow with rows times features: fewer `features` send less, "
-                "at a higher error, and `relevance=false` leaves out the first of two "
-                "turns. `solver='direct'` sends at most `budget` bytes of angles from "
-                "each party, and shows the label holder the other parties' columns up "
-                "to a linear map."
-            )
         n = n_rows - int(n_rows * self.test_fraction)
         try:
             if self.solver == "direct":
@@ -558,8 +421,6 @@ class FDSKL(ComputingParties, ProtocolStrategy):
 
     def scaled(self, share: float) -> Self:
         """Scale the blocks, down to the least that the solver takes."""
-        if self.solver == "moments":  # its messages have no blocks
-            return self
         least = (self.features or MOST_FEATURES) * self._bits // 8
         block_bytes = max(least, round(share * self.block_bytes))
         return self.replace(block_bytes=min(block_bytes, self.block_bytes))
@@ -865,11 +726,3 @@ class FDSKL(ComputingParties, ProtocolStrategy):
 
 def _number(value: float | str, default: float) -> float:
     return default if isinstance(value, str) else float(value)
-
-
-def left_out(purpose: str, used: int, available: int, limit: str) -> list[str]:
-    """Return a warning if some of the available rows are not used."""
-    count = available - used
-    return [f"{count:,} of {available:,} rows {purpose} are left out: {limit}"] * (
-        count > 0
-    )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import pydantic
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
-from vfl_flower.clients.ridge import dealing as ridge_dealing
-from vfl_flower.clients.ridge import scores as ridge_scores
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.exchange import FederationError
@@ -21,7 +18,6 @@ from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Natural, check_unused, settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import Run
-from vfl_flower.strategies import ridge
 from vfl_flower.strategies.angles import (
     Angles,
     Bits,
@@ -31,14 +27,13 @@ from vfl_flower.strategies.angles import (
     check_topology,
 )
 from vfl_flower.strategies.later import RowPrediction, check_places
-from vfl_flower.strategies.products import ComputingParties, roles_of
 
 _COMMON = ("parties", "n_features", "holders", "kernel", "bandwidth", "kept")
 """What is the same in all parts of a model."""
 
 
 @settings
-class FDSKLPrediction(ComputingParties, RowPrediction):
+class FDSKLPrediction(RowPrediction):
     """Predictions for new rows by a model whose parts stay with the parties.
 
     =============  =====================================  ==========================
@@ -64,9 +59,6 @@ class FDSKLPrediction(ComputingParties, RowPrediction):
     """
 
     _: KW_ONLY
-    solver: Literal["moments", "direct", "doubly-stochastic"] = "moments"
-    """The solver of training. With ``moments`` the scores are products of shares that
-    the label holder alone opens."""
     bits: Bits = "auto"
     """Bits of an angle on the circle; see :class:`FDSKL`."""
     block_bytes: Natural = 16_000_000
@@ -81,11 +73,7 @@ class FDSKLPrediction(ComputingParties, RowPrediction):
     "circle" or, in one process only, "plain"; see :class:`FDSKL`."""
 
     model_class = KernelModel
-    steps: ClassVar[Steps] = (
-        *(party.part, party.answer, party.held_out_angles, ridge_dealing.deal),
-        ridge_dealing.part,
-        *(ridge_scores.rows, ridge_scores.products, ridge_scores.scores),
-    )
+    steps: ClassVar[Steps] = (*(party.part, party.answer, party.held_out_angles),)
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -93,76 +81,33 @@ class FDSKLPrediction(ComputingParties, RowPrediction):
         check_topology(self.topology, self.masking)
         if self.masking != "circle":
             check_unused(self, ["bits"], f"masking {self.masking!r}")
-        if self.solver == "moments":
-            unused = ["masking", "topology", "block_bytes", "allow_two_parties"]
-            check_unused(self, unused, "solver 'moments'")
-            if self.bits == 8:
-                raise ValueError("bits must be 16 or 32 with solver 'moments', got 8")
-        else:
-            check_unused(self, ["dealer", "computes"], f"solver {self.solver!r}")
 
     @property
     def terms(self) -> Terms:
-        """Products with the weights with ``moments``, and angles with the others."""
-        if self.solver != "moments":
-            return replace(super().terms, needs=("angles",))
-        return replace(super().terms, needs=("moments",), computing=self.computing)
+        """Angles."""
+        return replace(super().terms, needs=("angles",))
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Check the parts, then predict all rows in blocks."""
-        moments = self.solver == "moments"
-        if not moments:
-            parties.refuse_two("FDSKL", self.allow_two_parties)
-        names = [info.name for info in parties]
-        deals = moments and self.dealer in names
-        replies: Replies[Any]
-        if deals:
-            replies = parties.ask(
-                ridge_dealing.part,
-                dealer=names.index(self.dealer),
-                second=names.index(self.computes) if self.computes in names else None,
-            )
-        else:
-            replies = parties.ask(party.part)
+        parties.refuse_two("FDSKL", self.allow_two_parties)
+        replies = parties.ask(party.part)
         self._check_parts(parties, replies)
         first = replies[0]
-        if ("local" in first) != moments:
-            raise FederationError(
-                f"solver must {'not ' * moments}be 'moments' for this model, got "
-                f"{self.solver!r}"
-            )
         holders, M = first["holders"], first["n_features"]
         rows = np.arange(parties.n_rows, dtype=np.uint32)
         columns = replies[holders[0]]["columns"]
         curves = self.evaluates and parties.let("curves", holders[0])
-        if moments:
-            reply: Mapping[str, Any] = ridge.predict(
-                parties,
-                roles_of(
-                    parties,
-                    *([], [], self.dealer, holders[0], self.computes),
-                    joint=M,
-                    fraction=ridge_dealing.NEW_ROWS.fraction,
-                ),
-                replies.each("local"),
-                columns,
-                32 if self.bits == 32 else 16,
-                self.evaluates,
-                curves,
-                replies,
-            )
-        else:
-            angles = Angles(
-                parties,
-                holders,
-                bits_of(self.bits, self.masking),
-                self.topology,
-                kept=tuple(first["kept"]),
-                scale=max(replies[j]["scale"] for j in holders),
-            )
-            reply = angles.answers(
-                *(rows, M, columns, self.block_bytes, self.evaluates, curves)
-            )
+        angles = Angles(
+            parties,
+            holders,
+            bits_of(self.bits, self.masking),
+            self.topology,
+            kept=tuple(first["kept"]),
+            scale=max(replies[j]["scale"] for j in holders),
+        )
+        reply = angles.answers(
+            *(rows, M, columns, self.block_bytes, self.evaluates, curves)
+        )
         metrics = self.metrics(parties, run, holders[0], reply)
         model = KernelModel(
             self.model,

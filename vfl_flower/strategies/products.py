@@ -8,13 +8,14 @@ from dataclasses import KW_ONLY
 from typing import Any
 
 from vfl_flower.clients import products as party
-from vfl_flower.clients.products_roles import Roles
 from vfl_flower.protocol.consent import SERVER, Computing
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import each
+from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES
 from vfl_flower.typing import Array
 
@@ -22,21 +23,21 @@ log = logging.getLogger("vfl_flower")
 
 
 @settings
-class ComputingParties:
-    """Mixin of strategies that name who computes products under shares."""
+class ComputingParties(ProtocolStrategy):
+    """Base of strategies that compute products on shares."""
 
     _: KW_ONLY
     dealer: str = "server"
-    """For moments: who deals correlated randomness, "server" or the name of a party,
-    which costs a round trip more. It must not work with a party that computes."""
+    """Who deals correlated randomness, "server" or the name of a party, which costs a
+    round trip more. It must not work with a party that computes."""
     computes: str = ""
-    """For moments: the name of the party that computes with the label holder; "": the
-    first of the others that does not deal. These two must not work together, nor either
-    with the dealer."""
+    """Name of the party that computes with the label holder; "": the first of the
+    others that does not deal. These two must not work together, nor either with the
+    dealer."""
 
     @property
     def computing(self) -> Computing:
-        """What it asks the parties to consent to."""
+        """Who computes, for the terms of the run."""
         return Computing(self.dealer, self.computes or None)
 
 
@@ -52,19 +53,18 @@ def warn_of_constant(constant: bool) -> None:
 def roles_of(
     parties: Parties,
     owners: Sequence[int],
-    rows: Sequence[int],
+    rows: int,
     dealer: str,
-    holder: int | None = None,
     computes: str = "",
+    holder: int | None = None,
     **more: int,
 ) -> Roles:
-    """Return who does what; the `holder`, by default of the labels, opens the results.
+    """Return who does what; the `holder`, by default of the labels, opens the result.
 
-    `owners` and `rows` are the numbers of columns of each party, and of rows of each
-    Gram matrix. By default the first of the other parties, but not the dealer,
-    `computes`. `more` has other numbers of
-    :class:`vfl_flower.clients.products_roles.Roles`. Raises FederationError if the
-    dealer, or the party that computes, is no such party.
+    `owners` are the numbers of columns of each party. By default the first of the other
+    parties, but not the dealer, `computes`. `more` has other numbers of
+    :class:`~vfl_flower.secure_aggregation.products.roles.Roles`. Raises FederationError
+    if the dealer, or the party that computes, is no such party.
     """
     holder = parties.label_holder if holder is None else holder
     names = [info.name for info in parties]
@@ -81,7 +81,7 @@ def roles_of(
             f"deals, got {computes!r} among {', '.join(names)}"
         )
     second = names.index(computes) if computes else others[0]
-    return Roles(holder, second, list(owners), list(rows), dealing, **more)
+    return Roles(holder, second, list(owners), rows, dealing, **more)
 
 
 def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
     """
     if roles.dealer is None:
         root = parties.checkpoint.token(SEED_BYTES)
-        dealt = party.deal_all(roles.deals(parties.session), root, roles)
+        dealt = party.deal_all(roles.deal(parties.session), root, roles)
         return {"dealt": each(dealt)}
     replies = parties.ask(party.deal, roles=roles)
     return {"delivered": passed_on(replies, "delivered")}
@@ -108,14 +108,21 @@ def passed_on(replies: Replies[Any], name: str) -> dict[int, Array]:
     return each([sent or None for sent in secret(replies, name)])
 
 
-def multiply(parties: Parties, roles: Roles, opened: Replies[Any]) -> dict[int, Array]:
-    """Let the two parties compute, and return the shares that the first one opens.
+def multiply(
+    parties: Parties,
+    roles: Roles,
+    hidden: Replies[Any],
+    joint: Replies[Any] | None = None,
+) -> dict[int, Array]:
+    """Let the two parties compute; return the share for the first one, who opens both.
 
-    The replies to the step that makes the columns have "openings" and "checks".
+    The replies to the steps that hide columns and open joint ones have what
+    :func:`vfl_flower.clients.products.hide` and ``open_joint`` return.
     """
     replies = parties.ask(
-        party.gram,
-        openings=passed_on(opened, "openings"),
-        checks=passed_on(opened, "checks"),
+        party.multiply,
+        openings=passed_on(hidden, "openings"),
+        checks=passed_on(hidden, "checks"),
+        joint=None if joint is None else passed_on(joint, "joint"),
     )
-    return secret(replies, "shares")[roles.first]
+    return secret(replies, "share")[roles.first]

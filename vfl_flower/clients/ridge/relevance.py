@@ -16,10 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vfl_flower.clients.products import width_of
-from vfl_flower.clients.products_roles import Roles
 from vfl_flower.numerics.ridge.relevance import relevance_of
 from vfl_flower.secure_aggregation.fixed_point import FixedPoint, decode
+from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import (
     SEED_BYTES,
     Deal,
@@ -27,6 +26,7 @@ from vfl_flower.secure_aggregation.products.shares import (
     add,
     pack,
     unpack,
+    width_of,
 )
 from vfl_flower.secure_aggregation.products.triples import (
     SACRIFICED,

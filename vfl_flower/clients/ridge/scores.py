@@ -10,35 +10,39 @@ from __future__ import annotations
 import hmac
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 
-from vfl_flower.clients.evaluation import Told, judged, texts_of, told
-from vfl_flower.clients.fdskl import Columns, Rows
+from vfl_flower.clients.evaluation import (
+    Columns,
+    Rows,
+    Told,
+    judged,
+    texts_of,
+    told,
+)
 from vfl_flower.clients.products import (
     Bytes,
-    Elements,
-    Portion,
     challenge_of,
+    check_roles,
     check_seeds,
     dealt_to,
-    width_of,
 )
-from vfl_flower.clients.products_roles import Roles, check_roles
 from vfl_flower.clients.ridge.angles import (
     HEAD,
     AngleBits,
     OpenedAngles,
-    angle_sums,
     hidden_angles,
+    joint_shares,
 )
 from vfl_flower.clients.ridge.dealing import (
     NEW_ROWS,
+    cosines_of,
     root_of,
-    row_angle_deals,
-    row_cosines_of,
+    row_angles,
     row_deal,
 )
 from vfl_flower.numerics.kernel_model import answers
@@ -51,9 +55,19 @@ from vfl_flower.numerics.ridge.local_columns import (
 from vfl_flower.protocol.contract import OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError, Predictions
-from vfl_flower.protocol.steps import parts_of, reveals, step, sums_over
+from vfl_flower.protocol.steps import reveals, step, sums_over
 from vfl_flower.secure_aggregation.fixed_point import decode, weights_fixed_point
-from vfl_flower.secure_aggregation.products.shares import SEED_BYTES, Deal, add, pack
+from vfl_flower.secure_aggregation.products.roles import Roles
+from vfl_flower.secure_aggregation.products.shares import (
+    BLOCK_ROWS,
+    SEED_BYTES,
+    Deal,
+    Elements,
+    Portion,
+    add,
+    pack,
+    width_of,
+)
 from vfl_flower.secure_aggregation.products.triples import (
     SACRIFICED,
     PredictionTriple,
@@ -99,7 +113,7 @@ class ScoresState:
 class HiddenRows(TypedDict):
     """Reply of :func:`rows`."""
 
-    angles: Annotated[dict[int, Array], Reals("m *"), SEALED_FOR]
+    angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED_FOR]]
     hidden: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     weights: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     row_cosines: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
@@ -121,7 +135,6 @@ def _features(party: Party, rows: Array) -> tuple[dict[str, Any], Array, LocalCo
 
 @step
 @sums_over("none", "each number is of one row")
-@parts_of("fdskl")
 @reveals("moments", times="outputs")
 def rows(
     party: Party,
@@ -146,32 +159,29 @@ def rows(
     index, holder = party.index or 0, "coef" in part
     width = 0 if holder else part["local"]
     check_roles(party, roles, width, NEW_ROWS.fraction, labels=False)
-    if [roles.first] != part["holders"] or holder != (index == roles.first):
+    if roles.first != part["holder"] or holder != (index == roles.first):
         raise PartyError("the party with the weights, and no other one, opens scores")
-    if roles.joint != part["n_features"] or roles.rows != [len(numbers)]:
+    if roles.joint != part["n_features"] or roles.rows != len(numbers):
         raise PartyError("joint and rows must be those of the model and of the rows")
     if holder and outputs != len(part["intercept"]):
         raise PartyError(
             f"outputs must be {len(part['intercept'])}, those of the model, got "
             f"{outputs}"
         )
-    try:
-        state = party.recall(ScoresState)
-    except PartyError:  # the first rows of a run
-        state = ScoresState()
-        party.remember(state)
+    state = party.recall(ScoresState, ScoresState())
     if roles.turn != state.turns:
         raise PartyError(f"turn must be {state.turns}, got {roles.turn}")
     state.turns += 1
     given = dealt_to(dealt, row_parts or first_rows, roles)
-    angles = part_angles(part, local, X, bits)
-    deals = row_angle_deals(roles, party.session)
-    reply: HiddenRows = {
-        "angles": hidden_angles(party, roles, deals, given[:HEAD], angles, roles.whole)
-    }
+    seed, rest = np.split(given, [HEAD * bool(roles.joint)])
+    reply: HiddenRows = {}
+    if roles.joint:
+        use = row_angles(roles, party.session)
+        angles = [part_angles(part, local, X, bits)]
+        reply["angles"] = hidden_angles(party, roles, use, seed, angles)
     deal = row_deal(roles, party.session, outputs)
     with refusing():
-        portion = Portion(given[HEAD:])
+        portion = Portion(rest)
         of_owner = portion.take()
         if holder:
             triple = PredictionTriple(deal, 0, portion.take())
@@ -184,8 +194,8 @@ def rows(
             digest = np.frombuffer(seed_digest(deal, index, of_owner.seed), np.uint8)
             sent = np.concatenate([digest, pack(opening, deal.bits)])
             reply["hidden"] = {roles.first: sent}
-    if index == roles.dealer:
-        cosines = row_cosines_of(party.session, root_of(party), roles, bits)
+    if index == roles.dealer and roles.joint:
+        cosines = cosines_of(use, root_of(party), roles, bits)
         reply["row_cosines"] = {roles.second: cosines}
     if index in (roles.first, roles.second):
         state.rows = RowsState(roles, given, numbers)
@@ -210,7 +220,6 @@ def _rows_state(party: Party) -> tuple[ScoresState, RowsState]:
 
 @step
 @sums_over("none", "each number is of one row")
-@parts_of("fdskl")
 def products(
     party: Party,
     outputs: Columns,
@@ -221,17 +230,12 @@ def products(
     row_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
 ) -> Products:
     """Open joint features of rows under a mask, and send a share of the scores."""
-    if angles is None:
+    if weights is None:
         return {}
     state, of_rows = _rows_state(party)
     roles, state.rows = of_rows.roles, None
-    if party.index != roles.second or list(weights or {}) != [roles.first]:
+    if party.index != roles.second or list(weights) != [roles.first]:
         raise PartyError("products must have the weights that the first party has hid")
-    assert weights is not None
-    sums = angle_sums(
-        party, roles, angles, of_rows.dealt[:HEAD], cosines, row_cosines, bits
-    )
-    deals = row_angle_deals(roles, party.session)
     deal = row_deal(roles, party.session, outputs)
     with refusing():
         triple = _triple(deal, of_rows, 1)
@@ -239,9 +243,11 @@ def products(
         hidden = read.take(deal.bits, deal.shape[1:])
         read.end()
         openings, parts = [], []
-        for block, share in enumerate(sums.shares(deals, roles.whole)[0]):
-            opening = triple.opening(share, block, len(roles.owners))
-            openings.append(pack(opening, deal.bits))
+        shares = _joint_shares(party, of_rows, angles, bits, cosines, row_cosines)
+        for block, share in enumerate(shares):
+            if roles.joint:
+                opening = triple.opening(share, block, len(roles.owners))
+                openings.append(pack(opening, deal.bits))
             parts.append(pack(triple.share_of_mask(hidden, block), deal.bits))
         challenge = challenge_of(party, roles)
         check = pack(triple.sacrifice(challenge), deal.bits)
@@ -250,13 +256,33 @@ def products(
     return {"products": {roles.first: np.concatenate(sent)}}
 
 
+def _joint_shares(
+    party: Party,
+    of_rows: RowsState,
+    angles: Array | None,
+    bits: int,
+    cosines: Array | None = None,
+    delivered: dict[int, Array] | None = None,
+) -> Iterator[Array]:
+    """Yield the shares of joint features of each block of rows; none without angles."""
+    roles, dealt = of_rows.roles, of_rows.dealt[:HEAD]
+    if (angles is not None) != bool(roles.joint):
+        raise PartyError("angles must be given where there are joint features")
+    if angles is None:
+        starts = range(0, roles.rows, BLOCK_ROWS)
+        sizes = (min(BLOCK_ROWS, roles.rows - start) for start in starts)
+        return (np.zeros((size, 0), "<u8") for size in sizes)
+    use = row_angles(roles, party.session)
+    return joint_shares(party, roles, use, angles, dealt, cosines, delivered, bits)
+
+
 def _others(roles: Roles) -> list[int]:
     """Return the places of the parties whose columns the first one multiplies."""
     return [j for j in range(len(roles.owners)) if j != roles.first]
 
 
 def _triple(deal: Deal, of_rows: RowsState, party: int) -> PredictionTriple:
-    portion = Portion(of_rows.dealt[HEAD:])
+    portion = Portion(of_rows.dealt[HEAD * bool(of_rows.roles.joint) :])
     portion.take()
     length = (deal.rows + SACRIFICED) * deal.shape[2] * width_of(deal.bits)
     triple = PredictionTriple(deal, party, portion.take(party * length))
@@ -266,23 +292,22 @@ def _triple(deal: Deal, of_rows: RowsState, party: int) -> PredictionTriple:
 
 @step
 @sums_over("request")
-@parts_of("fdskl")
 @reveals("curves", when="curves", optional=True)
 def scores(
     party: Party,
-    angles: OpenedAngles,
     bits: AngleBits,
     products: Annotated[dict[int, Array], Bytes, PRIVATE],
     hidden: Annotated[dict[int, Array], Bytes, PRIVATE],
+    angles: OpenedAngles | None = None,
     evaluate: bool = False,
     last: bool = True,
     curves: bool = False,
 ) -> Told:
     """Open the scores of rows, at the label holder.
 
-    angles: sums of all parties' angles of the rows.
     products: what the second party has sent.
     hidden: local columns of the other parties.
+    angles: sums of all parties' angles of the rows.
     evaluate: compare with the labels; otherwise the answers are stored as predictions.
     curves: with the last rows that are evaluated: report means of bins of rows too.
     """
@@ -293,8 +318,6 @@ def scores(
         raise PartyError("scores must have what all other parties have sent")
     part, X, local = _features(party, of_rows.rows)
     deal = row_deal(roles, party.session, len(part["intercept"]))
-    sums = angle_sums(party, roles, angles, of_rows.dealt[:HEAD], None, None, bits)
-    deals = row_angle_deals(roles, party.session)
     opened = np.empty((deal.rows, deal.shape[2]), "<u8")
     with refusing():
         weights, fraction = _weights(part, roles)
@@ -313,7 +336,8 @@ def scores(
             )
         theirs = read.take(deal.bits, opened.shape)
         columns = {j: Elements(hidden[j][SEED_BYTES:]) for j in others}
-        blocks = zip(deal.blocks(), sums.shares(deals, roles.whole)[0], strict=True)
+        shares = _joint_shares(party, of_rows, angles, bits)
+        blocks = zip(deal.blocks(), shares, strict=True)
         for block, (rows, share) in enumerate(blocks):
             count = len(share)
             known = [

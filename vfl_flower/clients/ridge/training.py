@@ -1,9 +1,9 @@
-"""A party's side of a kernel model that is solved from sums of products alone.
+"""A party's side of a ridge model that is solved from sums of products alone.
 
 The features of a row are local columns, which each party makes of its own ones, and
-joint ones (:mod:`vfl_flower.clients.ridge.angles`), which nobody knows: the two
-parties that compute have shares of them. The label holder opens the Gram matrix of the
-rows (:mod:`vfl_flower.clients.products`) and solves.
+joint ones (:mod:`vfl_flower.clients.ridge.angles`), which nobody knows: the two parties
+that compute have shares of them. The label holder opens the Gram matrix of the rows
+(:mod:`vfl_flower.clients.products`) and solves.
 
 What a dealer gives for it is in :mod:`vfl_flower.clients.ridge.dealing`, and how new
 rows are scored in :mod:`vfl_flower.clients.ridge.scores`.
@@ -14,45 +14,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict, cast
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
-from vfl_flower.clients.fdskl import Columns, classes_of, signs_of
+from vfl_flower.clients.evaluation import Columns, classes_of, columns_of, signs_of
 from vfl_flower.clients.products import (
-    Bytes,
-    MomentsState,
-    Portion,
-    add_products,
-    challenge_of,
-    checks_of,
-    dealt_to,
-    hide,
-    open_joint,
-    opened,
-    other_of,
-    prove,
-    shares_of,
-)
-from vfl_flower.clients.products_roles import (
-    LARGEST,
     MOST_LEVERAGE,
-    Roles,
+    Bytes,
+    Hidden,
+    ProductState,
     check_roles,
     check_rows,
+    dealt_to,
+    hide,
+    opened,
+    other_of,
     withhold,
 )
+from vfl_flower.clients.products import open_joint as open_columns
 from vfl_flower.clients.ridge.angles import (
     HEAD,
     AngleBits,
     OpenedAngles,
-    angle_deals,
-    angle_sums,
     hidden_angles,
     joint_fraction,
+    joint_shares,
 )
-from vfl_flower.clients.ridge.dealing import root_of, turn_cosines_of
+from vfl_flower.clients.ridge.dealing import cosines_of, root_of, training_angles
 from vfl_flower.clients.ridge.relevance import (
     PROBES,
     hidden_frequencies,
@@ -86,8 +76,9 @@ from vfl_flower.protocol.contract import IN_SUM, OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
-from vfl_flower.protocol.steps import once, parts_of, reveals, step, sums_over
-from vfl_flower.secure_aggregation.products.shares import Deal
+from vfl_flower.protocol.steps import once, reveals, step, sums_over
+from vfl_flower.secure_aggregation.products.roles import LARGEST, Roles
+from vfl_flower.secure_aggregation.products.shares import BLOCK_ROWS, Portion
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
@@ -108,6 +99,9 @@ MOST_CUMULANT = 2.0**39
 
 MOST_KERNELS = 8
 """Most bandwidths."""
+
+PART_ROWS = 16 * BLOCK_ROWS
+"""Rows whose columns and angles a party makes at once."""
 
 Bandwidth = Annotated[float, Ge(1e-50), Le(1e50)]
 """With it no angle of a scaled column overflows: a refusal would tell of values."""
@@ -133,6 +127,8 @@ class Task:
     """Most of values, where these are more."""
     balanced: bool = False
     """Whether classes count as if they had equally many rows."""
+    linear: bool = False
+    """Whether the features are the parties' own columns alone."""
 
 
 @dataclass(frozen=True)
@@ -163,20 +159,15 @@ class Joint:
 
 @shapes_only
 @dataclass
-class KernelState:
+class RidgeState:
     """What a party keeps between messages, besides its part of the model."""
 
-    task: Task | None = None
-    """As the server has said; none in a run that only predicts."""
+    task: Task
+    """As the server has said."""
     joint: Joint | None = None
-    first: int = 0
-    """The party that opens the Gram matrix."""
+    """Of this turn; none in a linear model."""
     turns: int = 0
     """How many Gram matrices the party has started to compute."""
-    trip: int = 0
-    """How often it has answered :func:`multiply` in the last of them."""
-    moments: MomentsState | None = None
-    """Of this turn."""
     angles: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
     """What it was dealt for its angles, of this turn, uint8."""
     multiple: int = 0
@@ -199,12 +190,6 @@ class KernelState:
     """At the label holder its local columns that are 0 for the sake of the labels."""
     constant: bool = False
     """Whether its labels break a rule, so that zeros take the place of targets."""
-
-
-def _task(state: KernelState) -> Task:
-    if state.task is None:
-        raise PartyError("the step trains a model, and this run only predicts")
-    return state.task
 
 
 def training_rows(party: Party, task: Task) -> Array:
@@ -230,11 +215,13 @@ def _fitted(party: Party, task: Task) -> _Fitted:
         fitted: _Fitted = known[1]
         return fitted
     X = np.asarray(party.rows.take(training_rows(party, task)), dtype=np.float64)
+    kinds = {"bins": 1, "waves": 0} if task.linear else {}
     local = fit_local_columns(
         X,
         most=max(task.most, min(X.shape[1], task.values)),
         least=LEAST_ROWS,
         rng=party.rng("local columns"),
+        **kinds,
     )
     fitted = _Fitted(X, local)
     party.cache["ridge"] = (party.session, task), fitted
@@ -252,17 +239,19 @@ class Prepared(TypedDict):
     distances: Annotated[Array, Reals("3"), IN_SUM]
 
 
-class Multiplied(TypedDict):
-    """Reply of :func:`multiply`."""
+class HiddenRows(Hidden):
+    """Reply of :func:`hide_rows`."""
 
-    own_openings: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
-    triple_checks: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED_FOR]]
     turn_cosines: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
-    joint_openings: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
-    gram_shares: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     frequencies: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
     distances: NotRequired[Annotated[Array, Reals("3"), IN_SUM]]
+
+
+class OpenedJoint(TypedDict):
+    """Reply of :func:`open_joint`."""
+
+    joint: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
 
 
 class Mixed(TypedDict):
@@ -294,7 +283,7 @@ def prepare(party: Party, task: Task) -> Prepared:
     if party.part:
         raise PartyError("this run has its model already")
     party.sum_over(training_rows(party, task))
-    fitted, state = _fitted(party, task), KernelState(task)
+    fitted, state = _fitted(party, task), RidgeState(task)
     scaled = scaled_columns(fitted.local, fitted.X)
     reply: Prepared = {
         "columns": [block.stop - block.start for block in fitted.local.blocks],
@@ -312,14 +301,14 @@ def prepare(party: Party, task: Task) -> Prepared:
     return reply
 
 
-def _outputs(state: KernelState) -> int:
+def _outputs(state: RidgeState) -> int:
     """Return the number of targets."""
-    return len(state.classes) if _task(state).target == "multiclass" else 1
+    return columns_of(state.task.target, state.classes)
 
 
-def _targets(party: Party, state: KernelState) -> Array:
+def _targets(party: Party, state: RidgeState) -> Array:
     """Return the targets of the label holder, zeros where its labels break a rule."""
-    task, rows = _task(state), training_rows(party, _task(state))
+    task, rows = state.task, training_rows(party, state.task)
     assert party.y is not None
     if state.constant:
         return np.zeros((len(rows), _outputs(state)))
@@ -332,20 +321,20 @@ def _targets(party: Party, state: KernelState) -> Array:
     return signs_of(y, task.target, state.classes)
 
 
-def _check_targets(party: Party, state: KernelState, fitted: _Fitted) -> None:
+def _check_targets(party: Party, state: RidgeState, fitted: _Fitted) -> None:
     """Withhold labels that would have a Gram matrix tell a single row.
 
     Real labels that do so are clipped first, and local columns that do so beside the
     labels are muted: no count of columns, which the server gets, depends on labels.
     """
     assert party.y is not None
-    y = party.y[training_rows(party, _task(state))]
+    y = party.y[training_rows(party, state.task)]
     rule = "all rows to train on must have a label"
     if not np.isnan(y).any():
         Y = _targets(party, state)
         # So many that none is `LARGEST` deviations from the mean.
         rows = max(REACHED, int(len(y) / LARGEST**2))
-        if not _bounded(Y) and _task(state).target == "continuous":
+        if not _bounded(Y) and state.task.target == "continuous":
             state.lowest, state.highest = reached(np.sort(y), rows)
             Y = _targets(party, state)
         if _bounded(Y):
@@ -408,181 +397,145 @@ def _muted(fitted: _Fitted, Y: Array) -> Array:
 @step
 @sums_over("earlier")
 @reveals("moments", times="counted")
-def multiply(
+def hide_rows(
     party: Party,
     roles: Roles,
     counted: Count,
-    joint: Joint,
-    trip: Count,
+    joint: Joint | None = None,
     dealt: Annotated[Array | None, Bytes, OWN] = None,
     turn_parts: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    triple_checks: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    angles: OpenedAngles | None = None,
-    cosines: Annotated[Array | None, Bytes, OWN] = None,
-    turn_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    own_openings: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    joint_openings: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    multiple: Annotated[int, Ge(1), Le(MOST_MULTIPLE)] = 1,
     triple: Annotated[Array | None, Bytes, OWN] = None,
     probes: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-) -> Multiplied:
-    """Hide a part of the rows, open the part before it, multiply the part before that.
+) -> HiddenRows:
+    """Open the party's local columns under the masks, and its angles plus random ones.
 
-    Asked once for each part of the rows, and twice more. Each party opens its local
-    columns of part `trip` under the masks, and sends its angles plus random ones. The
-    two that compute make shares of the joint features of part ``trip - 1`` and open
-    them under the masks, each for the other one; then they multiply all that was opened
-    of part ``trip - 2``. At last the second party sends its share of the Gram matrix.
-
-    counted: number of columns of the Gram matrix, as consent counts them, in the first
-        trip; then 0.
-    trip: how often the step was asked before.
-    dealt, turn_parts: what the dealer sends in the first trip: the server, or a party.
-    triple_checks: what the other one that computes has sent in the first trip.
-    angles: sums of all parties' angles of part ``trip - 1``.
-    cosines, turn_cosines: what the dealer sends for them to the second party.
-    own_openings, joint_openings: what the others have opened of part ``trip - 2``: of
-        their local columns, and of joint ones.
-    multiple: how many times each angle is taken, which divides the bandwidths by it.
-    triple: what the server deals in the first trip for the relevance of the party's
-        columns.
+    counted: number of columns of the Gram matrix, as consent counts them.
+    joint: the joint features; none in a linear model.
+    dealt, turn_parts: what the dealer sends: the server, or a party.
+    triple: what the server deals for the relevance of the party's columns.
     probes: what the label holder has sent for it after that turn.
     """
-    state = party.recall(KernelState)
-    if trip == 0:
-        _check_turn(party, state, roles, joint)
-        heads, rest = np.split(
-            dealt_to(dealt, turn_parts, roles), [HEAD * len(roles.rows)]
-        )
-        state = replace(
-            state,
-            joint=joint,
-            first=roles.first,
-            turns=state.turns + 1,
-            trip=0,
-            moments=MomentsState(roles, rest),
-            angles=heads,
-            multiple=0,
-        )
-        if joint.relevant:
-            _open_relevance(party, state, probes)
-    moments = state.moments
-    if moments is None or (trip, roles, joint) != (
-        *(state.trip, moments.roles),
-        state.joint,
-    ):
-        raise PartyError(
-            f"trip must be the next one of the turn, {state.trip}, with what was asked "
-            f"in the first, got {trip}"
-        )
-    parts = roles.parts  # as many as there are rows, so only of roles that were checked
-    if counted != (0 if trip else roles.columns):
-        raise PartyError("counted must be the columns of the Gram matrix, once")
-    if trip > len(parts) + 1:
-        raise PartyError(f"trip must be at most {len(parts) + 1}, got {trip}")
-    if trip and multiple != (state.multiple or multiple):
-        raise PartyError(f"multiple must stay {state.multiple}, got {multiple}")
-    state.multiple = multiple if trip else 0
-    state.trip += 1
-    reply: Multiplied = {}
-    if trip == 0:
-        _tell_of_relevance(party, state, roles, joint, triple, reply)
-    if trip < len(parts):
-        _hide(party, state, moments, joint, parts[trip], reply)
-        if trip == 0:
-            check = checks_of(party, roles, moments.dealt)
-            if check is not None:
-                reply["triple_checks"] = {other_of(party, roles): check}
-        if party.index == roles.dealer:
-            session, root = party.session, root_of(party)
-            sent = turn_cosines_of(session, root, roles, joint.bits, trip)
-            reply["turn_cosines"] = {roles.second: sent}
-    party.remember(state)
-    if party.index not in (roles.first, roles.second):
-        if angles is not None:
-            raise PartyError("angles must be for the two parties that compute")
+    state = party.recall(RidgeState)
+    _check_turn(party, state, roles, joint)
+    if counted != roles.columns:
+        raise PartyError("counted must be the columns of the Gram matrix")
+    given = dealt_to(dealt, turn_parts, roles)
+    state.angles, rest = np.split(given, [HEAD * bool(roles.joint)])
+    state.joint, state.multiple, state.turns = joint, 0, state.turns + 1
+    product = ProductState(roles, rest)
+    party.remember(product)
+    if joint is not None and joint.relevant:
+        _open_relevance(party, state, probes)
+    fitted = _fitted(party, state.task)
+    parts = [
+        slice(start, start + PART_ROWS) for start in range(0, roles.rows, PART_ROWS)
+    ]
+    columns = (_columns(party, state, fitted, rows) for rows in parts)
+    reply = cast(HiddenRows, hide(party, product, columns))
+    if joint is None:
         return reply
-    if trip == 1:
-        prove(party, moments, triple_checks)
-    if trip >= 2:
-        add_products(
-            party, moments, own_openings or {}, parts[trip - 2], joint_openings
-        )
-    if 1 <= trip <= len(parts):
-        if angles is None:
-            raise PartyError("angles must be given to the two parties that compute")
-        sums = angle_sums(
-            party, roles, angles, state.angles, cosines, turn_cosines, joint.bits
-        )
-        part, deals = parts[trip - 1], _angle_deals(party, roles)
-        shares = sums.shares(deals, part, multiple)
-        moments.joint = open_joint(party, moments, shares, part)
-        reply["joint_openings"] = {other_of(party, roles): moments.joint}
-    if trip == len(parts) + 1:
-        made = shares_of(party, moments)
-        if "shares" in made:
-            reply["gram_shares"] = made["shares"]
+    angles = (_angles(party, state, joint, fitted, rows) for rows in parts)
+    use = training_angles(roles, party.session)
+    reply["angles"] = hidden_angles(party, roles, use, state.angles, angles)
+    if party.index == roles.dealer:
+        sent = cosines_of(use, root_of(party), roles, joint.bits)
+        reply["turn_cosines"] = {roles.second: sent}
+    scaled = scaled_columns(fitted.local, fitted.X)
+    if joint.relevant:
+        own = cumulants(scaled * state.relevance, state.task.kernel, party.rng("pairs"))
+        reply["distances"] = np.clip(own, -MOST_CUMULANT, MOST_CUMULANT)
+    if triple is not None:
+        state.triple, state.pilot = triple, roles
+        d = fitted.X.shape[1]
+        deal = relevance_deal(roles, party.session, party.index or 0, d)
+        with refusing():
+            omega = _frequencies(party, state, joint, d)
+            assert party.agree is not None
+            challenge = party.agree(roles.first)
+            hidden = hidden_frequencies(deal, triple, omega, challenge)
+        reply["frequencies"] = {roles.first: hidden}
     return reply
 
 
-def _check_turn(party: Party, state: KernelState, roles: Roles, joint: Joint) -> None:
+def _check_turn(
+    party: Party, state: RidgeState, roles: Roles, joint: Joint | None
+) -> None:
     """Refuse a turn that this party's data or the protocol does not allow."""
-    task = _task(state)
+    task = state.task
     fitted, width = _fitted(party, task), 0
     if party.y is not None:
         width = _outputs(state) + 1
     fraction = joint_fraction(task.rows)
     check_roles(party, roles, fitted.local.n_columns + width, fraction)
-    if roles.rows != [task.rows]:
-        raise PartyError("rows must be those to train on, of one Gram matrix")
+    if roles.rows != task.rows:
+        raise PartyError("rows must be those to train on")
     if roles.turn != state.turns or roles.turn >= MOST_TURNS or party.part:
         raise PartyError(
             f"turn must be the next one, {state.turns}, and below {MOST_TURNS}, got "
             f"{roles.turn}"
         )
-    lengths = {len(joint.bandwidths), len(joint.counts), len(joint.densities)}
-    if roles.joint != 2 * joint.angles or len(lengths) > 1:
+    if (joint is None) != task.linear or roles.joint != (
+        2 * joint.angles if joint is not None else 0
+    ):
         raise PartyError(
-            "joint must have a cosine and a sine for each angle, and a count and a "
-            "density for each bandwidth"
+            "joint must have a cosine and a sine for each angle; a linear model has "
+            "none"
         )
+    if joint is not None and not (
+        len(joint.bandwidths) == len(joint.counts) == len(joint.densities)
+    ):
+        raise PartyError("joint must have a count and a density for each bandwidth")
     check_rows(party, None, task.rows, roles.columns)
 
 
-def _hide(
+def _columns(party: Party, state: RidgeState, fitted: _Fitted, rows: slice) -> Array:
+    """Return the columns of rows that the party has in the Gram matrix."""
+    made = local_columns(replace(fitted.local, muted=state.muted), fitted.X[rows])
+    if party.y is None:
+        return made
+    Y = _targets(party, state)[rows]
+    return np.column_stack([made, Y, np.ones(len(Y))])
+
+
+@step
+@sums_over("earlier")
+def open_joint(
     party: Party,
-    state: KernelState,
-    moments: MomentsState,
-    joint: Joint,
-    part: Sequence[range],
-    reply: Multiplied,
-) -> None:
-    """Put the local columns of a part of the rows and its angles in the reply."""
-    roles, fitted = moments.roles, _fitted(party, _task(state))
-    (chosen,) = roles.rows_of(part)
-    X = fitted.X[chosen]
-    made = local_columns(replace(fitted.local, muted=state.muted), X)
-    if party.y is not None:
-        Y = _targets(party, state)[chosen]
-        made = np.column_stack([made, Y, np.ones(len(Y))])
-    reply["own_openings"] = hide(party, roles, [made], moments.dealt, part)
-    angles = _angles(party, state, joint, fitted.local, X)
-    deals = _angle_deals(party, roles)
-    reply["angles"] = hidden_angles(party, roles, deals, state.angles, angles, part)
+    angles: OpenedAngles | None = None,
+    cosines: Annotated[Array | None, Bytes, OWN] = None,
+    turn_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    multiple: Annotated[int, Ge(1), Le(MOST_MULTIPLE)] = 1,
+) -> OpenedJoint:
+    """Make shares of the joint features, and open them for the other computing party.
 
-
-def _angle_deals(party: Party, roles: Roles) -> list[Deal]:
-    bits = roles.numbers(roles.rows[0]).bits
-    return angle_deals(roles, party.session, "angles", bits)
+    angles: sums of all parties' angles.
+    cosines, turn_cosines: what the dealer sends for them to the second party.
+    multiple: how many times each angle is taken, which divides the bandwidths by it.
+    """
+    state, product = party.recall(RidgeState), party.recall(ProductState)
+    if state.joint is None or state.multiple:
+        raise PartyError("joint features are opened once, after hide_rows")
+    state.multiple, roles = multiple, product.roles
+    if party.index not in (roles.first, roles.second):
+        if angles is not None:
+            raise PartyError("angles must be for the two parties that compute")
+        return {}
+    if angles is None:
+        raise PartyError("angles must be given to the two parties that compute")
+    shares = joint_shares(
+        *(party, roles, training_angles(roles, party.session), angles, state.angles),
+        *(cosines, turn_cosines, state.joint.bits, multiple),
+    )
+    return {"joint": {other_of(party, roles): open_columns(party, product, shares)}}
 
 
 def _angles(
-    party: Party, state: KernelState, joint: Joint, local: LocalColumns, X: Array
+    party: Party, state: RidgeState, joint: Joint, fitted: _Fitted, rows: slice
 ) -> Array:
-    scaled = scaled_columns(local, X)
+    scaled = scaled_columns(fitted.local, fitted.X[rows])
     return joint_angles(
         scaled * state.relevance if joint.relevant else scaled,
-        _task(state).kernel,
+        state.task.kernel,
         joint.bandwidths,
         joint.counts,
         joint.densities,
@@ -596,15 +549,15 @@ def _seed(party: Party, joint: Joint) -> int:
     return int.from_bytes(party.secret_bytes(name, 16))
 
 
-def _frequencies(party: Party, state: KernelState, joint: Joint, d: int) -> Array:
-    kernel, seed = _task(state).kernel, _seed(party, joint)
+def _frequencies(party: Party, state: RidgeState, joint: Joint, d: int) -> Array:
+    kernel, seed = state.task.kernel, _seed(party, joint)
     return joint_frequencies(
         d, kernel, joint.bandwidths, joint.counts, joint.densities, seed
     )
 
 
 def _open_relevance(
-    party: Party, state: KernelState, probes: dict[int, Array] | None
+    party: Party, state: RidgeState, probes: dict[int, Array] | None
 ) -> None:
     """Get the relevance of the party's columns from what the label holder has sent."""
     if party.y is not None:
@@ -615,7 +568,7 @@ def _open_relevance(
     if roles is None or list(probes or {}) != [roles.first]:
         raise PartyError("probes must come from the party with the labels, alone")
     assert probes is not None
-    d = _fitted(party, _task(state)).X.shape[1]
+    d = _fitted(party, state.task).X.shape[1]
     deal = relevance_deal(roles, party.session, party.index or 0, d)
     with refusing():
         mean_squares = opened_relevance(deal, state.triple, probes[roles.first])
@@ -623,40 +576,16 @@ def _open_relevance(
     state.triple, state.pilot = np.zeros(0, np.uint8), None
 
 
-def _tell_of_relevance(
-    party: Party,
-    state: KernelState,
-    roles: Roles,
-    joint: Joint,
-    triple: Array | None,
-    reply: Multiplied,
-) -> None:
-    """Put cumulants of the scaled columns, or hidden frequencies, in the reply."""
-    fitted = _fitted(party, _task(state))
-    if joint.relevant:
-        scaled = scaled_columns(fitted.local, fitted.X) * state.relevance
-        parts = cumulants(scaled, _task(state).kernel, party.rng("pairs"))
-        reply["distances"] = np.clip(parts, -MOST_CUMULANT, MOST_CUMULANT)
-    if triple is not None:
-        state.triple, state.pilot = triple, roles
-        d = fitted.X.shape[1]
-        deal = relevance_deal(roles, party.session, party.index or 0, d)
-        with refusing():
-            omega = _frequencies(party, state, joint, d)
-            hidden = hidden_frequencies(deal, triple, omega, challenge_of(party, roles))
-        reply["frequencies"] = {roles.first: hidden}
-
-
 @step
 @sums_over("earlier")
 @once
-@reveals("moments", when="gram_shares", times="counted")
+@reveals("moments", when="share", times="counted")
 def relevance(
     party: Party,
     kinds: list[Count],
     widths: list[Natural],
     counted: Natural,
-    gram_shares: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    share: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
     frequencies: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
     triples: Annotated[Array | None, Bytes, OWN] = None,
 ) -> Mixed:
@@ -665,19 +594,19 @@ def relevance(
     kinds: as for :func:`fit`.
     widths: number of columns of each party.
     counted: number of columns of all other parties, as consent counts them.
-    gram_shares: those of the second party.
+    share: that of the second party.
     frequencies: of each other party, under masks.
     triples: what the server deals for it, one party after another.
     """
-    state = party.recall(KernelState)
-    joint, moments = _computed(state, "relevance")
+    state = party.recall(RidgeState)
+    product, joint = _computed(party), state.joint
     if party.y is None:
         return {}
     if triples is None:
         raise PartyError("relevance must have what is dealt for it")
-    if joint.relevant:
-        raise PartyError("relevance must follow a first turn")
-    roles, index = moments.roles, party.index or 0
+    if joint is None or joint.relevant:
+        raise PartyError("relevance must follow a first turn with joint features")
+    roles, index = product.roles, party.index or 0
     others = [j for j in range(party.n_parties) if j != index]
     if sorted(frequencies or {}) != others or len(widths) != party.n_parties:
         raise PartyError("frequencies must be those of all other parties")
@@ -685,8 +614,8 @@ def relevance(
     assert party.agree is not None
     if counted != sum(widths[j] for j in others):
         raise PartyError("counted must be the number of the other parties' columns")
-    fitted = _fitted(party, _task(state))
-    gram, solved, _ = _solve(party, state, kinds, gram_shares or {}, fitted.local)
+    fitted = _fitted(party, state.task)
+    gram, solved, _ = _solve(party, state, kinds, share or {}, fitted.local)
     rng = party.rng("probes")
     if state.constant:
         B = rng.standard_normal((joint.angles, PROBES)) / np.sqrt(joint.angles)
@@ -709,45 +638,47 @@ def relevance(
 @step
 @sums_over("earlier")
 @once
-@parts_of("fdskl")
 def fit(
     party: Party,
     kinds: list[Count],
-    gram_shares: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    share: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
 ) -> Fitted:
     """Solve at the label holder; each party keeps its part of the model.
 
     kinds: numbers of local columns of each kind, of each party.
-    gram_shares: those of the second party.
+    share: that of the second party.
     """
-    state = party.recall(KernelState)
-    task, (settings, moments) = _task(state), _computed(state, "fit")
-    fitted = _fitted(party, task)
-    widths = _local_widths(party, kinds)
+    state, product = party.recall(RidgeState), _computed(party)
+    task, settings, first = state.task, state.joint, product.roles.first
+    fitted, widths = _fitted(party, state.task), _local_widths(party, kinds)
     part: dict[str, Any] = {
         "kernel": task.kernel,
-        "bandwidth": max(settings.bandwidths),
-        "bandwidths": np.array(settings.bandwidths),
-        "counts": np.array(settings.counts),
-        "densities": np.array(settings.densities),
-        "n_features": 2 * settings.angles,
+        "bandwidth": 1.0,
+        "n_features": product.roles.joint,
         "n_columns": fitted.X.shape[1],
         "n_parties": party.n_parties,
         "index": party.index or 0,
         "columns": list(party.columns or ()),
-        "seed": f"{_seed(party, settings):032x}",
-        "multiple": state.multiple,
+        "holder": first,
         "local": fitted.local.n_columns,
         "widths": widths,
-        "outputs": moments.roles.owners[state.first] - widths[state.first] - 1,
+        "outputs": product.roles.owners[first] - widths[first] - 1,
         **pack_local(replace(fitted.local, muted=state.muted)),
     }
-    if settings.relevant:
-        part["relevance"] = state.relevance
+    if settings is not None:
+        part |= {
+            "bandwidth": max(settings.bandwidths),
+            "bandwidths": np.array(settings.bandwidths),
+            "counts": np.array(settings.counts),
+            "densities": np.array(settings.densities),
+            "seed": f"{_seed(party, settings):032x}",
+            "multiple": state.multiple,
+        }
+        if settings.relevant:
+            part["relevance"] = state.relevance
     reply: Fitted = {"kept": party.state_dir is not None}
-    part["holders"], part["block"] = [state.first], 2 * settings.angles
     if party.y is not None:
-        _, solved, order = _solve(party, state, kinds, gram_shares or {}, fitted.local)
+        _, solved, order = _solve(party, state, kinds, share or {}, fitted.local)
         M, scale = len(solved.weights), state.y_scale
         # As the columns lie in the Gram matrix, but for the targets and the ones.
         coef = np.empty_like(solved.weights)
@@ -768,16 +699,17 @@ def fit(
         reply["cv_score"] = float(scale**2 * solved.error.mean())
         reply["constant"] = state.constant
     party.part = part
-    state.moments, state.angles = None, np.zeros(0, np.uint8)
+    party.forget(ProductState)
+    party.forget(RidgeState)
     return reply
 
 
-def _computed(state: KernelState, step: str) -> tuple[Joint, MomentsState]:
-    """Return the features and state of a turn whose Gram matrix is computed."""
-    joint, moments = state.joint, state.moments
-    if joint is None or moments is None or state.trip < len(moments.roles.parts) + 2:
-        raise PartyError(f"{step} must follow the last trip of multiply")
-    return joint, moments
+def _computed(party: Party) -> ProductState:
+    """Return the state of a turn whose Gram matrix is computed."""
+    product = party.recall(ProductState)
+    if not product.multiplied:
+        raise PartyError("the step must follow multiply")
+    return product
 
 
 def _local_widths(party: Party, kinds: Sequence[int]) -> list[int]:
@@ -789,9 +721,9 @@ def _local_widths(party: Party, kinds: Sequence[int]) -> list[int]:
 
 def _solve(
     party: Party,
-    state: KernelState,
+    state: RidgeState,
     kinds: Sequence[int],
-    gram_shares: dict[int, Array],
+    share: dict[int, Array],
     local: LocalColumns,
 ) -> tuple[Array, GramFit, Array]:
     """Open the Gram matrix and solve.
@@ -800,16 +732,16 @@ def _solve(
     bandwidth, targets and ones), the solution, and the place of each of these columns
     in what was computed.
     """
-    task, (settings, moments) = _task(state), _computed(state, "a solution")
-    roles = moments.roles
+    task, product = state.task, _computed(party)
+    roles = product.roles
     expected = list(roles.owners)
     expected[roles.first] = local.n_columns
     if _local_widths(party, kinds) != expected:
         raise PartyError("kinds must be the local columns of the Gram matrices")
-    order = _order(roles, local.n_columns, settings)
-    (gram,) = opened(party, moments, gram_shares)
-    gram = gram[np.ix_(order, order)]
-    sizes = [*kinds, *(2 * count for count in settings.counts)]
+    counts = state.joint.counts if state.joint is not None else []
+    order = _order(roles, local.n_columns, counts)
+    gram = opened(party, product, share)[np.ix_(order, order)]
+    sizes = [*kinds, *(2 * count for count in counts)]
     M, outputs = sum(sizes), len(order) - sum(sizes) - 1
     weights = _balance(gram, outputs) if task.balanced else None
     try:
@@ -828,10 +760,10 @@ def _solve(
     return gram, solved, order
 
 
-def _constant(party: Party, state: KernelState, M: int) -> GramFit:
+def _constant(party: Party, state: RidgeState, M: int) -> GramFit:
     """Return the model of all labels of the party, whatever rows were asked for."""
     assert party.y is not None
-    y, target = np.asarray(party.y, dtype=np.float64), _task(state).target
+    y, target = np.asarray(party.y, dtype=np.float64), state.task.target
     y, ones = y[~np.isnan(y)], np.ones(_outputs(state))
     state.y_mean, state.y_scale, more = 0.0, 1.0, {}
     intercept = np.zeros(len(ones))
@@ -910,14 +842,14 @@ def drawn_probes(
     return draw_probes(H / np.outer(units, units) / max(power, 1e-12), PROBES, rng)
 
 
-def _order(roles: Roles, local: int, joint: Joint) -> Array:
+def _order(roles: Roles, local: int, counts: Sequence[int]) -> Array:
     """Return the places of local columns, joint ones by bandwidth, targets and ones."""
     start = sum(roles.owners[: roles.first]) + local
     stop = sum(roles.owners[: roles.first + 1])
-    first = roles.columns - roles.joint
+    first, angles = roles.columns - roles.joint, roles.joint // 2
     places = np.arange(roles.columns)
-    cosines = np.split(places[first : first + joint.angles], np.cumsum(joint.counts))
-    both = [np.concatenate([part, part + joint.angles]) for part in cosines]
+    cosines = np.split(places[first : first + angles], np.cumsum(counts))
+    both = [np.concatenate([part, part + angles]) for part in cosines]
     return np.concatenate(
         [places[:start], places[stop:first], *both, places[start:stop]]
     )

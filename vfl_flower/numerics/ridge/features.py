@@ -162,8 +162,9 @@ def decision_function(
             X = np.asarray(block[start : start + size], dtype=np.float64)
             fitted = unpack_local(part)
             columns.append(local_columns(fitted, X))
-            angles = part_angles(part, fitted, X, 64)
-            turns = angles if not turns.size else turns + angles
-        F = np.hstack([*columns, pairs(turns)])
+            if part["n_features"]:
+                angles = part_angles(part, fitted, X, 64)
+                turns = turns + angles if turns.size else angles
+        F = np.hstack([*columns, pairs(turns)] if turns.size else columns)
         scores.append(F @ holder["coef"] + holder["intercept"])
     return np.concatenate(scores)

@@ -48,13 +48,12 @@ class SquareSum:
     squares of both. BLAS makes a square in half the time of a product: 48 bits take two
     and a half products in the place of six, 64 bits four and a half in that of ten.
 
-    `bits` is from 35 to 64: three or four limbs. `before`, uint64, (columns, columns),
-    is the sum over earlier blocks.
+    `bits` is from 35 to 64: three or four limbs.
     """
 
-    def __init__(self, columns: int, bits: int, before: Array | None = None) -> None:
+    def __init__(self, columns: int, bits: int) -> None:
         self.bits = bits
-        self._total = np.zeros((columns, columns), "<u8") if before is None else before
+        self._total = np.zeros((columns, columns), "<u8")
         self._sums: dict[str, Array] = {}
         self._rows = 0
 

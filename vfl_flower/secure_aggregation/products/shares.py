@@ -188,13 +188,55 @@ class Dealt:
             )
 
 
+class Portion:
+    """Reads what one party was dealt, message by message."""
+
+    def __init__(self, data: Array) -> None:
+        self._left = data
+
+    def take(self, more: int = 0) -> Dealt:
+        """Return the next message, whose correction has so many bytes."""
+        part, self._left = np.split(self._left, [2 * SEED_BYTES + more])
+        return Dealt.unpack(part)
+
+    def end(self) -> None:
+        """Raise ``ValueError`` if there is more."""
+        if len(self._left):
+            raise ValueError(
+                f"what was dealt must end there, got {len(self._left)} bytes more"
+            )
+
+
+class Elements:
+    """Reads packed elements of a ring, block by block."""
+
+    def __init__(self, data: Array) -> None:
+        self._data, self._place = data, 0
+
+    def take(self, bits: int, shape: tuple[int, ...]) -> Array:
+        """Return the next elements; ``ValueError`` if there are too few."""
+        start = self._place
+        self._place += math.prod(shape) * width_of(bits)
+        return unpack(self._data[start : self._place], bits, shape)
+
+    def end(self) -> None:
+        """Raise ``ValueError`` if there is more."""
+        if self._place != len(self._data):
+            raise ValueError("openings must end there, got more bytes")
+
+
+def width_of(bits: int) -> int:
+    """Return the bytes of an element of a ring."""
+    return -(-bits // 8)
+
+
 def pack(elements: Array, bits: int) -> Array:
     """Return elements below 2^bits as bytes, uint8, shape (size * ceil(bits / 8),).
 
     The lowest byte of an element comes first.
     """
     words = np.ascontiguousarray(elements, "<u8").reshape(-1, 1).view("u1")
-    return words[:, : -(-bits // 8)].ravel()
+    return words[:, : width_of(bits)].ravel()
 
 
 def unpack(data: Array, bits: int, shape: tuple[int, ...]) -> Array:
@@ -203,7 +245,7 @@ def unpack(data: Array, bits: int, shape: tuple[int, ...]) -> Array:
     Raises ValueError if there are too few or too many bytes, or an element is not below
     2^bits.
     """
-    size = -(-bits // 8)
+    size = width_of(bits)
     count = math.prod(shape)
     if data.dtype != np.uint8 or data.shape != (size * count,):
         raise ValueError(

@@ -58,6 +58,7 @@ from vfl_flower.secure_aggregation.products.shares import (
     pack,
     subtract,
     unpack,
+    width_of,
 )
 from vfl_flower.typing import Array
 
@@ -66,6 +67,11 @@ OWNER = "owner"
 
 SACRIFICED = 40
 """Columns (rows) that a check takes: a wrong triple passes with probability 2^-40."""
+
+
+def triangle_size(columns: int) -> int:
+    """Return the number of elements of an upper triangle."""
+    return columns * (columns + 1) // 2
 
 
 def upper(matrix: Array) -> Array:
@@ -146,7 +152,7 @@ class _Triple:
     def __init__(
         self, deal: Deal, party: int, dealt: Dealt, shape: tuple[int, ...]
     ) -> None:
-        dealt.check(deal, party, party * math.prod(shape) * -(-deal.bits // 8))
+        dealt.check(deal, party, party * math.prod(shape) * width_of(deal.bits))
         self.deal, self.party, self._seed = deal, party, dealt.seed
         if party == 0:
             self._product = deal.elements(dealt.seed, "product", 0, shape)
@@ -176,19 +182,15 @@ class GramTriple(_Triple):
     sum (:meth:`add`), and send or open the result (:meth:`share`, :func:`open_gram`).
 
     The shape of `deal` is (rows, columns) of F; `party` is 0 or 1, and `dealt` is from
-    :func:`deal_gram`. `sums`, uint64, (columns * (columns + 1) / 2,), is what
-    :meth:`sums` returned after earlier blocks. Raises ValueError if what was dealt is
-    of another use, short or changed.
+    :func:`deal_gram`. Raises ValueError if what was dealt is of another use, short or
+    changed.
     """
 
-    def __init__(
-        self, deal: Deal, party: int, dealt: Dealt, sums: Array | None = None
-    ) -> None:
+    def __init__(self, deal: Deal, party: int, dealt: Dealt) -> None:
         columns = deal.shape[1] + SACRIFICED
-        super().__init__(deal, party, dealt, (columns * (columns + 1) // 2,))
+        super().__init__(deal, party, dealt, (triangle_size(columns),))
         self._product = symmetric(self._product, columns)
-        before = None if sums is None else symmetric(sums, deal.shape[1])
-        self._squares = SquareSum(deal.shape[1], deal.bits + 1, before)
+        self._squares = SquareSum(deal.shape[1], deal.bits + 1)
 
     def add(self, opened: Array, block: int) -> None:
         """Add the products of a block.
@@ -198,10 +200,6 @@ class GramTriple(_Triple):
         """
         doubled = self._mask(block) << np.uint64(1)
         self._squares.add(reduce(doubled + opened, self.deal.bits + 1))
-
-    def sums(self) -> Array:
-        """Return the products so far, an upper triangle that this party keeps."""
-        return upper(self._squares.total())
 
     def share(self) -> Array:
         """Return this party's share of 2 F^T F modulo 2^(k + 1), the upper triangle.
@@ -223,7 +221,7 @@ class GramTriple(_Triple):
         factors = self._factors(challenge, self.deal.shape[1])
         for block, _ in enumerate(self.deal.blocks()):
             mask = _gram_mask(self.deal, self._seed, block)
-            yield _combined(mask, factors, self.deal.bits)
+            yield combined(mask, factors, self.deal.bits)
 
     def proof(self, challenge: bytes, openings: tuple[Array, Array]) -> bytes:
         """Return a digest that is the same at both parties if the triple is right.
@@ -238,10 +236,10 @@ class GramTriple(_Triple):
             mask = _gram_mask(self.deal, self._seed, block)
             right += product(mask.T, opened[rows], bits)
         factors = self._factors(challenge, self.deal.shape[1])
-        left = _combined(self._product, factors, bits)
+        left = combined(self._product, factors, bits)
         # Party 0 has [C]_0 V - A_0^T U, party 1 the negative of [C]_1 V + A_1^T U.
         residual = left - right if self.party == 0 else -(left + right)
-        return _digest(residual, bits)
+        return digest(residual, bits)
 
     def _mask(self, block: int, owner: int | None = None) -> Array:
         if owner is not None:
@@ -366,9 +364,9 @@ class PredictionTriple(_Triple):
         factors = np.ascontiguousarray(self._factors(challenge, rows).T)
         residual = product(factors, self._product[:rows], bits) + self._product[rows:]
         if opened is None:
-            return _digest(-residual, bits)
+            return digest(-residual, bits)
         vectors = _vectors(self.deal, self._seed)
-        return _digest(residual - product(opened, vectors, bits), bits)
+        return digest(residual - product(opened, vectors, bits), bits)
 
     def digests(self, owners: Sequence[int]) -> bytes:
         """Return :func:`seed_digest` of the columns of A of owners, at party 1."""
@@ -429,12 +427,13 @@ def _vectors(deal: Deal, seed: bytes) -> Array:
     return deal.elements(seed, "vectors", 0, deal.shape[1:])
 
 
-def _combined(matrix: Array, factors: Array, bits: int) -> Array:
+def combined(matrix: Array, factors: Array, bits: int) -> Array:
     """Return the product with (factors; I)."""
     columns = len(factors)
     main = product(np.ascontiguousarray(matrix[:, :columns]), factors, bits)
     return reduce(main + matrix[:, columns:], bits)
 
 
-def _digest(elements: Array, bits: int) -> bytes:
+def digest(elements: Array, bits: int) -> bytes:
+    """Return a hash, 32 bytes, of elements modulo 2^bits."""
     return hashlib.blake2b(reduce(elements, bits).tobytes(), digest_size=32).digest()

@@ -1,0 +1,59 @@
+"""The model of ridge on columns that nobody pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from vfl_flower.models.base import PartedModel
+from vfl_flower.numerics.ridge.features import decision_function
+from vfl_flower.numerics.ridge.fit import probabilities
+from vfl_flower.typing import Array
+
+
+@dataclass
+class RidgeModel(PartedModel):
+    """A ridge model whose parts lie at the parties.
+
+    Attributes
+    ----------
+    model : str
+        Number of the model: the run that trained it, hexadecimal.
+    kernel : str
+        ``"gaussian"`` or ``"laplacian"``.
+    bandwidth : float
+        In the unit of the scaled columns.
+    n_features : int
+        Number of joint random features; 0 in a linear model.
+    widths : list of int
+        Number of columns of each party.
+    kept : bool
+        Whether all parties have a ``state-dir`` and have kept their parts in it.
+    parts : list of dict, optional
+        One a party.
+    """
+
+    kind: ClassVar[str] = "ridge"
+    TYPED: ClassVar[set[str]] = {
+        *("coef", "intercept", "classes", "slope", "offset", "tail"),
+        *("bandwidths", "counts", "densities", "relevance"),
+    }
+
+    def _scores(self, parts: list[Any], blocks: list[Array]) -> Array:
+        return decision_function(parts, blocks)
+
+    def predict_proba(self, blocks: Sequence[Array]) -> Array:
+        """Return the probabilities of the classes of new rows.
+
+        The shape is (n, C), or (n, 2) for two classes. Raises ValueError as
+        :meth:`decision_function` does, or if the model is of real numbers.
+        """
+        scores, holder = self.decision_function(blocks), self.holder
+        if "slope" not in holder:
+            raise ValueError("the model must be of classes for probabilities")
+        calibration = holder["slope"], holder["offset"], holder.get("tail")
+        chances = probabilities(scores, *calibration)
+        return np.hstack([1 - chances, chances]) if scores.shape[1] == 1 else chances

@@ -1,0 +1,230 @@
+"""Products of one party's private matrix of integers with shares that another one has.
+
+Parties 0 and 1 compute. One of them, the *holder*, has a private matrix Z (n x K): its
+bins, one-hot, or its shares of the bins of further parties. The *other* has s (n x m):
+its shares of some columns, in fixed point. They want shares of Z^T s modulo 2^k. Z is
+opened once under a mask A, for all later products, and each s under a mask M of its own
+(P. Mohassel and Y. Zhang, "SecureML", IEEE S&P 2017):
+
+.. code-block:: text
+
+    once    the holder opens E = Z - A
+    each s  the other opens W = s - M
+            Z^T s = Z^T W + E^T M + A^T M
+
+The holder makes the first term, the other the second, and both have shares of the last.
+
+The dealer gives the holder the seed of A and K x m numbers, its share of A^T M; the
+share of the other follows from its seed, that of M. E and W are uniform to those who
+get them. That A is used for many products reveals nothing: E is sent once, and each M
+and each share of A^T M is new.
+
+An integer times a number with f fraction bits has f fraction bits, so nothing is ever
+cut off: Z^T s is exact as long as 2^k holds it. Of shares s = s_0 + s_1 of both, a
+party's own Z^T s_j needs no help. Where Z is one-hot, the holder counts by bin
+(:func:`bin_sums`); the products with E and A are dense.
+
+**A dealer that deals another A^T M**, or seeds that do not fit it, would change the
+result. So A has columns B that hide no column of Z: the holder opens U = A V + B beside
+E, with V random and unknown to the dealer, and for each product both compare
+V^T [A^T M] + [B^T M], of which the other has U^T M less its share. U is uniform, and is
+opened once for all products too. An error passes with probability 2^-SACRIFICED
+(:mod:`vfl_flower.secure_aggregation.products.triples`). Not checked is whether the
+holder opens the Z, and the other the s, that it ought to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from vfl_flower.secure_aggregation.fixed_point import reduce
+from vfl_flower.secure_aggregation.products.ring import product
+from vfl_flower.secure_aggregation.products.shares import (
+    BLOCK_ROWS,
+    NOTHING,
+    Deal,
+    Dealt,
+    pack,
+    subtract,
+    unpack,
+)
+from vfl_flower.secure_aggregation.products.triples import SACRIFICED, combined, digest
+from vfl_flower.typing import Array
+
+
+def holder_of(deal: Deal) -> int:
+    """Return which of parties 0 and 1 has Z: the one that owns all of its columns.
+
+    The shape of `deal` is (n, K), and its `owners` are (K, 0) or (0, K): so the masks
+    of both directions differ. Raises ValueError for others.
+    """
+    columns = deal.shape[1]
+    if deal.owners not in ((columns, 0), (0, columns)):
+        raise ValueError(
+            f"owners must be ({columns}, 0) or (0, {columns}), got {deal.owners}"
+        )
+    return deal.owners.index(columns)
+
+
+def factor_use(deal: Deal, number: int, columns: int) -> Deal:
+    """Return the use of the product with an s of so many columns.
+
+    `deal` is the use of E. The `number` takes the place of its round: it is greater,
+    and never used again for another s. Raises ValueError if it is not greater.
+    """
+    if number <= deal.round:
+        raise ValueError(f"number must be above {deal.round}, got {number}")
+    return dataclasses.replace(deal, round=number, shape=(*deal.shape, columns))
+
+
+def deal_matrix(deal: Deal, root: bytes) -> Dealt:
+    """Return what the dealer sends to the holder of Z, once.
+
+    `root` is the dealer's secret.
+    """
+    holder = holder_of(deal)
+    return Dealt.of(deal, holder, deal.seed(root, holder))
+
+
+def deal_factor(
+    deal: Deal, root: bytes, number: int, columns: int
+) -> tuple[Dealt, Dealt]:
+    """Return what the dealer sends to parties 0 and 1 for one s."""
+    use, holder = factor_use(deal, number, columns), holder_of(deal)
+    other = 1 - holder
+    seeds = [use.seed(root, party) for party in (0, 1)]
+    second = _expanded_product(use, seeds[other])
+    total = np.zeros_like(second)
+    masks = _masks(deal, deal.seed(root, holder)), _masks(use, seeds[other])
+    for left, right in zip(*masks, strict=True):
+        total += product(left.T, right, deal.bits)
+    correction = pack(subtract(total, second, deal.bits), deal.bits)
+    corrections = {holder: correction, other: NOTHING}
+    zero, one = (Dealt.of(use, j, seeds[j], corrections[j]) for j in (0, 1))
+    return zero, one
+
+
+def hide_matrix(
+    deal: Deal, dealt: Dealt, matrix: Iterable[Array], challenge: bytes
+) -> Iterator[Array]:
+    """Yield (E, U), block by block, which the holder sends to the other once.
+
+    `matrix` has the blocks of Z, uint64, (b, K), and `dealt` is from
+    :func:`deal_matrix`. The `challenge` is a secret of the two parties, 32 bytes, which
+    the dealer never learns. A block of the result is uint64, (b, K + SACRIFICED),
+    uniform. Raises ValueError if what was dealt is of another use, short or changed.
+    """
+    dealt.check(deal, holder_of(deal))
+    factors = _challenge(deal, challenge)
+    for rows, mask in zip(matrix, _masks(deal, dealt.seed), strict=True):
+        hidden = subtract(rows, mask[:, : deal.shape[1]], deal.bits)
+        yield np.hstack([hidden, combined(mask, factors, deal.bits)])
+
+
+class PrivateProduct:
+    """One party's part in Z^T s for one s.
+
+    The other sends :meth:`opening` to the holder. The shares (:meth:`share`) are those
+    of Z^T W at the holder and of :meth:`masked_sums` at the other. Before anybody adds
+    them, both compare their :meth:`proof`.
+
+    `deal` is the use of E, `party` is 0 or 1, `dealt` is from :func:`deal_factor`, and
+    `number` and `columns` are those there. Raises ValueError if what was dealt is of
+    another use, short or changed.
+    """
+
+    def __init__(
+        self, deal: Deal, party: int, dealt: Dealt, number: int, columns: int
+    ) -> None:
+        use, holds = factor_use(deal, number, columns), party == holder_of(deal)
+        shape = deal.shape[1] + SACRIFICED, columns
+        dealt.check(use, party, holds * math.prod(shape) * -(-deal.bits // 8))
+        self._deal, self._use, self._seed = deal, use, dealt.seed
+        if holds:
+            self._product = unpack(dealt.correction, deal.bits, shape)
+        else:
+            self._product = _expanded_product(use, dealt.seed)
+
+    def opening(self, factor: Array) -> Array:
+        """Return W = s - M, which the other sends to the holder; uniform.
+
+        `factor` is s, uint64, (n, m).
+        """
+        masks = np.concatenate([*_masks(self._use, self._seed)])
+        return subtract(factor, masks, self._use.bits)
+
+    def masked_sums(self, opened: Iterable[Array]) -> Array:
+        """Return (E, U)^T M at the other, uint64, (K + SACRIFICED, m).
+
+        `opened` are the blocks of :func:`hide_matrix`.
+        """
+        total = np.zeros_like(self._product)
+        masks = _masks(self._use, self._seed)
+        for rows, mask in zip(opened, masks, strict=True):
+            total += product(rows.T, mask, self._use.bits)
+        return reduce(total, self._use.bits)
+
+    def share(self, sums: Array) -> Array:
+        """Return this party's share of Z^T s, uint64, (K, m); it is uniform.
+
+        `sums` is Z^T W at the holder, and :meth:`masked_sums` at the other.
+        """
+        columns = self._use.shape[1]
+        return reduce(sums[:columns] + self._product[:columns], self._use.bits)
+
+    def proof(self, challenge: bytes, masked_sums: Array | None = None) -> bytes:
+        """Return a digest that is the same at both parties if the dealer was right.
+
+        `masked_sums` is that of :meth:`masked_sums`, at the other; the `challenge` is
+        that of :func:`hide_matrix`.
+        """
+        bits, columns = self._use.bits, self._use.shape[1]
+        residual = combined(self._product.T, _challenge(self._deal, challenge), bits)
+        if masked_sums is not None:
+            residual = masked_sums[columns:].T - residual
+        return digest(residual, bits)
+
+
+def one_hot(bins: Array, widths: Sequence[int]) -> Array:
+    """Return the columns of Z that bins stand for, uint64, (b, sum of widths).
+
+    Column j of `bins`, integers of shape (b, p), has values below ``widths[j]``.
+    """
+    hot = [bins[:, [j]] == np.arange(width) for j, width in enumerate(widths)]
+    return np.hstack(hot).astype("<u8")
+
+
+def bin_sums(bins: Array, widths: Sequence[int], values: Array, bits: int) -> Array:
+    """Return Z^T W for one-hot Z, modulo 2^bits: the sums of the rows in each bin.
+
+    `bins` and `widths` are those of :func:`one_hot`, and `values` is W, uint64, (n, m).
+    """
+    columns = values.shape[1]
+    sums = np.zeros(sum(widths) * columns, "<u8")
+    starts, places = np.cumsum([0, *widths[:-1]]), np.arange(columns)
+    for first in range(0, len(bins), BLOCK_ROWS):
+        block = values[first : first + BLOCK_ROWS].ravel()
+        for column in (bins[first : first + BLOCK_ROWS] + starts).T:
+            np.add.at(sums, (column[:, None] * columns + places).ravel(), block)
+    return reduce(sums.reshape(-1, columns), bits)
+
+
+def _masks(deal: Deal, seed: bytes) -> Iterator[Array]:
+    """Yield the blocks of (A, B), or, for the use of one s, those of M."""
+    columns = deal.shape[1] + SACRIFICED if len(deal.shape) == 2 else deal.shape[2]
+    for block, rows in enumerate(deal.blocks()):
+        yield deal.elements(seed, "mask", block, (rows.stop - rows.start, columns))
+
+
+def _expanded_product(use: Deal, seed: bytes) -> Array:
+    """Return the share of (A, B)^T M that the other has."""
+    return use.elements(seed, "product", 0, (use.shape[1] + SACRIFICED, use.shape[2]))
+
+
+def _challenge(deal: Deal, challenge: bytes) -> Array:
+    """Return V."""
+    return deal.elements(challenge, "challenge", 0, (deal.shape[1], SACRIFICED))

@@ -1,0 +1,78 @@
+"""Who computes a Gram matrix on shares, whose columns it has, and their encoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from vfl_flower.secure_aggregation.fixed_point import (
+    FixedPoint,
+    finest_gram_fixed_point,
+    gram_fixed_point,
+)
+from vfl_flower.secure_aggregation.products.shares import Deal
+
+BITS = 63
+"""Width of the ring: 8 bytes an element."""
+
+NORM = 0.99
+"""Length of a column: the Gram matrix of unit columns, and so 31 fraction bits."""
+
+MOST_MEAN_SQUARE = 1.02
+"""Largest mean square of a column whose fraction bits are given."""
+
+LARGEST = 64.0
+"""Largest size of a number in such a column."""
+
+MOST_NUMBERS = 2**26
+"""Most numbers in all columns together: so many that no message has more than 500 MB,
+and no party or server more than some 2 GB in all."""
+
+Place = Annotated[int, Ge(0), Le(2**20)]
+Count = Annotated[int, Ge(0)]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Who does what for one Gram matrix."""
+
+    first: Place
+    """Index of the party that computes and opens the Gram matrix."""
+    second: Place
+    """Index of the other party that computes."""
+    owners: list[int]
+    """How many columns each party has, in party order."""
+    rows: Count
+    """The number of rows."""
+    dealer: Place | None = None
+    """Index of the party that deals; None: the server."""
+    joint: Count = 0
+    """How many joint columns there are, the last ones."""
+    fraction: Count = 0
+    """Fraction bits of a column whose mean square is at most `MOST_MEAN_SQUARE`; 0:
+    columns have a length of at most `NORM`, and as many fraction bits as fit."""
+    turn: Count = 0
+    """Which of the run's Gram matrices this is."""
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of the Gram matrix."""
+        return sum(self.owners) + self.joint
+
+    @property
+    def numbers(self) -> FixedPoint:
+        """How the columns are encoded."""
+        if not self.fraction:
+            return finest_gram_fixed_point(
+                self.rows, 1.0, BITS, square_sum=1.01 * NORM**2
+            )
+        largest = MOST_MEAN_SQUARE * self.rows
+        return gram_fixed_point(self.rows, LARGEST, self.fraction, square_sum=largest)
+
+    def deal(self, session: int) -> Deal:
+        """Return the use of the triple."""
+        owners = (*self.owners, *(self.joint,) * bool(self.joint))
+        shape, bits = (self.rows, self.columns), self.numbers.bits
+        return Deal(session, "moments", self.turn, 0, shape, bits, owners)

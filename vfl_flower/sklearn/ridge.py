@@ -1,0 +1,73 @@
+"""Estimators of ridge on columns that nobody pools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vfl_flower.sklearn.base import Classifier, Regressor, estimates
+from vfl_flower.strategies.ridge.training import SecureRidge
+from vfl_flower.typing import Array
+
+
+@estimates(SecureRidge, target=...)
+class SecureRidgeClassifier(Classifier):
+    """Ridge classifier whose columns are split over parties.
+
+    Runs :class:`~vfl_flower.strategies.ridge.training.SecureRidge` in this process,
+    with the target that y has.
+
+    Parameters
+    ----------
+    columns_per_party, label_party, random_state
+        As of :class:`~vfl_flower.sklearn.base.Labelled`.
+
+    Attributes
+    ----------
+    classes_ : Array, shape (K,)
+        The labels of the classes.
+    columns_per_party_ : list of Array of int
+        Numbers of the columns of each party.
+    result_ : ProtocolResult
+        Result of the run.
+    ledger_ : Ledger
+        Round trips, messages and bytes of the run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).normal(size=(2000, 3))
+    >>> y = np.where((X**2).sum(axis=1) > 2.4, "outside", "inside")
+    >>> model = SecureRidgeClassifier(columns_per_party=3, random_state=0).fit(X, y)
+    >>> model.score(X, y) > 0.95, model.predict([[0.0, 0.0, 0.0]]).tolist()
+    (True, ['inside'])
+    """
+
+    def predict_proba(self, X: Any) -> Array:
+        """Return the probabilities of the classes of rows, shape (n, K)."""
+        return self._probabilities(X)
+
+
+@estimates(SecureRidge, target="continuous", class_weight="none")
+class SecureRidgeRegressor(Regressor):
+    """Ridge regression whose columns are split over parties.
+
+    Runs :class:`~vfl_flower.strategies.ridge.training.SecureRidge` in this process.
+
+    Parameters
+    ----------
+    columns_per_party, label_party, random_state
+        As of :class:`~vfl_flower.sklearn.base.Labelled`.
+
+    Attributes
+    ----------
+    columns_per_party_, result_, ledger_
+        As of :class:`SecureRidgeClassifier`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).uniform(-2, 2, size=(2000, 2))
+    >>> y = np.sin(X[:, 0] * X[:, 1])
+    >>> bool(SecureRidgeRegressor(random_state=0).fit(X, y).score(X, y) > 0.95)
+    True
+    """

@@ -1,0 +1,505 @@
+"""Ridge on columns that nobody pools, from sums of products alone.
+
+[1] D. Beaver, "Commodity-based cryptography", STOC 1997.
+[2] P. Mohassel, Y. Zhang, "SecureML: A System for Scalable Privacy-Preserving Machine
+    Learning", IEEE S&P 2017.
+[3] B. Gu, Z. Dang, X. Li, H. Huang, "Federated Doubly Stochastic Kernel Learning for
+    Vertically Partitioned Data", KDD 2020.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from vfl_flower.clients import products
+from vfl_flower.clients.evaluation import Told, curves_of, metrics_of
+from vfl_flower.clients.products import MOST_COLUMNS, ROWS_PER_COLUMN
+from vfl_flower.clients.ridge import dealing, scores
+from vfl_flower.clients.ridge import relevance as of_columns
+from vfl_flower.clients.ridge import training as party
+from vfl_flower.clients.ridge.angles import joint_fraction
+from vfl_flower.models.base import Model
+from vfl_flower.models.ridge import RidgeModel
+from vfl_flower.numerics import evaluation
+from vfl_flower.numerics.kernel_model import Target
+from vfl_flower.numerics.random_features import Kernel, median_bandwidth
+from vfl_flower.numerics.ridge.features import median_of
+from vfl_flower.numerics.split import split_rows
+from vfl_flower.protocol.consent import Kind, Terms
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.settings import (
+    Count,
+    Fraction,
+    InRunConfig,
+    Positive,
+    check_unused,
+    settings,
+)
+from vfl_flower.protocol.steps import Steps, each
+from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.secure_aggregation.products.roles import MOST_NUMBERS, Roles
+from vfl_flower.secure_aggregation.products.shares import SEED_BYTES
+from vfl_flower.strategies.evaluation import KERNEL, left_out
+from vfl_flower.strategies.products import (
+    ComputingParties,
+    multiply,
+    passed_on,
+    roles_of,
+    warn_of_constant,
+)
+from vfl_flower.strategies.ridge.dealing import Dealing, both, only, sums_of_angles
+from vfl_flower.strategies.ridge.prediction import row_roles, score_rows
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+FEW_ROWS = 2000
+"""With fewer rows to train on, a run warns of a larger error than that of methods that
+see rows: there is one feature for every four rows."""
+
+NARROW = 0.75
+"""Share of the joint features that have half of the bandwidth of the median distance;
+the others have that one."""
+
+DENSITY, LEAST_COLUMNS = 0.3, 4
+"""Probability with which an angle has a column, if that makes so many columns."""
+
+WIDE = 16.0
+"""Bandwidth of joint features of columns that are scaled by their relevance, before
+each angle is taken as many times as makes it the one of the median distance."""
+
+RELEVANT = ((0.7, DENSITY), (0.3, 0.5), (0.3, 1.0))
+"""Bandwidths of these joint features, times that one, and densities if the one of the
+other joint features is not above these; as many features of each."""
+
+MOST_PILOT = 384
+"""Most angles of the turn that tells the relevance of columns."""
+
+MOST_FEATURES = 2048
+"""Most joint features where their number is chosen."""
+
+COLUMNS = 2048
+"""Columns for which so many rows are taken as `MOST_NUMBERS` allows."""
+
+TARGETS = 16
+"""Columns that are kept free for targets and ones, where joint features are given."""
+
+MOST_LOCAL = 512
+"""Most local columns of a party."""
+
+MOST_SHARE, MANY_ROWS = 0.5, 12_000
+"""Most of the columns that are local, and the rows of which their share would be all:
+half of the columns from 6,000 rows."""
+
+_BOUND = 2.0**40
+"""Largest cumulant of a party's distances that is not clipped at first."""
+
+
+@settings
+class SecureRidge(ComputingParties, ProtocolStrategy):
+    """Ridge regression and classification on columns that nobody pools.
+
+    =============  =====================================  ==========================
+    round trip     party j sends                          the server learns
+    =============  =====================================  ==========================
+    hello          name, sizes, number of labels, key     all of it
+    prepare        cumulants of distances, masked; how    the sums, and these numbers
+                   many columns it makes of its own
+    hide_rows      its own columns and angles, masked,    nothing
+                   for two parties that compute
+    open_joint     these shares of joint features,        nothing
+                   masked, for each other
+    multiply       a share of the sums of products, for   nothing
+                   the label holder
+    relevance      each party its frequencies, masked;    nothing
+                   the label holder mixtures of
+                   derivatives, masked, for each party
+    fit            the label holder: an estimate of the   the error, and lambda
+                   error, and lambda; each party
+                   whether it keeps its part
+    scores         of rows held out, in three round       the metrics, the
+                   trips: masked as above; then the       curves
+                   label holder: metrics, and curves if
+                   it consents
+    =============  =====================================  ==========================
+
+    No number of a row leaves a party but under masks. The label holder learns the
+    model, the sums of products of all features, and f(x) of the rows held out. With
+    `relevance` each party learns how much the model changes with each of its own
+    columns. Who deals the correlated randomness and works with one of the two parties
+    that compute reads the features of all rows.
+
+    Notes
+    -----
+    Products of shares by the randomness of a dealer are those of [1], of matrices those
+    of [2]; random features over split columns those of [3]. Ours are the shares of
+    cosines of angles that nobody knows, one Gram matrix that a party opens, and what
+    keeps it from pointing to a row.
+
+    Whoever knows the seed of a run knows the features of all parties: give a seed in
+    experiments only. Two runs of one seed differ slightly, since shares round by
+    private draws.
+
+    ``result.model`` predicts where all parts are in one process (``simulate``).
+    Otherwise a run with ``task="predict"`` does, from the parties' ``state-dir``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from vfl_flower import Party
+    >>> from vfl_flower.simulation import simulate
+    >>> X = np.random.default_rng(0).normal(size=(2000, 3))
+    >>> y = (X**2).sum(axis=1) > 2.4
+    >>> parties = [Party(X[:, :1]), Party(X[:, 1:2]), Party(X[:, 2:], y=y)]
+    >>> result = simulate(SecureRidge(), parties, seed=0)
+    >>> bool((result.model.predict([X[:, :1], X[:, 1:2], X[:, 2:]]) == y).mean() > 0.95)
+    True
+    """
+
+    features: Literal["kernel", "linear"] = "kernel"
+    """"kernel": columns that each party makes of its own ones, and random features of
+    all columns together, which follow interactions. "linear": the parties' own columns
+    alone, in half of the round trips and far fewer bytes."""
+    _: KW_ONLY
+    target: Target = "binary"
+    """What the labels are. "binary": two values. "multiclass": up to 100 values, each
+    learned against the rest. "continuous": real numbers."""
+    class_weight: Literal["none", "balanced"] = "none"
+    """"balanced": every class counts as much as any other, so that a rare one is found
+    more often, at more false alarms; probabilities are then those of classes of the
+    same size."""
+    kernel: Kernel = "gaussian"
+    """"gaussian": ``exp(-|x - x'|^2 / (2 bandwidth^2))``. "laplacian":
+    ``exp(-|x - x'|_1 / bandwidth)``."""
+    bandwidth: Positive | Literal["median"] = "median"
+    """Bandwidth of the kernel, in the unit of the scaled columns. "median": two, about
+    the median distance of rows, from sums of all rows."""
+    joint_features: Count = 0
+    """Random features of all columns together; 0: as many as leave four rows for each
+    column, up to 2,048."""
+    relevance: bool = True
+    """Solve twice, in four more round trips. After the first turn each party learns how
+    much the model changes with each of its own columns, on average, and scales them.
+    Not where a party deals, or the bandwidth is given."""
+    rows: Count = 0
+    """Rows to train on; 0: all, up to some 67 million numbers in the features."""
+    bits: Literal[16, 32] = 16
+    """Bits of an angle."""
+    test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
+    """Share of the rows held out to measure the error, in three more round trips."""
+
+    labelled = True
+    model_class = RidgeModel
+    question = "What is a good model of columns that nobody pools?"
+    explained = KERNEL
+    steps: ClassVar[Steps] = (
+        *(party.prepare, dealing.deal, party.hide_rows, party.open_joint),
+        *(products.multiply, party.relevance, party.fit),
+        *(scores.rows, scores.products, scores.scores),
+    )
+    evaluation_steps = (scores.rows, scores.products, scores.scores)
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        if self.rows == 1:
+            raise ValueError("rows must be 0 or at least 2, got 1")
+        if self.target == "continuous":
+            check_unused(self, ["class_weight"], "target 'continuous'")
+        if self.features == "linear":
+            unused = ["kernel", "bandwidth", "joint_features", "relevance", "bits"]
+            check_unused(self, unused, "features 'linear'")
+
+    @property
+    def terms(self) -> Terms:
+        """Sums of products; with rows held out the curves."""
+        wants: tuple[Kind, ...] = ("curves",) if self.test_fraction else ()
+        return Terms(("moments",), wants, computing=self.computing)
+
+    @property
+    def repeats(self) -> bool:
+        """Not to the last digit: shares round by private draws."""
+        return False
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Train, and measure the error on the rows held out."""
+        holder = parties.label_holder
+        train, test = split_rows(parties.n_rows, self.test_fraction, run.seed)
+        n = parties.n_rows if train is None else len(train)
+        number, widths = f"{parties.session:016x}", [p.n_columns for p in parties]
+        model = RidgeModel(number, self.kernel, 1.0, 0, widths)
+        run.record(0, model.to_record())
+        log.info("model %s", number)
+        columns = sum(widths)
+        task = self._task(n, len(parties), columns)
+        prepared = parties.ask_exactly(
+            party.prepare.summing(distances=_BOUND), task=task
+        )
+        outputs = prepared[holder].get("outputs", 0)
+        if (outputs > 1) != (self.target == "multiclass") or not outputs:
+            reason = f"its reply must have outputs of {self.target}"
+            raise prepared.failure(holder, reason)
+        kinds = prepared.each("columns")
+        local = [sum(of_party) for of_party in kinds]
+        owners = [size + (outputs + 1) * (j == holder) for j, size in enumerate(local)]
+        joint = self._joint(task, columns, prepared.sums["distances"], sum(owners))
+        roles = roles_of(
+            *(parties, owners, task.rows, self.dealer, self.computes),
+            joint=2 * joint.angles if joint is not None else 0,
+            fraction=joint_fraction(task.rows),
+        )
+        flat = [size for of_party in kinds for size in of_party]
+        more: dict[str, Any] = {}
+        if joint is not None and self._scales and roles.dealer is None:
+            more = self._relevance(parties, roles, joint, flat, outputs)
+            joint, roles = _relevant(joint), replace(roles, turn=1)
+        of_rows = row_roles(roles, local, len(test)) if len(test) else None
+        dealt = Dealing.of(parties, self.bits, outputs, roles, of_rows)
+        share, multiple, _ = self._gram(parties, roles, joint, dealt, **more)
+        fitted = parties.ask(party.fit, kinds=flat, share=only(parties, holder, share))
+        for name in ("regularization", "cv_score"):
+            if name not in fitted[holder]:
+                raise fitted.failure(holder, f"its reply lacks {name!r}")
+        metrics: dict[str, Any] = {
+            "features": roles.joint,
+            "local_columns": sum(local),
+            "rows": task.rows,
+            "regularization": fitted[holder]["regularization"],
+            "cv_score": fitted[holder]["cv_score"],
+        }
+        if joint is not None:
+            metrics["bandwidth"] = max(joint.bandwidths) / multiple
+            model.bandwidth, model.n_features = metrics["bandwidth"], roles.joint
+        warn_of_constant(fitted[holder].get("constant", False))
+        if of_rows is not None:
+            curves = parties.let("curves", holder)
+            reply: Told = score_rows(
+                parties, of_rows, test, dealt, evaluate=True, curves=curves
+            )
+            metrics |= metrics_of(reply)
+            run.curves = curves_of(reply)
+        model.kept = all(fitted.each("kept"))
+        self._warn(run, task.rows, self.rows or n)
+        run.record(1, model.to_record(), metrics)
+        return model.to_record()
+
+    def _warn(self, run: Run, used: int, available: int) -> None:
+        """Add warnings of rows that are left out, and of few rows."""
+        limit = (
+            f"their features have at most {MOST_NUMBERS:,} numbers, and fewer features "
+            "take more rows"
+        )
+        run.warnings += left_out("to train on", used, available, limit)
+        if used < FEW_ROWS and self.features == "kernel":
+            run.warnings.append(
+                f"{used:,} rows to train on allow few features: with fewer than "
+                f"{FEW_ROWS:,} rows the error may be several times that of FDSKL with "
+                "solver 'direct', above all where columns of different parties "
+                "interact; that reveals more to the label holder"
+            )
+
+    @property
+    def _scales(self) -> bool:
+        return self.relevance and self.bandwidth == "median"
+
+    def _task(self, n: int, count: int, columns: int) -> party.Task:
+        """Return what is learned of which rows: so many that no message is too large.
+
+        Of n rows to train on, of so many parties and columns in all.
+
+        Local columns have what joint ones leave of those that the rows allow, or a
+        share that is `MOST_SHARE` of many rows; with few rows joint ones are worth
+        more, but for the values of the parties' columns.
+        """
+        linear = self.features == "linear"
+        # In a linear model a column may have an indicator of its missing values.
+        wide = 2 * columns + TARGETS if linear else 2 * self.joint_features or COLUMNS
+        rows = min(self.rows or n, MOST_NUMBERS // wide)
+        room = rows // ROWS_PER_COLUMN
+        if self.joint_features > room:
+            raise FederationError(
+                f"joint_features must leave {ROWS_PER_COLUMN} rows for each, got "
+                f"{self.joint_features:,}, with which a run trains on at most {rows:,} "
+                "rows: set fewer, or take more rows"
+            )
+        left, values = int(room * min(MOST_SHARE, rows / MANY_ROWS)), 3 * room // 4
+        if linear:
+            most = values = MOST_COLUMNS
+        else:
+            if self.joint_features:
+                room = min(room, MOST_NUMBERS // rows)
+                left = values = max(0, room - self.joint_features - TARGETS)
+            most, values = (min(MOST_LOCAL, size // count) for size in (left, values))
+        return party.Task(
+            *(self.target, self.kernel, self.test_fraction, rows, most, values),
+            balanced=self.class_weight == "balanced",
+            linear=linear,
+        )
+
+    def _joint(
+        self, task: party.Task, columns: int, cumulants: Array, others: int
+    ) -> party.Joint | None:
+        """Return the joint features: as many as the rows allow beside other columns."""
+        if task.linear and ROWS_PER_COLUMN * others > task.rows:
+            raise FederationError(
+                f"rows must be at least {ROWS_PER_COLUMN * others}, {ROWS_PER_COLUMN} "
+                f"for each of {others} columns (the labels among them), and there are "
+                f"{task.rows}: take more rows or fewer columns"
+            )
+        if task.linear:
+            return None
+        density = min(1.0, max(DENSITY, LEAST_COLUMNS / columns))
+        rows, given = task.rows, self.joint_features
+        room = min(rows // ROWS_PER_COLUMN, MOST_COLUMNS, MOST_NUMBERS // rows)
+        count = given // 2 or min(MOST_FEATURES, room - others) // 2
+        if others + 2 * count > room or count < 1:
+            columns = others + max(2, 2 * count)
+            raise FederationError(
+                f"joint_features must leave {ROWS_PER_COLUMN} rows for each of "
+                f"{columns} columns ({others} of single parties and the labels, "
+                f"{columns - others} of all together), {ROWS_PER_COLUMN * columns} in "
+                f"all, and there are {rows}: set fewer, or take more rows or fewer "
+                "columns"
+            )
+        if self.bandwidth != "median":
+            return party.Joint([self.bandwidth], [count], [density], self.bits)
+        try:
+            middle = median_bandwidth(np.array([median_of(cumulants)]), task.kernel)
+        except ValueError as error:
+            raise FederationError(str(error)) from None
+        few = min(count - 1, round(NARROW * count))
+        counts = {0.5 * middle: few, middle: count - few}
+        sizes = {bandwidth: size for bandwidth, size in counts.items() if size}
+        densities = [density] * len(sizes)
+        return party.Joint([*sizes], [*sizes.values()], densities, self.bits)
+
+    def _relevance(
+        self,
+        parties: Parties,
+        roles: Roles,
+        joint: party.Joint,
+        kinds: Sequence[int],
+        outputs: int,
+    ) -> dict[str, Any]:
+        """Let each party know the relevance of its own columns: four round trips.
+
+        Return what :func:`vfl_flower.clients.ridge.training.hide_rows` of the next turn
+        gets, which opens it.
+        """
+        joint = _pilot(joint)
+        roles = replace(roles, joint=2 * joint.angles)
+        first, root = roles.first, parties.checkpoint.token(SEED_BYTES)
+        widths = [info.n_columns for info in parties]
+        others, of_holder = of_columns.deal_relevance(
+            parties.session, root, roles, widths
+        )
+        dealt = Dealing.of(parties, self.bits, outputs, roles)
+        share, _, frequencies = self._gram(
+            parties, roles, joint, dealt, triple=each(others)
+        )
+        replies = parties.ask(
+            party.relevance,
+            kinds=list(kinds),
+            widths=widths,
+            counted=sum(widths) - widths[first],
+            share=only(parties, first, share),
+            frequencies=frequencies,
+            triples=only(parties, first, np.concatenate([*of_holder.values()])),
+        )
+        return {"probes": passed_on(replies, "probes")}
+
+    def _gram(
+        self,
+        parties: Parties,
+        roles: Roles,
+        joint: party.Joint | None,
+        dealt: Dealing,
+        **more: Any,
+    ) -> tuple[dict[int, Array], int, dict[int, Array]]:
+        """Let parties compute shares of the Gram matrix that the label holder opens.
+
+        Three round trips, or two without joint features. `more` are arguments of the
+        first. Return the share, how many times each angle was taken, and the
+        frequencies of parties for the label holder.
+        """
+        sums = sums_of_angles(roles, self.bits)
+        if joint is not None and joint.relevant:
+            sums["distances"] = _BOUND
+        hidden = parties.ask(
+            party.hide_rows.summing(**sums),
+            roles=roles,
+            counted=roles.columns,
+            joint=joint,
+            **dealt.turn,
+            **more,
+        )
+        dealt.turn.clear()  # matrices that parties have now
+        if joint is None:
+            return multiply(parties, roles, hidden), 1, {}
+        multiple = 1
+        if joint.relevant:
+            multiple = _multiple(self.kernel, hidden.sums["distances"])
+        use = dealing.training_angles(roles, parties.session)
+        opened = parties.ask(
+            party.open_joint,
+            angles=both(parties, roles, hidden),
+            multiple=multiple,
+            **dealt.cosines(parties, roles, use, hidden, "turn_cosines", multiple),
+        )
+        frequencies = passed_on(hidden, "frequencies")
+        return multiply(parties, roles, hidden, opened), multiple, frequencies
+
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return whether the model is any use."""
+        return evaluation.shortfalls(metrics)
+
+    def complete(self, model: Model, memories: Sequence[Memory]) -> None:
+        """Add the parts of the model if all parties are in this process."""
+        assert isinstance(model, RidgeModel)
+        model.complete([m.part for m in memories if m.run == model.model])
+
+    def trade(self, n_rows: int) -> str:
+        """Say what a run's bytes grow with."""
+        if self.features == "linear":
+            return "The bytes grow with rows times columns."
+        return (
+            "The bytes grow with rows times features: fewer `joint_features` send "
+            "less, at a higher error, and `relevance=false` leaves out the first of "
+            "two turns."
+        )
+
+
+def _pilot(joint: party.Joint) -> party.Joint:
+    """Return the joint features of the turn that tells the relevance of columns."""
+    share = min(1.0, MOST_PILOT / joint.angles)
+    counts = [max(1, int(share * count)) for count in joint.counts]
+    return replace(joint, counts=counts)
+
+
+def _relevant(joint: party.Joint) -> party.Joint:
+    """Return as many joint features of columns that are scaled by their relevance."""
+    few = min(joint.angles, len(RELEVANT))
+    counts = [len(part) for part in np.array_split(np.arange(joint.angles), few)]
+    bandwidths = [factor * WIDE for factor, _ in RELEVANT[:few]]
+    densities = [max(share, joint.densities[0]) for _, share in RELEVANT[:few]]
+    return party.Joint(bandwidths, counts, densities, joint.bits, relevant=True)
+
+
+def _multiple(kernel: Kernel, cumulants: Array) -> int:
+    """Return how many times angles are taken, so that `WIDE` is the median's bandwidth.
+
+    Of the columns that are scaled by their relevance.
+    """
+    median = median_of(cumulants)
+    if not median > 0:
+        return 1
+    middle = median_bandwidth(np.array([median]), kernel)
+    return int(np.clip(np.rint(WIDE / middle), 1, party.MOST_MULTIPLE))
