@@ -66,7 +66,7 @@ bench: $(INSTALLED)
 	$(PY) benchmarks/rows.py --rows 20000 --columns 10
 	$(PY) benchmarks/kernel_kmeans.py --rows 10000 --repeats 3
 	$(PY) benchmarks/sparse_sum.py
-	$(PY) -m simulations.kernel_moments --quick
+	$(PY) -m simulations.ridge --quick
 	$(PY) -m simulations.mufc sizes --datasets 1000 --datasets 10000
 
 size: $(INSTALLED)

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1] / "vfl_flower"
 
 FORMS = (
     *('CoresetVRLR(solver="central")', "CoresetVRLR()", "CoresetVKMC()"),
-    *('FDSKL(solver="direct")', 'FDSKL(solver="doubly-stochastic")', "FDSKL()"),
+    *('FDSKL(solver="direct")', 'FDSKL(solver="doubly-stochastic")', "SecureRidge()"),
     *("FKKMeans()", "MUFC()"),
 )
 

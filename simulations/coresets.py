@@ -153,7 +153,7 @@ def paper_units(
     On m `rows` (n without sampling) at T parties of d_j columns (`widths`), drawing
     takes T + 3mT units for a coreset and mT for a uniform sample; solving takes m d for
     central, k d + mT for distdim, and 2mT + 3T for each of the `draws` of saga. The
-    paper has no cg and no moments: None.
+    paper has no cg and no gram: None.
 
     Examples
     --------
@@ -163,7 +163,7 @@ def paper_units(
     99003
     """
     T, d = len(widths), sum(widths)
-    if solver in ("cg", "moments"):
+    if solver in ("cg", "gram"):
         return None
     drawing = {"coreset": T + 3 * rows * T, "uniform": rows * T, "full": 0}[sampling]
     solving = {

@@ -72,7 +72,7 @@ from simulations.experiments import (
     tables_of,
     tell,
 )
-from simulations.moments_pooled import moments
+from simulations.ridge_pooled import secure_ridge
 from vfl_flower import Party, simulate
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.strategies.angles import Topology
@@ -451,8 +451,8 @@ def splits(
 ) -> dict[str, Any]:
     """Return the errors of the quicker methods on splits: as :func:`errors` has them.
 
-    The model of ``moments`` is made from pooled columns: it is that of a run, without
-    its shares. Block and step of the doubly stochastic solver are chosen as in
+    The model of ``SecureRidge`` is made from pooled columns: it is that of a run,
+    without its shares. Block and step of the doubly stochastic solver are chosen as in
     :func:`errors`. With `whole` all rows are split, and on the first split there is
     ``SVC``, trained on all rows with the C and gamma that are best on 8,000.
     """
@@ -467,7 +467,7 @@ def splits(
             chosen = published(budget, best["block"], best["step"])
         for result in (
             score(f"direct, {size}", data, seed, budget=budget),
-            fitted("moments", partial(moments, X, y, PARTIES, seed), data),
+            fitted("SecureRidge", partial(secure_ridge, X, y, PARTIES, seed), data),
             score(f"doubly stochastic, {size}", data, seed, **chosen),
             fd_svrg(data, seed=seed),
             replace(gradient_boosting(data, seed=seed), name="boosting"),
@@ -570,7 +570,7 @@ def regression(
     """Return the errors of FDSKL and of pooled models on a set with numbers.
 
     They are mean squared errors over the variance of the labels: ``scores`` as
-    :func:`errors` has them. The model of ``moments`` is made from pooled columns.
+    :func:`errors` has them. The model of ``SecureRidge`` is made from pooled columns.
     """
     measured = []
     for seed in range(seeds):
@@ -579,7 +579,7 @@ def regression(
         X, y, _, _ = data.train_and_test()
         few, every = (svm(data, max_rows=m, seed=seed) for m in (8000, n))
         for result in (
-            fitted("moments", partial(moments, X, y, PARTIES, seed), data),
+            fitted("SecureRidge", partial(secure_ridge, X, y, PARTIES, seed), data),
             score("direct, 64 MB", data, seed, target="continuous", loss="square"),
             replace(few, name=f"SVR, {few.settings['rows']:,} rows"),
             replace(every, name="SVR, all rows"),

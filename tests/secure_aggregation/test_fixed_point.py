@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.moments_costs import cosine_bound, gram_error
+from simulations.ridge_costs import cosine_bound, gram_error
 from vfl_flower.secure_aggregation.fixed_point import (
     WIDTHS,
     FixedPoint,

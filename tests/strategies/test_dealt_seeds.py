@@ -7,7 +7,7 @@ from vfl_flower import CoresetVRLR, Party, PartyFailed, SecureRidge, simulate
 from vfl_flower.clients import products
 from vfl_flower.clients.ridge import dealing as ridge_dealing
 from vfl_flower.clients.ridge import relevance as ridge_relevance
-from vfl_flower.clients.ridge import training as ridge
+from vfl_flower.clients.ridge import solving
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import Dealt
 from vfl_flower.secure_aggregation.products.triples import (
@@ -159,14 +159,14 @@ def test_open_a_dealer_of_false_angles_is_not_found_out(monkeypatch):
         dealt, wrong = original(use, root, roles), original(use, OTHER, roles)
         return [wrong[0], *dealt[1:]]
 
-    spreads, fit = [], ridge.fit_gram
+    spreads, fit = [], solving.fit_gram
 
     def look(gram, *args, **more):
         first = gram / gram[-1, -1]
         spreads.append(np.diag(first)[-10:-2] - first[-10:-2, -1] ** 2)
         return fit(gram, *args, **more)
 
-    monkeypatch.setattr(ridge, "fit_gram", look)
+    monkeypatch.setattr(solving, "fit_gram", look)
     strategy = LINEAR["kernel"].replace(bandwidth=1e9)
     simulate(strategy, parties(), seed=0)
     monkeypatch.setattr(ridge_dealing, "_deal_angles", false)

@@ -13,6 +13,7 @@ from transcripts import our_steps
 
 from vfl_flower import FDSKL, CoresetVRLR, Party, PartyFailed, SecureRidge, simulate
 from vfl_flower.clients.ridge import training as ridge
+from vfl_flower.clients.ridge.state import Joint
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.parties import Parties
@@ -226,7 +227,7 @@ def test_a_bandwidth_with_which_an_angle_may_overflow_is_malformed(bandwidth):
     joint = {"bandwidths": [bandwidth], "counts": [4], "densities": [1.0], "bits": 16}
     joint["relevant"] = False
     with pytest.raises(ContractError, match="bandwidths"):
-        structure(fields_of(ridge.Joint), joint, {})
+        structure(fields_of(Joint), joint, {})
 
 
 # -- kinds -----------------------------------------------------------------------------
@@ -242,7 +243,7 @@ def asked(step, leaves, **changes):
 
 def test_an_empty_consent_refuses_the_first_step_that_reads_labels(monkeypatch):
     monkeypatch.setattr(Parties, "_check_consent", lambda *_: None)
-    monkeypatch.setattr(ridge, "_fitted", None)  # nothing is computed
+    monkeypatch.setattr(ridge, "own_columns", None)  # nothing is computed
     with pytest.raises(PartyFailed, match=r"ridge_prepare.*lets no moments"):
         asked(CLASSES, {})
     direct = FDSKL(solver="doubly-stochastic", bandwidth=1.0)

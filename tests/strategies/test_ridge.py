@@ -15,8 +15,8 @@ from draws import repeated_draws
 from scipy.stats import spearmanr
 from transcripts import actual, assert_hidden, is_uniform, patterns
 
-from simulations import moments_pooled
-from simulations.moments_costs import cosine_error, gram_error
+from simulations import ridge_pooled
+from simulations.ridge_costs import cosine_error, gram_error
 from vfl_flower import (
     FederationError,
     Party,
@@ -31,6 +31,7 @@ from vfl_flower.clients.evaluation import Told
 from vfl_flower.clients.ridge import dealing as ridge_dealing
 from vfl_flower.clients.ridge import relevance as ridge_relevance
 from vfl_flower.clients.ridge import scores as ridge_scores
+from vfl_flower.clients.ridge import solving
 from vfl_flower.clients.ridge import training as party
 from vfl_flower.clients.ridge.angles import (
     FEW_ROWS,
@@ -39,6 +40,7 @@ from vfl_flower.clients.ridge.angles import (
     joint_fraction,
 )
 from vfl_flower.clients.ridge.dealing import NEW_ROWS
+from vfl_flower.clients.ridge.state import Joint, RidgeState, Task, frequencies_of
 from vfl_flower.numerics.ridge.features import (
     decision_function,
     joint_angles,
@@ -157,7 +159,7 @@ def test_the_model_is_that_of_pooled_features(
         opened.append((gram, blocks))
         return ridge(gram, blocks)
 
-    monkeypatch.setattr(party, "fit_gram", look)
+    monkeypatch.setattr(solving, "fit_gram", look)
     result = simulate(
         strategy(target=target, joint_features=24, test_fraction=0.2, dealer=dealer),
         parties(count, holder, X, y),
@@ -222,7 +224,7 @@ def test_balanced_classes_move_the_threshold_and_nothing_else(monkeypatch, targe
         solved.append((plain, class_weights))
         return fit_gram(gram, blocks, kind, class_weights=class_weights)
 
-    monkeypatch.setattr(party, "fit_gram", look)
+    monkeypatch.setattr(solving, "fit_gram", look)
     training = strategy(target=target, joint_features=24, test_fraction=0.2)
     federation = parties(3, None, X, y.astype(float))
     result = simulate(training.replace(class_weight="balanced"), federation, seed=3)
@@ -328,7 +330,7 @@ def test_another_party_computes(tmp_path, dealer):
 @pytest.mark.parametrize("density", [0.3, 0.8, 1.0])
 def test_relevant_features_have_at_least_the_density_of_the_pilot(angles, density):
     """And about as many angles of each kind, the sparsest one at the largest width."""
-    pilot = party.Joint([2.0], [angles], [density], 16)
+    pilot = Joint([2.0], [angles], [density], 16)
     joint = server._relevant(pilot)
     kinds = min(angles, 3)
     assert joint.relevant
@@ -556,13 +558,13 @@ def test_the_attack_by_known_rows_is_no_better_than_the_mean(monkeypatch):
 # -- what a party refuses --------------------------------------------------------------
 
 ROLES = Roles(2, 0, [5, 3, 7], N, None, 8, joint_fraction(N))
-JOINT = party.Joint([1.0], [4], [1.0], 16)
+JOINT = Joint([1.0], [4], [1.0], 16)
 SHORT = [
-    party.Joint([1.0, 0.5], [2, 2], [1.0], 16),
-    party.Joint([1.0, 0.5], [4], [1.0, 1.0], 16),
-    party.Joint([1.0], [2, 2], [1.0, 1.0], 16),
+    Joint([1.0, 0.5], [2, 2], [1.0], 16),
+    Joint([1.0, 0.5], [4], [1.0, 1.0], 16),
+    Joint([1.0], [2, 2], [1.0, 1.0], 16),
 ]
-TASK = party.Task("continuous", "gaussian", 0.0, N, 5, 5)
+TASK = Task("continuous", "gaussian", 0.0, N, 5, 5)
 
 
 def lone(index=1, labels=False):
@@ -680,12 +682,12 @@ def test_published_figures_are_those_of_the_model_of_the_strategy(
     X, y = data()
     if target == "binary":
         y = np.where(y > np.median(y), 1.0, -1.0)
-    for module in (party, moments_pooled):
+    for module in (solving, ridge_pooled):
         monkeypatch.setattr(module, "fit_gram", lambda g, b, kind, **_: ridge(g, b))
     training = strategy(target=target, relevance=relevance, joint_features=64)
     result = simulate(training, parties(3, 2, X, y), seed=3)
     blocks = np.array_split(X, 3, axis=1)
-    model = moments_pooled.pooled(parties(3, 2, X, y), y, training, 3)
+    model = ridge_pooled.pooled(parties(3, 2, X, y), y, training, 3)
     for part, fitted, state in zip(
         result.model.parts, model.fitted, model.states, strict=True
     ):
@@ -757,8 +759,8 @@ def test_a_party_opens_the_products_of_its_frequencies_alone():
     relevant = dataclasses.replace(JOINT, relevant=True)
     dealt = ridge_dealing.deal_turn(5, bytes(32), again)[1]
     asked(made, again, joint=relevant, dealt=dealt, probes={2: sent})
-    state = made.recall(party.RidgeState)
-    omega = party._frequencies(made, state, JOINT, 2)
+    state = made.recall(RidgeState)
+    omega = frequencies_of(made, state, JOINT, 2)
     expected = np.sqrt(relevance_of(omega.T @ B))
     np.testing.assert_allclose(state.relevance, expected, rtol=1e-4)
 
@@ -1010,7 +1012,7 @@ def test_steps_follow_each_other():
             step(made)
     asked(made, roles)
     with pytest.raises(PartyError, match="the step must follow multiply"):
-        party.fit(made, kinds=[1] * 9)
+        solving.fit(made, kinds=[1] * 9)
     with pytest.raises(PartyError, match="angles must be for the two"):
         party.open_joint(made, angles=np.zeros((N, 4), "u2"))
 
@@ -1051,7 +1053,7 @@ def test_a_party_that_computes_needs_what_was_opened(given):
 def test_a_party_has_one_model_and_its_task():
     made, _ = prepared()
     with pytest.raises(PartyError, match="an earlier step of the run"):
-        party.fit(lone(), kinds=[1] * 9)
+        solving.fit(lone(), kinds=[1] * 9)
     made.part = {"kind": "moments"}
     with pytest.raises(PartyError, match="has its model already"):
         party.prepare(made, task=TASK)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uniformity import octets, uniform
 
-from simulations.moments_costs import cosine_bound, cosine_error
+from simulations.ridge_costs import cosine_bound, cosine_error
 from vfl_flower.secure_aggregation.fixed_point import WIDTHS, decode
 from vfl_flower.secure_aggregation.products.angles import (
     cosine_shares,

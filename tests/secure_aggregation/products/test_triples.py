@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uniformity import octets, uniform
 
-from simulations.moments_costs import gram_error
+from simulations.ridge_costs import gram_error
 from vfl_flower.secure_aggregation.fixed_point import (
     WIDTHS,
     decode,

@@ -7,6 +7,7 @@ none of the data, and must not work with either party that computes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, NotRequired, TypedDict
 
 import numpy as np
@@ -40,10 +41,13 @@ ROW_NUMBERS = 2**25
 """Most numbers in the columns of the rows that are predicted together."""
 
 
-def _deal_angles(use: Deal, root: bytes, roles: Roles) -> list[list[Array]]:
+def _deal_angles(
+    use_of: Callable[[Roles, int], Deal], session: int, root: bytes, roles: Roles
+) -> list[list[Array]]:
     """Return the seed of angles for each party, in a list; none without angles."""
     if not roles.joint:
         return [[] for _ in roles.owners]
+    use = use_of(roles, session)
     places = [place_of(roles, party) for party, _ in enumerate(roles.owners)]
     return [[Dealt.of(use, at, use.seed(root, at)).pack()] for at in places]
 
@@ -63,7 +67,7 @@ def deal_turn(session: int, root: bytes, roles: Roles) -> list[Array]:
 
     `root` is the secret of the dealer, 32 bytes.
     """
-    made = _deal_angles(training_angles(roles, session), root, roles)
+    made = _deal_angles(training_angles, session, root, roles)
     for sent, more in zip(
         made, deal_all(roles.deal(session), root, roles), strict=True
     ):
@@ -97,7 +101,7 @@ def deal_rows(session: int, root: bytes, roles: Roles, outputs: int) -> list[Arr
 
     Each row has K `outputs`; the other arguments are those of :func:`deal_turn`.
     """
-    made = _deal_angles(row_angles(roles, session), root, roles)
+    made = _deal_angles(row_angles, session, root, roles)
     deal = row_deal(roles, session, outputs)
     for owner, sent in enumerate(made):
         sent.append(deal_row_owner(deal, root, owner).pack())

@@ -20,10 +20,11 @@ from flwr.app import ArrayRecord
 from vfl_flower.clients import products
 from vfl_flower.clients.evaluation import Told, curves_of, metrics_of
 from vfl_flower.clients.products import MOST_COLUMNS, ROWS_PER_COLUMN
-from vfl_flower.clients.ridge import dealing, scores
+from vfl_flower.clients.ridge import dealing, scores, solving
 from vfl_flower.clients.ridge import relevance as of_columns
 from vfl_flower.clients.ridge import training as party
 from vfl_flower.clients.ridge.angles import joint_fraction
+from vfl_flower.clients.ridge.state import MOST_MULTIPLE, Joint, Task
 from vfl_flower.models.base import Model
 from vfl_flower.models.ridge import RidgeModel
 from vfl_flower.numerics import evaluation
@@ -202,7 +203,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
     explained = KERNEL
     steps: ClassVar[Steps] = (
         *(party.prepare, dealing.deal, party.hide_rows, party.open_joint),
-        *(products.multiply, party.relevance, party.fit),
+        *(products.multiply, solving.relevance, solving.fit),
         *(scores.rows, scores.products, scores.scores),
     )
     evaluation_steps = (scores.rows, scores.products, scores.scores)
@@ -264,7 +265,9 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         of_rows = row_roles(roles, local, len(test)) if len(test) else None
         dealt = Dealing.of(parties, self.bits, outputs, roles, of_rows)
         share, multiple, _ = self._gram(parties, roles, joint, dealt, **more)
-        fitted = parties.ask(party.fit, kinds=flat, share=only(parties, holder, share))
+        fitted = parties.ask(
+            solving.fit, kinds=flat, share=only(parties, holder, share)
+        )
         for name in ("regularization", "cv_score"):
             if name not in fitted[holder]:
                 raise fitted.failure(holder, f"its reply lacks {name!r}")
@@ -310,7 +313,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
     def _scales(self) -> bool:
         return self.relevance and self.bandwidth == "median"
 
-    def _task(self, n: int, count: int, columns: int) -> party.Task:
+    def _task(self, n: int, count: int, columns: int) -> Task:
         """Return what is learned of which rows: so many that no message is too large.
 
         Of n rows to train on, of so many parties and columns in all.
@@ -338,15 +341,15 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
                 room = min(room, MOST_NUMBERS // rows)
                 left = values = max(0, room - self.joint_features - TARGETS)
             most, values = (min(MOST_LOCAL, size // count) for size in (left, values))
-        return party.Task(
+        return Task(
             *(self.target, self.kernel, self.test_fraction, rows, most, values),
             balanced=self.class_weight == "balanced",
             linear=linear,
         )
 
     def _joint(
-        self, task: party.Task, columns: int, cumulants: Array, others: int
-    ) -> party.Joint | None:
+        self, task: Task, columns: int, cumulants: Array, others: int
+    ) -> Joint | None:
         """Return the joint features: as many as the rows allow beside other columns."""
         if task.linear and ROWS_PER_COLUMN * others > task.rows:
             raise FederationError(
@@ -370,7 +373,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
                 "columns"
             )
         if self.bandwidth != "median":
-            return party.Joint([self.bandwidth], [count], [density], self.bits)
+            return Joint([self.bandwidth], [count], [density], self.bits)
         try:
             middle = median_bandwidth(np.array([median_of(cumulants)]), task.kernel)
         except ValueError as error:
@@ -379,13 +382,13 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         counts = {0.5 * middle: few, middle: count - few}
         sizes = {bandwidth: size for bandwidth, size in counts.items() if size}
         densities = [density] * len(sizes)
-        return party.Joint([*sizes], [*sizes.values()], densities, self.bits)
+        return Joint([*sizes], [*sizes.values()], densities, self.bits)
 
     def _relevance(
         self,
         parties: Parties,
         roles: Roles,
-        joint: party.Joint,
+        joint: Joint,
         kinds: Sequence[int],
         outputs: int,
     ) -> dict[str, Any]:
@@ -406,7 +409,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
             parties, roles, joint, dealt, triple=each(others)
         )
         replies = parties.ask(
-            party.relevance,
+            solving.relevance,
             kinds=list(kinds),
             widths=widths,
             counted=sum(widths) - widths[first],
@@ -420,7 +423,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         self,
         parties: Parties,
         roles: Roles,
-        joint: party.Joint | None,
+        joint: Joint | None,
         dealt: Dealing,
         **more: Any,
     ) -> tuple[dict[int, Array], int, dict[int, Array]]:
@@ -477,20 +480,20 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         )
 
 
-def _pilot(joint: party.Joint) -> party.Joint:
+def _pilot(joint: Joint) -> Joint:
     """Return the joint features of the turn that tells the relevance of columns."""
     share = min(1.0, MOST_PILOT / joint.angles)
     counts = [max(1, int(share * count)) for count in joint.counts]
     return replace(joint, counts=counts)
 
 
-def _relevant(joint: party.Joint) -> party.Joint:
+def _relevant(joint: Joint) -> Joint:
     """Return as many joint features of columns that are scaled by their relevance."""
     few = min(joint.angles, len(RELEVANT))
     counts = [len(part) for part in np.array_split(np.arange(joint.angles), few)]
     bandwidths = [factor * WIDE for factor, _ in RELEVANT[:few]]
     densities = [max(share, joint.densities[0]) for _, share in RELEVANT[:few]]
-    return party.Joint(bandwidths, counts, densities, joint.bits, relevant=True)
+    return Joint(bandwidths, counts, densities, joint.bits, relevant=True)
 
 
 def _multiple(kernel: Kernel, cumulants: Array) -> int:
@@ -502,4 +505,4 @@ def _multiple(kernel: Kernel, cumulants: Array) -> int:
     if not median > 0:
         return 1
     middle = median_bandwidth(np.array([median]), kernel)
-    return int(np.clip(np.rint(WIDE / middle), 1, party.MOST_MULTIPLE))
+    return int(np.clip(np.rint(WIDE / middle), 1, MOST_MULTIPLE))

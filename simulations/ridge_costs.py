@@ -1,6 +1,6 @@
-"""What kernel models from sums of products cost, and how exact these sums are.
+"""What ridge models from sums of products cost, and how exact these sums are.
 
-`roles` runs ``FDSKL(solver="moments")`` with each party in a process of its own and
+`roles` runs ``SecureRidge`` with each party in a process of its own and
 messages that are packed, sealed and opened as on SuperNodes, so that seconds of
 processor and memory are those of each role. `gram_errors` compares a Gram matrix under
 shares with NumPy's.
@@ -22,7 +22,7 @@ from flwr.app import Message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
-from vfl_flower import FDSKL, Party
+from vfl_flower import Party, SecureRidge
 from vfl_flower.clients.ridge.angles import joint_fraction
 from vfl_flower.numerics.ridge.fit import Block, fit_gram
 from vfl_flower.secure_aggregation.fixed_point import (
@@ -41,7 +41,7 @@ from vfl_flower.secure_aggregation.products.triples import (
     open_gram,
 )
 from vfl_flower.simulation import InProcessGrid
-from vfl_flower.strategies.ridge import MOST_PILOT
+from vfl_flower.strategies.ridge.training import MOST_PILOT
 
 ROLES = ("label holder", "second party", "another party")
 COLUMNS = 12
@@ -201,8 +201,8 @@ def roles(rows: int, features: int, count: int, relevance: bool) -> dict[str, An
     ]
     before = memory()
     grid = Processes(parties)
-    strategy = FDSKL(
-        solver="moments", target="continuous", features=features, relevance=relevance
+    strategy = SecureRidge(
+        target="continuous", joint_features=features, relevance=relevance
     )
     start, wall = process_time(), perf_counter()
     result = strategy.start(grid)

@@ -1,16 +1,16 @@
-"""``FDSKL(solver="moments")`` beside boosted trees, and what it costs, as one page.
+"""``SecureRidge`` beside boosted trees, and what it costs, as one page.
 
 The command measures cell after cell, writes the page after each, and goes on with the
 cells that are missing if it was ended::
 
-    python -m simulations.kernel_moments --output-dir docs/papers
+    python -m simulations.ridge --output-dir docs/papers
 
 ==========  ========================================================================
-errors      test errors of moments, linear, kernel and boosted models
+errors      test errors of SecureRidge, linear, kernel and boosted models
 parties     the protocol with 2, 3 and 5 parties beside its model from pooled columns
 gram        Gram matrices under shares beside NumPy's
 roles       seconds, memory and bytes of each role
-coresets    ``CoresetVRLR(solver="moments")`` beside least squares on all rows
+coresets    ``CoresetVRLR(solver="gram")`` beside least squares on all rows
 ==========  ========================================================================
 
 ``--quick`` takes a minute, on generated rows alone, and always begins anew. ``--check``
@@ -57,22 +57,20 @@ from simulations.experiments import (
     tables_of,
     tell,
 )
-from simulations.moments_costs import COLUMNS, ROLES, gram_errors, roles
-from simulations.moments_pooled import moments
-from vfl_flower import FDSKL, CoresetVRLR, Party, simulate
-from vfl_flower.clients.products_roles import PART_NUMBERS
+from simulations.ridge_costs import COLUMNS, ROLES, gram_errors, roles
+from simulations.ridge_pooled import secure_ridge
+from vfl_flower import CoresetVRLR, Party, RidgePrediction, SecureRidge, simulate
 from vfl_flower.models.coresets import LinearModel
-from vfl_flower.models.fdskl import KernelModel
-from vfl_flower.strategies.prediction import FDSKLPrediction
-from vfl_flower.strategies.ridge import COLUMNS as MOST_COLUMNS
-from vfl_flower.strategies.ridge import MOST_PARTS
+from vfl_flower.models.ridge import RidgeModel
+from vfl_flower.secure_aggregation.products.roles import MOST_NUMBERS
+from vfl_flower.strategies.ridge.training import COLUMNS as MOST_COLUMNS
 from vfl_flower.typing import Array
 
 Figures = dict[str, Any]
 Cells = Mapping[str, Figures]
 """Figures by the names of cells, such as "errors kc_house 20 boosting"."""
 
-STEM = "fdskl-moments-results"
+STEM = "ridge-results"
 TABLES = ("errors", "parties", "gram", "roles", "coresets")
 
 
@@ -90,8 +88,9 @@ class Size:
     repeats: int = 20  # coresets of as many seeds
 
 
-ONE_TURN, EQUAL = "moments, one turn", "boosting, equal rows"
-MODELS = ("moments", "boosting", EQUAL, "linear", "kernel", ONE_TURN)
+RIDGE, ONE_TURN = "SecureRidge", "SecureRidge, one turn"
+EQUAL = "boosting, equal rows"
+MODELS = (RIDGE, "boosting", EQUAL, "linear", "kernel", ONE_TURN)
 """Those of the table of errors, in the order of measuring them."""
 
 FULL = Size(
@@ -123,8 +122,8 @@ NUMBERS = ("kc_house", "generated")
 """Sets whose labels are numbers."""
 
 TRAIN, COVTYPE_ROWS, QUICK_ROWS, CORESET = 0.8, 75_000, 1500, 600
-EQUAL_ROWS = MOST_PARTS * PART_NUMBERS // MOST_COLUMNS
-"""Most training rows of moments with all its features."""
+EQUAL_ROWS = MOST_NUMBERS // MOST_COLUMNS
+"""Most training rows of `SecureRidge` with all its features."""
 
 
 def load(
@@ -160,8 +159,8 @@ def error(
     """Fit a model and return its errors on the test rows."""
     X, y, X_test, y_test = load(name, folder, seed)
     start = time.perf_counter()
-    if model in ("moments", ONE_TURN):
-        score, told = moments(
+    if model in (RIDGE, ONE_TURN):
+        score, told = secure_ridge(
             *(X, y, 3, seed),
             features=features,
             relevance=model != ONE_TURN,
@@ -193,16 +192,15 @@ def protocol(
             Party(b, y if j == count - 1 else None, name=f"p{j}", state_dir=folders[j])
             for j, b in enumerate(blocks)
         ]
-        training = FDSKL(solver="moments", target="continuous", features=features)
+        training = SecureRidge(target="continuous", joint_features=features)
         result = simulate(training, parties, seed=seed)
-        assert isinstance(result.model, KernelModel)
+        assert isinstance(result.model, RidgeModel)
         asked = [
             Party(b, name=f"p{j}", state_dir=folders[j]) for j, b in enumerate(new)
         ]
-        predicting = FDSKLPrediction(result.model.model, solver="moments")
-        predicted = simulate(predicting, asked).ledger
+        predicted = simulate(RidgePrediction(result.model.model), asked).ledger
     f = result.model.predict(new)
-    score, _ = moments(X, y, count, seed, features=features)
+    score, _ = secure_ridge(X, y, count, seed, features=features)
     pooled, _ = score(X_test)
     ledger, variance = result.ledger, float(y_test.var())
     sent = [
@@ -241,7 +239,7 @@ def coreset(name: str, folder: Path | None, count: int, repeats: int) -> Figures
             Party(block, y if j == count - 1 else None)
             for j, block in enumerate(blocks)
         ]
-        result = simulate(CoresetVRLR(CORESET, solver="moments"), parties, seed=seed)
+        result = simulate(CoresetVRLR(CORESET, solver="gram"), parties, seed=seed)
         assert isinstance(result.model, LinearModel)
         ratios.append(np.mean((result.model.predict(blocks) - y) ** 2) / least)
         trips = max(trips, result.ledger.round_trips)
@@ -260,7 +258,7 @@ def all_rows(quick: bool) -> Figures:
     data = next(coresets.LOADERS["flights"](None, quick)).data
     assert data.y is not None
     theta, least = least_squares(data.X, data.y)
-    strategy = CoresetVRLR(CORESET, solver="moments", sampling="full")
+    strategy = CoresetVRLR(CORESET, solver="gram", sampling="full")
     result = simulate(strategy, data.parties(), seed=0)
     assert isinstance(result.model, LinearModel)
     coef = np.concatenate(result.model.coef_) * data.X.std(axis=0)
@@ -417,14 +415,14 @@ def errors_page(cells: Cells, size: Size) -> Iterator[str]:
         mean squared error over the variance of the test labels, of classes the
         wrong ones in %. A fifth of the rows is for tests, on which no choice was
         made; covtype has {COVTYPE_ROWS:,} random rows, class 2 against the rest.
-        Each model is tuned on two halves of the training rows. *moments* has its
+        Each model is tuned on two halves of the training rows. *SecureRidge* has its
         defaults and three parties; its columns are pooled here, which gives the
         model of a run ([below](#two-three-and-five-parties)); *one turn* is
         `relevance=false`. *linear* is ridge or logistic regression. *kernel* is
         kernel ridge regression or a support vector machine (SVC), tuned on
         {TUNED_ON:,} rows and fitted on at most {KERNEL_ROWS:,}. *boosting* is
         scikit-learn's histogram gradient boosting; *equal rows*: on {EQUAL_ROWS:,}
-        rows, the most that moments takes with all its features. Seconds are those
+        rows, the most that SecureRidge takes with all its features. Seconds are those
         of tuning and fitting, by the clock of a machine that other work kept busy.
     """
     yield shown(row for name in size.sets for row in details(cells, size, name))
@@ -509,12 +507,12 @@ def parties_page(cells: Cells, size: Size) -> Iterator[str]:
     """Yield the protocol beside the model from pooled columns."""
     yield "## Two, three and five parties"
     yield f"""
-        {size.one}, seed {size.seeds[0]}, in one process with the defaults of FDSKL:
+        {size.one}, seed {size.seeds[0]}, in one process with the defaults:
         the run under shares beside the same model from pooled columns. Off: the
         root mean square of the difference of their predictions of the test rows,
         over the standard deviation of these. Two runs under shares differ as well,
         by the rounding of joint features and by penalties that do equally well
-        ([precision](fdskl.md#the-solver-moments)).
+        ([precision](ridge.md#precision)).
     """
     rows = []
     for count in size.parties:
@@ -537,7 +535,7 @@ def parties_page(cells: Cells, size: Size) -> Iterator[str]:
 
 def coresets_page(cells: Cells, size: Size) -> Iterator[str]:
     """Yield what linear regression from sums of products gives."""
-    yield '## `CoresetVRLR(solver="moments")`'
+    yield '## `CoresetVRLR(solver="gram")`'
     yield (
         f"{size.one}, coresets of {CORESET} rows: the mean squared error on all rows "
         "over that of least squares on all rows, pooled."
@@ -586,15 +584,15 @@ def _errors_in_short(cells: Cells, size: Size) -> Iterator[str]:
     }
     sentences = []
     for model, what in called.items():
-        known = {k: of for k, of in errors.items() if {"moments", model} <= of.keys()}
-        lower = [k for k, of in known.items() if of["moments"] < of[model]]
+        known = {k: of for k, of in errors.items() if {RIDGE, model} <= of.keys()}
+        lower = [k for k, of in known.items() if of[RIDGE] < of[model]]
         other = _listed([k for k in known if k not in lower])
         where = f"on {len(lower)} of {len(known)} sets"
         if lower and len(lower) < len(known):
             where += f" (not on {other})"
         sentences += [f"that of {what} {where}"] if known else []
     if sentences:
-        yield f"""**Test errors.** The mean test error of moments is below
+        yield f"""**Test errors.** The mean test error of SecureRidge is below
             {", and below ".join(sentences)}."""
 
 
@@ -635,13 +633,13 @@ PAGES = (errors_page, gram_page, roles_page, parties_page, coresets_page)
 def paragraphs(measured: Mapping[str, Any], size: Size) -> Iterator[str]:
     """Yield headings, texts and tables of the page."""
     cells = measured["cells"]
-    yield "# FDSKL from sums of products: measurements"
+    yield "# SecureRidge: measurements"
     quick = " --quick" if size is QUICK else " --output-dir docs/papers"
-    yield f"    python -m simulations.kernel_moments{quick}"
+    yield f"    python -m simulations.ridge{quick}"
     yield f"""
         This command has written this page and all its figures, which are beside it
         as JSON; it continues where it stopped.
-        [fdskl.md](fdskl.md#the-solver-moments) explains the method, and
+        [ridge.md](ridge.md) explains the method, and
         [experiments.md](../experiments.md#data) where the data come from. The seeds
         are {_listed([*map(str, size.seeds)])}, and those of coresets begin at 0.
     """
@@ -738,7 +736,7 @@ def main(
 ) -> None:
     """Measure what is missing, all or some tables, and write the page."""
     size = QUICK if quick else FULL
-    results = Results(context, "kernel_moments", "measured", STEM + "-quick" * quick)
+    results = Results(context, "ridge", "measured", STEM + "-quick" * quick)
     if check_:
         check(results, size, data_dir)
         return
@@ -765,4 +763,4 @@ def main(
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m simulations.kernel_moments")
+    app(prog_name="python -m simulations.ridge")

@@ -1,4 +1,4 @@
-"""Kernel models of ``FDSKL(solver="moments")`` from the pooled columns of all parties.
+"""Models of ``SecureRidge`` from the pooled columns of all parties.
 
 Their sums of products are those of float32 numbers in one place, in the place of
 shares; all choices and columns are made by the functions of the strategy and of its
@@ -13,19 +13,20 @@ import numpy as np
 
 from simulations.baselines import Fitted, is_binary
 from vfl_flower import Party
-from vfl_flower.clients.ridge import training as steps
+from vfl_flower.clients.ridge import labels, solving, state
 from vfl_flower.numerics.kernel_model import Target
-from vfl_flower.numerics.ridge.features import cumulants, median_of
+from vfl_flower.numerics.ridge.features import cumulants
 from vfl_flower.numerics.ridge.fit import GramFit, fit_gram
 from vfl_flower.numerics.ridge.local_columns import local_columns, scaled_columns
 from vfl_flower.numerics.ridge.relevance import relevance_of
-from vfl_flower.strategies import ridge as server
+from vfl_flower.strategies.ridge import training as server
+from vfl_flower.strategies.ridge.training import SecureRidge
 from vfl_flower.typing import Array
 
 
 @dataclass(frozen=True)
 class Pooled:
-    """A model of ``FDSKL(solver="moments")`` from pooled columns.
+    """A model of ``SecureRidge`` from pooled columns.
 
     All choices and columns are made by the functions of the strategy and of its steps;
     sums of products alone are those of float32 numbers in one place, in the place of
@@ -33,9 +34,9 @@ class Pooled:
     """
 
     parties: list[Party]
-    fitted: list[steps._Fitted]
-    states: list[steps.KernelState]
-    joint: steps.Joint
+    fitted: list[state.OwnColumns]
+    states: list[state.RidgeState]
+    joint: state.Joint
     multiple: int
     fit: GramFit
     shift: float
@@ -56,15 +57,15 @@ class Pooled:
 
 def columns(
     parties: list[Party],
-    fitted: list[steps._Fitted],
-    states: list[steps.KernelState],
-    joint: steps.Joint,
+    fitted: list[state.OwnColumns],
+    states: list[state.RidgeState],
+    joint: state.Joint,
     multiple: int,
 ) -> Array:
     """Return all features of the rows of `fitted`: local, and joint by bandwidth."""
     parts = [local_columns(f.local, f.X) for f in fitted]
     each = [
-        steps._angles(p, s, joint, f.local, f.X)
+        state.angles_of(p, s, joint, f, slice(None))
         for p, f, s in zip(parties, fitted, states, strict=True)
     ]
     angles = np.sum(each, axis=0, dtype=each[0].dtype)
@@ -75,21 +76,22 @@ def columns(
     return np.hstack(parts, dtype=np.float32)
 
 
-def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> Pooled:
+def pooled(parties: list[Party], y: Array, strategy: SecureRidge, seed: int) -> Pooled:
     """Train a model of two classes, -1 and +1, or of numbers."""
     for j, member in enumerate(parties):
         member.index, member.n_parties, member.seed = j, len(parties), seed
-    task = server._task(solver, len(parties))
-    rows = steps.training_rows(parties[0], task)
-    fitted = [steps._fitted(member, task) for member in parties]
-    states = [steps.KernelState(task) for _ in parties]
+    d = sum(member.X.shape[1] for member in parties)
+    task = strategy._task(len(y), len(parties), d)
+    rows = state.training_rows(parties[0], task)
+    fitted = [state.own_columns(member, task) for member in parties]
+    states = [state.RidgeState(task) for _ in parties]
     sizes = [b.stop - b.start for f in fitted for b in f.local.blocks]
 
-    def scaled() -> Array:
+    def scaled(relevant: bool) -> Array:
         parts = zip(parties, fitted, states, strict=True)
         of_party = [
             cumulants(
-                scaled_columns(f.local, f.X) * s.relevance,
+                scaled_columns(f.local, f.X) * (s.relevance if relevant else 1.0),
                 task.kernel,
                 member.rng("pairs"),
             )
@@ -97,22 +99,15 @@ def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> 
         ]
         return np.asarray(np.sum(of_party, axis=0))
 
-    d = sum(f.X.shape[1] for f in fitted)
-    density = min(1.0, max(server.DENSITY, server.LEAST_COLUMNS / d))
-    others = sum(sizes) + 2
-    of_party = [
-        cumulants(scaled_columns(f.local, f.X), task.kernel, member.rng("pairs"))
-        for member, f in zip(parties, fitted, strict=True)
-    ]
-    median = median_of(np.sum(of_party, axis=0))
-    joint = server._joint(solver, task, median, density, others)
+    joint = strategy._joint(task, d, scaled(False), sum(sizes) + 2)
+    assert joint is not None
     real = task.target == "continuous"
     shift, scale = (y[rows].mean(), y[rows].std()) if real else (0.0, 1.0)
     target = (y[rows] - shift) / scale
-    muted = steps._muted(fitted[-1], target[:, None])
+    muted = labels.muted_columns(fitted[-1], target[:, None])
     fitted[-1] = replace(fitted[-1], local=replace(fitted[-1].local, muted=muted))
 
-    def turn(joint: steps.Joint, multiple: int) -> tuple[Array, GramFit]:
+    def turn(joint: state.Joint, multiple: int) -> tuple[Array, GramFit]:
         M = sum(sizes) + 2 * joint.angles
         gram = np.zeros((M + 2, M + 2))
         for part in np.array_split(np.arange(len(rows)), -(-len(rows) // 4096)):
@@ -121,25 +116,25 @@ def pooled(parties: list[Party], y: Array, solver: server.Solver, seed: int) -> 
             F = np.column_stack([F, target[part], np.ones(len(part))])
             F = F.astype(np.float32)
             gram += F.T @ F
-        blocks = steps.blocks_of([*sizes, *(2 * c for c in joint.counts)])
+        blocks = solving.blocks_of([*sizes, *(2 * c for c in joint.counts)])
         return gram, fit_gram(gram, blocks, "continuous" if real else "classes")
 
     multiple = 1
-    if solver.relevance and solver.bandwidth is None:
+    if strategy._scales:
         pilot = server._pilot(joint)
         gram, solved = turn(pilot, 1)
         holder = parties[-1]
-        B = steps.drawn_probes(gram, solved, pilot, holder.rng("probes"))
-        for member, f, state in zip(parties, fitted, states, strict=True):
-            omega = steps._frequencies(member, state, pilot, f.X.shape[1])
-            state.relevance = np.sqrt(relevance_of(omega.T @ B))
+        B = solving.drawn_probes(gram, solved, pilot, holder.rng("probes"))
+        for member, f, own in zip(parties, fitted, states, strict=True):
+            omega = state.frequencies_of(member, own, pilot, f.X.shape[1])
+            own.relevance = np.sqrt(relevance_of(omega.T @ B))
         joint = server._relevant(joint)
-        multiple = server._multiple(task.kernel, scaled())
+        multiple = server._multiple(task.kernel, scaled(True))
     _, fit = turn(joint, multiple)
     return Pooled(parties, fitted, states, joint, multiple, fit, shift, scale)
 
 
-def moments(
+def secure_ridge(
     X: Array,
     y: Array,
     parties: int,
@@ -148,19 +143,17 @@ def moments(
     features: int = 0,
     relevance: bool = True,
 ) -> Fitted:
-    """Fit as ``FDSKL(solver="moments")`` does where the last party has the labels."""
+    """Fit as ``SecureRidge`` does where the last party has the labels."""
     blocks = np.array_split(X, parties, axis=1)
     members = [
         Party(block, y if j == parties - 1 else None, name=f"p{j}")
         for j, block in enumerate(blocks)
     ]
     target: Target = "binary" if is_binary(y) else "continuous"
-    solver = server.Solver(
-        *(target, "gaussian", 0.0, len(y), features, None, "server", 16, relevance),
-    )
-    model = pooled(members, y, solver, seed)
+    strategy = SecureRidge(target=target, joint_features=features, relevance=relevance)
+    model = pooled(members, y, strategy, seed)
     settings = {
-        "rows": steps._task(model.states[0]).rows,
+        "rows": model.states[0].task.rows,
         "columns": len(model.fit.weights),
         "cv_score": float(model.fit.error[0] / model.fit.variance[0]),
     }

@@ -1,4 +1,4 @@
-"""The page of measurements of moments: whole on generated rows, resumed, checked."""
+"""Measurements of `SecureRidge`: whole on generated rows, resumed, and checked."""
 
 import dataclasses
 import importlib.util
@@ -8,9 +8,9 @@ import click
 import numpy as np
 import pytest
 
-from simulations import coresets, experiments, kernel_moments
+from simulations import coresets, experiments, ridge
 from simulations.experiments import MissingData
-from simulations.kernel_moments import (
+from simulations.ridge import (
     FULL,
     QUICK,
     STEM,
@@ -20,7 +20,7 @@ from simulations.kernel_moments import (
     load,
     plan,
 )
-from simulations.moments_costs import gram_errors
+from simulations.ridge_costs import gram_errors
 
 COMMITTED = experiments.ROOT / "docs" / "papers"
 
@@ -45,7 +45,7 @@ def test_the_quick_command_measures_all_and_can_be_checked(tmp_path, monkeypatch
     assert [*cells] == [cell.name for cell in plan(QUICK, None)]
     assert "**Cells that are not measured yet**: none." in text
     assert "--quick" in text
-    assert cells["errors generated 20 moments"]["error"] < 0.6
+    assert cells["errors generated 20 SecureRidge"]["error"] < 0.6
     assert cells["roles 512 32 3 two turns"]["round_trips"] == 10
     of_three = cells["parties generated 3"]
     assert (of_three["train_trips"], of_three["predict_trips"]) == (10, 5)
@@ -72,8 +72,8 @@ def measured(monkeypatch):
         for name in ("gram 1", "gram 2", "roles 3"):
             yield Cell(name, lambda name=name: measure(name), cheap=True)
 
-    monkeypatch.setattr(kernel_moments, "plan", cells)
-    monkeypatch.setattr(kernel_moments, "PAGES", ())
+    monkeypatch.setattr(ridge, "plan", cells)
+    monkeypatch.setattr(ridge, "PAGES", ())
     return asked
 
 
@@ -135,9 +135,9 @@ def sentence_and_row(cells):
 @pytest.mark.parametrize(
     ("errors", "wins"),
     [
-        ({"moments": 5.0, "boosting": 4.5, "kernel": 4.4}, "kernel"),
-        ({"moments": 5.0, "boosting": 4.2, "kernel": 4.4}, "boosting"),
-        ({"moments": 4.0, "boosting": 4.2, "kernel": 4.4}, "moments"),
+        ({"SecureRidge": 5.0, "boosting": 4.5, "kernel": 4.4}, "kernel"),
+        ({"SecureRidge": 5.0, "boosting": 4.2, "kernel": 4.4}, "boosting"),
+        ({"SecureRidge": 4.0, "boosting": 4.2, "kernel": 4.4}, "SecureRidge"),
     ],
 )
 def test_the_lowest_mean_error_wins(errors, wins):

@@ -1,0 +1,347 @@
+"""A label holder's solution of a ridge model, and what parties keep of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, NotRequired, TypedDict
+
+import numpy as np
+
+from vfl_flower.clients.evaluation import signs_of
+from vfl_flower.clients.products import (
+    Bytes,
+    ProductState,
+    opened,
+    withhold,
+)
+from vfl_flower.clients.ridge.relevance import (
+    PROBES,
+    hidden_probes,
+    relevance_deal,
+)
+from vfl_flower.clients.ridge.state import (
+    Joint,
+    RidgeState,
+    frequencies_of,
+    outputs_of,
+    own_columns,
+    seed_of,
+)
+from vfl_flower.clients.ridge.training import KINDS
+from vfl_flower.numerics.ridge.features import (
+    pack_local,
+)
+from vfl_flower.numerics.ridge.fit import Block, GramFit, fit_gram
+from vfl_flower.numerics.ridge.local_columns import (
+    LocalColumns,
+)
+from vfl_flower.numerics.ridge.relevance import derivative_products, relevance_of
+from vfl_flower.numerics.ridge.relevance import probes as draw_probes
+from vfl_flower.protocol.contract import OWN, PRIVATE
+from vfl_flower.protocol.errors import refusing
+from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
+from vfl_flower.protocol.steps import once, reveals, step, sums_over
+from vfl_flower.secure_aggregation.products.roles import Roles
+from vfl_flower.secure_aggregation.products.shares import Portion
+from vfl_flower.typing import Array
+
+
+class Mixed(TypedDict):
+    """Reply of :func:`relevance`: of the label holder, for each other party."""
+
+    probes: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+
+
+class Fitted(TypedDict):
+    """Reply of :func:`fit`; the label holder alone gives more than `kept`.
+
+    ``constant`` says that it has made no use of its labels on the rows asked for: they
+    break a rule, or no model fits them. The model is then their mean over all of its
+    rows, or the shares of the classes, and ``cv_score`` the error of that.
+    """
+
+    kept: bool
+    regularization: NotRequired[Positive]
+    cv_score: NotRequired[NotNegative]
+    constant: NotRequired[bool]
+
+
+@step
+@sums_over("earlier")
+@once
+@reveals("moments", when="share", times="counted")
+def relevance(
+    party: Party,
+    kinds: list[Count],
+    widths: list[Natural],
+    counted: Natural,
+    share: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    frequencies: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    triples: Annotated[Array | None, Bytes, OWN] = None,
+) -> Mixed:
+    """Solve at the label holder, and let each other party know which columns matter.
+
+    kinds: as for :func:`fit`.
+    widths: number of columns of each party.
+    counted: number of columns of all other parties, as consent counts them.
+    share: that of the second party.
+    frequencies: of each other party, under masks.
+    triples: what the server deals for it, one party after another.
+    """
+    state = party.recall(RidgeState)
+    product, joint = _computed(party), state.joint
+    if party.y is None:
+        return {}
+    if triples is None:
+        raise PartyError("relevance must have what is dealt for it")
+    if joint is None or joint.relevant:
+        raise PartyError("relevance must follow a first turn with joint features")
+    roles, index = product.roles, party.index or 0
+    others = [j for j in range(party.n_parties) if j != index]
+    if sorted(frequencies or {}) != others or len(widths) != party.n_parties:
+        raise PartyError("frequencies must be those of all other parties")
+    assert frequencies is not None
+    assert party.agree is not None
+    if counted != sum(widths[j] for j in others):
+        raise PartyError("counted must be the number of the other parties' columns")
+    fitted = own_columns(party, state.task)
+    gram, solved, _ = _solve(party, state, kinds, share or {}, fitted.local)
+    rng = party.rng("probes")
+    if state.constant:
+        B = rng.standard_normal((joint.angles, PROBES)) / np.sqrt(joint.angles)
+    else:
+        B = drawn_probes(gram, solved, joint, rng)
+    omega = frequencies_of(party, state, joint, fitted.X.shape[1])
+    state.relevance = np.sqrt(relevance_of(omega.T @ B))
+    reply: dict[int, Array] = {}
+    portion = Portion(triples)
+    with refusing():
+        for j in others:
+            deal = relevance_deal(roles, party.session, j, widths[j])
+            dealt = portion.take().pack()
+            challenge = party.agree(j)
+            reply[j] = hidden_probes(deal, dealt, frequencies[j], B, challenge)
+        portion.end()
+    return {"probes": reply}
+
+
+@step
+@sums_over("earlier")
+@once
+def fit(
+    party: Party,
+    kinds: list[Count],
+    share: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+) -> Fitted:
+    """Solve at the label holder; each party keeps its part of the model.
+
+    kinds: numbers of local columns of each kind, of each party.
+    share: that of the second party.
+    """
+    state, product = party.recall(RidgeState), _computed(party)
+    task, settings, first = state.task, state.joint, product.roles.first
+    fitted, widths = own_columns(party, state.task), _local_widths(party, kinds)
+    part: dict[str, Any] = {
+        "kernel": task.kernel,
+        "bandwidth": 1.0,
+        "n_features": product.roles.joint,
+        "n_columns": fitted.X.shape[1],
+        "n_parties": party.n_parties,
+        "index": party.index or 0,
+        "columns": list(party.columns or ()),
+        "holder": first,
+        "local": fitted.local.n_columns,
+        "widths": widths,
+        "outputs": product.roles.owners[first] - widths[first] - 1,
+        **pack_local(replace(fitted.local, muted=state.muted)),
+    }
+    if settings is not None:
+        part |= {
+            "bandwidth": max(settings.bandwidths),
+            "bandwidths": np.array(settings.bandwidths),
+            "counts": np.array(settings.counts),
+            "densities": np.array(settings.densities),
+            "seed": f"{seed_of(party, settings):032x}",
+            "multiple": state.multiple,
+        }
+        if settings.relevant:
+            part["relevance"] = state.relevance
+    reply: Fitted = {"kept": party.state_dir is not None}
+    if party.y is not None:
+        _, solved, order = _solve(party, state, kinds, share or {}, fitted.local)
+        M, scale = len(solved.weights), state.y_scale
+        # As the columns lie in the Gram matrix, but for the targets and the ones.
+        coef = np.empty_like(solved.weights)
+        coef[np.argsort(np.argsort(order[:M]))] = scale * solved.weights
+        part |= {
+            "coef": coef,
+            "intercept": state.y_mean + scale * solved.intercept,
+            "target": task.target,
+            "classes": state.classes,
+        }
+        if solved.slope is not None and solved.offset is not None:
+            part |= {"slope": solved.slope, "offset": solved.offset}
+            if solved.tail is not None:
+                part["tail"] = solved.tail
+            if task.balanced:
+                part |= _log_odds(part)
+        reply["regularization"] = float(solved.penalties.min())
+        reply["cv_score"] = float(scale**2 * solved.error.mean())
+        reply["constant"] = state.constant
+    party.part = part
+    party.forget(ProductState)
+    party.forget(RidgeState)
+    return reply
+
+
+def _computed(party: Party) -> ProductState:
+    """Return the state of a turn whose Gram matrix is computed."""
+    product = party.recall(ProductState)
+    if not product.multiplied:
+        raise PartyError("the step must follow multiply")
+    return product
+
+
+def _local_widths(party: Party, kinds: Sequence[int]) -> list[int]:
+    """Return the number of local columns of each party."""
+    if len(kinds) != KINDS * party.n_parties:
+        raise PartyError("kinds must be the local columns of the Gram matrices")
+    return [sum(kinds[k : k + KINDS]) for k in range(0, len(kinds), KINDS)]
+
+
+def _solve(
+    party: Party,
+    state: RidgeState,
+    kinds: Sequence[int],
+    share: dict[int, Array],
+    local: LocalColumns,
+) -> tuple[Array, GramFit, Array]:
+    """Open the Gram matrix and solve.
+
+    Return the matrix in the order of the result (local columns, joint ones by
+    bandwidth, targets and ones), the solution, and the place of each of these columns
+    in what was computed.
+    """
+    task, product = state.task, _computed(party)
+    roles = product.roles
+    expected = list(roles.owners)
+    expected[roles.first] = local.n_columns
+    if _local_widths(party, kinds) != expected:
+        raise PartyError("kinds must be the local columns of the Gram matrices")
+    counts = state.joint.counts if state.joint is not None else []
+    order = _order(roles, local.n_columns, counts)
+    gram = opened(party, product, share)[np.ix_(order, order)]
+    sizes = [*kinds, *(2 * count for count in counts)]
+    M, outputs = sum(sizes), len(order) - sum(sizes) - 1
+    weights = _balance(gram, outputs) if task.balanced else None
+    try:
+        if not state.constant:
+            solved = fit_gram(
+                gram,
+                blocks_of(sizes),
+                "continuous" if task.target == "continuous" else "classes",
+                class_weights=weights,
+            )
+    except ValueError as error:
+        withhold(party, str(error))
+        state.constant = True
+    if state.constant:
+        solved = _constant(party, state, M)
+    return gram, solved, order
+
+
+def _constant(party: Party, state: RidgeState, M: int) -> GramFit:
+    """Return the model of all labels of the party, whatever rows were asked for."""
+    assert party.y is not None
+    y, target = np.asarray(party.y, dtype=np.float64), state.task.target
+    y, ones = y[~np.isnan(y)], np.ones(outputs_of(state))
+    state.y_mean, state.y_scale, more = 0.0, 1.0, {}
+    intercept = np.zeros(len(ones))
+    if target == "continuous":
+        largest = np.finfo(np.float64).max ** 0.25  # its square is a number
+        y = np.clip(y, -largest, largest)
+        state.y_mean, state.y_scale = float(y.mean()), float(y.std()) or 1.0
+    else:
+        shares = (1 + signs_of(y, target, state.classes).mean(axis=0)) / 2
+        intercept = 2 * shares - 1
+        odds = shares / (1 - shares) if len(ones) == 1 else shares
+        more = {"slope": np.zeros((len(ones),) * 2), "offset": np.log(odds)}
+    none = np.zeros((M, len(ones)))
+    return GramFit(none, intercept, np.ones(1), ones, ones, **more)
+
+
+def _log_odds(part: dict[str, Any]) -> dict[str, Any]:
+    """Return what makes f log odds, whose sign decides, or the largest of which does.
+
+    Those of several classes are up to a constant a row: their mean is 0.
+    """
+    slope, offset, K = part["slope"], part["offset"], len(part["offset"])
+    if K > 1:
+        slope, offset = (
+            slope - slope.mean(axis=1, keepdims=True),
+            offset - offset.mean(),
+        )
+    return {
+        "coef": part["coef"] @ slope,
+        "intercept": part["intercept"] @ slope + offset,
+        "slope": np.eye(K),
+        "offset": np.zeros(K),
+    }
+
+
+def _balance(gram: Array, outputs: int) -> Array:
+    """Return the inverse number of rows of each class, by the sums of the targets."""
+    ones = gram[-1 - outputs :, -1]
+    counts = 0.5 * (ones[-1] + ones[:-1])
+    if outputs == 1:
+        counts = np.append(ones[-1] - counts, counts)
+    return np.asarray(1 / np.maximum(counts, 1))
+
+
+def blocks_of(sizes: Sequence[int]) -> list[Block]:
+    """Return blocks of so many columns, one after another."""
+    stops = np.cumsum(sizes).tolist()
+    return [
+        Block(str(k), stop - size, stop)
+        for k, (size, stop) in enumerate(zip(sizes, stops, strict=True))
+    ]
+
+
+def drawn_probes(
+    gram: Array, solved: GramFit, joint: Joint, rng: np.random.Generator
+) -> Array:
+    """Return B for frequencies times their bandwidths, shape (A, probes).
+
+    In units of the standard deviation of f over the training rows. The Gram matrix is
+    that which is solved; joint features are the last ones, by bandwidth.
+    """
+    M, n, A = len(solved.weights), gram[-1, -1], joint.angles
+    # Cosines and then sines of all angles.
+    starts = M - 2 * A + 2 * np.cumsum([0, *joint.counts[:-1]])
+    cosines = [
+        start + np.arange(c) for start, c in zip(starts, joint.counts, strict=True)
+    ]
+    sines = [part + len(part) for part in cosines]
+    place = np.concatenate([*cosines, *sines])
+    weights = solved.weights
+    mean = gram[:M, -1] @ weights / n
+    squares = np.einsum("jk,jk->k", weights, gram[:M, :M] @ weights) / n
+    power = float((squares - mean**2).sum())
+    H = derivative_products(gram[np.ix_(place, place)], weights[place], n)
+    units = np.repeat(joint.bandwidths, joint.counts)
+    return draw_probes(H / np.outer(units, units) / max(power, 1e-12), PROBES, rng)
+
+
+def _order(roles: Roles, local: int, counts: Sequence[int]) -> Array:
+    """Return the places of local columns, joint ones by bandwidth, targets and ones."""
+    start = sum(roles.owners[: roles.first]) + local
+    stop = sum(roles.owners[: roles.first + 1])
+    first, angles = roles.columns - roles.joint, roles.joint // 2
+    places = np.arange(roles.columns)
+    cosines = np.split(places[first : first + angles], np.cumsum(counts))
+    both = [np.concatenate([part, part + angles]) for part in cosines]
+    return np.concatenate(
+        [places[:start], places[stop:first], *both, places[start:stop]]
+    )

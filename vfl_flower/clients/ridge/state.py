@@ -1,0 +1,192 @@
+"""What a party of a ridge model is asked for, and what it keeps of the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import numpy as np
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
+
+from vfl_flower.clients.evaluation import columns_of
+from vfl_flower.clients.ridge.angles import (
+    AngleBits,
+)
+from vfl_flower.numerics import split
+from vfl_flower.numerics.kernel_model import Target
+from vfl_flower.numerics.random_features import Kernel
+from vfl_flower.numerics.ridge.features import (
+    joint_angles,
+    joint_frequencies,
+)
+from vfl_flower.numerics.ridge.local_columns import (
+    LocalColumns,
+    fit_local_columns,
+    scaled_columns,
+)
+from vfl_flower.protocol.consent import LEAST_ROWS
+from vfl_flower.protocol.errors import refusing
+from vfl_flower.protocol.party import Party
+from vfl_flower.protocol.settings import Count, Fraction, Natural
+from vfl_flower.secure_aggregation.products.roles import Roles
+from vfl_flower.shapes import shapes_only
+from vfl_flower.typing import Array
+
+MOST_MULTIPLE = 256
+"""Most times that an angle is taken."""
+
+MOST_KERNELS = 8
+"""Most bandwidths."""
+
+Bandwidth = Annotated[float, Ge(1e-50), Le(1e50)]
+"""With it no angle of a scaled column overflows: a refusal would tell of values."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned, and of which rows."""
+
+    target: Target
+    """What the labels are."""
+    kernel: Kernel
+    test_fraction: Fraction
+    """Share of the rows held out."""
+    rows: Natural
+    """How many of the others are trained on."""
+    most: Count
+    """Most local columns of a party."""
+    values: Count
+    """Most of values, where these are more."""
+    balanced: bool = False
+    """Whether classes count as if they had equally many rows."""
+    linear: bool = False
+    """Whether the features are the parties' own columns alone."""
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Which joint features there are."""
+
+    bandwidths: Annotated[list[Bandwidth], MinLen(1), MaxLen(MOST_KERNELS)]
+    """The bandwidths."""
+    counts: Annotated[list[Natural], MinLen(1), MaxLen(MOST_KERNELS)]
+    """The number of angles of each bandwidth."""
+    densities: Annotated[
+        list[Annotated[float, Gt(0), Le(1)]], MinLen(1), MaxLen(MOST_KERNELS)
+    ]
+    """For each bandwidth the probability with which an angle has a column."""
+    bits: AngleBits
+    """Of an angle."""
+    relevant: bool = False
+    """Whether columns are scaled by the root of their relevance."""
+
+    @property
+    def angles(self) -> int:
+        """Number of angles."""
+        return sum(self.counts)
+
+
+@shapes_only
+@dataclass
+class RidgeState:
+    """What a party keeps between messages, besides its part of the model."""
+
+    task: Task
+    """As the server has said."""
+    joint: Joint | None = None
+    """Of this turn; none in a linear model."""
+    turns: int = 0
+    """How many Gram matrices the party has started to compute."""
+    angles: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    """What it was dealt for its angles, of this turn, uint8."""
+    multiple: int = 0
+    """How many times each angle of this turn is taken; 0: not yet known."""
+    triple: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
+    """What it was dealt for the relevance of its columns, uint8."""
+    pilot: Roles | None = None
+    """Of the turn that shows the relevance."""
+    relevance: Array = field(default_factory=lambda: np.zeros(0))
+    """What its scaled columns are multiplied with, shape (d,); empty: nothing."""
+    y_mean: float = 0.0
+    y_scale: float = 1.0
+    """At the label holder: mean and scale of the labels of the training rows."""
+    lowest: float = -np.inf
+    highest: float = np.inf
+    """At the label holder: where its real labels are clipped."""
+    classes: Array = field(default_factory=lambda: np.zeros(0))
+    """At the label holder the labels of the classes."""
+    muted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    """At the label holder its local columns that are 0 for the sake of the labels."""
+    constant: bool = False
+    """Whether its labels break a rule, so that zeros take the place of targets."""
+
+
+def training_rows(party: Party, task: Task) -> Array:
+    """Return the numbers of the rows, from what all parties know and no label."""
+    n, fraction = party.n_rows, task.test_fraction
+    with refusing():
+        return split.training_rows(n, fraction, task.rows, party.seed)
+
+
+@shapes_only
+@dataclass(frozen=True)
+class OwnColumns:
+    """A party's own columns on the training rows, and how local ones are made."""
+
+    X: Array
+    local: LocalColumns
+
+
+def own_columns(party: Party, task: Task) -> OwnColumns:
+    """Return the party's columns of the training rows; the same each time."""
+    known = party.cache.get("ridge")
+    if known is not None and known[0] == (party.session, task):
+        fitted: OwnColumns = known[1]
+        return fitted
+    X = np.asarray(party.rows.take(training_rows(party, task)), dtype=np.float64)
+    kinds = {"bins": 1, "waves": 0} if task.linear else {}
+    local = fit_local_columns(
+        X,
+        most=max(task.most, min(X.shape[1], task.values)),
+        least=LEAST_ROWS,
+        rng=party.rng("local columns"),
+        **kinds,
+    )
+    fitted = OwnColumns(X, local)
+    party.cache["ridge"] = (party.session, task), fitted
+    return fitted
+
+
+def outputs_of(state: RidgeState) -> int:
+    """Return the number of targets."""
+    return columns_of(state.task.target, state.classes)
+
+
+def angles_of(
+    party: Party, state: RidgeState, joint: Joint, fitted: OwnColumns, rows: slice
+) -> Array:
+    """Return the party's part of the angles of rows."""
+    scaled = scaled_columns(fitted.local, fitted.X[rows])
+    return joint_angles(
+        scaled * state.relevance if joint.relevant else scaled,
+        state.task.kernel,
+        joint.bandwidths,
+        joint.counts,
+        joint.densities,
+        seed_of(party, joint),
+        joint.bits,
+    )
+
+
+def seed_of(party: Party, joint: Joint) -> int:
+    """Return the seed of the party's own features, its secret."""
+    name = "relevant features" if joint.relevant else "features"
+    return int.from_bytes(party.secret_bytes(name, 16))
+
+
+def frequencies_of(party: Party, state: RidgeState, joint: Joint, d: int) -> Array:
+    """Return the party's part of the frequencies of joint features, shape (A, d)."""
+    kernel, seed = state.task.kernel, seed_of(party, joint)
+    return joint_frequencies(
+        d, kernel, joint.bandwidths, joint.counts, joint.densities, seed
+    )
