@@ -20,6 +20,7 @@ from vfl_flower import (
     SecureRidge,
 )
 from vfl_flower.models.base import Model, plain
+from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.contract import IN_SUM, Reals
 from vfl_flower.protocol.errors import FederationError, PartyFailed
 from vfl_flower.protocol.settings import settings
@@ -206,11 +207,11 @@ class Mean(ProtocolStrategy):
 
 
 class Unused(Mean):
-    needs = ("moments",)
+    terms = Terms(("moments",))
 
 
 class Insisting(Mean):
-    wants = ("rows",)
+    terms = Terms(wants=("rows",))
     asks = revealed
 
 

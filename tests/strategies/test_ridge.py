@@ -70,6 +70,7 @@ from vfl_flower.secure_aggregation.products.shares import (
     unpack,
 )
 from vfl_flower.secure_aggregation.products.triples import deal_predictions, hide_rows
+from vfl_flower.strategies.products import ComputingParties
 from vfl_flower.strategies.ridge import prediction as server_prediction
 from vfl_flower.strategies.ridge import training as server
 from vfl_flower.testing import Recorder
@@ -1257,15 +1258,14 @@ def test_strict_parties_refuse(tmp_path, count, changes, lacks):
 
 
 def test_of_two_parties_one_may_run_the_server(tmp_path, monkeypatch):
-    """So no dealer is safe: consent must name one, also where the plan names none."""
-    monkeypatch.setattr(SecureRidge, "dealt_by", None)
-    monkeypatch.setattr(RidgePrediction, "dealt_by", None)
+    """So no dealer is safe: consent must name one, also where the terms name none."""
+    monkeypatch.setattr(ComputingParties, "computing", None)
     training = strategy(joint_features=16)
-    with pytest.raises(PartyFailed, match="lets server deal no correlated"):
+    with pytest.raises(PartyFailed, match=r"consent lacks dealers = ..server"):
         training.start(RealParties(real(tmp_path / "a", 2)))
     accepted = real(tmp_path / "b", 2, dealers=["server"])
     model = training.start(RealParties(accepted)).model.model
-    with pytest.raises(PartyFailed, match="lets server deal no correlated"):
+    with pytest.raises(PartyFailed, match=r"consent lacks dealers = ..server"):
         RidgePrediction(model).start(RealParties(real(tmp_path / "b", 2)))
 
 

@@ -27,7 +27,7 @@ from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.config import check_run_config
 from vfl_flower.app.federation import CONNECTION
 from vfl_flower.app.flower_run import Processes, RunFailed, free_port
-from vfl_flower.app.party_folder import needs_of
+from vfl_flower.app.party_folder import terms_of
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.protocol.consent import FREE, Consent
 from wiring.commands import Running, running, said, started_in
@@ -273,7 +273,7 @@ def two_predict(
     They do not allow a seed any more. The party with the labels finds the predictions,
     and nobody else has one, nor an id.
     """
-    needs = {kind for strategy in TRAINED for kind in needs_of(strategy)[0]}
+    needs = {kind for strategy in TRAINED for kind in terms_of(strategy).needs}
     for name in TWO:
         made.parties[name].end()
         made.begin(name, "--data", new[name])

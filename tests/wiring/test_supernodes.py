@@ -240,7 +240,7 @@ def test_no_strategy_runs_without_consent(strategy, app, tmp_path, organisations
     write_numbers(organisations)
     organisations.consent()
     config = {"strategy": strategy}
-    needs = make_strategy(check_run_config(config)).needs
+    needs = make_strategy(check_run_config(config)).terms.needs
     run = organisations.run(app, tmp_path, config)
     lacking(run, "[leaves]", *(f"{kind} = true" for kind in needs))
 

@@ -28,7 +28,7 @@ from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.coresets import importance_estimate, sigma_min, tau
 from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
 from vfl_flower.numerics.linear import Penalty, center, mean_squared_error, solve_pooled
-from vfl_flower.protocol.consent import LEAST_ROWS, Kind, in_order
+from vfl_flower.protocol.consent import LEAST_ROWS, Kind, Terms, in_order
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -203,19 +203,14 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
         return cls(**published | settings)
 
     @property
-    def on_shares(self) -> bool:  # type: ignore[override]
-        """Whether products are computed on shares."""
-        return self.solver == "gram"
-
-    @property
     def evaluates(self) -> bool:
         """Whether the label holder gets predictions, and reports their errors."""
         return self.test_fraction > 0 or self.evaluate == "full"
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Also coefficients unless rows are pooled, and what an evaluation needs."""
-        kinds = {*super().needs}
+        kinds, less = {*super().terms.needs}, ""
         if self.solver == "gram" and self.sampling != "coreset":
             kinds = set()  # no number of a row leaves
         if not self.pools:
@@ -224,15 +219,12 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
             kinds.add("moments")
         if self.evaluates:
             kinds.add("predictions")
-        return in_order(kinds)
-
-    @property
-    def needs_less(self) -> str:
-        """With ``central`` the server asks for rows."""
-        if not self.pools:
-            return ""
-        kinds = ", ".join(self.replace(solver="gram", check_size=0).needs)
-        return f"With solver='gram' the run asks for no rows, and instead for {kinds}"
+        if self.pools:
+            instead = self.replace(solver="gram", check_size=0).terms.needs
+            less = "With solver='gram' the run asks for no rows, and instead for "
+            less += ", ".join(instead)
+        computing = self.computing if self.solver == "gram" else None
+        return Terms(in_order(kinds), less=less, computing=computing)
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the solver has converged, left nothing out, and is any use."""
@@ -507,12 +499,12 @@ class CoresetVKMC(CoresetStrategy):
         return cls(**published | {"local_clustering": "lloyd"} | settings)
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Rows: local clusters say nearly what they are."""
-        kinds: set[Kind] = {*super().needs, "rows"}
+        kinds: set[Kind] = {*super().terms.needs, "rows"}
         if self.sampling != "coreset":
             kinds -= {"row-sums"}
-        return in_order(kinds)
+        return Terms(in_order(kinds))
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the clusters are any better than one."""

@@ -29,7 +29,7 @@ from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.kernel_solvers import LossName
 from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.consent import LEAST_ROWS, Kind
+from vfl_flower.protocol.consent import LEAST_ROWS, Kind, Terms
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -254,16 +254,11 @@ class FDSKL(ProtocolStrategy):
             check_unused(self, ["regularization"], "step 'explicit'")
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
-        """Angles."""
-        return ("angles",)
-
-    @property
-    def wants(self) -> tuple[Kind, ...]:
-        """With rows held out the curves; predictions for several label holders."""
+    def terms(self) -> Terms:
+        """Angles; with rows held out the curves; predictions of several holders."""
         curves: tuple[Kind, ...] = ("curves",) if self.test_fraction else ()
         several = self.solver == "doubly-stochastic"
-        return ("predictions", *curves) if several else curves
+        return Terms(("angles",), ("predictions", *curves) if several else curves)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Choose a bandwidth, train, and measure the error on the rows held out."""

@@ -42,7 +42,7 @@ from vfl_flower.numerics.summed_kmeans import (
     chosen_kmeans,
     summed_kmeans,
 )
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -259,16 +259,12 @@ class FKKMeans(ProtocolStrategy):
         return cls(**published | {"coreset_size": 1000, "gamma": "auto"} | settings)
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
-        """Row sums, or embedded rows."""
-        return ("row-sums",) if self._sums else ("embedded-rows", "row-sums")
-
-    @property
-    def needs_less(self) -> str:
-        """The coreset is of embedded rows."""
-        if "embedded-rows" not in self.needs:
-            return ""
-        return "With clustering='sums' it needs row-sums alone"
+    def terms(self) -> Terms:
+        """Row sums, and of a coreset embedded rows."""
+        if self._sums:
+            return Terms(("row-sums",))
+        less = "With clustering='sums' it needs row-sums alone"
+        return Terms(("embedded-rows", "row-sums"), less=less)
 
     @property
     def _sums(self) -> bool:

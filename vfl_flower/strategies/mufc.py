@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -38,7 +39,7 @@ from vfl_flower.numerics.mufc import (
     server_centroids,
     server_points,
 )
-from vfl_flower.protocol.consent import Kind, in_order
+from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -95,14 +96,10 @@ class MUFCTask(ProtocolStrategy):
     encodes = False
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
-        """Centroids, to within a bin."""
-        return ("centroids",)
-
-    @property
-    def wants(self) -> tuple[Kind, ...]:
-        """The objective of a version, whose rows count as summed by themselves."""
-        return ("row-sums",) if party.commit in self.steps else ()
+    def terms(self) -> Terms:
+        """Centroids, to within a bin; the objective counts as sums of single rows."""
+        versions = party.commit in self.steps
+        return Terms(("centroids",), ("row-sums",) if versions else ())
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Add the clusters of the rows of each party, if all parties are here."""
@@ -322,25 +319,19 @@ class MUFC(MUFCTask):
         return cls(**published | settings)
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Centroids; and rows, where a centroid can be a row or a mean of few."""
-        return in_order(
-            {"centroids"}
-            if self.client_training == "full"
+        if (
+            self.client_training == "full"
             and self.min_rows_per_bin >= LEAST_ROWS
             and self.privacy == "scma"
-            else {"centroids", "rows"}
-        )
-
-    @property
-    def needs_less(self) -> str:
-        """The default takes means of several rows for centroids."""
-        if "rows" not in self.needs:
-            return ""
-        return (
+        ):
+            return super().terms
+        less = (
             "With client_training='full' and min_rows_per_bin of at least "
             f"{LEAST_ROWS} centroids are means, and it needs centroids alone"
         )
+        return replace(super().terms, needs=("rows", "centroids"), less=less)
 
     @property
     def folder(self) -> Path | None:

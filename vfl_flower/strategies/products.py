@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
-from typing import Any, ClassVar
+from typing import Any
 
 from vfl_flower.clients import products as party
-from vfl_flower.protocol.consent import SERVER
+from vfl_flower.protocol.consent import SERVER, Computing
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
@@ -35,18 +35,10 @@ class ComputingParties(ProtocolStrategy):
     others that does not deal. These two must not work together, nor either with the
     dealer."""
 
-    on_shares: ClassVar[bool] = True
-    """Whether its settings make it one."""
-
     @property
-    def dealt_by(self) -> str | None:
-        """The dealer, where products are computed."""
-        return self.dealer if self.on_shares else None
-
-    @property
-    def computed_by(self) -> str | None:
-        """Who computes with the label holder, where it is named."""
-        return self.computes or None
+    def computing(self) -> Computing:
+        """Who computes, for the terms of the run."""
+        return Computing(self.dealer, self.computes or None)
 
 
 def warn_of_constant(constant: bool) -> None:

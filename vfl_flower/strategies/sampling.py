@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 from vfl_flower.clients import coresets as party
 from vfl_flower.numerics.coresets import allocate, coreset_weights, uniform
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.consent import Kind, in_order
+from vfl_flower.protocol.consent import Kind, Terms, in_order
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
@@ -113,14 +113,14 @@ class CoresetStrategy(ProtocolStrategy):
         return self.solver == "central"
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Totals and drawn rows for a coreset; and rows, or sums for single rows."""
         kinds: set[Kind] = {"rows"} if self.pools else {"row-sums"}
         if self.sampling == "coreset":
             kinds.add("totals")
             if self.rounds == "paper":
                 kinds.add("row-sums")
-        return in_order(kinds)
+        return Terms(in_order(kinds))
 
     @property
     def variant(self) -> str:

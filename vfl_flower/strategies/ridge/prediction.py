@@ -13,7 +13,7 @@ from vfl_flower.clients.evaluation import Told
 from vfl_flower.clients.ridge import dealing, scores
 from vfl_flower.clients.ridge.angles import AngleBits
 from vfl_flower.models.ridge import RidgeModel
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import settings
@@ -127,9 +127,9 @@ class RidgePrediction(ComputingParties, RowPrediction):
     )
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Products with the weights."""
-        return ("moments",)
+        return replace(super().terms, needs=("moments",), computing=self.computing)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Check the parts, then let the label holder open the scores of all rows."""

@@ -32,7 +32,7 @@ from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.random_features import Kernel, median_bandwidth
 from vfl_flower.numerics.ridge.features import median_of
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import Kind, Terms
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -220,14 +220,10 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
             check_unused(self, unused, "features 'linear'")
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
-        """Sums of products."""
-        return ("moments",)
-
-    @property
-    def wants(self) -> tuple[Kind, ...]:
-        """With rows held out the curves."""
-        return ("curves",) if self.test_fraction else ()
+    def terms(self) -> Terms:
+        """Sums of products; with rows held out the curves."""
+        wants: tuple[Kind, ...] = ("curves",) if self.test_fraction else ()
+        return Terms(("moments",), wants, computing=self.computing)
 
     @property
     def repeats(self) -> bool:
