@@ -29,7 +29,7 @@ PUBLIC = {
     "Evaluated TrainingSettings",
     "protocol": "Computing Terms Limit _Rules Consent Reals Whole Many Leaves Told "
     "Field Contract SumRequest Credential Entry Seen Ledger Metric PartyInfo Seal "
-    "InRunConfig Setting Sum Reveals ProtocolResult ProtocolStrategy Rows",
+    "Setting Sum Reveals ProtocolResult ProtocolStrategy Rows",
     "secure_aggregation": "FixedPoint _Bounded Ring Circle Plain Field Deal Tree Roles",
     "simulation": "SimulatedResult",
 }

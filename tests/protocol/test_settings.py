@@ -12,7 +12,6 @@ from annotated_types import Ge
 from vfl_flower.protocol.settings import (
     Fraction,
     InOutputDir,
-    InRunConfig,
     Natural,
     Positive,
     Setting,
@@ -50,7 +49,7 @@ class Example(Base):
     The end.
     """
 
-    size: Annotated[Natural, InRunConfig(200)]
+    size: Natural
     """m, the number of rows."""
     bandwidth: Positive | Literal["median"] = "median"
     """Of the kernel."""

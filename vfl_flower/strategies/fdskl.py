@@ -13,7 +13,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import pydantic
@@ -38,7 +38,6 @@ from vfl_flower.protocol.seals import Sealed
 from vfl_flower.protocol.settings import (
     Count,
     Fraction,
-    InRunConfig,
     Natural,
     Positive,
     check_unused,
@@ -197,7 +196,7 @@ class FDSKL(ProtocolStrategy):
     that minimise the loss of the batch, with a penalty by cross-validation. A number:
     the published update, with this gamma. "explicit": the published update with the
     best of seven gammas, or with several label holders one that is sure to converge."""
-    test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
+    test_fraction: Fraction = 0.0
     """Share of the rows held out. As many of them as a quarter of the budget pays for
     serve to estimate the error, in extra round trips."""
     allow_two_parties: bool = False

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -39,7 +39,6 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import (
     Count,
     Fraction,
-    InRunConfig,
     Positive,
     check_unused,
     settings,
@@ -194,7 +193,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
     """Rows to train on; 0: all, up to some 67 million numbers in the features."""
     bits: Literal[16, 32] = 16
     """Bits of an angle."""
-    test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
+    test_fraction: Fraction = 0.0
     """Share of the rows held out to measure the error, in three more round trips."""
 
     labelled = True
