@@ -177,7 +177,7 @@ def setting(name: str) -> Setting:
     ("name", "default", "kinds", "choices", "in_run_config"),
     [
         ("seed", None, (int,), (), None),
-        ("size", ..., (int,), (), 200),
+        ("size", ..., (int,), (), None),
         ("bandwidth", "median", (float, str), ("median",), "median"),
         (
             "kernel",

@@ -592,7 +592,6 @@ def asked(made, roles, **changes):
     [
         ({}, {"counted": 3}, "counted must be the columns of the Gram matrix"),
         ({"rows": N - 1}, {}, "rows must be those to train on"),
-        ({"rows": 0}, {}, "rows must be from 1 to"),
         ({"turn": 1}, {}, "turn must be the next one, 0"),
         ({"joint": 10}, {}, "a cosine and a sine for each angle"),
         *(({}, {"joint": joint}, "a density for each bandwidth") for joint in SHORT),
@@ -1325,13 +1324,10 @@ def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_pat
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ({"budget": 10}, "budget has no effect with solver 'moments'"),
-        ({"regularization": 0.1}, "regularization has no effect"),
-        ({"loss": "smooth_hinge"}, "loss must be 'square'"),
-        ({"bits": 8}, "16 or 32 bits"),
-        ({"masking": "plain"}, "takes masking 'circle'"),
-        ({"topology": "ring"}, "topology has no effect"),
-        ({"solver": "direct", "dealer": "p0", "loss": "square"}, "dealer has no effe"),
+        ({"rows": 1}, "rows must be 0 or at least 2"),
+        ({"bits": 8}, "bits must be one of 16, 32"),
+        ({"class_weight": "balanced"}, "class_weight has no effect with target"),
+        ({"features": "linear", "joint_features": 4}, "joint_features has no effect"),
     ],
 )
 def test_settings_that_do_not_fit(settings, rule):
@@ -1340,7 +1336,8 @@ def test_settings_that_do_not_fit(settings, rule):
 
 
 def test_32_bits_and_a_given_bandwidth():
-    settings = {"bits": 32, "bandwidth": 2.0, "features": 16, "test_fraction": 0.2}
+    settings = {"bits": 32, "bandwidth": 2.0, "joint_features": 16}
+    settings["test_fraction"] = 0.2
     result = simulate(strategy(**settings), parties(), seed=0)
     assert result.metrics["bandwidth"] == 2.0
     assert result.metrics["test_loss"] < 0.6 * data()[1].var()
