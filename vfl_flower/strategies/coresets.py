@@ -49,7 +49,6 @@ from vfl_flower.strategies.products import (
     ComputingParties,
     deal,
     multiply,
-    roles_of,
     secret,
     warn_of_constant,
 )
@@ -363,7 +362,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
         n, holder = self.n_train(parties), parties.label_holder
         owners = [info.n_columns + (j == holder) for j, info in enumerate(parties)]
         drawn = n if coreset.rows is None else len(np.unique(coreset.rows))
-        roles = roles_of(parties, owners, drawn, self.dealer, self.computes)
+        roles = self.roles(parties, owners, drawn)
         hidden = parties.ask(
             linear_gram.columns,
             roles=roles,

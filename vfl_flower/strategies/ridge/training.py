@@ -52,7 +52,6 @@ from vfl_flower.strategies.products import (
     ComputingParties,
     multiply,
     passed_on,
-    roles_of,
     warn_of_constant,
 )
 from vfl_flower.strategies.ridge.dealing import Dealing, both, only, sums_of_angles
@@ -251,14 +250,14 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         local = [sum(of_party) for of_party in kinds]
         owners = [size + (outputs + 1) * (j == holder) for j, size in enumerate(local)]
         joint = self._joint(task, columns, prepared.sums["distances"], sum(owners))
-        roles = roles_of(
-            *(parties, owners, task.rows, self.dealer, self.computes),
+        roles = self.roles(
+            *(parties, owners, task.rows),
             joint=2 * joint.angles if joint is not None else 0,
             fraction=joint_fraction(task.rows),
         )
         flat = [size for of_party in kinds for size in of_party]
         more: dict[str, Any] = {}
-        if joint is not None and self._scales and roles.dealer is None:
+        if joint is not None and self._scales and roles.served:
             more = self._relevance(parties, roles, joint, flat, outputs)
             joint, roles = _relevant(joint), replace(roles, turn=1)
         of_rows = row_roles(roles, local, len(test)) if len(test) else None
