@@ -193,10 +193,10 @@ SAID = {
     "ridge": {
         "prepare": "numbers local mean variance third masked targets",
         "deal": "seeds shares encrypted",
-        "hide_rows": "angles local masked",
+        "hide_rows": "angles local masked frequencies cumulants",
         "open_joint": "joint",
         "multiply": "share Gram",
-        "relevance": "frequencies mask mixtures cumulants",
+        "relevance": "mask mixtures",
         "rows": "angles local weights",
         "products": "shares",
         "scores": "error number",
