@@ -12,6 +12,7 @@ from sklearn.metrics import confusion_matrix
 from vfl_flower import (
     FDSKL,
     CoresetVRLR,
+    FDSKLDirect,
     Party,
     PartyFailed,
     RidgeEvaluation,
@@ -86,7 +87,8 @@ def strategy(solver="ridge", target="continuous", **settings):
     if solver == "ridge":
         return SecureRidge(**fixed)
     loss = "square" if target == "continuous" else "logistic"
-    return FDSKL(loss, solver=solver, **fixed)
+    kind = FDSKLDirect if solver == "direct" else FDSKL
+    return kind(loss, **fixed)
 
 
 def totals(curves, name="true"):
@@ -150,7 +152,7 @@ def test_curves_of_two_classes_held_out(solver, monkeypatch):
 
 def test_a_model_without_probabilities_has_no_score():
     X, y = data()
-    hinge = FDSKL("smooth_hinge", solver="direct", features=16, test_fraction=0.4)
+    hinge = FDSKLDirect("smooth_hinge", features=16, test_fraction=0.4)
     result = simulate(hinge, parties(X, 1.0 * (y > 0)), seed=1)
     assert set(result.curves) == {"rows", "positives"}
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from transcripts import our_steps
+from vfl_flower.clients.products_roles import Roles
 
 from vfl_flower import Party, PartyFailed, simulate
 from vfl_flower.clients import alignment, kernel_kmeans, linear_gram
-from vfl_flower.clients.products_roles import Roles
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.ledger import Ledger
