@@ -111,7 +111,10 @@ def gram_errors(rows: int, features: int, parties: int) -> dict[str, Any]:
         ]
         delta = np.sum(hidden, axis=0, dtype="<u2")
         sent = [
-            own.opening(cosine_shares(joint, j, dealt, delta, block, fraction), block)
+            own.opening(
+                cosine_shares(joint, j, dealt, delta, block, fraction)[:, :features],
+                block,
+            )
             for j, (own, dealt) in enumerate(zip(pair, (first, second), strict=True))
         ]
         opened = add(*sent, bits=bits)

@@ -10,7 +10,7 @@ import textwrap
 import tomllib
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import dropwhile, product
 from pathlib import Path
 from types import ModuleType
@@ -40,11 +40,11 @@ from vfl_flower.app.config import (
 )
 from vfl_flower.app.federation import write_connection
 from vfl_flower.app.learned import table_at_defaults
-from vfl_flower.app.party_folder import consent_text, needs_of
+from vfl_flower.app.party_folder import consent_text, terms_of
 from vfl_flower.app.runs import gather
 from vfl_flower.app.settings import markdown
-from vfl_flower.protocol.consent import KINDS, Consent, Limit, Plan
-from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.consent import KINDS, Consent, Limit
+from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import settings_of
 from vfl_flower.protocol.steps import STEPS
@@ -224,7 +224,7 @@ def demo_consent() -> str:
     ]
     given = {tuple(options(words, "--for")) for words in inits}
     ((strategy,),) = given
-    return consent_text(needs_of(strategy)[0])
+    return consent_text(terms_of(strategy).needs)
 
 
 def test_the_consent_of_init_is_enough_for_the_command_that_follows():
@@ -233,8 +233,9 @@ def test_the_consent_of_init_is_enough_for_the_command_that_follows():
     strategy = make_strategy(
         check_run_config(gather(words[2], "train", options(words, "--set")))
     )
-    seeded = strategy.seed is not None
-    assert consent.lacks(Plan(strategy.needs, seeded, strategy.n_parties)) == []
+    seeded, parties = strategy.seed is not None, strategy.n_parties
+    terms = replace(strategy.terms, seeded=seeded, parties=parties)
+    assert consent.lacks(terms) == []
 
 
 @pytest.fixture
@@ -282,7 +283,7 @@ def test_walk_that_adds_a_step(load):
         X = np.arange(12.0).reshape(4, 3)
         grid = InProcessGrid([vf.Party(X), vf.Party(2 * X)])
         names = {"party": party, "rows": np.array([0, 3, 3])}
-        names["parties"] = Parties(grid, Ledger(), seed=0)
+        names["parties"] = Parties(Exchange(grid), seed=0)
         run(asked, page, names)
         np.testing.assert_allclose(names["total"], 3 * X[names["rows"]].mean(axis=1))
         assert STEPS[action] is party.row_means
@@ -533,7 +534,7 @@ def test_lines_that_strategies_need():
                 config["model"] = "0" * 16
             elif needed.name == "clients":
                 config["mufc.clients"] = "clinic-a"
-        needs = make_strategy(check_run_config(config)).needs
+        needs = make_strategy(check_run_config(config)).terms.needs
         assert lines == {f"{kind} = true" for kind in needs}, (name, setting)
     tasks = {(name, s.task) for name, some in algorithms().items() for s in some}
     told = {

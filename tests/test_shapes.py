@@ -27,9 +27,9 @@ PUBLIC = {
     "numerics": "Block Loss Penalty Box Quantizer PrimeField",
     "clients": "Clustering Setup AngleRequest MoreAngles Problem Rule Task Joint "
     "Evaluated TrainingSettings",
-    "protocol": "Plan Limit _Rules Consent Reals Whole Many Leaves Told Field Contract "
-    "SumRequest Credential Entry Seen Ledger Metric PartyInfo Seal InRunConfig Setting "
-    "Sum Reveals ProtocolResult ProtocolStrategy Rows",
+    "protocol": "Computing Terms Limit _Rules Consent Reals Whole Many Leaves Told "
+    "Field Contract SumRequest Credential Entry Seen Ledger Metric PartyInfo Seal "
+    "Setting Sum Reveals ProtocolResult ProtocolStrategy Rows",
     "secure_aggregation": "FixedPoint _Bounded Ring Circle Plain Field Deal Tree Roles",
     "simulation": "SimulatedResult",
 }

@@ -21,6 +21,7 @@ from vfl_flower import (
     SecureRidge,
 )
 from vfl_flower.models.base import Model, plain
+from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.contract import IN_SUM, Reals
 from vfl_flower.protocol.errors import FederationError, PartyFailed
 from vfl_flower.protocol.settings import settings
@@ -114,10 +115,7 @@ CASES = {
     "kernel k-means paper": (embedding(eigensolver="lanczos", **ROWS), of_rows),
     "polynomial": (embedding(kernel="polynomial", degree=2, **SUMS), of_rows),
     "mufc": (MUFC(3, seed=1), of_rows),
-    "mufc paper": (
-        MUFC(3, 0.05, client_training="init", min_rows_per_bin=1, seed=1),
-        of_rows,
-    ),
+    "mufc paper": (MUFC.paper(n_clusters=3, gamma=0.05, seed=1), of_rows),
     "mufc in the clear": (MUFC(3, privacy="none", seed=1), of_rows),
     "align": (VARIANTS["align"], lambda: parties_of("align", 3)),
 }
@@ -210,11 +208,11 @@ class Mean(ProtocolStrategy):
 
 
 class Unused(Mean):
-    needs = ("moments",)
+    terms = Terms(("moments",))
 
 
 class Insisting(Mean):
-    wants = ("rows",)
+    terms = Terms(wants=("rows",))
     asks = revealed
 
 

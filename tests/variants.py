@@ -106,11 +106,7 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fkk predict": FKKMeansPrediction(MODEL),
     "fkk evaluate": FKKMeansEvaluation(MODEL),
     "mufc": MUFC(2, 0.05, box="-9,9", n_init=1, seed=3),
-    "mufc paper": MUFC(
-        **{"n_clusters": 2, "gamma": 0.05, "box": "-9,9", "n_init": 1, "seed": 3},
-        client_training="init",
-        min_rows_per_bin=1,
-    ),
+    "mufc paper": MUFC.paper(n_clusters=2, gamma=0.05, box="-9,9", n_init=1, seed=3),
     "mufc given up": GivenUp(2, 0.05, box="-9,9", n_init=1, seed=3),
     "align": Alignment("q4"),
     "align keyed": Alignment("q4", method="keyed"),

@@ -187,7 +187,7 @@ class Runs:
 
     def consenting(self) -> list[Party]:
         """Return parties whose consent names what the strategy declares."""
-        return self.letting(*self.strategy.needs, *self.strategy.wants)
+        return self.letting(*self.strategy.terms.needs, *self.strategy.terms.wants)
 
     def _run(self) -> Run:
         grid = Recorder(parties := self.consenting())
@@ -208,19 +208,19 @@ class Runs:
 
 
 def check_needs(runs: Runs) -> None:
-    """Check that what leaves a party is what `needs` and `wants` name."""
-    strategy = runs.strategy
+    """Check that what leaves a party is what the strategy's terms name."""
+    terms = runs.strategy.terms
     seen = runs.first.result.ledger.seen.values()
     left = {kind for of_step in seen for kind in of_step.kinds}
-    if unused := set(strategy.needs) - left:
+    if unused := set(terms.needs) - left:
         raise AssertionError(f"needs has {_listed(unused)}, which no step reveals")
-    for kind in strategy.needs:
-        refusal = runs.refusal(*(k for k in strategy.needs if k != kind))
+    for kind in terms.needs:
+        refusal = runs.refusal(*(k for k in terms.needs if k != kind))
         if kind not in str(refusal):
             raise AssertionError(
                 f"a run must be refused by parties whose consent lacks {kind!r}"
             )
-    refusal = runs.refusal(*strategy.needs) if strategy.wants else None
+    refusal = runs.refusal(*terms.needs) if terms.wants else None
     if isinstance(refusal, PartyFailed):  # too late, and not by the strategy
         raise AssertionError(f"a run without what `wants` names ends: {refusal}")
 

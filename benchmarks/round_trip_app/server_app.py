@@ -8,7 +8,7 @@ from empty import nothing
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from vfl_flower import Ledger
+from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.parties import Parties
 
 app = ServerApp()
@@ -24,7 +24,7 @@ def seconds(exchange: Callable[[], object]) -> float:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Time both in turn, after an unmeasured ``hello``, and print all times as JSON."""
-    parties = Parties(grid, Ledger(), seed=0, n_parties=3)
+    parties = Parties(Exchange(grid), seed=0, n_parties=3)
 
     def stock() -> None:
         messages = [Message(RecordDict(), p.node_id, "query.nothing") for p in parties]

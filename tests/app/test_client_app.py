@@ -11,11 +11,12 @@ import pytest
 from consents import limited
 from flwr.app import Context, RecordDict
 
-from vfl_flower import CoresetVRLR, Ledger, Party, PartyFailed
+from vfl_flower import CoresetVRLR, Party, PartyFailed
 from vfl_flower.app import register
 from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.register import make_client_app
 from vfl_flower.protocol.answering import hello
+from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.protocol.party import PartyError
@@ -70,7 +71,7 @@ def test_config_of_a_node_that_cannot_be_right(name, clock):
     wrong = places(2)[1] | {"label_column": "y"}
     grid = Nodes([places(2)[0], wrong | ({"party-name": name} if name else {})])
     with pytest.raises(PartyFailed, match="'label-column'") as caught:
-        Parties(grid, Ledger(), seed=1, timeout=10.0)
+        Parties(Exchange(grid, timeout=10.0), seed=1)
     assert (caught.value.party, caught.value.action) == (name or "node 1001", "hello")
     assert str(caught.value).count(repr(name)) == (1 if name else 0)
 

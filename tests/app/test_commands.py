@@ -166,9 +166,7 @@ def test_files_are_simulated_and_the_report_shown(files, tmp_path):
         )
         for file, label in zip(files, ["", "y"], strict=True)
     ]
-    expected = simulate(
-        CoresetVRLR(size=20, solver="central", test_fraction=0.2), parties, seed=3
-    )
+    expected = simulate(CoresetVRLR(size=20, solver="central"), parties, seed=3)
     actual = load_model(folder / "model-coreset.npz")
     np.testing.assert_allclose(actual.coef_[0], expected.model.coef_[0])
     code, out = call("report", "--output-dir", tmp_path / "out")

@@ -51,7 +51,7 @@ from vfl_flower.app.federation import (
 )
 from vfl_flower.app.flower_run import START, Processes, _Commands, free_port, wait_for
 from vfl_flower.app.options import check_there
-from vfl_flower.app.party_folder import needs_of
+from vfl_flower.app.party_folder import terms_of
 from vfl_flower.data import load_party
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.identity import public_identity
@@ -164,12 +164,12 @@ def test_options_stand_in_the_node_config(place):
 def test_for_a_strategy_the_consent_lets_its_needs_leave(place, strategy):
     done = run("init", "airline", *OPTIONS, "--for", strategy)
     assert done.exit_code == 0, done.output
-    needs, less = needs_of(strategy)
+    terms = terms_of(strategy)
     consent = Consent.load(place / "airline" / "consent.toml")
-    assert consent == Consent(leaves=dict.fromkeys(needs, Limit()))
+    assert consent == Consent(leaves=dict.fromkeys(terms.needs, Limit()))
     assert f"what {strategy} needs:" in done.output
-    assert less in done.output
-    for kind in needs:
+    assert terms.less in done.output
+    for kind in terms.needs:
         assert re.search(rf"(?m)^  {kind}: \w", done.output)
 
 

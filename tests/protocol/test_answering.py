@@ -13,12 +13,13 @@ from consents import free
 from flwr.app import Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from vfl_flower import Ledger, Party, PartyFailed, __version__, register
+from vfl_flower import Party, PartyFailed, __version__, register
 from vfl_flower.app.register import make_client_app
 from vfl_flower.protocol import identity
 from vfl_flower.protocol.answering import hello
-from vfl_flower.protocol.consent import Consent, Limit, Plan
+from vfl_flower.protocol.consent import Consent, Limit, Terms
 from vfl_flower.protocol.contract import IN_SUM, Reals, Whole
+from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.frame import MOST_CLIPPED
 from vfl_flower.protocol.journal import FILE
 from vfl_flower.protocol.memory import Memory
@@ -259,14 +260,14 @@ def test_hello_says_these_facts_and_no_more(server):
 
 
 def test_hello_says_what_a_consent_lets_of_what_a_run_can_do_without():
-    party, plan = Party(np.ones((2, 1))), Plan([], False, 3, wants=["curves"])
-    assert hello(party, plan=plan)["lets"] == ["curves"]
+    party, terms = Party(np.ones((2, 1))), Terms(wants=["curves"], parties=3)
+    assert hello(party, terms=terms)["lets"] == ["curves"]
     party.consent = Consent(leaves={"curves": Limit(life=3)})
-    assert hello(party, plan=plan)["lets"] == ["curves"]
+    assert hello(party, terms=terms)["lets"] == ["curves"]
     party.consent = Consent()
-    reply = hello(party, plan=plan)
+    reply = hello(party, terms=terms)
     assert reply["lets"] == reply["lacks"] == []
-    assert "lets" not in hello(party, plan=Plan([], False, 3))
+    assert "lets" not in hello(party, terms=Terms(parties=3))
 
 
 @pytest.mark.parametrize("partition", ["horizontal", "vertical"])
@@ -887,15 +888,15 @@ def own_app(made: list[Any]) -> InProcessGrid:
 
 def test_own_loader_needs_not_say_the_place():
     X = np.arange(12.0).reshape(6, 2)
-    parties = Parties(own_app([Party(X), Party(X), Party(X)]), Ledger(), seed=1)
+    parties = Parties(Exchange(own_app([Party(X), Party(X), Party(X)])), seed=1)
     assert [party.node_id for party in parties] == [1000, 1001, 1002]
     made = [Party(X, index=2), Party(X, index=0), Party(X, index=1)]  # it says one
-    parties = Parties(own_app(made), Ledger(), seed=1)
+    parties = Parties(Exchange(own_app(made)), seed=1)
     assert [party.node_id for party in parties] == [1001, 1002, 1000]
 
 
 @pytest.mark.parametrize("made", [None, (np.ones((2, 2)), None)])
 def test_own_loader_that_returns_no_party(made):
     with pytest.raises(PartyFailed, match="must return a Party") as caught:
-        Parties(own_app([made, made]), Ledger(), seed=1)
+        Parties(Exchange(own_app([made, made])), seed=1)
     assert type(made).__name__ in caught.value.reason

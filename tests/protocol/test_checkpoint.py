@@ -16,8 +16,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from vfl_flower import FederationError, Party, PartyFailed
 from vfl_flower.protocol.checkpoint import FILE, Checkpoint, digest_of
-from vfl_flower.protocol.exchange import ABSENCE, PATIENCE
-from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.exchange import ABSENCE, PATIENCE, Exchange
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import STEPS
 from vfl_flower.simulation import InProcessGrid
@@ -212,7 +211,7 @@ class Leaving(RealParties):
 
 
 def ask(grid, timeout):
-    asked = Parties(grid, Ledger(), seed=0, timeout=timeout)
+    asked = Parties(Exchange(grid, timeout=timeout), seed=0)
     return asked.ask(
         STEPS["coresets_totals"], size=5, test_fraction=0.0, intercept=True
     )
@@ -327,7 +326,7 @@ def test_a_node_that_is_gone_in_the_greeting_is_named(name, announcing, monkeypa
     nodes = [NodeInfo(node_id=1000 + j, name=name) for j in range(COUNT)]
     monkeypatch.setattr(grid, "get_nodes", lambda: nodes)
     with pytest.raises(PartyFailed, match="not connected for") as caught:
-        Parties(grid, Ledger(), seed=0, timeout=3600.0)
+        Parties(Exchange(grid, timeout=3600.0), seed=0)
     if name == "weather":
         assert caught.value.party == "weather (node 1001)"
     else:

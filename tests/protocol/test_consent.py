@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,8 +33,8 @@ from vfl_flower.protocol.consent import (
     Consent,
     Limit,
 )
+from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.journal import FILE
-from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.steps import STEPS, Reveals
@@ -190,14 +191,14 @@ STRATEGIES = {
 def test_a_strategy_needs_what_it_says_and_nothing_less(tmp_path, name):
     """One of five coresets of these rows has labels that no Gram matrix takes."""
     strategy = STRATEGIES[name]
-    parties = made(tmp_path, [letting(*strategy.needs)] * 3)
+    parties = made(tmp_path, [letting(*strategy.terms.needs)] * 3)
     if strategy.partition == "horizontal":
         for party in parties:
             party.y = None
     with repeated_draws(0):
         strategy.start(RealParties(parties))
-    for kind in strategy.needs:
-        rest = [k for k in strategy.needs if k != kind]
+    for kind in strategy.terms.needs:
+        rest = [k for k in strategy.terms.needs if k != kind]
         parties[1].consent = letting(*rest)
         with pytest.raises(FederationError) as caught:
             strategy.start(RealParties(parties))
@@ -205,6 +206,23 @@ def test_a_strategy_needs_what_it_says_and_nothing_less(tmp_path, name):
             caught.value
         )
         assert "1 of 3 parties refuse the run" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [CoresetVRLR(12, dealer="b", computes="a"), CoresetVRLR(12, solver="central")],
+    ids=["products", "rows"],
+)
+def test_a_consent_reads_the_terms_that_a_strategy_declares(
+    tmp_path, monkeypatch, strategy
+):
+    seen = []
+    monkeypatch.setattr(Consent, "lacks", lambda self, terms: seen.append(terms) or [])
+    strategy.replace(seed=1).greet(Exchange(RealParties(made(tmp_path))))
+    terms = strategy.terms
+    needs, wants = list(terms.needs), list(terms.wants)
+    given = replace(terms, needs=needs, wants=wants, seeded=True, parties=3)
+    assert seen == [given] * 3
 
 
 def test_the_setting_that_needs_less_is_named(tmp_path):
@@ -218,12 +236,7 @@ def test_the_setting_that_needs_less_is_named(tmp_path):
 
 
 def test_a_server_that_says_less_is_refused_by_the_step(tmp_path):
-    parties = Parties(
-        RealParties(made(tmp_path, [letting("totals")] * 3)),
-        Ledger(),
-        seed=0,
-        private_draws=True,
-    )
+    parties = Parties(Exchange(RealParties(made(tmp_path, [letting("totals")] * 3))))
     with pytest.raises(PartyFailed, match="consent lets no rows leave it") as caught:
         pool(parties, range(3))
     assert "'rows = true' to [leaves]" in caught.value.reason
@@ -238,7 +251,7 @@ def test_nothing_is_computed_for_a_step_that_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(coresets.pooled_rows, "function", compute)
     grid = RealParties(made(tmp_path, [letting()] * 3))
-    parties = Parties(grid, Ledger(), seed=0, private_draws=True)
+    parties = Parties(Exchange(grid))
     with pytest.raises(PartyFailed, match="no rows leave"):
         pool(parties, range(3))
     assert not computed
@@ -264,7 +277,7 @@ def test_rules_of_a_run(tmp_path, rules, refused):
 
 def test_a_seed_that_the_server_did_not_announce(tmp_path):
     grid = RealParties(made(tmp_path, [letting("rows")] * 3))
-    parties = Parties(grid, Ledger(), seed=0, private_draws=True)
+    parties = Parties(Exchange(grid))
     parties._private_draws = False
     with pytest.raises(PartyFailed, match="a run with a seed is refused"):
         pool(parties, range(3))
@@ -275,7 +288,7 @@ def test_two_parties_need_a_line(tmp_path):
     parties = made(tmp_path)[1:]
     for two in (False, True):
         for party in parties:
-            party.consent = letting(*strategy.needs, two_parties=two)
+            party.consent = letting(*strategy.terms.needs, two_parties=two)
         grid = RealParties(parties)
         if two:
             with repeated_draws(1):
@@ -344,7 +357,7 @@ def test_conditions_are_parameters():
 
 def run_of(tmp_path, rows, run=10, life=30, **changes):
     grid = RealParties(made(tmp_path, [limited(run, life)] * 3, **changes))
-    pool(Parties(grid, Ledger(), seed=0), rows)
+    pool(Parties(Exchange(grid), seed=0), rows)
 
 
 def test_a_limit_for_life_holds_over_twenty_runs(tmp_path):
@@ -381,7 +394,7 @@ def test_rows_are_known_in_another_order(tmp_path):
     for party in parties:
         party.X, party.ids = party.X[::-1], party.ids[::-1]
         party.y = None
-    asked = Parties(RealParties(parties), Ledger(), seed=0)
+    asked = Parties(Exchange(RealParties(parties)), seed=0)
     pool(asked, range(N - 10, N))  # rows 9 to 0
     with pytest.raises(PartyFailed, match="they were 31"):
         pool(asked, [0])
@@ -389,7 +402,7 @@ def test_rows_are_known_in_another_order(tmp_path):
 
 def test_two_runs_at_once_share_a_limit(tmp_path):
     grids = [RealParties(made(tmp_path, [limited(20, 30)] * 3)) for _ in range(2)]
-    first, second = (Parties(grid, Ledger(), seed=0) for grid in grids)
+    first, second = (Parties(Exchange(grid), seed=0) for grid in grids)
     pool(first, range(20))
     pool(second, range(20, 30))
     with pytest.raises(PartyFailed, match="they were 31"):
@@ -527,7 +540,7 @@ def test_no_id_and_no_value_is_in_the_journal(tmp_path):
     parties = made(tmp_path, [limited(10, 30)] * 3)
     for party in parties:
         party.ids = ids
-    pool(Parties(RealParties(parties), Ledger(), seed=0), range(5))
+    pool(Parties(Exchange(RealParties(parties)), seed=0), range(5))
     content = (tmp_path / "a" / FILE).read_bytes()
     assert b"patient" not in content
     with sqlite3.connect(tmp_path / "a" / FILE) as db:
@@ -538,7 +551,7 @@ def test_no_id_and_no_value_is_in_the_journal(tmp_path):
 def test_what_is_not_of_rows_is_counted_by_times(tmp_path):
     """From as many solutions as there are rows, all rows would follow."""
     strategy = CoresetVRLR(120, solver="cg", seed=0)
-    leaves = dict.fromkeys(strategy.needs, Limit())
+    leaves = dict.fromkeys(strategy.terms.needs, Limit())
     leaves["coefficients"] = Limit(life=2)
     consent = Consent(allow_seed=True, leaves=leaves, peers=None)
 
@@ -565,11 +578,11 @@ def test_refusals_run_out(tmp_path):
     """Each tells a bit: where a box has a row outside of it, say."""
     grid = RealParties(made(tmp_path, [letting(max_refusals=5)] * 3))
     for _ in range(5):
-        parties = Parties(grid, Ledger(), seed=0, private_draws=True)
+        parties = Parties(Exchange(grid))
         with pytest.raises(PartyFailed, match="no rows leave it"):
             pool(parties, range(3))
     with pytest.raises(PartyFailed, match="has refused 5 messages and answers none"):
-        Parties(grid, Ledger(), seed=0, private_draws=True)
+        Parties(Exchange(grid))
 
 
 def test_a_limit_for_life_needs_a_folder():

@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, RecordDict
 from vfl_flower import Party, PartyFailed
 from vfl_flower.protocol import journal
 from vfl_flower.protocol.consent import pack_rows
+from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.journal import (
     FILE,
     MOST_STATES,
@@ -23,7 +24,6 @@ from vfl_flower.protocol.journal import (
     Journal,
     journal_of,
 )
-from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import PartyError
@@ -75,7 +75,7 @@ def restore(grid, saved):
 
 def test_a_second_message_from_one_saved_state(grid):
     """Twenty rows left a party whose limit is ten, and masks were used twice."""
-    parties = Parties(grid, Ledger(), seed=0)
+    parties = Parties(Exchange(grid), seed=0)
     saved, last, number = states(grid), list(parties._last), parties._round
     pool(parties, range(10))
     restore(grid, saved)
@@ -86,13 +86,13 @@ def test_a_second_message_from_one_saved_state(grid):
 
 def test_rows_count_in_all_sessions_of_a_run(grid):
     """A second greeting set the count back to 0."""
-    pool(Parties(grid, Ledger(), seed=0), range(10))
-    again = Parties(grid, Ledger(), seed=0)
+    pool(Parties(Exchange(grid), seed=0), range(10))
+    again = Parties(Exchange(grid), seed=0)
     pool(again, range(10))
     with pytest.raises(PartyFailed, match="consent lets 10 rows leave"):
         pool(again, range(10, 20))
     with pytest.raises(PartyFailed, match="consent lets 10 rows leave"):
-        pool(Parties(grid, Ledger(), seed=0), range(10, 20))
+        pool(Parties(Exchange(grid), seed=0), range(10, 20))
 
 
 def test_rows_of_all_sessions_move_to_the_run_that_goes_on(tmp_path):
@@ -153,7 +153,7 @@ def test_an_error_of_the_step_is_not_called_one_of_the_journal(tmp_path, error):
 
 
 def test_another_reply_to_the_same_message_is_refused(grid):
-    parties = Parties(grid, Ledger(), seed=0)
+    parties = Parties(Exchange(grid), seed=0)
     saved, last, number = states(grid), list(parties._last), parties._round
     pool(parties, range(5))
     restore(grid, saved)

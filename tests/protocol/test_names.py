@@ -7,7 +7,7 @@ import pytest
 
 from vfl_flower.app.report import markdown
 from vfl_flower.protocol.answering import Hello
-from vfl_flower.protocol.consent import Consent, Plan
+from vfl_flower.protocol.consent import Computing, Consent, Terms
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.names import is_name, printable
 
@@ -25,11 +25,10 @@ def shown():
 
 
 @pytest.mark.parametrize("field", ["dealer", "computes"])
-def test_a_plan_names_printable_parties_alone(field):
-    plan = {"kinds": [], "seeded": False, "parties": 3}
-    assert structure(fields_of(Plan), plan | {field: "clinic"}, {})
+def test_terms_name_printable_parties_alone(field):
+    assert structure(fields_of(Terms), {f"computing.{field}": "clinic"}, {})
     with pytest.raises(ContractError, match=f"{field}.*printable"):
-        structure(fields_of(Plan), plan | {field: FORGED}, {})
+        structure(fields_of(Terms), {f"computing.{field}": FORGED}, {})
 
 
 @pytest.mark.parametrize("field", ["name", "version", "lacks", "columns"])
@@ -41,7 +40,8 @@ def test_a_reply_to_hello_has_printable_texts(field):
 
 
 def test_advice_on_the_consent_quotes_names():
-    lines = Consent().lacks(Plan([], False, 3, dealer='a"]; rows = true #'))
+    computing = Computing('a"]; rows = true #')
+    lines = Consent().lacks(Terms(computing=computing, parties=3))
     assert lines == ['dealers = ["a\\"]; rows = true #"]']
 
 

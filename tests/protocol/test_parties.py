@@ -15,8 +15,9 @@ from flwr.common.serde import context_from_proto, context_to_proto
 from malformed import in_bundle
 from transcripts import Listening
 
-from vfl_flower import FederationError, Ledger, Party, PartyFailed, __version__
+from vfl_flower import FederationError, Party, PartyFailed, __version__
 from vfl_flower.app.register import make_client_app
+from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.contract import (
     IN_SUM,
     OWN,
@@ -25,7 +26,7 @@ from vfl_flower.protocol.contract import (
     Reals,
     Whole,
 )
-from vfl_flower.protocol.exchange import RETRIES
+from vfl_flower.protocol.exchange import RETRIES, Exchange
 from vfl_flower.protocol.frame import MOST_CLIPPED
 from vfl_flower.protocol.messages import (
     BUNDLE,
@@ -181,8 +182,7 @@ def some(count: int = 3) -> list[Party]:
 def greet(grid: InProcessGrid | Sequence[Party], **arguments: Any) -> Parties:
     if not isinstance(grid, InProcessGrid):
         grid = InProcessGrid(grid)
-    settings: dict[str, Any] = {"seed": 7, "timeout": TIMEOUT} | arguments
-    return Parties(grid, settings.pop("ledger", None) or Ledger(), **settings)
+    return Parties(Exchange(grid, timeout=TIMEOUT), **{"seed": 7} | arguments)
 
 
 def refusal(edits: Sequence[dict[str, Any]], **arguments: Any) -> str:
@@ -413,7 +413,9 @@ def test_names_of_parties_differ_however_data_are_split(partition, clock):
 
 
 def test_one_party_where_one_is_enough(clock):
-    parties = greet(rows_of(4), partition="horizontal", least=1, masking="plain")
+    parties = greet(
+        rows_of(4), partition="horizontal", masking="plain", terms=Terms(parties=1)
+    )
     assert (len(parties), parties.n_rows) == (1, 4)
 
 

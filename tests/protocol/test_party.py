@@ -294,6 +294,26 @@ def test_a_state_that_no_step_has_left(before):
             place.recall(Inner)
 
 
+def test_states_of_several_kinds_are_kept_side_by_side():
+    party = Party(X)
+    party.remember(State(1, sizes=[7]))
+    party = continued(party)
+    party.remember(Inner(0.5))
+    party = continued(party)
+    assert (party.recall(State).n, party.recall(Inner).scale) == (1, 0.5)
+    party.remember(Inner(2.0))
+    party.forget(State)
+    party = continued(party)
+    assert party.recall(Inner).scale == 2.0
+    assert not [name for name in party.remembered() if "State" in name]
+
+
+def test_a_first_state_is_kept_where_there_is_none():
+    party = Party(X)
+    assert party.recall(Inner, Inner(0.5)).scale == 0.5
+    assert continued(party).recall(Inner, Inner(9.0)).scale == 0.5
+
+
 @dataclass
 class Odd:
     path: Path

@@ -11,7 +11,7 @@ from annotated_types import Ge
 
 from vfl_flower.protocol.settings import (
     Fraction,
-    InRunConfig,
+    InOutputDir,
     Natural,
     Positive,
     Setting,
@@ -49,7 +49,7 @@ class Example(Base):
     The end.
     """
 
-    size: Annotated[Natural, InRunConfig(200)]
+    size: Natural
     """m, the number of rows."""
     bandwidth: Positive | Literal["median"] = "median"
     """Of the kernel."""
@@ -65,7 +65,7 @@ class Example(Base):
     """Where it is."""
     columns: list[str] = pydantic.Field(default_factory=list)
     """Names."""
-    state: Annotated[str, InRunConfig("", folder="state")] = "/state"
+    state: Annotated[str, InOutputDir("state")] = ""
     """Where the state is."""
 
     def __post_init__(self) -> None:
@@ -177,7 +177,7 @@ def setting(name: str) -> Setting:
     ("name", "default", "kinds", "choices", "in_run_config"),
     [
         ("seed", None, (int,), (), None),
-        ("size", ..., (int,), (), 200),
+        ("size", ..., (int,), (), None),
         ("bandwidth", "median", (float, str), ("median",), "median"),
         (
             "kernel",
@@ -189,7 +189,7 @@ def setting(name: str) -> Setting:
         ("bits", 16, (int,), (), 16),
         ("exact", False, (bool,), (), False),
         ("folder", None, (), (), None),
-        ("state", "/state", (str,), (), ""),
+        ("state", "", (str,), (), ""),
     ],
 )
 def test_what_a_setting_is(name, default, kinds, choices, in_run_config):

@@ -14,9 +14,10 @@ from flwr.common.serde import message_to_proto
 from transcripts import Listening
 from uniformity import octets, uniform
 
-from vfl_flower import Ledger, Party, PartyFailed
+from vfl_flower import Party, PartyFailed
 from vfl_flower.app.register import make_client_app
 from vfl_flower.protocol.contract import SEALED, SECRET, Reals
+from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.messages import digest_of_values, pack, unbundle, unpack
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
@@ -182,7 +183,7 @@ def greet(
     grid: InProcessGrid | None = None, *, count: int = 3, masking: str = "ring"
 ) -> Parties:
     grid = InProcessGrid(some(count)) if grid is None else grid
-    return Parties(grid, Ledger(), seed=7, timeout=10.0, masking=masking)
+    return Parties(Exchange(grid, timeout=10.0), seed=7, masking=masking)
 
 
 def ask(parties: Parties, name: str, to: int, **values: Any) -> Replies[Part]:

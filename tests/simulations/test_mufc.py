@@ -72,11 +72,10 @@ def rows_of(name, figures):
 
 def strategy(data, method, server_state=None):
     training, points = METHODS[method]
-    return MUFC(
-        data.k,
+    return MUFC.paper(
+        n_clusters=data.k,
         client_training=training,
         server_points=points,
-        min_rows_per_bin=1,
         server_state=server_state,
     )
 

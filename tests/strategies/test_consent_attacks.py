@@ -21,8 +21,8 @@ from vfl_flower.clients import coresets, fdskl, kernel_kmeans, linear, mufc
 from vfl_flower.clients.mufc_state import TrainingSettings
 from vfl_flower.numerics.random_features import draw_pairs
 from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.identity import public_identity
-from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import PartyError
@@ -81,8 +81,7 @@ def made(tmp_path, consent, d=2, n=N, labels=None, same=True):
 
 
 def greet(grid, partition="vertical"):
-    seed = 0
-    return Parties(grid, Ledger(), seed=seed, private_draws=True, partition=partition)
+    return Parties(Exchange(grid), partition=partition)
 
 
 def one(asked, j, step, sums=None, **values):
@@ -426,7 +425,7 @@ def fit(asked, rows, of=None):
 
 def evaluate(grid, number, rows, at):
     """Let the label holder evaluate a model at rows, by angles of some."""
-    asked = Parties(grid, Ledger(), seed=0, private_draws=True, model=number)
+    asked = Parties(Exchange(grid), model=number)
     asked.ask(fdskl.part)
     sealed = angles(asked, fdskl.answer, rows, columns=1, size=0)
     given = {"columns": 1, "size": 0, "at": at, "evaluate": True, "last": True}
@@ -443,6 +442,7 @@ def test_open_the_median_is_the_distance_of_one_pair(tmp_path):
     errors = []
     for wanted in ((0, 1), (2, 5), (3, 4)):  # a greeting each, in one run
         asked = greet(grid)
+        asked._seed = 0  # from which all draw the pairs
         sealed = asked.ask(
             fdskl.distances.summing(distances=Sum(LIMB, to=2)),
             kernel="gaussian",

@@ -16,7 +16,7 @@ from vfl_flower.clients import coreset_predictions as party
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.contract import ContractError, structure
-from vfl_flower.protocol.ledger import Ledger
+from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.protocol.party import PartyError
@@ -137,7 +137,7 @@ def test_sums_are_of_all_rows_and_told_once(tmp_path):
 def greeted(folder, model, n):
     """Return a server of its own that has greeted the parties, with n new rows."""
     grid = InProcessGrid(parties(folder, *data(n)))
-    asked = Parties(grid, Ledger(), seed=0, private_draws=True, model=model.number)
+    asked = Parties(Exchange(grid), model=model.number)
     asked.ask(party.part)
     return asked
 
@@ -419,7 +419,7 @@ def test_a_strict_party_evaluates_nothing_in_training(kinds, tmp_path):
         one.ids = np.arange(N)
         one.consent = letting("predictions", "moments")
     grid = RealParties(federation)
-    asked = Parties(grid, Ledger(), seed=0)
+    asked = Parties(Exchange(grid), seed=0)
     sealed = {name: opened(limb) for name, limb in held_out_by(asked).items()}
     for one in grid._parties.values():
         one.consent, one.releases = letting(*kinds), None
@@ -429,13 +429,13 @@ def test_a_strict_party_evaluates_nothing_in_training(kinds, tmp_path):
     federation[0].consent = letting(*kinds)
     missing = "moments" if "predictions" in kinds else "predictions"
     with pytest.raises(PartyFailed, match=f"{missing} leave it"):
-        held_out_by(Parties(RealParties(federation), Ledger(), seed=0))
+        held_out_by(Parties(Exchange(RealParties(federation)), seed=0))
 
 
 def test_a_sum_that_clips_addends_is_refused(tmp_path):
     """The server would learn how many addends are above the bound, again and again."""
     grid = InProcessGrid(parties(tmp_path, *data()))
-    asked = Parties(grid, Ledger(), seed=0)
+    asked = Parties(Exchange(grid), seed=0)
     with pytest.raises(
         (FederationError, PartyFailed), match="power of two of at least"
     ):

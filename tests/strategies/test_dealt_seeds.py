@@ -155,8 +155,9 @@ def test_open_a_dealer_of_false_angles_is_not_found_out(monkeypatch):
     """
     original = ridge_dealing._deal_angles
 
-    def false(use, root, roles):
-        dealt, wrong = original(use, root, roles), original(use, OTHER, roles)
+    def false(use_of, session, root, roles):
+        dealt = original(use_of, session, root, roles)
+        wrong = original(use_of, session, OTHER, roles)
         return [wrong[0], *dealt[1:]]
 
     spreads, fit = [], solving.fit_gram

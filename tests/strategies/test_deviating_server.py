@@ -16,8 +16,8 @@ from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFai
 from vfl_flower.clients import coresets, fdskl, linear_gram
 from vfl_flower.protocol.consent import FREE, Consent, Limit
 from vfl_flower.protocol.contract import IN_SUM
+from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.frame import Frame
-from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import Sum, each, opened
 from vfl_flower.secure_aggregation import LIMB, unmask_sum
@@ -120,7 +120,7 @@ def distances(asked, blocks=None):
 
 def test_a_party_checks_its_own_digest():
     """Else the server could commit to other inputs than those it tells."""
-    asked = Parties(RealParties(columns()), Ledger(), seed=0)
+    asked = Parties(Exchange(RealParties(columns())), seed=0)
     honest = asked._blocks
 
     def forged(step, told):
@@ -134,7 +134,7 @@ def test_a_party_checks_its_own_digest():
 
 def test_lists_of_digests_that_differ_give_noise(monkeypatch):
     """Each party finds its own inputs in the list, but the lists are not one."""
-    truth = distances(Parties(RealParties(columns()), Ledger(), seed=0))
+    truth = distances(Parties(Exchange(RealParties(columns())), seed=0))
     pack = Frame.pack
 
     def apart(self):
@@ -146,7 +146,7 @@ def test_lists_of_digests_that_differ_give_noise(monkeypatch):
     monkeypatch.setattr(Frame, "pack", apart)
     monkeypatch.setattr(Parties, "_clipped", lambda *_: 0)
     monkeypatch.setattr(Parties, "_sum_of", lambda self, *sums: unmask_sum(*sums[1:]))
-    seen = distances(Parties(RealParties(columns()), Ledger(), seed=0))
+    seen = distances(Parties(Exchange(RealParties(columns())), seed=0))
     assert np.abs(seen - truth).min() > 1e-6
 
 
@@ -209,7 +209,7 @@ def test_bounds_of_sums_do_not_find_an_addend():
             told.append(int.from_bytes(replies[VICTIM].clipped, "little"))
             return super()._clipped(step, replies)
 
-    asked = Watching(RealParties(parties), Ledger(), seed=0)
+    asked = Watching(Exchange(RealParties(parties)), seed=0)
     centers = [np.zeros((1, party.X.shape[1])) for party in parties]
     low, high = 0.0, 64.0
     for _ in range(40):
@@ -251,7 +251,7 @@ def asking(parties, *kinds):
     for party in parties:
         leaves = dict.fromkeys(kinds, Limit())
         party.consent = Consent(leaves=leaves, peers=None)
-    return Parties(RealParties(parties), Ledger(), seed=0, private_draws=True)
+    return Parties(Exchange(RealParties(parties)))
 
 
 def test_centres_of_clusters_are_rows():
@@ -273,7 +273,7 @@ def test_centres_of_clusters_are_rows():
         centres(asked, 1, [17])
     for j, party in enumerate(parties):
         party.consent = limited(20) if j == VICTIM else FREE
-    asked = Parties(RealParties(parties), Ledger(), seed=0, private_draws=True)
+    asked = Parties(Exchange(RealParties(parties)))
     with pytest.raises(PartyFailed, match="lets 20 rows leave it as rows"):
         centres(asked, 5)
 

@@ -16,6 +16,7 @@ from vfl_flower import Party, PartyFailed
 from vfl_flower.clients import coresets
 from vfl_flower.protocol import answering
 from vfl_flower.protocol.consent import FREE, Consent, Limit
+from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.frame import KEY_BYTES, Frame
 from vfl_flower.protocol.identity import (
     Credential,
@@ -24,7 +25,6 @@ from vfl_flower.protocol.identity import (
     parse_credentials,
 )
 from vfl_flower.protocol.journal import FILE, journal_of
-from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import each
 from vfl_flower.secure_aggregation import encode_key, new_private_key, public_key
@@ -64,7 +64,7 @@ def careless(monkeypatch):
 
 
 def greet(parties, *, seeded=False):
-    return Parties(RealParties(parties), Ledger(), seed=0, private_draws=not seeded)
+    return Parties(Exchange(RealParties(parties)), seed=0 if seeded else None)
 
 
 def distances(asked, start=0):

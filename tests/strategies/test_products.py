@@ -25,7 +25,7 @@ from vfl_flower.clients import products as party
 from vfl_flower.clients.coresets import WeightedRows
 from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.consent import Consent, Limit, Plan
+from vfl_flower.protocol.consent import Consent, Limit, Terms
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
@@ -723,14 +723,13 @@ def consenting(count=3, **changes):
 )
 def test_what_a_consent_lacks(count, consent, lacks):
     made = dataclasses.replace(consenting()[0].consent, **consent)
-    plan = Plan(ON_ALL_ROWS.needs, False, count, ON_ALL_ROWS.dealt_by)
-    lines = made.lacks(plan)
+    lines = made.lacks(dataclasses.replace(ON_ALL_ROWS.terms, parties=count))
     assert re.search(lacks, ", ".join(lines)), lines
 
 
 def test_a_run_of_one_party_lacks_a_number_of_parties():
     """That two are enough would not help."""
-    assert Consent().lacks(Plan([], False, 1)) == ["min-parties = 1"]
+    assert Consent().lacks(Terms(parties=1)) == ["min-parties = 1"]
 
 
 def test_a_party_refuses_a_dealer_whatever_the_server_says():
@@ -738,11 +737,11 @@ def test_a_party_refuses_a_dealer_whatever_the_server_says():
     one = one_of_three(consent=consenting()[0].consent)
     one.names = ("p0", "p1", "p2")
     roles = Roles(2, 0, [2, 3, 3], N, 1)
-    with pytest.raises(PartyError, match=r"lets p1 deal no correlated randomness"):
+    with pytest.raises(PartyError, match=r"consent lacks dealers = ..p1"):
         party.check_roles(one, roles, 2)
     one.consent = dataclasses.replace(one.consent, dealers=["p1"])
     party.check_roles(one, roles, 2)
-    with pytest.raises(PartyError, match="lets server deal no"):
+    with pytest.raises(PartyError, match=r"consent lacks dealers = ..server"):
         party.check_roles(one, dataclasses.replace(roles, dealer=None), 2)
 
 
@@ -757,14 +756,14 @@ def test_a_party_refuses_who_computes_whatever_the_server_says():
     first = Roles(2, 0, [2, 3, 3], N)
     second = dataclasses.replace(first, second=1)
     party.check_roles(one, first, 2)
-    with pytest.raises(PartyError, match="does not let p1 compute"):
+    with pytest.raises(PartyError, match=r"consent lacks computes = ..p1"):
         party.check_roles(one, second, 2)
     one.consent = dataclasses.replace(consent, computes=["p1"])
     party.check_roles(one, second, 2)
-    with pytest.raises(PartyError, match="does not let p0 compute"):
+    with pytest.raises(PartyError, match=r"consent lacks computes = ..p0"):
         party.check_roles(one, first, 2)
     one.names = ()  # nobody has signed a name
-    with pytest.raises(PartyError, match="does not let that party compute"):
+    with pytest.raises(PartyError, match=r'consent lacks computes = .""'):
         party.check_roles(one, second, 2)
 
 
@@ -784,9 +783,9 @@ def test_consent_counts_columns():
 
 
 def test_needs():
-    needs = CoresetVRLR(solver="gram").needs
+    needs = CoresetVRLR(solver="gram").terms.needs
     assert needs == ("row-sums", "totals", "coefficients", "moments")
-    full = CoresetVRLR(solver="gram", sampling="full").needs
+    full = CoresetVRLR(solver="gram", sampling="full").terms.needs
     assert full == ("coefficients", "moments")
 
 
@@ -835,7 +834,7 @@ def test_strict_parties_train_once(tmp_path, count, dealer, accepted):
         (3, "p0", None),
     ],
 )
-def test_a_dealer_is_refused_whatever_the_plan_says(
+def test_a_dealer_is_refused_whatever_the_terms_say(
     tmp_path, monkeypatch, count, dealer, accepted
 ):
     federation = real(tmp_path, count, dealers=accepted)
@@ -845,7 +844,7 @@ def test_a_dealer_is_refused_whatever_the_plan_says(
         strategy.start(RealParties(federation))
     assert ("a third organisation must" in str(caught.value)) == (count == 2)
     monkeypatch.setattr(Parties, "_check_consent", lambda *_: np.zeros((0, 0)))
-    with pytest.raises(PartyFailed, match=f"lets {dealer} deal no correlated"):
+    with pytest.raises(PartyFailed, match=rf"consent lacks dealers = ..{dealer}"):
         strategy.start(RealParties(federation))
 
 
@@ -856,7 +855,7 @@ def test_who_computes_is_refused_before_any_column_is_opened(tmp_path):
         strategy.start(RealParties(federation))
     for one in federation:
         one.consent = dataclasses.replace(one.consent, computes=["p1"])
-    with pytest.raises(PartyFailed, match="does not let p0 compute"):
+    with pytest.raises(PartyFailed, match=r"consent lacks computes = ..p0"):
         strategy.replace(computes="").start(RealParties(federation))
     strategy.start(RealParties(federation))
 

@@ -66,7 +66,7 @@ class Salts(Checkpoint):
 
 def begun(folder):
     """Begin a session, as a server that follows the protocol."""
-    return Parties(grid_on(folder), Ledger(), seed=0, checkpoint=Salts())
+    return Parties(Exchange(grid_on(folder), checkpoint=Salts()), seed=0)
 
 
 @pytest.fixture
@@ -224,10 +224,10 @@ def test_a_session_is_forgotten_after_a_day(tmp_path, monkeypatch, first):
 
 def test_sessions_are_counted_on(tmp_path, first):
     for _ in range(MOST_SESSIONS - 1):
-        first = Parties(first.grid, Ledger(), seed=0)
+        first = Parties(Exchange(first.grid), seed=0)
     again = taken_up(first, tmp_path)
     with pytest.raises(PartyFailed, match=f"has started {MOST_SESSIONS} times"):
-        Parties(again.grid, Ledger(), seed=0)
+        Parties(Exchange(again.grid), seed=0)
 
 
 def test_a_run_that_has_begun_takes_up_no_session(tmp_path, first):
@@ -301,7 +301,7 @@ def test_nor_does_it_confirm_a_guess(tmp_path, first):
 def test_the_disks_of_server_and_party_together_tell_all(tmp_path):
     """What the page on security says."""
     checkpoint = Checkpoint(tmp_path / "checkpoint.sqlite")
-    first = Parties(grid_on(tmp_path), Ledger(), seed=0, checkpoint=checkpoint)
+    first = Parties(Exchange(grid_on(tmp_path), checkpoint=checkpoint), seed=0)
     pool(first, range(2))
     checkpoint.end()
     keys = keys_in(tmp_path / "checkpoint.sqlite")

@@ -70,6 +70,7 @@ from vfl_flower.secure_aggregation.products.shares import (
     unpack,
 )
 from vfl_flower.secure_aggregation.products.triples import deal_predictions, hide_rows
+from vfl_flower.strategies.products import ComputingParties
 from vfl_flower.strategies.ridge import prediction as server_prediction
 from vfl_flower.strategies.ridge import training as server
 from vfl_flower.testing import Recorder
@@ -591,7 +592,6 @@ def asked(made, roles, **changes):
     [
         ({}, {"counted": 3}, "counted must be the columns of the Gram matrix"),
         ({"rows": N - 1}, {}, "rows must be those to train on"),
-        ({"rows": 0}, {}, "rows must be from 1 to"),
         ({"turn": 1}, {}, "turn must be the next one, 0"),
         ({"joint": 10}, {}, "a cosine and a sine for each angle"),
         *(({}, {"joint": joint}, "a density for each bandwidth") for joint in SHORT),
@@ -1257,15 +1257,14 @@ def test_strict_parties_refuse(tmp_path, count, changes, lacks):
 
 
 def test_of_two_parties_one_may_run_the_server(tmp_path, monkeypatch):
-    """So no dealer is safe: consent must name one, also where the plan names none."""
-    monkeypatch.setattr(SecureRidge, "dealt_by", None)
-    monkeypatch.setattr(RidgePrediction, "dealt_by", None)
+    """So no dealer is safe: consent must name one, also where the terms name none."""
+    monkeypatch.setattr(ComputingParties, "computing", None)
     training = strategy(joint_features=16)
-    with pytest.raises(PartyFailed, match="lets server deal no correlated"):
+    with pytest.raises(PartyFailed, match=r"consent lacks dealers = ..server"):
         training.start(RealParties(real(tmp_path / "a", 2)))
     accepted = real(tmp_path / "b", 2, dealers=["server"])
     model = training.start(RealParties(accepted)).model.model
-    with pytest.raises(PartyFailed, match="lets server deal no correlated"):
+    with pytest.raises(PartyFailed, match=r"consent lacks dealers = ..server"):
         RidgePrediction(model).start(RealParties(real(tmp_path / "b", 2)))
 
 
@@ -1325,13 +1324,10 @@ def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_pat
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ({"budget": 10}, "budget has no effect with solver 'moments'"),
-        ({"regularization": 0.1}, "regularization has no effect"),
-        ({"loss": "smooth_hinge"}, "loss must be 'square'"),
-        ({"bits": 8}, "16 or 32 bits"),
-        ({"masking": "plain"}, "takes masking 'circle'"),
-        ({"topology": "ring"}, "topology has no effect"),
-        ({"solver": "direct", "dealer": "p0", "loss": "square"}, "dealer has no effe"),
+        ({"rows": 1}, "rows must be 0 or at least 2"),
+        ({"bits": 8}, "bits must be one of 16, 32"),
+        ({"class_weight": "balanced"}, "class_weight has no effect with target"),
+        ({"features": "linear", "joint_features": 4}, "joint_features has no effect"),
     ],
 )
 def test_settings_that_do_not_fit(settings, rule):
@@ -1340,7 +1336,8 @@ def test_settings_that_do_not_fit(settings, rule):
 
 
 def test_32_bits_and_a_given_bandwidth():
-    settings = {"bits": 32, "bandwidth": 2.0, "features": 16, "test_fraction": 0.2}
+    settings = {"bits": 32, "bandwidth": 2.0, "joint_features": 16}
+    settings["test_fraction"] = 0.2
     result = simulate(strategy(**settings), parties(), seed=0)
     assert result.metrics["bandwidth"] == 2.0
     assert result.metrics["test_loss"] < 0.6 * data()[1].var()

@@ -16,8 +16,8 @@ from vfl_flower.clients.products_roles import Roles
 from vfl_flower import Party, PartyFailed, simulate
 from vfl_flower.clients import alignment, kernel_kmeans, linear_gram
 from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.identity import public_identity
-from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import Sum, each
 from vfl_flower.secure_aggregation import LIMB, join_limbs
@@ -137,9 +137,7 @@ class Federation:
     def greet(self, parties=None, **more):
         """Begin a session of a new run."""
         grid = RealParties(parties or self.parties)
-        return Parties(
-            grid, Ledger(), seed=0, private_draws=True, partition="horizontal", **more
-        )
+        return Parties(Exchange(grid), partition="horizontal", **more)
 
 
 def column_sums(asked):

@@ -27,7 +27,7 @@ from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.config import check_run_config
 from vfl_flower.app.federation import CONNECTION
 from vfl_flower.app.flower_run import Processes, RunFailed, free_port
-from vfl_flower.app.party_folder import needs_of
+from vfl_flower.app.party_folder import terms_of
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.protocol.consent import FREE, Consent
 from wiring.commands import Running, running, said, started_in
@@ -193,8 +193,8 @@ TWO = INSURER, LABORATORY
 """In the order of the run, which is that of the names."""
 
 TRAINED = {"fdskl": 13, "coreset-vrlr": 7}
-"""Round trips with the default settings of a run: with a test on rows held out, and
-where the parties keep their parts of the model."""
+"""Round trips with a test on rows held out, where the parties keep their parts of the
+model."""
 
 SEED = 3
 
@@ -226,7 +226,7 @@ def two_train(made: Federation, alignment: str) -> dict[str, tuple[str, Any]]:
     """Let two of the parties train, and compare with the same run in one process."""
     for name in TWO:
         lines = "two-parties = true", "allow-seed = true", "rows = false"
-        allow(made.place / name, *lines)
+        allow(made.place / name, *lines, "predictions = true")
     allow(made.place / INSURER, 'dealers = ["server"]')
     settings = ["--set", f"alignment={alignment}", "--set", f"seed={SEED}"]
     shown = made.run("fdskl", *settings, code=1)
@@ -237,11 +237,12 @@ def two_train(made: Federation, alignment: str) -> dict[str, tuple[str, Any]]:
     assert "neither party may operate the dealer (the server)" in shown
     allow(made.place / LABORATORY, 'dealers = ["server"]')
     models = {}
+    held_out = {"test-fraction": 0.2, "allow-two-parties": True}
     for strategy, trips in TRAINED.items():
         run = {"strategy": strategy, "alignment": alignment, "seed": SEED}
         if strategy == "coreset-vrlr":  # the label holder learns the other's part
-            run["coreset-vrlr.allow-two-parties"] = True
-            settings += ["--set", "allow-two-parties=true"]
+            run |= {f"{strategy}.{k}": v for k, v in held_out.items()}
+            settings += ["--set=test-fraction=0.2", "--set=allow-two-parties=true"]
         made.run(strategy, *settings)
         found = outcome(made)
         assert found["ledger"]["round_trips"] == trips
@@ -272,11 +273,11 @@ def two_predict(
     They do not allow a seed any more. The party with the labels finds the predictions,
     and nobody else has one, nor an id.
     """
-    needs = {kind for strategy in TRAINED for kind in needs_of(strategy)[0]}
+    needs = {kind for strategy in TRAINED for kind in terms_of(strategy).needs}
     for name in TWO:
         made.parties[name].end()
         made.begin(name, "--data", new[name])
-        allow(made.place / name, "allow-seed = false", "predictions = true")
+        allow(made.place / name, "allow-seed = false")
         consent = Consent.load(made.place / name / "consent.toml")
         assert set(consent.leaves) == needs | {"predictions"}
         rules = consent.two_parties, consent.dealers, consent.allow_seed

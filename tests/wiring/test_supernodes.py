@@ -240,7 +240,7 @@ def test_no_strategy_runs_without_consent(strategy, app, tmp_path, organisations
     write_numbers(organisations)
     organisations.consent()
     config = {"strategy": strategy}
-    needs = make_strategy(check_run_config(config)).needs
+    needs = make_strategy(check_run_config(config)).terms.needs
     run = organisations.run(app, tmp_path, config)
     lacking(run, "[leaves]", *(f"{kind} = true" for kind in needs))
 
@@ -248,7 +248,7 @@ def test_no_strategy_runs_without_consent(strategy, app, tmp_path, organisations
 def test_no_seed_and_no_stranger_without_consent(app, tmp_path, organisations):
     """One party alone has pinned another key of another one."""
     write_numbers(organisations)
-    kinds = ["predictions", "row-sums", "totals", "coefficients", "moments"]
+    kinds = ["row-sums", "totals", "coefficients", "moments"]
     organisations.consent(*kinds)
     config = {"strategy": "coreset-vrlr", "seed": 1}
     lacking(organisations.run(app, tmp_path, config), "allow-seed = true")

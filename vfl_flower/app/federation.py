@@ -62,8 +62,8 @@ from vfl_flower.app.party_folder import (
     SUPERNODE_KEY,
     check_new,
     load_party_folder,
-    needs_of,
     pin_peers,
+    terms_of,
     write_party_folder,
     write_with_data,
 )
@@ -143,12 +143,12 @@ def init(
     check_name(name)
     check_there(data)
     check_new(Path(name))
-    needs = {strategy: needs_of(strategy) for strategy in chosen}
+    terms = {strategy: terms_of(strategy) for strategy in chosen}
     readings = readings_of(config, chosen)
     print_findings(readings, show=False)
     if not all(checked.sound for checked, _ in readings):
         raise ValueError("nothing is written: the file must be fixed first")
-    kinds = in_order(kind for some, _ in needs.values() for kind in some)
+    kinds = in_order(kind for asked in terms.values() for kind in asked.needs)
     card = write_party_folder(Path(name), config, kinds)
     typer.echo(
         f"\nWritten, for you alone to read: {name}/\n"
@@ -158,13 +158,13 @@ def init(
         f"  state/         the key of the party, identity.pem: keep a copy of it\n\n"
         f"{name}/{name}.card is public: give it to the coordinator and all parties.\n"
     )
-    for strategy, (some, less) in needs.items():
+    for strategy, asked in terms.items():
         typer.echo(f"{CONSENT} permits what {strategy} needs:")
-        if not some:
+        if not asked.needs:
             typer.echo("  nothing but sums over three or more parties")
-        for kind in some:
+        for kind in asked.needs:
             typer.echo(f"  {kind}: {KINDS[kind]}")
-        typer.echo(f"  {less}.\n" if less else "")
+        typer.echo(f"  {asked.less}.\n" if asked.less else "")
     if not chosen:
         typer.echo(
             f"{CONSENT} lets nothing leave but sums over three or more parties: most "

@@ -29,7 +29,7 @@ from vfl_flower.app.config import (
 from vfl_flower.app.rehearsal import quietly
 from vfl_flower.data.source import PartySource
 from vfl_flower.files import write_whole
-from vfl_flower.protocol.consent import KINDS, Consent, Kind
+from vfl_flower.protocol.consent import KINDS, Consent, Kind, Terms
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.strategies import algorithms
@@ -91,13 +91,9 @@ def consent_text(kinds: Collection[Kind] = ()) -> str:
     return f"{rules}{''.join(lines)}\n[peers]\n"
 
 
-def needs_of(strategy: str) -> tuple[tuple[Kind, ...], str]:
-    """Return what a strategy needs to leave a party, and which setting needs less.
-
-    Raises ValueError if there is no such strategy.
-    """
-    made = make_strategy(check_run_config({"strategy": strategy}))
-    return made.needs, made.needs_less
+def terms_of(strategy: str) -> Terms:
+    """Return what a strategy asks of a party; raise ValueError if there is no such."""
+    return make_strategy(check_run_config({"strategy": strategy})).terms
 
 
 def write_party_folder(

@@ -17,6 +17,7 @@ from vfl_flower.app.report import markdown_table
 from vfl_flower.app.units import duration
 from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.consent import KINDS
+from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.ledger import COUNTS, Entry, Ledger
 from vfl_flower.protocol.strategy import ProtocolStrategy
 
@@ -174,14 +175,13 @@ class RunPlan:
 
     def _consent(self) -> list[str]:
         """Return what a party's consent must allow."""
-        needs = self.strategy.needs
-        kinds = "; ".join(f"`{kind}`: {KINDS[kind]}" for kind in needs)
+        terms = self.strategy.terms
+        kinds = "; ".join(f"`{kind}`: {KINDS[kind]}" for kind in terms.needs)
         text = "The consent of a party needs no line in `[leaves]`."
-        if needs:
+        if terms.needs:
             text = f"The consent of each party must let these leave it: {kinds}."
-            less = self.strategy.needs_less
-            text += f" {less[0].upper()}{less[1:]}." if less else ""
-        for kind in self.strategy.wants:
+            text += f" {terms.less}." if terms.less else ""
+        for kind in terms.wants:
             text += (
                 f" Where it also names `{kind}` ({KINDS[kind]}), the run uses them; "
                 "not every run needs them."
@@ -372,7 +372,7 @@ def dry_run(
         strategy.check()
         log.info("dry run: greeting the parties")
         ledger = Ledger()
-        parties = strategy.greet(grid, ledger, seed=strategy.seed or 0, timeout=timeout)
+        parties = strategy.greet(Exchange(grid, ledger, timeout))
         shapes = [Shape.of(info) for info in parties]
         met.append((strategy, shapes, ledger))
     plans = [str(plan(*greeting)) for greeting in met]

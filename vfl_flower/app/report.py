@@ -109,17 +109,12 @@ def of_python(result: ProtocolResult) -> tuple[dict[str, Any], str]:
     return named, f"vf.simulate(vf.{name}({given}), parties, seed={result.seed})"
 
 
-def changed(strategy: ProtocolStrategy, in_run: bool = False) -> dict[str, Any]:
+def changed(strategy: ProtocolStrategy) -> dict[str, Any]:
     """Return the settings that are not as by default, as JSON can have them.
 
-    Folders are left out: they are of this machine. `in_run`: the defaults are those of
-    a run config, some of which are other ones than Python's.
+    Folders are left out: they are of this machine.
     """
-    defaults = {
-        s.name: s.default if not in_run or s.in_run_config is None else s.in_run_config
-        for s in settings_of(type(strategy))
-        if not s.folder
-    }
+    defaults = {s.name: s.default for s in settings_of(type(strategy)) if not s.folder}
     return {
         name: value if isinstance(value, bool | int | float | str) else str(value)
         for name, value in values_of(strategy).items()
@@ -139,14 +134,11 @@ def record_of(
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "command": command,
         "run_config": dict(settings),
-        "results": {
-            name: _result(result, "output-dir" in settings)
-            for name, result in results.items()
-        },
+        "results": {name: _result(result) for name, result in results.items()},
     }
 
 
-def _result(result: ProtocolResult, in_run: bool) -> dict[str, Any]:
+def _result(result: ProtocolResult) -> dict[str, Any]:
     """Return one result as plain numbers and texts."""
     strategy, recorded = result.strategy, result.train_metrics_clientapp
     named = {metric for metrics in recorded.values() for metric in metrics}
@@ -163,7 +155,7 @@ def _result(result: ProtocolResult, in_run: bool) -> dict[str, Any]:
         "task": strategy.task,
         "question": strategy.question,
         "partition": strategy.partition,
-        "settings": changed(strategy, in_run),
+        "settings": changed(strategy),
         "repeats": strategy.repeats,
         "parties": [
             {

@@ -58,10 +58,7 @@ def markdown() -> str:
             first = described.setdefault((key.setting.key, meaning), key.name)
             if first != key.name:
                 meaning = f"As `{first}`."
-            default = f"`{json.dumps(key.default)}`"
-            if key.setting.default != key.default and key.section:
-                default += f" (in Python `{key.setting.default!r}`)"
-            lines.append(f"| `{key.name}` | {default} | {meaning} |")
+            lines.append(f"| `{key.name}` | `{json.dumps(key.default)}` | {meaning} |")
     return "\n".join([*lines, ""])
 
 

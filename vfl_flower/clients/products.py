@@ -25,7 +25,7 @@ from typing import Annotated, NotRequired, TypedDict
 
 import numpy as np
 
-from vfl_flower.protocol.consent import LEAST_ROWS, SERVER
+from vfl_flower.protocol.consent import LEAST_ROWS, SERVER, Computing
 from vfl_flower.protocol.contract import PRIVATE, Whole
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
@@ -136,15 +136,6 @@ def check_roles(
             "the first, the second and the dealing party must be different parties: a "
             "dealer that computes reads the rows"
         )
-    others = {*range(party.n_parties)} - {roles.first, roles.dealer}
-    second = party.names[roles.second] if party.names else ""
-    first, consent = roles.second == min(others), party.consent
-    if consent is not None and not consent.accepts_computing(second, first):
-        raise PartyError(
-            f"this party's consent does not let {second or 'that party'} compute with "
-            "the party that has the labels, with which it reads the rows: add "
-            f"'computes = [\"{second}\"]' to its consent.toml"
-        )
     index = party.index or 0
     if labels and (index == roles.first) != (party.y is not None):
         raise PartyError(
@@ -170,15 +161,18 @@ def check_roles(
         )
     if not 1 <= roles.rows <= party.n_rows:
         raise PartyError(f"rows must be from 1 to {party.n_rows}, got {roles.rows}")
-    name = SERVER
-    if roles.dealer is not None:
-        name = party.names[roles.dealer] if party.names else ""
-    if consent is not None and not consent.accepts_dealer(name, party.n_parties):
-        raise PartyError(
-            f"this party's consent lets {name or 'that party'} deal no correlated "
-            "randomness, from which it reads the rows if it colludes with a party that "
-            f"computes: add 'dealers = [\"{name}\"]' to its consent.toml"
-        )
+    if party.consent is not None:
+        names = party.names or [""] * party.n_parties
+        dealer = SERVER if roles.dealer is None else names[roles.dealer]
+        computing = Computing(dealer, names[roles.second])
+        others = {*range(party.n_parties)} - {roles.first, roles.dealer}
+        first = roles.second == min(others)
+        if lines := party.consent.lacks_names(computing, party.n_parties, first):
+            raise PartyError(
+                f"this party's consent lacks {', '.join(lines)}: it must name who "
+                "deals correlated randomness, and who computes with the party that has "
+                "the labels, since any two of the three together read the rows"
+            )
 
 
 def withhold(party: Party, rule: str) -> None:

@@ -26,7 +26,7 @@ from vfl_flower.protocol.columns import (
     arrange,
     declared,
 )
-from vfl_flower.protocol.consent import Consent, Kind, Plan
+from vfl_flower.protocol.consent import Consent, Kind, Terms
 from vfl_flower.protocol.contract import (
     ContractError,
     Sizes,
@@ -104,12 +104,12 @@ class Hello(Declared):
 def _hello(
     party: Party,
     partition: Literal["vertical", "horizontal", "either"] = "vertical",
-    plan: Plan | None = None,
+    terms: Terms | None = None,
 ) -> Hello:
     """Say who this party is; :func:`answer` adds its key of the run, signed."""
     lacks = []
-    if plan is not None and party.consent is not None:
-        lacks = party.consent.lacks(plan)
+    if terms is not None and party.consent is not None:
+        lacks = party.consent.lacks(terms)
     if lacks:
         log.error("the consent of this party lacks: %s", "; ".join(lacks))
     if partition == "vertical" and party.gaps:
@@ -130,8 +130,8 @@ def _hello(
     }
     if party.state_dir is not None:
         reply["keeps"] = True
-    if plan is not None and plan.wants:
-        reply["lets"] = [kind for kind in plan.wants if party.lets(kind)]
+    if terms is not None and terms.wants:
+        reply["lets"] = [kind for kind in terms.wants if party.lets(kind)]
     return reply
 
 

@@ -15,7 +15,7 @@ import os
 import secrets
 import stat
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -25,7 +25,7 @@ from annotated_types import Ge
 
 from vfl_flower.protocol.contract import ContractError, fields_of, restore, structure
 from vfl_flower.protocol.errors import PartyError, refusing, refusing_files
-from vfl_flower.protocol.names import Name
+from vfl_flower.protocol.names import Name, Text
 from vfl_flower.protocol.settings import Count, Natural
 from vfl_flower.secure_aggregation import parse_key
 from vfl_flower.typing import Array
@@ -89,24 +89,45 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the server says of its run, so that a party can refuse it at once.
+class Computing:
+    """Who computes products under shares, beside the party with the labels.
 
-    A server may say anything here: the party enforces its rules at each step.
+    Any two of the three together read the rows.
     """
 
-    kinds: list[Kind]
-    """What must leave the parties beyond sums."""
-    seeded: bool
-    """Whether the run has a seed."""
-    parties: Natural
-    """The number of parties."""
-    dealer: Name | None = None
-    """Who deals correlated randomness, if anybody does."""
+    dealer: Name = SERVER
+    """Who deals correlated randomness: "server" or a party."""
     computes: Name | None = None
     """Who computes with the label holder; None: the first of the others."""
-    wants: list[Kind] | None = None
-    """What else may leave the parties, without being necessary."""
+
+
+OF_TWO = (
+    "With two parties, who deals and one party together compute the other's columns: "
+    "neither party may operate the dealer (the server), a third organisation must"
+)
+"""What two parties that compute must know."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run asks of the parties: a strategy declares it, and a consent answers.
+
+    It travels to the parties at the greeting, so that each can refuse the run at once.
+    A server may say anything here: a party enforces its rules at each step.
+    """
+
+    needs: Sequence[Kind] = ()
+    """What must leave the parties beyond sums."""
+    wants: Sequence[Kind] = ()
+    """What else may leave them, and without which the run does less."""
+    less: Text = ""
+    """Which setting needs less, as a sentence; or nothing."""
+    computing: Computing | None = None
+    """Who computes products under shares, if anybody does."""
+    seeded: bool = False
+    """Whether the run has a seed; the greeting says it."""
+    parties: Natural = 2
+    """The fewest parties; in the greeting their number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,24 +208,24 @@ class Consent(_Rules):
             tasks is None or task in tasks
         )
 
-    def accepts_dealer(self, name: str, parties: int) -> bool:
-        """Return whether somebody may deal in a run of so many parties.
+    def lacks_names(
+        self, computing: Computing, parties: int, first: bool = False
+    ) -> list[str]:
+        """Return the lines that it lacks for who computes in a run of so many parties.
 
-        Together with either of the two parties that compute, a dealer reads the rows.
+        `first` is whether the computing party is the first of those without labels.
         """
-        if self.dealers is None:
-            unchecked = self.peers is None  # a run in one process
-            return unchecked or (name == SERVER and parties >= LEAST_PARTIES)
-        return name in self.dealers
-
-    def accepts_computing(self, name: str, first: bool = False) -> bool:
-        """Return whether a party may compute with the one that has the labels.
-
-        Together the two read the rows. `first` says that it is the first of the others.
-        """
-        if self.computes is None:
-            return first or self.peers is None  # a run in one process
-        return name in self.computes
+        served = computing.dealer == SERVER and parties >= LEAST_PARTIES
+        lines = []
+        for key, names, name, usual in (
+            ("dealers", self.dealers, computing.dealer, served),
+            ("computes", self.computes, computing.computes, first),
+        ):
+            unnamed = usual or self.peers is None  # a run in one process
+            accepted = unnamed if names is None else name in names
+            if name is not None and not accepted:
+                lines.append(f"{key} = [{json.dumps(name, ensure_ascii=False)}]")
+        return lines
 
     def accepts_change_of(self, name: str) -> bool:
         """Return whether to take part in sums with and without a party."""
@@ -289,21 +310,18 @@ class Consent(_Rules):
             )
         return self.leaves[kind]
 
-    def lacks(self, plan: Plan) -> list[str]:
+    def lacks(self, terms: Terms) -> list[str]:
         """Return the lines that a ``consent.toml`` lacks for a run, possibly none."""
         lines = []
-        if plan.parties < self.least_parties:
-            two = plan.parties == 2 and self.min_parties == LEAST_PARTIES
-            least = f"min-parties = {plan.parties}"
+        if terms.parties < self.least_parties:
+            two = terms.parties == 2 and self.min_parties == LEAST_PARTIES
+            least = f"min-parties = {terms.parties}"
             lines.append("two-parties = true" if two else least)
-        if plan.seeded and not self.allow_seed:
+        if terms.seeded and not self.allow_seed:
             lines.append("allow-seed = true")
-        dealer, computes = plan.dealer, plan.computes
-        if dealer is not None and not self.accepts_dealer(dealer, plan.parties):
-            lines.append(f"dealers = [{_quoted(dealer)}]")
-        if computes is not None and not self.accepts_computing(computes):
-            lines.append(f"computes = [{_quoted(computes)}]")
-        leaves = [f"{kind} = true" for kind in plan.kinds if kind not in self.leaves]
+        if terms.computing is not None:
+            lines += self.lacks_names(terms.computing, terms.parties)
+        leaves = [f"{kind} = true" for kind in terms.needs if kind not in self.leaves]
         return [*lines, *(["[leaves]"] if leaves else []), *leaves]
 
 
@@ -321,11 +339,6 @@ def in_order(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
     """Return kinds in the order of :data:`KINDS`."""
     wanted = set(kinds)
     return tuple(kind for kind in KINDS if kind in wanted)
-
-
-def _quoted(name: str) -> str:
-    """Return a name as TOML writes it, so that it ends no line and no list."""
-    return json.dumps(name, ensure_ascii=False)
 
 
 def _limit(kind: str, value: object) -> Limit | None:

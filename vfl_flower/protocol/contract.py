@@ -29,7 +29,7 @@ import dataclasses
 import inspect
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import (
@@ -240,7 +240,7 @@ def _array_rules(
 def _is_plain(annotation: Any) -> bool:
     """Return whether a message can carry such a value and pydantic can check it."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (Annotated, list):
+    if origin in (Annotated, list, Sequence):
         return _is_plain(arguments[0])
     if origin in (Union, types.UnionType):
         return all(map(_is_plain, arguments))

@@ -108,11 +108,11 @@ class Exchange:
     def __init__(
         self,
         grid: Grid,
-        ledger: Ledger,
-        timeout: float,
+        ledger: Ledger | None = None,
+        timeout: float = 3600.0,
         checkpoint: Checkpoint | None = None,
     ) -> None:
-        self.grid, self.ledger, self.timeout = grid, ledger, timeout
+        self.grid, self.ledger, self.timeout = grid, ledger or Ledger(), timeout
         self.checkpoint = checkpoint or Checkpoint()
         self._refused: set[tuple[str, int]] = set()
         # Messages of round trips that have failed, whose replies nobody has read.

@@ -12,7 +12,6 @@ from typing import Any, Generic, Literal, cast, overload
 
 import numpy as np
 from flwr.app import RecordDict
-from flwr.serverapp import Grid
 
 from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.checkpoint import Checkpoint
@@ -24,7 +23,7 @@ from vfl_flower.protocol.columns import (
     without_names,
 )
 from vfl_flower.protocol.common import has_own, own_digest
-from vfl_flower.protocol.consent import Kind, Plan
+from vfl_flower.protocol.consent import OF_TWO, Kind, Terms
 from vfl_flower.protocol.contract import (
     NEXT,
     PRIVATE,
@@ -50,7 +49,7 @@ from vfl_flower.protocol.exchange import (
 )
 from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
 from vfl_flower.protocol.identity import Credential, pack_credentials
-from vfl_flower.protocol.ledger import Ledger, Seen
+from vfl_flower.protocol.ledger import Seen
 from vfl_flower.protocol.messages import pack
 from vfl_flower.protocol.names import is_name
 from vfl_flower.protocol.replies import PartyInfo, Replies, check_alike, order_of
@@ -85,15 +84,17 @@ class Parties(Sequence[PartyInfo]):
     Making it is the first round trip, ``hello``. The keys of all travel with the next
     message.
 
+    seed: the seed of all draws; None: the parties draw from their operating systems.
     masking: ``"ring"``: secure sums under pairwise masks; ``"plain"``: none, for tests.
-    n_parties: how many to wait for; 0: those that are connected, at least `least`.
+    n_parties: how many to wait for; 0: those that are connected, at least
+        ``terms.parties``.
     partition: whether parties hold different columns of the same rows (vertical),
         different rows of the same columns (horizontal), or anything (either).
     model: number of the model that the run is about: parties load their local models.
     columns: the order of the columns of that model, if parties hold rows; default: that
         of the first party.
     steps: the only steps that may be asked for; empty: any.
-    plan, needs_less: what a consent may refuse, and which setting needs less.
+    terms: what a consent may refuse.
 
     It then has these attributes:
 
@@ -110,32 +111,25 @@ class Parties(Sequence[PartyInfo]):
 
     def __init__(
         self,
-        grid: Grid,
-        ledger: Ledger,
+        exchange: Exchange,
         *,
-        seed: int,
-        private_draws: bool = False,
-        timeout: float = 3600.0,
+        seed: int | None = None,
         masking: Literal["ring", "plain"] = "ring",
         n_parties: int = 0,
-        least: int = 2,
         partition: str = "vertical",
         model: str | None = None,
         columns: Sequence[str] = (),
         steps: Sequence[Step[..., Any]] = (),
-        plan: Plan | None = None,
-        needs_less: str = "",
-        checkpoint: Checkpoint | None = None,
+        terms: Terms | None = None,
     ) -> None:
-        self._steps, self._needs_less = steps, needs_less
-        self._plan = plan or Plan([], not private_draws, 1)
-        self._least, self._partition = least, partition
-        self.grid, self.ledger = grid, ledger
-        self.timeout = timeout
-        self.checkpoint = checkpoint or Checkpoint()
-        self._exchange = Exchange(grid, ledger, timeout, self.checkpoint)
+        self._steps, self._partition = steps, partition
+        self._terms = replace(terms or Terms(), seeded=seed is not None)
+        self._exchange, self.timeout = exchange, exchange.timeout
+        self.grid, self.ledger = exchange.grid, exchange.ledger
+        self.checkpoint = exchange.checkpoint
+        self._seed = self.checkpoint.seed if seed is None else seed
+        self._private_draws = seed is None
         self.session = self.checkpoint.number()
-        self._seed, self._private_draws = seed, private_draws
         self.masking, self._model = masking, model
         self._round = 0
         self._last: list[int] = []  # round in which each party was last asked
@@ -665,7 +659,7 @@ class Parties(Sequence[PartyInfo]):
 
     def _wait_for_nodes(self, n_parties: int, source: str = "") -> list[int]:
         """Wait for a number of nodes; `source` says where it comes from."""
-        wanted = max(self._least, n_parties)
+        wanted = max(self._terms.parties, n_parties)
         deadline = time.monotonic() + self.timeout
         poll, told = FIRST_POLL, -1
         while len(nodes := sorted(self.grid.get_node_ids())) < wanted:
@@ -785,8 +779,8 @@ class Parties(Sequence[PartyInfo]):
 
     def _greeting(self, count: int, goes_on: bool = False) -> RecordDict:
         """Return the first message of the run to each of a number of parties."""
-        plan = replace(self._plan, parties=count)
-        values = flatten({"partition": self._partition, "plan": plan})
+        terms = replace(self._terms, parties=count)
+        values = flatten({"partition": self._partition, "terms": terms})
         more = {"goes_on": True} if goes_on else {}
         return pack(values, {"session": self.session, **more})
 
@@ -830,17 +824,12 @@ class Parties(Sequence[PartyInfo]):
                 f"the consent.toml of {name!r} would need {', '.join(lines)}"
                 for name, lines in refusing.items()
             )
-            kinds = any("[leaves]" in lines for lines in refusing.values())
-            less = f". {self._needs_less}" if kinds and self._needs_less else ""
-            if len(lacks) == 2 and self._plan.dealer is not None:
-                less += (
-                    ". With two parties, who deals and one party together compute the "
-                    "other's columns: neither party may operate the dealer (the "
-                    "server), a third organisation must"
-                )
-            raise FederationError(
-                f"{len(refusing)} of {len(lacks)} parties refuse the run: {which}{less}"
-            )
+            said = [f"{len(refusing)} of {len(lacks)} parties refuse the run: {which}"]
+            if any("[leaves]" in lines for lines in refusing.values()):
+                said.append(self._terms.less)
+            if len(lacks) == 2 and self._terms.computing is not None:
+                said.append(OF_TWO)
+            raise FederationError(". ".join(filter(None, said)))
 
 
 @shapes_only

@@ -64,14 +64,8 @@ Fraction = Annotated[float, Ge(0), Lt(1)]
 """A share from 0 to below 1."""
 
 
-@dataclass(frozen=True)
-class InRunConfig:
-    """The default of the run config, where its example data need another one."""
-
-    default: bool | int | float | str
-    """The default of the run config."""
-    folder: str = ""
-    """Name of the folder in ``output-dir`` that an empty value stands for, if any."""
+class InOutputDir(str):
+    """Name of the folder in ``output-dir`` for which an empty run config key stands."""
 
 
 @dataclass(frozen=True)
@@ -174,9 +168,8 @@ def _settings_of(strategy: Any) -> tuple[Setting, ...]:
         if info.init is False:
             continue
         default = info.get_default(call_default_factory=True)
-        example = next((m for m in info.metadata if isinstance(m, InRunConfig)), None)
+        folders = (m for m in info.metadata if isinstance(m, InOutputDir))
         choices, kinds = _kinds(hints[name])
-        in_run_config = default if example is None else example.default
         declared.append(
             Setting(
                 name,
@@ -185,8 +178,8 @@ def _settings_of(strategy: Any) -> tuple[Setting, ...]:
                 describe(hints[name]),
                 choices,
                 kinds,
-                in_run_config if type(in_run_config) in kinds else None,
-                "" if example is None else example.folder,
+                default if type(default) in kinds else None,
+                next(folders, ""),
             )
         )
     return tuple(declared)

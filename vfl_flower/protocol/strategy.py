@@ -7,7 +7,7 @@ import time
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self
 
 import numpy as np
@@ -17,8 +17,8 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from vfl_flower.models.base import Model
 from vfl_flower.protocol.checkpoint import Checkpoint
-from vfl_flower.protocol.consent import LEAST_ROWS, Kind, Plan
-from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.consent import LEAST_ROWS, Terms
+from vfl_flower.protocol.exchange import Exchange, FederationError
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.metrics import Metric
@@ -278,9 +278,7 @@ class ProtocolStrategy(Strategy):
         watch = self._watch
         ledger = Ledger(watch=None if watch is None else watch.round_trip)
         run = Run(seed, evaluate_fn, ledger)
-        parties = self.greet(
-            grid, ledger, seed=seed, timeout=timeout, checkpoint=checkpoint
-        )
+        parties = self.greet(Exchange(grid, ledger, timeout, checkpoint))
         try:
             if watch is not None:
                 watch.greeted(self, parties, ledger)
@@ -318,43 +316,21 @@ class ProtocolStrategy(Strategy):
         What parties are asked here is not in the checkpoint.
         """
 
-    def greet(
-        self,
-        grid: Grid,
-        ledger: Ledger,
-        *,
-        seed: int,
-        timeout: float,
-        checkpoint: Checkpoint | None = None,
-    ) -> Parties:
+    def greet(self, exchange: Exchange) -> Parties:
         """Ask the parties who they are, and whether they consent; no more than that.
 
-        The arguments are those of :class:`~vfl_flower.protocol.parties.Parties`. Raises
-        FederationError if the parties do not fit together, or refuse the run.
+        Raises FederationError if they do not fit together, or refuse the run.
         """
         parties = Parties(
-            grid,
-            ledger,
-            seed=seed,
-            private_draws=self.seed is None,
-            timeout=timeout,
+            exchange,
+            seed=self.seed,
             masking="plain" if self.masking == "plain" else "ring",
             n_parties=self.n_parties,
-            least=self.least_parties,
             partition=self.partition,
             model=self.works_with,
             columns=self.columns,
             steps=self.steps,
-            plan=Plan(
-                list(self.needs),
-                seeded=self.seed is not None,
-                parties=self.least_parties,
-                dealer=self.dealt_by,
-                computes=self.computed_by,
-                wants=list(self.wants) or None,
-            ),
-            needs_less=self.needs_less,
-            checkpoint=checkpoint,
+            terms=replace(self.terms, parties=self.least_parties),
         )
         if parties.gaps and not self.fills:
             raise FederationError(
@@ -398,29 +374,9 @@ class ProtocolStrategy(Strategy):
         return True
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
-        """What must leave the parties beyond sums, with these settings."""
-        return ()
-
-    @property
-    def needs_less(self) -> str:
-        """Which setting needs less to leave the parties, as a sentence; or nothing."""
-        return ""
-
-    @property
-    def wants(self) -> tuple[Kind, ...]:
-        """What may leave the parties beside, and without which the run does less."""
-        return ()
-
-    @property
-    def dealt_by(self) -> str | None:
-        """Who deals correlated randomness: "server" or a party; None: nobody."""
-        return None
-
-    @property
-    def computed_by(self) -> str | None:
-        """Name of the party that computes with the label holder; None: the first."""
-        return None
+    def terms(self) -> Terms:
+        """What a run with these settings asks of the parties, beyond sums."""
+        return Terms()
 
     @property
     def works_with(self) -> str | None:

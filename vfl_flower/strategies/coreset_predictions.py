@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, replace
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord
@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord
 from vfl_flower.clients import coreset_predictions as party
 from vfl_flower.clients.evaluation import metrics_of
 from vfl_flower.models.no_model import UsedModel
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import Kind, Terms
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps, Sum, each, opened
@@ -120,8 +120,13 @@ class CoresetPrediction(RowPrediction):
     """Allow two parties, although the receiver then learns the other's part."""
 
     model_class = UsedModel
-    needs: ClassVar[tuple[Kind, ...]] = ("predictions",)
     steps: ClassVar[Steps] = (party.part, party.addends, party.answer)
+
+    @property
+    def terms(self) -> Terms:
+        """Predictions; the errors of many models say as much as sums of products."""
+        needs: tuple[Kind, ...] = ("predictions", "moments")
+        return replace(super().terms, needs=needs if self.evaluates else needs[:1])
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Check the parts, then predict all rows in blocks."""
@@ -193,4 +198,3 @@ class CoresetEvaluation(CoresetPrediction):
     task = "evaluate"
     question = "How good is a trained model on new rows?"
     evaluates = True
-    needs = ("predictions", "moments")

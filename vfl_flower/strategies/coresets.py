@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -28,14 +28,13 @@ from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.coresets import importance_estimate, sigma_min, tau
 from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
 from vfl_flower.numerics.linear import Penalty, center, mean_squared_error, solve_pooled
-from vfl_flower.protocol.consent import LEAST_ROWS, Kind, in_order
+from vfl_flower.protocol.consent import LEAST_ROWS, Kind, Terms, in_order
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import (
     Fraction,
-    InRunConfig,
     Natural,
     NotNegative,
     check_unused,
@@ -50,7 +49,6 @@ from vfl_flower.strategies.products import (
     ComputingParties,
     deal,
     multiply,
-    roles_of,
     secret,
     warn_of_constant,
 )
@@ -136,11 +134,10 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
     regularizer: Literal["none", "ridge", "lasso", "elasticnet"] = "none"
     """Penalty R. The objective is ``sum_S w (x theta + b - y)^2 / n + R / n``."""
     alpha: Annotated[float, Ge(0), Le(1e50)] = 0.0
-    """Strength of R: ``alpha |theta|^2`` for ridge (the paper has 0.1) and ``alpha
-    |theta|_1`` for lasso (the paper has 2)."""
+    """Strength of R: ``alpha |theta|^2`` for ridge, ``alpha |theta|_1`` for lasso."""
     l1_ratio: Annotated[float, Ge(0), Le(1)] = 0.5
     """Share of the l1 part in R for the elastic net, ``alpha * l1_ratio * |theta|_1 +
-    alpha * (1 - l1_ratio) * |theta|^2`` (the paper has 2/3, with alpha 3)."""
+    alpha * (1 - l1_ratio) * |theta|^2``."""
     solver: Literal["gram", "central", "cg", "saga"] = "gram"
     """"gram": the label holder solves from sums of products that two parties
     compute; of a row nothing leaves but its score. "central": the rows of the coreset
@@ -156,7 +153,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
     labels (without an intercept, to their root mean square)."""
     batch_size: Natural = 32
     """Rows in a round trip of saga; the paper has 1."""
-    test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
+    test_fraction: Fraction = 0.0
     """Share of the rows held out. The label holder learns the prediction of each and
     reports their errors to the server, in two more round trips."""
     allow_two_parties: bool = False
@@ -191,10 +188,18 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
         if self.solver != "gram":
             check_unused(self, ["dealer", "computes"], f"solver {self.solver!r}")
 
-    @property
-    def on_shares(self) -> bool:  # type: ignore[override]
-        """Whether products are computed on shares."""
-        return self.solver == "gram"
+    @classmethod
+    def paper(cls, **settings: Any) -> Self:
+        """Return Algorithms 1 and 2 of [1] as published, but for `settings`.
+
+        It is C-CENTRAL with ridge regression (Section 6), and the smallest coreset of
+        which [1] draws a conclusion; Table 1 has `size` 1000 to 6000. The lasso has
+        `alpha` 2, the elastic net 3 (Appendix A.2); SAGA takes a row a round trip.
+        """
+        published: dict[str, Any] = {"size": 2000, "rounds": "paper", "batch_size": 1}
+        published |= {"regularizer": "ridge", "alpha": 0.1, "l1_ratio": 2 / 3}
+        published |= {"solver": "central", "fit_intercept": False}
+        return cls(**published | settings)
 
     @property
     def evaluates(self) -> bool:
@@ -202,9 +207,9 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
         return self.test_fraction > 0 or self.evaluate == "full"
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Also coefficients unless rows are pooled, and what an evaluation needs."""
-        kinds = {*super().needs}
+        kinds, less = {*super().terms.needs}, ""
         if self.solver == "gram" and self.sampling != "coreset":
             kinds = set()  # no number of a row leaves
         if not self.pools:
@@ -213,15 +218,12 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
             kinds.add("moments")
         if self.evaluates:
             kinds.add("predictions")
-        return in_order(kinds)
-
-    @property
-    def needs_less(self) -> str:
-        """With ``central`` the server asks for rows."""
-        if not self.pools:
-            return ""
-        kinds = ", ".join(self.replace(solver="gram", check_size=0).needs)
-        return f"With solver='gram' the run asks for no rows, and instead for {kinds}"
+        if self.pools:
+            instead = self.replace(solver="gram", check_size=0).terms.needs
+            less = "With solver='gram' the run asks for no rows, and instead for "
+            less += ", ".join(instead)
+        computing = self.computing if self.solver == "gram" else None
+        return Terms(in_order(kinds), less=less, computing=computing)
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the solver has converged, left nothing out, and is any use."""
@@ -360,7 +362,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
         n, holder = self.n_train(parties), parties.label_holder
         owners = [info.n_columns + (j == holder) for j, info in enumerate(parties)]
         drawn = n if coreset.rows is None else len(np.unique(coreset.rows))
-        roles = roles_of(parties, owners, drawn, self.dealer, self.computes)
+        roles = self.roles(parties, owners, drawn)
         hidden = parties.ask(
             linear_gram.columns,
             roles=roles,
@@ -484,13 +486,24 @@ class CoresetVKMC(CoresetStrategy):
                 f"{self.size} rows"
             )
 
+    @classmethod
+    def paper(cls, **settings: Any) -> Self:
+        """Return Algorithms 1 and 3 of [1] as published, but for `settings`.
+
+        It is C-KMEANS++ with k = 10 (Section 6), and `size` as for regression. alpha
+        and the starts are those of its code. Standardise the columns, as [1] does.
+        """
+        published: dict[str, Any] = {"size": 2000, "rounds": "paper", "n_init": 10}
+        published |= {"n_clusters": 10, "solver": "central", "approximation": 2.0}
+        return cls(**published | {"local_clustering": "lloyd"} | settings)
+
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Rows: local clusters say nearly what they are."""
-        kinds: set[Kind] = {*super().needs, "rows"}
+        kinds: set[Kind] = {*super().terms.needs, "rows"}
         if self.sampling != "coreset":
             kinds -= {"row-sums"}
-        return in_order(kinds)
+        return Terms(in_order(kinds))
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the clusters are any better than one."""

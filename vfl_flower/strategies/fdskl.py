@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
 from vfl_flower.numerics.kernel_bandwidth import WIDEST
-from vfl_flower.protocol.consent import LEAST_ROWS, Kind
+from vfl_flower.protocol.consent import LEAST_ROWS, Terms
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.seals import Sealed
@@ -142,9 +142,10 @@ class FDSKL(KernelLearning):
         return cls(**published | {"step": 1.0} | settings)
 
     @property
-    def wants(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Also predictions, for several label holders."""
-        return ("predictions", *super().wants)
+        terms = super().terms
+        return replace(terms, wants=("predictions", *terms.wants))
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Choose a bandwidth, train, and measure the error on the rows held out."""

@@ -12,7 +12,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -42,7 +42,7 @@ from vfl_flower.numerics.summed_kmeans import (
     chosen_kmeans,
     summed_kmeans,
 )
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -246,17 +246,25 @@ class FKKMeans(ProtocolStrategy):
         if not self.cem and self.kernel == "polynomial":
             raise ValueError("kernel must not be 'polynomial' with cem false")
 
-    @property
-    def needs(self) -> tuple[Kind, ...]:
-        """Row sums, or embedded rows."""
-        return ("row-sums",) if self._sums else ("embedded-rows", "row-sums")
+    @classmethod
+    def paper(cls, **settings: Any) -> Self:
+        """Return Algorithm 1 of [1], with CEM, as published, but for `settings`.
+
+        Section 6.1 has lambda and gamma, Appendix G the coreset (4000 for Covtype and
+        Smartphone) and T from 10 to 50, here 20. k, s and D differ by data set there;
+        they are the class's defaults, and so are the starts, which [1] does not state.
+        """
+        published: dict[str, Any] = {"eigensolver": "lanczos", "threshold": "paper"}
+        published |= {"iterations": 20, "subspace_tol": 0.0, "clustering": "coreset"}
+        return cls(**published | {"coreset_size": 1000, "gamma": "auto"} | settings)
 
     @property
-    def needs_less(self) -> str:
-        """The coreset is of embedded rows."""
-        if "embedded-rows" not in self.needs:
-            return ""
-        return "With clustering='sums' it needs row-sums alone"
+    def terms(self) -> Terms:
+        """Row sums, and of a coreset embedded rows."""
+        if self._sums:
+            return Terms(("row-sums",))
+        less = "With clustering='sums' it needs row-sums alone"
+        return Terms(("embedded-rows", "row-sums"), less=less)
 
     @property
     def _sums(self) -> bool:

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients import kernel_kmeans as party
 from vfl_flower.models.no_model import UsedModel
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps
@@ -90,9 +90,9 @@ class FKKMeansEvaluation(FKKMeansPrediction):
     steps: ClassVar[Steps] = (party.evaluate,)
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """The cost, as in training."""
-        return ("row-sums",)
+        return Terms(("row-sums",))
 
     def ask(self, parties: Parties) -> dict[str, Any]:
         """Return the mean over the rows of all parties, as metrics."""

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import pydantic
@@ -21,7 +21,7 @@ from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.kernel_solvers import LossName
 from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -29,7 +29,6 @@ from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import (
     Count,
     Fraction,
-    InRunConfig,
     Natural,
     Positive,
     check_unused,
@@ -89,7 +88,7 @@ class KernelLearning(ProtocolStrategy):
     topology: Topology = "star"
     """How sums travel. "star": to the server. "ring", "tree": from party to party,
     encrypted between them, in more round trips."""
-    test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
+    test_fraction: Fraction = 0.0
     """Share of the rows held out. As many of them as a quarter of the budget pays for
     serve to estimate the error, in extra round trips."""
     allow_two_parties: bool = False
@@ -124,14 +123,9 @@ class KernelLearning(ProtocolStrategy):
             check_unused(self, ["bits"], f"masking {self.masking!r}")
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
-        """Angles."""
-        return ("angles",)
-
-    @property
-    def wants(self) -> tuple[Kind, ...]:
-        """With rows held out the curves."""
-        return ("curves",) if self.test_fraction else ()
+    def terms(self) -> Terms:
+        """Angles; and with rows held out the curves."""
+        return Terms(("angles",), ("curves",) if self.test_fraction else ())
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the model is any use."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from vfl_flower.clients.evaluation import curves_of, metrics_of
 from vfl_flower.numerics import evaluation
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import check_model
@@ -55,9 +55,9 @@ class RowPrediction(LaterTask):
     """Whether the predictions are judged, and not kept."""
 
     @property
-    def wants(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Of an evaluation the curves."""
-        return ("curves",) if self.evaluates else ()
+        return Terms(wants=("curves",) if self.evaluates else ())
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the model is any use on these rows."""

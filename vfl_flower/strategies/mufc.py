@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -38,12 +39,12 @@ from vfl_flower.numerics.mufc import (
     server_centroids,
     server_points,
 )
-from vfl_flower.protocol.consent import Kind, in_order
+from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
-from vfl_flower.protocol.settings import Count, InRunConfig, Natural, settings
+from vfl_flower.protocol.settings import Count, InOutputDir, Natural, settings
 from vfl_flower.protocol.steps import Steps, Sum
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.secure_aggregation import LIMB, SparseSum, join_limbs
@@ -59,8 +60,8 @@ from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 
-StateFolder = Annotated[str | Path | None, InRunConfig("", folder="state")]
-"""Folder of the server's states; empty in a run config: ``state`` in ``output-dir``."""
+StateFolder = Annotated[str | Path | None, InOutputDir("state")]
+"""Folder of the server's states; empty: none, in a run config ``output-dir``/state."""
 
 Gamma = Annotated[float, Gt(0), Le(1)] | Literal["auto"]
 
@@ -95,14 +96,10 @@ class MUFCTask(ProtocolStrategy):
     encodes = False
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
-        """Centroids, to within a bin."""
-        return ("centroids",)
-
-    @property
-    def wants(self) -> tuple[Kind, ...]:
-        """The objective of a version, whose rows count as summed by themselves."""
-        return ("row-sums",) if party.commit in self.steps else ()
+    def terms(self) -> Terms:
+        """Centroids, to within a bin; the objective counts as sums of single rows."""
+        versions = party.commit in self.steps
+        return Terms(("centroids",), ("row-sums",) if versions else ())
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Add the clusters of the rows of each party, if all parties are here."""
@@ -238,8 +235,7 @@ class MUFC(MUFCTask):
 
     Differs from [1], whose "clients" are the parties: 1. bins are hashed to points of
     one field, so that d can be large; 2. a removal updates counts; 3. state is kept on
-    disk; 4. by default parties train completely, and merge clusters of few rows. As in
-    [1]: ``client_training="init", min_rows_per_bin=1``.
+    disk; 4. parties train completely and merge small clusters, unlike in :meth:`paper`.
 
     Examples
     --------
@@ -293,7 +289,7 @@ class MUFC(MUFCTask):
     choose_clusters: bool = pydantic.Field(default=False, kw_only=True)
     """Let the server choose K from 2 to `n_clusters` by a silhouette of the bins, anew
     whenever rows are forgotten or added."""
-    server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
+    server_state: StateFolder = pydantic.Field(default="", kw_only=True)
     """Folder in which the server keeps what it needs to forget later. For that each
     party also needs a ``state-dir`` and a name of its own."""
 
@@ -310,26 +306,32 @@ class MUFC(MUFCTask):
                 f"{self.n_clusters}"
             )
 
-    @property
-    def needs(self) -> tuple[Kind, ...]:
-        """Centroids; and rows, where a centroid can be a row or a mean of few."""
-        return in_order(
-            {"centroids"}
-            if self.client_training == "full"
-            and self.min_rows_per_bin >= LEAST_ROWS
-            and self.privacy == "scma"
-            else {"centroids", "rows"}
-        )
+    @classmethod
+    def paper(cls, **settings: Any) -> Self:
+        """Return Algorithms 1 and 2 of [1] as published, but for `settings`.
+
+        Drawn rows are the centroids (line 2), gamma is 1 / sqrt(n), and bins become
+        uniform points. Bins are hashed, since none of the data of [1] fits `field`
+        "paper". Its Algorithm 4 has ``MUFCUnlearn(lazy_counts=True)``.
+        """
+        published: dict[str, Any] = {"client_training": "init", "min_rows_per_bin": 1}
+        published |= {"gamma": "auto", "server_points": "uniform", "privacy": "scma"}
+        return cls(**published | settings)
 
     @property
-    def needs_less(self) -> str:
-        """The default takes means of several rows for centroids."""
-        if "rows" not in self.needs:
-            return ""
-        return (
+    def terms(self) -> Terms:
+        """Centroids; and rows, where a centroid can be a row or a mean of few."""
+        if (
+            self.client_training == "full"
+            and self.min_rows_per_bin >= LEAST_ROWS
+            and self.privacy == "scma"
+        ):
+            return super().terms
+        less = (
             "With client_training='full' and min_rows_per_bin of at least "
             f"{LEAST_ROWS} centroids are means, and it needs centroids alone"
         )
+        return replace(super().terms, needs=("rows", "centroids"), less=less)
 
     @property
     def folder(self) -> Path | None:

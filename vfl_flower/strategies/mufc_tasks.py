@@ -20,7 +20,7 @@ from vfl_flower.clients import mufc as party
 from vfl_flower.clients.mufc import MOST_ROWS
 from vfl_flower.clients.mufc_state import GlobalClusters, ServerState
 from vfl_flower.models.mufc import MUFCModel
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import check_model
@@ -54,7 +54,7 @@ class LaterTask(MUFCTask):
 
     model: str
     """Number of the model, as its training printed it."""
-    server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
+    server_state: StateFolder = pydantic.Field(default="", kw_only=True)
     """Folder in which training kept the server's state."""
 
     resumable = False  # the state decides
@@ -356,9 +356,9 @@ class ReadingTask(LaterTask):
         check_unused(self, ["seed"], f"task {self.task!r}, which draws nothing")
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Nothing: at most counts of rows leave."""
-        return ()
+        return Terms()
 
 
 @settings
@@ -468,9 +468,9 @@ class MUFCEvaluation(MUFCPrediction):
     steps: ClassVar[Steps] = (party.evaluate,)
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """The cost, of single rows where the server chooses the centres."""
-        return ("row-sums",)
+        return Terms(("row-sums",))
 
     def ask(self, parties: Parties, now: GlobalClusters) -> dict[str, float]:
         """Return the sums over the parties, as metrics."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
 from vfl_flower.models.fdskl import KernelModel
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
@@ -83,9 +83,9 @@ class FDSKLPrediction(RowPrediction):
             check_unused(self, ["bits"], f"masking {self.masking!r}")
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Angles."""
-        return ("angles",)
+        return replace(super().terms, needs=("angles",))
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Check the parts, then predict all rows in blocks."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
-from typing import Any, ClassVar
+from typing import Any
 
 from vfl_flower.clients import products as party
-from vfl_flower.protocol.consent import SERVER
+from vfl_flower.protocol.consent import SERVER, Computing
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
@@ -35,18 +35,50 @@ class ComputingParties(ProtocolStrategy):
     others that does not deal. These two must not work together, nor either with the
     dealer."""
 
-    on_shares: ClassVar[bool] = True
-    """Whether its settings make it one."""
-
     @property
-    def dealt_by(self) -> str | None:
-        """The dealer, where products are computed."""
-        return self.dealer if self.on_shares else None
+    def computing(self) -> Computing:
+        """Who computes, for the terms of the run."""
+        return Computing(self.dealer, self.computes or None)
 
-    @property
-    def computed_by(self) -> str | None:
-        """Who computes with the label holder, where it is named."""
-        return self.computes or None
+    def places(self, parties: Parties) -> tuple[int | None, int | None]:
+        """Return the places of who deals and who computes, where parties are named."""
+        names = [info.name for info in parties]
+        dealing, second = (
+            names.index(name) if name in names else None
+            for name in (self.dealer, self.computes)
+        )
+        return dealing, second
+
+    def roles(
+        self,
+        parties: Parties,
+        owners: Sequence[int],
+        rows: int,
+        holder: int | None = None,
+        **more: int,
+    ) -> Roles:
+        """Return who does what; the `holder`, by default of labels, opens the result.
+
+        `owners` are the numbers of columns of each party, and `more` has other numbers
+        of :class:`~vfl_flower.secure_aggregation.products.roles.Roles`. Raises
+        FederationError if the dealer, or the party that computes, is no such party.
+        """
+        holder = parties.label_holder if holder is None else holder
+        (dealing, second), dealer = self.places(parties), self.dealer
+        names = ", ".join(info.name for info in parties)
+        others = [j for j in range(len(parties)) if j not in (holder, dealing)]
+        if (dealing is None) != (dealer == SERVER) or dealing == holder or not others:
+            raise FederationError(
+                f"dealer must be {SERVER!r} or the name of a party that does not hold "
+                f"the labels, beside two that compute, got {dealer!r} among {names}"
+            )
+        if self.computes and second not in others:
+            raise FederationError(
+                "computes must be the name of a party that neither holds the labels "
+                f"nor deals, got {self.computes!r} among {names}"
+            )
+        second = others[0] if second is None else second
+        return Roles(holder, second, list(owners), rows, dealing, **more)
 
 
 def warn_of_constant(constant: bool) -> None:
@@ -56,40 +88,6 @@ def warn_of_constant(constant: bool) -> None:
             "the model predicts one number: the label holder has made no use of its "
             "labels, and its log says which rule they break"
         )
-
-
-def roles_of(
-    parties: Parties,
-    owners: Sequence[int],
-    rows: int,
-    dealer: str,
-    computes: str = "",
-    holder: int | None = None,
-    **more: int,
-) -> Roles:
-    """Return who does what; the `holder`, by default of the labels, opens the result.
-
-    `owners` are the numbers of columns of each party. By default the first of the other
-    parties, but not the dealer, `computes`. `more` has other numbers of
-    :class:`~vfl_flower.secure_aggregation.products.roles.Roles`. Raises FederationError
-    if the dealer, or the party that computes, is no such party.
-    """
-    holder = parties.label_holder if holder is None else holder
-    names = [info.name for info in parties]
-    dealing = names.index(dealer) if dealer in names else None
-    others = [j for j in range(len(parties)) if j not in (holder, dealing)]
-    if (dealing is None) != (dealer == SERVER) or dealing == holder or not others:
-        raise FederationError(
-            f"dealer must be {SERVER!r} or the name of a party that does not hold the "
-            f"labels, beside two that compute, got {dealer!r} among {', '.join(names)}"
-        )
-    if computes and computes not in [names[j] for j in others]:
-        raise FederationError(
-            "computes must be the name of a party that neither holds the labels nor "
-            f"deals, got {computes!r} among {', '.join(names)}"
-        )
-    second = names.index(computes) if computes else others[0]
-    return Roles(holder, second, list(owners), rows, dealing, **more)
 
 
 def deal(parties: Parties, roles: Roles) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class MUFCRemoval(Removal):
     :class:`Removal`.
     """
 
-    server_state: StateFolder = pydantic.Field(default=None, kw_only=True)
+    server_state: StateFolder = pydantic.Field(default="", kw_only=True)
     """Folder in which training kept the server's state."""
 
     def remove_at_server(self) -> None:

@@ -11,11 +11,11 @@ from annotated_types import Ge, Le
 from vfl_flower.clients import coresets as party
 from vfl_flower.numerics.coresets import allocate, coreset_weights, uniform
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.consent import Kind, in_order
+from vfl_flower.protocol.consent import Kind, Terms, in_order
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
-from vfl_flower.protocol.settings import InRunConfig, settings
+from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.typing import Array
@@ -71,7 +71,7 @@ class CoresetStrategy(ProtocolStrategy):
     """What regression and k-means have in common: Algorithm 1 and the baselines."""
 
     _: KW_ONLY
-    size: Annotated[party.Size | Literal["auto"], InRunConfig(200)] = 2000
+    size: party.Size | Literal["auto"] = "auto"
     """m, the rows of the coreset, counting repeats. "auto": 50 for each column of all
     parties and at least 2000; all rows, without draws, where there are no more."""
     sampling: Literal["coreset", "uniform", "full"] = "coreset"
@@ -113,14 +113,14 @@ class CoresetStrategy(ProtocolStrategy):
         return self.solver == "central"
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Totals and drawn rows for a coreset; and rows, or sums for single rows."""
         kinds: set[Kind] = {"rows"} if self.pools else {"row-sums"}
         if self.sampling == "coreset":
             kinds.add("totals")
             if self.rounds == "paper":
                 kinds.add("row-sums")
-        return in_order(kinds)
+        return Terms(in_order(kinds))
 
     @property
     def variant(self) -> str:

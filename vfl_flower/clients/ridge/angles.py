@@ -135,6 +135,5 @@ def joint_shares(
         if portion is not None:
             given = portion.take(2 * delta.size * width_of(use.bits))
         yield cosine_shares(
-            *(use, int(second), given, delta, block, roles.fraction, (multiple,)),
-            sines=True,
+            use, int(second), given, delta, block, roles.fraction, multiple
         )

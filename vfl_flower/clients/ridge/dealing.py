@@ -83,8 +83,7 @@ def cosines_of(
     `use` is that of the angles, each of which is taken `multiple` times.
     """
     dealt = deal_cosines(
-        *(use, root, len(roles.owners), roles.fraction, (multiple,)),
-        angle_bits=angle_bits,
+        use, root, len(roles.owners), roles.fraction, multiple, angle_bits
     )
     return np.concatenate([message.pack() for message in dealt])
 

@@ -161,10 +161,10 @@ def hide_rows(
     if counted != roles.columns:
         raise PartyError("counted must be the columns of the Gram matrix")
     given = dealt_to(dealt, turn_parts, roles)
-    state.angles, rest = np.split(given, [HEAD * bool(roles.joint)])
-    state.joint, state.multiple, state.turns = joint, 0, state.turns + 1
+    angles_seed, rest = np.split(given, [HEAD * bool(roles.joint)])
     product = ProductState(roles, rest)
-    party.remember(product)
+    turns = state.turns + 1
+    state = replace(state, joint=joint, multiple=0, turns=turns, angles=angles_seed)
     if joint is not None and joint.relevant:
         _open_relevance(party, state, probes)
     fitted = own_columns(party, state.task)
@@ -173,6 +173,8 @@ def hide_rows(
     ]
     columns = (_columns(party, state, fitted, rows) for rows in parts)
     reply = cast(HiddenRows, hide(party, product, columns))
+    party.remember(state)
+    party.remember(product)
     if joint is None:
         return reply
     angles = (angles_of(party, state, joint, fitted, rows) for rows in parts)

@@ -12,7 +12,7 @@ what is shared:
 
 Angles are unsigned integers, fractions of a turn, as in
 :class:`vfl_flower.secure_aggregation.Circle`: they wrap, so a uniform angle hides
-another perfectly. Whole multiples m theta come from the same message, m delta, with
+another perfectly. A whole multiple m theta comes from the same message, m delta, with
 shares of cos(m r) and sin(m r).
 
 That sine and cosine reduce to those of a random angle is in "New approach for sine and
@@ -29,7 +29,7 @@ the same angle costs no message and nothing that is dealt:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -63,26 +63,23 @@ def deal_cosines(
     root: bytes,
     parties: int,
     fraction: int,
-    multiples: Sequence[int] = (1,),
+    multiple: int = 1,
     angle_bits: int = 16,
-    blocks: Sequence[int] | None = None,
 ) -> Iterator[Dealt]:
     """Yield what the dealer sends to party 1, one block of rows after another.
 
-    These are the shares of party 1 of cos(m r) and sin(m r), packed, for each m in
-    `multiples`. All others need their seed alone, ``deal.seed(root, l)`` for party l,
-    in ``Dealt.of(deal, l, seed)``. The shape of `deal` is (rows, features); `root` is
-    the dealer's secret; `fraction`, even, counts the fraction bits f of the shared
-    cosines. `blocks` numbers the blocks to make; default: all.
+    These are the shares of party 1 of cos(m r) and sin(m r), packed, for the multiple
+    m. All others need their seed alone, ``deal.seed(root, l)`` for party l, in
+    ``Dealt.of(deal, l, seed)``. The shape of `deal` is (rows, features); `root` is the
+    dealer's secret; `fraction`, even, counts the fraction bits f of the shared cosines.
     """
     seeds = [deal.seed(root, party) for party in range(parties)]
-    rows_of = list(deal.blocks())
-    for block in range(len(rows_of)) if blocks is None else blocks:
-        shape = (rows_of[block].stop - rows_of[block].start, *deal.shape[1:])
+    for block, rows in enumerate(deal.blocks()):
+        shape = (rows.stop - rows.start, *deal.shape[1:])
         total = np.zeros(shape, f"<u{angle_bits // 8}")
         for seed in seeds:
             total += deal.elements(seed, "angles", block, shape, angle_bits)
-        pairs = np.stack([_cosine_and_sine(total, m, fraction) for m in multiples])
+        pairs = np.stack(_cosine_and_sine(total, multiple, fraction))
         first = deal.elements(seeds[0], "cosines", block, pairs.shape)
         correction = pack(subtract(pairs, first, deal.bits), deal.bits)
         yield Dealt.of(deal, 1, seeds[1], correction, f"cosines {block}")
@@ -95,25 +92,22 @@ def cosine_shares(
     delta: Array,
     block: int,
     fraction: int,
-    multiples: Sequence[int] = (1,),
-    *,
-    sines: bool = False,
+    multiple: int = 1,
 ) -> Array:
-    """Return one computing party's shares of the cosines of a block.
+    """Return one computing party's shares of the cosines and sines of a block.
 
     `party` is 0 or 1; `dealt` is what the dealer sent to it: its seed to party 0, the
     block of :func:`deal_cosines` to party 1. `delta`, (b, features), uint16 or uint32,
-    is the sum of what the parties sent, theta + r. `fraction` and `multiples` are those
+    is the sum of what the parties sent, theta + r. `fraction` and `multiple` are those
     of the dealer.
 
-    The result, uint64, (b, len(multiples) * features), has [cos(m theta)]_j with f
-    fraction bits, the features of the first m first; with `sines` it is twice as wide,
-    and those of each m follow its cosines. They are even where cos and sin of delta
-    are, so not uniform: send them to nobody but under a mask, as the triples of
+    The result, uint64, (b, 2 * features), has [cos(m theta)]_j with f fraction bits,
+    and then the sines. They are even where cos and sin of delta are, so not uniform:
+    send them to nobody but under a mask, as the triples of
     :mod:`vfl_flower.secure_aggregation.products.triples` do. Raises ValueError if what
     was dealt is of another use or block, short or changed.
     """
-    shape = (len(multiples), 2, *delta.shape)
+    shape = (2, *delta.shape)
     if party == 0:
         dealt.check(deal, 0)
         shares = deal.elements(dealt.seed, "cosines", block, shape)
@@ -121,12 +115,12 @@ def cosine_shares(
         length = math.prod(shape) * -(-deal.bits // 8)
         dealt.check(deal, 1, length, f"cosines {block}")
         shares = unpack(dealt.correction, deal.bits, shape)
-    features = []
-    for m, (cosine, sine) in zip(multiples, shares, strict=True):
-        cos_delta, sin_delta = _cosine_and_sine(delta, m, fraction)
-        features.append(cos_delta * cosine + sin_delta * sine)
-        if sines:
-            features.append(sin_delta * cosine - cos_delta * sine)
+    cosine, sine = shares
+    cos_delta, sin_delta = _cosine_and_sine(delta, multiple, fraction)
+    features = [
+        cos_delta * cosine + sin_delta * sine,
+        sin_delta * cosine - cos_delta * sine,
+    ]
     return reduce(np.concatenate(features, axis=1), deal.bits)
 
 

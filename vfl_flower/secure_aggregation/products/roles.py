@@ -57,6 +57,11 @@ class Roles:
     """Which of the run's Gram matrices this is."""
 
     @property
+    def served(self) -> bool:
+        """Whether the server deals."""
+        return self.dealer is None
+
+    @property
     def columns(self) -> int:
         """Number of columns of the Gram matrix."""
         return sum(self.owners) + self.joint

@@ -48,7 +48,7 @@ class Dealing:
         assert known is not None
         turn: dict[str, Any] = {}
         rows: dict[str, Any] = {}
-        if known.dealer is not None:
+        if not known.served:
             replies = parties.ask(
                 party.deal, roles=roles, row_roles=of_rows, outputs=outputs
             )
@@ -75,7 +75,7 @@ class Dealing:
 
         A party that deals has sent it under a `name`; otherwise the server deals.
         """
-        if roles.dealer is not None:
+        if not roles.served:
             return {name: passed_on(hidden, name)}
         made = party.cosines_of(use, self.root, roles, self.bits, multiple)
         return {"cosines": only(parties, roles.second, made)}

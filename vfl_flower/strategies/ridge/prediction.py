@@ -13,7 +13,7 @@ from vfl_flower.clients.evaluation import Told
 from vfl_flower.clients.ridge import dealing, scores
 from vfl_flower.clients.ridge.angles import AngleBits
 from vfl_flower.models.ridge import RidgeModel
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import settings
@@ -24,7 +24,6 @@ from vfl_flower.strategies.later import RowPrediction, check_places
 from vfl_flower.strategies.products import (
     ComputingParties,
     passed_on,
-    roles_of,
     secret,
 )
 from vfl_flower.strategies.ridge.dealing import (
@@ -127,19 +126,14 @@ class RidgePrediction(ComputingParties, RowPrediction):
     )
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
+    def terms(self) -> Terms:
         """Products with the weights."""
-        return ("moments",)
+        return replace(super().terms, needs=("moments",), computing=self.computing)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Check the parts, then let the label holder open the scores of all rows."""
-        names = [info.name for info in parties]
-        deals, named = self.dealer in names, self.computes in names
-        described = parties.ask(
-            dealing.part,
-            dealer=names.index(self.dealer) if deals else None,
-            second=names.index(self.computes) if named else None,
-        )
+        dealer, second = self.places(parties)
+        described = parties.ask(dealing.part, dealer=dealer, second=second)
         first = described[0]
         common = ("parties", "holder", "n_features", "kernel", "bandwidth")
         check_places(parties, described, common)
@@ -147,8 +141,8 @@ class RidgePrediction(ComputingParties, RowPrediction):
         if holder >= len(parties) or not described[holder]["outputs"]:
             reason = "its part must name a label holder that has the coefficients"
             raise parties.failure(0, dealing.part, reason)
-        roles = roles_of(
-            *(parties, [], 0, self.dealer, self.computes, holder),
+        roles = self.roles(
+            *(parties, [], 0, holder),
             joint=M,
             fraction=dealing.NEW_ROWS.fraction,
         )

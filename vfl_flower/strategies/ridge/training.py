@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -32,14 +32,13 @@ from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.random_features import Kernel, median_bandwidth
 from vfl_flower.numerics.ridge.features import median_of
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.consent import Kind, Terms
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import (
     Count,
     Fraction,
-    InRunConfig,
     Positive,
     check_unused,
     settings,
@@ -53,7 +52,6 @@ from vfl_flower.strategies.products import (
     ComputingParties,
     multiply,
     passed_on,
-    roles_of,
     warn_of_constant,
 )
 from vfl_flower.strategies.ridge.dealing import Dealing, both, only, sums_of_angles
@@ -194,7 +192,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
     """Rows to train on; 0: all, up to some 67 million numbers in the features."""
     bits: Literal[16, 32] = 16
     """Bits of an angle."""
-    test_fraction: Annotated[Fraction, InRunConfig(0.2)] = 0.0
+    test_fraction: Fraction = 0.0
     """Share of the rows held out to measure the error, in three more round trips."""
 
     labelled = True
@@ -220,14 +218,10 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
             check_unused(self, unused, "features 'linear'")
 
     @property
-    def needs(self) -> tuple[Kind, ...]:
-        """Sums of products."""
-        return ("moments",)
-
-    @property
-    def wants(self) -> tuple[Kind, ...]:
-        """With rows held out the curves."""
-        return ("curves",) if self.test_fraction else ()
+    def terms(self) -> Terms:
+        """Sums of products; with rows held out the curves."""
+        wants: tuple[Kind, ...] = ("curves",) if self.test_fraction else ()
+        return Terms(("moments",), wants, computing=self.computing)
 
     @property
     def repeats(self) -> bool:
@@ -256,14 +250,14 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         local = [sum(of_party) for of_party in kinds]
         owners = [size + (outputs + 1) * (j == holder) for j, size in enumerate(local)]
         joint = self._joint(task, columns, prepared.sums["distances"], sum(owners))
-        roles = roles_of(
-            *(parties, owners, task.rows, self.dealer, self.computes),
+        roles = self.roles(
+            *(parties, owners, task.rows),
             joint=2 * joint.angles if joint is not None else 0,
             fraction=joint_fraction(task.rows),
         )
         flat = [size for of_party in kinds for size in of_party]
         more: dict[str, Any] = {}
-        if joint is not None and self._scales and roles.dealer is None:
+        if joint is not None and self._scales and roles.served:
             more = self._relevance(parties, roles, joint, flat, outputs)
             joint, roles = _relevant(joint), replace(roles, turn=1)
         of_rows = row_roles(roles, local, len(test)) if len(test) else None
