@@ -96,22 +96,17 @@ class FDSKL(KernelLearning):
 
     _: KW_ONLY
     regularization: Positive | Literal["auto"] = "auto"
-    """lambda in ``mean loss + lambda / 2 |f|^2``. "auto": 1 / n with a number as
-    `step`. With implicit steps it is 1 / gamma, and "auto" chooses it by
-    cross-validation at the label holder; "explicit" steps have none."""
-    features: Count = 0
-    """Random features in all, a multiple of `iterations`; 0: one for every eight rows,
-    and more if the budget pays for them, up to 1,500, or 2,048 without implicit
-    steps."""
+    """lambda in ``mean loss + lambda / 2 |f|^2``. "auto": 1 / n with a number as `step`.
+    Implicit steps have 1 / gamma, and "auto" chooses it; "explicit" steps have none."""
     iterations: Count = 0
     """Iterations, each with an equal share of the features. 0: two for each label
     holder with implicit steps, otherwise 32. As many as `rows` and `features` is the
     paper's Algorithm 1."""
     step: Positive | Literal["implicit", "explicit"] = "implicit"
     """How a label holder learns from a batch. "implicit": coefficients that minimise
-    the loss of the batch, with a penalty by cross-validation. A number: the published
-    update, with this gamma. "explicit": the published update with the best of seven
-    gammas, or with several label holders one that is sure to converge."""
+    the loss of the batch, with a penalty by cross-validation, of up to 1,500 features.
+    A number: the published update, with this gamma. "explicit": the published update
+    with the best of seven gammas, or one that converges with several label holders."""
 
     steps: ClassVar[Steps] = (
         *(party.distances, party.bandwidth, party.start, party.angles),
@@ -134,12 +129,15 @@ class FDSKL(KernelLearning):
     def paper(cls, **settings: Any) -> Self:
         """Return Algorithm 1 of [1] as published, but for `settings`.
 
-        TODO
+        An iteration has one row and one feature, and Algorithm 3 sums along trees, in
+        one process only. [1] states neither the number of iterations nor gamma and
+        lambda; here they are 1000, 0.1, which of 0.016 to 8 has about the least test
+        errors on six data sets, and 1 / n.
         """
         T = settings.get("iterations", 1000)
-        published: dict[str, Any] = {"masking": "paper", "topology": "tree"}
-        published |= dict.fromkeys(("iterations", "rows", "features"), T)
-        return cls(**published | {"step": 1.0} | settings)
+        published: dict[str, Any] = {"rows": T, "features": T, "iterations": T}
+        published |= {"masking": "paper", "topology": "tree", "step": 0.1}
+        return cls(**published | settings)
 
     @property
     def terms(self) -> Terms:
@@ -329,8 +327,7 @@ class FDSKLDirect(KernelLearning):
     angles         omega_j^T x_j + b_j, masked            nothing
     fit            the label holder: a cross-validation   the score, and lambda
                    score, lambda, number of classes,
-                   whether it converged; with
-                   ``bandwidth="auto"`` the bandwidth;
+                   bandwidth, whether it converged;
                    each party whether it keeps its part
     answer         angles of rows held out; then the      the mean error, the
                    label holder: their mean error         curves
@@ -411,14 +408,12 @@ class FDSKLDirect(KernelLearning):
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the solver has converged, and whether the model is any use."""
-        reasons = super().shortfalls(metrics)
-        if not metrics.get("converged", 1.0):
-            reasons.insert(
-                0,
-                "the label holder's solver did not converge, or the labels of the rows "
-                "to train on are equal: the model is not the optimum",
-            )
-        return reasons
+        reason = (
+            "the label holder's solver did not converge, or the labels of the rows to "
+            "train on are equal: the model is not the optimum"
+        )
+        converged = metrics.get("converged", 1.0)
+        return [*([] if converged else [reason]), *super().shortfalls(metrics)]
 
     def trade(self, n_rows: int) -> str:
         """Say how many bytes a run sends, and for what."""
