@@ -12,7 +12,7 @@ is then left alone or started again::
 its unit; a run that has failed is started again with ``resume`` (a later task of mufc
 as it is). Each line says what was killed and in which step; the exit status of
 ``vfl-flower run``, the seconds from the kill to that, whether the result is that of a
-run that nobody killed (bit for bit, but for the rounding under shares of ``fdskl``),
+run that nobody killed (bit for bit, but for the rounding under shares of ``ridge``),
 and the last line. Then come the processes and files that are left and should not be,
 with those that hold an id of a row.
 """
@@ -105,7 +105,9 @@ ROUNDED = 0.05
 CASES = {
     "coreset-vrlr": Case("coreset-vrlr", "columns", ("size=80",)),
     "coreset-vkmc": Case("coreset-vkmc", "columns", ("size=40",)),
-    "fdskl": Case("fdskl", "columns", ("features=4", "target=continuous"), exact=False),
+    "ridge": Case(
+        "ridge", "columns", ("joint-features=4", "target=continuous"), exact=False
+    ),
     "fk-kmeans": Case(
         "fk-kmeans", "rows", ("n-clusters=3", "iterations=2", "passes=4")
     ),

@@ -5,7 +5,7 @@ of a table with the mean squared error on rows held out, over their variance, th
 messages that wait for one another, the bytes that all parties send, and the seconds of
 all parties on one machine. The systems:
 
-- *ours*: ``CoresetVRLR`` and ``FDSKL`` at their defaults, in one process;
+- *ours*: ``CoresetVRLR`` and ``SecureRidge`` at their defaults, in one process;
 - *spu*: ridge regression in SecretFlow's SPU between two parties: normal equations, and
   conjugate gradients on them. It counts messages and bytes itself; the shares of its
   inputs are added;
@@ -97,7 +97,7 @@ def ours(seed: int) -> None:
     for strategy in (
         vf.CoresetVRLR(sampling="full"),
         vf.CoresetVRLR(size=2000),
-        vf.FDSKL(target="continuous"),
+        vf.SecureRidge(target="continuous"),
     ):
         parties = [
             vf.Party(block, rows.y if j == last else None)

@@ -11,7 +11,7 @@ round trips, units and bytes are shown and may differ.
 
 Not recorded is what is random in each run, even with a seed: the number of the model,
 and seconds. Keys and masks are random too, but cancel exactly. Rounding under the
-shares of ``moments`` differs in each run, so no setting has this solver.
+shares of `SecureRidge` differs in each run, so no setting has this strategy.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ RUNS = {
         "coreset-vkmc.n-clusters": 3,
         "coreset-vkmc.size": 100,
     },
-    "fdskl train": {"strategy": "fdskl", "data": "breast_cancer"},
+    "ridge train": {"strategy": "ridge", "data": "breast_cancer"},
     "fk-kmeans": {
         "strategy": "fk-kmeans",
         "data": "wine",

@@ -56,7 +56,8 @@ PAPERS = {
         *("coresets", "linear", "linear_gram", "products"),
         "coreset_predictions",
     },
-    "fdskl": {"fdskl", "ridge"},
+    "ridge": {"ridge", "products"},
+    "fdskl": {"fdskl"},
     "kernel_kmeans": {"kernel_kmeans"},
     "mufc": {"mufc"},
 }
@@ -94,6 +95,7 @@ def run(code: str, page: str, names: dict[str, Any]) -> None:
         "docs/party-files.md",
         "docs/alignment.md",
         "docs/coresets.md",
+        "docs/ridge.md",
         "docs/fdskl.md",
         "docs/kernel-kmeans.md",
         "docs/mufc.md",

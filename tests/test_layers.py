@@ -185,7 +185,6 @@ SHARED = {
     "evaluation",
     "later",
     "products",
-    "products_roles",
     "no_model",
 }
 """Modules of these layers that belong to no algorithm."""

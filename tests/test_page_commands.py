@@ -64,10 +64,10 @@ NOT_HERE = {
         r"make papers": "minutes and hours; tests/simulations/test_papers.py",
     },
     "docs/papers/coresets-results.md": {r"python -m simulations": "minutes, data"},
-    "docs/papers/fdskl-moments-results.md": {r"python -m simulations": "hours, data"},
     "docs/papers/fdskl-results.md": {r"python -m simulations": "hours, data"},
     "docs/papers/kernel_kmeans-results.md": {r"python -m simulations": "hours, data"},
     "docs/papers/mufc-results.md": {r"python ": "hours, data"},
+    "docs/papers/ridge-results.md": {r"python -m simulations": "hours, data"},
     "docs/reports.md": {
         r"vfl-flower report": "of runs that are there: tests/app",
         r"vfl-flower simulate": "its pictures; as those of docs/simulate.md, longer",
@@ -260,6 +260,7 @@ PARTIES: dict[str, tuple[Callable[[], Mapping[str, pd.DataFrame]], dict[str, Any
     "docs/coresets.md": (columns, {"label-column": "arr_delay"}),
     "docs/deploy.md": (columns, {"label-column": "arr_delay"}),
     "docs/fdskl.md": (lambda: columns("late"), {"label-column": "late"}),
+    "docs/ridge.md": (lambda: columns("late"), {"label-column": "late"}),
     "docs/kernel-kmeans.md": (rows, {}),
     "docs/mufc.md": (rows, {}),
     "docs/party-files.md": (

@@ -78,9 +78,14 @@ def test_scikit_learns_checks(estimator):
     assert failed.keys() - skipped == expected.keys(), failed
 
 
+OF_MANY_ROWS = {"SecureRidgeClassifier", "SecureRidgeRegressor"}
+"""Estimators that refuse the few rows of scikit-learn's checks."""
+
+
 def test_the_list_is_in_the_documentation():
     """It has every estimator, and the settings and exceptions of each."""
-    assert {type(estimator).__name__ for estimator in CHECKED} == set(sklearn.__all__)
+    names = {type(estimator).__name__ for estimator in CHECKED}
+    assert names | OF_MANY_ROWS == set(sklearn.__all__)
     page = Path(__file__).parent.parent / "docs" / "scikit-learn.md"
     rows = re.findall(r"(?m)^\| `(\w+\(.*\))` \|(.*?)\|.*\|$", page.read_text())
     told = {estimator: check.strip(" `") for estimator, check in rows}

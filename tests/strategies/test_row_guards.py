@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from transcripts import our_steps
-from vfl_flower.clients.products_roles import Roles
 
 from vfl_flower import Party, PartyFailed, simulate
 from vfl_flower.clients import alignment, kernel_kmeans, linear_gram
@@ -21,6 +20,7 @@ from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import Sum, each
 from vfl_flower.secure_aggregation import LIMB, join_limbs
+from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.strategies import FKKMeans
 
 CHOSEN_BY = {
@@ -176,7 +176,7 @@ def test_weights_of_the_server_do_not_isolate_a_row(tmp_path):
     def ask(weights):
         """Ask all parties, which the dealer has given nothing yet."""
         asked = federation.greet()
-        roles = Roles(first=2, second=0, owners=[WIDTH, WIDTH, WIDTH + 1], rows=[N])
+        roles = Roles(first=2, second=0, owners=[WIDTH, WIDTH, WIDTH + 1], rows=N)
         asked.ask(
             linear_gram.columns,
             roles=roles,
