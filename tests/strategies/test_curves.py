@@ -36,7 +36,7 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.secure_aggregation import group
 from vfl_flower.strategies import CoresetEvaluation, CoresetVKMC, FDSKLEvaluation
-from vfl_flower.strategies import fdskl as fdskl_strategy
+from vfl_flower.strategies import kernel_learning
 from vfl_flower.testing import Recorder
 
 N, HOLDER = 600, 2
@@ -405,7 +405,7 @@ def test_two_curves_that_differ_by_a_row_tell_its_label(life, tmp_path, monkeypa
     sums = []
     for count in (120, 121):
         chosen = np.arange(count, N), np.arange(count)
-        monkeypatch.setattr(fdskl_strategy, "split_rows", lambda *_, c=chosen: c)
+        monkeypatch.setattr(kernel_learning, "split_rows", lambda *_, c=chosen: c)
         federation = letting(
             *(parties(X, y, tmp_path), "angles"), curves=everyone(Limit(life=life))
         )

@@ -244,8 +244,7 @@ class FDSKL(KernelLearning):
     ) -> tuple[Angles, int, bool]:
         """Algorithm 1, with the label holders taking turns.
 
-        Return the angles, now with the scale of labels, the columns of f, and whether
-        all parties keep their parts.
+        Return the angles with the scale of labels, C, and whether all keep their parts.
 
         In a star the iterations overlap, one to a round trip: a message asks for the
         angles of iteration t and the step of t - 1, or with several label holders for
@@ -363,12 +362,11 @@ class FDSKLDirect(KernelLearning):
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Choose a bandwidth, solve, and measure the error on the rows held out."""
         holders = [parties[j] for j in parties.label_holders]
+        known = [f"{info.name!r} with {info.n_labels}" for info in holders]
         if [info.n_labels for info in holders] != [parties.n_rows]:
             raise FederationError(
                 f"FDSKLDirect needs one party with the labels of all {parties.n_rows} "
-                "rows, got "
-                + ", ".join(f"{info.name!r} with {info.n_labels}" for info in holders)
-                + ": FDSKL takes several"
+                f"rows, got {', '.join(known)}: FDSKL takes several"
             )
         train, test = self._split(parties, run)
         least = min(LEAST_ROWS, parties.n_rows // 2)  # a party insists on it

@@ -139,13 +139,12 @@ class KernelLearning(ProtocolStrategy):
     @property
     def enough_rows(self) -> int | None:
         """Where training and test use up the budget."""
-        size = self._bits // 8
-        products = self.budget // size
+        products = 8 * self.budget // self._bits
         M = self._first_features(products)
         train = self.rows or max(1, products // M)
         enough = math.ceil(train / (1 - self.test_fraction))
         if self.test_fraction:
-            test = max(1, self.budget // 4 // (M * size))
+            test = max(1, products // (4 * M))
             enough = max(enough, math.ceil(test / self.test_fraction))
         return enough
 
@@ -265,9 +264,8 @@ class KernelLearning(ProtocolStrategy):
     def _untrained(self, parties: Parties, run: Run, setup: party.Setup) -> KernelModel:
         """Return the model without its parts, and record it."""
         number, widths = f"{parties.session:016x}", [p.n_columns for p in parties]
-        model = KernelModel(
-            number, self.kernel, setup.bandwidth, setup.n_features, widths
-        )
+        M, bandwidth = setup.n_features, setup.bandwidth
+        model = KernelModel(number, self.kernel, bandwidth, M, widths)
         run.record(0, model.to_record())
         log.info("model %s", number)
         return model
