@@ -35,8 +35,12 @@ from vfl_flower.protocol.messages import pack
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.secure_aggregation import group
-from vfl_flower.strategies import CoresetEvaluation, CoresetVKMC, FDSKLEvaluation
-from vfl_flower.strategies import kernel_learning
+from vfl_flower.strategies import (
+    CoresetEvaluation,
+    CoresetVKMC,
+    FDSKLEvaluation,
+    kernel_learning,
+)
 from vfl_flower.testing import Recorder
 
 N, HOLDER = 600, 2

@@ -96,7 +96,7 @@ class FDSKL(KernelLearning):
 
     _: KW_ONLY
     regularization: Positive | Literal["auto"] = "auto"
-    """lambda in ``mean loss + lambda / 2 |f|^2``. "auto": 1 / n with a number as `step`.
+    """lambda in ``mean loss + lambda / 2 |f|^2``. "auto": 1 / n with a number as step.
     Implicit steps have 1 / gamma, and "auto" chooses it; "explicit" steps have none."""
     iterations: Count = 0
     """Iterations, each with an equal share of the features. 0: two for each label
