@@ -34,8 +34,7 @@ ROOT = Path(__file__).parents[1] / "vfl_flower"
 
 FORMS = (
     *('CoresetVRLR(solver="central")', "CoresetVRLR()", "CoresetVKMC()"),
-    *('FDSKL(solver="direct")', 'FDSKL(solver="doubly-stochastic")', "SecureRidge()"),
-    *("FKKMeans()", "MUFC()"),
+    *("FDSKL()", "FDSKLDirect()", "SecureRidge()", "FKKMeans()", "MUFC()"),
 )
 
 PATH = (

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from processes import ProcessGrid, start, stop
 
-from vfl_flower import FDSKL, MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party
+from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FDSKLDirect, FKKMeans, Party
 from vfl_flower.rows import Rows
 
 RIDGE = {"regularizer": "ridge", "alpha": 0.1}
@@ -25,7 +25,7 @@ SPLIT_COLUMNS = {
     "CoresetVRLR": CoresetVRLR(size=5000, **RIDGE),
     "CoresetVRLR cg": CoresetVRLR(size=5000, solver="cg", **RIDGE),
     "CoresetVKMC": CoresetVKMC(size=5000, n_clusters=5, local_clustering="seeding"),
-    "FDSKL": FDSKL(solver="direct", target="continuous", loss="square", budget=128),
+    "FDSKLDirect": FDSKLDirect(target="continuous", loss="square", budget=128),
 }
 SPLIT_ROWS = {
     "FKKMeans": FKKMeans(n_clusters=3, n_components=4, n_features=16, iterations=2),

@@ -332,12 +332,18 @@ def kernel_settings(count, target, settings):
     return given | settings
 
 
+def kernel_class(settings):
+    """Return the class of a solver, which once was a setting of FDSKL."""
+    direct = settings["solver"] == "direct" and hasattr(strategies, "FDSKLDirect")
+    return "FDSKLDirect" if direct else "FDSKL"
+
+
 def fdskl(name, count=3, holders=(-1,), target="binary", seed=13, **settings):
     given = kernel_settings(count, target, settings)
 
     @case(f"fdskl {name}")
     def run():
-        strategy = made("FDSKL", **given)
+        strategy = made(kernel_class(given), **given)
         result = vf.simulate(
             strategy, kernel_parties(count, holders, target), seed=seed
         )
@@ -417,7 +423,7 @@ def prediction(name, count=3, holders=(-1,), target="binary", then=(), **setting
     @case(f"fdskl prediction {name}")
     def run():
         with tempfile.TemporaryDirectory() as folder:
-            strategy = made("FDSKL", **given)
+            strategy = made(kernel_class(given), **given)
             parties = kernel_parties(count, holders, target, folder)
             trained = vf.simulate(strategy, parties, seed=13)
             yield "train", shot(trained)

@@ -13,8 +13,8 @@ splits      test errors of the quicker methods over ten splits, as in [1]
 whole       the same with all rows, and a support vector machine on all for training
 regression  mean squared error beside support vector regression and boosted trees
 forms       what angles of 8 bits save
-defaults    the implicit step and the published update at their defaults, and the direct
-            solver at its own
+defaults    the implicit step and the published update at their defaults, and
+            FDSKLDirect at its own
 topologies  star, ring and tree against the number of parties: Figure 4
 scaling     training time against the number of rows: Figure 5
 ==========  ========================================================================
@@ -76,7 +76,8 @@ from simulations.ridge_pooled import secure_ridge
 from vfl_flower import Party, simulate
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.strategies.angles import Topology
-from vfl_flower.strategies.fdskl import FDSKL
+from vfl_flower.strategies.fdskl import FDSKL, FDSKLDirect
+from vfl_flower.strategies.kernel_learning import KernelLearning
 
 DATASETS = {
     **dict.fromkeys(("phishing", "a9a", "ijcnn1", "cod_rna", "w8a"), 1),
@@ -104,14 +105,14 @@ FORMS: dict[str, dict[str, Any]] = {
     "default": {},
     "8 bits": {"bits": 8},
 }
-"""Settings of the direct solver that save bytes."""
+"""Settings of FDSKLDirect that save bytes."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "direct": {"bits": 8},
-    "implicit": {"solver": "doubly-stochastic"},
-    "explicit": {"solver": "doubly-stochastic", "step": "explicit"},
+    "implicit": {"strategy": FDSKL},
+    "explicit": {"strategy": FDSKL, "step": "explicit"},
 }
-"""Settings of the table of defaults."""
+"""Strategies and settings of the table of defaults."""
 
 OF_DEFAULTS = ("ijcnn1", "a9a", *SEVERAL, "cod_rna", "phishing", "w8a", *NUMBERS)
 
@@ -120,7 +121,7 @@ BUDGETS = [1_000_000, 4_000_000, 16_000_000, 64_000_000]
 """Bytes of angles that a party sends."""
 
 BLOCKS, STEPS = (16, 64), (1.0, 3.0, 10.0, 30.0, 100.0)
-"""Blocks and steps among which those of the doubly stochastic solver are chosen."""
+"""Blocks and steps among which those of the published update are chosen."""
 
 SIZES = [1000, 2000, 5000, 10_000, 15_000, 50_000, 500_000]
 """Training rows of the scaling table."""
@@ -129,7 +130,7 @@ PP_SVMV_MEMORY = 2_000_000_000
 """Bytes that the kernel matrix of PP-SVMV may take: up to 15,811 rows."""
 
 DIRECT = re.compile(r"FDSKL direct, ([\d.]+ MB)")
-"""Names of scores of the direct solver by budgets."""
+"""Names of scores of FDSKLDirect by budgets."""
 
 
 def load(name: str, folder: Path | None, seed: int, train: int, test: int) -> Columns:
@@ -152,16 +153,20 @@ def load(name: str, folder: Path | None, seed: int, train: int, test: int) -> Co
     return Columns(X[:n], widths, y[:n], test=(X[n:], y[n:]))
 
 
-def score(name: str, data: Columns, seed: int, **arguments: Any) -> Score:
-    """Train FDSKL, by default ``direct``, and predict test rows outside of the run.
+def score(
+    name: str,
+    data: Columns,
+    seed: int,
+    strategy: type[KernelLearning] = FDSKLDirect,
+    **arguments: Any,
+) -> Score:
+    """Train a kernel model, and predict test rows outside of the run.
 
     `name` is its name in the table. Angles have 16 bits by default.
     """
     start = time.process_time()
     bits = {} if "masking" in arguments else {"bits": 16}
-    result = simulate(
-        FDSKL(**{"solver": "direct", **bits, **arguments}), data.parties(), seed=seed
-    )
+    result = simulate(strategy(**bits | arguments), data.parties(), seed=seed)
     seconds = time.process_time() - start
     _, _, X, y = data.train_and_test()
     assert isinstance(result.model, KernelModel)
@@ -187,7 +192,7 @@ def score(name: str, data: Columns, seed: int, **arguments: Any) -> Score:
 
 
 def iterations(budget: int, block: int) -> int:
-    """Return how many iterations of the doubly stochastic solver a budget allows.
+    """Return how many iterations of FDSKL a budget allows.
 
     Iteration t takes the angles of B rows with the features of all blocks so far, t B:
     2 B^2 t bytes at 16 bits, and T of them B^2 T (T + 1) bytes.
@@ -204,7 +209,7 @@ def published(budget: int, block: int, step: float) -> dict[str, Any]:
     """Return the settings of the published update with blocks, for a budget."""
     T = iterations(budget, block)
     settings = {"iterations": T, "rows": T * block, "features": T * block}
-    return {"solver": "doubly-stochastic", "step": step, **settings}
+    return {"strategy": FDSKL, "step": step, **settings}
 
 
 def tuned(data: Columns, budget: int, seed: int) -> Score:
@@ -333,7 +338,7 @@ def summary(entries: Mapping[str, Any], sizes: Sequence[str]) -> str:
 
 
 def direct_wins(entry: Mapping[str, Any], sizes: Sequence[str]) -> str:
-    """Return, as a sentence, at which budgets the direct solver has the lower error."""
+    """Return, as a sentence, at which budgets FDSKLDirect has the lower error."""
     means = mean_errors(entry)
     won: list[str] = []
     lost: list[str] = []
@@ -452,7 +457,7 @@ def splits(
     """Return the errors of the quicker methods on splits: as :func:`errors` has them.
 
     The model of ``SecureRidge`` is made from pooled columns: it is that of a run,
-    without its shares. Block and step of the doubly stochastic solver are chosen as in
+    without its shares. Block and step of the published update are chosen as in
     :func:`errors`. With `whole` all rows are split, and on the first split there is
     ``SVC``, trained on all rows with the C and gamma that are best on 8,000.
     """
@@ -525,7 +530,9 @@ def forms(name: str, folder: Path | None, *, rows: int) -> dict[str, Any]:
     Errors of numbers are shares of the variance, in percent.
     """
     data = load(name, folder, 0, rows * 3 // 4, rows // 4)
-    more = {"target": "continuous", "loss": "square"} if name in AS_NUMBERS else {}
+    more: dict[str, Any] = {}
+    if name in AS_NUMBERS:
+        more = {"target": "continuous", "loss": "square"}
     variance = float(data.train_and_test()[3].var())
     measured = {}
     for form, settings in FORMS.items():
@@ -599,7 +606,7 @@ def regression_page(entries: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-# --- Defaults of the doubly stochastic solver ----------------------------------------
+# --- Defaults -----------------------------------------------------------------------
 
 
 def defaults(
@@ -676,8 +683,7 @@ def topologies(
         blocks = np.split(X[:, : 2 * count], count, axis=1)
         parties = [Party(block) for block in blocks[:-1]] + [Party(blocks[-1], y=y)]
         for topology in get_args(Topology):
-            strategy = FDSKL(
-                solver="direct",
+            strategy = FDSKLDirect(
                 rows=rows,
                 features=features,
                 bandwidth=2.0 * count**0.5,

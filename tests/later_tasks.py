@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from vfl_flower import FDSKL, MUFC, CoresetVRLR, FKKMeans, Party, request_changes
+from vfl_flower import (
+    MUFC,
+    CoresetVRLR,
+    FDSKLDirect,
+    FKKMeans,
+    Party,
+    request_changes,
+)
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import (
@@ -72,7 +79,7 @@ def columns(folder: Path, labelled: bool = True, n: int = 240) -> list[Party]:
 _kernel: dict[str, Any] = {"target": "continuous", "features": 16, "seed": 3}
 TRAINED: dict[str, Callable[[Path], tuple[ProtocolStrategy, list[Party]]]] = {
     "linear": lambda f: (CoresetVRLR(80, seed=3), columns(f)),
-    "direct": lambda f: (FDSKL("square", solver="direct", **_kernel), columns(f)),
+    "direct": lambda f: (FDSKLDirect("square", **_kernel), columns(f)),
     "ridge": lambda f: (
         SecureRidge(target="continuous", joint_features=16, seed=3),
         columns(f),

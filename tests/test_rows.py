@@ -321,7 +321,7 @@ RUNS = {
     ),
     "vkmc": (vf.CoresetVKMC(size=40, n_clusters=3, solver="distdim"), COLUMNS, False),
     "fdskl": (
-        vf.FDSKL(solver="direct", target="continuous", loss="square"),
+        vf.FDSKLDirect(target="continuous", loss="square"),
         COLUMNS,
         True,
     ),

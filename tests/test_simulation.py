@@ -16,7 +16,7 @@ from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.messages import pack, unpack
 from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.simulation import InProcessGrid, simulate
-from vfl_flower.strategies import FDSKL, CoresetVKMC, CoresetVRLR
+from vfl_flower.strategies import CoresetVKMC, CoresetVRLR, FDSKLDirect
 from vfl_flower.typing import Array
 
 
@@ -200,7 +200,7 @@ def test_a_run_leaves_the_one_around_it_alone(three):
     [
         CoresetVRLR(size=12, solver="central", evaluate="full", check_size=20),
         CoresetVKMC(2, size=12),
-        FDSKL("square", target="continuous", solver="direct", features=4),
+        FDSKLDirect("square", target="continuous", features=4),
     ],
     ids=lambda strategy: type(strategy).__name__,
 )
@@ -229,11 +229,9 @@ def test_ledger_without_extras(three):
 # -- parts of models -------------------------------------------------------------------
 
 
-def kernel(**settings) -> FDSKL:
-    return FDSKL(
-        **{"solver": "direct", "features": 16, "bandwidth": 2.0},
-        **{"regularization": 0.1, **settings},
-    )
+def kernel(**settings) -> FDSKLDirect:
+    given = {"features": 16, "bandwidth": 2.0, "regularization": 0.1}
+    return FDSKLDirect(**given, **settings)
 
 
 def parts(grid: InProcessGrid) -> list[dict[str, Any]]:

@@ -182,11 +182,11 @@ def test_the_classifier_is_the_strategy(classes):
     """Classes have any names; probabilities are those of the model."""
     codes = np.digitize(X[:, 0] * X[:, 1], np.linspace(-1, 1, len(classes) + 1)[1:-1])
     y = np.array(classes)[codes]
-    direct = {"solver": "direct", "rows": 200, "features": 50}
+    direct = {"rows": 200, "features": 50}
     model = KernelClassifier(columns_per_party=SPLIT, random_state=3, **direct)
     model.fit(X, y)
     target = "binary" if len(classes) == 2 else "multiclass"
-    strategy = vf.FDSKL(target=target, **direct)
+    strategy = vf.FDSKLDirect(target=target, **direct)
     result = vf.simulate(strategy, parties_of(codes), seed=3)
     blocks = [X[:, own] for own in SPLIT]
     assert model.classes_.tolist() == classes
@@ -231,8 +231,8 @@ def test_one_class():
 
 
 def test_the_kernel_regressor_is_the_strategy():
-    model = KernelRegressor(solver="direct", columns_per_party=SPLIT, random_state=3)
-    strategy = vf.FDSKL(solver="direct", target="continuous", loss="square")
+    model = KernelRegressor(columns_per_party=SPLIT, random_state=3)
+    strategy = vf.FDSKLDirect(target="continuous", loss="square")
     result = vf.simulate(strategy, parties_of(Y), seed=3)
     expected = result.model.predict([X[:, own] for own in SPLIT])
     np.testing.assert_allclose(model.fit(X, Y).predict(X), expected)

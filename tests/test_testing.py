@@ -15,6 +15,7 @@ from vfl_flower import (
     MUFC,
     CoresetVKMC,
     CoresetVRLR,
+    FDSKLDirect,
     FKKMeans,
     Party,
     SecureRidge,
@@ -67,9 +68,9 @@ def regression(size: Any = 80, **settings: Any) -> ProtocolStrategy:
     return CoresetVRLR(size, seed=1, test_fraction=0.2, **settings)
 
 
-def kernel(solver: str, features: int = 16, **settings: Any) -> ProtocolStrategy:
-    given = {"target": "continuous", "features": features, "test_fraction": 0.2}
-    return FDSKL("square", solver=solver, seed=1, **given, **settings)
+KERNEL: dict[str, Any] = {"loss": "square", "target": "continuous", "seed": 1}
+KERNEL |= {"test_fraction": 0.2}
+DIRECT = KERNEL | {"features": 16}
 
 
 def ridge(features: str = "kernel", **settings: Any) -> ProtocolStrategy:
@@ -102,10 +103,10 @@ CASES = {
     "k-means paper": (CoresetVKMC(3, size=60, seed=1, rounds="paper"), of_columns),
     "k-means full": (CoresetVKMC(3, sampling="full", seed=1), of_columns),
     "distdim": (CoresetVKMC(3, solver="distdim", size=60, seed=1), of_columns),
-    "direct": (kernel("direct"), of_columns),
-    "direct ring": (kernel("direct", topology="ring"), of_columns),
-    "doubly stochastic": (kernel("doubly-stochastic", 48), of_columns),
-    "several holders": (kernel("doubly-stochastic", 48), lambda: of_columns(3)),
+    "direct": (FDSKLDirect(**DIRECT), of_columns),
+    "direct ring": (FDSKLDirect(**DIRECT, topology="ring"), of_columns),
+    "doubly stochastic": (FDSKL(**KERNEL, features=48), of_columns),
+    "several holders": (FDSKL(**KERNEL, features=48), lambda: of_columns(3)),
     "ridge": (ridge(joint_features=16), of_columns),
     "ridge dealer": (ridge(joint_features=16, dealer="airline"), of_columns),
     "ridge linear": (ridge("linear"), of_columns),

@@ -19,6 +19,7 @@ from vfl_flower.strategies import (
     CoresetPrediction,
     CoresetVKMC,
     CoresetVRLR,
+    FDSKLDirect,
     FDSKLPrediction,
     FKKMeans,
     FKKMeansEvaluation,
@@ -46,10 +47,9 @@ _regression = {"size": 12, "test_fraction": 0.25, "seed": 3, "solver": "central"
 _enough = {"solver": "gram", "size": 80}
 _lasso = {"regularizer": "lasso", "alpha": 0.2, "solver": "cg", "max_iter": 2}
 _kernel = {"loss": "square", "target": "continuous", "regularization": 0.1, "seed": 3}
-_kernel |= {"solver": "direct", "bandwidth": 2.0} | _two
+_kernel |= {"bandwidth": 2.0} | _two
 _four = {"features": 4}
 _shared = {"target": "continuous", "joint_features": 2, "seed": 3}
-_steps = {"solver": "doubly-stochastic", "features": 12}
 MODEL = "0123456789abcdef"
 _clusters = {"n_clusters": 2, "size": 12, "n_init": 1, "seed": 3}
 _embedded = {"n_clusters": 2, "n_components": 2, "n_features": 3, "iterations": 2}
@@ -81,17 +81,17 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "k-means full": CoresetVKMC(**_clusters, sampling="full"),
     "distdim": CoresetVKMC(**_clusters, solver="distdim"),
     "distdim full": CoresetVKMC(**_clusters, solver="distdim", sampling="full"),
-    "fdskl": FDSKL(
+    "fdskl": FDSKLDirect(
         **_kernel | _four | {"bandwidth": "median"}, block_bytes=96, test_fraction=0.25
     ),
-    "fdskl ring": FDSKL(
+    "fdskl ring": FDSKLDirect(
         **_kernel, **_four, topology="ring", block_bytes=96, test_fraction=0.25
     ),
-    "fdskl paper": FDSKL(**_kernel, **_four, masking="paper", topology="tree"),
+    "fdskl paper": FDSKLDirect(**_kernel, **_four, masking="paper", topology="tree"),
     "ridge": SecureRidge(**_shared, test_fraction=0.25),
     "ridge dealer": SecureRidge(**_shared, test_fraction=0.25, dealer="airline"),
-    "fdskl steps": FDSKL(**_kernel | _steps),
-    "fdskl holders": FDSKL(**_kernel | _steps),
+    "fdskl steps": FDSKL(**_kernel, features=12),
+    "fdskl holders": FDSKL(**_kernel, features=12),
     "k-means kept": CoresetVKMC(**_clusters),
     "blocks predict": CoresetPrediction(MODEL, **_two),
     "fdskl predict": FDSKLPrediction(MODEL, block_bytes=96, **_two),

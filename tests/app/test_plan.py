@@ -12,6 +12,7 @@ from vfl_flower import (
     MUFC,
     CoresetVKMC,
     CoresetVRLR,
+    FDSKLDirect,
     FDSKLPrediction,
     FederationError,
     FKKMeans,
@@ -79,8 +80,8 @@ def check_alike(planned, ran):
     ("strategy", "shapes"),
     [
         (MUFC(5), UNEQUAL),
-        (FDSKL(**KERNEL, solver="direct", budget=100_000, block_bytes=30_000), SHAPES),
-        (FDSKL(**KERNEL, solver="doubly-stochastic", step=0.5), SHAPES),
+        (FDSKLDirect(**KERNEL, budget=100_000, block_bytes=30_000), SHAPES),
+        (FDSKL(**KERNEL, step=0.5), SHAPES),
         (
             CoresetVRLR(
                 size=60, sampling="uniform", test_fraction=0.2, solver="central"
@@ -128,7 +129,6 @@ def test_a_plan_of_a_sample_costs_nearly_what_the_run_costs(strategy, shapes):
         (
             FDSKL(
                 **KERNEL,
-                solver="doubly-stochastic",
                 features=64,
                 test_fraction=0.2,
                 block_bytes=300_000,
@@ -182,7 +182,7 @@ def test_iterations_are_not_continued():
 
 def test_a_budget_that_is_used_up_costs_no_more():
     """Rows beyond those that the budget pays for change nothing."""
-    strategy = FDSKL(**KERNEL, solver="direct", budget=40_000, test_fraction=0.2)
+    strategy = FDSKLDirect(**KERNEL, budget=40_000, test_fraction=0.2)
     enough = strategy.enough_rows
     assert 400 < enough < 1000
     shapes = [Shape(9000, 2, 9000, "a"), Shape(9000, 2, 0, "b"), Shape(9000, 2, 0, "c")]
@@ -191,16 +191,16 @@ def test_a_budget_that_is_used_up_costs_no_more():
     check_alike(planned.ledger, simulate(strategy, parties_of(shapes)).ledger)
 
 
-def test_the_doubly_stochastic_solver_has_enough_rows_too():
+def test_steps_have_enough_rows_too():
     """Beyond 31,250 rows and the quarter of the budget that a test takes."""
-    strategy = FDSKL(solver="doubly-stochastic")
+    strategy = FDSKL()
     assert strategy.enough_rows == 31_250
     assert SecureRidge().enough_rows is None
 
 
 def test_a_plan_says_what_fewer_bytes_cost():
-    strategy = FDSKL(features=4, relevance=False)
-    assert "fewer `features` send less" in str(plan(strategy, SHAPES))
+    strategy = SecureRidge(joint_features=4, relevance=False)
+    assert "fewer `joint_features` send less" in str(plan(strategy, SHAPES))
 
 
 def test_a_wide_table_is_rehearsed_on_fewer_rows(monkeypatch):
@@ -261,7 +261,7 @@ def test_time_is_that_of_round_trips_and_of_computing():
 
 
 def test_a_later_task_has_a_table_and_no_costs():
-    planned = plan(FDSKLPrediction("0123456789abcdef", solver="direct"), SHAPES)
+    planned = plan(FDSKLPrediction("0123456789abcdef"), SHAPES)
     assert planned.ledger is None
     assert planned.seconds is None
     assert "costs of training only" in str(planned)
@@ -270,7 +270,7 @@ def test_a_later_task_has_a_table_and_no_costs():
 
 def test_a_strategy_that_fails_says_why(caplog):
     unlabelled = [shape._replace(n_labels=0) for shape in SHAPES]
-    planned = plan(FDSKL(solver="direct"), unlabelled)
+    planned = plan(FDSKLDirect(), unlabelled)
     assert planned.ledger is None
     assert "must hold the labels" in planned.reason
     assert planned.reason.count("\n") == 0
@@ -284,10 +284,10 @@ def test_a_strategy_that_fails_says_why(caplog):
         (MUFC(3, box="0,1;18,120"), UNEQUAL),
         (MUFC(3, privacy="none"), UNEQUAL),
         (FKKMeans(**CLUSTERS, kernel="polynomial", clustering="coreset"), UNEQUAL),
-        (FDSKL(solver="direct", target="multiclass"), SHAPES),
-        (FDSKL(solver="direct", loss="square", target="continuous"), SHAPES),
+        (FDSKLDirect(target="multiclass"), SHAPES),
+        (FDSKLDirect(loss="square", target="continuous"), SHAPES),
         (
-            FDSKL(solver="doubly-stochastic"),
+            FDSKL(),
             [Shape(90, 2, 40), Shape(90, 2, 50), Shape(90, 1)],
         ),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import MetricRecord
 
-from vfl_flower import FDSKL, MUFC, CoresetVRLR, Ledger
+from vfl_flower import MUFC, CoresetVRLR, Ledger, SecureRidge
 from vfl_flower.app.report import (
     changed,
     page_text,
@@ -106,5 +106,5 @@ def test_settings_are_compared_with_the_defaults():
 def test_a_run_that_repeats_nearly_is_not_said_to_repeat_exactly():
     run = result(1.0)
     assert "the run repeats exactly" in page_text(run)
-    nearly = replace(run, strategy=FDSKL())
+    nearly = replace(run, strategy=SecureRidge())
     assert "the run repeats only nearly" in page_text(nearly)

@@ -12,6 +12,7 @@ from sklearn.metrics import confusion_matrix
 from vfl_flower import (
     FDSKL,
     CoresetVRLR,
+    FDSKLDirect,
     Party,
     PartyFailed,
     RidgeEvaluation,
@@ -34,8 +35,12 @@ from vfl_flower.protocol.messages import pack
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.secure_aggregation import group
-from vfl_flower.strategies import CoresetEvaluation, CoresetVKMC, FDSKLEvaluation
-from vfl_flower.strategies import fdskl as fdskl_strategy
+from vfl_flower.strategies import (
+    CoresetEvaluation,
+    CoresetVKMC,
+    FDSKLEvaluation,
+    kernel_learning,
+)
 from vfl_flower.testing import Recorder
 
 N, HOLDER = 600, 2
@@ -86,7 +91,8 @@ def strategy(solver="ridge", target="continuous", **settings):
     if solver == "ridge":
         return SecureRidge(**fixed)
     loss = "square" if target == "continuous" else "logistic"
-    return FDSKL(loss, solver=solver, **fixed)
+    kind = FDSKLDirect if solver == "direct" else FDSKL
+    return kind(loss, **fixed)
 
 
 def totals(curves, name="true"):
@@ -150,7 +156,7 @@ def test_curves_of_two_classes_held_out(solver, monkeypatch):
 
 def test_a_model_without_probabilities_has_no_score():
     X, y = data()
-    hinge = FDSKL("smooth_hinge", solver="direct", features=16, test_fraction=0.4)
+    hinge = FDSKLDirect("smooth_hinge", features=16, test_fraction=0.4)
     result = simulate(hinge, parties(X, 1.0 * (y > 0)), seed=1)
     assert set(result.curves) == {"rows", "positives"}
 
@@ -403,7 +409,7 @@ def test_two_curves_that_differ_by_a_row_tell_its_label(life, tmp_path, monkeypa
     sums = []
     for count in (120, 121):
         chosen = np.arange(count, N), np.arange(count)
-        monkeypatch.setattr(fdskl_strategy, "split_rows", lambda *_, c=chosen: c)
+        monkeypatch.setattr(kernel_learning, "split_rows", lambda *_, c=chosen: c)
         federation = letting(
             *(parties(X, y, tmp_path), "angles"), curves=everyone(Limit(life=life))
         )

@@ -28,10 +28,22 @@ from vfl_flower.sklearn import (
     SecureRidgeClassifier,
     SecureRidgeRegressor,
 )
+from vfl_flower.sklearn.base import Classifier, Regressor, estimates
+from vfl_flower.strategies import FDSKL
 
 COLUMNS = {"columns_per_party": 3, "random_state": 0}
 ROWS = {"rows_per_party": 3, "random_state": 0}
-STEPS = {"solver": "doubly-stochastic", **COLUMNS}
+
+
+@estimates(FDSKL, target=..., allow_two_parties=True)
+class StepClassifier(Classifier):
+    """Kernel classifier by doubly stochastic steps."""
+
+
+@estimates(FDSKL, target="continuous", loss="square", allow_two_parties=True)
+class StepRegressor(Regressor):
+    """Kernel regression by doubly stochastic steps."""
+
 
 FLIGHTS = pytest.param(
     "flights",
@@ -96,9 +108,9 @@ def test_saga(table):
     ("model", "most", "factor"),
     [
         (SecureRidgeRegressor(**COLUMNS), 0.8, 1.1),
-        (KernelRegressor(solver="direct", **COLUMNS), 0.8, 1.1),
-        (KernelRegressor(**STEPS), 0.8, 1.1),
-        (KernelRegressor(step="explicit", **STEPS), 0.95, 1.8),  # wants more rows
+        (KernelRegressor(**COLUMNS), 0.8, 1.1),
+        (StepRegressor(**COLUMNS), 0.8, 1.1),
+        (StepRegressor(step="explicit", **COLUMNS), 0.95, 1.8),  # wants more rows
     ],
     ids=["ridge", "direct", "implicit", "explicit"],
 )
@@ -116,9 +128,9 @@ def test_kernel_regression(table, name, model, most, factor):
     ("model", "factor"),
     [
         (SecureRidgeClassifier(**COLUMNS), 3),
-        (KernelClassifier(solver="direct", **COLUMNS), 2),
-        (KernelClassifier(**STEPS), 2),
-        (KernelClassifier(step="explicit", **STEPS), 5),
+        (KernelClassifier(**COLUMNS), 2),
+        (StepClassifier(**COLUMNS), 2),
+        (StepClassifier(step="explicit", **COLUMNS), 5),
     ],
     ids=["ridge", "direct", "implicit", "explicit"],
 )

@@ -30,12 +30,11 @@ from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.strategy import Run
 from vfl_flower.secure_aggregation import group
 from vfl_flower.simulation import InProcessGrid
-from vfl_flower.strategies import FDSKL, FDSKLPrediction
+from vfl_flower.strategies import FDSKL, FDSKLDirect, FDSKLPrediction
 from vfl_flower.strategies.angles import row_blocks
 
 N, D = 120, 6
 SPLITS = {2: (2, 4), 3: (2, 1, 3), 5: (1, 1, 1, 2, 1)}
-EXACT = {"solver": "direct"}
 CLASSES = 3.0, 7.0
 """Labels of the two classes of a lone holder: neither 0 and 1 nor -1 and +1."""
 CODES = 0.0, 1.0
@@ -73,18 +72,14 @@ def parties(y=None, count=3, holders=None, n=N):
     return actual
 
 
-def run(federation, seed=1, **settings):
+def run(federation, seed=1, strategy=FDSKLDirect, **settings):
     """Return the result, the parts and the grid; angles have 16 bits by default."""
     bits = {} if "masking" in settings else {"bits": 16}
-    strategy = FDSKL(
-        **EXACT
-        | {"seed": seed, "bandwidth": 1.5, "allow_two_parties": True}
-        | bits
-        | settings,
-    )
+    given = {"seed": seed, "bandwidth": 1.5, "allow_two_parties": True}
+    made = strategy(**given | bits | settings)
     grid = Sent(federation)
-    result = strategy.start(grid)
-    strategy.complete(result.model, grid.memories())
+    result = made.start(grid)
+    made.complete(result.model, grid.memories())
     return result, result.model.parts, grid
 
 
@@ -202,7 +197,7 @@ def published(iterations=12, block=1, **settings):
     size = iterations * block
     given = {"iterations": iterations, "rows": size, "features": size}
     given |= {"step": 0.05, "regularization": 0.1}
-    return {"solver": "doubly-stochastic", **given, **settings}
+    return {"strategy": FDSKL, **given, **settings}
 
 
 def doubly_stochastic(loss="logistic", holders=None, count=3, **settings):
@@ -407,14 +402,14 @@ def test_regression_has_an_intercept(unit, origin, holders, step):
 )  # fmt: skip
 def test_rows_of_each_batch_and_features(settings, labels, batches, features):
     """Two thirds of the rows come first; the bytes are at most half of `direct`'s."""
-    made = FDSKL(**DS, **settings)._batches(labels)
+    made = FDSKL(**settings)._batches(labels)
     assert made == (batches, features)
 
 
 def test_more_rows_than_labels():
     with pytest.raises(FederationError, match=r"at most the 120 labels to .*, got 121"):
         run(parties(), rows=121, **DS)
-    assert sum(FDSKL(**DS, step=1.0, rows=320)._batches([120])[0]) == 320
+    assert sum(FDSKL(step=1.0, rows=320)._batches([120])[0]) == 320
 
 
 @pytest.mark.parametrize("settings", [{"features": 31}, {"budget": 100}])
@@ -605,7 +600,7 @@ def test_predictions_are_at_the_bandwidth_that_was_chosen(tmp_path):
     result, _, grid = run(federation, bandwidth="auto", **given)
     assert grid.memories()[2].part["multiple"] > 1
     new = [Party(p.X, name=p.name, state_dir=p.state_dir) for p in federation]
-    predicted = FDSKLPrediction(result.model.model, solver="direct")
+    predicted = FDSKLPrediction(result.model.model)
     told = predicted.start(InProcessGrid(new))
     assert told.model.bandwidth == result.model.bandwidth
     (path,) = (tmp_path / "party 2").glob("predictions-*.csv")
@@ -613,13 +608,13 @@ def test_predictions_are_at_the_bandwidth_that_was_chosen(tmp_path):
     np.testing.assert_allclose(values, result.model.predict(split(X)), atol=1e-3)
 
 
-@pytest.mark.parametrize("solver", ["direct", "doubly-stochastic"])
+@pytest.mark.parametrize("strategy", [FDSKLDirect, FDSKL])
 @pytest.mark.parametrize("masking", ["circle", "plain", "paper"])
-def test_test_error_is_that_of_the_model_in_process(masking, solver):
+def test_test_error_is_that_of_the_model_in_process(masking, strategy):
     """The model adds real turns; what the circle rounds moves no score over 0 here."""
     topology = "tree" if masking == "paper" else "star"
-    settings = {"masking": masking, "topology": topology, "solver": solver}
-    if solver == "direct":
+    settings = {"masking": masking, "topology": topology, "strategy": strategy}
+    if strategy is FDSKLDirect:
         holders, classes = [2], CLASSES
         settings |= {"features": 64}
     else:
@@ -628,7 +623,7 @@ def test_test_error_is_that_of_the_model_in_process(masking, solver):
     n = 600
     result, _, _ = run(parties(holders=holders, n=n), test_fraction=0.5, **settings)
     test = split_rows(n, 0.5, 1)[1]
-    if solver != "direct":  # the first holder knows every other label
+    if strategy is FDSKL:  # the first holder knows every other label
         test = test[test % 2 == 0]
     X, real = data(n)
     predicted = result.model.predict(split(X[test]))
@@ -647,18 +642,20 @@ TARGETS = {
 """What is told of each kind of labels, in part."""
 
 
-@pytest.mark.parametrize("solver", ["direct", "doubly-stochastic"])
+@pytest.mark.parametrize("strategy", [FDSKLDirect, FDSKL])
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_a_model_says_of_itself(target, solver):
+def test_what_a_model_says_of_itself(target, strategy):
     """Beside scikit-learn, on the answers and scores of the whole model."""
     from sklearn import metrics
 
     loss, names = TARGETS[target]
     X, real = data()
     y = {"binary": labels(real), "multiclass": classes_of(real, 3)}.get(target, real)
-    given = {"features": 64 if solver == "direct" else 128}
+    given = {"features": 64 if strategy is FDSKLDirect else 128}
     result, _, _ = run(
-        parties(y), test_fraction=0.5, solver=solver, target=target, loss=loss, **given
+        parties(y),
+        **{"strategy": strategy, "test_fraction": 0.5, "target": target, "loss": loss},
+        **given,
     )
     told = result.metrics
     assert {f"test_{name}" for name in names.split()} <= set(told)
@@ -721,9 +718,9 @@ def test_evaluation_has_a_quarter_of_the_budget_and_rows_at_random():
     assert set(asked[0].tolist()) != set(test[:8].tolist())
 
 
-@pytest.mark.parametrize("solver", ["direct", "doubly-stochastic"])
-def test_rows_that_the_budget_leaves_out_are_in_a_warning(solver):
-    settings = {"solver": solver, "features": 16, "test_fraction": 0.25}
+@pytest.mark.parametrize("strategy", [FDSKLDirect, FDSKL])
+def test_rows_that_the_budget_leaves_out_are_in_a_warning(strategy):
+    settings = {"strategy": strategy, "features": 16, "test_fraction": 0.25}
     result, _, _ = run(parties(), budget=1024, **settings)
     used, n = int(result.metrics["rows"]), N - N // 4
     left = [f"{n - used} of {n} rows to train on", f"{N // 4 - 8} of {N // 4} rows to "]
@@ -771,7 +768,7 @@ def test_bandwidth_is_that_of_the_median_distance_of_pairs():
     ],
 )
 def test_rows_and_features_within_the_budget(settings, n, rows, M):
-    strategy = FDSKL(**EXACT, **settings)
+    strategy = FDSKLDirect(**settings)
     chosen, actual = strategy._sample(np.arange(n), Run(0))
     assert (len(chosen), actual) == (rows, M)
     assert rows * M * strategy._bits // 8 <= strategy.budget
@@ -780,9 +777,9 @@ def test_rows_and_features_within_the_budget(settings, n, rows, M):
 
 
 def test_the_trade_names_the_size_and_the_bytes():
-    text = FDSKL(**EXACT, bits=16).trade(20_000)
+    text = FDSKLDirect(bits=16).trade(20_000)
     assert "16,000 rows with 2,000 features, 64 MB" in text
-    text = FDSKL(solver="doubly-stochastic").trade(9000)
+    text = FDSKL().trade(9000)
     assert "9,000 rows, in 2 batches, with up to 1,500 features, 9 MB" in text
 
 
@@ -795,7 +792,7 @@ def trips(result):
 
 def test_direct_takes_eight_round_trips_at_the_default_budget():
     """Rows 16,000 x 2,000 features in 2 bytes are four blocks of 16 MB."""
-    strategy = FDSKL(**EXACT, bits=16)
+    strategy = FDSKLDirect(bits=16)
     rows, M = strategy._sample(np.arange(10**6), Run(0))
     blocks = list(row_blocks(rows, M, 16, strategy.block_bytes))
     assert len(blocks) == 4
@@ -925,26 +922,19 @@ def test_settings_that_are_out_of_range(name, value, rule):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bandwidth": "auto"}, "bandwidth must be a number or 'median' with solver"),
-        (
-            {"target": "continuous", "class_weight": "balanced"},
-            "class_weight has no effect with target 'continuous'",
-        ),
-        (
-            {"solver": "direct", "target": "continuous"},
-            "loss must be 'square' for target 'continuous'",
-        ),
+        ({"bandwidth": "auto"}, "bandwidth must be a number above 0 or 'median', got"),
+        ({"target": "continuous"}, "loss must be 'square' for target 'continuous'"),
         ({"masking": "paper"}, "topology must be 'ring' or 'tree' with masking"),
         (
-            {"solver": "direct", "masking": "plain", "bits": 32},
+            {"masking": "plain", "bits": 32},
             "bits has no effect with masking 'plain', got 32",
         ),
         (
-            {"solver": "doubly-stochastic", "step": 3.0, "regularization": 0.5},
+            {"step": 3.0, "regularization": 0.5},
             r"step times regularization must be at most 1 .*, got 3\.0 and 0\.5",
         ),
         (
-            {"solver": "doubly-stochastic", "step": "explicit", "regularization": 0.5},
+            {"step": "explicit", "regularization": 0.5},
             "regularization has no effect with step 'explicit'",
         ),
     ],
@@ -954,23 +944,27 @@ def test_settings_that_do_not_fit_together(settings, message):
         FDSKL(**settings)
 
 
-DS = {"solver": "doubly-stochastic"}
+def test_real_numbers_have_no_class_weight():
+    given = {"target": "continuous", "loss": "square", "class_weight": "balanced"}
+    message = "class_weight has no effect with target 'continuous'"
+    with pytest.raises(ValueError, match=message):
+        FDSKLDirect(**given)
 
 
 @pytest.mark.parametrize(
-    ("solver", "argument", "value"),
+    ("strategy", "argument", "value"),
     [
-        ("direct", "iterations", 33),
-        ("direct", "step", 0.5),
-        ("doubly-stochastic", "class_weight", "balanced"),
+        (FDSKLDirect, "iterations", 33),
+        (FDSKLDirect, "step", 0.5),
+        (FDSKL, "class_weight", "balanced"),
     ],
 )
-def test_arguments_of_the_other_solver(solver, argument, value):
-    message = f"{argument} has no effect with solver '{solver}', got {value!r}$"
-    with pytest.raises(ValueError, match=message):
-        FDSKL(solver=solver, **{argument: value})
-    other = {"direct": "doubly-stochastic", "doubly-stochastic": "direct"}[solver]
-    assert getattr(FDSKL(solver=other, **{argument: value}), argument) == value
+def test_arguments_of_the_other_strategy(strategy, argument, value):
+    with pytest.raises(TypeError, match=f"{strategy.__name__}: .* {argument!r}"):
+        strategy(**{argument: value})
+
+
+DS = {"strategy": FDSKL}
 
 
 def test_a_block_holds_the_angles_of_an_iteration():
@@ -993,8 +987,8 @@ def without_labels():
         (
             lambda: parties(holders=[0, 2]),
             {},
-            "solver 'direct' needs one party with the labels of all 120 rows, got "
-            "'party 0' with 60, 'party 2' with 60: 'doubly-stochastic' takes several",
+            "FDSKLDirect needs one party with the labels of all 120 rows, got "
+            "'party 0' with 60, 'party 2' with 60: FDSKL takes several",
         ),
         (
             lambda: parties(np.where(np.arange(N) < 2, np.nan, labels(data()[1]))),
@@ -1025,7 +1019,7 @@ def without_labels():
         (
             lambda: [Party(np.ones((1, 2)), *y) for y in ((), (), (np.ones(1),))],
             {},
-            "FDSKL needs at least two rows, got one",
+            "FDSKLDirect needs at least two rows, got one",
         ),
         (
             parties,
@@ -1068,7 +1062,8 @@ def without_labels():
 def test_what_the_server_refuses_after_the_greeting(federation, settings, message):
     """By default the bandwidth would be the first question."""
     grid = Sent(federation())
-    strategy = FDSKL(**EXACT | {"allow_two_parties": True, "seed": 0, **settings})
+    given = {"strategy": FDSKLDirect, "allow_two_parties": True, "seed": 0, **settings}
+    strategy = given.pop("strategy")(**given)
     with pytest.raises(FederationError, match=message):
         strategy.start(grid)
     assert grid.actions == ["hello"]
@@ -1121,13 +1116,13 @@ def test_the_party_whose_phase_stays_is_drawn():
 
 
 @pytest.mark.parametrize("factor", [10.0, 100.0])
-@pytest.mark.parametrize("settings", [EXACT, DS])
-def test_scales_that_one_bandwidth_cannot_fit_are_warned_of(caplog, settings, factor):
+@pytest.mark.parametrize("strategy", [FDSKLDirect, FDSKL])
+def test_scales_that_one_bandwidth_cannot_fit_are_warned_of(caplog, strategy, factor):
     """At the party that has them: it alone knows."""
     federation = parties()
     first = federation[0].X
     federation[0].X = np.column_stack([factor * first[:, 1], first[:, 1:]])
-    FDSKL(**settings, seed=0, bandwidth=1.0).start(InProcessGrid(federation))
+    strategy(seed=0, bandwidth=1.0).start(InProcessGrid(federation))
     told = re.findall(r"columns differ by a factor of (\S+),", caplog.text)
     expected = [factor] if factor > 30 else []
     assert list(map(float, told)) == pytest.approx(expected)
@@ -1229,5 +1224,5 @@ def test_several_label_holders_need_predictions_before_any_step():
     with pytest.raises(
         FederationError, match=r"'predictions', but 'party 0', .* do not"
     ):
-        FDSKL("square", solver="doubly-stochastic", target="continuous").start(grid)
+        FDSKL("square", target="continuous").start(grid)
     assert grid.actions == ["hello"]

@@ -12,7 +12,7 @@ from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parts import ModelPart, load_part, save_part
 from vfl_flower.secure_aggregation import group
 from vfl_flower.simulation import InProcessGrid, simulate
-from vfl_flower.strategies import FDSKL, FDSKLEvaluation, FDSKLPrediction
+from vfl_flower.strategies import FDSKL, FDSKLDirect, FDSKLEvaluation, FDSKLPrediction
 
 N, NEW = 150, 40
 SPLITS = {2: (2, 4), 3: (2, 1, 3), 5: (1, 1, 1, 2, 1)}
@@ -29,8 +29,8 @@ HOPS = {
 
 def predicting(model, **settings):
     """Return predictions by a model that was trained on angles."""
-    bits = {"bits": 16} if not {"masking", "solver"} & {*settings} else {}
-    return FDSKLPrediction(**{"solver": "direct", "model": model, **bits, **settings})
+    bits = {} if "masking" in settings else {"bits": 16}
+    return FDSKLPrediction(**{"model": model, **bits, **settings})
 
 
 def data(n=N, seed=0):
@@ -51,6 +51,7 @@ def train(
     target="binary",
     names=True,
     size=1.0,
+    strategy=FDSKLDirect,
     **settings,
 ):
     """Train; return the result, whose parts are also in a folder a party."""
@@ -75,10 +76,9 @@ def train(
             )
         )
     loss = "square" if target == "continuous" else "logistic"
-    features = {} if "solver" in settings else {"solver": "direct", "features": 48}
-    settings = {"bandwidth": 2.0, "loss": loss, **features, **settings}
-    strategy = FDSKL(target=target, allow_two_parties=True, **settings)
-    return simulate(strategy, parties, seed=3)
+    settings = {"bandwidth": 2.0, "loss": loss, "features": 48, **settings}
+    made = strategy(target=target, allow_two_parties=True, **settings)
+    return simulate(made, parties, seed=3)
 
 
 def columns(j, block):
@@ -149,7 +149,7 @@ def assert_written(folder, result, blocks, bits=16, holder=2):
     assert len(np.unique(actual)) > 1
 
 
-DS = {"solver": "doubly-stochastic", "features": 48}
+DS = {"strategy": FDSKL}
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_classes_are_written_as_the_file_has_them(tmp_path, ridge):
         return members, (real > 0) * 1.0
 
     members, members[2].y = parties(N, 0)
-    strategy = SecureRidge() if ridge else FDSKL(features=48)
+    strategy = SecureRidge() if ridge else FDSKLDirect(features=48)
     model = simulate(strategy, members, seed=3).model.model
     task = RidgePrediction if ridge else FDSKLPrediction
     simulate(task(model), parties(NEW, 9)[0])
@@ -434,11 +434,7 @@ def test_what_a_model_is_worth_on_new_rows(tmp_path):
             zip(split(X)[3], sorted(p for p in tmp_path.iterdir()), strict=True)
         )
     ]
-    told = (
-        FDSKLEvaluation(result.model.number, solver="direct")
-        .start(InProcessGrid(new))
-        .metrics
-    )
+    told = FDSKLEvaluation(result.model.number).start(InProcessGrid(new)).metrics
     assert told["test_rows"] == NEW - 5
     assert 0 <= told["test_error"] < 0.5
     assert not list(tmp_path.glob("*/predictions*"))

@@ -31,7 +31,7 @@ from vfl_flower.protocol.steps import STEPS as ACTIONS
 from vfl_flower.protocol.sums import PartySums
 from vfl_flower.secure_aggregation import join_limbs, masks, relay
 from vfl_flower.secure_aggregation.labels import SECRET_DRAW
-from vfl_flower.strategies import FDSKL, FDSKLPrediction
+from vfl_flower.strategies import FDSKL, FDSKLDirect, FDSKLPrediction
 from vfl_flower.testing import Recorder
 
 HOLDER = 2
@@ -113,13 +113,19 @@ class View:
         return rows, np.vstack([turns[:, :M] for _, turns in blocks])[first]
 
 
+def made(settings, **more):
+    """Return FDSKLDirect, or what the settings name as the strategy."""
+    given = {"strategy": FDSKLDirect, **settings, **more}
+    return given.pop("strategy")(**given)
+
+
 def watch(parties, seed=None, draws=0, **settings):
     """Return the label holder's view of a run; `draws` repeats what parties draw.
 
     Without a seed features come from the operating system: here from a generator, so
     that an attack finds the same each time. The attacker does not know it.
     """
-    strategy = FDSKL(**settings)
+    strategy = made(settings)
     strategy.seed = seed
     grid = Recorder(parties)
     with repeated_draws(draws):
@@ -127,9 +133,9 @@ def watch(parties, seed=None, draws=0, **settings):
     return View(grid, len(parties) - 1)
 
 
-DIRECT = {"bits": 16, "solver": "direct", "features": 256}
+DIRECT = {"bits": 16, "features": 256}
 DOUBLY = {
-    "solver": "doubly-stochastic",
+    "strategy": FDSKL,
     "bits": 16,
     "step": 1.0,
     "rows": 512,
@@ -436,7 +442,7 @@ def test_cauchy_features_show_the_columns_whatever_their_marginals(kernel, shown
     all 8.
     """
     X, y = data(n=400, kind="normal")
-    view = watch(make(X, y), kernel=kernel, solver="direct", features=4096)
+    view = watch(make(X, y), kernel=kernel, features=4096)
     rows, turns = view.angles()
     T, V = factors(turns, 4, share=0.6 if shown else 1.0)
     assert up_to_linear(T, X[rows, :4]) < 1e-3
@@ -479,7 +485,7 @@ def test_of_two_label_holders_one_learns_the_partial_scores_of_the_other():
     for j, mine in ((0, half), (2, ~half)):
         federation[j] = Party(federation[j].X, np.where(mine, y, np.nan))
     grid = Recorder(federation)
-    FDSKL(**DOUBLY | {"bits": 32}, test_fraction=0.2).start(grid)
+    made(DOUBLY | {"bits": 32}, test_fraction=0.2).start(grid)
     view, parts = View(grid, 0), parts_of(grid)
     asked = [m for m in view.messages if "size" in m and "learn" not in m]
     at = next(m for m in asked if "at" in m)
@@ -500,15 +506,15 @@ def test_of_two_label_holders_one_learns_the_partial_scores_of_the_other():
 def test_other_parties_get_nothing_to_open():
     X, y = data()
     grid = Recorder(make(X, y))
-    FDSKL(test_fraction=0.2, **DIRECT).start(grid)
+    FDSKLDirect(test_fraction=0.2, **DIRECT).start(grid)
     opened = {k for j in (0, 1) for m in View(grid, j).messages for k in m}
     assert not opened & {"angles", "scores", "distances", "at", "angles_0"}
 
 
 # -- (c) masks ------------------------------------------------------------------------
 
-STAR = {"solver": "direct", "features": 32, "test_fraction": 0.2}
-STEPS = {"solver": "doubly-stochastic", "rows": 40, "features": 40}
+STAR = {"features": 32, "test_fraction": 0.2}
+STEPS = {"strategy": FDSKL, "rows": 40, "features": 40}
 PUBLISHED = {**STEPS, "iterations": 5, "step": 0.5}
 RUNS = {
     "star": STAR,
@@ -555,7 +561,7 @@ def test_all_that_the_server_gets_into_sums_is_uniform(run, kind):
             labels = np.where(half == (j == 0), y, np.nan)
             federation[j] = Party(federation[j].X, labels)
     grid = Recorder(federation)
-    FDSKL(**settings).start(grid)
+    made(settings).start(grid)
     streams = defaultdict(list)
     for (_, name, party, relayed), arrays in hidden(grid.transcript).items():
         streams[name, party, relayed] += arrays
@@ -661,7 +667,7 @@ def test_no_key_is_used_twice(keys, run, seed):
     """In one run and between two, also of one seed: a stream has its two ends."""
     X, y = data(n=60)
     for _ in range(2):
-        strategy = FDSKL(**{**RUNS[run], "seed": seed})
+        strategy = made(RUNS[run], seed=seed)
         strategy.start(Recorder(make(X, y)))
     keys.check()
     # A mask is put on at both ends of a pair; a pad is put on and taken off again.
@@ -676,9 +682,9 @@ def test_predictions_share_no_key_with_training(keys, tmp_path):
     new = make(X[:20], None)
     for j, party in enumerate(trained):
         party.state_dir = new[j].state_dir = tmp_path / str(j)
-    model = FDSKL(**STAR).start(Recorder(trained)).model.model
+    model = FDSKLDirect(**STAR).start(Recorder(trained)).model.model
     for topology in ("star", "tree"):
-        FDSKLPrediction(model, solver="direct", topology=topology).start(Recorder(new))
+        FDSKLPrediction(model, topology=topology).start(Recorder(new))
     keys.check()
     assert keys.uses_of_masks() == {2}
 
@@ -689,7 +695,7 @@ def test_a_retry_hides_the_same_under_the_same_key(keys, clock, run, kind):
     """Each step of each party fails once: the same keys, for the same content."""
     X, y = data(n=60)
     grid = FaultyGrid(make(X, y), [Fault(kind)], clock)
-    FDSKL(**RUNS[run]).start(grid)
+    made(RUNS[run]).start(grid)
     assert grid.struck >= 3 * 4
     keys.check()
     for one, other in grid.twins:
@@ -710,7 +716,7 @@ def test_messages_are_of_one_size_whatever_the_data(run, monkeypatch):
         X, y = data(n=60, seed=seed)
         X, y = (X, y) if not seed else (X**3 + 5, ~y)
         grid = Recorder(make(X, y))
-        FDSKL(**RUNS[run]).start(grid)
+        made(RUNS[run]).start(grid)
         shapes.append(
             [
                 (
@@ -742,7 +748,7 @@ def test_no_label_residual_coefficient_or_angle_is_in_a_message(run):
     y = np.sin(np.arange(60.0)) * 7 + X[:, 0]
     grid = Recorder(make(X, y))
     given = {**RUNS[run], "loss": "square", "target": "continuous"}
-    FDSKL(**given).start(grid)
+    made(given).start(grid)
     parts = parts_of(grid)
     M = parts[0]["n_features"]
     bits = given.get("bits", 16)
@@ -783,7 +789,7 @@ def test_the_search_sees_what_is_not_hidden():
     """With masking="plain" it finds angles and scores, or it would show nothing."""
     X, y = data(n=60)
     grid = Recorder(make(X, y))
-    FDSKL(masking="plain", **{**STAR, "test_fraction": 0.0}).start(grid)
+    FDSKLDirect(masking="plain", **{**STAR, "test_fraction": 0.0}).start(grid)
     parts, blocks = parts_of(grid), np.split(X, 3, axis=1)
     own = partial_angles(parts[0], blocks[0], 32, 64)
     assert actual(patterns(own), grid.transcript)

@@ -11,7 +11,15 @@ import pytest
 from deviating import RealParties
 from transcripts import our_steps
 
-from vfl_flower import FDSKL, CoresetVRLR, Party, PartyFailed, SecureRidge, simulate
+from vfl_flower import (
+    FDSKL,
+    CoresetVRLR,
+    FDSKLDirect,
+    Party,
+    PartyFailed,
+    SecureRidge,
+    simulate,
+)
 from vfl_flower.clients.ridge import training as ridge
 from vfl_flower.clients.ridge.state import Joint
 from vfl_flower.protocol.consent import Consent, Limit
@@ -129,10 +137,8 @@ BROKEN = {
         CoresetVRLR(),
         LINEAR,
         KERNEL,
-        FDSKL(target="continuous", features=8, solver="direct", loss="square"),
-        FDSKL(
-            target="continuous", features=8, solver="doubly-stochastic", loss="square"
-        ),
+        FDSKLDirect("square", target="continuous", features=8),
+        FDSKL("square", target="continuous", features=8),
     ],
 )
 def test_a_regression_refuses_labels_that_are_categories(strategy, classes):
@@ -246,9 +252,9 @@ def test_an_empty_consent_refuses_the_first_step_that_reads_labels(monkeypatch):
     monkeypatch.setattr(ridge, "own_columns", None)  # nothing is computed
     with pytest.raises(PartyFailed, match=r"ridge_prepare.*lets no moments"):
         asked(CLASSES, {})
-    direct = FDSKL(solver="doubly-stochastic", bandwidth=1.0)
+    stochastic = FDSKL(bandwidth=1.0)
     with pytest.raises(PartyFailed, match=r"fdskl_start.*lets no angles leave"):
-        asked(direct, {})
+        asked(stochastic, {})
 
 
 def test_a_training_counts_its_columns_and_one_more():

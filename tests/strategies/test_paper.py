@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, simulate
+from vfl_flower import FDSKL, MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, simulate
 from vfl_flower.protocol.settings import settings_of, values_of
 
 X = np.random.default_rng(0).normal(size=(120, 4)) / 20
@@ -27,6 +27,15 @@ CASES = {
         {"size": 40, "n_clusters": 3},
         COLUMNS,
     ),
+    "kernel": (
+        FDSKL,
+        dict.fromkeys(("rows", "features", "iterations"), 1000)
+        | {"masking": "paper", "topology": "tree", "step": 0.1}
+        | {"kernel": "gaussian", "loss": "logistic", "regularization": "auto"},
+        dict.fromkeys(("rows", "features", "iterations"), 4)
+        | {"loss": "square", "target": "continuous"},
+        COLUMNS,
+    ),
     "kernel k-means": (
         FKKMeans,
         {"eigensolver": "lanczos", "threshold": "paper", "clustering": "coreset"}
@@ -46,6 +55,7 @@ CASES = {
 STEPS = {
     "regression": {"coresets_totals", "coresets_drawn_rows", "coresets_pooled_rows"},
     "k-means": {"coresets_totals", "coresets_drawn_rows", "coresets_pooled_rows"},
+    "kernel": {"fdskl_start", "fdskl_angles", "fdskl_iterate"},
     "kernel k-means": {"kernel_kmeans_product", "kernel_kmeans_sample"},
     "forgetting": {"mufc_train", "mufc_commit"},
 }
@@ -80,3 +90,10 @@ def test_the_paper_s_regression_has_each_of_its_penalties_and_its_baseline():
         CoresetVRLR.paper(regularizer="none")
     with pytest.raises(TypeError, match="sise"):
         CoresetVRLR.paper(sise=5)
+
+
+def test_an_iteration_of_the_paper_s_kernel_learning_has_one_row_and_one_feature():
+    made = FDSKL.paper(iterations=5)
+    assert (made.rows, made.features, made.iterations) == (5, 5, 5)
+    assert made._batches([120]) == ([1] * 5, 5)
+    assert FDSKL.paper(iterations=5, rows=10).rows == 10

@@ -5,7 +5,7 @@ import pytest
 from deviating import RealParties
 from forgetting import removal as forgetting
 
-from vfl_flower import FDSKL, MUFC, FKKMeans, Party, PartyFailed, simulate
+from vfl_flower import MUFC, FDSKLDirect, FKKMeans, Party, PartyFailed, simulate
 from vfl_flower.clients.mufc_state import ClientState
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.exchange import FederationError
@@ -43,7 +43,7 @@ def trained(kind, tmp_path):
     else:
         parties, strategy = (
             columns(tmp_path),
-            FDSKL(solver="direct", features=16, bandwidth=1.0),
+            FDSKLDirect(features=16, bandwidth=1.0),
         )
     return parties, simulate(strategy, parties, seed=0).model.number
 

@@ -293,10 +293,10 @@ def test_a_server_that_does_not_fill_is_refused(folder):
 
 
 def test_where_columns_are_split_a_gap_must_be_filled(folder):
-    from vfl_flower import FDSKL
+    from vfl_flower import FDSKLDirect
 
     with pytest.raises(FederationError, match="must be filled where parties hold col"):
-        simulate(FDSKL(solver="direct"), loaded(folder))
+        simulate(FDSKLDirect(), loaded(folder))
 
 
 # -- levels in a config ----------------------------------------------------------------

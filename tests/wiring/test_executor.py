@@ -28,9 +28,9 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc"),
 ]
 
-CONFIG = {"strategy": "fdskl", "fdskl.solver": "direct", "fdskl.features": 64}
-CONFIG |= {"fdskl.bandwidth": 2.0, "seed": 3}
-CONFIG |= {"fdskl.test-fraction": 0.0, "n-parties": 3, "timeout": 240.0}
+CONFIG = {"strategy": "fdskl-direct", "fdskl-direct.features": 64}
+CONFIG |= {"fdskl-direct.bandwidth": 2.0, "seed": 3}
+CONFIG |= {"fdskl-direct.test-fraction": 0.0, "n-parties": 3, "timeout": 240.0}
 
 ATTACK = '''
 from pathlib import Path

@@ -146,7 +146,7 @@ class Setup:
     shared: SharedFeatures | None = None
     """None: each party draws its own features."""
     chooses: bool = False
-    """With the direct solver: the label holder chooses how many times it takes each
+    """In the direct form: the label holder chooses how many times it takes each
     angle, and so the bandwidth."""
 
 

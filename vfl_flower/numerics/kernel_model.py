@@ -65,7 +65,7 @@ class Part(TypedDict):
     local: NotRequired[int]
     """With sums of products: number of local columns; see `numerics.ridge`."""
     multiple: NotRequired[int]
-    """At a label holder of the direct solver that has chosen the bandwidth: how many
+    """At a label holder of the direct form that has chosen the bandwidth: how many
     times it takes each angle; see :func:`taken`."""
     loss: NotRequired[LossName]
     """At a label holder: the loss that was minimised."""

@@ -7,7 +7,7 @@ from typing import Any
 from sklearn.utils.metaestimators import available_if
 
 from vfl_flower.sklearn.base import Classifier, Regressor, estimates
-from vfl_flower.strategies.fdskl import FDSKL
+from vfl_flower.strategies.fdskl import FDSKLDirect
 from vfl_flower.typing import Array
 
 
@@ -20,12 +20,12 @@ def _has_probabilities(estimator: KernelClassifier) -> bool:
     )
 
 
-@estimates(FDSKL, target=..., allow_two_parties=True)
+@estimates(FDSKLDirect, target=..., allow_two_parties=True)
 class KernelClassifier(Classifier):
     """Kernel classifier whose columns are split over parties.
 
-    Runs :class:`~vfl_flower.strategies.fdskl.FDSKL` in this process, with the target
-    that y has.
+    Runs :class:`~vfl_flower.strategies.fdskl.FDSKLDirect` in this process, with the
+    target that y has.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class KernelClassifier(Classifier):
 
 
 @estimates(
-    FDSKL,
+    FDSKLDirect,
     target="continuous",
     loss="square",
     class_weight="none",
@@ -69,8 +69,8 @@ class KernelClassifier(Classifier):
 class KernelRegressor(Regressor):
     """Kernel regression whose columns are split over parties.
 
-    Runs :class:`~vfl_flower.strategies.fdskl.FDSKL` in this process, with the square
-    loss.
+    Runs :class:`~vfl_flower.strategies.fdskl.FDSKLDirect` in this process, with the
+    square loss.
 
     Parameters
     ----------

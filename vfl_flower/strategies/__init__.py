@@ -10,7 +10,7 @@ from vfl_flower.strategies.coreset_predictions import (
     CoresetPrediction,
 )
 from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
-from vfl_flower.strategies.fdskl import FDSKL
+from vfl_flower.strategies.fdskl import FDSKL, FDSKLDirect
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
 from vfl_flower.strategies.kernel_kmeans_predictions import (
     FKKMeansEvaluation,
@@ -36,6 +36,7 @@ ALGORITHMS: dict[str, Tasks] = {
     "coreset-vrlr": (CoresetVRLR, CoresetPrediction, CoresetEvaluation, Removal),
     "coreset-vkmc": (CoresetVKMC, CoresetPrediction, CoresetEvaluation, Removal),
     "fdskl": (FDSKL, FDSKLPrediction, FDSKLEvaluation, Removal),
+    "fdskl-direct": (FDSKLDirect, FDSKLPrediction, FDSKLEvaluation, Removal),
     "fk-kmeans": (FKKMeans, FKKMeansPrediction, FKKMeansEvaluation, Removal),
     "mufc": (
         *(MUFC, MUFCUnlearn, MUFCForgetClient, MUFCAdd, MUFCStatus),
@@ -83,6 +84,7 @@ __all__ = [
     "CoresetPrediction",
     "CoresetVKMC",
     "CoresetVRLR",
+    "FDSKLDirect",
     "FDSKLEvaluation",
     "FDSKLPrediction",
     "FKKMeans",

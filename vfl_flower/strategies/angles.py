@@ -27,7 +27,7 @@ CircleBits = Literal[8, 16, 32]
 """Bits of an angle that parties add under masks."""
 
 Bits = CircleBits | Literal["auto"]
-"""The setting: "auto" is 8 with the solver ``doubly-stochastic``, and otherwise 16."""
+"""The setting: "auto" is 8 where rows come in batches, and otherwise 16."""
 
 Topology = Literal["star", "ring", "tree"]
 """How sums travel: to the server, along a chain of parties, or along a tree of them."""

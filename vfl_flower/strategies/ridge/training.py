@@ -302,9 +302,9 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         if used < FEW_ROWS and self.features == "kernel":
             run.warnings.append(
                 f"{used:,} rows to train on allow few features: with fewer than "
-                f"{FEW_ROWS:,} rows the error may be several times that of FDSKL with "
-                "solver 'direct', above all where columns of different parties "
-                "interact; that reveals more to the label holder"
+                f"{FEW_ROWS:,} rows the error may be several times that of FDSKLDirect"
+                ", above all where columns of different parties interact; that reveals "
+                "more to the label holder"
             )
 
     @property

@@ -1,0 +1,313 @@
+"""What the two kinds of kernel learning from summed angles have in common."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import pydantic
+from flwr.app import ArrayRecord
+
+from vfl_flower.clients import fdskl as party
+from vfl_flower.clients.evaluation import curves_of, metrics_of
+from vfl_flower.models.base import Model
+from vfl_flower.models.fdskl import KernelModel
+from vfl_flower.numerics import evaluation
+from vfl_flower.numerics.kernel_model import Target
+from vfl_flower.numerics.kernel_solvers import LossName
+from vfl_flower.numerics.random_features import Kernel
+from vfl_flower.numerics.split import split_rows
+from vfl_flower.protocol.consent import Terms
+from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.memory import Memory
+from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.replies import Replies
+from vfl_flower.protocol.settings import (
+    Count,
+    Fraction,
+    Natural,
+    Positive,
+    check_unused,
+    settings,
+)
+from vfl_flower.protocol.steps import Sum, opened
+from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.secure_aggregation import LIMB
+from vfl_flower.strategies.angles import (
+    Angles,
+    Bits,
+    CircleBits,
+    Masking,
+    Topology,
+    bits_of,
+    check_topology,
+)
+from vfl_flower.strategies.evaluation import KERNEL, left_out
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+MOST_FEATURES = 2048
+"""Most features to spend the budget on: the time to fit grows with their cube."""
+
+
+@settings
+class KernelLearning(ProtocolStrategy):
+    """Kernel learning with random features over split columns."""
+
+    loss: LossName = "logistic"
+    """The loss L, from Table 1 of the paper."""
+    kernel: Kernel = "gaussian"
+    """"gaussian": ``exp(-|x - x'|^2 / (2 bandwidth^2))``. "laplacian":
+    ``exp(-|x - x'|_1 / bandwidth)``."""
+    _: KW_ONLY
+    target: Target = "binary"
+    """What the labels are. "binary": two values. "multiclass": up to 100 values, each
+    learned against the rest. "continuous": real numbers, with the square loss only."""
+    bandwidth: Positive | Literal["median"] = "median"
+    """Bandwidth of the kernel, in the unit of the columns. "median": gamma = 1 /
+    median(distance^2), from 1,000 pairs of rows in two more round trips."""
+    regularization: Positive | Literal["auto"] = "auto"
+    """lambda in ``mean loss + lambda / 2 |f|^2``. "auto": chosen by cross-validation at
+    the label holder."""
+    budget: Natural = 64_000_000
+    """Most bytes of angles that a party sends to train."""
+    rows: Count = 0
+    """Rows to train on; 0: as many as the budget pays for, eight for each feature."""
+    features: Count = 0
+    """Random features in all; 0: one for every eight rows, and more if the budget pays
+    for them, up to 2,048."""
+    bits: Bits = "auto"
+    """Bits of an angle on the circle. "auto": 16, or 8 where rows come in batches."""
+    block_bytes: Natural = 16_000_000
+    """Bytes of angles that a party sends in one round trip, to within one row."""
+    topology: Topology = "star"
+    """How sums travel. "star": to the server. "ring", "tree": from party to party,
+    encrypted between them, in more round trips."""
+    test_fraction: Fraction = 0.0
+    """Share of the rows held out. As many of them as a quarter of the budget pays for
+    serve to estimate the error, in extra round trips."""
+    allow_two_parties: bool = False
+    """Allow two parties, although the label holder then gets the other's angles."""
+    # Not the words of the base class, which masks sums with any word but "plain".
+    masking: Masking = pydantic.Field(default="circle", kw_only=True)  # type: ignore[assignment]
+    """"circle": each party's features are its secret, and angles are summed under masks
+    modulo a turn. "paper": the paper's Algorithm 3, in which all parties know omega,
+    and phases hide the sums along two totally different trees; the label holder can
+    compute differences between rows of the others' columns. "plain": no masks, angles
+    in float64. The last two are for comparison, and run in one process only."""
+
+    labelled = True
+    model_class = KernelModel
+    question = "What is a good nonlinear classifier or regression?"
+    explained = KERNEL
+    evaluation_steps = (party.answer, party.held_out_angles)
+    auto_bits: ClassVar[CircleBits] = 16
+    """What the setting `bits` stands for by default."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        if self.rows == 1:
+            raise ValueError("rows must be 0 or at least 2, got 1")
+        if self.target == "continuous" and self.loss != "square":
+            raise ValueError(
+                f"loss must be 'square' for target 'continuous', got {self.loss!r}"
+            )
+        check_topology(self.topology, self.masking)
+        if self.masking != "circle":
+            check_unused(self, ["bits"], f"masking {self.masking!r}")
+
+    @property
+    def terms(self) -> Terms:
+        """Angles; and with rows held out the curves."""
+        return Terms(("angles",), ("curves",) if self.test_fraction else ())
+
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return whether the model is any use."""
+        return evaluation.shortfalls(metrics)
+
+    def complete(self, model: Model, memories: Sequence[Memory]) -> None:
+        """Add the parts of the model if all parties are in this process."""
+        assert isinstance(model, KernelModel)
+        model.complete([m.part for m in memories if m.run == model.model])
+
+    @property
+    def enough_rows(self) -> int | None:
+        """Where training and test use up the budget."""
+        products = 8 * self.budget // self._bits
+        M = self._first_features(products)
+        train = self.rows or max(1, products // M)
+        enough = math.ceil(train / (1 - self.test_fraction))
+        if self.test_fraction:
+            test = max(1, products // (4 * M))
+            enough = max(enough, math.ceil(test / self.test_fraction))
+        return enough
+
+    def scaled(self, share: float) -> Self:
+        """Scale the blocks, down to the least that a run takes."""
+        least = (self.features or MOST_FEATURES) * self._bits // 8
+        block_bytes = max(least, round(share * self.block_bytes))
+        return self.replace(block_bytes=min(block_bytes, self.block_bytes))
+
+    @property
+    def _bits(self) -> party.Bits:
+        return bits_of(self.bits, self.masking, self.auto_bits)
+
+    def _first_features(self, products: int) -> int:
+        """Return M for a budget in angles where there are rows enough."""
+        return self.features or max(1, min(MOST_FEATURES, math.isqrt(products // 8)))
+
+    # -- before training -------------------------------------------------------------
+
+    def _split(self, parties: Parties, run: Run) -> tuple[Array, Array]:
+        """Return the rows to train on and those held out; first check the parties."""
+        name = type(self).__name__
+        parties.refuse_two(name, self.allow_two_parties)
+        self._warn(parties)
+        train, test = split_rows(parties.n_rows, self.test_fraction, run.seed)
+        train = np.arange(parties.n_rows) if train is None else train
+        if parties.n_rows < 2:
+            raise FederationError(f"{name} needs at least two rows, got one")
+        if len(train) < 2:
+            raise FederationError(
+                "test_fraction must leave at least two rows to train on, got "
+                f"{self.test_fraction} of {parties.n_rows} rows"
+            )
+        if self.test_fraction and not len(test):
+            log.warning(
+                "test_fraction holds out no row: %g of %d rows",
+                self.test_fraction,
+                parties.n_rows,
+            )
+        return train, test
+
+    def _warn(self, parties: Parties) -> None:
+        """Warn where the label holder learns more than linearly mixed columns."""
+        if self.seed is not None:
+            log.warning(
+                "the run has a seed: who knows it knows the features of all parties"
+            )
+        if self.kernel == "laplacian":
+            log.warning(
+                "the angles of the laplacian kernel give the label holder the other "
+                "parties' columns one by one"
+            )
+        for holder in parties.label_holders:
+            n_columns = sum(p.n_columns for j, p in enumerate(parties) if j != holder)
+            if n_columns < 3:
+                log.warning(
+                    "%r learns nearly all of the %d columns of the other parties",
+                    parties[holder].name,
+                    n_columns,
+                )
+
+    def _warn_of_rows(self, run: Run, used: int, available: int) -> None:
+        """Add a warning where rows are left out and no setting asks for it."""
+        if not self.rows:
+            larger = "a larger budget, or fewer features, takes more"
+            run.warnings += left_out("to train on", used, available, larger)
+
+    def _bandwidth(self, parties: Parties, rows: Array | None = None) -> float:
+        """Return the bandwidth: as given, or from the median distance between rows.
+
+        The pairs are among `rows`, default all. If the angles of `rows` are asked for
+        too, no other row is shared.
+        """
+        if not isinstance(self.bandwidth, str):
+            return self.bandwidth
+        holder = parties.label_holders[0]
+        sealed = parties.ask(
+            party.distances.summing(distances=Sum(LIMB, to=holder)),
+            kernel=self.kernel,
+            target=self.target,
+            holder=holder,
+            rows=None if rows is None else rows.astype(np.uint32),
+        ).sealed["distances"]
+        reply = parties.ask_one(
+            holder, party.bandwidth, kernel=self.kernel, distances=opened(sealed)
+        )
+        return float(reply["bandwidth"])
+
+    def _setup(
+        self, parties: Parties, run: Run, M: int, block: int, bandwidth: float
+    ) -> party.Setup:
+        shared, holders = None, parties.label_holders
+        if self.masking == "paper":
+            rng = run.rng("kept")
+            shared = party.SharedFeatures(
+                seed=f"{run.seed:x}",
+                widths=[info.n_columns for info in parties],
+                kept=[
+                    int(rng.choice([j for j in range(len(parties)) if j != holder]))
+                    for holder in holders
+                ],
+            )
+        return party.Setup(
+            target=self.target,
+            kernel=self.kernel,
+            bandwidth=bandwidth,
+            n_features=M,
+            holders=holders,
+            block=block,
+            shared=shared,
+        )
+
+    def _angles(self, parties: Parties, setup: party.Setup) -> Angles:
+        kept = tuple(setup.shared.kept) if setup.shared else ()
+        return Angles(parties, setup.holders, self._bits, self.topology, kept)
+
+    def _untrained(self, parties: Parties, run: Run, setup: party.Setup) -> KernelModel:
+        """Return the model without its parts, and record it."""
+        number, widths = f"{parties.session:016x}", [p.n_columns for p in parties]
+        M, bandwidth = setup.n_features, setup.bandwidth
+        model = KernelModel(number, self.kernel, bandwidth, M, widths)
+        run.record(0, model.to_record())
+        log.info("model %s", number)
+        return model
+
+    # -- after training --------------------------------------------------------------
+
+    def _check_learned(self, replies: Replies[Any], j: int, *names: str) -> None:
+        """Raise unless label holder j gives these values and as many columns as fit."""
+        for name in ("columns", *names):
+            if name not in replies[j]:
+                raise replies.failure(j, f"its reply lacks {name!r}")
+        columns = replies[j]["columns"]
+        if (columns > 1) != (self.target == "multiclass"):
+            reason = f"its reply must have columns of {self.target!r}, got {columns}"
+            raise replies.failure(j, reason)
+
+    def _finish(
+        self,
+        model: KernelModel,
+        angles: Angles,
+        test: Array,
+        run: Run,
+        columns: int,
+        metrics: Mapping[str, Any],
+    ) -> ArrayRecord:
+        """Measure the error on the rows held out, and record the model."""
+        M = model.n_features
+        metrics = {**metrics, "features": M, "bandwidth": model.bandwidth}
+        if len(test):
+            most = max(1, self.budget // 4 // (M * self._bits // 8))
+            order = run.rng("test rows").permutation(len(test))
+            larger = "a larger budget takes more"
+            run.warnings += left_out("to test", most, len(test), larger)
+            rows = np.sort(test[order[:most]]).astype(np.uint32)
+            parties, receiver = angles.parties, angles.holders[0]
+            curves = parties.let("curves", receiver)
+            reply = angles.answers(rows, M, columns, self.block_bytes, True, curves)
+            least = "test_loss" if self.target == "continuous" else "test_error"
+            if reply.get("test_rows") != 0 and not {"test_rows", least} <= reply.keys():
+                reason = f"its reply lacks test_rows or {least}"
+                raise parties.failure(receiver, party.answer, reason)
+            metrics |= metrics_of(reply)
+            run.curves = curves_of(reply)
+        run.record(1, model.to_record(), metrics)
+        return model.to_record()
