@@ -1341,3 +1341,31 @@ def test_32_bits_and_a_given_bandwidth():
     result = simulate(strategy(**settings), parties(), seed=0)
     assert result.metrics["bandwidth"] == 2.0
     assert result.metrics["test_loss"] < 0.6 * data()[1].var()
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        (
+            {"features": "linear", "relevance": True},
+            "no party has a column that differs",
+        ),
+        ({"rows": N + 1}, "rows must be at most the 900 rows to train on, got 901"),
+    ],
+)
+def test_runs_that_cannot_train_are_refused(settings, rule):
+    _, y = data()
+    constant = parties(3, 2, np.zeros((N, 6)), y)
+    with pytest.raises(FederationError, match=rule):
+        simulate(strategy(**settings), constant, seed=0)
+
+
+@pytest.mark.parametrize("bandwidth", [1e-300, 1e300])
+def test_a_bandwidth_that_a_party_would_refuse_is_refused_at_once(bandwidth):
+    with pytest.raises(ValueError, match="bandwidth must be"):
+        strategy(bandwidth=bandwidth)
+
+
+def test_a_share_that_holds_out_no_row_is_a_warning(caplog):
+    simulate(strategy(joint_features=8, test_fraction=1e-5), parties(), seed=0)
+    assert "test_fraction holds out no row" in caplog.text

@@ -24,7 +24,7 @@ from vfl_flower.clients.ridge import dealing, scores, solving
 from vfl_flower.clients.ridge import relevance as of_columns
 from vfl_flower.clients.ridge import training as party
 from vfl_flower.clients.ridge.angles import joint_fraction
-from vfl_flower.clients.ridge.state import MOST_MULTIPLE, Joint, Task
+from vfl_flower.clients.ridge.state import MOST_MULTIPLE, Bandwidth, Joint, Task
 from vfl_flower.models.base import Model
 from vfl_flower.models.ridge import RidgeModel
 from vfl_flower.numerics import evaluation
@@ -32,14 +32,13 @@ from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.random_features import Kernel, median_bandwidth
 from vfl_flower.numerics.ridge.features import median_of
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.consent import Kind, Terms
+from vfl_flower.protocol.consent import LEAST_ROWS, Kind, Terms
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import (
     Count,
     Fraction,
-    Positive,
     check_unused,
     settings,
 )
@@ -178,7 +177,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
     kernel: Kernel = "gaussian"
     """"gaussian": ``exp(-|x - x'|^2 / (2 bandwidth^2))``. "laplacian":
     ``exp(-|x - x'|_1 / bandwidth)``."""
-    bandwidth: Positive | Literal["median"] = "median"
+    bandwidth: Bandwidth | Literal["median"] = "median"
     """Bandwidth of the kernel, in the unit of the scaled columns. "median": two, about
     the median distance of rows, from sums of all rows."""
     joint_features: Count = 0
@@ -233,6 +232,12 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         holder = parties.label_holder
         train, test = split_rows(parties.n_rows, self.test_fraction, run.seed)
         n = parties.n_rows if train is None else len(train)
+        if self.rows > n:
+            raise FederationError(
+                f"rows must be at most the {n} rows to train on, got {self.rows}"
+            )
+        if self.test_fraction and not len(test):
+            log.warning("test_fraction holds out no row: %g", self.test_fraction)
         number, widths = f"{parties.session:016x}", [p.n_columns for p in parties]
         model = RidgeModel(number, self.kernel, 1.0, 0, widths)
         run.record(0, model.to_record())
@@ -248,6 +253,11 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
             raise prepared.failure(holder, reason)
         kinds = prepared.each("columns")
         local = [sum(of_party) for of_party in kinds]
+        if task.linear and not any(local):
+            raise FederationError(
+                f"no party has a column that differs from its most frequent value in "
+                f"{LEAST_ROWS} rows or more: a linear model would be constant"
+            )
         owners = [size + (outputs + 1) * (j == holder) for j, size in enumerate(local)]
         joint = self._joint(task, columns, prepared.sums["distances"], sum(owners))
         roles = self.roles(
@@ -352,8 +362,8 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         if task.linear and ROWS_PER_COLUMN * others > task.rows:
             raise FederationError(
                 f"rows must be at least {ROWS_PER_COLUMN * others}, {ROWS_PER_COLUMN} "
-                f"for each of {others} columns (the labels among them), and there are "
-                f"{task.rows}: take more rows or fewer columns"
+                f"for each of {others} columns (targets and ones among them), and "
+                f"there are {task.rows}: take more rows or fewer columns"
             )
         if task.linear:
             return None
