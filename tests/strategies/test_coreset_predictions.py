@@ -332,7 +332,7 @@ def test_the_label_holder_evaluates_the_model_of_training(name, tmp_path):
         mean_squared_error(y[train], predicted[train])
     )
     assert result.evaluation.round_trips == 2
-    dealt = {a for a in result.ledger.waits if "deal" in a or "gram" in a}
+    dealt = {a for a in result.ledger.waits if "deal" in a or "products" in a}
     assert dealt == ({"products_multiply"} if name == "gram" else set())
 
 

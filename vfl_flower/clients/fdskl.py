@@ -488,7 +488,7 @@ def held_out_angles(
 def _angles(
     party: Party, request: AngleRequest, send: Names | None = None
 ) -> PartialAngles:
-    part = cast(Part, party.part) if party.part else _part(party, _training(party))
+    part = _model_part(party) if party.part else _part(party, _training(party))
     holders, stop = part["holders"], request.stop
     names = [f"angles_{j}" for j in holders] if send is None else send
     if "shared_seed" not in part and any(n.startswith("offsets") for n in names):
@@ -879,6 +879,13 @@ def _addends(party: Party, partial: Array | None, size: int, columns: int) -> Ar
 # -- prediction -----------------------------------------------------------------------
 
 
+def _model_part(party: Party) -> Part:
+    """Return the party's part of the model that the run has."""
+    if "holders" not in party.part:
+        raise PartyError("this run has no model of this kind")
+    return cast(Part, party.part)
+
+
 class PartInfo(TypedDict):
     """Reply of :func:`part`."""
 
@@ -905,9 +912,7 @@ class Answered(Told):
 @sums_over("none")
 def part(party: Party) -> PartInfo:
     """Check the new rows against the part of the model, and describe that part."""
-    if not party.part:
-        raise PartyError("this run has no model")
-    model_part = cast(Part, party.part)
+    model_part = _model_part(party)
     check_columns(party, model_part["n_columns"], list(model_part["columns"]))
     if not party.remembered():
         party.remember(FDSKLState())
@@ -965,9 +970,7 @@ def answer(
     last: whether the receiver now has all answers.
     curves: with the last evaluated answers: report means of bins of rows too.
     """
-    if not party.part:
-        raise PartyError("this run has no model")
-    state, model_part = party.recall(FDSKLState), cast(Part, party.part)
+    state, model_part = party.recall(FDSKLState), _model_part(party)
     if (at is None) != (angles is None) or (scores is None) != (done is None):
         raise PartyError("at and angles, and scores and done, must come together")
     reply, partial = Answered(), None

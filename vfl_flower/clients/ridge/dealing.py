@@ -183,8 +183,8 @@ def part(
     second: index of the party that computes with the label holder; default: the first
         of the others.
     """
-    if not party.part:
-        raise PartyError("this run has no model")
+    if "local" not in party.part:
+        raise PartyError("this run has no model of this kind")
     model = party.part
     check_columns(party, model["n_columns"], list(model["columns"]))
     holder, joint = model["holder"], model["n_features"]
