@@ -138,9 +138,9 @@ def test_the_command_of_a_run_on_a_federation_names_its_folder(tmp_path, monkeyp
     [
         ({}, "vfl-flower run coreset-vrlr"),
         (
-            {"data": "digits", "strategy": "fdskl", "fdskl.relevance": False},
-            "vfl-flower simulate fdskl --data digits --parties 3 "
-            "--set fdskl.relevance=false",
+            {"data": "digits", "strategy": "ridge", "ridge.relevance": False},
+            "vfl-flower simulate ridge --data digits --parties 3 "
+            "--set ridge.relevance=false",
         ),
         (
             {"task": "unlearn", "strategy": "mufc", "seed": 2},

@@ -1350,9 +1350,6 @@ def test_32_bits_and_a_given_bandwidth():
             {"features": "linear", "relevance": True},
             "no party has a column that differs",
         ),
-            {"features": "linear", "relevance": True},
-            "no party has a column that differs",
-        ),
         ({"rows": N + 1}, "rows must be at most the 900 rows to train on, got 901"),
     ],
 )
