@@ -458,11 +458,8 @@ def read(folder: Path, names: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def pages_in(folder: Path) -> list[Path]:
-    """Return the pages with tables: those of papers, and the guide that has some."""
-    return [
-        *sorted(folder.glob("*-results.md")),
-        *folder.parent.glob("kernel-kmeans.md"),
-    ]
+    """Return the pages of papers, which may have tables."""
+    return sorted(folder.glob("*.md"))
 
 
 def with_tables(text: str, found: Mapping[str, str]) -> str:

@@ -49,16 +49,21 @@ def markdown() -> str:
         "name of the section in front, as in `--run-config 'section.key=value'`. In",
         "Python the same settings, with underscores, are the strategies' arguments.",
     ]
-    described: dict[tuple[str, str], str] = {}
+    described: dict[tuple[str, str, str], Key] = {}
     for section, keys in _sections():
         lines += ["", f"## `{section}`" if section else "## All strategies", ""]
         lines += ["| key | default | meaning |", "|---|---|---|"]
+        alike: dict[str, list[str]] = {}
         for key in keys:
             meaning = _meaning(key).replace("``", "`").replace("|", "\\|")
-            first = described.setdefault((key.setting.key, meaning), key.name)
-            if first != key.name:
-                meaning = f"As `{first}`."
-            lines.append(f"| `{key.name}` | `{json.dumps(key.default)}` | {meaning} |")
+            default = json.dumps(key.default)
+            first = described.setdefault((key.setting.key, default, meaning), key)
+            if first is not key:
+                alike.setdefault(first.section, []).append(f"`{key.name}`")
+                continue
+            lines.append(f"| `{key.name}` | `{default}` | {meaning} |")
+        for other, names in alike.items():
+            lines += ["", f"As in `{other}`: {', '.join(names)}."]
     return "\n".join([*lines, ""])
 
 
