@@ -108,4 +108,4 @@ def test_no_two_steps_of_a_run_have_one_private_name():
             if names:
                 shared.append((strategy.__name__, one.action, other.action, names))
     assert shared == []
-    assert {"openings", "shares", "delivered"} <= seen
+    assert {"openings", "share", "delivered"} <= seen

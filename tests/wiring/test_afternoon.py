@@ -150,7 +150,7 @@ def nothing_leaks(made: Federation, files: Mapping[str, Path], data: pd.DataFram
 def test_three_files_of_columns(tmp_path):
     files, table = write_columns(tmp_path / "raw", 500)
     new, unseen = write_columns(tmp_path / "new", 500, seed=1, new=800)
-    needs = "align", "coreset-vrlr", "coreset-vkmc", "fdskl"
+    needs = "align", "coreset-vrlr", "coreset-vkmc", "ridge"
     with federation(tmp_path, files, "patient", *needs) as made:
         aligned = ["--set", "alignment=2026-q4"]
         shown = made.run("align", *aligned)
@@ -192,7 +192,7 @@ def labelled(
 TWO = INSURER, LABORATORY
 """In the order of the run, which is that of the names."""
 
-TRAINED = {"fdskl": 13, "coreset-vrlr": 7}
+TRAINED = {"ridge": 13, "coreset-vrlr": 7}
 """Round trips with a test on rows held out, where the parties keep their parts of the
 model."""
 
@@ -229,7 +229,8 @@ def two_train(made: Federation, alignment: str) -> dict[str, tuple[str, Any]]:
         allow(made.place / name, *lines, "predictions = true")
     allow(made.place / INSURER, 'dealers = ["server"]')
     settings = ["--set", f"alignment={alignment}", "--set", f"seed={SEED}"]
-    shown = made.run("fdskl", *settings, code=1)
+    settings += ["--set=test-fraction=0.2"]
+    shown = made.run("ridge", *settings, code=1)
     lacks = (
         f'the consent.toml of {LABORATORY!r} would need dealers = ["server"]. With two'
     )
@@ -237,19 +238,19 @@ def two_train(made: Federation, alignment: str) -> dict[str, tuple[str, Any]]:
     assert "neither party may operate the dealer (the server)" in shown
     allow(made.place / LABORATORY, 'dealers = ["server"]')
     models = {}
-    held_out = {"test-fraction": 0.2, "allow-two-parties": True}
     for strategy, trips in TRAINED.items():
         run = {"strategy": strategy, "alignment": alignment, "seed": SEED}
+        run[f"{strategy}.test-fraction"] = 0.2
         if strategy == "coreset-vrlr":  # the label holder learns the other's part
-            run |= {f"{strategy}.{k}": v for k, v in held_out.items()}
-            settings += ["--set=test-fraction=0.2", "--set=allow-two-parties=true"]
+            run[f"{strategy}.allow-two-parties"] = True
+            settings += ["--set=allow-two-parties=true"]
         made.run(strategy, *settings)
         found = outcome(made)
         assert found["ledger"]["round_trips"] == trips
         (same,) = make_strategies(check_run_config(run)).values()
         expected = simulate(same, [loaded(made, name, run) for name in TWO])
         models[strategy] = found["model"], expected.model
-        if strategy == "fdskl":  # which rounds otherwise each time
+        if strategy == "ridge":  # which rounds otherwise each time
             for metric in ("rows", "features", "local_columns", "test_rows"):
                 assert found["metrics"][metric] == expected.metrics[metric]
             assert found["metrics"]["test_error"] < found["metrics"]["test_base_error"]
@@ -302,7 +303,7 @@ def two_predict(
         given = written["prediction"].to_numpy(float)
         run = {"strategy": strategy, "task": "predict", "model": number}
         blocks = [loaded(made, name, run, data=str(new[name])).X[:] for name in TWO]
-        if strategy == "fdskl":
+        if strategy == "ridge":
             # Another run: rows whose score is near 0 may be in the other class, up to
             # one in twenty, where some 1 % of the scores are within the difference.
             wrong = np.mean(given != true)
