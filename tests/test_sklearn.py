@@ -29,6 +29,7 @@ from vfl_flower.sklearn import (
     SecureRidgeRegressor,
 )
 from vfl_flower.sklearn.base import OF_A_RUN
+from vfl_flower.sklearn.fdskl import ONE_PROCESS
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(400, 4))
@@ -105,7 +106,9 @@ def test_the_constructor_has_every_setting_of_the_strategy(name):
         if setting.name in OF_A_RUN or setting.name in estimator._fixed:
             assert setting.name not in arguments
         else:
-            assert arguments[setting.name].default == setting.default
+            changed = ONE_PROCESS if estimator._strategy is vf.FDSKLDirect else {}
+            default = changed.get(setting.name, setting.default)
+            assert arguments[setting.name].default == default
             assert f"\n{setting.name} : {setting.rule}" in estimator.__doc__
     own = {"random_state", "columns_per_party", "rows_per_party"}
     own |= {"label_party", "state_folder"}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Integral
+from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -39,14 +40,17 @@ OF_A_RUN = ("seed", "n_parties")
 
 
 def estimates(
-    strategy: type[ProtocolStrategy], **fixed: Any
+    strategy: type[ProtocolStrategy],
+    changed: Mapping[str, Any] = MappingProxyType({}),
+    **fixed: Any,
 ) -> Callable[[type[E]], type[E]]:
     """Give an estimator the settings of a strategy as arguments of its constructor.
 
     A dataclass writes the constructor, so its signature has every argument, as
     scikit-learn needs it. Nothing is checked before ``fit``, as scikit-learn wants it;
-    then the constructor of the strategy checks all. The estimator sets the `fixed`
-    settings itself to these values; ``...`` where ``fit`` sets them.
+    then the constructor of the strategy checks all. Some defaults are `changed`. The
+    estimator sets the `fixed` settings itself to these values; ``...`` where ``fit``
+    sets them.
     """
 
     def decorate(cls: type[E]) -> type[E]:
@@ -58,7 +62,7 @@ def estimates(
         names = [setting.name for setting in taken]
         cls.__annotations__ = inspect.get_annotations(cls) | dict.fromkeys(names, Any)
         for setting in taken:
-            setattr(cls, setting.name, setting.default)
+            setattr(cls, setting.name, changed.get(setting.name, setting.default))
         cls._strategy, cls._names, cls._fixed = strategy, names, fixed
         cls.__doc__ = documented(cls.__doc__ or "", taken)
         return dataclass(kw_only=True, eq=False, repr=False)(cls)

@@ -10,6 +10,9 @@ from vfl_flower.sklearn.base import Classifier, Regressor, estimates
 from vfl_flower.strategies.fdskl import FDSKLDirect
 from vfl_flower.typing import Array
 
+ONE_PROCESS = {"allow_two_parties": True}
+"""Where all parties are in one process, two keep nothing from each other."""
+
 
 def _has_probabilities(estimator: KernelClassifier) -> bool:
     """Return whether scores become probabilities with the estimator's settings."""
@@ -20,7 +23,7 @@ def _has_probabilities(estimator: KernelClassifier) -> bool:
     )
 
 
-@estimates(FDSKLDirect, target=..., allow_two_parties=True)
+@estimates(FDSKLDirect, ONE_PROCESS, target=...)
 class KernelClassifier(Classifier):
     """Kernel classifier whose columns are split over parties.
 
@@ -61,10 +64,10 @@ class KernelClassifier(Classifier):
 
 @estimates(
     FDSKLDirect,
+    ONE_PROCESS,
     target="continuous",
     loss="square",
     class_weight="none",
-    allow_two_parties=True,
 )
 class KernelRegressor(Regressor):
     """Kernel regression whose columns are split over parties.
