@@ -160,15 +160,15 @@ def error(
     X, y, X_test, y_test = load(name, folder, seed)
     start = time.perf_counter()
     if model in (RIDGE, ONE_TURN):
-        score, told = secure_ridge(
+        score, about = secure_ridge(
             *(X, y, 3, seed),
             features=features,
             relevance=model != ONE_TURN,
         )
     else:
         few = slice(EQUAL_ROWS if model == EQUAL else len(y))
-        score, told = tuned_alike(model.partition(",")[0], X[few], y[few], seed)
-    figures = {"train": len(y), **told, "seconds": time.perf_counter() - start}
+        score, about = tuned_alike(model.partition(",")[0], X[few], y[few], seed)
+    figures = {"train": len(y), **about, "seconds": time.perf_counter() - start}
     f, p = score(X_test)
     if not is_binary(y):
         return {"error": test_error(f, y_test) / float(y_test.var()), **figures}

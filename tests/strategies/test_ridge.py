@@ -1012,7 +1012,7 @@ def test_steps_follow_each_other():
     asked(made, roles)
     with pytest.raises(PartyError, match="the step must follow multiply"):
         solving.fit(made, kinds=[1] * 9)
-    with pytest.raises(PartyError, match="angles must be for the two"):
+    with pytest.raises(PartyError, match="angles must be given"):
         party.open_joint(made, angles=np.zeros((N, 4), "u2"))
 
 
@@ -1369,3 +1369,19 @@ def test_a_bandwidth_that_a_party_would_refuse_is_refused_at_once(bandwidth):
 def test_a_share_that_holds_out_no_row_is_a_warning(caplog):
     simulate(strategy(joint_features=8, test_fraction=1e-5), parties(), seed=0)
     assert "test_fraction holds out no row" in caplog.text
+
+
+def test_what_is_dealt_for_ridge_hides_no_other_columns():
+    """A linear model and a coreset can have as many rows and columns, and as many bits.
+
+    Under one mask the difference of both would be open to the two that compute.
+    """
+    ridge_roles = Roles(2, 0, [5, 3, 7], N, fraction=joint_fraction(N))
+    coreset = dataclasses.replace(ridge_roles, fraction=0)
+    uses = [roles.deal(5) for roles in (ridge_roles, coreset)]
+    assert uses[0].bits == uses[1].bits
+    dealt = products.deal_all(uses[0], bytes(32), ridge_roles)[1]
+    columns = [np.zeros((N, 3))]
+    products.hide(lone(), products.ProductState(ridge_roles, dealt), columns)
+    with pytest.raises(PartyError, match="of this use and unchanged"):
+        products.hide(lone(), products.ProductState(coreset, dealt), columns)

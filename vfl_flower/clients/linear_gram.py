@@ -3,9 +3,9 @@
 Party j has A_j = V (X_j - mean) on the rows of the coreset, V = diag(sqrt(w / n)), as
 for the other solvers (:mod:`vfl_flower.clients.linear`), and opens an orthonormal basis
 U_j of its columns, A_j = U_j R_j, under the masks of
-:mod:`vfl_flower.clients.products`. The label holder gets R_j and the means, which tell
-no more than the Gram matrix of A_j that it opens, solves, and sends the coefficients of
-all parties to the server.
+:mod:`vfl_flower.clients.products`. The label holder gets R_j and the means, which
+reveal no more than the Gram matrix of A_j that it opens, solves, and sends the
+coefficients of all parties to the server.
 """
 
 from __future__ import annotations

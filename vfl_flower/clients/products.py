@@ -305,7 +305,7 @@ def hide(party: Party, state: ProductState, columns: Iterable[Array]) -> Hidden:
     with refusing():
         use, of_owner, computing = _parts_of(party, roles, state.dealt)
         for part in columns:
-            # Callers see to it that no number is clipped: a refusal would tell of it.
+            # Callers see to it that no number is clipped: a refusal would reveal it.
             elements, _ = roles.numbers.encode(part)
             hidden = hide_columns(use, index, of_owner, elements, block)
             openings.append(pack(hidden, use.bits))
@@ -382,8 +382,8 @@ def multiply(
     roles = state.roles
     if state.multiplied:
         raise PartyError("a Gram matrix is computed once")
-    state.multiplied = True
     if party.index not in (roles.first, roles.second):
+        state.multiplied = True
         return {}
     other = other_of(party, roles)
     if sorted(openings or {}) != list(range(party.n_parties)):
@@ -420,7 +420,7 @@ def multiply(
             combined.reverse()
         proof = triple.proof(challenge, (combined[0], combined[1]))
         sent = np.concatenate([pack(triple.share(), 64), np.frombuffer(proof, "u1")])
-    state.joint = state.joint[:0]
+    state.joint, state.multiplied = state.joint[:0], True
     if party.index == roles.second:
         return {"share": {roles.first: sent}}
     state.share = sent

@@ -73,7 +73,7 @@ class FDSKLPrediction(RowPrediction):
     "circle" or, in one process only, "plain"; see :class:`FDSKL`."""
 
     model_class = KernelModel
-    steps: ClassVar[Steps] = (*(party.part, party.answer, party.held_out_angles),)
+    steps: ClassVar[Steps] = (party.part, party.answer, party.held_out_angles)
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""

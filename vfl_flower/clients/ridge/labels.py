@@ -1,4 +1,4 @@
-"""The targets of a ridge model, and what keeps labels from telling of a single row."""
+"""The targets of a ridge model, and what keeps labels from revealing single rows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import logging
 import numpy as np
 
 from vfl_flower.clients.evaluation import signs_of
-from vfl_flower.clients.products import (
-    MOST_LEVERAGE,
-    withhold,
-)
+from vfl_flower.clients.products import MOST_LEVERAGE, withhold
 from vfl_flower.clients.ridge.state import (
     OwnColumns,
     RidgeState,
@@ -47,7 +44,7 @@ def targets_of(party: Party, state: RidgeState) -> Array:
 
 
 def check_targets(party: Party, state: RidgeState, fitted: OwnColumns) -> None:
-    """Withhold labels that would have a Gram matrix tell a single row.
+    """Withhold labels with which a Gram matrix would reveal a single row.
 
     Real labels that do so are clipped first, and local columns that do so beside the
     labels are muted: no count of columns, which the server gets, depends on labels.

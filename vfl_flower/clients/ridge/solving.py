@@ -9,17 +9,8 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import numpy as np
 
 from vfl_flower.clients.evaluation import signs_of
-from vfl_flower.clients.products import (
-    Bytes,
-    ProductState,
-    opened,
-    withhold,
-)
-from vfl_flower.clients.ridge.relevance import (
-    PROBES,
-    hidden_probes,
-    relevance_deal,
-)
+from vfl_flower.clients.products import Bytes, ProductState, opened, withhold
+from vfl_flower.clients.ridge.relevance import PROBES, hidden_probes, relevance_deal
 from vfl_flower.clients.ridge.state import (
     Joint,
     RidgeState,
@@ -29,13 +20,9 @@ from vfl_flower.clients.ridge.state import (
     seed_of,
 )
 from vfl_flower.clients.ridge.training import KINDS
-from vfl_flower.numerics.ridge.features import (
-    pack_local,
-)
+from vfl_flower.numerics.ridge.features import pack_local
 from vfl_flower.numerics.ridge.fit import Block, GramFit, fit_gram
-from vfl_flower.numerics.ridge.local_columns import (
-    LocalColumns,
-)
+from vfl_flower.numerics.ridge.local_columns import LocalColumns
 from vfl_flower.numerics.ridge.relevance import derivative_products, relevance_of
 from vfl_flower.numerics.ridge.relevance import probes as draw_probes
 from vfl_flower.protocol.contract import OWN, PRIVATE

@@ -9,16 +9,11 @@ import numpy as np
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from vfl_flower.clients.evaluation import columns_of
-from vfl_flower.clients.ridge.angles import (
-    AngleBits,
-)
+from vfl_flower.clients.ridge.angles import AngleBits
 from vfl_flower.numerics import split
 from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.random_features import Kernel
-from vfl_flower.numerics.ridge.features import (
-    joint_angles,
-    joint_frequencies,
-)
+from vfl_flower.numerics.ridge.features import joint_angles, joint_frequencies
 from vfl_flower.numerics.ridge.local_columns import (
     LocalColumns,
     fit_local_columns,
@@ -39,7 +34,7 @@ MOST_KERNELS = 8
 """Most bandwidths."""
 
 Bandwidth = Annotated[float, Ge(1e-50), Le(1e50)]
-"""With it no angle of a scaled column overflows: a refusal would tell of values."""
+"""With it no angle of a scaled column overflows: a refusal would reveal values."""
 
 
 @dataclass(frozen=True)

@@ -55,13 +55,8 @@ from vfl_flower.clients.ridge.state import (
     own_columns,
     training_rows,
 )
-from vfl_flower.numerics.ridge.features import (
-    cumulants,
-)
-from vfl_flower.numerics.ridge.local_columns import (
-    local_columns,
-    scaled_columns,
-)
+from vfl_flower.numerics.ridge.features import cumulants
+from vfl_flower.numerics.ridge.local_columns import local_columns, scaled_columns
 from vfl_flower.protocol.contract import IN_SUM, OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
@@ -258,13 +253,12 @@ def open_joint(
     state, product = party.recall(RidgeState), party.recall(ProductState)
     if state.joint is None or state.multiple:
         raise PartyError("joint features are opened once, after hide_rows")
-    state.multiple, roles = multiple, product.roles
-    if party.index not in (roles.first, roles.second):
-        if angles is not None:
-            raise PartyError("angles must be for the two parties that compute")
-        return {}
+    roles = product.roles
+    if (angles is not None) != (party.index in (roles.first, roles.second)):
+        raise PartyError("angles must be given to the two parties that compute, alone")
+    state.multiple = multiple
     if angles is None:
-        raise PartyError("angles must be given to the two parties that compute")
+        return {}
     shares = joint_shares(
         *(party, roles, training_angles(roles, party.session), angles, state.angles),
         *(cosines, turn_cosines, state.joint.bits, multiple),

@@ -77,7 +77,8 @@ class Roles:
         return gram_fixed_point(self.rows, LARGEST, self.fraction, square_sum=largest)
 
     def deal(self, session: int) -> Deal:
-        """Return the use of the triple."""
+        """Return the use of the triple: columns of another encoding are another use."""
         owners = (*self.owners, *(self.joint,) * bool(self.joint))
         shape, bits = (self.rows, self.columns), self.numbers.bits
-        return Deal(session, "moments", self.turn, 0, shape, bits, owners)
+        action = f"gram of {self.fraction} bits"
+        return Deal(session, action, self.turn, 0, shape, bits, owners)

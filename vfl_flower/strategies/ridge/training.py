@@ -79,7 +79,7 @@ RELEVANT = ((0.7, DENSITY), (0.3, 0.5), (0.3, 1.0))
 other joint features is not above these; as many features of each."""
 
 MOST_PILOT = 384
-"""Most angles of the turn that tells the relevance of columns."""
+"""Most angles of the turn that shows the relevance of columns."""
 
 MOST_FEATURES = 2048
 """Most joint features where their number is chosen."""
@@ -489,7 +489,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
 
 
 def _pilot(joint: Joint) -> Joint:
-    """Return the joint features of the turn that tells the relevance of columns."""
+    """Return the joint features of the turn that shows the relevance of columns."""
     share = min(1.0, MOST_PILOT / joint.angles)
     counts = [max(1, int(share * count)) for count in joint.counts]
     return replace(joint, counts=counts)
