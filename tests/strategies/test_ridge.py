@@ -976,6 +976,12 @@ def test_scores_follow_rows_and_need_the_weights(trained, weights):
         ridge_scores.products(made, **asked, weights=weights)
 
 
+def test_scores_of_joint_features_need_the_angles():
+    state = ridge_scores.RowsState(ROLES, np.zeros(64, np.uint8), np.arange(N))
+    with pytest.raises(PartyError, match="angles must be given where there are joint"):
+        ridge_scores._joint_shares(lone(0), state, None, 16)
+
+
 @pytest.mark.parametrize("unit", [1e-20, 1e15])
 def test_rows_are_scored_in_any_unit_of_the_labels(tmp_path, unit):
     X, y = data(300)
@@ -1385,3 +1391,37 @@ def test_what_is_dealt_for_ridge_hides_no_other_columns():
     products.hide(lone(), products.ProductState(ridge_roles, dealt), columns)
     with pytest.raises(PartyError, match="of this use and unchanged"):
         products.hide(lone(), products.ProductState(coreset, dealt), columns)
+
+
+def test_rows_of_several_blocks(monkeypatch):
+    """Each block has masks of its own, at all parties, whatever is made at once."""
+    opened = []
+    monkeypatch.setattr(party, "PART_ROWS", 1024)
+    monkeypatch.setattr(
+        solving,
+        "fit_gram",
+        lambda gram, blocks, *_, **__: opened.append(gram) or ridge(gram, blocks),
+    )
+    X, y = data(4500)
+    training = strategy(joint_features=8, test_fraction=0.4, seed=3)
+    result = simulate(training, parties(3, 2, X, y))
+    blocks = np.array_split(X, 3, axis=1)
+    local, joint = pooled_features(result.model.parts, blocks)
+    F = np.hstack([local, joint])[training_rows(4500, 0.4, 2700, 3)]
+    # Cosines of each bandwidth stand before its sines.
+    order = np.r_[0:3, 4:7, 3, 7] + local.shape[1]
+    F = F[:, np.r_[0 : local.shape[1], order]]
+    bound = gram_error(2700, 1.0, cosine_error(3, joint_fraction(2700)))
+    M = F.shape[1]
+    assert np.abs(opened[0][:M, :M] - F.T @ F).max() < bound
+    test = split_rows(4500, 0.4, 3)[1]
+    predicted = result.model.predict([block[test] for block in blocks])
+    loss = ((predicted - y[test]) ** 2).mean()
+    assert result.metrics["test_loss"] == pytest.approx(loss, rel=1e-2)
+
+
+def test_joint_columns_are_opened_once_for_any_caller():
+    """Two openings under one mask would show the difference of what they hide."""
+    state = products.ProductState(ROLES, np.zeros(0, np.uint8), np.ones(1, np.uint8))
+    with pytest.raises(PartyError, match="joint columns are opened once"):
+        products.open_joint(lone(0), state, iter(()))
