@@ -308,6 +308,14 @@ def test_states_of_several_kinds_are_kept_side_by_side():
     assert not [name for name in party.remembered() if "State" in name]
 
 
+def test_a_field_that_is_emptied_stays_empty():
+    party = Party(X)
+    party.remember(State(1, inner=Inner(0.5)))
+    party = continued(party)
+    party.recall(State).inner = None
+    assert continued(party).recall(State).inner is None
+
+
 def test_a_first_state_is_kept_where_there_is_none():
     party = Party(X)
     assert party.recall(Inner, Inner(0.5)).scale == 0.5

@@ -976,6 +976,16 @@ def test_scores_follow_rows_and_need_the_weights(trained, weights):
         ridge_scores.products(made, **asked, weights=weights)
 
 
+def test_a_linear_model_of_few_rows_is_refused_before_any_column_is_hidden():
+    rng = np.random.default_rng(0)
+    federation = parties(3, 2, rng.normal(size=(60, 18)), rng.normal(size=60))
+    grid = Recorder(federation)
+    linear = SecureRidge("linear", target="continuous", seed=0)
+    with pytest.raises(FederationError, match=r"rows must be at least \d+, 4 for each"):
+        linear.start(grid)
+    assert {e.action for e in grid.transcript} == {"hello", "ridge_prepare"}
+
+
 def test_scores_of_joint_features_need_the_angles():
     state = ridge_scores.RowsState(ROLES, np.zeros(64, np.uint8), np.arange(N))
     with pytest.raises(PartyError, match="angles must be given where there are joint"):
