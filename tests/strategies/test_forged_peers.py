@@ -14,7 +14,7 @@ from deviating import RealParties
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.clients import coresets
-from vfl_flower.protocol import answering
+from vfl_flower.protocol import guards
 from vfl_flower.protocol.consent import FREE, Consent, Limit
 from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.frame import KEY_BYTES, Frame
@@ -87,13 +87,13 @@ def kept(asked, place=VICTIM):
 def computing(monkeypatch):
     """Return the places of the parties that have begun to compute."""
     places = []
-    sums = answering.PartySums
+    sums = guards.PartySums
 
     def begun(private_key, public_keys, frame, *rest):
         places.append(frame.index)
         return sums(private_key, public_keys, frame, *rest)
 
-    monkeypatch.setattr(answering, "PartySums", begun)
+    monkeypatch.setattr(guards, "PartySums", begun)
     return places
 
 
