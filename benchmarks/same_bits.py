@@ -490,8 +490,6 @@ def fkk(name, count=3, seed=14, maps=True, folder=False, scaled=False, **setting
     if settings.get("clustering") == "sums":
         del given["coreset_size"]
         given["passes"] = 20
-    if settings.get("kernel") == "polynomial":
-        given |= {"degree": 3, "offset": 1.0}
     given |= settings
 
     @case(f"fkkmeans {name}")
@@ -522,7 +520,6 @@ def fkk(name, count=3, seed=14, maps=True, folder=False, scaled=False, **setting
             return shot(result, extras)
 
 
-POLY = {"kernel": "polynomial"}
 LANCZOS = {"eigensolver": "lanczos"}
 WITHOUT = {"cem": False, "masking": "plain", "maps": False, **LANCZOS}
 
@@ -535,9 +532,6 @@ fkk("gram all rows in the coreset", coreset_size=1000)
 fkk("sums", clustering="sums")
 fkk("gram laplacian", kernel="laplacian")
 fkk("gram laplacian standardize", kernel="laplacian", standardize=True)
-fkk("gram polynomial", **POLY)
-fkk("gram polynomial degree 2", gamma=0.1, **POLY | {"degree": 2, "offset": 0.0})
-fkk("gram polynomial standardize", standardize=True, **POLY)
 fkk("gram standardize", standardize=True, scaled=True)
 fkk("gram standardize given gamma", standardize=True, scaled=True, gamma=0.05)
 fkk("gram threshold paper", threshold="paper")
@@ -545,7 +539,6 @@ fkk("gram threshold number", threshold=2.0)
 fkk("gram plain one user", count=1, masking="plain")
 fkk("lanczos", **LANCZOS)
 fkk("lanczos threshold paper", threshold="paper", **LANCZOS)
-fkk("lanczos polynomial threshold number", threshold=20.0, **LANCZOS, **POLY)
 fkk("without cem", iterations=3, **WITHOUT)
 fkk("without cem threshold number", iterations=3, threshold=2.0, **WITHOUT)
 fkk(

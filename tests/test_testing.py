@@ -113,7 +113,7 @@ CASES = {
     "kernel k-means": (embedding(**SUMS), of_rows),
     "kernel k-means chosen": (embedding(choose_clusters=True, **SUMS), of_rows),
     "kernel k-means paper": (embedding(eigensolver="lanczos", **ROWS), of_rows),
-    "polynomial": (embedding(kernel="polynomial", degree=2, **SUMS), of_rows),
+    "laplacian": (embedding(kernel="laplacian", **SUMS), of_rows),
     "mufc": (MUFC(3, seed=1), of_rows),
     "mufc paper": (MUFC.paper(n_clusters=3, gamma=0.05, seed=1), of_rows),
     "mufc in the clear": (MUFC(3, privacy="none", seed=1), of_rows),

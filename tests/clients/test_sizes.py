@@ -75,7 +75,7 @@ def begun():
 
 
 def embedding(**changes):
-    settings = {"kernel": "gaussian", "gamma": 0.1, "degree": 3, "offset": 1.0}
+    settings = {"kernel": "gaussian", "gamma": 0.1}
     return kernel_kmeans.Setup(**settings | {"D": 20, "D_1": 20} | changes)
 
 
@@ -184,10 +184,6 @@ ATTACKS = {
     "features of an iteration": (
         *(kernel_kmeans.gram, begun, "D_1"),
         {"t": 1, "setup": embedding(D_1=2**12 + 1)},
-    ),
-    "degree": (
-        *(kernel_kmeans.gram, begun, "degree"),
-        {"t": 1, "setup": embedding(kernel="polynomial", degree=51)},
     ),
     "own clusters": (
         *(mufc.train, party, "local_clusters"),

@@ -287,7 +287,6 @@ def test_no_value_of_the_rows_is_in_a_message():
     X = exponential(60, 6)
     for settings, parts in (
         ({}, [X[m::3] for m in range(3)]),
-        ({"kernel": "polynomial", "degree": 2}, [X[m::3] for m in range(3)]),
         ({"standardize": True, "kernel": "laplacian"}, [X[m::3] for m in range(3)]),
     ):
         grid = watch(parts, **settings)

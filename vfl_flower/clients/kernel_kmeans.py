@@ -43,7 +43,7 @@ from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, SECRET, Reals, Whole, flat
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
-from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
+from vfl_flower.protocol.settings import Count, Natural, Positive
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
 from vfl_flower.secure_aggregation import split_limbs
 from vfl_flower.shapes import shapes_only
@@ -59,9 +59,6 @@ MOST_FEATURES = 2**12
 
 MOST_COMPONENTS = MOST_FEATURES // 4 - 5
 """Most components, and most clusters: the first iteration has 4 (s + 5) features."""
-
-MOST_DEGREE = 50
-"""Largest degree of the polynomial kernel, whose features have as many factors."""
 
 MOST_CENTERS = 2**17
 """Most centres of all starts of k-means together."""
@@ -91,10 +88,6 @@ class Setup:
     """The kernel."""
     gamma: Positive
     """Its parameter."""
-    degree: Annotated[int, Ge(1), Le(MOST_DEGREE)]
-    """The degree of the polynomial kernel."""
-    offset: NotNegative
-    """The constant term of the polynomial kernel."""
     D: Features
     """The number of features of an iteration."""
     D_1: Features
@@ -111,8 +104,6 @@ class Setup:
         features: FeatureSetup = {
             "kernel": self.kernel,
             "gamma": self.gamma,
-            "degree": self.degree,
-            "offset": self.offset,
             "seed": seed,
         }
         if self.fill is not None:
@@ -281,8 +272,8 @@ def begin(
     With `means` the sums of the columns, with `squares` those of their squares, by
     ``"column"`` or in ``"total"``; of rows less `shift` where the server asks again.
     With `known` also how many values of each column are not missing: the sums are then
-    of these. The server chooses what is summed in the steps that follow, such as a
-    power that one row outweighs, so all rows count as leaving.
+    of these. The server chooses what is summed in the steps that follow, so all rows
+    count as leaving.
     """
     if party.remembered() and party.recall(State).t:
         raise PartyError("the iterations have started: it is too late for this step")
@@ -350,8 +341,7 @@ def _reduce(
             party.cache["kernel_kmeans"] = key, party.X, blocks
     except ValueError:
         raise PartyError(
-            "the features must be finite: choose another gamma, degree or offset, or "
-            "scale the columns"
+            "the features must be finite: choose another gamma, or scale the columns"
         ) from None
     for A in blocks:
         total = add(total, f(slice(done, done + len(A)), A))

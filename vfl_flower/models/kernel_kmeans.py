@@ -26,7 +26,7 @@ class KernelKMeansModel(NumberedModel):
     model : str
         Number of the model: the run that trained it, hexadecimal.
     kernel : str
-        ``"gaussian"``, ``"laplacian"`` or ``"polynomial"``.
+        ``"gaussian"`` or ``"laplacian"``.
     gamma : float
         Parameter of the kernel.
     n_columns : int

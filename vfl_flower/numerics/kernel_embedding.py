@@ -16,15 +16,14 @@ import numpy as np
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kernel_kmeans import feature_range, gamma, variances
 from vfl_flower.numerics.kmeans import assign
-from vfl_flower.numerics.maclaurin import MaclaurinFeatures
 from vfl_flower.numerics.random_features import RandomFeatures, features
 from vfl_flower.rows import ArrayRows, Rows, as_rows
 from vfl_flower.typing import Array
 
-Kernel = Literal["gaussian", "laplacian", "polynomial"]
-"""exp(-gamma |x - x'|_2^2), exp(-gamma |x - x'|_1), (gamma x^T x' + offset)^degree."""
+Kernel = Literal["gaussian", "laplacian"]
+"""exp(-gamma |x - x'|_2^2) or exp(-gamma |x - x'|_1)."""
 
-KERNELS: tuple[Kernel, ...] = ("gaussian", "laplacian", "polynomial")
+KERNELS: tuple[Kernel, ...] = ("gaussian", "laplacian")
 """Names of the kernels."""
 
 BLOCK_BYTES = 2**25
@@ -39,10 +38,6 @@ class FeatureSetup(TypedDict):
     """One of `KERNELS`."""
     gamma: float
     """Parameter of the kernel, above 0."""
-    degree: int
-    """Degree of the polynomial kernel."""
-    offset: float
-    """Constant term of the polynomial kernel."""
     seed: str
     """Hexadecimal digits, a secret of the parties, from which features are drawn."""
     fill: NotRequired[Array]
@@ -89,17 +84,12 @@ def default_gamma(
 
     Gaussian: that of the paper, see :func:`kernel_kmeans.gamma`. Laplacian: the inverse
     of the mean of |x - x'|_1 if the columns were normal, 2 / sqrt(pi) standard
-    deviations each. Polynomial: the inverse of the mean of |x|^2.
+    deviations each.
 
     The sums are those of :func:`kernel_kmeans.variances`, shape (d,); "laplacian" needs
-    the squares by column, and "polynomial" uses nothing else and no shift. Raises
-    ValueError if the sums are not finite, or no column varies.
+    the squares by column. Raises ValueError if the sums are not finite, or no column
+    varies.
     """
-    if kernel == "polynomial":
-        mean = float(sum_squares.sum() / N)
-        if not 0 < mean < math.inf:
-            raise ValueError("gamma needs a column that is not 0, and finite sums")
-        return 1 / mean
     gaussian = gamma(N, sum_x, sum_squares, shift)
     if kernel == "gaussian":
         return gaussian
@@ -124,8 +114,7 @@ def feature_blocks(
 
 def feature_block_rows(setup: FeatureSetup, X: Rows, start: int, stop: int) -> int:
     """Return the rows of a block of features, for which other memory is small."""
-    copied = "scale" in setup or setup["kernel"] == "polynomial"
-    copied |= not isinstance(X, ArrayRows)
+    copied = "scale" in setup or not isinstance(X, ArrayRows)
     widest = max(stop - start, X.shape[1] if copied else 1)
     return max(1, BLOCK_BYTES // (8 * widest))
 
@@ -133,14 +122,11 @@ def feature_block_rows(setup: FeatureSetup, X: Rows, start: int, stop: int) -> i
 def features_of(setup: FeatureSetup, X: Array, start: int, stop: int) -> Array:
     """Return the random features of one block of rows; see :func:`feature_blocks`."""
     kernel, seed = setup["kernel"], int(setup["seed"], 16)
-    d, g = X.shape[1], float(setup["gamma"])
     X = _filled(setup, X)
     if "scale" in setup:
         X = (X - setup["shift"]) * setup["scale"]
-    if kernel == "polynomial":
-        products = MaclaurinFeatures(d, setup["degree"], setup["offset"], seed)
-        return products.features(X * math.sqrt(g), start, stop)
-    draws = RandomFeatures(kernel, d, bandwidth(kernel, g), seed, orthogonal=True)
+    width = bandwidth(kernel, float(setup["gamma"]))
+    draws = RandomFeatures(kernel, X.shape[1], width, seed, orthogonal=True)
     turns = draws.angles(X, start, stop, 64)
     return features(turns, out=turns)
 

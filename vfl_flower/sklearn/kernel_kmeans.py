@@ -43,13 +43,12 @@ class KernelKMeans(ClusterMixin, SplitRows):
 
     Examples
     --------
-    Four groups of rows, of which opposite ones are alike for this kernel:
+    A ring inside a ring:
 
-    >>> rng = np.random.default_rng(0)
-    >>> lines = np.repeat([[1, 1], [1, -1]], 300, axis=0)
-    >>> X = rng.choice([-1, 1], (600, 1)) * lines + rng.normal(size=(600, 2)) / 5
-    >>> model = KernelKMeans(n_clusters=2, n_components=2, kernel="polynomial",
-    ...     degree=2, offset=0.0, random_state=0)
+    >>> angle = np.random.default_rng(0).uniform(0, 2 * np.pi, 600)
+    >>> radius = np.repeat([1, 4], 300)
+    >>> X = np.column_stack([radius * np.cos(angle), radius * np.sin(angle)])
+    >>> model = KernelKMeans(n_clusters=2, n_components=3, gamma=0.2, random_state=0)
     >>> labels = model.fit_predict(X)
     >>> sorted((int(labels[:300].sum()), int(labels[300:].sum())))
     [0, 300]

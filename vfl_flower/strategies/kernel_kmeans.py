@@ -69,6 +69,9 @@ MOST_ROWS_WITHOUT_CEM = 2**24
 """Most rows of all parties without the communication mechanism: the server then holds
 vectors of that length."""
 
+LARGEST_SQUARE = 2.0
+"""Largest square of a random feature, sqrt(2) cos(omega^T x + b)."""
+
 MOVING = 1.0
 """How far the subspace moves in the last iteration from which on a run warns of it. On
 six sets, with 2 to 40 iterations, the inertia was 6 % above that of 160 iterations
@@ -124,16 +127,16 @@ class FKKMeans(ProtocolStrategy):
 
     Examples
     --------
-    Four groups of rows, of which opposite ones are alike for this kernel:
+    A ring inside a ring:
 
     >>> import numpy as np
     >>> from vfl_flower import Party
     >>> from vfl_flower.simulation import simulate
-    >>> rng = np.random.default_rng(0)
-    >>> lines = np.repeat([[1, 1], [1, -1]], 300, axis=0)
-    >>> X = rng.choice([-1, 1], (600, 1)) * lines + rng.normal(size=(600, 2)) / 5
+    >>> angle = np.random.default_rng(0).uniform(0, 2 * np.pi, 600)
+    >>> radius = np.repeat([1, 4], 300)
+    >>> X = np.column_stack([radius * np.cos(angle), radius * np.sin(angle)])
     >>> parties = [Party(X[m::3]) for m in range(3)]
-    >>> strategy = FKKMeans(2, 2, kernel="polynomial", degree=2, offset=0.0)
+    >>> strategy = FKKMeans(n_clusters=2, n_components=3, gamma=0.2)
     >>> labels = simulate(strategy, parties, seed=0).model.predict(X)
     >>> both = np.bincount(labels[:300]).argmax(), np.bincount(labels[300:]).argmax()
     >>> int((labels == np.repeat(both, 300)).sum()), bool(both[0] != both[1])
@@ -150,8 +153,7 @@ class FKKMeans(ProtocolStrategy):
     iterations: Natural = 20
     """T, the largest number of iterations."""
     kernel: Kernel = "gaussian"
-    """"gaussian": exp(-gamma |x - x'|_2^2); "laplacian": exp(-gamma |x - x'|_1);
-    "polynomial": (gamma x^T x' + offset)^degree."""
+    """"gaussian": exp(-gamma |x - x'|_2^2); "laplacian": exp(-gamma |x - x'|_1)."""
     gamma: Positive | Literal["auto"] = "auto"
     """gamma of the kernel. "auto": from sums over the parties; for the Gaussian kernel
     the paper's value, N^2 / (2 sum_ij |x_i - x_j|^2)."""
@@ -181,10 +183,6 @@ class FKKMeans(ProtocolStrategy):
     coreset_size: Natural = 1000
     """Points that all parties together send for clustering "coreset", besides their
     centres. A party whose share is its number of rows or more sends all of its rows."""
-    degree: Annotated[int, Ge(1), Le(party.MOST_DEGREE)] = 3
-    """Degree of the polynomial kernel."""
-    offset: NotNegative = 1.0
-    """Constant term of the polynomial kernel."""
     standardize: bool = False
     """Scale each column to mean 0 and standard deviation 1 over the rows of all
     parties."""
@@ -220,8 +218,6 @@ class FKKMeans(ProtocolStrategy):
                 f"n_features must be at least n_clusters + 2 = {self.n_clusters + 2} "
                 f"with threshold 'paper', got {self.n_features}"
             )
-        if self.kernel != "polynomial":
-            check_unused(self, ["degree", "offset"], f"kernel {self.kernel!r}")
         unused = {
             "sums": ["coreset_size"],
             "coreset": ["passes", "choose_clusters"],
@@ -243,8 +239,6 @@ class FKKMeans(ProtocolStrategy):
                 "cem can be false only with eigensolver 'lanczos' and masking 'plain', "
                 f"got {self.eigensolver!r} and {self.masking!r}"
             )
-        if not self.cem and self.kernel == "polynomial":
-            raise ValueError("kernel must not be 'polynomial' with cem false")
 
     @classmethod
     def paper(cls, **settings: Any) -> Self:
@@ -294,8 +288,6 @@ class FKKMeans(ProtocolStrategy):
             parties,
             kernel=self.kernel,
             gamma=self.gamma,
-            degree=self.degree,
-            offset=self.offset,
             standardize=self.standardize,
             D=D,
             D_1=D_1,
@@ -305,16 +297,16 @@ class FKKMeans(ProtocolStrategy):
         H = None if self.cem else self._without_cem(parties, run, space, start)
         solve = self._by_gram if self.eigensolver == "gram" else self._by_products
         while self.cem and not self._ends(space):  # lines 6 to 15
-            bound = space.next_eta * start.scale * parties.n_rows + space.mass
+            bound = space.next_eta * LARGEST_SQUARE * parties.n_rows + space.mass
             products = solve(parties, run, space, start, bound)
             self._record(run, parties, space, gamma, products)
         # Lines 16 to 19.
         cluster = self._by_sums if self._sums else self._by_coreset
-        centers, sum_h, metrics = cluster(parties, run, space, start.scale, H)
+        centers, sum_h, metrics = cluster(parties, run, space, H)
         # Line 20.
         model = self._model(parties, space, gamma)
         model.cluster_centers_ = centers
-        sizes = self._assign(parties, model, start.scale)
+        sizes = self._assign(parties, model)
         return self._finish(run, model, space, sizes, metrics, sum_h)
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
@@ -459,7 +451,7 @@ class FKKMeans(ProtocolStrategy):
         G[np.triu_indices(size)] = triangle
         G += np.triu(G, 1).T
         diagonal = G.diagonal()
-        if (diagonal < 0).any() or (start.bounded and diagonal.sum() > 2 * bound):
+        if (diagonal < 0).any() or diagonal.sum() > 2 * bound:
             raise parties.faulty_sum(party.gram, "a Gram matrix of the features")
         with decomposed(parties, party.gram):
             space.step(*eigenpairs(G, *space.wanted), float(G.trace()))
@@ -493,7 +485,7 @@ class FKKMeans(ProtocolStrategy):
                 if traced and (trace := float(sums["trace"][0])) < 0:
                     rule = "the trace of a Gram matrix"
                     raise parties.faulty_sum(party.product, rule)
-            if start.bounded and np.abs(product).max() > 2 * bound:
+            if np.abs(product).max() > 2 * bound:
                 rule = "a product with a Gram matrix of the features"
                 raise parties.faulty_sum(party.product, rule)
             return product[:, 0]
@@ -564,7 +556,6 @@ class FKKMeans(ProtocolStrategy):
         parties: Parties,
         run: Run,
         space: Subspace,
-        scale: float,
         H: Array | None,
     ) -> tuple[Array, Array, dict[str, Any]]:
         """Lines 16 to 19 on sums over the parties.
@@ -584,7 +575,7 @@ class FKKMeans(ProtocolStrategy):
             raise parties.faulty_sum(party.embed, f"{s} sums of the embedding")
 
         def ask(request: Request) -> Pass:
-            wanted = {"inertia": 4.0 * scale * N, "sizes": float(N)}
+            wanted = {"inertia": 4.0 * LARGEST_SQUARE * N, "sizes": float(N)}
             if request.last is not None:
                 wanted |= {"counts": float(N), "sums": bound}
             if request.used is not None:
@@ -626,7 +617,6 @@ class FKKMeans(ProtocolStrategy):
         parties: Parties,
         run: Run,
         space: Subspace,
-        scale: float,
         H: Array | None,
     ) -> tuple[Array, Array, dict[str, Any]]:
         """Lines 16 to 19 as in [1].
@@ -673,13 +663,11 @@ class FKKMeans(ProtocolStrategy):
         )
         return points, weights
 
-    def _assign(
-        self, parties: Parties, model: KernelKMeansModel, scale: float
-    ) -> Array:
+    def _assign(self, parties: Parties, model: KernelKMeansModel) -> Array:
         """Line 20: add to the model what the labels give; return the cluster sizes."""
         N = parties.n_rows
         replies = parties.ask_exactly(
-            party.assign.summing(inertia=4.0 * scale * N, sizes=float(N)),
+            party.assign.summing(inertia=4.0 * LARGEST_SQUARE * N, sizes=float(N)),
             centers=model.cluster_centers_,
         )
         sums = replies.sums

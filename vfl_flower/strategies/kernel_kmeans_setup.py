@@ -50,14 +50,6 @@ class Start:
     """Which features, for all parties."""
     seed: bytes
     """The seed, encrypted for each party but the first, as ``each`` gives it."""
-    scale: float
-    """Size of a squared feature: the largest one of a cosine, 16 times the mean of the
-    polynomial kernel."""
-
-    @property
-    def bounded(self) -> bool:
-        """Whether no squared feature is above `scale`."""
-        return self.setup.kernel != "polynomial"
 
 
 def begin(
@@ -65,8 +57,6 @@ def begin(
     *,
     kernel: Kernel,
     gamma: float | Literal["auto"],
-    degree: int,
-    offset: float,
     standardize: bool,
     D: int,
     D_1: int,
@@ -77,14 +67,12 @@ def begin(
     iteration and of the first one. Raises FederationError if the columns do not vary,
     or not in a range that the kernel can use.
     """
-    N, polynomial = parties.n_rows, kernel == "polynomial"
-    gaps = parties.gaps
-    by_column = standardize or (gamma == "auto" and kernel == "laplacian")
-    means = by_column or (gamma == "auto" and not polynomial)
-    squares_by: party.Squares = "column" if by_column else ""
-    if not by_column and (means or polynomial):
-        squares_by = "total"
-    seed, sum_x, squares, fill = _sums(parties, means or gaps, squares_by)
+    N = parties.n_rows
+    means = standardize or gamma == "auto"
+    squares_by: party.Squares = "total" if means else ""
+    if standardize or (gamma == "auto" and kernel == "laplacian"):
+        squares_by = "column"
+    seed, sum_x, squares, fill = _sums(parties, means or parties.gaps, squares_by)
     shift: Array | float = 0.0
     if means:
         lost = (variances(N, sum_x, squares) == 0) & (squares > 0)
@@ -111,18 +99,13 @@ def begin(
             if gamma == "auto"
             else float(gamma)
         ),
-        degree=degree,
-        offset=float(offset),
         D=D,
         D_1=D_1,
         fill=fill,
         shift=moved,
         scale=scale,
     )
-    if not polynomial:  # a squared cosine feature is at most 2
-        return Start(setup, seed, 2.0)
-    mean = setup.offset + setup.gamma * float(squares.sum() / N)
-    return Start(setup, seed, 16 * _mean_power(mean, setup.degree))
+    return Start(setup, seed)
 
 
 def _sums(
@@ -185,15 +168,3 @@ def _auto_gamma(
             "the columns"
         )
     return gamma
-
-
-def _mean_power(mean: float, degree: int) -> float:
-    """Return mean^degree, the size of the polynomial kernel, where float64 has it."""
-    exponent = degree * math.log10(mean) if mean > 0 else -math.inf
-    if not -200 < exponent < 200:
-        size = f"10^{exponent:.4g}" if mean > 0 else "0"
-        raise FederationError(
-            "the polynomial kernel must be between 1e-200 and 1e200 in the mean, got "
-            f"{size}: choose another gamma, degree or offset"
-        )
-    return float(mean**degree)
