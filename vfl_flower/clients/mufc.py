@@ -650,22 +650,13 @@ def _wanted(state: ClientState, tags: set[bytes]) -> set[bytes]:
 # -- new rows -------------------------------------------------------------------------
 
 
-@shapes_only
-@dataclass(frozen=True, eq=False)
-class _NewRows:
-    """The rows of the party's data that the model has not forgotten."""
-
-    rows: Array
-    """Their numbers, shape (m,)."""
-    labels: Array
-    """Their clusters, shape (m,)."""
-    costs: Array
-    """Their squared distances to the centres, in sides of the box, shape (m,)."""
-
-
 def _new_rows(
     party: Party, model: str, version: int, before: str, centers: Array
-) -> _NewRows:
+) -> tuple[Array, Array, Array]:
+    """Return the rows that the model has not forgotten, their clusters, and costs.
+
+    A cost is the squared distance to the centre, in sides of the box.
+    """
     state = _state(party, model, version, before)
     _check_columns(party, state.facts)
     rows, box = np.arange(party.n_rows), state.settings.box
@@ -680,7 +671,7 @@ def _new_rows(
             (np.zeros(0, dtype=np.int64), np.zeros(0))
         ]
     labels, costs = (np.concatenate(some) for some in zip(*parts, strict=True))
-    return _NewRows(rows, labels, costs)
+    return rows, labels, costs
 
 
 @step
@@ -689,9 +680,9 @@ def predict(
     party: Party, model: str, version: Version, before: str, centers: Centers
 ) -> Predicted:
     """Give each row of the party's data the nearest centre; the labels stay here."""
-    new = _new_rows(party, model, version, before, centers)
+    rows, labels, _ = _new_rows(party, model, version, before, centers)
     named = f"{model}-{party.session:016x}"  # training has the file of the model's name
-    party.predictions = Predictions(new.labels, new.rows, named)
+    party.predictions = Predictions(labels, rows, named)
     return {"done": True}
 
 
@@ -706,15 +697,15 @@ def evaluate(
 
     A server that chooses centres freely could single out rows.
     """
-    new = _new_rows(party, model, version, before, centers)
-    if len(new.rows) < FEWEST:
+    rows, _, costs = _new_rows(party, model, version, before, centers)
+    if len(rows) < FEWEST:
         raise PartyError(f"a cost must be of at least {FEWEST} rows of a party")
-    party.sum_over(new.rows, by_choice=len(new.rows) < party.n_rows)
-    party.share(new.rows, "row-sums")
-    cost = float(new.costs.sum())
+    party.sum_over(rows, by_choice=len(rows) < party.n_rows)
+    party.share(rows, "row-sums")
+    cost = float(costs.sum())
     if not np.isfinite(cost):
         raise PartyError("rows must be near enough to the box for a finite cost")
-    return {"totals": np.array([float(len(new.rows)), cost])}
+    return {"totals": np.array([float(len(rows)), cost])}
 
 
 # -- what a party finds in its folder -------------------------------------------------

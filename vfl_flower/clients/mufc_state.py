@@ -868,15 +868,3 @@ def _entries(bins: Array, counts: Array) -> dict[bytes, int]:
     """Return the counts by bin, whatever the order of the bins."""
     rows = zip(bins, counts.tolist(), strict=True)
     return {place.tobytes(): count for place, count in rows}
-
-
-__all__ = [
-    "MOST_CLUSTERS",
-    "ClientState",
-    "GlobalClusters",
-    "LocalClusters",
-    "PartyFacts",
-    "ServerState",
-    "TrainingSettings",
-    "list_models",
-]

@@ -56,11 +56,7 @@ from vfl_flower.protocol.settings import (
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.strategies.kernel_kmeans_metrics import TRAINING
-from vfl_flower.strategies.kernel_kmeans_setup import (
-    Start,
-    begin,
-    decomposed,
-)
+from vfl_flower.strategies.kernel_kmeans_setup import begin, decomposed
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -284,7 +280,7 @@ class FKKMeans(ProtocolStrategy):
         D, s = self.n_features, self.n_components
         D_1 = first_features(D, s) if self.threshold == "auto" else D
         space = Subspace(D, D_1, s, self.n_clusters, self.threshold)
-        start = begin(
+        setup, seed = begin(
             parties,
             kernel=self.kernel,
             gamma=self.gamma,
@@ -292,22 +288,41 @@ class FKKMeans(ProtocolStrategy):
             D=D,
             D_1=D_1,
         )
-        gamma = start.setup.gamma
-        run.record(0, self._model(parties, space, gamma).to_record())
-        H = None if self.cem else self._without_cem(parties, run, space, start)
-        solve = self._by_gram if self.eigensolver == "gram" else self._by_products
-        while self.cem and not self._ends(space):  # lines 6 to 15
-            bound = space.next_eta * LARGEST_SQUARE * parties.n_rows + space.mass
-            products = solve(parties, run, space, start, bound)
-            self._record(run, parties, space, gamma, products)
+        first: dict[str, Any] = {"t": 1, "setup": setup, "seed": seed}
+        run.record(0, self._model(parties, space, setup.gamma).to_record())
+        if self.cem:
+            self._with_cem(parties, run, space, first)
+            embedding: dict[str, Any] = {"R": space.embedding}
+        else:
+            H = self._without_cem(parties, run, space, first)
+            embedding = {"H": each(split_rows(parties, H))}
         # Lines 16 to 19.
         cluster = self._by_sums if self._sums else self._by_coreset
-        centers, sum_h, metrics = cluster(parties, run, space, H)
+        centers, sum_h, more = cluster(parties, run, space, embedding)
         # Line 20.
-        model = self._model(parties, space, gamma)
+        model = self._model(parties, space, setup.gamma)
         model.cluster_centers_ = centers
         sizes = self._assign(parties, model)
-        return self._finish(run, model, space, sizes, metrics, sum_h)
+        # The squares of all rows of H add up to its eigenvalues.
+        one = space.eigenvalues.sum() - sum_h @ sum_h / sizes.sum()
+        if one > 0:
+            more = {"explained": float(1 - model.inertia_ / one)} | more
+        metrics: dict[str, Any] = {
+            "inertia": model.inertia_,
+            "iterations": space.t,
+            "rank": space.rank,
+            "moved": space.moved,
+            "threshold": space.threshold,
+            "gamma": model.gamma,
+            "smallest_cluster": int(sizes.min()),
+            "largest_cluster": int(sizes.max()),
+        } | more
+        record = model.to_record()
+        run.record(space.t + 1, record, metrics)
+        if self.subspace_tol and space.moved < MOVING:  # else it is a warning
+            for sentence in self._still_moves(metrics):
+                log.info("%s", sentence)
+        return record
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the clusters are better than one, and the subspace settles."""
@@ -399,51 +414,30 @@ class FKKMeans(ProtocolStrategy):
             math.nan,
         )
 
-    def _finish(
-        self,
-        run: Run,
-        model: KernelKMeansModel,
-        space: Subspace,
-        sizes: Array,
-        more: dict[str, Any],
-        sum_h: Array,
-    ) -> ArrayRecord:
-        model.sizes_ = np.asarray(sizes, dtype=np.float64)
-        record = model.to_record()
-        # The squares of all rows of H add up to its eigenvalues.
-        one = space.eigenvalues.sum() - sum_h @ sum_h / sizes.sum()
-        if one > 0:
-            more = {"explained": float(1 - model.inertia_ / one)} | more
-        metrics: dict[str, Any] = {
-            "inertia": model.inertia_,
-            "iterations": space.t,
-            "rank": space.rank,
-            "moved": space.moved,
-            "threshold": space.threshold,
-            "gamma": model.gamma,
-            "smallest_cluster": int(sizes.min()),
-            "largest_cluster": int(sizes.max()),
-        } | more
-        run.record(space.t + 1, record, metrics)
-        if self.subspace_tol and space.moved < MOVING:  # else it is a warning
-            for sentence in self._still_moves(metrics):
-                log.info("%s", sentence)
-        return record
-
     # -- iterations and clusters -------------------------------------------------------
 
+    def _with_cem(
+        self, parties: Parties, run: Run, space: Subspace, first: dict[str, Any]
+    ) -> None:
+        """Lines 6 to 15; the first message of all brings `first`."""
+        gamma, brings = first["setup"].gamma, first
+        while not self._ends(space):
+            bound = space.next_eta * LARGEST_SQUARE * parties.n_rows + space.mass
+            products = 1
+            if self.eigensolver == "gram":
+                self._by_gram(parties, space, bound, brings)
+            else:
+                products = self._by_products(parties, run, space, bound, brings)
+            self._record(run, parties, space, gamma, products)
+            brings = {"t": space.t + 1, "R": space.R}
+
     def _by_gram(
-        self, parties: Parties, run: Run, space: Subspace, start: Start, bound: float
-    ) -> int:
-        """Line 10 in one message; return 1."""
-        first, size = space.t == 0, space.next_size
-        triangle = parties.ask_exactly(
-            party.gram.summing(gram=bound),
-            t=space.t + 1,
-            R=None if first else space.R,
-            setup=start.setup if first else None,
-            seed=start.seed if first else None,
-        ).sums["gram"]
+        self, parties: Parties, space: Subspace, bound: float, brings: dict[str, Any]
+    ) -> None:
+        """Line 10 in one message, which `brings` the setup or R."""
+        size = space.next_size
+        question = party.gram.summing(gram=bound)
+        triangle = parties.ask_exactly(question, **brings).sums["gram"]
         if len(triangle) != size * (size + 1) // 2:
             rule = f"the upper triangle of a matrix of {size} rows"
             raise parties.faulty_sum(party.gram, rule)
@@ -455,43 +449,38 @@ class FKKMeans(ProtocolStrategy):
             raise parties.faulty_sum(party.gram, "a Gram matrix of the features")
         with decomposed(parties, party.gram):
             space.step(*eigenpairs(G, *space.wanted), float(G.trace()))
-        return 1
 
     def _by_products(
-        self, parties: Parties, run: Run, space: Subspace, start: Start, bound: float
+        self,
+        parties: Parties,
+        run: Run,
+        space: Subspace,
+        bound: float,
+        brings: dict[str, Any],
     ) -> int:
-        """Line 10 by Lanczos, one message per product; return their number."""
-        first, size, started, trace = space.t == 0, space.next_size, False, math.nan
-        traced = first and self.threshold == "auto"
+        """Line 10 by Lanczos, one message per product; return their number.
+
+        The first one `brings` the setup or R.
+        """
+        trace, wanted = math.nan, {"product": bound}
+        if space.t == 0 and self.threshold == "auto":
+            wanted["trace"] = bound
+        brings = brings | {"trace_wanted": "trace" in wanted}
 
         def multiply(c: Array) -> Array:
-            nonlocal started, trace
-            vectors = c[:, None]
-            if started:
-                question = party.product.summing(product=bound)
-                product = parties.ask_exactly(question, vectors=vectors).sums["product"]
-            else:
-                wanted = {"product": bound} | ({"trace": bound} if traced else {})
-                sums = parties.ask_exactly(
-                    party.product.summing(**wanted),
-                    vectors=vectors,
-                    t=space.t + 1,
-                    R=None if first else space.R,
-                    trace_wanted=traced,
-                    setup=start.setup if first else None,
-                    seed=start.seed if first else None,
-                ).sums
-                product, started = sums["product"], True
-                if traced and (trace := float(sums["trace"][0])) < 0:
-                    rule = "the trace of a Gram matrix"
-                    raise parties.faulty_sum(party.product, rule)
+            nonlocal brings, trace
+            question = party.product.summing(**wanted)
+            sums = parties.ask_exactly(question, vectors=c[:, None], **brings).sums
+            product, brings = sums["product"], {}
+            if wanted.pop("trace", None) and (trace := float(sums["trace"][0])) < 0:
+                raise parties.faulty_sum(party.product, "the trace of a Gram matrix")
             if np.abs(product).max() > 2 * bound:
                 rule = "a product with a Gram matrix of the features"
                 raise parties.faulty_sum(party.product, rule)
             return product[:, 0]
 
         rng = run.rng(f"lanczos {space.t + 1}")
-        vector = rng.standard_normal(size)
+        vector = rng.standard_normal(space.next_size)
         cut, least = space.wanted
         with decomposed(parties, party.product):
             pairs = lanczos(multiply, vector, cut, rng=rng, at_least=least)
@@ -499,28 +488,26 @@ class FKKMeans(ProtocolStrategy):
         return pairs.steps
 
     def _without_cem(
-        self, parties: Parties, run: Run, space: Subspace, start: Start
+        self, parties: Parties, run: Run, space: Subspace, first: dict[str, Any]
     ) -> Array:
-        """Section 4.1 for all t; return H.
+        """Section 4.1 for all t; return H. The first message of all brings `first`.
 
         R_t = (1 - eta_t) Z_t + eta_t A_t A_t^T / D, of all N rows. The server holds the
         eigenvectors of Z_t; a product is two round trips, of D floats from each party
         and of N floats from all.
         """
-        N, started = parties.n_rows, False
+        N, brings = parties.n_rows, first
         B = np.zeros((N, 0))
 
         def multiply(c: Array) -> Array:
-            nonlocal started
+            nonlocal brings
             D, bound = space.D if space.t else space.D_1, 2.0 * math.sqrt(N)
             g = parties.secure_sum(
                 party.project.summing(projected=bound),
                 c=each(split_rows(parties, c)),
-                t=space.t + 1,
-                setup=None if started else start.setup,
-                seed=None if started else start.seed,
+                **brings | {"t": space.t + 1},
             )["projected"]
-            started = True
+            brings = {}
             if len(g) != D:
                 raise parties.faulty_sum(party.project, f"products with {D} features")
             replies = parties.ask(party.expand, g=g)
@@ -546,31 +533,21 @@ class FKKMeans(ProtocolStrategy):
                 values, U = pairs.values[:count], pairs.vectors[:, :count]
                 V_B = math.sqrt(1 - space.next_eta) * (B.T @ U)
                 space.step(values, V_B / np.sqrt(values), float(N))
-            self._record(run, parties, space, start.setup.gamma, pairs.steps)
+            self._record(run, parties, space, first["setup"].gamma, pairs.steps)
             U = U[:, : len(space.values)]  # the step takes more for rounding
             B = U[:, : space.rank] * np.sqrt(space.lengths)
         return np.asarray(U[:, : space.s] * np.sqrt(space.eigenvalues))
 
     def _by_sums(
-        self,
-        parties: Parties,
-        run: Run,
-        space: Subspace,
-        H: Array | None,
+        self, parties: Parties, run: Run, space: Subspace, embedding: dict[str, Any]
     ) -> tuple[Array, Array, dict[str, Any]]:
-        """Lines 16 to 19 on sums over the parties.
-
-        Return the centres, the sum of the rows of H, and metrics.
-        """
+        """Lines 16 to 19: return the centres, the sum of the rows of H, and metrics."""
         N, values = parties.n_rows, space.eigenvalues
         s, mass = len(values), float(values.sum())
         # The squares of all rows of H add up to its eigenvalues.
         bound = 2 * math.sqrt(N * mass) + 10 * math.sqrt(mass)
-        sum_h = parties.ask_exactly(
-            party.embed.summing(sum_h=bound),
-            R=space.embedding if H is None else None,
-            H=None if H is None else each(split_rows(parties, H)),
-        ).sums["sum_h"]
+        question = party.embed.summing(sum_h=bound)
+        sum_h = parties.ask_exactly(question, **embedding).sums["sum_h"]
         if len(sum_h) != s:
             raise parties.faulty_sum(party.embed, f"{s} sums of the embedding")
 
@@ -604,32 +581,17 @@ class FKKMeans(ProtocolStrategy):
             self.n_init,
             self.passes,
         )
-        metrics: dict[str, Any] = {
-            "passes": clusters.passes,
-            "small_share": clusters.small,
-        }
+        metrics = {"passes": clusters.passes, "small_share": clusters.small}
         if self.choose_clusters:
             metrics["clusters"] = len(clusters.centers)
         return first_of_equals(clusters.centers), sum_h, metrics
 
     def _by_coreset(
-        self,
-        parties: Parties,
-        run: Run,
-        space: Subspace,
-        H: Array | None,
+        self, parties: Parties, run: Run, space: Subspace, embedding: dict[str, Any]
     ) -> tuple[Array, Array, dict[str, Any]]:
-        """Lines 16 to 19 as in [1].
-
-        Return the centres, the sum of the rows of H by the points, and no metrics.
-        """
+        """Lines 16 to 19 as in [1]; the points estimate the sum of the rows of H."""
         # Lines 16 and 17.
-        replies = parties.ask(
-            party.local,
-            n_clusters=self.n_clusters,
-            R=space.embedding if H is None else None,
-            H=None if H is None else each(split_rows(parties, H)),
-        )
+        replies = parties.ask(party.local, n_clusters=self.n_clusters, **embedding)
         # Lines 18 and 19.
         shares = split_budget(np.array(replies.each("cost")), self.coreset_size)
         points, weights = self._sample(parties, space, shares)
@@ -664,7 +626,7 @@ class FKKMeans(ProtocolStrategy):
         return points, weights
 
     def _assign(self, parties: Parties, model: KernelKMeansModel) -> Array:
-        """Line 20: add to the model what the labels give; return the cluster sizes."""
+        """Line 20: add to the model what the labels give; return its cluster sizes."""
         N = parties.n_rows
         replies = parties.ask_exactly(
             party.assign.summing(inertia=4.0 * LARGEST_SQUARE * N, sizes=float(N)),
@@ -676,7 +638,8 @@ class FKKMeans(ProtocolStrategy):
             raise parties.faulty_sum(party.assign, f"clusters of {N} rows")
         model.inertia_ = inertia
         model.kept = all(replies.each("kept"))
-        return np.asarray(sizes)
+        model.sizes_ = np.asarray(sizes, dtype=np.float64)
+        return model.sizes_
 
 
 def split_rows(parties: Parties, rows: Array) -> list[Array]:

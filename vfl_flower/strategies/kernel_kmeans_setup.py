@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -39,19 +38,6 @@ def decomposed(parties: Parties, step: Step[..., Any]) -> Iterator[None]:
         raise parties.faulty_sum(step, "a matrix that has eigenvalues") from None
 
 
-# -- split rows ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Start:
-    """What the iterations start with."""
-
-    setup: party.Setup
-    """Which features, for all parties."""
-    seed: bytes
-    """The seed, encrypted for each party but the first, as ``each`` gives it."""
-
-
 def begin(
     parties: Parties,
     *,
@@ -60,12 +46,12 @@ def begin(
     standardize: bool,
     D: int,
     D_1: int,
-) -> Start:
+) -> tuple[party.Setup, bytes]:
     """Ask for the sums that gamma and the scaling need, and for the seed.
 
-    The arguments are the settings of the strategy, and the number of features of an
-    iteration and of the first one. Raises FederationError if the columns do not vary,
-    or not in a range that the kernel can use.
+    Return which features to draw, and the seed, encrypted for each party but the first.
+    Raises FederationError if the columns do not vary, or not in a range that the kernel
+    can use.
     """
     N = parties.n_rows
     means = standardize or gamma == "auto"
@@ -105,7 +91,7 @@ def begin(
         shift=moved,
         scale=scale,
     )
-    return Start(setup, seed)
+    return setup, seed
 
 
 def _sums(

@@ -124,7 +124,13 @@ class MUFCTask(ProtocolStrategy):
         """
         rng = run.rng("k-means")
         if agreed.privacy == "none":
-            points, sizes = map(np.concatenate, in_the_clear(replies, agreed))
+            most = agreed.local_clusters
+            for j, rows in enumerate(replies.each("sizes")):
+                if len(rows) > most:
+                    reason = f"it must send at most {most} centroids, got {len(rows)}"
+                    raise replies.failure(j, reason)
+            points = np.concatenate(replies.each("centroids")).astype(np.float64)
+            sizes = np.concatenate(replies.each("sizes")).astype(np.int64)
             if int(sizes.sum()) != _total_rows(replies):
                 raise FederationError(
                     "the sizes of the clusters of all parties must add up to their "
@@ -133,7 +139,13 @@ class MUFCTask(ProtocolStrategy):
             bins, counts = agreed.quantizer.count(points, sizes)
             weights = sizes.astype(np.float64)
         else:
-            bins, counts = decoded(parties, replies, agreed, key)
+            message, code = replies.sums["message"], code_of(parties, agreed, key)
+            if message.shape != (code.size,):
+                raise replies.failure(0, f"its 'message' must have {code.size} numbers")
+            try:
+                bins, counts = code.decode(message, _total_rows(replies))
+            except ValueError as error:
+                raise FederationError(str(error)) from None
             points, weights = server_points(
                 agreed.quantizer, bins, counts, rng, agreed.server_points
             )
@@ -588,37 +600,3 @@ def _sizes(replies: Replies[Any], n_rows: int) -> Array:
             "changed"
         )
     return sizes.astype(np.int64)
-
-
-def in_the_clear(
-    replies: Replies[Any], agreed: TrainingSettings
-) -> tuple[list[Array], list[Array]]:
-    """Return the centroids of each party and their cluster sizes (Algorithm 5).
-
-    Raises PartyFailed if a party has sent too many centroids.
-    """
-    points, sizes = [], []
-    pairs = zip(replies.each("centroids"), replies.each("sizes"), strict=True)
-    for j, (centroids, rows) in enumerate(pairs):
-        if len(rows) > agreed.local_clusters:
-            reason = f"it must send at most {agreed.local_clusters} centroids"
-            raise replies.failure(j, f"{reason}, got {len(rows)}")
-        points.append(centroids.astype(np.float64))
-        sizes.append(rows.astype(np.int64))
-    return points, sizes
-
-
-def decoded(
-    parties: Parties, replies: Replies[Any], agreed: TrainingSettings, key: bytes
-) -> tuple[Array, Array]:
-    """Return the bins that hold centroids and their counts, from the sum of messages.
-
-    Raises PartyFailed or FederationError if the messages do not add up to counts.
-    """
-    message, code = replies.sums["message"], code_of(parties, agreed, key)
-    if message.shape != (code.size,):
-        raise replies.failure(0, f"its 'message' must have {code.size} numbers")
-    try:
-        return code.decode(message, _total_rows(replies))
-    except ValueError as error:
-        raise FederationError(str(error)) from None
