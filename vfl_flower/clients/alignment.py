@@ -149,11 +149,7 @@ def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
 def hash_with_key(
     party: Party, salt: Annotated[bytes, Len(16, 16)], sizes: list[int]
 ) -> Hashes:
-    """Return keyed hashes of the party's ids, shuffled.
-
-    salt: a salt of this run, the same for all parties.
-    sizes: how many ids each party has.
-    """
+    """Return keyed hashes of the party's ids, shuffled; the `salt` is common to all."""
     ids = normal_ids(party.read_ids())
     _check_sizes(party, sizes)
     party.remember(Passes(list(sizes), 0, _digest(party, ids)))
@@ -170,12 +166,10 @@ def keep_order(
     positions: Annotated[Array, Whole("m", 0, "n_rows"), OWN],
     tag: Annotated[bytes, Len(32, 32)],
 ) -> Kept:
-    """Store the common order under a name.
+    """Store the common order under the name `alignment`.
 
-    alignment: the name.
-    positions: where the common ids stand in the party's shuffled list, in the common
-        order.
-    tag: the same for all parties: a digest of the common points.
+    `positions` are places in the party's shuffled list, and `tag` is a digest of the
+    common points, the same for all parties.
     """
     run = party.recall(Passes)
     if run.left:
@@ -222,10 +216,7 @@ def _check_sizes(party: Party, sizes: list[int]) -> None:
 
 
 def _key(party: Party, purpose: str) -> bytes:
-    """Return a key of this party and this run; again the same for a step asked twice.
-
-    It comes from the operating system's randomness, whatever the seed of the run.
-    """
+    """Return a key of this party and run, from the operating system's randomness."""
     return derive_key(party.run_secret, [labels.ALIGNMENT, purpose.encode()])
 
 

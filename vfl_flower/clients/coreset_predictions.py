@@ -236,13 +236,8 @@ def answer(
 ) -> Answered:
     """Turn sums into predictions, at the receiver; with the last, store or judge all.
 
-    sums: sums of the addends of the next rows, shape (n k,).
-    evaluate: with the last, report what the predictions are worth, and store none: for
-        numbers of rows whose labels this party knows, for clusters the mean squared
-        distance. The model came from the server, so each such answer is a mean over
-        rows of a function that a malicious server has chosen; consent bounds how many.
-    curves: with the last rows of a regression that is evaluated: report means of bins
-        of rows too.
+    The model came from the server, so each answer to `evaluate` is a mean over rows of
+    a function that a malicious server has chosen; consent bounds how many.
     """
     own = _part(party)
     if party.index != own["receiver"] or sums.size % len(own["weights"]):

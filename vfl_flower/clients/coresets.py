@@ -167,10 +167,7 @@ def numbers_of(rows: Array) -> Array:
 
 
 def check_labels(party: Party) -> None:
-    """Raise ``PartyError`` where a party knows the labels of some rows only.
-
-    They must be numbers, and no categories.
-    """
+    """Refuse labels that are known of some rows only, or categories."""
     if 0 < party.n_labels < party.n_rows:
         raise PartyError("this party does not know the labels of all of its rows")
     check_numbers(party)

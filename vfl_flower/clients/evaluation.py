@@ -91,10 +91,7 @@ def curves_of(reply: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def texts_of(party: Party, labels: Array) -> dict[str, Array]:
-    """Return a column of predictions: the texts of the file that became these labels.
-
-    Empty where the file's labels were numbers, or yes and no.
-    """
+    """Return a column of the texts that became these labels, if they were texts."""
     classes = (party.encoding or {}).get("classes")
     return {"class": np.array(classes)[labels.astype(int)]} if classes else {}
 
@@ -180,8 +177,7 @@ def hides_each(party: Party, rows: Array) -> bool:
 def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
     """Return which of some rows have labels here, and these; none if they are few.
 
-    `evaluated` is whether the party has reported errors in this session. Raises
-    PartyError if it has, or if it holds no labels.
+    Raises PartyError if the party has `evaluated` before, or if it holds no labels.
     """
     if party.y is None:
         raise PartyError("this party holds no labels")
@@ -215,14 +211,9 @@ def told(
     :func:`least_rows` says, and the base rate only if as many are not of the most
     frequent class: what they say of few rows, they say of each.
 
-    classes: the classes that the model knows, shape (C,); of two, the second is
-        positive.
-    scores: with two classes, by which the model ranks the rows, shape (n,).
-    probability: what the model gives the class that a row has, shape (n,).
-    curves: report bins of rows too, and the confusions of several classes, each of at
-        least :data:`~vfl_flower.protocol.consent.LEAST_ROWS` rows.
-
-    Raises PartyError if the mean squared error is not finite.
+    `scores`, by which the model ranks rows of two classes, of which the second is
+    positive, and `probability`, what it gives the class that a row has, have the shape
+    (n,). Raises PartyError if the mean squared error is not finite.
     """
     bins: dict[str, Array] = {}
     if target == "continuous":

@@ -317,10 +317,7 @@ def _reduce(
     add: Callable[[T, T], T],
     zero: T,
 ) -> T:
-    """Return a total over blocks of A_t of this party (line 7), as `Rows.map_reduce`.
-
-    A small A_t is kept, since two messages need the same one.
-    """
+    """Return a total over blocks of A_t (line 7); a small A_t is kept for later."""
     setup, rows = state.known_setup, party.rows
     start, stop = feature_range(state.t, setup.D, setup.D_1)
     features = setup.features(state.seed)
@@ -517,11 +514,7 @@ def project(
     setup: Setup | None = None,
     seed: Seed = None,
 ) -> Projection:
-    """Step 2 of section 4.1: A_t[m]^T c[m].
-
-    Where `c` is zero but for one row the sum is that row's features, so only a run in
-    one process may ask for it.
-    """
+    """Step 2 of section 4.1: A_t[m]^T c[m], which is a row's features for some c."""
     _check_without_mechanism(party)
     state = _advance(party, t, None, setup, seed, mechanism=False)
     with _within_memory():
@@ -539,11 +532,7 @@ def project(
 @step
 @sums_over("none", "only in one process")
 def expand(party: Party, g: Annotated[Array, Reals("*")]) -> Expansion:
-    """Step 4: A_t[m] A_t^T c, which the server puts together.
-
-    Each entry is a function of a single row of the party, so only a run in one process
-    may ask for it.
-    """
+    """Step 4: A_t[m] A_t^T c, whose entries are functions of single rows."""
     _check_without_mechanism(party)
     state = party.recall(State)
     if len(g) != state.n_features:
@@ -591,11 +580,7 @@ def embed(
     R: SmallMatrix | None = None,
     H: Annotated[Array, Reals("n_rows s"), OWN] | None = None,
 ) -> Embedding:
-    """Lines 16 and 17, with clustering "sums": the embedding H[m], and its sum.
-
-    The embedding is W_T R with the server's `R`, or without the communication mechanism
-    the server's `H`.
-    """
+    """Lines 16 and 17, with clustering "sums": H[m] = W_T R, or `H`, and its sum."""
     _, H = _embed(party, R, H)
     return {"sum_h": H.sum(axis=0)}
 
@@ -662,11 +647,7 @@ def local(
     R: SmallMatrix | None = None,
     H: Annotated[Array, Reals("n_rows s")] | None = None,
 ) -> Local:
-    """Lines 16 to 19: the embedding H[m], and the cost of this party's own centres.
-
-    The embedding is W_T R with the server's `R`, or without the communication mechanism
-    the server's `H`.
-    """
+    """Lines 16 to 19: H[m] = W_T R, or `H`, and the cost of the party's own centres."""
     state, H = _embed(party, R, H)
     with _within_memory():
         state.clusters = cluster_summary(RowBlocks(H), n_clusters, party.rng("local"))
@@ -785,10 +766,7 @@ def predict(party: Party) -> Predicted:
 @once
 @reveals("row-sums")
 def evaluate(party: Party) -> Cost:
-    """Return the sum of the squared distances of this party's new rows to the centres.
-
-    The centres are those that the server gave in training.
-    """
+    """Return the sum of the squared distances of new rows to the trained centres."""
     if party.n_rows < LEAST_ROWS:
         raise PartyError(f"a cost must be of at least {LEAST_ROWS} rows of a party")
     party.share(np.arange(party.n_rows), "row-sums")

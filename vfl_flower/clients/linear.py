@@ -234,10 +234,7 @@ def start(
     test_fraction: Fraction,
     coreset: WeightedRows | None = None,
 ) -> Start:
-    """Keep the rows and weights; send the first residual or, for SAGA, |a_i|^2.
-
-    Without a coreset these are all training rows, with weight 1 each.
-    """
+    """Keep the rows and weights; send the first residual or, for SAGA, |a_i|^2."""
     check_labels(party)
     state = LinearState(n, l2, test_fraction)
     if coreset is not None:
@@ -398,10 +395,7 @@ def saga(
 @once
 @reveals("coefficients")
 def coefficients(party: Party) -> Coefficients:
-    """Send the party's block of the solution, in units of the label scale s.
-
-    The intercept at the origin is the mean of y less the sum of all mean_j theta_j.
-    """
+    """Send theta_j, and y's mean less mean_j theta_j, in units of the label scale s."""
     state = party.recall(LinearState)
     theta = solution_of(state)
     mean = _given(state.mean, np.zeros(len(theta)))

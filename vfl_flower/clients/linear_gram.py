@@ -133,12 +133,7 @@ def columns(
 ) -> Columns:
     """Open the party's columns under the masks, and send the label holder their units.
 
-    Without a coreset the rows are all training rows, with weight 1 each.
-
-    counted: number of columns of the Gram matrix, as consent counts them.
-    n: number of rows that the weights stand for.
-    intercept: whether columns and labels are taken about their means.
-    dealt, delivered: what the dealer sends: the server, or a party.
+    Consent counts the columns, `counted`, of the Gram matrix; weights add up to `n`.
     """
     check_labels(party)
     X_all = party.rows
@@ -248,9 +243,6 @@ def solve(
     """Open the Gram matrix and solve, at the label holder.
 
     Each party has consented in :func:`columns` that its coefficients leave.
-
-    units, share: what all parties, and the second one, have sent for this one.
-    l1, l2: strengths of the penalty.
     """
     product, state = party.recall(ProductState), party.recall(LinearState)
     roles, scale = product.roles, state.y_size or 1.0

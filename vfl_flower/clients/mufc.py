@@ -96,10 +96,7 @@ class MUFCState:
 
 
 class Counts(TypedDict):
-    """What :func:`train`, :func:`forget` and :func:`add` say of the party's centroids.
-
-    With privacy "scma" that is `message`, with "none" `centroids` and `sizes`.
-    """
+    """Counts of centroids: a `message`, or without privacy `centroids` and `sizes`."""
 
     message: NotRequired[Annotated[Array, Whole("*"), IN_SUM]]
     centroids: NotRequired[Annotated[Array, Reals("k n_columns", -0.5, 0.5)]]
@@ -125,11 +122,7 @@ class Forgotten(Counts):
 
 
 class Added(Counts):
-    """Reply of :func:`add`.
-
-    `totals` are the number of rows that take part, 1 if the file with their clusters is
-    missing, and the number of forgotten rows that the party's data still have.
-    """
+    """Reply of :func:`add`; `totals` are the first three of :class:`Forgotten`."""
 
     totals: Annotated[Array, Reals("3"), IN_SUM]
 
@@ -653,10 +646,7 @@ def _wanted(state: ClientState, tags: set[bytes]) -> set[bytes]:
 def _new_rows(
     party: Party, model: str, version: int, before: str, centers: Array
 ) -> tuple[Array, Array, Array]:
-    """Return the rows that the model has not forgotten, their clusters, and costs.
-
-    A cost is the squared distance to the centre, in sides of the box.
-    """
+    """Return the rows that are not forgotten, their clusters and squared distances."""
     state = _state(party, model, version, before)
     _check_columns(party, state.facts)
     rows, box = np.arange(party.n_rows), state.settings.box

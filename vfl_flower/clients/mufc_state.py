@@ -132,9 +132,8 @@ class TrainingSettings:
     def code(self, n_parties: int, n_columns: int, key: bytes) -> SparseSum:
         """Return the code of Algorithm 2 for the counts of all parties.
 
-        `key` is that of the hash. Raises ValueError if it has another length, the
-        numbers of the bins do not fit into the field of the paper, or the sum is too
-        large for a message.
+        Raises ValueError if the numbers of the bins do not fit into the field of the
+        paper, or the sum is too large for a message.
         """
         n_bins = self.quantizer.n_bins
         try:
@@ -163,10 +162,7 @@ class TrainingSettings:
 
     @classmethod
     def restored(cls, stored: dict[str, Any]) -> TrainingSettings:
-        """Return the settings from what :meth:`stored` returned.
-
-        Raises ContractError if these are not the values of settings.
-        """
+        """Return the settings that were :meth:`stored`, or raise ContractError."""
         bounds = {k: np.array(stored.get(k)) for k in ("lower", "upper")}
         return cls(**structure(fields_of(cls), stored | bounds, {}))
 
@@ -397,13 +393,12 @@ class _StateFile:
 class ClientState(_StateFile):
     """What one party stores of one model, in its ``state-dir``.
 
-    The id of the model has 8 to 32 lower-case hexadecimal digits. A run is any text
-    that no other run has, such as the number of its session. It separates what two runs
-    have staged for one version: what the server did not save is dropped.
+    A run is any text that no other run has. It separates what two runs have staged for
+    one version: what the server did not save is dropped.
 
-    Each method but `exists` raises PartyError if there is no state of that model, it is
-    of another format, model or kind, or it cannot be read or written. All but `log`,
-    `left`, `version` and `wipe` also raise it if the party has left the model.
+    Each method but `exists` raises PartyError if there is no legible state of that
+    model and format. All but `log`, `left`, `version` and `wipe` also raise it if the
+    party has left the model.
     """
 
     kind = 0x76666C63  # "vflc"
@@ -431,15 +426,9 @@ class ClientState(_StateFile):
         settings: TrainingSettings,
         facts: PartyFacts,
     ) -> ClientState:
-        """Create the state of a training, at version 0 and with a new key for tags.
+        """Create version 0, with a new key for tags, or replace an unfinished training.
 
-        A missing folder is created, for its user alone. A state of the model at version
-        0 is replaced: its training was never finished. `ids` are the distinct ids of
-        all rows of training, of which only tags are stored; `settings` and `facts` are
-        what a removal must find again.
-
-        Raises PartyError if an id occurs twice, training was finished before, or the
-        folder cannot be written to.
+        Raises PartyError if an id occurs twice, or training was finished before.
         """
         state = cls(folder, model)
         key = os.urandom(32)
@@ -483,10 +472,7 @@ class ClientState(_StateFile):
             return self._left(db)
 
     def tag(self, ids: Sequence[Any]) -> list[bytes]:
-        """Return the tags of ids, 16 bytes of HMAC-SHA256 under the key of the file.
-
-        7 has the tag of "7". Without the file, tags reveal nothing about the ids.
-        """
+        """Return the tags of ids: 16 bytes of HMAC-SHA256; 7 has the tag of "7"."""
         with self._member() as db:
             return _hmacs(self._about(db, "tag_key")[0], ids)
 
@@ -528,18 +514,8 @@ class ClientState(_StateFile):
     ) -> None:
         """Write the next version, to be committed once the server has saved it.
 
-        version: the present version plus 1.
-        centroids: tags of the k' drawn rows, in the order drawn.
-        sizes: rows of each cluster, shape (at most k',), which add up to all rows that
-            remain.
-        removed: tags of X_R, rows of the model.
-        kind: ``train``, ``unlearn``, ``forget-client`` (of another party), or ``add``,
-            which removes none.
-        redrawn: whether a centroid was drawn, for the log.
-        run: the run; what it has staged before is replaced.
-        added: with ``add``: tags of new rows, which the model has never had.
-
-        Raises PartyError if the version is another one, or the sizes do not add up.
+        What the same run has staged before is replaced. Raises PartyError if the
+        version is another one, or the `sizes` do not add up to the rows that remain.
         """
         removed = list(dict.fromkeys(removed))
         with self._member(WRITE) as db:
@@ -604,12 +580,7 @@ class ClientState(_StateFile):
             db.execute("DELETE FROM staged WHERE true")
 
     def log(self) -> list[dict[str, Any]]:
-        """Return the audit log, oldest first.
-
-        Each entry has the ``time`` (ISO 8601, UTC) of the commit, ``kind``,
-        ``version``, ``tags`` (hexadecimal, of the rows removed or added) and
-        ``redrawn``.
-        """
+        """Return the audit log, oldest first, with the tags of rows of each entry."""
         log = self._log("time, kind, version, tags, redrawn")
         for entry in log:
             entry["tags"] = [tag.hex() for tag in _tags(entry["tags"])]
@@ -619,8 +590,7 @@ class ClientState(_StateFile):
     def wipe(self) -> None:
         """Leave the model: overwrite all but the audit log; the second time, nothing.
 
-        The key goes too, so that the tags in the log can no longer be compared with
-        ids.
+        The key is lost too, so that nobody can compare the tags in the log with ids.
         """
         with self._open(WRITE) as db:
             if self._left(db):
@@ -657,9 +627,8 @@ class ClientState(_StateFile):
 class ServerState(_StateFile):
     """What the server stores of one model, in the folder of its states.
 
-    The id of the model has 8 to 32 lower-case hexadecimal digits. Each method but
-    `exists` raises ValueError if there is no state of that model, it is of another
-    format, model or kind, or it cannot be read or written.
+    Each method but `exists` raises ValueError if there is no legible state of that
+    model and format.
     """
 
     kind = 0x76666C73  # "vfls"
@@ -680,12 +649,7 @@ class ServerState(_StateFile):
         settings: TrainingSettings,
         parties: Sequence[str],
     ) -> ServerState:
-        """Create the state of a training of these parties: version 0, with an empty q.
-
-        A missing folder is created, for its user alone. A state of the model at version
-        0 is replaced: its training was never finished. Raises ValueError if training
-        was finished before, or if the folder cannot be written to.
-        """
+        """Create version 0, with an empty q, or replace an unfinished training."""
         state = cls(folder, model)
         with state._new() as db:
             db.execute(
@@ -709,13 +673,7 @@ class ServerState(_StateFile):
     ) -> None:
         """Write the next version over the present one, which decides it.
 
-        version: the present version plus 1.
-        bins, counts, centers, parties: see :class:`GlobalClusters`.
-        kind: ``train``, ``unlearn``, ``forget-client`` or ``add``.
-        named: names of the parties in the request, for the log.
-        run: the run, which the parties need to settle the version.
-
-        Raises ValueError if the version is another one.
+        The parties settle it by the `run`. Raises ValueError if it is not the next one.
         """
         packed = [bins.astype("<i8"), counts.astype("<i8"), centers.astype("<f8")]
         version = int(version)  # SQLite takes no integer of NumPy
@@ -768,12 +726,7 @@ class ServerState(_StateFile):
             )
 
     def log(self) -> list[dict[str, Any]]:
-        """Return the audit log, oldest first.
-
-        Each entry has the ``time`` (ISO 8601, UTC), ``kind``, ``version``, ``parties``
-        (the names in the request; no ids) and ``changed``: whether q differs from the
-        one before.
-        """
+        """Return the audit log, oldest first; `changed` is whether q differs."""
         log = self._log("time, kind, version, clients AS parties, changed")
         for entry in log:
             entry["parties"] = json.loads(entry["parties"])
@@ -782,10 +735,7 @@ class ServerState(_StateFile):
 
 
 def list_models(folder: Path) -> list[str]:
-    """Return the ids of the models with a state in a folder, sorted.
-
-    These include unfinished trainings. Raises ValueError if the folder cannot be read.
-    """
+    """Return the sorted ids of models with a state, unfinished trainings included."""
     try:
         paths = [path for path in Path(folder).iterdir() if path.suffix == ".sqlite"]
         return sorted(p.stem for p in paths if is_model_id(p.stem) and p.stat().st_size)

@@ -69,11 +69,7 @@ def remove(party: Party, model: Number) -> Gone:
 
 
 def _removals(party: Party, model: str) -> Iterator[Callable[[], None]]:
-    """Yield what removes each file of a model.
-
-    Raises PartyError if the number is not that of a model, or if a file of that name is
-    not of that model.
-    """
+    """Yield what removes each file of a model; refuse other files of its name."""
     folder = party.state_dir
     if folder is None:
         return

@@ -53,10 +53,7 @@ GROUP = "vfl_flower.algorithms"
 
 @cache
 def algorithms() -> dict[str, Tasks]:
-    """Return the strategies of all algorithms, those of installed packages included.
-
-    Raises ValueError if two algorithms have the same name.
-    """
+    """Return the strategies of all algorithms; raise ValueError if two share a name."""
     table = dict(ALGORITHMS)
     for entry in entry_points(group=GROUP):
         if entry.name in table:

@@ -32,10 +32,7 @@ def keep_parts(
     intercept: float,
     receiver: int,
 ) -> str:
-    """Let each party store its block of the model, if all have a place for it.
-
-    Returns the number of the model; "" if nothing is stored.
-    """
+    """Let all parties store their blocks, or none; return the model's number or ""."""
     if not all(info.keeps for info in parties):
         return ""
     parties.ask(
@@ -60,8 +57,7 @@ def held_out_errors(
 ) -> dict[str, Any]:
     """Return the errors of a model in training, which the label holder computes.
 
-    unit: size of the residuals, which sets the resolution of the predictions.
-    test, train: whether to evaluate it on the rows held out, and on all training rows.
+    The `unit`, the size of the residuals, sets the resolution of the predictions.
     """
     holder, unit = parties.label_holder, min(max(unit, 1e-50), 1e50)
     sealed = parties.ask(

@@ -458,10 +458,7 @@ class FKKMeans(ProtocolStrategy):
         bound: float,
         brings: dict[str, Any],
     ) -> int:
-        """Line 10 by Lanczos, one message per product; return their number.
-
-        The first one `brings` the setup or R.
-        """
+        """Line 10 by Lanczos, of which the first message `brings` the setup or R."""
         trace, wanted = math.nan, {"product": bound}
         if space.t == 0 and self.threshold == "auto":
             wanted["trace"] = bound

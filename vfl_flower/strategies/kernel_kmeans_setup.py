@@ -27,10 +27,7 @@ log = logging.getLogger("vfl_flower")
 
 @contextmanager
 def decomposed(parties: Parties, step: Step[..., Any]) -> Iterator[None]:
-    """Decompose a sum of finite numbers; where that fails, name the parties.
-
-    Raises FederationError if an eigenvalue or singular value was not found.
-    """
+    """Decompose a sum of finite numbers; where that fails, name the parties."""
     try:
         with np.errstate(all="ignore"):
             yield

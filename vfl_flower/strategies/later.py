@@ -81,10 +81,7 @@ class RowPrediction(LaterTask):
 def check_places(
     parties: Parties, replies: Replies[Any], common: Sequence[str]
 ) -> None:
-    """Raise unless all parties of training take part, each in its place.
-
-    `common` names what must be the same in all parts of the model.
-    """
+    """Raise unless all parties of training have their places and equal `common`."""
     first = replies[0]
     for j, reply in enumerate(replies):
         if reply["index"] != j:

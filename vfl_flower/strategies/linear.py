@@ -40,20 +40,15 @@ def solve(
 ) -> tuple[list[Array], float, float, dict[str, float]]:
     """Solve a weighted least squares problem with the rows at the parties.
 
-    solver: ``"cg"``: conjugate gradients, or accelerated proximal steps if the penalty
-        has an l1 part; ``"saga"``: Defazio et al. (2014), the paper's baseline.
-    coreset: the rows and their weights; None: all training rows, with weight 1 each.
-    n: number of rows that the weights stand for.
-    max_iter: iterations of cg; passes over the rows of saga.
-    tol: stop when the gradient (cg), the step (proximal) or the mean change of the
-        residuals (saga) is below it, relative to the standard deviation of y (without
-        an intercept: its root mean square).
-    batch_size: rows a round trip of saga; 1 is the paper's.
+    "cg" takes accelerated proximal steps where the penalty has an l1 part; "saga" is
+    that of Defazio et al. (2014). `n` is the number of rows that the weights stand for.
+    `tol` bounds the gradient (cg), the step (proximal) or the mean change of the
+    residuals (saga), relative to the standard deviation of y (without an intercept: its
+    root mean square).
 
-    Return the coefficients of each party and the intercept, in the unit of y; the
-    standard deviation of y on the rows (without an intercept: its root mean square),
-    rounded up to a power of two; and metrics. Of these ``converged`` is 1.0 or 0.0, and
-    for saga it says that the residuals have settled: if columns lack rank, an l1
+    Return the coefficients of each party and the intercept, in the unit of y; that
+    deviation on the rows, rounded up to a power of two; and metrics. With saga
+    ``converged`` says that the residuals have settled: if columns lack rank, an l1
     penalty may still move the coefficients.
     """
     method: party.Method = "saga"

@@ -118,9 +118,8 @@ class MUFCTask(ProtocolStrategy):
     ) -> tuple[Array, Array, Array]:
         """Lines 4 to 7 of Algorithm 1: cluster the counts in the parties' replies.
 
-        Returns the bins that hold centroids, int64, shape (m, d); q, their counts in
-        rows, int64, shape (m,); and the centres C_s, shape (K, d), in the cube of the
-        box. Raises PartyFailed or FederationError if the messages are no counts.
+        Returns the bins that hold centroids, (m, d); q, their counts in rows, (m,); and
+        the centres C_s, (K, d), in the cube of the box.
         """
         rng = run.rng("k-means")
         if agreed.privacy == "none":
@@ -174,10 +173,9 @@ class MUFCTask(ProtocolStrategy):
     ) -> ArrayRecord:
         """Line 9: send the parties the version that holds, and its centres.
 
-        Sets the sizes of `model`, which has `n_rows` rows, and its objective if all
-        parties consent, and adds them to the server's `state`. `leaving` names the
-        parties that leave the model, `run_id` is the run that saved the version, by
-        default this one, and `metrics` are further values to record.
+        Sets the sizes of `model` and, if all parties consent, its objective, and adds
+        them to the server's `state`. `run_id` is the run that saved the version, by
+        default this one.
         """
         cost = parties.let("row-sums", *range(len(parties)))
         sums = {"sizes": Sum(float(MOST_ROWS))} | ({"cost": Sum(LIMB)} if cost else {})
@@ -377,10 +375,7 @@ class MUFC(MUFCTask):
         return rng.uniform(lower, upper, size=(n_rows, n_columns))
 
     def agree(self, parties: Parties) -> TrainingSettings:
-        """Return what server and parties agree on, with what depends on the data.
-
-        Raises FederationError if the data do not fit the settings.
-        """
+        """Return what server and parties agree on, with what depends on the data."""
         n = parties.n_rows
         lower, upper = box_of(parties, self.box)
         if self.n_clusters > n:
@@ -519,10 +514,7 @@ def sums_of(agreed: TrainingSettings) -> dict[str, Sum]:
 
 
 def code_of(parties: Parties, agreed: TrainingSettings, key: bytes) -> SparseSum:
-    """Return the code of Algorithm 2.
-
-    Raises FederationError if the data and settings allow none.
-    """
+    """Return the code of Algorithm 2, or raise FederationError."""
     try:
         return agreed.code(len(parties), parties[0].n_columns, key)
     except ValueError as error:
@@ -559,10 +551,7 @@ def worth(model: MUFCModel, agreed: TrainingSettings) -> dict[str, float]:
 
 
 def counted_bins(counts: Array) -> dict[str, Any]:
-    """Return the numbers of bins, of those with few rows, and of those with one.
-
-    `counts`, shape (m,), are the rows of each bin.
-    """
+    """Return the numbers of bins, of those with few rows, and of those with one."""
     return {
         "bins": len(counts),
         "small_bins": int((counts < SMALL_BIN).sum()),

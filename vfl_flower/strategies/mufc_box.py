@@ -36,10 +36,7 @@ MOST_OF_SPREAD = 0.8
 
 
 def named_bounds(box: Bounds) -> dict[str, tuple[float, float]]:
-    """Return a pair of bounds by the names of columns; empty if a box has no names.
-
-    Raises ValueError if a column comes twice, or has no bounds.
-    """
+    """Return a pair of bounds by the names of columns, if any, or raise ValueError."""
     if isinstance(box, Mapping):
         pairs = [(name, box[name]) for name in box]
     elif isinstance(box, str) and "=" in box:
@@ -66,10 +63,7 @@ def named_bounds(box: Bounds) -> dict[str, tuple[float, float]]:
 
 
 def parse_box(box: Bounds) -> tuple[Array, Array]:
-    """Return the lower and upper bounds of a box without names, of shape () or (d,).
-
-    Raises ValueError if there is no such box.
-    """
+    """Return the bounds of a box without names, () or (d,), or raise ValueError."""
     try:
         if isinstance(box, str):
             pairs = [[float(v) for v in pair.split(",")] for pair in box.split(";")]
@@ -92,10 +86,7 @@ def parse_box(box: Bounds) -> tuple[Array, Array]:
 
 
 def box_of(parties: Parties, box: Bounds) -> tuple[Array, Array]:
-    """Return the lower and upper bounds of the columns of the parties.
-
-    Raises FederationError if the parties have other columns.
-    """
+    """Return the bounds of the parties' columns, or raise FederationError."""
     d = parties[0].n_columns
     named = named_bounds(box)
     if not named:

@@ -493,11 +493,7 @@ class MUFCEvaluation(MUFCPrediction):
 
 
 def warn_of_copies(replies: Replies[Any]) -> None:
-    """Warn if forgotten rows are still in parties' data or other models.
-
-    Only `forget` reports their number in other models. Raises FederationError if the
-    sums are no counts.
-    """
+    """Warn if forgotten rows are in data or, which only `forget` reports, in models."""
     in_file, *in_models = replies.sums["totals"][2:].tolist()
     if not all(0 <= count <= MOST_ROWS for count in (in_file, *in_models)):
         raise FederationError(

@@ -278,10 +278,7 @@ class CoresetStrategy(ProtocolStrategy):
         return Coreset(None, np.ones(n), X, np.concatenate(y) if y else None)
 
     def n_train(self, parties: Parties) -> int:
-        """Return the number of training rows, n.
-
-        Raises FederationError if there are none, or fewer than a uniform sample needs.
-        """
+        """Return n, the number of training rows, or raise FederationError."""
         n = parties.n_rows - self.n_test(parties)
         if n < 1:
             raise FederationError(
