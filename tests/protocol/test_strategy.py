@@ -64,6 +64,11 @@ def grid(three) -> InProcessGrid:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_strategy_has_at_most_20_settings(kind):
+    assert len(settings_of(kind)) <= 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_setting_says_what_it_means(kind):
     for setting in settings_of(kind):
         assert setting.text, setting.name

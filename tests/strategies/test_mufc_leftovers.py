@@ -35,7 +35,7 @@ def test_a_training_that_the_server_gives_up_leaves_no_ids(tmp_path, monkeypatch
     def fail(*given):
         raise FederationError("the sums are no counts")
 
-    monkeypatch.setattr(strategies, "decoded", fail)
+    monkeypatch.setattr(strategies.SparseSum, "decode", fail)
     with pytest.raises(FederationError, match="the sums are no counts"):
         simulate(MUFC(server_state=tmp_path / "server"), parties(tmp_path))
     assert left(tmp_path) == {"a": [], "b": [], "c": []}

@@ -101,17 +101,14 @@ class Setup:
 
     def features(self, seed: str) -> FeatureSetup:
         """Return the setup with a seed, in hexadecimal digits."""
-        features: FeatureSetup = {
-            "kernel": self.kernel,
-            "gamma": self.gamma,
-            "seed": seed,
+        columns = {"fill": self.fill, "shift": self.shift, "scale": self.scale}
+        known = {
+            name: np.asarray(values, dtype=np.float64)
+            for name, values in columns.items()
+            if values is not None
         }
-        if self.fill is not None:
-            features["fill"] = np.asarray(self.fill, dtype=np.float64)
-        if self.shift is not None and self.scale is not None:
-            features["shift"] = np.asarray(self.shift, dtype=np.float64)
-            features["scale"] = np.asarray(self.scale, dtype=np.float64)
-        return features
+        setup = {"kernel": self.kernel, "gamma": self.gamma, "seed": seed}
+        return cast(FeatureSetup, setup | known)
 
 
 @shapes_only
@@ -354,24 +351,19 @@ def _per_row(party: Party, state: State, f: Callable[[slice, Array], Array]) -> 
     )
 
 
-def _W(state: State) -> Callable[[slice, Array], Array]:
-    """Return what makes rows of W_t of those of A_t (line 8)."""
-    B, eta = state.B, state.eta
-
-    def rows_of(part: slice, A: Array) -> Array:
-        return stack(A, np.zeros((len(A), 0)) if B is None else B[part], eta)
-
-    return rows_of
+def _W(state: State, part: slice, A: Array) -> Array:
+    """Return rows of W_t, of those of A_t (line 8)."""
+    B = np.zeros((len(A), 0)) if state.B is None else state.B[part]
+    return stack(A, B, state.eta)
 
 
 @_within_memory()
 def _gram(party: Party, state: State) -> Array:
     """Return W_t[m]^T W_t[m]."""
-    W = _W(state)
 
     def gram_of(part: slice, A: Array) -> Array:
-        rows = W(part, A)
-        return np.asarray(rows.T @ rows)
+        W = _W(state, part, A)
+        return np.asarray(W.T @ W)
 
     return _reduce(party, state, gram_of, np.add, np.zeros((1, 1)))
 
@@ -385,8 +377,7 @@ def _times(party: Party, state: State, R: Array) -> Array:
             f"shape {R.shape}"
         )
     R = np.asarray(R, dtype=np.float64)
-    W = _W(state)
-    product = _per_row(party, state, lambda part, A: W(part, A) @ R)
+    product = _per_row(party, state, lambda part, A: _W(state, part, A) @ R)
     _check_size("R", product)
     if state.P is not None:
         state.P = compose(state.P, R, state.eta)
@@ -629,12 +620,8 @@ def lloyd(
     )
     with _within_memory():
         part = summed_kmeans.part_of_pass(H, request, rng, party.n_parties)
-    reply: Lloyd = {"inertia": part.inertia, "sizes": part.sizes}
-    if part.counts is not None and part.sums is not None:
-        reply |= {"counts": part.counts, "sums": part.sums}
-    if part.silhouettes is not None:
-        reply["silhouettes"] = part.silhouettes
-    return reply
+    reply = {name: values for name, values in vars(part).items() if values is not None}
+    return cast(Lloyd, reply)
 
 
 @step

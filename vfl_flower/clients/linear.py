@@ -397,17 +397,11 @@ def saga(
 def coefficients(party: Party) -> Coefficients:
     """Send theta_j, and y's mean less mean_j theta_j, in units of the label scale s."""
     state = party.recall(LinearState)
-    theta = solution_of(state)
-    mean = _given(state.mean, np.zeros(len(theta)))
-    shift = state.y_mean / state.scale - float(mean @ theta)
-    return {"coefficients": theta, "shift": np.array([shift])}
-
-
-def solution_of(state: LinearState) -> Array:
-    """Return theta_j, shape (d,), in units of the label scale."""
     if state.phi is not None:
         theta = _needed(state.F) @ state.phi
     else:
-        x = _needed(state.x)
-        theta = x / _given(state.D, np.ones(len(x)))
-    return np.asarray(theta * _given(state.used, np.ones(len(theta))))
+        theta = _needed(state.x) / _given(state.D, np.ones(1))
+    theta = np.asarray(theta * _given(state.used, np.ones(1)))
+    mean = _given(state.mean, np.zeros(len(theta)))
+    shift = state.y_mean / state.scale - float(mean @ theta)
+    return {"coefficients": theta, "shift": np.array([shift])}

@@ -511,17 +511,20 @@ def _leave(
 def _gone(state: ClientState, requests: dict[int, str]) -> set[bytes]:
     """Return the tags of the ids to forget that were not removed before."""
     tags = state.tag(list(requests.values()))
-    known = state.known(tags)
-    if not known.all():
-        lines = [
-            line for line, is_known in zip(requests, known, strict=True) if not is_known
-        ]
-        log.error("lines %s of %s name no rows of training", lines, FORGET)
-        raise PartyError(
-            "ids to forget must belong to rows of training: some do not, the party's "
-            f"log has their lines in {FORGET}"
-        )
+    known = zip(requests, state.known(tags), strict=True)
+    lines = [line for line, is_known in known if not is_known]
+    _check_lines(lines, FORGET, "ids to forget", "rows of training")
     return set(tags) - state.removed()
+
+
+def _check_lines(lines: list[int], file: str, ids: str, rows: str) -> None:
+    """Refuse requests whose ids name no rows."""
+    if lines:
+        log.error("lines %s of %s name no %s", lines, file, rows)
+        raise PartyError(
+            f"{ids} must belong to {rows}: some do not, the party's log has their "
+            f"lines in {file}"
+        )
 
 
 def _finish_requests(state: ClientState) -> None:
@@ -629,12 +632,7 @@ def _wanted(state: ClientState, tags: set[bytes]) -> set[bytes]:
         for line, tag, is_known in zip(requests, asked, known, strict=True)
         if not is_known and tag not in tags
     ]
-    if lines:
-        log.error("lines %s of %s name no rows of the data", lines, ADD)
-        raise PartyError(
-            "ids to add must belong to rows of the data: some do not, the party's log "
-            f"has their lines in {ADD}"
-        )
+    _check_lines(lines, ADD, "ids to add", "rows of the data")
     if gone := state.removed().intersection(asked):
         log.warning("%d rows of %s were forgotten and are not added", len(gone), ADD)
     return set(asked)

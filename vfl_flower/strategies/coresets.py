@@ -291,8 +291,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
                 max_iter=self.max_iter,
                 tol=self.tol,
                 batch_size=self.batch_size,
-                rng=run.rng("saga"),
-                trace=run.trace,
+                run=run,
             )
             metrics |= solved
         if "train_loss" in metrics:

@@ -469,7 +469,10 @@ class FKKMeans(ProtocolStrategy):
             question = party.product.summing(**wanted)
             sums = parties.ask_exactly(question, vectors=c[:, None], **brings).sums
             product, brings = sums["product"], {}
-            if wanted.pop("trace", None) and (trace := float(sums["trace"][0])) < 0:
+            if "trace" in wanted:  # with the first product alone
+                del wanted["trace"]
+                trace = float(sums["trace"][0])
+            if trace < 0:
                 raise parties.faulty_sum(party.product, "the trace of a Gram matrix")
             if np.abs(product).max() > 2 * bound:
                 rule = "a product with a Gram matrix of the features"

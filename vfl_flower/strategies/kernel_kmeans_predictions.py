@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any, ClassVar
 
@@ -16,9 +15,7 @@ from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies.kernel_kmeans_metrics import LATER
-from vfl_flower.strategies.later import LaterTask
-
-log = logging.getLogger("vfl_flower")
+from vfl_flower.strategies.later import LaterTask, log_clusters
 
 
 @settings
@@ -61,10 +58,7 @@ class FKKMeansPrediction(LaterTask):
     def ask(self, parties: Parties) -> dict[str, Any]:
         """Let the parties label their rows; return metrics."""
         parties.ask(party.predict)
-        log.info(
-            "the clusters are in predictions-%s-%016x.csv of each party's state-dir",
-            *(self.model, parties.session),
-        )
+        log_clusters(parties, self.model)
         return {"rows": parties.n_rows}
 
 

@@ -78,6 +78,14 @@ class RowPrediction(LaterTask):
         return {"rows": rows}
 
 
+def log_clusters(parties: Parties, model: str) -> None:
+    """Say where each party has written the clusters of its new rows."""
+    log.info(
+        "the clusters are in predictions-%s-%016x.csv of each party's state-dir",
+        *(model, parties.session),
+    )
+
+
 def check_places(
     parties: Parties, replies: Replies[Any], common: Sequence[str]
 ) -> None:

@@ -8,7 +8,6 @@ the notation and ``numerics/linear.py`` for the objective.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import numpy as np
 
@@ -16,11 +15,10 @@ from vfl_flower.clients import linear as party
 from vfl_flower.clients.coresets import WeightedRows
 from vfl_flower.numerics.linear import Penalty, momentum
 from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.strategy import Run
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
-
-Trace = Callable[[str, float], None]
 
 
 def solve(
@@ -35,8 +33,7 @@ def solve(
     max_iter: int,
     tol: float,
     batch_size: int,
-    rng: np.random.Generator,
-    trace: Trace,
+    run: Run,
 ) -> tuple[list[Array], float, float, dict[str, float]]:
     """Solve a weighted least squares problem with the rows at the parties.
 
@@ -75,14 +72,12 @@ def solve(
     l1 = penalty.l1 / scale
     if method == "cg":
         iterations, metrics = _conjugate_gradients(
-            parties, residual, max_iter, tol, trace
+            parties, run, residual, max_iter, tol
         )
     elif method == "proximal":
-        iterations, metrics = _proximal(parties, residual, l1, max_iter, tol, trace)
+        iterations, metrics = _proximal(parties, run, residual, l1, max_iter, tol)
     else:
-        iterations, metrics = _saga(
-            parties, norms, l1, max_iter, tol, batch_size, rng, trace
-        )
+        iterations, metrics = _saga(parties, run, norms, l1, max_iter, tol, batch_size)
     last = parties.ask_exactly(party.coefficients.summing(shift=2.0**20))
     blocks = [scale * block for block in last.each("coefficients")]
     intercept = float(scale * last.sums["shift"][0])
@@ -90,7 +85,7 @@ def solve(
 
 
 def _conjugate_gradients(
-    parties: Parties, r: Array, max_iter: int, tol: float, trace: Trace
+    parties: Parties, run: Run, r: Array, max_iter: int, tol: float
 ) -> tuple[int, dict[str, float]]:
     """Minimise |r|^2 + penalty by conjugate gradients, one round trip per iteration.
 
@@ -111,7 +106,7 @@ def _conjugate_gradients(
             shrink=shrink,
         )
         gamma, energy, cross = sums["energies"].tolist()
-        trace("remaining", max(gamma, 0.0) ** 0.5)
+        run.trace("remaining", max(gamma, 0.0) ** 0.5)
         if converged := gamma <= tol**2:
             break
         beta = gamma / gamma_old if gamma_old else 0.0
@@ -138,7 +133,7 @@ def _conjugate_gradients(
 
 
 def _proximal(
-    parties: Parties, r: Array, l1: float, max_iter: int, tol: float, trace: Trace
+    parties: Parties, run: Run, r: Array, l1: float, max_iter: int, tol: float
 ) -> tuple[int, dict[str, float]]:
     """Accelerated proximal gradients (Beck and Teboulle 2009) in the blocks' metric.
 
@@ -156,7 +151,7 @@ def _proximal(
             momentum=(t - 1) / t_next,
         )
         r, (uphill, change) = sums["residual"], sums["energies"]
-        trace("remaining", max(change, 0.0) ** 0.5)
+        run.trace("remaining", max(change, 0.0) ** 0.5)
         if change <= tol**2:
             return iteration, {"converged": 1.0}
         t = 1.0 if uphill > 0 else t_next
@@ -165,16 +160,15 @@ def _proximal(
 
 def _saga(
     parties: Parties,
+    run: Run,
     norms: Array,
     l1: float,
     max_iter: int,
     tol: float,
     batch_size: int,
-    rng: np.random.Generator,
-    trace: Trace,
 ) -> tuple[int, dict[str, float]]:
     """SAGA (Defazio et al. 2014); the step of a batch as Gazagnadou et al. (2019)."""
-    m = len(norms)
+    m, rng = len(norms), run.rng("saga")
     b = min(batch_size, m)
     # Smoothness of one row, of all rows (the trace), and of a batch without repeats.
     of_row, of_all = 2 * m * float(norms.max()), 2 * float(norms.sum())
@@ -203,7 +197,7 @@ def _saga(
         log.info(
             "saga: pass %d of at most %d, change %.3g", sweep, max_iter, moved**0.5
         )
-        trace("remaining", moved**0.5)
+        run.trace("remaining", moved**0.5)
         if moved <= tol**2:
             return trips, {"converged": 1.0}
     return trips, {"converged": 0.0}

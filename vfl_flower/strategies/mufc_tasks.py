@@ -28,6 +28,7 @@ from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import check_unused, settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import Run
+from vfl_flower.strategies.later import log_clusters
 from vfl_flower.strategies.mufc import (
     MUFCTask,
     StateFolder,
@@ -436,10 +437,7 @@ class MUFCPrediction(ReadingTask):
             before=now.run,
             centers=now.centers,
         )
-        log.info(
-            "the clusters are in predictions-%s-%016x.csv of each party's state-dir",
-            *(self.model, parties.session),
-        )
+        log_clusters(parties, self.model)
         return {"rows": parties.n_rows}
 
 

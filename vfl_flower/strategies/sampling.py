@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -156,7 +156,7 @@ class CoresetStrategy(ProtocolStrategy):
             rows = (rows if train is None else train[rows]).astype(np.uint32)
             if not self.pools:
                 return Coreset(rows, weights)
-            return Coreset(rows, weights, *self._pool_rows(parties, rows))
+            return Coreset(rows, weights, *self._pool(parties, m, rows=rows))
         return self._importance_sample(parties, run, n, scoring)
 
     def _importance_sample(
@@ -215,7 +215,7 @@ class CoresetStrategy(ProtocolStrategy):
         if fused:
             X, y = self._pooled(parties, scored, len(rows))
         else:
-            X, y = self._pool_rows(parties, rows)
+            X, y = self._pool(parties, len(rows), rows=rows)
 
         def part(chosen: slice) -> Coreset:
             return Coreset(
@@ -228,17 +228,17 @@ class CoresetStrategy(ProtocolStrategy):
         check = part(slice(m, None)) if more else None
         return replace(part(slice(m)), check=check)
 
-    def _pool_rows(
-        self, parties: Parties, rows: Array
+    def _pool(
+        self, parties: Parties, count: int, **which: Any
     ) -> tuple[list[Array], Array | None]:
-        """Ask for these rows of all parties, and for their labels where needed."""
+        """Ask for some rows of all parties, and for their labels where needed."""
         replies = parties.ask(
             party.pooled_rows,
             test_fraction=self.test_fraction,
             labels=self.labelled,
-            rows=rows,
+            **which,
         )
-        return self._pooled(parties, replies, len(rows))
+        return self._pooled(parties, replies, count)
 
     def _pooled(
         self,
@@ -265,14 +265,7 @@ class CoresetStrategy(ProtocolStrategy):
         parts = []
         for start in range(0, n, block):
             stop = min(start + block, n)
-            replies = parties.ask(
-                party.pooled_rows,
-                test_fraction=self.test_fraction,
-                labels=self.labelled,
-                start=start,
-                stop=stop,
-            )
-            parts.append(self._pooled(parties, replies, stop - start))
+            parts.append(self._pool(parties, stop - start, start=start, stop=stop))
         X = [np.concatenate([X[j] for X, _ in parts]) for j in range(len(parties))]
         y = [y for _, y in parts if y is not None]
         return Coreset(None, np.ones(n), X, np.concatenate(y) if y else None)
