@@ -419,25 +419,25 @@ class FKKMeans(ProtocolStrategy):
     def _with_cem(
         self, parties: Parties, run: Run, space: Subspace, first: dict[str, Any]
     ) -> None:
-        """Lines 6 to 15; the first message of all brings `first`."""
-        gamma, brings = first["setup"].gamma, first
+        """Lines 6 to 15; `first` has the values of the first message."""
+        gamma, message = first["setup"].gamma, first
         while not self._ends(space):
             bound = space.next_eta * LARGEST_SQUARE * parties.n_rows + space.mass
             products = 1
             if self.eigensolver == "gram":
-                self._by_gram(parties, space, bound, brings)
+                self._by_gram(parties, space, bound, message)
             else:
-                products = self._by_products(parties, run, space, bound, brings)
+                products = self._by_products(parties, run, space, bound, message)
             self._record(run, parties, space, gamma, products)
-            brings = {"t": space.t + 1, "R": space.R}
+            message = {"t": space.t + 1, "R": space.R}
 
     def _by_gram(
-        self, parties: Parties, space: Subspace, bound: float, brings: dict[str, Any]
+        self, parties: Parties, space: Subspace, bound: float, message: dict[str, Any]
     ) -> None:
-        """Line 10 in one message, which `brings` the setup or R."""
+        """Line 10 in one `message`, which has the setup or R."""
         size = space.next_size
         question = party.gram.summing(gram=bound)
-        triangle = parties.ask_exactly(question, **brings).sums["gram"]
+        triangle = parties.ask_exactly(question, **message).sums["gram"]
         if len(triangle) != size * (size + 1) // 2:
             rule = f"the upper triangle of a matrix of {size} rows"
             raise parties.faulty_sum(party.gram, rule)
@@ -456,19 +456,19 @@ class FKKMeans(ProtocolStrategy):
         run: Run,
         space: Subspace,
         bound: float,
-        brings: dict[str, Any],
+        message: dict[str, Any],
     ) -> int:
-        """Line 10 by Lanczos, of which the first message `brings` the setup or R."""
+        """Line 10 by Lanczos: `message`, then one per product; return how many."""
         trace, wanted = math.nan, {"product": bound}
         if space.t == 0 and self.threshold == "auto":
             wanted["trace"] = bound
-        brings = brings | {"trace_wanted": "trace" in wanted}
+        message = message | {"trace_wanted": "trace" in wanted}
 
         def multiply(c: Array) -> Array:
-            nonlocal brings, trace
+            nonlocal message, trace
             question = party.product.summing(**wanted)
-            sums = parties.ask_exactly(question, vectors=c[:, None], **brings).sums
-            product, brings = sums["product"], {}
+            sums = parties.ask_exactly(question, vectors=c[:, None], **message).sums
+            product, message = sums["product"], {}
             if "trace" in wanted:  # with the first product alone
                 del wanted["trace"]
                 trace = float(sums["trace"][0])
@@ -490,24 +490,24 @@ class FKKMeans(ProtocolStrategy):
     def _without_cem(
         self, parties: Parties, run: Run, space: Subspace, first: dict[str, Any]
     ) -> Array:
-        """Section 4.1 for all t; return H. The first message of all brings `first`.
+        """Section 4.1 for all t; return H. `first` has values of the first message.
 
         R_t = (1 - eta_t) Z_t + eta_t A_t A_t^T / D, of all N rows. The server holds the
         eigenvectors of Z_t; a product is two round trips, of D floats from each party
         and of N floats from all.
         """
-        N, brings = parties.n_rows, first
+        N, message = parties.n_rows, first
         B = np.zeros((N, 0))
 
         def multiply(c: Array) -> Array:
-            nonlocal brings
+            nonlocal message
             D, bound = space.D if space.t else space.D_1, 2.0 * math.sqrt(N)
             g = parties.secure_sum(
                 party.project.summing(projected=bound),
                 c=each(split_rows(parties, c)),
-                **brings | {"t": space.t + 1},
+                **message | {"t": space.t + 1},
             )["projected"]
-            brings = {}
+            message = {}
             if len(g) != D:
                 raise parties.faulty_sum(party.project, f"products with {D} features")
             replies = parties.ask(party.expand, g=g)
