@@ -288,17 +288,17 @@ class FKKMeans(ProtocolStrategy):
             D=D,
             D_1=D_1,
         )
-        first: dict[str, Any] = {"t": 1, "setup": setup, "seed": seed}
+        first: dict[str, Any] = {"setup": setup, "seed": seed}
         run.record(0, self._model(parties, space, setup.gamma).to_record())
         if self.cem:
             self._with_cem(parties, run, space, first)
-            embedding: dict[str, Any] = {"R": space.embedding}
+            R, H = space.embedding, None
         else:
-            H = self._without_cem(parties, run, space, first)
-            embedding = {"H": each(split_rows(parties, H))}
+            rows = self._without_cem(parties, run, space, first)
+            R, H = None, each(split_rows(parties, rows))
         # Lines 16 to 19.
         cluster = self._by_sums if self._sums else self._by_coreset
-        centers, sum_h, more = cluster(parties, run, space, embedding)
+        centers, sum_h, more = cluster(parties, run, space, R, H)
         # Line 20.
         model = self._model(parties, space, setup.gamma)
         model.cluster_centers_ = centers
@@ -429,15 +429,16 @@ class FKKMeans(ProtocolStrategy):
             else:
                 products = self._by_products(parties, run, space, bound, message)
             self._record(run, parties, space, gamma, products)
-            message = {"t": space.t + 1, "R": space.R}
+            message = {"R": space.R}
 
     def _by_gram(
         self, parties: Parties, space: Subspace, bound: float, message: dict[str, Any]
     ) -> None:
         """Line 10 in one `message`, which has the setup or R."""
         size = space.next_size
-        question = party.gram.summing(gram=bound)
-        triangle = parties.ask_exactly(question, **message).sums["gram"]
+        triangle = parties.ask_exactly(
+            party.gram.summing(gram=bound), t=space.t + 1, **message
+        ).sums["gram"]
         if len(triangle) != size * (size + 1) // 2:
             rule = f"the upper triangle of a matrix of {size} rows"
             raise parties.faulty_sum(party.gram, rule)
@@ -462,12 +463,13 @@ class FKKMeans(ProtocolStrategy):
         trace, wanted = math.nan, {"product": bound}
         if space.t == 0 and self.threshold == "auto":
             wanted["trace"] = bound
-        message = message | {"trace_wanted": "trace" in wanted}
+        message = {"t": space.t + 1, "trace_wanted": "trace" in wanted} | message
 
         def multiply(c: Array) -> Array:
             nonlocal message, trace
-            question = party.product.summing(**wanted)
-            sums = parties.ask_exactly(question, vectors=c[:, None], **message).sums
+            sums = parties.ask_exactly(
+                party.product.summing(**wanted), vectors=c[:, None], **message
+            ).sums
             product, message = sums["product"], {}
             if "trace" in wanted:  # with the first product alone
                 del wanted["trace"]
@@ -505,7 +507,8 @@ class FKKMeans(ProtocolStrategy):
             g = parties.secure_sum(
                 party.project.summing(projected=bound),
                 c=each(split_rows(parties, c)),
-                **message | {"t": space.t + 1},
+                t=space.t + 1,
+                **message,
             )["projected"]
             message = {}
             if len(g) != D:
@@ -539,15 +542,20 @@ class FKKMeans(ProtocolStrategy):
         return np.asarray(U[:, : space.s] * np.sqrt(space.eigenvalues))
 
     def _by_sums(
-        self, parties: Parties, run: Run, space: Subspace, embedding: dict[str, Any]
+        self,
+        parties: Parties,
+        run: Run,
+        space: Subspace,
+        R: Array | None,
+        H: Array | None,
     ) -> tuple[Array, Array, dict[str, Any]]:
         """Lines 16 to 19: return the centres, the sum of the rows of H, and metrics."""
         N, values = parties.n_rows, space.eigenvalues
         s, mass = len(values), float(values.sum())
         # The squares of all rows of H add up to its eigenvalues.
         bound = 2 * math.sqrt(N * mass) + 10 * math.sqrt(mass)
-        question = party.embed.summing(sum_h=bound)
-        sum_h = parties.ask_exactly(question, **embedding).sums["sum_h"]
+        replies = parties.ask_exactly(party.embed.summing(sum_h=bound), R=R, H=H)
+        sum_h = replies.sums["sum_h"]
         if len(sum_h) != s:
             raise parties.faulty_sum(party.embed, f"{s} sums of the embedding")
 
@@ -587,11 +595,16 @@ class FKKMeans(ProtocolStrategy):
         return first_of_equals(clusters.centers), sum_h, metrics
 
     def _by_coreset(
-        self, parties: Parties, run: Run, space: Subspace, embedding: dict[str, Any]
+        self,
+        parties: Parties,
+        run: Run,
+        space: Subspace,
+        R: Array | None,
+        H: Array | None,
     ) -> tuple[Array, Array, dict[str, Any]]:
         """Lines 16 to 19 as in [1]; the points estimate the sum of the rows of H."""
         # Lines 16 and 17.
-        replies = parties.ask(party.local, n_clusters=self.n_clusters, **embedding)
+        replies = parties.ask(party.local, n_clusters=self.n_clusters, R=R, H=H)
         # Lines 18 and 19.
         shares = split_budget(np.array(replies.each("cost")), self.coreset_size)
         points, weights = self._sample(parties, space, shares)
