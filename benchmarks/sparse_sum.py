@@ -15,12 +15,8 @@ from time import perf_counter
 
 import numpy as np
 
-from vfl_flower.secure_aggregation import (
-    PairwiseMasks,
-    masked,
-    new_private_key,
-    public_key,
-)
+from vfl_flower.secure_aggregation.keys import new_private_key, public_key
+from vfl_flower.secure_aggregation.masks import PairwiseMasks, masked
 from vfl_flower.secure_aggregation.sparse_sum import Field, SparseSum
 
 

@@ -4,7 +4,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from vfl_flower.app.cards import Card
-from vfl_flower.secure_aggregation import encode_key
+from vfl_flower.secure_aggregation.keys import encode_key
 
 
 def public(curve=None):

@@ -11,7 +11,7 @@ from vfl_flower.protocol.consent import FREE
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.strategy import ProtocolStrategy
-from vfl_flower.secure_aggregation import unmask_sum
+from vfl_flower.secure_aggregation.masks import unmask_sum
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.typing import Arrays
 

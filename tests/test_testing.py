@@ -27,7 +27,7 @@ from vfl_flower.protocol.errors import FederationError, PartyFailed
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import reveals, step
 from vfl_flower.protocol.strategy import ProtocolStrategy
-from vfl_flower.secure_aggregation import PairwiseMasks
+from vfl_flower.secure_aggregation.masks import PairwiseMasks
 from vfl_flower.testing import (
     CHECKS,
     Runs,
@@ -383,7 +383,7 @@ def test_sums_that_are_hidden_by_little_noise(monkeypatch):
 
     wide = [Party(rng.normal(size=(30, 50)), name=name) for name in NAMES]
     check_masks(Runs(Mean(seed=1), lambda: wide))
-    monkeypatch.setattr(PairwiseMasks, "_hide", noise)
+    monkeypatch.setattr(PairwiseMasks, "hide", noise)
     with pytest.raises(AssertionError, match="must look random"):
         check_masks(Runs(Mean(seed=1), lambda: wide))
 

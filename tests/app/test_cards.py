@@ -8,7 +8,7 @@ from cards import card, public
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from vfl_flower.app.cards import Card, load_cards
-from vfl_flower.secure_aggregation import encode_key
+from vfl_flower.secure_aggregation.keys import encode_key
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from vfl_flower.app import identity
 from vfl_flower.protocol.identity import FILE, load_identity
-from vfl_flower.secure_aggregation import encode_key, parse_key
+from vfl_flower.secure_aggregation.keys import encode_key, parse_key
 
 
 def run(folder, name="airline"):

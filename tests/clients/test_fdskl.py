@@ -23,7 +23,7 @@ from vfl_flower.numerics.random_features import RandomFeatures, draw_pairs
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.contract import ContractError, structure
 from vfl_flower.protocol.party import PartyError
-from vfl_flower.secure_aggregation import join_limbs, split_limbs
+from vfl_flower.secure_aggregation.limbs import join_limbs, split_limbs
 
 ROOT = math.sqrt(2)
 """phi at angle 0."""

@@ -23,7 +23,7 @@ from vfl_flower.numerics.kernel_kmeans import (
 )
 from vfl_flower.protocol.contract import ContractError, flatten, structure
 from vfl_flower.protocol.party import PartyError
-from vfl_flower.secure_aggregation import join_limbs
+from vfl_flower.secure_aggregation.limbs import join_limbs
 
 N, D, D_1 = 12, 4, 6
 SETUP = Setup("gaussian", gamma=0.5, D=D, D_1=D_1)

@@ -28,7 +28,8 @@ from vfl_flower.protocol.contract import (
     structure,
 )
 from vfl_flower.protocol.party import PartyError
-from vfl_flower.secure_aggregation import SparseSum, join_limbs
+from vfl_flower.secure_aggregation.limbs import join_limbs
+from vfl_flower.secure_aggregation.sparse_sum import SparseSum
 
 MODEL = "0123456789abcdef"
 KEY = bytes(range(16))

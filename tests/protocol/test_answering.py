@@ -37,7 +37,8 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import load_part, save_part
 from vfl_flower.protocol.party import PartyError, Predictions
 from vfl_flower.protocol.steps import STEPS, Step
-from vfl_flower.secure_aggregation import group, unmask_sum
+from vfl_flower.secure_aggregation.groups import group
+from vfl_flower.secure_aggregation.masks import unmask_sum
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.typing import Array
 

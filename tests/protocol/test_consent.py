@@ -38,7 +38,7 @@ from vfl_flower.protocol.journal import FILE
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.steps import STEPS, Reveals
-from vfl_flower.secure_aggregation import encode_key
+from vfl_flower.secure_aggregation.keys import encode_key
 
 N = 60
 KEY = encode_key(bytes(range(32)))

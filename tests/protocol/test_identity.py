@@ -34,7 +34,7 @@ from vfl_flower.protocol.identity import (
 )
 from vfl_flower.protocol.journal import Journal
 from vfl_flower.protocol.party import PartyError
-from vfl_flower.secure_aggregation import (
+from vfl_flower.secure_aggregation.keys import (
     NO_IDENTITY,
     encode_key,
     new_private_key,

@@ -24,16 +24,10 @@ from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.seals import Sealed
 from vfl_flower.protocol.steps import STEPS, Step, Sum, each, opened
 from vfl_flower.protocol.sums import PartySums
-from vfl_flower.secure_aggregation import (
-    Relay,
-    Tree,
-    group,
-    new_private_key,
-    public_key,
-    ring,
-    spanning,
-    two_trees,
-)
+from vfl_flower.secure_aggregation.groups import group
+from vfl_flower.secure_aggregation.keys import new_private_key, public_key
+from vfl_flower.secure_aggregation.relay import Relay
+from vfl_flower.secure_aggregation.trees import Tree, ring, spanning, two_trees
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.typing import Array
 

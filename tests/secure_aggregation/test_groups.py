@@ -10,13 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from vfl_flower.secure_aggregation import (
-    Circle,
-    Plain,
-    Ring,
-    group,
-    unmask_sum,
-)
+from vfl_flower.secure_aggregation.groups import Circle, Plain, Ring, group
+from vfl_flower.secure_aggregation.masks import unmask_sum
 
 bounds = st.floats(1e-250, 1e250)
 party_counts = st.integers(1, 5000)

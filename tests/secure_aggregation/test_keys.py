@@ -2,8 +2,11 @@
 
 import pytest
 
-from vfl_flower.secure_aggregation import new_private_key, public_key
-from vfl_flower.secure_aggregation.keys import shared_secret
+from vfl_flower.secure_aggregation.keys import (
+    new_private_key,
+    public_key,
+    shared_secret,
+)
 
 
 def test_vector_of_rfc_7748_section_6_1():

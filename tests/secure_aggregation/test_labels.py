@@ -4,18 +4,15 @@ import ast
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import vfl_flower
-from vfl_flower.secure_aggregation import (
-    PairwiseMasks,
-    Relay,
-    Ring,
-    labels,
-    masks,
-    public_key,
-    relay,
-)
+from vfl_flower.secure_aggregation import labels, masks, relay
+from vfl_flower.secure_aggregation.groups import Ring
+from vfl_flower.secure_aggregation.keys import public_key
+from vfl_flower.secure_aggregation.masks import PairwiseMasks, masked
+from vfl_flower.secure_aggregation.relay import Relay
 
 LABELS = {name: value for name, value in vars(labels).items() if name.isupper()}
 
@@ -42,7 +39,7 @@ def derived(monkeypatch):
 def test_each_use_of_a_pair_of_keys_has_a_label_and_a_key_of_its_own(derived):
     private = [bytes([k]) * 32 for k in (1, 2)]
     args = private[0], list(map(public_key, private)), 0, 42
-    PairwiseMasks(*args).mask(Ring(2.0, 2), 1, *CONTEXT)
+    masked(np.zeros(1), Ring(2.0, 2), PairwiseMasks(*args), *CONTEXT)
     Relay(*args).seal(1, b"", *CONTEXT)
     Relay(*args).agree(1)
     secrets, parts, keys = zip(*derived, strict=True)

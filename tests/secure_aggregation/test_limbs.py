@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from vfl_flower.secure_aggregation import LIMB, group, join_limbs, split_limbs
-from vfl_flower.secure_aggregation.limbs import PLACES
+from vfl_flower.secure_aggregation.groups import group
+from vfl_flower.secure_aggregation.limbs import LIMB, PLACES, join_limbs, split_limbs
 
 STEP = Fraction(1, 2**80)
 numbers = st.floats(-(2.0**119), 2.0**119, allow_nan=False)

@@ -5,7 +5,7 @@ import hmac
 import itertools
 import tracemalloc
 from collections import Counter
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import pytest
@@ -19,19 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uniformity import octets, uniform
 
-from vfl_flower.secure_aggregation import (
-    Circle,
+from vfl_flower.secure_aggregation.groups import Circle, Plain, Ring, group
+from vfl_flower.secure_aggregation.keys import new_private_key, public_key
+from vfl_flower.secure_aggregation.masks import (
     PairwiseMasks,
-    Plain,
-    Relay,
-    Ring,
-    group,
+    derive_key,
     masked,
-    new_private_key,
-    public_key,
     unmask_sum,
 )
-from vfl_flower.secure_aggregation.masks import derive_key
+from vfl_flower.secure_aggregation.relay import Relay
 
 names = st.text(max_size=12)
 P = 2**61 - 1
@@ -72,6 +68,10 @@ def _masks(parties, run_id=1):
     return [PairwiseMasks(key, public, j, run_id) for j, key in enumerate(private)]
 
 
+def _mask(masks, chosen, count, *context):
+    return masks.hide(np.zeros(count, chosen.dtype), chosen, *context)
+
+
 def _in_group(kind, parties):
     if kind == "field":
         return Field()
@@ -94,7 +94,7 @@ KINDS = ["ring", "circle16", "circle32", "field"]
 def test_masks_sum_to_zero(parties, count, action, name, round, run_id, kind):
     chosen = _in_group(kind, parties)
     terms = [
-        masks.mask(chosen, count, action, name, round)
+        _mask(masks, chosen, count, action, name, round)
         for masks in _masks(parties, run_id)
     ]
     for term in terms:
@@ -106,7 +106,7 @@ def test_masks_sum_to_zero(parties, count, action, name, round, run_id, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_masks_sum_to_zero_over_several_blocks(kind):
     chosen, count = _in_group(kind, 3), 2**18 + 3
-    terms = [masks.mask(chosen, count, "a", "b", 0) for masks in _masks(3)]
+    terms = [_mask(masks, chosen, count, "a", "b", 0) for masks in _masks(3)]
     assert not reduce(chosen.add, terms).any()
     # No block comes back: no 8 bytes of one mask repeat. The chance that uniform
     # elements do is below 2^36 / 2^61 = 3e-8; narrower ones are looked at in words.
@@ -150,8 +150,8 @@ def test_order_of_the_two_keys_changes_the_stream():
     private = [new_private_key() for _ in range(2)]
     public = [public_key(key) for key in private]
     ring = Ring(1.0, 2)
-    one = PairwiseMasks(private[0], public, 0, 1).mask(ring, 1, "a", "b", 0)
-    other = PairwiseMasks(private[0], public[::-1], 1, 1).mask(ring, 1, "a", "b", 0)
+    one = _mask(PairwiseMasks(private[0], public, 0, 1), ring, 1, "a", "b", 0)
+    other = _mask(PairwiseMasks(private[0], public[::-1], 1, 1), ring, 1, "a", "b", 0)
     assert int(one[0]) not in (int(other[0]), -int(other[0]) % 2**64)
 
 
@@ -225,7 +225,7 @@ def test_a_pad_is_the_same_again_and_only_its_owner_has_it(kind):
     pads = [m.pad(chosen, count, "a", "b", 0) for m in parties]
     again = [m.pad(chosen, count, "a", "b", 0) for m in _fixed(3)]
     other = [parties[0].pad(chosen, count, *c) for c in CONTEXTS]
-    masks = [m.mask(chosen, count, "a", "b", 0) for m in parties]
+    masks = [_mask(m, chosen, count, "a", "b", 0) for m in parties]
     np.testing.assert_array_equal(pads, again)
     words = [a[:4].tobytes() for a in [*pads, *other, *masks]]
     assert len(set(words)) == len(words)
@@ -279,7 +279,7 @@ def test_no_two_uses_of_a_secret_share_a_key(monkeypatch):
         relay = Relay(private[j], public, j, run_id)
         for context in contexts:
             for chosen, count in itertools.product(groups, (1, 11)):
-                masks.mask(chosen, count, *context)
+                _mask(masks, chosen, count, *context)
                 masks.pad(chosen, count, *context)
             for to in range(3):
                 relay.seal(to, b"x", *context)
@@ -353,7 +353,7 @@ def test_plain_passes_masks_by():
         assert clipped == 0
     total = unmask_sum([message for message, _ in sent], plain)
     np.testing.assert_array_equal(total, values + values + values)
-    assert not _masks(3)[0].mask(plain, 4, "a", "b", 0).any()
+    assert not _mask(_masks(3)[0], plain, 4, "a", "b", 0).any()
 
 
 # Format: worked from RFC 7748, RFC 5869 and RFC 8439 without this package.
@@ -370,7 +370,7 @@ def test_format_is_pinned(index):
     private = [bytes([j + 1]) * 32 for j in range(3)]
     public = [public_key(key) for key in private]
     masks = PairwiseMasks(private[index], public, index, run_id=42)
-    got = masks.mask(Ring(2.0, 3), 4, "coresets_scores", "g", 3)
+    got = _mask(masks, Ring(2.0, 3), 4, "coresets_scores", "g", 3)
     assert got.tolist() == PINNED[index]
 
 
@@ -392,8 +392,8 @@ def test_format_by_hand():
     expected = np.frombuffer(stream, "<u8")
     ring = Ring(2.0, 2)
     low, high = (
-        PairwiseMasks(private[j], public, j, 42).mask(
-            ring, 4, "coresets_scores", "g", 3
+        _mask(
+            PairwiseMasks(private[j], public, j, 42), ring, 4, "coresets_scores", "g", 3
         )
         for j in range(2)
     )
@@ -456,7 +456,8 @@ def test_errors_and_repr_carry_no_secret():
 
 
 def test_refuses_negative_rounds():
-    for made in (_masks(2)[0].mask, _masks(2)[0].pad):
+    masks = _masks(2)[0]
+    for made in (partial(_mask, masks), masks.pad):
         with pytest.raises(ValueError, match="must be at least 0, got -1"):
             made(Ring(1.0, 2), 1, "a", "b", -1)
 

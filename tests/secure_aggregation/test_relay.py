@@ -10,8 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uniformity import uniform
 
-from vfl_flower.secure_aggregation import Relay, new_private_key, public_key
-from vfl_flower.secure_aggregation.keys import shared_secret
+from vfl_flower.secure_aggregation.keys import (
+    new_private_key,
+    public_key,
+    shared_secret,
+)
+from vfl_flower.secure_aggregation.relay import Relay
 
 PRIVATE = [bytes([j + 1]) * 32 for j in range(4)]
 PUBLIC = [public_key(key) for key in PRIVATE]

@@ -9,14 +9,10 @@ from hypothesis import strategies as st
 from uniformity import uniform
 
 from vfl_flower.numerics.prime_field import MERSENNE_61, PrimeField
-from vfl_flower.secure_aggregation import (
-    PairwiseMasks,
-    masked,
-    public_key,
-    unmask_sum,
-)
+from vfl_flower.secure_aggregation.groups import Field
+from vfl_flower.secure_aggregation.keys import public_key
+from vfl_flower.secure_aggregation.masks import PairwiseMasks, masked, unmask_sum
 from vfl_flower.secure_aggregation.sparse_sum import (
-    Field,
     HashMismatchError,
     MasksDoNotCancelError,
     PointCollisionError,

@@ -14,7 +14,7 @@ from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.rows import ArrayRows
-from vfl_flower.secure_aggregation import join_limbs
+from vfl_flower.secure_aggregation.limbs import join_limbs
 
 NAMES = ["age", "height", "weight"]
 

@@ -27,7 +27,8 @@ from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.steps import Sum, each, opened
-from vfl_flower.secure_aggregation import LIMB, PLACES, group, join_limbs
+from vfl_flower.secure_aggregation.groups import group
+from vfl_flower.secure_aggregation.limbs import LIMB, PLACES, join_limbs
 
 N = 60
 VICTIM = 1

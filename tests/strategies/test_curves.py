@@ -34,7 +34,7 @@ from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.messages import pack
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import ModelPart, save_part
-from vfl_flower.secure_aggregation import group
+from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.strategies import (
     CoresetEvaluation,
     CoresetVKMC,

@@ -20,7 +20,8 @@ from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import Sum, each, opened
-from vfl_flower.secure_aggregation import LIMB, unmask_sum
+from vfl_flower.secure_aggregation.limbs import LIMB
+from vfl_flower.secure_aggregation.masks import unmask_sum
 
 VICTIM = 1
 

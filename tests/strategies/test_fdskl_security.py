@@ -29,8 +29,9 @@ from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.messages import unbundle
 from vfl_flower.protocol.steps import STEPS as ACTIONS
 from vfl_flower.protocol.sums import PartySums
-from vfl_flower.secure_aggregation import join_limbs, masks, relay
+from vfl_flower.secure_aggregation import masks, relay
 from vfl_flower.secure_aggregation.labels import SECRET_DRAW
+from vfl_flower.secure_aggregation.limbs import join_limbs
 from vfl_flower.strategies import FDSKL, FDSKLDirect, FDSKLPrediction
 from vfl_flower.testing import Recorder
 

@@ -27,7 +27,7 @@ from vfl_flower.protocol.identity import (
 from vfl_flower.protocol.journal import FILE, journal_of
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import each
-from vfl_flower.secure_aggregation import encode_key, new_private_key, public_key
+from vfl_flower.secure_aggregation.keys import encode_key, new_private_key, public_key
 
 VICTIM = 1
 N = 40

@@ -36,7 +36,7 @@ from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import weighted_kmeans
 from vfl_flower.numerics.mufc import initialise, number_of_clusters
 from vfl_flower.protocol.settings import values_of
-from vfl_flower.secure_aggregation import SparseSum
+from vfl_flower.secure_aggregation.sparse_sum import SparseSum
 from vfl_flower.simulation import simulate
 from vfl_flower.strategies import (
     MUFC,

@@ -19,7 +19,7 @@ from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import Sum, each
-from vfl_flower.secure_aggregation import LIMB, join_limbs
+from vfl_flower.secure_aggregation.limbs import LIMB, join_limbs
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.strategies import FKKMeans
 

@@ -12,7 +12,7 @@ from vfl_flower.clients.evaluation import Told
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import vrlr_sensitivities
 from vfl_flower.numerics.leverage import leverage_factor, leverage_scores
-from vfl_flower.secure_aggregation import group
+from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.strategies import (
     FDSKL,
     CoresetVKMC,

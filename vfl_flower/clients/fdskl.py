@@ -66,7 +66,7 @@ from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
-from vfl_flower.secure_aggregation import PLACES, join_limbs, split_limbs
+from vfl_flower.secure_aggregation.limbs import PLACES, join_limbs, split_limbs
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 

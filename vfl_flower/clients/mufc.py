@@ -56,7 +56,8 @@ from vfl_flower.protocol.requests import (
 )
 from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
-from vfl_flower.secure_aggregation import SparseSum, split_limbs
+from vfl_flower.secure_aggregation.limbs import split_limbs
+from vfl_flower.secure_aggregation.sparse_sum import SparseSum
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 

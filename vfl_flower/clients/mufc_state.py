@@ -41,7 +41,7 @@ from vfl_flower.protocol.contract import ContractError, fields_of, flat, structu
 from vfl_flower.protocol.parts import is_model_id
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.settings import Natural, Positive
-from vfl_flower.secure_aggregation import SparseSum
+from vfl_flower.secure_aggregation.sparse_sum import SparseSum
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 from vfl_flower.version import __version__

@@ -27,7 +27,7 @@ from vfl_flower.protocol.contract import ContractError, fields_of, restore, stru
 from vfl_flower.protocol.errors import PartyError, refusing, refusing_files
 from vfl_flower.protocol.names import Name, Text
 from vfl_flower.protocol.settings import Count, Natural
-from vfl_flower.secure_aggregation import parse_key
+from vfl_flower.secure_aggregation.keys import parse_key
 from vfl_flower.typing import Array
 
 Kind = Literal[

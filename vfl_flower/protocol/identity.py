@@ -42,7 +42,7 @@ from vfl_flower.protocol.journal import Journal
 from vfl_flower.protocol.names import is_name
 from vfl_flower.protocol.parts import check_folder
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.secure_aggregation import NO_IDENTITY, encode_key, public_key
+from vfl_flower.secure_aggregation.keys import NO_IDENTITY, encode_key, public_key
 
 log = logging.getLogger("vfl_flower")
 

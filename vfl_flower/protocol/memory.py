@@ -20,7 +20,7 @@ from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.steps import Step
 from vfl_flower.protocol.vault import new_state_key
-from vfl_flower.secure_aggregation import new_private_key, public_key
+from vfl_flower.secure_aggregation.keys import new_private_key, public_key
 from vfl_flower.typing import Array
 
 SHARED = "shared."

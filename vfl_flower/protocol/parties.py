@@ -55,15 +55,9 @@ from vfl_flower.protocol.names import is_name
 from vfl_flower.protocol.replies import PartyInfo, Replies, check_alike, order_of
 from vfl_flower.protocol.seals import Seal, Sealed
 from vfl_flower.protocol.steps import Each, P, Question, R, Step, Sum, T
-from vfl_flower.secure_aggregation import (
-    Field,
-    Group,
-    Plain,
-    Ring,
-    Tree,
-    group,
-    unmask_sum,
-)
+from vfl_flower.secure_aggregation.groups import Field, Group, Plain, Ring, group
+from vfl_flower.secure_aggregation.masks import unmask_sum
+from vfl_flower.secure_aggregation.trees import Tree
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
 from vfl_flower.version import __version__

@@ -15,7 +15,9 @@ from vfl_flower.protocol.errors import PartyError, refusing
 from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
 from vfl_flower.protocol.seals import Seal
 from vfl_flower.protocol.steps import Step
-from vfl_flower.secure_aggregation import Group, PairwiseMasks, Relay, group, masked
+from vfl_flower.secure_aggregation.groups import Group, group
+from vfl_flower.secure_aggregation.masks import PairwiseMasks, masked
+from vfl_flower.secure_aggregation.relay import Relay
 from vfl_flower.typing import Array
 
 T = TypeVar("T")

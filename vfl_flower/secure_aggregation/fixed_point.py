@@ -29,11 +29,7 @@ MOST_FRACTION_BITS = 50
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How real numbers become elements of the integers modulo 2^k.
-
-    Raises ValueError if a setting is out of range, or a single number does not fit in
-    the ring.
-    """
+    """How real numbers become elements of the integers modulo 2^k."""
 
     bits: int
     """Width k of the ring: 48, 56 or 63."""
@@ -65,25 +61,15 @@ class FixedPoint:
         """Bound of the size of an encoding, 2^f bound + 1/2, exactly."""
         return Fraction(self.bound) * (1 << self.fraction) + Fraction(1, 2)
 
-    @property
-    def error(self) -> float:
-        """Largest difference of a number within the bound and its encoding."""
-        return 2.0 ** -(self.fraction + 1)
-
     def encode(self, values: Array) -> tuple[Array, int]:
-        """Return elements of the same shape, and how many numbers were clipped.
+        """Return elements, uint64 below 2^k, and how many numbers were clipped.
 
-        The elements are uint64 below 2^k. Raises ValueError if a number is NaN or
-        infinite.
+        Raises ValueError if a number is NaN or infinite.
         """
         exact, clipped = clipped_to(self.bound, values)
         exact *= 2.0**self.fraction
         signed = np.rint(exact, out=exact).astype("<i8")
         return reduce(signed.view("<u8"), self.bits), clipped
-
-    def decode(self, elements: Array) -> Array:
-        """Return the numbers of elements, float64, the shape of `elements`."""
-        return decode(elements, self.bits, self.fraction)
 
 
 def reduce(elements: Array, bits: int) -> Array:
@@ -96,9 +82,8 @@ def reduce(elements: Array, bits: int) -> Array:
 def decode(elements: Array, bits: int, fraction: int) -> Array:
     """Return the real numbers of elements modulo 2^bits, float64.
 
-    The elements, of any shape, stand for integers between -2^(bits - 1) and
-    2^(bits - 1) - 1; bits above `bits`, at most 64, are ignored. `fraction` counts the
-    fraction bits of the integers: of a product, those of both factors together.
+    Bits above `bits`, at most 64, are ignored. `fraction` counts the fraction bits: of
+    a product, those of both factors together.
     """
     unused = 64 - bits
     signed = (np.asarray(elements, "<u8") << np.uint64(unused)).view("<i8")
@@ -121,10 +106,8 @@ def gram_fixed_point(
     which is ``k > 2 f + log2(square_sum) + 1`` but for the rounding. With f = 16 and
     cosines (bound 1.006), 48 bits hold up to 32,000 rows.
 
-    `bound` is the largest size of a number in F; of columns of rows with weights, of
-    numbers that have been multiplied by the square roots of the weights. F has f
-    fraction bits, the Gram matrix 2 f. `square_sum` is the largest sum of squares of a
-    column, where it is known to be less than ``rows * bound^2``, its default. Raises
+    `bound` is the largest size of a number in F, which has f fraction bits. The largest
+    sum of squares of a column, `square_sum`, is ``rows * bound^2`` by default. Raises
     ValueError if no ring is wide enough, or an argument is out of range.
     """
     for bits in WIDTHS:
@@ -144,11 +127,9 @@ def finest_gram_fixed_point(
     *,
     square_sum: float | None = None,
 ) -> FixedPoint:
-    """Return the encoding with the most fraction bits for a Gram matrix.
+    """Return the encoding with the most fraction bits; see :func:`gram_fixed_point`.
 
-    `bits` is the width of the ring; the other arguments are those of
-    :func:`gram_fixed_point`. Raises ValueError if not even whole numbers fit, or an
-    argument is out of range.
+    Raises ValueError if not even whole numbers fit, or an argument is out of range.
     """
     fraction = _most_fraction(rows, bound, bits, square_sum)
     if fraction < 0:

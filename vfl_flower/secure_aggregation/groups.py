@@ -9,67 +9,80 @@ from __future__ import annotations
 
 import math
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
-from vfl_flower.secure_aggregation.sparse_sum import Field
+from vfl_flower.numerics.prime_field import PrimeField
 from vfl_flower.typing import Array
 
 Take = Callable[[int], bytes]
 """The next ``n`` bytes of a random stream."""
 
 
-class Group(Protocol):
-    """What masks and sums need to know of a commutative group.
+class Group(ABC):
+    """A commutative group, whose zero is the number 0 of `dtype`.
 
-    Its zero is the number 0 of `dtype`, in every group.
+    Elements add as NumPy adds them: unsigned integers wrap.
     """
 
+    protects: ClassVar[bool] = True
+    """Whether a mask hides a value; false for `Plain` alone."""
+
+    parties: int
+    """Largest number of encodings whose sum `decode` still understands."""
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if self.parties < 1:
+            raise ValueError(f"parties must be at least 1, got {self.parties}")
+        object.__setattr__(self, "parties", operator.index(self.parties))
+
     @property
+    @abstractmethod
     def name(self) -> str:
         """Name of the group, as `group` takes it."""
 
     @property
     def label(self) -> str:
         """Name and every setting that changes `encode`; bound into each mask's key."""
+        return f"{self.name} {self.parties}"
 
     @property
+    @abstractmethod
     def dtype(self) -> np.dtype[Any]:
         """Type of an element, in memory and in a message."""
 
-    @property
-    def parties(self) -> int:
-        """Largest number of encodings whose sum `decode` still understands."""
-
-    @property
-    def protects(self) -> bool:
-        """Whether a mask hides a value; false for `Plain` alone."""
-
+    @abstractmethod
     def encode(self, values: Array) -> tuple[Array, int]:
-        """Elements of the same shape, and how many values were clipped.
+        """Return elements of the same shape, and how many values were clipped.
 
         The elements may be the array of `values` itself: do not change them in place.
+        Raises ValueError if a value is NaN, infinite or of a wrong type.
         """
 
     def decode(self, total: Array) -> Array:
-        """Values of a sum of up to `parties` encodings, of the same shape."""
+        """Return the values of a sum of up to `parties` encodings, the same shape."""
+        return np.asarray(total, dtype=self.dtype)
 
     def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
         """Sum ``a + b`` in the group, elementwise; into `out`, which may be `a`."""
+        return np.add(a, b, out=out)
 
     def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
         """Difference ``a - b`` in the group, elementwise; into `out` as in `add`."""
+        return np.subtract(a, b, out=out)
 
     def random(self, take: Take, count: int) -> Array:
-        """Return `count` uniform elements from the stream, shape ``(count,)``.
+        """Return `count` uniform elements from the stream; they may be read-only.
 
         The stream is read in order and no byte beyond those that the elements need,
-        so that ``m`` elements and then ``n`` are the same as ``m + n`` at once. The
-        array may be read-only.
+        so that ``m`` elements and then ``n`` are the same as ``m + n`` at once.
         """
+        return np.frombuffer(take(self.dtype.itemsize * count), dtype=self.dtype)
 
 
 def clipped_to(bound: float, values: Array) -> tuple[Array, int]:
@@ -84,45 +97,15 @@ def clipped_to(bound: float, values: Array) -> tuple[Array, int]:
     return np.clip(exact, -bound, bound, out=np.empty_like(exact)), clipped
 
 
-class _Numbers:
-    """What the groups share whose elements NumPy adds: unsigned integers wrap."""
-
-    parties: int
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of an element."""
-        raise NotImplementedError
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        if self.parties < 1:
-            raise ValueError(f"parties must be at least 1, got {self.parties}")
-
-    def add(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Sum, modulo the size of the group."""
-        return np.add(a, b, out=out)
-
-    def subtract(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        """Difference, modulo the size of the group."""
-        return np.subtract(a, b, out=out)
-
-    def random(self, take: Take, count: int) -> Array:
-        """Return `count` elements of the stream's bytes, little endian; read-only."""
-        return np.frombuffer(take(self.dtype.itemsize * count), dtype=self.dtype)
-
-
 @dataclass(frozen=True)
-class _Bounded(_Numbers):
-    """What the groups of real numbers share, whose size has a bound."""
+class _Bounded(Group):
+    """A group of real numbers, whose size has a bound."""
 
     name: ClassVar[str]
 
     bound: float
-    """Largest size of a value, in its unit, from 1e-250 to 1e250; larger ones are
-    clipped and counted."""
+    """Largest size of a value, from 1e-250 to 1e250; larger ones are clipped."""
     parties: int
-    """Largest number of encodings in a sum, at least 1."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -146,8 +129,7 @@ class Ring(_Bounded):
     A value v becomes the integer nearest to ``scale * v``, modulo 2^64. No sum of
     `parties` such integers reaches 2^63 in size, so the sum of the encodings is exact
     and what `decode` returns differs from the sum of the clipped values by at most
-    ``parties / (2 * scale)``, plus the rounding of that one number to float64. Raises
-    ValueError if `bound` or `parties` is out of range.
+    ``parties / (2 * scale)``, plus the rounding of that one number to float64.
 
     >>> ring = Ring(bound=10.0, parties=2)
     >>> a, _ = ring.encode(np.array([1.25, -3.0]))
@@ -158,7 +140,6 @@ class Ring(_Bounded):
 
     name: ClassVar[str] = "ring"
     dtype: ClassVar[np.dtype[Any]] = np.dtype("<u8")
-    protects: ClassVar[bool] = True
 
     scale: float = field(init=False)
     """The largest power of two with ``parties * ceil(bound * scale) < 2^63``."""
@@ -166,22 +147,18 @@ class Ring(_Bounded):
     def __post_init__(self) -> None:
         """Check the settings and find the scale, in exact integers."""
         super().__post_init__()
-        bound, parties = self.bound, operator.index(self.parties)
         # bound = numerator / 2^d, and parties * numerator has k bits:
         # parties * bound * 2^e < 2^(k - d + e) <= 2^63 for e = 63 + d - k.
-        numerator, denominator = bound.as_integer_ratio()
-        exponent = 62 + denominator.bit_length() - (parties * numerator).bit_length()
+        numerator, denominator = self.bound.as_integer_ratio()
+        bits = (self.parties * numerator).bit_length()
+        exponent = 62 + denominator.bit_length() - bits
         # Rounding to integers can only matter for more than 1024 parties.
-        if parties * math.ceil(math.ldexp(bound, exponent)) >= 2**63:
+        if self.parties * math.ceil(math.ldexp(self.bound, exponent)) >= 2**63:
             exponent -= 1
-        object.__setattr__(self, "parties", parties)
         object.__setattr__(self, "scale", math.ldexp(1.0, exponent))
 
     def encode(self, values: Array) -> tuple[Array, int]:
-        """Return elements of the same shape, and how many values were clipped.
-
-        The elements are uint64. Raises ValueError if a value is NaN or infinite.
-        """
+        """Return elements, uint64, and how many values were clipped."""
         exact, clipped = clipped_to(self.bound, values)
         exact *= self.scale
         np.rint(exact, out=exact)
@@ -194,22 +171,19 @@ class Ring(_Bounded):
 
 
 @dataclass(frozen=True)
-class Circle(_Numbers):
+class Circle(Group):
     """The circle R / Z: angles in turns, as fractions of a turn with `bits` bits.
 
     A value v becomes the integer nearest to ``2^bits * v``, modulo 2^bits: whole turns
     fall away, and nothing is ever clipped. Integers of `bits` bits wrap, so the sum of
     any number of elements is exact modulo a turn, and the sum of T elements differs
-    from the sum of their values by at most ``T / 2^(bits + 1)`` turns. Raises
-    ValueError if a setting is out of range.
+    from the sum of their values by at most ``T / 2^(bits + 1)`` turns. `decode` returns
+    a sum as it is, in units of ``2^-bits``.
     """
-
-    protects: ClassVar[bool] = True
 
     bits: int
     """Width of an element, 8, 16 or 32; one turn is ``2^bits`` units."""
     parties: int
-    """Number of parties, at least 1. A sum of more would be exact as well."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -221,11 +195,6 @@ class Circle(_Numbers):
     def name(self) -> str:
         """``"circle8"``, ``"circle16"`` or ``"circle32"``."""
         return f"circle{self.bits}"
-
-    @property
-    def label(self) -> str:
-        """Name and parties."""
-        return f"{self.name} {self.parties}"
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -255,19 +224,12 @@ class Circle(_Numbers):
         exact *= 2.0**self.bits
         return np.rint(exact, out=exact).astype("<i8").astype(self.dtype), 0
 
-    def decode(self, total: Array) -> Array:
-        """Return a sum of elements as it is: unsigned integers, any shape.
-
-        The values of the circle are fractions of a turn, in units of ``2^-bits``.
-        """
-        return np.asarray(total, dtype=self.dtype)
-
 
 @dataclass(frozen=True)
 class Plain(_Bounded):
-    """Real numbers as they are: the same interface and no protection.
+    """Real numbers as they are, for tests and comparison: nothing is hidden.
 
-    For tests and comparison. Values are checked and clipped as in `Ring`.
+    Values are checked and clipped as in `Ring`.
     """
 
     name: ClassVar[str] = "plain"
@@ -278,13 +240,59 @@ class Plain(_Bounded):
         """Return the clipped float64 values and how many were clipped."""
         return clipped_to(self.bound, values)
 
+    def random(self, take: Take, count: int) -> Array:
+        """Return `count` zeros."""
+        return np.zeros(count, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class Field(PrimeField, Group):
+    """The integers modulo a prime: elements, uint64 below p, in and out."""
+
+    name: ClassVar[str] = "field"
+    dtype: ClassVar[np.dtype[Any]] = np.dtype("<u8")
+
+    parties: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        Group.__post_init__(self)
+
+    @property
+    def label(self) -> str:
+        """Name, prime and parties."""
+        return f"{self.name} {self.p} {self.parties}"
+
+    def encode(self, values: Array) -> tuple[Array, int]:
+        """Return elements as they are, not a copy; nothing is clipped."""
+        return self.decode(values), 0
+
     def decode(self, total: Array) -> Array:
-        """Return the sum as it is, float64."""
-        return np.asarray(total, dtype=np.float64)
+        """Return elements as they are; raises ValueError unless uint64 below p."""
+        total = np.asarray(total)
+        if total.dtype != self.dtype:
+            raise ValueError(f"values must be uint64 elements, got {total.dtype}")
+        if np.any(total >= self.p):
+            raise ValueError(
+                f"values must be elements below p = {self.p}, got a larger"
+            )
+        return total
 
     def random(self, take: Take, count: int) -> Array:
-        """Return `count` zeros: nothing is hidden."""
-        return np.zeros(count, dtype=self.dtype)
+        """Return `count` uniform elements, by rejection.
+
+        Each element is the lowest bits of eight bytes, little endian, as many as p has.
+        Values of p or more are dropped, and the next eight bytes are read instead.
+        """
+        mask = np.uint64(2 ** self.p.bit_length() - 1)
+        elements = np.zeros(0, dtype=self.dtype)
+        while len(elements) < count:
+            # One word for each element that is missing: never one too many.
+            words = take(8 * (count - len(elements)))
+            drawn = np.frombuffer(words, dtype=self.dtype) & mask
+            elements = np.concatenate([elements, drawn[drawn < self.p]])
+        return elements
 
 
 GROUPS: dict[str, Callable[[float, int], Group]] = {
@@ -300,9 +308,8 @@ GROUPS: dict[str, Callable[[float, int], Group]] = {
 def group(name: str, bound: float, parties: int) -> Group:
     """Make the group of a name in `GROUPS`, for sums of up to `parties` encodings.
 
-    `bound` is the largest size of a value; larger ones are clipped and counted. A
-    circle ignores it, since angles have no size. Raises ValueError if an argument is
-    out of range.
+    `bound` is the largest size of a value of "ring" and "plain"; the others have none.
+    Raises ValueError if an argument is out of range.
     """
     if name not in GROUPS:
         raise ValueError(f"group must be one of {', '.join(GROUPS)}, got {name!r}")

@@ -19,17 +19,13 @@ _PREFIX = "ed25519:"
 def new_private_key() -> bytes:
     """Return a private key from the operating system's random source, 32 bytes.
 
-    The key never depends on the seed of an experiment. It stays with its party: neither
-    messages nor logs may carry it.
+    It never depends on a seed, and neither messages nor logs may carry it.
     """
     return X25519PrivateKey.generate().private_bytes_raw()
 
 
 def public_key(private: bytes) -> bytes:
-    """Return the public key of a private key, both of 32 bytes.
-
-    Raises ValueError if `private` has another length.
-    """
+    """Return the public key of a private key; raises ValueError unless 32 bytes."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 

@@ -1,9 +1,8 @@
 """Exact sums of numbers of any size, where one bound for all would lose small ones.
 
-A sum in fixed point has one resolution for all its entries, which its bound sets. Sums
-of columns may differ by any factor, which nobody knows before they are added. So a
-number is cut into limbs at fixed places, like digits, and each limb is a small integer
-that is added exactly.
+A sum in fixed point has one resolution for all its entries, but sums of columns may
+differ by any factor. So a number is cut into limbs at fixed places, like digits, and
+each limb is a small integer that is added exactly.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ PLACES = tuple(2.0**power for power in (80, 40, 0, -40, -80))
 
 
 def split_limbs(values: Array) -> Array:
-    """Cut numbers of any shape into limbs, float64, shape (5, ...).
+    """Cut numbers into limbs, integers below 2^40 in size, float64, shape (5, ...).
 
-    Limbs are integers below 2^40 in size. Their sum with the weights `PLACES` is the
-    number, cut off at 2^-80. Raises ValueError if a number is not finite, or not below
-    2^120 in size.
+    Their sum with the weights `PLACES` is the number, cut off at 2^-80. Raises
+    ValueError if a number is not finite, or not below 2^120 in size.
     """
     if not (np.abs(values) < PLACES[0] * LIMB).all():
         raise ValueError("values must be finite and below 2^120 in size")

@@ -31,10 +31,12 @@ _NONCE = bytes(16)
 
 
 class End:
-    """One party's end of the secrets that it shares with each other party.
+    """One party's end of the X25519 secrets that it shares with each other party.
 
-    `run_id` is the same at all parties. The keys and the ValueError are those of
-    `shared_secrets`.
+    `public_keys` are those of all parties, the one of this party at `index`; `run_id`
+    is the same at all parties. Raises ValueError if there are fewer than two keys, a
+    key does not have 32 bytes, two are equal, the party's own is not at `index`, or one
+    gives an all-zero shared secret.
     """
 
     def __init__(
@@ -44,7 +46,40 @@ class End:
         index: int,
         run_id: int,
     ) -> None:
-        self._secrets = shared_secrets(private_key, public_keys, index)
+        if len(public_keys) < 2:
+            raise ValueError(
+                f"public_keys must hold at least 2 keys, got {len(public_keys)}"
+            )
+        if not 0 <= index < len(public_keys):
+            raise ValueError(
+                f"index must be between 0 and {len(public_keys) - 1}, got {index}"
+            )
+        first: dict[bytes, int] = {}
+        for j, key in enumerate(public_keys):
+            if len(key) != KEY_BYTES:
+                raise ValueError(
+                    f"public key of party {j} must have 32 bytes, got {len(key)}"
+                )
+            if first.setdefault(key, j) != j:
+                raise ValueError(
+                    "public keys must differ, "
+                    f"got the same for parties {first[key]} and {j}"
+                )
+        if public_keys[index] != public_key(private_key):
+            raise ValueError(
+                f"public key of party {index} must belong to its private key"
+            )
+        # In the place of this party its private key, which it shares with nobody.
+        self._secrets = [private_key] * len(public_keys)
+        for j, key in enumerate(public_keys):
+            if j != index:
+                try:
+                    self._secrets[j] = shared_secret(private_key, key)
+                except ValueError:
+                    raise ValueError(
+                        f"public key of party {j} must not give an all-zero shared "
+                        "secret"
+                    ) from None
         self._public_keys = list(public_keys)
         self._index, self._run_id = index, run_id
 
@@ -68,9 +103,8 @@ class PairwiseMasks(End):
     can read the inputs of parties: the masks protect against a server that follows the
     protocol and is curious, not against one that forges keys.
 
-    >>> from vfl_flower.secure_aggregation import (
-    ...     PairwiseMasks, Ring, masked, new_private_key, public_key, unmask_sum,
-    ... )
+    >>> from vfl_flower.secure_aggregation.groups import Ring
+    >>> from vfl_flower.secure_aggregation.keys import new_private_key, public_key
     >>> private = [new_private_key() for _ in range(3)]
     >>> public = [public_key(key) for key in private]
     >>> ring = Ring(bound=10.0, parties=3)
@@ -85,16 +119,24 @@ class PairwiseMasks(End):
     array([4.5, 3. ])
     """
 
-    def mask(
-        self, group: Group, count: int, action: str, name: str, round: int
+    def hide(
+        self, elements: Array, group: Group, action: str, name: str, round: int
     ) -> Array:
-        """Return the mask of one context, elements of the group, shape ``(count,)``.
+        """Add the mask of one context to `elements`, shape ``(count,)``, in place.
 
         For party i it is sum_{j > i} r_ij - sum_{j < i} r_ji. `action` and `name` are
         the step of the protocol and the array in its message; see the class for
         `round`. Raises ValueError if `round` is negative.
         """
-        return self._hide(np.zeros(count, group.dtype), group, action, name, round)
+        parts = self._parts(group, elements.size, action, name, round)
+        streams: list[tuple[bool, Take]] = []
+        for j, secret in enumerate(self._secrets):
+            if j != self._index:
+                pair = sorted((self._index, j))
+                keys = [self._public_keys[i] for i in pair]
+                take = stream(secret, [labels.PAIRWISE_MASK, *parts, *keys])
+                streams.append((self._index < j, take))
+        return _add_streams(elements, group, streams)
 
     def pad(
         self, group: Group, count: int, action: str, name: str, round: int
@@ -108,27 +150,17 @@ class PairwiseMasks(End):
         and nobody else can make it. The contract of the class holds for pads too.
         Raises ValueError if `round` is negative.
         """
-        index = self._index
-        parts = context(self._run_id, action, name, round)
-        parts += [group.label.encode(), str(count).encode()]
-        parts = [labels.OWN_PAD, *parts, self._public_keys[index]]
-        take = stream(self._secrets[index], parts)
+        parts = self._parts(group, count, action, name, round)
+        parts = [labels.OWN_PAD, *parts, self._public_keys[self._index]]
+        take = stream(self._secrets[self._index], parts)
         return _add_streams(np.zeros(count, group.dtype), group, [(True, take)])
 
-    def _hide(
-        self, elements: Array, group: Group, action: str, name: str, round: int
-    ) -> Array:
-        """Add the mask of one context to `elements`, shape ``(count,)``, in place."""
+    def _parts(
+        self, group: Group, count: int, action: str, name: str, round: int
+    ) -> list[bytes]:
+        """Return what masks and pads are bound to, for `derive_key`."""
         parts = context(self._run_id, action, name, round)
-        parts += [group.label.encode(), str(elements.size).encode()]
-        streams: list[tuple[bool, Take]] = []
-        for j, secret in enumerate(self._secrets):
-            if j != self._index:
-                pair = sorted((self._index, j))
-                keys = [self._public_keys[i] for i in pair]
-                take = stream(secret, [labels.PAIRWISE_MASK, *parts, *keys])
-                streams.append((self._index < j, take))
-        return _add_streams(elements, group, streams)
+        return [*parts, group.label.encode(), str(count).encode()]
 
 
 def masked(
@@ -141,11 +173,10 @@ def masked(
 ) -> tuple[Array, int]:
     """Return one party's values x_i, encoded and hidden, and how many were clipped.
 
-    Without `masks` (None) the encoding is sent as it is. Never use the context of the
-    mask again with other values; see `PairwiseMasks`. The result has the shape of
-    `values`: a new array under a mask, else (`masks` is None, or the group is `Plain`)
-    what ``group.encode`` returns. Raises ValueError if a value is NaN or infinite, or
-    more parties mask than the group can sum.
+    Never use the context of the mask again with other values; see `PairwiseMasks`.
+    Without `masks` (None), or in the group `Plain`, the encoding is sent as it is.
+    Raises ValueError if a value is NaN or infinite, or more parties mask than the group
+    can sum.
     """
     encoded, clipped = group.encode(values)
     if masks is None or not group.protects:
@@ -154,16 +185,16 @@ def masked(
         raise ValueError(
             f"group must be able to sum {parties} parties, got {group.parties}"
         )
-    hidden = masks._hide(encoded.flatten(), group, action, name, round)
+    hidden = masks.hide(encoded.flatten(), group, action, name, round)
     return hidden.reshape(encoded.shape), clipped
 
 
 def unmask_sum(arrays: Sequence[Array], group: Group) -> Array:
     """Add the messages of all parties, where masks cancel, and decode: sum_i x_i.
 
-    All have one shape. If the message of a party is missing, the result is noise, which
-    this function cannot detect. Raises ValueError if there is no array, there are more
-    than the group can sum, or their shapes or types do not fit.
+    If the message of a party is missing, the result is noise, which this function
+    cannot detect. Raises ValueError if there is no array, there are more than the group
+    can sum, or their shapes or types do not fit.
     """
     if not 1 <= len(arrays) <= group.parties:
         raise ValueError(
@@ -185,66 +216,11 @@ def unmask_sum(arrays: Sequence[Array], group: Group) -> Array:
     return group.decode(total)
 
 
-def shared_secrets(
-    private_key: bytes, public_keys: Sequence[bytes], index: int
-) -> list[bytes]:
-    """Check the keys of all parties and agree on a secret with each of the others.
-
-    Returns, in party order, the X25519 secret shared with each party; in the place
-    `index` of this party its private key, which it shares with nobody. Use them only to
-    derive keys. `public_keys` are those of all parties, this one included.
-
-    Raises ValueError if there are fewer than two keys, a key does not have 32 bytes,
-    two are equal, the party's own is not at `index`, or one gives an all-zero shared
-    secret.
-    """
-    if len(public_keys) < 2:
-        raise ValueError(
-            f"public_keys must hold at least 2 keys, got {len(public_keys)}"
-        )
-    if not 0 <= index < len(public_keys):
-        raise ValueError(
-            f"index must be between 0 and {len(public_keys) - 1}, got {index}"
-        )
-    first: dict[bytes, int] = {}
-    for j, key in enumerate(public_keys):
-        if len(key) != KEY_BYTES:
-            raise ValueError(
-                f"public key of party {j} must have 32 bytes, got {len(key)}"
-            )
-        if first.setdefault(key, j) != j:
-            raise ValueError(
-                "public keys must differ, "
-                f"got the same for parties {first[key]} and {j}"
-            )
-    if public_keys[index] != public_key(private_key):
-        raise ValueError(f"public key of party {index} must belong to its private key")
-    secrets = []
-    for j, key in enumerate(public_keys):
-        try:
-            secrets.append(
-                private_key if j == index else shared_secret(private_key, key)
-            )
-        except ValueError:
-            raise ValueError(
-                f"public key of party {j} must not give an all-zero shared secret"
-            ) from None
-    return secrets
-
-
 def context(run_id: int, action: str, name: str, round: int) -> list[bytes]:
-    """Return the parts of a context, for `derive_key`.
-
-    Raises ValueError if `round` is negative.
-    """
+    """Return a context for `derive_key`; raises ValueError if `round` is negative."""
     if round < 0:
         raise ValueError(f"round must be at least 0, got {round}")
-    return [
-        str(run_id).encode(),
-        action.encode(),
-        name.encode(),
-        str(round).encode(),
-    ]
+    return [part.encode() for part in (str(run_id), action, name, str(round))]
 
 
 def derive_key(secret: bytes, parts: Sequence[bytes]) -> bytes:
@@ -261,8 +237,7 @@ def stream(secret: bytes, parts: Sequence[bytes]) -> Take:
     """Return the ChaCha20 key stream of one secret in one context.
 
     ChaCha20 (RFC 8439) is safe as long as no pair of key and nonce encrypts two
-    plaintexts. Each context has a key of its own, so the nonce may be the same each
-    time: zero.
+    plaintexts. Each context has a key of its own, so the nonce is always zero.
     """
     key = derive_key(secret, parts)
     encryptor = Cipher(ChaCha20(key, _NONCE), mode=None).encryptor()

@@ -54,15 +54,9 @@ LABEL = b"vfl_flower id to point 1"
 LEAST_OF_A_PROCESS = 4096
 """Points that are worth a process of their own: 0.15 s of work, its start takes 0.3."""
 
-_SMALL = bytes(POINT_BYTES)
-"""In place of a point whose multiple by 8 is zero."""
-
 
 def hash_ids(ids: Sequence[bytes]) -> Points:
-    """Return the SHA-512/256 of each id, shape (n, 32).
-
-    The ids are those of :func:`vfl_flower.protocol.row_order.normal_ids`.
-    """
+    """Return the SHA-512/256 of each of the `normal_ids`, shape (n, 32)."""
     return _rows(b"".join(map(_sha512_256, ids)))
 
 
@@ -101,10 +95,9 @@ def encrypt(points: Points, key: bytes, *, hashed: bool = False) -> Points:
     """Return the multiples of points by a key of 32 bytes, in their order.
 
     Points and multiples are uint8, (n, 32). With `hashed` the points are anything, of
-    which :func:`hash_to_point` first makes points. The work is split among as many
-    processes as this one may use processors, where each gets some thousands of points.
-    Raises ValueError if a point is of small order, whose multiple is the same under
-    each key, and RuntimeError if a process was stopped.
+    which :func:`hash_to_point` first makes points. As many processes work as this one
+    may use processors. Raises ValueError if a point is of small order, whose multiple
+    is the same under each key, and RuntimeError if a process was stopped.
     """
     shares = min(_processors(), len(points) // LEAST_OF_A_PROCESS)
     mode = b"h" if hashed else b"e"
@@ -163,15 +156,11 @@ def _work(mode: bytes, key: bytes, data: bytes) -> bytes:
         point = data[start : start + POINT_BYTES]
         if mode == b"h":
             point = hash_to_point(point)
-        multiples += _multiple(private, point)
+        try:
+            multiples += private.exchange(X25519PublicKey.from_public_bytes(point))
+        except ValueError:  # RFC 7748, section 6.1: it would be all zeros
+            multiples += bytes(POINT_BYTES)
     return bytes(multiples)
-
-
-def _multiple(private: X25519PrivateKey, point: bytes) -> bytes:
-    try:
-        return private.exchange(X25519PublicKey.from_public_bytes(point))
-    except ValueError:  # RFC 7748, section 6.1: it would be all zeros
-        return _SMALL
 
 
 def main() -> None:

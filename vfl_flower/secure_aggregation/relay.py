@@ -19,9 +19,7 @@ class Relay(End):
     action, name, round, both indices and both public keys bound in. So the server, or
     another party, can neither read nor change it, nor pass it off as a message of
     another step, round, sender or receiver; it sees the length, and it can withhold it.
-    ChaCha20-Poly1305 is safe as long as no pair of key and nonce encrypts two
-    plaintexts; no key seals a second message, so the nonce may be the same each time:
-    zero.
+    No key seals a second message, so the nonce is always zero.
 
     **Contract of the caller**: never use a context (action, name, round, receiver)
     again with other data. Two messages under one key give away where they differ, and
@@ -32,7 +30,7 @@ class Relay(End):
     follows the protocol and is curious, not against one that forges keys; see
     `PairwiseMasks`.
 
-    >>> from vfl_flower.secure_aggregation import new_private_key, public_key
+    >>> from vfl_flower.secure_aggregation.keys import new_private_key, public_key
     >>> private = [new_private_key() for _ in range(2)]
     >>> public = [public_key(key) for key in private]
     >>> a, b = (Relay(key, public, j, run_id=7) for j, key in enumerate(private))
@@ -45,9 +43,8 @@ class Relay(End):
         """Seal data to one party, in a message 16 bytes longer.
 
         The receiver, `to`, may be this party: the key then comes from the private key
-        alone, and nobody else can open the message. Never use the context
-        (action, name, round) again with other data; see the class. Raises ValueError if
-        `to` is no party, or `round` is negative.
+        alone, and nobody else can open the message. Raises ValueError if `to` is no
+        party, or `round` is negative.
         """
         cipher = self._cipher("to", self._index, to, action, name, round)
         return cipher.encrypt(_NONCE, data, None)
@@ -57,9 +54,9 @@ class Relay(End):
     ) -> bytes:
         """Open a message that one party, which may be this one, sealed to this one.
 
-        `action`, `name` and `round` are the context in which it was sealed. Raises
-        ValueError if the message was altered, or sealed by another party, to another
-        one or in another context; if `sender` is no party, or `round` is negative.
+        Raises ValueError if the message was altered, or sealed by another party, to
+        another one or in another context; if `sender` is no party, or `round` is
+        negative.
         """
         cipher = self._cipher("sender", sender, self._index, action, name, round)
         try:
@@ -71,10 +68,7 @@ class Relay(End):
             ) from None
 
     def agree(self, party: int) -> bytes:
-        """Return 32 bytes that this party and another one know, and nobody else.
-
-        They are the same in the whole run, whatever is sealed.
-        """
+        """Return 32 bytes of the run that this party and another one alone know."""
         pair = sorted((self._index, party))
         parts = [labels.AGREED_SECRET, str(self._run_id).encode()]
         parts += [self._public_keys[place] for place in pair]

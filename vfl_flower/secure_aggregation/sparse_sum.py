@@ -3,9 +3,9 @@
 [1] C. Pan, J. Sima, S. Prakash, V. Rana, O. Milenkovic, "Machine Unlearning of
 Federated Clusters", ICLR 2023, Algorithm 2 (SCMA), whose *clients* are our parties. The
 vector q^(l) of party l has an entry for each of B^d bins, at most K of them not zero.
-Instead of q^(l) the party sends 2 K L power sums of its bins, which masks in `Field`
-hide; the sum of these messages over the L parties tells the server q = sum_l q^(l), and
-nothing else about a party.
+Instead of q^(l) the party sends 2 K L power sums of its bins, which masks in the group
+`Field` hide; the sum of these messages over the L parties gives the server
+q = sum_l q^(l), and nothing else about a party.
 
 Differs from [1] in:
 
@@ -23,11 +23,9 @@ Differs from [1] in:
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -65,79 +63,10 @@ class PointCollisionError(SparseSumError):
     """Two different bins of one party have the same point."""
 
 
-@dataclass(frozen=True)
-class Field(PrimeField):
-    """The integers modulo a prime as a group for masks: elements in, elements out.
-
-    Raises ValueError if `parties` is less than 1, or p is neither 2^61 - 1 nor a prime
-    below 2^32.
-    """
-
-    name: ClassVar[str] = "field"
-    dtype: ClassVar[np.dtype[Any]] = np.dtype("<u8")
-    protects: ClassVar[bool] = True
-
-    parties: int = field(kw_only=True)
-    """Number of parties, at least 1. A sum of more would be exact as well."""
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        super().__post_init__()
-        if self.parties < 1:
-            raise ValueError(f"parties must be at least 1, got {self.parties}")
-        object.__setattr__(self, "parties", operator.index(self.parties))
-
-    @property
-    def label(self) -> str:
-        """Name, prime and parties."""
-        return f"{self.name} {self.p} {self.parties}"
-
-    def encode(self, values: Array) -> tuple[Array, int]:
-        """Return elements as they are, not a copy; nothing is clipped.
-
-        Raises ValueError if `values` are not uint64 below p.
-        """
-        return _elements(values, self), 0
-
-    def decode(self, total: Array) -> Array:
-        """Return a sum of elements as it is: uint64, any shape.
-
-        Raises ValueError if `total` is not uint64 below p.
-        """
-        return _elements(total, self)
-
-    def random(self, take: Callable[[int], bytes], count: int) -> Array:
-        """Return `count` uniform elements, by rejection.
-
-        Each element is the lowest bits of eight bytes, little endian, as many as p has.
-        Values of p or more are dropped, and the next eight bytes are read instead.
-        """
-        mask = np.uint64(2 ** self.p.bit_length() - 1)
-        elements = np.zeros(0, dtype=self.dtype)
-        while len(elements) < count:
-            # One word for each element that is missing: never one too many.
-            words = take(8 * (count - len(elements)))
-            drawn = np.frombuffer(words, dtype=self.dtype) & mask
-            elements = np.concatenate([elements, drawn[drawn < self.p]])
-        return elements
-
-
-def _elements(values: Array, group: PrimeField) -> Array:
-    values = np.asarray(values)
-    if values.dtype != np.dtype("<u8"):
-        raise ValueError(f"values must be uint64 elements, got {values.dtype}")
-    if np.any(values >= group.p):
-        raise ValueError(f"values must be elements below p = {group.p}, got a larger")
-    return values
-
-
 @shapes_only
 @dataclass(frozen=True)
 class SparseSum:
-    """Code of a sparse sum: what a party sends, and what the server reads from the sum.
-
-    All parties and the server make it with the same arguments. Raises ValueError if one
-    is out of range or they do not fit together.
+    """Code of a sparse sum, made with the same arguments at all parties and the server.
 
     A message alone reveals the bins of a party: it must be the input of a secure sum in
     the group `Field`. Its size does not depend on the bins, nor on their number.
@@ -150,6 +79,7 @@ class SparseSum:
     by chance, where K L is small: each party checks in `encode` that it has at most K
     bins. With a small prime, as in the example of [1], noise may pass as well.
 
+    >>> from vfl_flower.secure_aggregation.groups import Field
     >>> code = SparseSum(2, 2, n_columns=3, n_values=10, key=bytes(16))
     >>> group = Field(parties=2)
     >>> a = code.encode(np.array([[9, 0, 1], [2, 2, 2]]), np.array([5, 1]))
@@ -168,11 +98,10 @@ class SparseSum:
     n_values: int
     """B, values of a coordinate: the integers 0 .. B - 1; from 1 to 2^32."""
     key: bytes = b""
-    """Key of the hash, 16 bytes, for ``field="hash"`` alone. It hides nothing, since
-    the server learns every bin of the sum. The key may be known to all, but must be
-    drawn at random for each run, after the data are fixed. Then nobody can prepare bins
-    with the same hash, and some two of m bins share a hash with a probability below
-    m^2 / 2^62. If they do, decoding fails."""
+    """Key of the hash, 16 bytes, for ``field="hash"`` alone. It hides nothing and may
+    be known to all, but must be drawn at random for each run, after the data are fixed.
+    Then nobody can prepare bins with the same hash, and some two of m bins share a hash
+    with a probability below m^2 / 2^62. If they do, decoding fails."""
     field: Literal["hash", "paper"] = "hash"
     """Point of a bin: a hash of its coordinates ("hash"), or its number from 1 to B^d
     as in [1] ("paper")."""
@@ -226,11 +155,10 @@ class SparseSum:
         i = 1 .. K L, the same sums with q_j times each word of the bin's coordinates in
         the place of q_j.
 
-        `bins`, int, (k, d), has the coordinates of the party's bins, 0 .. B - 1, k <= K
-        of them and none for a party without rows; counts of equal bins add up.
-        `counts`, int, (k,), are q_j, the rows in each bin, at least 1. Raises
-        ValueError if there are more than K bins, and PointCollisionError if two
-        different bins have the same point.
+        `bins`, int, (k, d), has coordinates 0 .. B - 1; k may be 0. `counts`, int,
+        (k,), are q_j >= 1; those of equal bins add up. Raises ValueError if there are
+        more than K bins, and PointCollisionError if two different bins have the same
+        point.
         """
         if len(bins) > self.n_clusters:
             raise ValueError(
@@ -252,15 +180,10 @@ class SparseSum:
     def decode(self, total: Array, n: int) -> tuple[Array, Array]:
         """Return the bins and counts of a sum of messages ([1], Algorithm 2, line 3).
 
-        The bins have the shape (m, d), and the counts, q_j >= 1, (m,). `total`, uint64,
-        (size,), is the sum of the messages of all parties, without masks. `n` is the
-        sum of all counts, the number of rows of all parties, below p. Each bin with a
-        count comes once, in the order of the coordinates, by the first one first.
-
-        Raises MasksDoNotCancelError if the sum of all counts is not `n`;
-        TooManyBinsError if no set of at most K L bins with counts from 1 to n has these
-        power sums; and HashMismatchError if the coordinates of a bin do not belong to
-        its point.
+        The bins, (m, d), are distinct and in lexicographic order; the counts, (m,), are
+        q_j >= 1. `total`, uint64, (size,), is the sum of the messages of all parties,
+        without masks; `n` the sum of all counts, below p. Raises MasksDoNotCancelError,
+        TooManyBinsError or HashMismatchError.
         """
         field = PrimeField(self.p)
         sums, payload = np.split(total, [2 * self.n_slots])

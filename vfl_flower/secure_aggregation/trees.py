@@ -28,8 +28,7 @@ Hops = tuple[tuple[tuple[int, int], ...], ...]
 class Tree:
     """A tree along which the terms of some parties, its leaves, are added.
 
-    Each leaf but the root sends one message: the sum of its own term and of all that it
-    received.
+    Each leaf but the root sends one message, its own term plus all that it received.
     """
 
     root: int
@@ -44,11 +43,7 @@ class Tree:
         return frozenset([self.root, *(a for hop in self.hops for a, _ in hop)])
 
     def subtrees(self) -> set[frozenset[int]]:
-        """Leaf sets, of more than one leaf, of all partial sums on the way.
-
-        Each party is a leaf; each sum that forms at a party, the last one included, is
-        a subtree, which that party and its receiver have seen.
-        """
+        """Leaf sets, of more than one leaf, of all sums that form at a party."""
         return {leaves for _, _, leaves in self._sums()}
 
     def received(self) -> dict[int, list[frozenset[int]]]:
@@ -95,10 +90,9 @@ def binary(order: Sequence[int], root: int | None = None) -> Tree:
 
 
 def spanning(topology: str, order: Sequence[int], root: int) -> Tree:
-    """Return a tree over the parties of `order`, `root` included, that ends at `root`.
+    """Return the chain ("ring") or binary tree ("tree") over `order`, ending at `root`.
 
-    "ring" is the chain through the other parties in this order, "tree" the binary tree
-    that pairs the parties in this order. A star has no such tree: the server adds.
+    A star has no such tree: the server adds.
     """
     if topology == "tree":
         return binary(order, root)
@@ -108,9 +102,8 @@ def spanning(topology: str, order: Sequence[int], root: int) -> Tree:
 def totally_different(a: Tree, b: Tree) -> bool:
     """Return whether no subtree with more than one leaf belongs to both trees.
 
-    Definition 2 of [1]. Subtrees are compared by their sets of leaves, whatever their
-    inner shape: sum_S (x_j + b_j) of one tree and sum_S b_j of the other give sum_S x_j
-    away, and a sum over S is the same in any order.
+    Definition 2 of [1]. Subtrees are compared by their sets of leaves: a sum over S is
+    the same in any order.
     """
     return a.subtrees().isdisjoint(b.subtrees())
 
@@ -155,11 +148,8 @@ def different_tree(
     """Return a tree over `leaves`, to `root`, that is totally different from `first`.
 
     T2 of Algorithm 3 of [1], for its T1, which is over all parties and ends at l, the
-    root; the leaves are all parties but l'. The search is the same each time: all
-    orders of up to six leaves, 200 shuffles of more. A tree from which no party alone
-    learns anything (see `exposed`) is preferred to one that only keeps Definition 2.
-    Raises ValueError if there is no such tree (see `two_trees`, which also chooses T1
-    and always finds a pair).
+    root; the leaves are all parties but l'. A tree from which no party alone learns
+    anything (see `exposed`) is preferred. Raises ValueError if there is no such tree.
     """
     fallback = None
     for order in _orders(leaves):
@@ -185,11 +175,9 @@ def two_trees(
     totally different; from the two, no party alone learns a sum of x (see `exposed`).
 
     Differs from [1] in that T1 is chosen to suit l', which is public in any case, since
-    some trees T1 have no T2. With four parties or more, a chain in which l' sends to l
-    has none: it shares its sum over all but l and l' with every chain over the other
-    parties, which sends it to l at the end. A binary tree has none where all parties
-    but l' are added first. And where l' sends only its own term to l, l can subtract it
-    and so learn a sum of x.
+    some trees T1 have no T2: with four parties or more a chain in which l' sends to l,
+    and a binary tree in which all parties but l' are added first. And where l' sends
+    only its own term to l, l can subtract it and so learn a sum of x.
     """
     leaves = [party for party in parties if party != without]
     for order in _orders(parties):

@@ -15,7 +15,7 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.seals import Sealed
 from vfl_flower.protocol.steps import P, Question, R, Sum, each, opened
-from vfl_flower.secure_aggregation import Tree, spanning, two_trees
+from vfl_flower.secure_aggregation.trees import Tree, spanning, two_trees
 from vfl_flower.typing import Array
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from vfl_flower.numerics.kernel_kmeans import variances
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import Step, each
-from vfl_flower.secure_aggregation import LIMB, join_limbs
+from vfl_flower.secure_aggregation.limbs import LIMB, join_limbs
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")

@@ -36,7 +36,7 @@ from vfl_flower.protocol.settings import (
 )
 from vfl_flower.protocol.steps import Sum, opened
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
-from vfl_flower.secure_aggregation import LIMB
+from vfl_flower.secure_aggregation.limbs import LIMB
 from vfl_flower.strategies.angles import (
     Angles,
     Bits,

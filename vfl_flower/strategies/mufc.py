@@ -47,7 +47,8 @@ from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Count, InOutputDir, Natural, settings
 from vfl_flower.protocol.steps import Steps, Sum
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
-from vfl_flower.secure_aggregation import LIMB, SparseSum, join_limbs
+from vfl_flower.secure_aggregation.limbs import LIMB, join_limbs
+from vfl_flower.secure_aggregation.sparse_sum import SparseSum
 from vfl_flower.strategies.mufc_box import (
     Bounds,
     box_of,

@@ -116,7 +116,13 @@ def test_columns_of_all_parties_give_the_pooled_gram_to_the_stated_error(
     rng = np.random.default_rng(seed)
     numbers = finest_gram_fixed_point(rows, bound, bits)
     deal = use(rows, parties * columns, bits=bits)
-    edges = [bound, -bound, numbers.error, 0, rng.uniform(-bound, bound)]
+    edges = [
+        bound,
+        -bound,
+        2.0 ** -(numbers.fraction + 1),
+        0,
+        rng.uniform(-bound, bound),
+    ]
     F = rng.choice(edges, (parties, rows, columns))
     first, second = [], []
     for party, own in enumerate(F):
@@ -138,7 +144,9 @@ def test_columns_of_all_parties_give_the_pooled_gram_to_the_stated_error(
     pooled = np.hstack(list(F))
     difference = np.abs(opened - pooled.T @ pooled).max()
     rounding = 1e-13 * rows * bound**2  # of NumPy's own sums
-    assert difference <= gram_error(rows, bound, numbers.error) + rounding
+    assert (
+        difference <= gram_error(rows, bound, 2.0 ** -(numbers.fraction + 1)) + rounding
+    )
 
 
 def test_many_blocks_make_one_gram_matrix():
