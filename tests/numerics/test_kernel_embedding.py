@@ -1,6 +1,7 @@
 """The map from one party's part of the model to the embedding of any row."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from scipy.spatial.distance import cdist
 from simulations.kernel_pooled import pooled_fkkm
 from vfl_flower.numerics import kernel_embedding
 from vfl_flower.numerics.kernel_embedding import (
-    KERNELS,
+    Kernel,
     bandwidth,
     default_gamma,
     embed_rows,
@@ -25,6 +26,7 @@ from vfl_flower.numerics.kernel_kmeans import (
     variances,
 )
 
+KERNELS = get_args(Kernel)
 N, DIM, D, S, T = 60, 4, 12, 3, 5
 SETUP = {"seed": "0123456789abcdef"}
 SCALING = {

@@ -3,6 +3,7 @@
 import itertools
 import tracemalloc
 from fractions import Fraction
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from scipy import stats
 from vfl_flower.numerics import random_features as module
 from vfl_flower.numerics.random_features import (
     CHUNK,
-    KERNELS,
+    Kernel,
     RandomFeatures,
     draw_pairs,
     features,
@@ -21,6 +22,7 @@ from vfl_flower.numerics.random_features import (
     pair_distances,
 )
 
+KERNELS = get_args(Kernel)
 SEED = 2**128 - 12345
 GAUSSIAN_7 = [
     [1.2357752641516175, 1.1338778106208363],

@@ -5,7 +5,7 @@ import logging
 import math
 import re
 from itertools import accumulate
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from vfl_flower.models.kernel_kmeans import KernelKMeansModel
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import cluster_summary
 from vfl_flower.numerics.distributed_kmeans import combine, sample, split_budget
-from vfl_flower.numerics.kernel_embedding import KERNELS, feature_blocks
+from vfl_flower.numerics.kernel_embedding import Kernel, feature_blocks
 from vfl_flower.numerics.kernel_kmeans import (
     default_threshold,
     feature_range,
@@ -33,6 +33,8 @@ from vfl_flower.protocol.strategy import ProtocolResult, Run
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import FKKMeans
 from vfl_flower.testing import Recorder
+
+KERNELS = get_args(Kernel)
 
 N, D, T, K, S = 120, 20, 3, 4, 5
 SEED = 1

@@ -12,10 +12,10 @@ from vfl_flower.typing import Array
 def overlaps(lists: Sequence[Array]) -> tuple[Array, Array, Array, list[Array]]:
     """Compare T lists of distinct values, each of the shape (n_j, b), of uint8.
 
-    Returns the sets of lists that hold a value which no other list holds, (k, T), of
-    bool; the number of values of each set, (k,); the m values that all lists hold,
-    sorted, (m, b); and where these stand in each list, (m,). Raises ValueError if a
-    list holds a value twice; its second argument is the number of the list.
+    Returns the sets of lists that hold a value which no other list holds, (k, T), bool;
+    the number of values of each set, (k,); the m values that all lists hold, sorted,
+    (m, b); and where these stand in each list, (m,). Raises ValueError if a list holds
+    a value twice; its second argument is the number of the list.
 
     >>> a, b = np.array([[1], [2], [3]], np.uint8), np.array([[3], [5]], np.uint8)
     >>> held, counts, common, positions = overlaps([a, b])

@@ -20,13 +20,10 @@ class RowBlocks(Rows):
     """The rows of [X, extra ...] in float64 blocks; iterate as often as needed.
 
     X has the shape (n, d); each extra column has n values or is the number 1.0; `rows`
-    has the numbers of the rows to use, in this order, repeats allowed (default: all). A
-    block has at most `block_bytes` bytes, but at least as many rows as columns, so that
-    a factorisation block by block stays O(n d^2). Raises ValueError if X is not a
-    matrix of real numbers, or `rows` do not fit it.
+    has the numbers of the rows to use, in this order, repeats allowed (default: all).
+    Raises ValueError if X is not a matrix of real numbers, or `rows` do not fit it.
 
-    A block is a view of X where X is a float64 and C-contiguous array and there are
-    neither extra columns nor `rows`; else it is a new array. Do not write to a block.
+    A block may be a view of X: do not write to it.
     """
 
     def __init__(
@@ -83,10 +80,7 @@ class RowBlocks(Rows):
         return self._X.map_reduce(changed, add, zero, size, index)
 
     def take(self, rows: Array) -> Array:
-        """Return rows by their positions, (m,), as float64 of the shape (m, d).
-
-        Positions count from 0 among the selected rows. Do not write to the result.
-        """
+        """Return rows by their positions among the selected rows; see `Rows.take`."""
         index = rows if self._rows is None else self._rows[rows]
         return self._change(self._X.take(index), index)
 

@@ -4,8 +4,6 @@ The symbols are those of [1]: party j holds X^(j) of n rows and gives row i the 
 g_i^(j); G^(j) = sum_i g_i^(j), G = sum_j G^(j); S is the drawn multiset of m rows and w
 its weights.
 
-References
-----------
 [1] L. Huang, Z. Li, J. Sun and H. Zhao, "Coresets for vertical federated learning:
 regularized linear regression and k-means clustering", NeurIPS 2022.
 """
@@ -29,8 +27,7 @@ from vfl_flower.typing import Array
 def vrlr_sensitivities(scores: Array, n: int) -> Array:
     """Return g_i = |u_i|^2 + 1/n (Algorithm 2, line 3), of leverage scores |u_i|^2.
 
-    Both have the shape (m,), for all n rows or some. The sum over all rows is
-    G^(j) = rank + 1.
+    Both have the shape (m,). The sum over all rows is G^(j) = rank + 1.
     """
     return np.asarray(scores + 1 / n)
 
@@ -56,9 +53,8 @@ def cluster_summary(
 ) -> ClusterSummary:
     """Cluster a party's rows X^(j), (n, d), and summarise the clusters that have rows.
 
-    Algorithm 3, lines 2-8. The method "lloyd" is k-means++ seeding followed by Lloyd's
-    iteration (see `vfl_flower.numerics.kmeans.lloyd`), "seeding" the seeding alone:
-    cheaper, and the O(ln k) approximation that [1] names.
+    Algorithm 3, lines 2-8. "lloyd" is k-means++ seeding followed by Lloyd's iteration,
+    "seeding" the seeding alone: the O(ln k) approximation that [1] names.
     """
     centers = seed_centers(blocks, k, rng)
     if method == "lloyd":
@@ -102,11 +98,7 @@ def vkmc_sensitivities(
 
 
 def allocate(totals: Array, size: int, rng: np.random.Generator) -> Array:
-    """Split m draws among the T parties (Algorithm 1, lines 3-4).
-
-    Returns a_j, int64, shape (T,): multinomial with probabilities G^(j) / G, where
-    `totals` are the G^(j). Raises ValueError as `draw` does.
-    """
+    """Return a_j, (T,), multinomial with G^(j) / G (Algorithm 1, lines 3-4)."""
     return np.bincount(draw(totals, size, rng), minlength=len(totals))
 
 
@@ -114,9 +106,8 @@ def coreset_weights(total: float, scores: Array) -> Array:
     """Return w(i) = G / (|S| sum_j g_i^(j)) (Algorithm 1, line 8), shape (m,).
 
     `total` is G, and `scores`, (m,), are the sums over all parties for each draw i of
-    S. The expectation of a weighted sum over S is the sum over all rows, so the
-    expected sum of the weights is n. Raises ValueError if a score is not positive: no
-    such row can have been drawn.
+    S. The expectation of a weighted sum over S is the sum over all rows. Raises
+    ValueError if a score is not positive: no such row can have been drawn.
     """
     if not (scores > 0).all():
         raise ValueError("scores of drawn rows must be positive")
@@ -124,10 +115,9 @@ def coreset_weights(total: float, scores: Array) -> Array:
 
 
 def uniform(n: int, size: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Draw rows uniformly without replacement, the baseline of [1].
+    """Draw m rows without replacement, the baseline of [1]; weights n / m, both (m,).
 
-    Returns row numbers and weights n / m, both of the shape (m,). Raises ValueError if
-    m, the `size`, is not from 1 to n.
+    Raises ValueError if m, the `size`, is not from 1 to n.
     """
     if not 1 <= size <= n:
         raise ValueError(f"size must be from 1 to {n}, the number of rows, got {size}")
@@ -138,17 +128,15 @@ def sigma_min(blocks: Sequence[Array], weights: Array) -> float:
     """Estimate sigma_min([U^(1) ... U^(T)]) of Assumption 4.1 from a weighted sample.
 
     `blocks` are the parties' rows of the sample, shapes (m, d_j), [X^(T), y] at the
-    label holder; `weights`, (m,), are not negative (ones if the rows are all rows). The
-    result, gamma, is from 0 to 1: 1 where the parties' column spaces are orthogonal,
-    near 0 where one column is nearly in the span of another party's. The coreset needs
-    a size of order gamma^-2. A sample with fewer rows than columns gives 0.
+    label holder; `weights`, (m,), are not negative. The result, gamma, is 1 where the
+    parties' column spaces are orthogonal, near 0 where one column is nearly in the span
+    of another party's, and 0 for fewer rows than columns. The coreset needs a size of
+    order gamma^-2.
 
-    U^(j) is an orthonormal basis of the weighted rows of party j, by a singular value
-    decomposition with columns scaled to length 1; directions below max(m, d_j) eps S_1
-    are left out, so a party's own repeated columns do not count. Nor does a column that
-    is exactly in the span of others, by the same rule: gamma is the smallest singular
-    value of U = [U^(1) .. U^(T)] that is not 0. It is what the paper's proof needs. A
-    model is some U theta with theta orthogonal to the null space, so
+    U^(j) is an orthonormal basis of the weighted rows of party j, without directions
+    below max(m, d_j) eps S_1, and gamma is the smallest singular value of
+    U = [U^(1) .. U^(T)] that is not 0. It is what the paper's proof needs: a model is
+    some U theta with theta orthogonal to the null space, so
     ``|U theta| >= gamma |theta|``, and row i of U is at most as long as the root of
     sum_j g_ij: its leverage score is at most that sum over gamma^2.
 
@@ -186,13 +174,9 @@ def tau(
 
     Returns min_t max over the sampled pairs of the ratio: at least 1, and infinite
     where each party has a pair of rows that differ in other parties' columns alone.
-    Pairs that are equal at all parties fulfil the assumption with any tau and count as
-    1.
-
-    The estimate is a lower bound of the true tau, and grows with `pairs` where the
-    ratios have a heavy tail. A large value proves that the assumption fails; a small
-    one does not prove that it holds for all pairs: with probability 0.95 at most a
-    share 3 / pairs of all pairs exceeds the value that a given party attains.
+    Pairs that are equal at all parties count as 1. It is a lower bound of the true tau:
+    with probability 0.95 at most a share 3 / pairs of all pairs exceeds the value that
+    a given party attains.
     """
     m = len(blocks[0])
     if m < 2:
@@ -214,10 +198,8 @@ def importance_estimate(losses: Array, weights: Array, n: int) -> tuple[float, f
     """Estimate the mean loss over all n rows from an independent weighted draw.
 
     `losses` and `weights` (from `coreset_weights` or `uniform`) have the shape (m,).
-    Returns the mean, sum_i w_i loss_i / n, and its standard error. The mean is unbiased
-    if the model was fitted without this draw. On the draw that it was fitted to, a
-    model looks too good. The standard error is the standard deviation of the terms m
-    w_i loss_i / n over sqrt(m). Raises ValueError if there are fewer than two draws.
+    Returns the mean, sum_i w_i loss_i / n, unbiased if the model was fitted without
+    this draw, and its standard error. Raises ValueError for fewer than two draws.
     """
     m = len(losses)
     if m < 2:

@@ -7,13 +7,6 @@ Party m sends its draws S_m and B_m, weighted so that, for any centres C,
 
     E sum_q w_q min_{c in C} |q - c|^2 = sum_m sum_{p in P_m} min_{c in C} |p - c|^2.
 
-=================  ==================================================================
-`cluster_summary`  party m: B_m and c_m, of which c_m goes to the server
-`split_budget`     server: all t_m from all c_m
-`sample`           party m: the rows of S_m and B_m, and their weights
-`combine`          server: k centres of the union of all samples
-=================  ==================================================================
-
 Differs from [1] in: 1. Half of the draws are uniform: a row next to a centre, with
 m_q / c_m tiny, has no huge weight when it is drawn (`sample`; ``uniform=0`` is [1]).
 2. t_m is an integer (`split_budget`), and the weights are made with it: without uniform
@@ -23,10 +16,8 @@ sent once with r times the weight. 4. A party whose share is no smaller than its
 of rows sends them all with weight 1, which is fewer numbers and has no error.
 
 The server sees the costs and the rows sent. A party with at most k distinct rows has
-cost 0, and its centres are these rows. The weight of a centre in B_m may be negative.
+cost 0, and its centres are these rows.
 
-References
-----------
 [1] M.-F. Balcan, S. Ehrlich and Y. Liang, "Distributed k-means and k-median clustering
 on general topologies", NIPS 2013.
 """
@@ -49,9 +40,8 @@ ROUNDING = 1e-7
 def split_budget(costs: Array, budget: int) -> Array:
     """Return t_m, the split of t draws in proportion to the costs c_m (round 2).
 
-    Both have the shape (M,). Each party with a positive cost gets one draw, since
-    otherwise it would not show its spread at all, and the rest is split in proportion
-    to c_m, by largest remainders. Parties with cost 0 get none. A `budget` t of 0 asks
+    Both have the shape (M,). Each party with a positive cost gets one draw, and the
+    rest is split in proportion to c_m, by largest remainders. A `budget` t of 0 asks
     for the local centres alone. Raises ValueError if a cost is negative or not finite,
     or t is neither 0 nor at least the number of positive costs.
     """
@@ -81,9 +71,8 @@ def sample(
 ) -> tuple[Array, Array]:
     """Draw a party's part of the sample, and add its centres (round 2 of [1]).
 
-    `blocks` are the rows P_m, (n_m, d), `solution` is their `cluster_summary`, and
-    `count` is t_m. Row q is drawn with p_q = (1 - u) m_q / c_m + u / n_m, where u, from
-    0 to 1, is `uniform` ([1] has 0).
+    `solution` is the `cluster_summary` of the rows P_m, (n_m, d), and `count` is t_m.
+    Row q is drawn with p_q = (1 - u) m_q / c_m + u / n_m; u is `uniform` ([1] has 0).
 
     Returns points, (a, d), and weights, (a,): the distinct rows of S_m in the order of
     their numbers, then B_m, so a <= t_m + k_m. A row drawn r_q times has the weight
@@ -95,10 +84,8 @@ def sample(
 
     With u = 0 a row near its centre is drawn rarely and then has a large weight, which
     its centre loses. The cost hardly changes, but a clustering that cannot use negative
-    weights sees only the large one. On mushrooms (8124 rows, k = 2, s = 4, M = 5, ten
-    seeds) the negative weights are 40 % of n at t = 300 and 6 % at 1000, against 6 %
-    and 3 % with u = 0.5, and the cost of `combine` is 2.8 % and 0.9 % above that of
-    k-means on all rows, against 0.4 % and 0.2 %. On digits it is equal.
+    weights sees only the large one: on mushrooms (t = 300) the cost of `combine` is
+    2.8 % above that of k-means on all rows, and 0.4 % with u = 0.5.
 
     Rows 0, 2 and 9 with centres 1 and 9: m = (1, 1, 0), so p = (5, 5, 2) / 12. The
     draw, row 2, has weight 12 / 5, and centre 1 has 2 - 12 / 5.
@@ -145,14 +132,11 @@ def combine(
 
     The mean of w_b is 0 where every row of P_b can be drawn, so about half of the local
     centres have a negative weight, of the order |P_b| / sqrt(t_b) with t_b draws in the
-    cluster. The cost with signed weights is well defined all the same, but it is no
-    objective to minimise: where the signed weight of a cluster is not positive, its
-    mean is a maximum, and its minimiser fits the noise of the draws. So only the points
-    of positive weight are clustered; the cost that this adds vanishes as draws grow. On
-    the kernel features of digits (1797 rows, k = 10, s = 20, M = 5, ten seeds, t = 300
-    and 1000) the cost is then 3.9 % and 1.3 % above that of k-means on all rows.
-    Lloyd's iteration with the signed weights, from the start of the least signed cost,
-    gives 5.2 % and 1.5 %, and on mushrooms 1.1 % at t = 300 instead of 0.4 %.
+    cluster. The cost with signed weights is no objective to minimise: where the signed
+    weight of a cluster is not positive, its mean is a maximum, and its minimiser fits
+    the noise of the draws. So only the points of positive weight are clustered. The
+    cost that this adds vanishes as draws grow: on digits, 3.9 % at t = 300 and 1.3 % at
+    1000.
     """
     positive = weights > 0
     if not positive.any():
@@ -168,9 +152,7 @@ def first_of_equals(centers: Array) -> Array:
 
     Centres count as equal where they are apart by at most 1e-7 of the length of the
     longest: rounding in K changes the lengths of its eigenvectors by up to that share.
-    k-means that looks for more clusters than there are distinct rows finds a row
-    several times, and rounding alone would decide which of the equal rows is in which
-    cluster. With equal centres, the first one gets all of them.
+    Otherwise rounding would decide which of several equal rows is in which cluster.
     """
     longest = np.linalg.norm(centers, axis=1).max()
     distances = np.linalg.norm(centers[:, None] - centers, axis=2)

@@ -1,8 +1,6 @@
 """What a model is worth on rows held out, in a few numbers.
 
-Each mean over rows comes with its standard error, whose name ends in ``_se``: the mean
-over all rows that could have been held out is within two of them, nineteen times in
-twenty.
+Each mean over rows comes with its standard error, whose name ends in ``_se``.
 
 [1] E. DeLong, D. DeLong, D. Clarke-Pearson, "Comparing the Areas under Two or More
     Correlated Receiver Operating Characteristic Curves", Biometrics 44, 1988.
@@ -44,6 +42,11 @@ def mean_and_error(losses: Array) -> tuple[float, float]:
     return size * float(scaled.mean()), size * float(error)
 
 
+def _mean_of(name: str, losses: Array) -> dict[str, float]:
+    """Return the mean of losses under a name, and its standard error beside it."""
+    return dict(zip((name, f"{name}_se"), mean_and_error(losses), strict=True))
+
+
 def area_under_curve(scores: Array, positive: Array) -> tuple[float, float]:
     """Return the area under the ROC curve, and its standard error [1] by ranks [2].
 
@@ -75,11 +78,10 @@ def regression(y: Array, predicted: Array) -> dict[str, float]:
         residual = np.asarray(predicted - y, dtype=np.float64)
         size = float(np.abs(residual).max()) or 1.0
         loss, loss_se = mean_and_error((residual / size) ** 2)
-        mae, mae_se = mean_and_error(np.abs(residual))
         unit = float(np.square(size))
         told = {"loss": loss * unit, "loss_se": loss_se * unit if loss_se else 0.0}
         told["r2"] = explained(told["loss"], float(y.var()))
-    return told | {"mae": mae, "mae_se": mae_se}
+        return told | _mean_of("mae", np.abs(residual))
 
 
 def explained(loss: float, variance: float) -> float:
@@ -94,8 +96,7 @@ def explained(loss: float, variance: float) -> float:
 
 def wrong(y: Array, predicted: Array) -> dict[str, float]:
     """Return the share of wrong classes, ``error``."""
-    error, error_se = mean_and_error((predicted != y).astype(float))
-    return {"error": error, "error_se": error_se}
+    return _mean_of("error", (predicted != y).astype(float))
 
 
 def base_error(counts: Array) -> float:
@@ -106,8 +107,7 @@ def base_error(counts: Array) -> float:
 def log_loss(probability: Array) -> dict[str, float]:
     """Return ``log_loss``, the mean of -log p; p, (n,), is that of each row's class."""
     losses = -np.log(np.clip(probability, LEAST_PROBABILITY, 1))
-    loss, loss_se = mean_and_error(losses)
-    return {"log_loss": loss, "log_loss_se": loss_se}
+    return _mean_of("log_loss", losses)
 
 
 def two_classes(
@@ -117,10 +117,7 @@ def two_classes(
 
     All arrays have the shape (n,): which rows are of the second class, and which the
     model predicts to be; the scores by which it ranks them; and the probabilities of
-    that class. The measures are ``auc``; the numbers of rows ``true_positives``,
-    ``false_positives``, ``false_negatives`` and ``true_negatives``; and with a
-    probability ``brier``, its mean squared difference from 0 or 1, which measures its
-    calibration.
+    that class, whose mean squared difference from 0 or 1 is ``brier``.
     """
     auc, auc_se = area_under_curve(scores, positive)
     told: dict[str, float] = {
@@ -132,17 +129,16 @@ def two_classes(
         "true_negatives": int((~positive & ~predicted).sum()),
     }
     if probability is not None:
-        brier, brier_se = mean_and_error((probability - positive) ** 2)
-        told |= {"brier": brier, "brier_se": brier_se}
+        told |= _mean_of("brier", (probability - positive) ** 2)
     return told
 
 
 def _bins_of_curve(order_by: Array, least: int) -> list[Array]:
     """Cut rows, in the order of a number, (n,), into bins of nearly equal counts.
 
-    Returns the positions of the rows of each bin: at most :data:`MOST_BINS` bins, each
-    of at least `least` rows. Numbers that are equal up to rounding are never cut apart:
-    the order among them is that of the rows, which would decide who is in a bin. Empty
+    Returns the positions of the rows of each bin: at most `MOST_BINS` bins, each of at
+    least `least` rows. Numbers that are equal up to rounding are never cut apart: the
+    order among them is that of the rows, which would decide who is in a bin. Empty
     where the rows, or those of different numbers, are too few for two bins.
     """
     n = len(order_by)
@@ -167,9 +163,8 @@ def two_class_curve(
 ) -> dict[str, Array]:
     """Return the numbers of rows and of positive ones in bins of rows by their score.
 
-    The arguments are those of :func:`two_classes`, (n,), and the fewest rows of a bin.
     ``rows``, ``positives`` and, with a probability, its mean ``score`` have the shape
-    (B,). Empty where the rows, or those of different scores, are too few for two bins.
+    (B,). See `two_classes` and `_bins_of_curve`.
     """
     if not (bins := _bins_of_curve(scores, least)):
         return {}
@@ -185,10 +180,9 @@ def two_class_curve(
 def regression_curve(y: Array, predicted: Array, least: int) -> dict[str, Array]:
     """Return means of labels and predictions in bins of rows by their prediction.
 
-    `y` and `predicted` have the shape (n,), and a bin has at least `least` rows. All
-    results have the shape (B,): ``rows``, their number; ``predicted`` and ``true``, the
-    means; and ``true_sd``, the standard deviation of the labels, in the unit of y.
-    Empty where the rows, or those of different predictions, are too few for two bins.
+    `y` and `predicted` have the shape (n,), the results (B,): ``rows``, their number;
+    ``predicted`` and ``true``, the means; and ``true_sd``, the standard deviation of
+    the labels. See `_bins_of_curve`.
     """
     if not (bins := _bins_of_curve(predicted, least)):
         return {}
@@ -205,13 +199,12 @@ def regression_curve(y: Array, predicted: Array, least: int) -> dict[str, Array]
 def confusion(
     y: Array, predicted: Array, classes: Array, least: int
 ) -> dict[str, Array]:
-    """Return ``confusion``, the numbers of rows by class and by predicted class.
+    """Return ``confusion``, (C, C), the numbers of rows by class and predicted class.
 
-    It has the shape (C, C), with a line for each class and a column for each predicted
-    class. `y` and `predicted` have the shape (n,), `classes`, ascending, (C,). Empty
-    with fewer than three classes or more than `MOST_BINS`; where the rows are too few,
-    or a class has fewer than `least` rows, or fewer than `least` predictions but at
-    least one; and where a label is of no class.
+    `y` and `predicted` have the shape (n,), `classes`, ascending, (C,). Empty with
+    fewer than three classes or more than `MOST_BINS`; where the rows are too few, or a
+    class has fewer than `least` rows, or fewer than `least` predictions but at least
+    one; and where a label is of no class.
     """
     count = len(classes)
     if not 2 < count <= MOST_BINS or len(y) < LEAST_OF_CURVE:
@@ -229,9 +222,9 @@ def confusion(
 def shortfalls(metrics: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each sign that a model is no better than a constant.
 
-    A clustering is compared with one cluster. `metrics` has the numbers of this module,
-    with names that begin with ``test_``; for a clustering ``explained``,
-    1 - cost / cost with one cluster, and ``smallest_cluster``, a number of rows.
+    `metrics` has the numbers of this module under names that begin with ``test_``; for
+    a clustering ``explained``, 1 - cost / cost with one cluster, and
+    ``smallest_cluster``, a number of rows.
     """
     told = []
     error, base = metrics.get("test_error"), metrics.get("test_base_error")

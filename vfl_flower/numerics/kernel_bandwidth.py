@@ -2,7 +2,7 @@
 
 Random features of the kernel at bandwidth s are cosines of angles omega^T x + b, with
 omega from the law of the kernel over s. So k times an angle, modulo a turn, is that of
-a feature at bandwidth s / k: whoever has the angles has those of all these bandwidths.
+a feature at bandwidth s / k.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ TRIED_ROWS, TRIED_FEATURES = 3000, 384
 def best_multiple(angles: Array, Y: Array, rng: np.random.Generator) -> int:
     """Return how many times to take each angle: one of `MULTIPLES`.
 
-    It has the lowest squared error of ridge regression, of each row left out, on some
-    of the rows and features: exact, without folds. `angles`, (n, M), are summed ones at
-    `WIDEST` times the bandwidth of the median distance; `Y`, (n, C), are labels as
-    :func:`vfl_flower.numerics.kernel_solvers.fit` takes them. Those of classes count as
-    numbers, since a share of wrong rows is a coarse measure. Where the labels of the
-    drawn rows are equal, the result is `WIDEST`.
+    It has the lowest exact leave-one-out squared error of ridge regression on some of
+    the rows and features. `angles`, (n, M), are summed ones at `WIDEST` times the
+    bandwidth of the median distance; `Y`, (n, C), are labels as `fit` takes them.
+    Classes count as numbers, since a share of wrong rows is a coarse measure. Where the
+    labels of the drawn rows are equal, the result is `WIDEST`.
     """
     rows = rng.permutation(len(Y))[:TRIED_ROWS]
     some, Y = angles[rows, :TRIED_FEATURES], Y[rows]

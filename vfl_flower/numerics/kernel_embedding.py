@@ -1,9 +1,4 @@
-"""The embedding of federated kernel k-means for any row, from one party's part of it.
-
-:class:`FeatureSetup` says which random features; :class:`Part` is what a party keeps of
-a model: the features of all iterations, the map from them to the embedding, and the
-centres of the clusters there.
-"""
+"""The embedding of federated kernel k-means for any row, by one party alone."""
 
 from __future__ import annotations
 
@@ -23,9 +18,6 @@ from vfl_flower.typing import Array
 Kernel = Literal["gaussian", "laplacian"]
 """exp(-gamma |x - x'|_2^2) or exp(-gamma |x - x'|_1)."""
 
-KERNELS: tuple[Kernel, ...] = ("gaussian", "laplacian")
-"""Names of the kernels."""
-
 BLOCK_BYTES = 2**25
 """Largest size of a block of features or of scaled rows. It is large, since each block
 draws the weights of the features anew."""
@@ -35,9 +27,7 @@ class FeatureSetup(TypedDict):
     """The settings that determine the random features."""
 
     kernel: Kernel
-    """One of `KERNELS`."""
     gamma: float
-    """Parameter of the kernel, above 0."""
     seed: str
     """Hexadecimal digits, a secret of the parties, from which features are drawn."""
     fill: NotRequired[Array]
@@ -45,20 +35,17 @@ class FeatureSetup(TypedDict):
     shift: NotRequired[Array]
     """With standardised columns, (d,): a row x becomes (x - shift) * scale first."""
     scale: NotRequired[Array]
-    """See `shift`; shape (d,)."""
 
 
 class Part(FeatureSetup):
     """A party's local model."""
 
     D: int
-    """Number of features of an iteration."""
     D_1: int
-    """Number of features of the first iteration."""
+    """Features of an iteration, and of the first one."""
     P: NotRequired[Array]
-    """Map from the features of all iterations to the embedding, shape
-    (D_1 + .. + D_T, s). Without the communication mechanism of the paper there is
-    none."""
+    """Map from the features of all iterations to the embedding, (D_1 + .. + D_T, s);
+    none without the communication mechanism of the paper."""
     centers: Array
     """Centres of the clusters in the space of the embedding, shape (k, s)."""
     labels: Array
@@ -66,10 +53,7 @@ class Part(FeatureSetup):
 
 
 def bandwidth(kernel: str, gamma: float) -> float:
-    """Return the bandwidth of `RandomFeatures` for gamma, in the unit of the columns.
-
-    It is 1 / sqrt(2 gamma) for the Gaussian kernel and 1 / gamma for the Laplacian one.
-    """
+    """Return the bandwidth of `RandomFeatures` for gamma."""
     return 1 / math.sqrt(2 * gamma) if kernel == "gaussian" else 1 / gamma
 
 
@@ -80,15 +64,11 @@ def default_gamma(
     sum_squares: Array,
     shift: Array | float = 0.0,
 ) -> float:
-    """Return gamma from sums over all rows.
+    """Return gamma from sums over all rows, those of `variances`, shape (d,).
 
-    Gaussian: that of the paper, see :func:`kernel_kmeans.gamma`. Laplacian: the inverse
-    of the mean of |x - x'|_1 if the columns were normal, 2 / sqrt(pi) standard
-    deviations each.
-
-    The sums are those of :func:`kernel_kmeans.variances`, shape (d,); "laplacian" needs
-    the squares by column. Raises ValueError if the sums are not finite, or no column
-    varies.
+    Gaussian: that of the paper, see `gamma`. Laplacian: the inverse of the mean of
+    |x - x'|_1 if the columns were normal, 2 / sqrt(pi) standard deviations each. Raises
+    ValueError if the sums are not finite, or no column varies.
     """
     gaussian = gamma(N, sum_x, sum_squares, shift)
     if kernel == "gaussian":
@@ -102,10 +82,9 @@ def feature_blocks(
 ) -> Iterator[Array]:
     """Yield the random features start .. stop - 1 of rows X, (n, d), by blocks.
 
-    A block is float64 of the shape (b, stop - start) and holds a_j(x), with E[a_j(x)
-    a_j(x')] = K(x, x'). A missing value of X is NaN. Raises ValueError if a feature is
-    not finite, gamma gives no bandwidth in the range of float64, or a value is missing
-    and the setup does not say what it becomes.
+    A block, (b, stop - start), holds a_j(x), with E[a_j(x) a_j(x')] = K(x, x'). Raises
+    ValueError if a feature is not finite, gamma gives no bandwidth in the range of
+    float64, or a value is missing (NaN) and the setup does not say what it becomes.
     """
     rows = as_rows(X)
     for block in rows.blocks(feature_block_rows(setup, rows, start, stop)):
@@ -122,11 +101,11 @@ def feature_block_rows(setup: FeatureSetup, X: Rows, start: int, stop: int) -> i
 def features_of(setup: FeatureSetup, X: Array, start: int, stop: int) -> Array:
     """Return the random features of one block of rows; see :func:`feature_blocks`."""
     kernel, seed = setup["kernel"], int(setup["seed"], 16)
+    d, g = X.shape[1], float(setup["gamma"])
     X = _filled(setup, X)
     if "scale" in setup:
         X = (X - setup["shift"]) * setup["scale"]
-    width = bandwidth(kernel, float(setup["gamma"]))
-    draws = RandomFeatures(kernel, X.shape[1], width, seed, orthogonal=True)
+    draws = RandomFeatures(kernel, d, bandwidth(kernel, g), seed, orthogonal=True)
     turns = draws.angles(X, start, stop, 64)
     return features(turns, out=turns)
 
@@ -144,10 +123,9 @@ def _filled(setup: FeatureSetup, rows: Array) -> Array:
 
 
 def embed_rows(part: Part, X: Array | Rows) -> Array:
-    """Return h(x) = [a_1(x) .. a_T(x)] P of training rows or new ones, shape (n, s).
+    """Return h(x) = [a_1(x) .. a_T(x)] P, (n, s), of rows X, (n, d).
 
-    X has the shape (n, d), encoded like the rows of training. The products of the
-    embedded rows estimate K_s.
+    The products of the embedded rows estimate K_s.
     """
     P, D, D_1 = part["P"], int(part["D"]), int(part["D_1"])
     H = np.zeros((len(X), P.shape[1]))

@@ -29,10 +29,8 @@ class Part(TypedDict):
 
     kernel: Kernel
     bandwidth: float
-    """In the unit of the columns."""
     n_features: int
     n_columns: int
-    """Number of the party's columns."""
     n_parties: int
     index: int
     """Place of the party among those that trained the model, from 0."""
@@ -59,7 +57,6 @@ class Part(TypedDict):
     intercept: NotRequired[Array]
     """At a label holder, in the unit of y, (C,)."""
     target: NotRequired[Target]
-    """At a label holder: what its labels are."""
     classes: NotRequired[Array]
     """At a label holder: the label of each class."""
     local: NotRequired[int]
@@ -68,7 +65,6 @@ class Part(TypedDict):
     """At a label holder of the direct form that has chosen the bandwidth: how many
     times it takes each angle; see :func:`taken`."""
     loss: NotRequired[LossName]
-    """At a label holder: the loss that was minimised."""
 
 
 def own_features(part: Part) -> RandomFeatures:
@@ -85,12 +81,10 @@ def partial_angles(
     bits: int,
     rows: Array | None = None,
 ) -> Array:
-    """Return a party's part of the angles of rows (line 3 of Algorithm 3).
+    """Return a party's part of the angles of rows (line 3 of Algorithm 3), (m, stop).
 
-    The result has the shape (m, stop). `X`, (n, d_l), are the party's columns, `rows`,
-    (m,), the rows to use (default: all). The angles are fractions of a turn in the type
-    that `bits` names; see :meth:`RandomFeatures.angles`. With shared features they are
-    real turns, whole turns included, and `bits` is then 64.
+    The arguments are those of `RandomFeatures.angles`. With shared features the angles
+    are real turns, whole turns included, and `bits` is 64.
     """
     private = own_features(part)
     if "shared_seed" not in part:
@@ -112,11 +106,9 @@ def owned(part: Part, stop: int, holder: int) -> Array:
 
 
 def decision_function(parts: Sequence[Part], blocks: Sequence[Array]) -> Array:
-    """Return f(x), eq. 7, where all parts of a model are in one place.
+    """Return f(x), eq. 7, (n, C), where all parts of a model are in one place.
 
-    `blocks` are the columns of each party, (n, d_l), in party order like `parts`. The
-    result has the shape (n, C): scores of the classes, or the predicted value, in the
-    unit of y.
+    `blocks` are the columns of each party, (n, d_l), in party order like `parts`.
     """
     M, n = parts[0]["n_features"], len(blocks[0])
     shared = "shared_seed" in parts[0]
@@ -145,10 +137,7 @@ def decision_function(parts: Sequence[Part], blocks: Sequence[Array]) -> Array:
 
 
 def linear_scores(angles: Array, coef: Array) -> Array:
-    """Return phi(x) coef by blocks of rows, (n, C), in the unit of y.
-
-    `angles`, (n, M), are summed ones, fractions of a turn or turns; `coef` is (M, C).
-    """
+    """Return phi(x) coef, (n, C), from summed angles, (n, M), and `coef`, (M, C)."""
     size = max(1, BLOCK_NUMBERS // max(1, angles.shape[1]))
     scores = np.empty((len(angles), coef.shape[1]))
     for start in range(0, len(angles), size):
@@ -160,8 +149,8 @@ def linear_scores(angles: Array, coef: Array) -> Array:
 def answers(scores: Array, target: Target, classes: Array) -> Array:
     """Return the labels of the classes with the largest scores, or the values, (n,).
 
-    `scores` are f(x), (n, C), in the unit of y. `classes` has the labels of the classes
-    in the order of the columns, (C,); binary: those of -1 and +1, (2,).
+    `scores` are f(x), (n, C), and `classes`, (C,), the labels of the columns; binary:
+    those of -1 and +1, (2,).
     """
     if target == "continuous":
         return scores[:, 0]
@@ -173,9 +162,8 @@ def answers(scores: Array, target: Target, classes: Array) -> Array:
 def probabilities(scores: Array) -> Array:
     """Return what the logistic loss takes for the probabilities of the classes.
 
-    `scores` are f(x), (n, C), and so is the result; with one column, of the second of
-    two classes, the result is (n, 2). Rows sum to 1: the probabilities of each class
-    against the rest are divided by their sum.
+    `scores` are f(x), (n, C), and so is the result; with one column it is (n, 2). The
+    probabilities of each class against the rest are divided by their sum.
     """
     if scores.shape[1] == 1:
         return np.asarray(sigmoid(np.hstack([-scores, scores])))

@@ -8,21 +8,15 @@ that the columns share,
 
 (equation 1 of [1] with M random features for the kernel: :math:`z(x)^T z(x') \approx
 K(x, x')`, so :math:`|w|` stands for :math:`\|f\|_{\mathcal H}`). The intercept b is
-free, so adding a constant to y moves b alone; for the square loss a change of y's unit
-leaves the best :math:`\lambda` as it is.
-
-The n x M features never exist at once. They are looked up block by block from the
+free. The n x M features never exist at once. They are looked up block by block from the
 angles, once for the principal axes of the centred features,
 
 .. math:: U = (Z - 1 \mu^T) V, \quad U^T U = \mathrm{diag}(s), \quad w = V a,
 
 and then once or twice an iteration. On these axes the square loss is solved for all
 :math:`\lambda` at once, and for the others :math:`h s / n + \lambda`, with h the mean
-curvature of the loss, stands for the Hessian: dividing by it makes the number of
-iterations small unless :math:`\lambda` is tiny and the classes are apart.
+curvature of the loss, stands for the Hessian.
 
-References
-----------
 [1] B. Gu, Z. Dang, X. Li and H. Huang, "Federated doubly stochastic kernel learning
 for vertically partitioned data", KDD 2020.
 """
@@ -73,8 +67,6 @@ class Loss:
     """M, the bound of |L'|; infinite for the square loss."""
     curvature: float
     """The bound of L''."""
-    binary: bool
-    """Whether y must be -1 or +1."""
 
 
 def sigmoid(z: Array) -> Array:
@@ -99,7 +91,6 @@ LOSSES = {
         second=lambda u, y: np.full_like(u, 2.0),
         slope=math.inf,
         curvature=2.0,
-        binary=False,
     ),
     "logistic": Loss(
         value=lambda u, y: np.logaddexp(0, -y * u),
@@ -107,7 +98,6 @@ LOSSES = {
         second=lambda u, y: sigmoid(u) * sigmoid(-u),
         slope=1.0,
         curvature=0.25,
-        binary=True,
     ),
     "smooth_hinge": Loss(
         value=_hinge_value,
@@ -115,7 +105,6 @@ LOSSES = {
         second=lambda u, y: ((y * u >= 0) & (y * u < 1)).astype(float),
         slope=1.0,
         curvature=1.0,
-        binary=True,
     ),
 }
 """The losses of Table 1 of [1]."""
@@ -136,7 +125,6 @@ class Fit:
     """What `regularization` was chosen by, of rows left out: the share of misclassified
     rows, or the mean squared error as a share of the labels' variance."""
     converged: bool = True
-    """Whether the optimum was reached; always so for the square loss."""
     path: tuple[tuple[float, float], ...] = ()
     """Each strength that was tried and its score."""
     left_out: Array | None = None
@@ -164,10 +152,10 @@ def fit(
 ) -> Fit:
     r"""Minimise the objective above, and choose :math:`\lambda` where none is given.
 
-    `angles`, (n, M), are summed ones, uint8, uint16 or uint32 fractions of a turn or
-    float64 turns. `Y`, (n, C), is one column of -1 and +1; or a column a class
-    (one-vs-rest), +1 once in each row; or, for the square loss, any real columns.
-    `classes` says whether `Y` are classes; default: whether all values are -1 or +1.
+    `angles`, (n, M), are summed ones. `Y`, (n, C), is one column of -1 and +1; or a
+    column a class (one-vs-rest), +1 once in each row; or, for the square loss, any real
+    columns. Each must have two different values. `classes` says whether `Y` are
+    classes; default: whether all values are -1 or +1.
 
     Without a `regularization`, :math:`\lambda` is the best of `GRID` by exact
     leave-one-out for the square loss, of `PATH` by folds, which `rng` draws, for the
@@ -176,29 +164,20 @@ def fit(
     Leave-one-out keeps the factor n of the penalty :math:`n \lambda |w|^2 / 2` of the
     summed loss, as scikit-learn's ``RidgeCV`` does. The search along `PATH` ends after
     two strengths in a row that improved neither the errors nor the loss of the rows
-    left out, or after one whose fits also missed the optimum in `CV_ITER` steps:
-    smaller strengths take the most steps.
+    left out, or after one whose fits also missed the optimum in `CV_ITER` steps.
 
     `weights`, (n,), above 0, say how much each row counts in the mean loss, and in what
     strengths are chosen by. `offset`, (n, C), in the unit of y, is added to f. With
     either the square loss has no leave-one-out, and is solved like the others.
     `earlier`, (n, C), is a part of `offset` whose multiple in f is fitted too, with the
     penalty of `LARGEST_TURN` alone. For the square loss with neither, `leave_out` also
-    returns f of rows left out, each alone. Folds return that of their rows at the
-    strength chosen. More folds cost little, since all share the features.
+    returns f of rows left out, each alone.
 
     The iteration ends where :math:`g^T B^{-1} g` is at most `tol` squared times the
     objective, for each column: g is the gradient, and B would be the Hessian if the
     curvature of the loss were the same in each row. That product is about twice the gap
-    to the optimum. Below about 1e-8, rounding ends the iteration first. It takes at
-    most `max_iter` steps, of two passes over the features each; if they or `tol` were
-    too small, the result has not `converged`.
-
-    Memory beyond the angles: two square matrices of the smaller of n and M, another two
-    while their eigenvectors are computed, and some columns of n for each class and
-    fold; features are computed in blocks of `BLOCK_BYTES`.
-
-    Each column of labels must have two different values.
+    to the optimum. It takes at most `max_iter` steps, of two passes over the features
+    each; if they or `tol` were too small, the result has not `converged`.
     """
     if classes is None:
         classes = bool((np.abs(Y) == 1).all())
@@ -410,10 +389,9 @@ def _cross_validate(
 ) -> tuple[Array, dict[float, Score], Array]:
     """Try the strengths of `PATH`, each from the solution of the one before.
 
-    Folds and classes are columns of one problem. Each fold has about the same share of
-    each class. Returns the mean solution of the folds at the best strength, (r + k, C),
-    the score of each strength that was tried, and f of the rows left out at the best,
-    (n, C).
+    Folds and classes are columns of one problem. Returns the mean solution of the folds
+    at the best strength, (r + k, C), the score of each strength that was tried, and f
+    of the rows left out at the best, (n, C).
     """
     axes, Y, loss, offset, free = task
     n, C = Y.shape
@@ -460,11 +438,9 @@ def _minimise(
 ) -> tuple[Array, Array, bool]:
     r"""Minimise :math:`\sum_i W_{ik} L(f_{ik}, y_{ik}) + \lambda |a_k|^2 / 2`, each k.
 
-    L-BFGS on all columns at once, since they share the passes over the features, each
-    column as a share of its objective at the start. The variable is scaled by the root
-    of B, which would be the Hessian if the curvature of the loss were the same in each
-    row. L-BFGS starts anew where that curvature has changed by a factor of 4: it goes
-    to 0 with the loss.
+    L-BFGS on all columns at once, each as a share of its objective at the start. The
+    variable is scaled by the root of B (see `fit`). L-BFGS starts anew where the mean
+    curvature of the loss has changed by a factor of 4: it goes to 0 with the loss.
 
     f = U a + b + `offset`, (n, K). x, (r + k, K), stacks a and the multiples of the k
     columns in `free`, of which the last is b; `start` is its first value, default 0.

@@ -22,10 +22,9 @@ def draw(g: Array, size: int, rng: np.random.Generator) -> Array:
     """Draw row numbers with replacement, row i with probability g_i / sum g.
 
     Line 5 of Algorithm 1 of the coreset paper, and the draws of k-means++. `g` has the
-    shape (n,), the result, int64, (size,). A row with g_i = 0 is never drawn. The first
-    a draws are those that a call with size a makes from the same state of `rng`. Raises
-    ValueError if `size` or a value of `g` is negative, or the sum of `g` is not
-    positive and finite.
+    shape (n,), the result (size,). A row with g_i = 0 is never drawn. The first a draws
+    are those of a call with size a. Raises ValueError if `size` or a value of `g` is
+    negative, or the sum of `g` is not positive and finite.
     """
     cumulative = np.cumsum(g)
     if len(g) == 0 or g.min() < 0 or not 0 < cumulative[-1] < np.inf:
@@ -49,20 +48,29 @@ def seed_centers(
     are drawn with probability proportional to w_i min_l |x_i - c_l|^2, and the one that
     lowers the cost most is kept, as in scikit-learn (D. Arthur and S. Vassilvitskii,
     "k-means++: the advantages of careful seeding", SODA 2007). The weights w, (n,), are
-    1 by default. Where the rows have fewer than k distinct values, some centres are
-    equal. Raises ValueError if `k` is below 1, there is no row, or no weight is
-    positive.
+    1 by default. Some centres are equal where fewer than k rows are distinct. Raises
+    ValueError if `k` is below 1, there is no row, or no weight is positive.
 
-    Besides the data and one block, the function holds (6 + ln k) n numbers. Distances
-    are |x - c_1|^2 - 2 (x - c_1) (c - c_1) + |c - c_1|^2, so that a large common offset
-    of the data costs no accuracy.
+    Distances are |x - c_1|^2 - 2 (x - c_1) (c - c_1) + |c - c_1|^2, so that a large
+    common offset of the data costs no accuracy.
     """
+
+    def masses(shift: Array, part: slice, rows: Array) -> list[Array]:
+        """Return w_i min_l |x_i - c_l|^2 of a block with each candidate, (t, b)."""
+        distances = (-2 * shift) @ rows.T
+        distances += (row_squares(shift) + 2 * shift @ origin)[:, None]
+        distances += norms[part]
+        np.maximum(distances, 0, out=distances)
+        if weights is not None:
+            distances *= weights[part]
+        return [np.minimum(distances, mass[part], out=distances)]
+
     n, d = blocks.shape
     mass = np.ones(n) if weights is None else weights
     centers = np.empty((k, d))
     centers[0] = blocks.take(draw(mass, 1, rng))[0]
     origin = centers[0].copy()
-    norms = blocks.per_row(lambda X: _squares(X - origin))
+    norms = blocks.per_row(lambda X: row_squares(X - origin))
     mass = norms if weights is None else norms * weights  # w_i min_l |x_i - c_l|^2
     trials = 2 + int(np.log(k))
     for chosen in range(1, k):
@@ -70,12 +78,8 @@ def seed_centers(
             centers[chosen:] = centers[0]
             break
         candidates = blocks.take(draw(mass, trials, rng))
-        shift = candidates - origin
-        constant = _squares(shift) + 2 * shift @ origin
         parts = blocks.map_reduce(
-            partial(_masses, shift, constant, norms, weights, mass),
-            operator.add,
-            list[Array](),
+            partial(masses, candidates - origin), operator.add, list[Array]()
         )
         # One candidate after another, so that their masses are not held twice.
         least = np.inf
@@ -84,25 +88,6 @@ def seed_centers(
             if (cost := trial.sum()) < least or j == 0:
                 least, centers[chosen], mass = cost, candidates[j], trial
     return centers
-
-
-def _masses(
-    shift: Array,
-    constant: Array,
-    norms: Array,
-    weights: Array | None,
-    mass: Array,
-    part: slice,
-    rows: Array,
-) -> list[Array]:
-    """Return w_i min_l |x_i - c_l|^2 of a block with each candidate, shape (t, b)."""
-    distances = (-2 * shift) @ rows.T
-    distances += constant[:, None]
-    distances += norms[part]
-    np.maximum(distances, 0, out=distances)
-    if weights is not None:
-        distances *= weights[part]
-    return [np.minimum(distances, mass[part], out=distances)]
 
 
 def assign(rows: Array, centers: Array) -> tuple[Array, Array]:
@@ -118,21 +103,21 @@ def assign(rows: Array, centers: Array) -> tuple[Array, Array]:
     # the rounding error is relative to |x| |c - s| and not to |x|^2.
     origin = centers.mean(axis=0)
     shifted = centers - origin
-    labels = (rows @ shifted.T - (shifted @ origin + _squares(shifted) / 2)).argmax(1)
-    return labels, _squares(rows - centers[labels])
+    constant = shifted @ origin + row_squares(shifted) / 2
+    labels = (rows @ shifted.T - constant).argmax(1)
+    return labels, row_squares(rows - centers[labels])
 
 
 def simplified_silhouettes(rows: Array, centers: Array) -> Array:
     """Return 1 - a / b of each row, (b, d), as Hruschka et al. (2006) do; shape (b,).
 
     a and b are the distances to the closest and the second closest of at least two
-    centres, (k, d). It is from 0 to 1; 1 for a row on a centre, also where two are
-    equal.
+    centres, (k, d). It is 1 for a row on a centre, also where two are equal.
 
     E. R. Hruschka, R. J. G. B. Campello and L. N. de Castro, "Evolving clusters in gene
     expression data", Information Sciences 176, 2006.
     """
-    far = np.sqrt([_squares(rows - center) for center in centers])
+    far = np.sqrt([row_squares(rows - center) for center in centers])
     a, b = np.partition(far, 1, axis=0)[:2]
     return np.asarray(1 - a / np.maximum(b, np.finfo(np.float64).tiny))
 
@@ -148,16 +133,23 @@ def lloyd(
 
     `weights`, (n,), are 1 by default. The iteration stops after `max_iter` passes over
     the data, or when a pass lowers the cost by no more than the share `tol` of it. A
-    centre without rows stays where it is. The cost is never above that of the initial
-    centres, up to rounding.
+    centre without rows stays where it is.
     """
     k = len(centers)
+
+    def totals(part: slice, rows: Array) -> tuple[Array, Array, float]:
+        """Return the sums, the sizes and the cost of the clusters of a block."""
+        labels, distances = assign(rows, centers)
+        members = (labels == np.arange(k)[:, None]).astype(np.float64)
+        if weights is not None:
+            members *= weights[part]
+            distances *= weights[part]
+        return members @ rows, members.sum(axis=1), float(distances.sum())
+
     previous = np.inf
     nothing = np.zeros_like(centers), np.zeros(k), 0.0
     for _ in range(max_iter):
-        sums, sizes, cost = blocks.map_reduce(
-            partial(_lloyd_sums, centers, weights), add_each, nothing
-        )
+        sums, sizes, cost = blocks.map_reduce(totals, add_each, nothing)
         # At cost 0 a mean would only add rounding errors to exact centres.
         if cost == 0 or previous - cost <= tol * cost:
             break
@@ -169,18 +161,6 @@ def lloyd(
     return centers
 
 
-def _lloyd_sums(
-    centers: Array, weights: Array | None, part: slice, rows: Array
-) -> tuple[Array, Array, float]:
-    """Return the sums, the sizes and the cost of the clusters of a block."""
-    labels, distances = assign(rows, centers)
-    members = (labels == np.arange(len(centers))[:, None]).astype(np.float64)
-    if weights is not None:
-        members *= weights[part]
-        distances *= weights[part]
-    return members @ rows, members.sum(axis=1), float(distances.sum())
-
-
 def weighted_kmeans(
     X: Array, k: int, weights: Array, rng: np.random.Generator, n_init: int = 10
 ) -> tuple[Array, float]:
@@ -188,8 +168,7 @@ def weighted_kmeans(
 
     Returns the best centres of `n_init` starts, (k, d), and their cost, sum_i w_i min_l
     |x_i - c_l|^2, with the weights w >= 0, (m,). Some centres are equal where fewer
-    than k rows are distinct. Raises ValueError if `k` is below 1 or above the number of
-    rows.
+    than k rows are distinct. Raises ValueError if `k` is below 1 or above m.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
@@ -202,16 +181,16 @@ def weighted_kmeans(
 
 
 def partial_distances(rows: Array, centers: Array) -> Array:
-    """Return squared distances to every centre over one party's columns, (b, k).
+    """Return squared distances, >= 0, over one party's columns, (b, k).
 
-    `rows` are (b, d_j), `centers` (k, d_j). Summed over the parties the distances are
-    |x_i - c_l|^2 over all columns. They are never negative.
+    `rows` are (b, d_j), `centers` (k, d_j). The sums over the parties are
+    |x_i - c_l|^2 over all columns.
     """
     origin = centers.mean(axis=0)
     rows, centers = rows - origin, centers - origin
     distances: Array = rows @ (-2 * centers.T)
-    distances += _squares(rows)[:, None]
-    distances += _squares(centers)
+    distances += row_squares(rows)[:, None]
+    distances += row_squares(centers)
     np.maximum(distances, 0, out=distances)
     return distances
 
@@ -230,8 +209,7 @@ def distdim(
     point (c^(1)_l1, ..., c^(T)_lT). Weighted k-means runs on the occupied cells only,
     each with the sum of the weights, (m,), of its rows. Column j of `assignments`,
     (m, T), is the local cluster of each row at party j, and `local_centers` are the
-    parties' centres, (k_j, d_j). Some global centres are equal where fewer than k cells
-    are occupied. Raises ValueError if `k` is below 1.
+    parties' centres, (k_j, d_j). Raises ValueError if `k` is below 1.
 
     H. Ding, Y. Liu, L. Huang and J. Li, "K-means clustering with distributed
     dimensions", ICML 2016.
@@ -243,6 +221,6 @@ def distdim(
     return centers[np.arange(k) % distinct]
 
 
-def _squares(rows: Array) -> Array:
+def row_squares(rows: Array) -> Array:
     """Return |x_i|^2 of each row."""
     return np.asarray(np.einsum("ij,ij->i", rows, rows))

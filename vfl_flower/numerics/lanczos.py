@@ -9,8 +9,6 @@ and T_Q = C_Q^T R C_Q; after Q steps,
 where e is the last column of the unit matrix. A Ritz pair (sigma_i, C_Q p_i) of
 T_Q p_i = sigma_i p_i has the residual |R C_Q p_i - sigma_i C_Q p_i| = |g e^T p_i|.
 
-References
-----------
 [1] X. Zhou and X. Wang, "A Communication Efficient Federated Kernel k-Means",
 manuscript under review, Algorithm 2 and eq. 3.
 [2] J. W. Demmel, "Applied Numerical Linear Algebra", SIAM 1997, chapter 7.
@@ -29,7 +27,6 @@ from vfl_flower.typing import Array
 
 EPS = float(np.finfo(np.float64).eps)
 
-
 TOL = 1e-8
 """A Ritz value has converged when its residual is at most this share of the largest
 Ritz value in size."""
@@ -43,8 +40,7 @@ class Lanczos:
     Q: Array
     """C_Q, the orthonormal Lanczos vectors, (n, q)."""
     T: Array
-    """T_Q = Q^T R Q, (q, q), tridiagonal: its diagonal is alpha, the one beside it beta
-    (lines 6 and 8 of Algorithm 2)."""
+    """T_Q = Q^T R Q, (q, q), tridiagonal: alpha, and beta beside it (lines 6 and 8)."""
     residual: Array
     """g with R Q = Q T + g e^T, (n,)."""
     values: Array
@@ -65,23 +61,20 @@ def lanczos(
 ) -> Lanczos:
     """Find the eigenpairs above a threshold (Algorithm 2 with eq. 3 of [1]).
 
-    `matvec` takes c, (n,), to g = R c, (n,) (line 5), with R symmetric. `start`, (n,),
-    is c_1, whose length does not matter. Eigenvalues above the `threshold`, eta_t
-    lambda in [1], are wanted, and the `at_least` largest ones in any case. `rng` draws
-    new vectors after a breakdown.
+    `matvec` takes c, (n,), to g = R c, (n,) (line 5), with R symmetric; `start`, (n,),
+    is c_1 up to its length. Eigenvalues above the `threshold`, eta_t lambda in [1], are
+    wanted, and the `at_least` largest ones in any case.
 
     The iteration stops when every Ritz value above the threshold has converged and the
     largest of the others is settled below it: its residual is at most sqrt(`TOL`) times
     the threshold (its error is of the order of the square) and no more than its
     distance from the threshold. Ritz values converge from the ends of the spectrum
-    inwards, so none above the threshold is missed that c_1 can reach. Before a
-    breakdown it reaches neither a second copy of a multiple eigenvalue nor an
-    eigenvector to which c_1 is orthogonal.
+    inwards, so none above the threshold is missed that c_1 can reach.
 
     At a breakdown (beta_q = 0, line 9) the Lanczos vectors span an invariant space and
-    all Ritz values are exact. The iteration then goes on from a random vector
-    orthogonal to them, and ends where such a vector has shown no eigenvalue above the
-    threshold, or where the space is exhausted (q = n).
+    all Ritz values are exact. The iteration then continues from a random vector
+    orthogonal to them (of `rng`), and ends where such a vector has shown no eigenvalue
+    above the threshold, or where the space is exhausted (q = n).
 
     Differs from [1] in: 1. the breakdown, where Algorithm 2 ends. 2. Each vector is
     orthogonalised twice against *all* before it, which contains line 7.

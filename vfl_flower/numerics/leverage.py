@@ -7,6 +7,7 @@ import operator
 import numpy as np
 
 from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.kmeans import row_squares
 from vfl_flower.typing import Array
 
 EPS = float(np.finfo(np.float64).eps)
@@ -15,25 +16,22 @@ EPS = float(np.finfo(np.float64).eps)
 def leverage_factor(blocks: RowBlocks) -> Array:
     """Find F, (d, r), such that U = X F is an orthonormal basis of the columns of X.
 
-    Line 2 of Algorithm 2 without the n x d matrix U: F takes O(d^2) memory, and a row
-    of U is a row of X times F. X has the shape (n, d), and is [X, y] at the label
-    holder; r is its numerical rank. F is made of the eigenvectors of the Gram matrix
-    where they are accurate, else of the singular vectors of R from a QR factorisation
-    block by block, which costs about twice as much. Raises ValueError if X has a
-    missing or infinite value.
+    Line 2 of Algorithm 2 without the n x d matrix U. X has the shape (n, d), and is
+    [X, y] at the label holder; r is its numerical rank. F is made of the eigenvectors
+    of the Gram matrix where they are accurate, else of the singular vectors of R from a
+    QR factorisation block by block, which costs about twice as much. Raises ValueError
+    if X has a missing or infinite value.
 
-    Columns are first scaled to length 1, so units do not matter: Z = X D^-1. Columns of
-    zeros are left out. With Z = Q S V^T, F = D^-1 V S^-1 over the singular values above
-    max(n, d) eps S_1, the rule of ``numpy.linalg.matrix_rank``.
+    Columns are first scaled to length 1, Z = X D^-1, and columns of zeros left out.
+    With Z = Q S V^T, F = D^-1 V S^-1 over the singular values above max(n, d) eps S_1.
 
     *When the Gram matrix is accurate.* Summed in blocks of b rows, each entry of
     C = Z^T Z has an error of at most (b + n / b) u, u = eps / 2 [2, section 3.1], hence
     C one of at most e = d (b + n / b) u in the spectral norm. F^T C F = I for the
     computed C, so the true U^T U differs from I, and to first order each score from the
     true one, by at most e / lambda_min(C) relatively. The Gram matrix is taken
-    where this is at most 1e-6, which holds for lambda_min >= 1.5e-5 at n = 463,715 and
-    d = 30. Any column near the span of the others goes to QR, whose error grows with
-    the condition number of Z and not with its square.
+    where this is at most 1e-6; else QR, whose error grows with the condition number of
+    Z and not with its square.
 
     [2] N. J. Higham, "Accuracy and stability of numerical algorithms", SIAM 2002.
     """
@@ -94,19 +92,13 @@ def _embed(kept: Array, scale: Array, F: Array) -> Array:
 def leverage_scores(blocks: RowBlocks, F: Array) -> Array:
     """Return the leverage score |u_i|^2 of each row, u_i = F^T x_i, shape (n,).
 
-    `blocks` are X, (n, d), or [X, y] at the label holder, and F, (d, r), is from
-    `leverage_factor`. Scores are from 0 to 1, with sum r, up to rounding.
+    `blocks` are X, (n, d), and F, (d, r), is from `leverage_factor`. Scores are from 0
+    to 1, with sum r, up to rounding.
 
-    Three rows in the plane. Row 3 alone holds the second direction, so no fit can do
-    without it; rows 1 and 2 share the first direction in the proportion 9 : 16.
+    Row 3 alone holds the second direction; rows 1 and 2 share the first as 9 : 16.
 
     >>> blocks = RowBlocks(np.array([[3.0, 0.0], [4.0, 0.0], [0.0, 7.0]]))
     >>> np.round(leverage_scores(blocks, leverage_factor(blocks)), 12)
     array([0.36, 0.64, 1.  ])
     """
-
-    def squares(X: Array) -> Array:
-        U = X @ F
-        return np.asarray(np.einsum("ij,ij->i", U, U))
-
-    return blocks.per_row(squares)
+    return blocks.per_row(lambda X: row_squares(X @ F))

@@ -26,9 +26,7 @@ class Penalty:
     """The penalty ``l1 |theta|_1 + l2 |theta|_2^2`` of the mean squared error."""
 
     l1: float = 0.0
-    """In the unit of y^2 per unit of the coefficient."""
     l2: float = 0.0
-    """In the unit of y^2 per squared unit of the coefficient."""
 
     @classmethod
     def named(cls, regularizer: str, alpha: float, l1_ratio: float) -> Penalty:
@@ -50,12 +48,11 @@ class Penalty:
 def solve_pooled(
     X: Array, y: Array, weights: Array, n: int, penalty: Penalty, fit_intercept: bool
 ) -> tuple[Array, float]:
-    """Solve on pooled rows with scikit-learn (CENTRAL in the paper).
+    """Return theta, (d,), and b of pooled rows, by scikit-learn (CENTRAL in the paper).
 
-    X has the shape (m, d), y and the weights w (m,), and n is the number of rows that
-    the weights stand for. Returns theta, (d,), and b, which is 0 unless
-    `fit_intercept`. Where X lacks rank and nothing is penalised, theta has the smallest
-    norm for columns scaled to the same size.
+    X has the shape (m, d), y and the weights w (m,), which stand for n rows. Where X
+    lacks rank and nothing is penalised, theta has the smallest norm for columns scaled
+    to the same size.
     """
     from sklearn.linear_model import LinearRegression, Ridge
 
@@ -86,8 +83,7 @@ def mean_squared_error(residuals: Array, weights: Array | None, n: int) -> float
 def center(X: Array, weights: Array) -> Array:
     """Centre the columns of X, (m, d), at their mean with weights, (m,).
 
-    A constant column becomes zeros: what rounding leaves of it is not mistaken for a
-    direction.
+    A constant column becomes exact zeros, not a direction made of rounding.
     """
     mean = weights @ X / weights.sum()
     centered = X - mean
@@ -103,9 +99,9 @@ def constant_noise(mean: Array, m: int) -> Array:
 def whiten(gram: Array, l2: Array) -> Array:
     """Return F with ``F^T (A^T A + diag(l2)) F = I``: a party's own preconditioner.
 
-    F has the shape (d, r). `gram` is A^T A, (d, d), of the party's block, and `l2`,
-    (d,), the penalty of each coefficient. r is the numerical rank; directions below
-    1e-12 of the largest eigenvalue of the scaled Gram matrix are left out.
+    F has the shape (d, r), `gram`, A^T A, (d, d), and `l2`, the penalties, (d,).
+    Directions below 1e-12 of the largest eigenvalue of the scaled Gram matrix are left
+    out.
     """
     matrix = gram + np.diag(l2)
     scale = np.sqrt(np.diag(matrix))

@@ -6,9 +6,9 @@ known,
 
 .. math:: G = \begin{pmatrix} U^T U & U^T t \\ t^T U & t^T t \end{pmatrix}.
 
-The blocks on the diagonal of :math:`U^T U` are the identity, so its condition tells how
-much the columns of *different* parties overlap and nothing of their units: G may have
-errors that would spoil a Gram matrix of the columns themselves.
+The blocks on the diagonal of :math:`U^T U` are the identity, so its condition depends
+on the overlap of *different* parties' columns alone: G may have errors that would spoil
+a Gram matrix of the columns themselves.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from vfl_flower.numerics.kmeans import row_squares
 from vfl_flower.numerics.linear import Penalty, solve_pooled, whiten
 from vfl_flower.typing import Array
 
@@ -31,9 +32,8 @@ BLOCK_ROWS = 2**15
 def canonical_basis(A: Array, F: Array) -> tuple[Array, Array]:
     """Return an orthonormal basis U, (m, d), of the columns of A, and R, with A = U R.
 
-    A has the shape (m, d), and F, (d, r), orthonormal columns in A F, from
-    :func:`~vfl_flower.numerics.leverage.leverage_factor`. U is A F, with zeros in the
-    place of columns that lack rank; its signs follow from F. R = U^T A, (d, d).
+    A has the shape (m, d), and F, (d, r), is from `leverage_factor`. U is A F, with
+    zeros in the place of columns that lack rank; its signs follow from F. R = U^T A.
     """
     U = np.zeros_like(A)
     if r := F.shape[1]:
@@ -76,9 +76,8 @@ def solve_moments(gram: Array, R: Array, penalty: Penalty) -> tuple[Array, float
 def sigma_min_of_moments(gram: Array, blocks: Sequence[Array]) -> float:
     """Return sigma_min of Assumption 4.1 from G, (d + 1, d + 1).
 
-    See :func:`vfl_flower.numerics.coresets.sigma_min`. `blocks` are the places in G of
-    the columns of each party, the target among them. Singular values below about 1e-4
-    count as linear dependences.
+    See `coresets.sigma_min`. `blocks` are the places in G of the columns of each party,
+    the target among them. Singular values below about 1e-4 count as linear dependences.
     """
     d, parts = len(gram), []
     for places in blocks:
@@ -101,17 +100,16 @@ def bounded_columns(
 ) -> Array:
     """Return which columns point to no single row: bool, shape (d,).
 
-    A column that is nonzero in one row only reads that row of all other columns from a
-    Gram matrix. So do several columns of which a combination is. The leverage score of
-    a row is 1 if there is such a combination, and small if many rows share each
-    direction.
+    A column, or a combination of columns, that is nonzero in one row only reads that
+    row of all other columns from a Gram matrix. The leverage score of that row is 1; it
+    is small if many rows share each direction.
 
     `columns` yields the d columns, (m,) each; A, (m, d), has the same with means
     subtracted and rows multiplied by roots of their weights. At least `least_rows` rows
     must differ from the most frequent value of a column. While the leverage score of a
     row is above `most_leverage`, the column is dropped that counts most in the
-    combination that points to it. A rare level whose column is dropped counts with the
-    rest. The last `fixed` columns stay: by themselves they point to no single row.
+    combination that points to it. The last `fixed` columns stay: by themselves they
+    point to no single row.
     """
     support = [len(x) - np.unique(x, return_counts=True)[1].max() for x in columns]
     norms = np.linalg.norm(A, axis=0)
@@ -124,7 +122,7 @@ def bounded_columns(
         rows, leverages = [], []
         for block in _scaled(A, norms, kept):
             U = block @ W
-            lengths = np.einsum("ij,ij->i", U, U)
+            lengths = row_squares(U)
             rows.append(U[largest := lengths.argmax()])
             leverages.append(lengths[largest])
         if max(leverages) <= most_leverage:

@@ -6,8 +6,6 @@ column, q the number of rows in each bin, X_s the server's points, C_s its K cen
 X_R the rows to remove and X' the others. All of them are in the cube [-1/2, 1/2]^d, to
 which `Box` scales the data.
 
-References
-----------
 [1] C. Pan, J. Sima, S. Prakash, V. Rana and O. Milenkovic, "Machine unlearning of
 federated clusters", ICLR 2023.
 [2] M. T. Chao, "A general purpose unequal probability sampling plan", Biometrika 69,
@@ -38,9 +36,6 @@ from vfl_flower.typing import Array
 MAX_SERVER_BYTES = 2**28
 """Largest size of random points X_s. Beyond it, bins have fewer points with weights."""
 
-MAX_BINS = 2**32
-"""Largest number of bins of a column that a sparse sum takes."""
-
 
 def initialise(
     blocks: RowBlocks,
@@ -60,13 +55,11 @@ def initialise(
 
     `blocks` are the rows, (n, d), of which there may be none: to unlearn, the remaining
     ones X'; to add, X and A. `k` is K', the largest number of centroids of a party.
-    `prefix`, (i,), numbers the rows of the centroids to keep, from `surviving` and
-    renumbered (default: none). `added`, bool, (n,), says which rows are in A; the
-    prefix was drawn among the others (default: none).
+    `prefix`, (i,), numbers the rows of the centroids to keep. `added`, bool, (n,), says
+    which rows are in A; the prefix was drawn among the others.
 
     Returns the numbers of the centroids' rows in the order drawn, (k',), no two of
-    equal values, where k' = min(k, number of rows at a squared distance above 0 from
-    one another); and the nearest centroid of each row, (n,), ties to the first. Each
+    equal values; and the nearest centroid of each row, (n,), ties to the first. Each
     centroid has a row. Raises ValueError if `prefix` names two equal rows.
 
     Unlearning is exact (Lemma 5.1) for a set X_R that does not depend on the draws.
@@ -76,20 +69,17 @@ def initialise(
     law of a fresh run on X'. Several requests one after another are exact too, and so
     is a removed row with an equal twin.
 
-    The lemma does not hold for a set X_R chosen after a look at the centroids, such as
-    "the first one", nor for the rows of highest cost under the present C_s, as in
-    Section 6 of [1]: such a set says something about the draws. No removed row is a
-    centroid then either, but given X_R the law is not that of a fresh run.
+    The lemma does not hold for a set X_R chosen after a look at the centroids, nor for
+    the rows of highest cost under the present C_s, as in Section 6 of [1]: such a set
+    says something about the draws. Given X_R, the law is then not that of a fresh run.
 
     Adding is exact for rows A that do not depend on the draws. Let X' be X and A. Given
     the centroids before it, which were all kept, c_j is a D^2 draw from X. A D^2 draw y
     from X' is in A with probability phi_c(A; C) / phi_c(X'; C), and is then one from A;
     given that it is not, it is one from X, as c_j is. So y if y is in A, and else c_j,
     is a D^2 draw from X'. After the first y in A all draws are from X' anyway. By
-    induction the sequence has the law of a fresh run on X'. This is the step of [2] for
-    a sample of one, taken for each centroid. Additions and removals may follow one
-    another in any order, since each leaves the law that the next one asks for.
-
+    induction the sequence has the law of a fresh run on X' (the step of [2] for a
+    sample of one). Additions and removals may follow one another in any order.
     Both are exact up to rounding: a probability is off by about n 2^-53 of itself.
 
     >>> blocks = RowBlocks(np.array([[0.0], [9.0], [0.0]]))
@@ -125,8 +115,7 @@ def surviving(centroids: Array, removed: Array) -> Array:
     """Return c_1 .. c_i, the centroids drawn before the first removed one, shape (i,).
 
     Lines 2-10 of Algorithm 3. `centroids`, (k',), and `removed`, (r,), are row numbers
-    or ids. Where all survive, C' = C and nothing is redrawn: a party only subtracts the
-    removed rows, by `local_labels`, from its cluster sizes.
+    or ids. Where all survive, nothing is redrawn.
 
     >>> surviving(np.array([7, 2, 5]), np.array([1, 5, 2]))
     array([7])
@@ -136,11 +125,9 @@ def surviving(centroids: Array, removed: Array) -> Array:
 
 
 def local_labels(rows: Array, centroids: Array) -> Array:
-    """Return the nearest centroid of a few rows, as `initialise` labels them.
+    """Return the nearest of C^(l), (k', d), k' >= 1, of a few rows, (r, d).
 
-    `rows`, such as X_R, have the shape (r, d), `centroids`, C^(l), (k', d) with
-    k' >= 1, and the result (r,). Ties go to the first. The function holds r k' d
-    numbers.
+    The first among equals, as in `initialise`. The function holds r k' d numbers.
     """
     return np.asarray(_squared_distances(rows[:, None], centroids).argmin(axis=1))
 
@@ -157,10 +144,9 @@ def seed_centroids(
     """Draw a party's centroids among the rows that take part, as `initialise` does.
 
     X are all rows of the party, (n, d), in the unit of the data; `stay`, bool, (n,),
-    says which take part, those that were not removed (default: all). `prefix`, (i,),
-    and `added`, (n,), are those of `initialise`, by row numbers of X. Returns the row
-    numbers of the centroids in the order drawn and the numbers of rows nearest to each,
-    both (k',).
+    says which take part. `prefix` and `added` are those of `initialise`, by row numbers
+    of X. Returns the row numbers of the centroids in the order drawn and the numbers of
+    rows nearest to each, both (k',).
     """
     numbers = np.arange(len(X)) if stay is None else np.flatnonzero(stay)
     places = None if prefix is None else np.searchsorted(numbers, prefix)
@@ -178,13 +164,10 @@ def local_clusters(
     These are C^(l), (k'', d), not quantised, and labels of the shape (n,). `blocks` are
     the rows that stay, (n, d), and `rows`, (k',), the numbers in them of the drawn
     centroids, in the order drawn. `full` adds Lloyd's iteration (see `complete`), and
-    `least` is the fewest rows of a cluster (see `merge_small`). Before clusters are
-    merged, the cluster of a row is the nearest one; each cluster has a row.
+    `least` is the fewest rows of a cluster (see `merge_small`).
     """
     if full:
         centroids, labels = complete(blocks, rows)
-    elif len(rows) == 0:
-        return blocks.take(rows), np.empty(0, np.int64)
     else:
         nothing_is_drawn = np.random.default_rng(0)
         _, labels = initialise(blocks, len(rows), nothing_is_drawn, rows)
@@ -214,15 +197,12 @@ def merge_small(
     their order; the rows of each, (k'',); and for each cluster before its place among
     those that remain, (k',).
 
-    Unlearning stays exact. Which clusters are merged depends on removed rows, by the
-    sizes, but nothing of it is kept from one version to the next: what a party counts
-    is a function f(c, X) of the drawn sequence c and of the rows X alone, without a
-    draw. After a removal it computes f(c', X') anew, from the drawn rows before any
-    merging and from the rows that stay. By Lemma 5.1 c' has the law of a fresh sequence
-    on X', so f(c', X') has the law of a fresh result on X'. Two things would break
-    this: to keep as C^(l) only the centroids that remain, since a later removal would
-    then redraw behind another sequence, and to leave clusters merged, or apart, because
-    they were so before.
+    Unlearning stays exact, since nothing of the merging is kept: what a party counts is
+    a function f(c, X) of the drawn sequence c and of the rows X alone, without a draw.
+    After a removal it computes f(c', X') anew. By Lemma 5.1 c' has the law of a fresh
+    sequence on X', so f(c', X') has the law of a fresh result on X'. Two things would
+    break this: to keep as C^(l) only the centroids that remain, and to leave clusters
+    merged, or apart, because they were so before.
 
     >>> merge_small(np.array([[0.0], [9.0], [8.0]]), np.array([5, 1, 3]), 2)
     (array([0, 2]), array([5, 4]), array([0, 1, 1]))
@@ -246,10 +226,9 @@ def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
     `initialise`. Returns the means, (k'', d), without those that are nearest to no row,
     and the nearest of each row, (n,).
 
-    The result is a function of the drawn rows and the data, so unlearning stays exact:
-    after `initialise` with the surviving prefix, run this again on the remaining rows.
-    It must run after each removal, since every row is in a mean, and never from the
-    present means. So a party stores the drawn rows, and no means.
+    The result is a function of the drawn rows and the data, so unlearning stays exact
+    where this runs again after each removal, and never from the present means. So a
+    party stores the drawn rows, and no means.
     """
     if len(rows) == 0:
         return np.empty((0, blocks.shape[1])), np.empty(0, np.int64)
@@ -285,8 +264,7 @@ class Box:
     """The public box of the columns, which becomes the cube [-1/2, 1/2]^d.
 
     The parties must agree on the bounds and not take them from the rows, where they
-    would depend on removed rows. Raises ValueError if the bounds have different shapes,
-    or a width is not a normal, finite number above 0.
+    would depend on removed rows.
     """
 
     lower: Array
@@ -315,11 +293,10 @@ class Box:
         return bool(np.all(self.lower == -0.5) and np.all(self.upper == 0.5))
 
     def check(self, rows: Array) -> None:
-        """Check that rows, (m, d), are in the box.
+        """Raise ValueError unless rows, (m, d), are in the box.
 
         These are all rows of a party, so that the outcome does not depend on the draws.
-        Raises ValueError if the number of columns differs from the box's, or a value is
-        missing or outside; the message names the column, not the value.
+        The message names the column, not the value.
         """
         if np.ndim(self.lower) == 1 and rows.shape[1] != len(self.lower):
             raise ValueError(
@@ -329,11 +306,7 @@ class Box:
         _check_inside(rows, self.lower, self.upper, "the agreed box")
 
     def scale(self, points: Array) -> Array:
-        """Map points, (m, d), from the box to the cube, in sides of the box.
-
-        Where the box is the cube, there is nothing to do. Points in the box are in the
-        cube exactly, not only up to rounding.
-        """
+        """Map points, (m, d), from the box to the cube, exactly into it."""
         if self._is_cube:
             return points
         return np.asarray((points - self.lower) / self._width - 0.5)
@@ -346,10 +319,7 @@ class Box:
 
 
 class BoxedRows(RowBlocks):
-    """Rows of X, (n, d), in the cube of their box, scaled block by block.
-
-    `rows`, (m,), are the rows of X to use. Default: all.
-    """
+    """Rows of X, (n, d), or some of them, scaled to the cube block by block."""
 
     def __init__(self, X: Array | Rows, box: Box, rows: Array | None = None) -> None:
         super().__init__(X, rows=rows)
@@ -361,8 +331,7 @@ class Quantizer:
     """The bins of line 3 of Algorithm 1 and Appendix H, in the cube [-1/2, 1/2]^d.
 
     The bin of a coordinate y is a(y) = argmin_j |y - gamma j| plus A, the largest such
-    j, so that bins count from 0. Raises ValueError if gamma is not in (0, 1], or gives
-    a column more than 2^32 bins.
+    j, so that bins count from 0.
 
     Differs from [1] in: 1. A column has B = 2 A + 1 bins, which is 1 / gamma rounded up
     to an odd number, where [1] counts 1 / gamma. 2. The outermost bins end where the
@@ -383,7 +352,7 @@ class Quantizer:
 
     def __post_init__(self) -> None:
         """Check the step."""
-        if not 2.0**-33 < self.gamma <= 1 or self.n_bins > MAX_BINS:
+        if not 2.0**-33 < self.gamma <= 1 or self.n_bins > 2**32:
             raise ValueError(
                 "gamma must be in (0, 1] and give a column at most 2^32 bins, 1 / "
                 f"gamma of them, got {self.gamma}"
@@ -403,19 +372,16 @@ class Quantizer:
     def bins(self, points: Array) -> Array:
         """Return the bin of each point in the cube, a(y) + A, both of the shape (m, d).
 
-        Raises ValueError if a column has a value that is missing or outside the cube;
-        the message names the column, not the value.
+        Raises ValueError, naming the column, if a value is missing or outside the cube.
         """
         _check_inside(points, np.asarray(-0.5), np.asarray(0.5), "the cube of the box")
         a = np.clip(np.rint(points / self.gamma), -self._top, self._top)
         return a.astype(np.int64) + self._top
 
     def count(self, points: Array, sizes: Array) -> tuple[Array, Array]:
-        """Return the bins that hold points, and how many rows these stand for.
+        """Return the bins that hold points, in order, (m', d), and q_j, (m',).
 
-        These are the bins, each once, (m', d), and q_j, (m',). `points`, (m, d), are in
-        the cube, such as C^(l), and `sizes`, (m,), the rows that each stands for. The
-        bins are in the order of their coordinates. Raises ValueError as `bins` does.
+        `points`, (m, d), are in the cube, and `sizes`, (m,), the rows of each.
         """
         bins, places = np.unique(self.bins(points), axis=0, return_inverse=True)
         counts = np.bincount(places.ravel(), sizes, len(bins))
@@ -427,10 +393,9 @@ class Quantizer:
         return low + side / 2
 
     def sample(self, bins: Array, counts: Array, rng: np.random.Generator) -> Array:
-        """Draw points uniformly inside bins (line 6 of Algorithm 1), (sum counts, d).
+        """Draw `counts` points, (m,), uniformly inside each bin, (m, d) (line 6).
 
-        `bins` has the shape (m, d), and `counts`, (m,), the number of points of each.
-        The points come bin by bin, and are in the cube up to rounding.
+        They come bin by bin, (sum counts, d), and are in the cube up to rounding.
         """
         low, side = self._extent(bins)
         points = rng.random((int(counts.sum()), bins.shape[1]))
@@ -486,9 +451,9 @@ def server_centroids(
     """Cluster the server's points (line 7 of Algorithm 1, line 5 of Algorithm 5).
 
     X_s, (m, d), is from `server_points`; in Algorithm 5 it has the parties' centroids
-    themselves. `weights`, (m,), are positive, in rows. Returns the best C_s of `n_init`
-    starts, (K', d), with K' < K where fewer points are distinct, as when almost
-    everything has been forgotten. Raises ValueError if there is no point.
+    themselves. `weights`, (m,), are positive. Returns the best C_s of `n_init` starts,
+    (K', d), with K' < K where fewer points are distinct. Raises ValueError if there is
+    no point.
     """
     if len(X_s) == 0:
         raise ValueError("clusters need at least one row among the parties, got 0")
@@ -505,11 +470,9 @@ def number_of_clusters(
 ) -> int:
     """Return the K from 2 to `most` with the largest simplified silhouette of [3].
 
-    That is the weighted mean of 1 - a / b over the points, where a and b are their
-    distances to the nearest and the second nearest of K centres. `points`, (m, d), are
-    distinct, such as the middles of bins, and `weights`, (m,), positive, in rows. K is
-    also at most half of m, except for m < 4: with a centre at each point the silhouette
-    is 1, and says nothing. Where the lower of m and `most` is below 2, that is K.
+    `points`, (m, d), are distinct, and `weights`, (m,), positive. K is also at most
+    half of m, except for m < 4: with a centre at each point the silhouette is 1, and
+    says nothing. Where the lower of m and `most` is below 2, that is K.
 
     A heuristic: no K is right for all purposes, and one cluster cannot be chosen.
     """
@@ -527,8 +490,7 @@ def number_of_clusters(
 def induced_labels(centroids: Array, labels: Array, centers: Array) -> Array:
     """Give each row the global cluster of its local centroid (Definition 3.1), (n,).
 
-    `centroids` are C^(l), (k', d), not quantised, `labels`, (n,), the local cluster of
-    each row, and `centers` C_s, (K, d).
+    `centroids` are C^(l), (k', d), not quantised; `labels` local, (n,); `centers` C_s.
     """
     if len(centroids) == 0:
         return np.empty(0, np.int64)
@@ -538,8 +500,7 @@ def induced_labels(centroids: Array, labels: Array, centers: Array) -> Array:
 def contributions(blocks: RowBlocks, centers: Array, labels: Array) -> Array:
     """Return what each row adds to the objective, phi_f of equation 2, shape (n,).
 
-    That is |x_i - c_i|^2, in the unit of the rows squared, for rows (n, d), C_s,
-    (K, d), and the global cluster of each row, (n,), from `induced_labels`.
+    That is |x_i - c_i|^2, for rows (n, d), C_s, (K, d), and global clusters, (n,).
     """
 
     def terms(part: slice, X: Array) -> list[Array]:

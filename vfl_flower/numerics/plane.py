@@ -13,11 +13,10 @@ RELATIVE = 1e-12
 def principal_plane(points: Array, weights: Array) -> tuple[Array, Array]:
     """Return points, (k, d), in the two directions in which they differ most.
 
-    The weights, (k,), are how often each point counts, such as the rows of a centre's
-    cluster; of the shape (0,) or all 0: once. Returns the points about their weighted
-    mean, (k, 2), along the two largest principal directions, each of which points to
-    where its largest entry is positive; and the share of the weighted sum of squares
-    along each, (2,), which is 0 where all points are equal.
+    The weights, (k,), are how often each point counts; (0,) or all 0: once. Returns the
+    points about their weighted mean, (k, 2), along the two largest principal
+    directions, each of which points to where its largest entry is positive; and the
+    share of the weighted sum of squares along each, (2,), 0 where all points are equal.
     """
     weights = np.asarray(weights, dtype=np.float64)
     if not weights.sum():

@@ -31,11 +31,9 @@ _POINTS = 1 << 10
 
 @dataclass(frozen=True)
 class PrimeField:
-    """The integers modulo a prime p, as NumPy arrays of uint64 below p.
+    """The integers modulo a prime p, as NumPy arrays of uint64 below p (not checked).
 
-    Every array that a method takes holds elements, of type uint64 and below p, and this
-    is not checked. Arrays broadcast as in NumPy. Raises ValueError unless p is 2^61 - 1
-    or a prime below 2^32.
+    Raises ValueError unless p is 2^61 - 1 or a prime below 2^32.
     """
 
     p: int = MERSENNE_61
@@ -90,10 +88,7 @@ class PrimeField:
         return result
 
     def inverse(self, a: Array) -> Array:
-        """Inverse ``a^(p - 2)`` modulo p, elementwise.
-
-        Raises ZeroDivisionError if an element is 0.
-        """
+        """Inverse ``a^(p - 2)``, elementwise; raises ZeroDivisionError for a 0."""
         if not np.all(a):
             raise ZeroDivisionError("0 has no inverse modulo p")
         return self.power(a, self.p - 2)
@@ -123,10 +118,7 @@ class PrimeField:
         return [(a >> shift & mask).astype(np.float64) for shift in shifts]
 
     def powers(self, points: Array, count: int) -> Array:
-        """Return x_j^i for i = 0 .. count - 1 of points x_j, (m,), shape (m, count).
-
-        `count` is at least 1; the powers of 0 are 1, 0, 0 ...
-        """
+        """Return x_j^i for i = 0 .. count - 1 of points x_j, (m,), shape (m, count)."""
         table = np.ones((len(points), count), dtype=np.uint64)
         known, step = 1, points
         while known < count:
@@ -141,8 +133,7 @@ class PrimeField:
         """Return S_i = sum_j v_j x_j^i for i = 0 .. count - 1.
 
         S_i here is S_(i+1) in [1], Algorithm 2, line 2. The points x_j, (m,), may
-        repeat; values v_j of the shape (m,) give sums of the shape (count,), and (m, c)
-        give (count, c). `count` is at least 1.
+        repeat; values v_j, (m,), give sums (count,), and (m, c) give (count, c).
 
         With i = a s + r, S_i = sum_j (x_j^s)^a (x_j^r v_j): a table of count / s powers
         of x_j^s times one of s powers of x_j, about 2 sqrt(count c) products a point
@@ -166,8 +157,7 @@ class PrimeField:
     def evaluate(self, coefficients: Array, points: Array) -> Array:
         """Return f(x_j) = sum_i c_i x_j^i of points, (m,), shape (m, c).
 
-        `coefficients`, (count, c), are the c_i of one polynomial a column, lowest
-        first; count is at least 1.
+        `coefficients`, (count, c), are the c_i of one polynomial a column.
         """
         count, width = coefficients.shape
         # Horner's rule in x^s; within a step, a product with s powers.
@@ -192,9 +182,8 @@ class PrimeField:
         its roots are the points.
 
         Returns at most N different x_j, (m,), in increasing order, none of which is 0,
-        or None if there are no such points. No values at these points may give the
-        sums, even so: check that `power_sums` of what `values_at` returns gives `sums`
-        back.
+        or None if there are no such points. Even so, check that `power_sums` of what
+        `values_at` returns gives `sums` back.
         """
         ring = self._polynomials()
         minimal = ring.minpoly(sums.tolist())
@@ -213,10 +202,9 @@ class PrimeField:
         negative powers is a polynomial h of degree below m, and v_j = h(x_j) / g'(x_j)
         (Forney's formula).
 
-        The points x_j, (m,), differ; `sums`, (count, c), are S_i for
-        i = 0 .. count - 1, a column for each set of values, and the first m rows are
-        used. Raises ValueError if there are fewer sums than points, and
-        ZeroDivisionError if two points are equal.
+        The points x_j, (m,), differ; of `sums`, (count, c), the first m rows are used.
+        Raises ValueError if there are fewer sums than points, and ZeroDivisionError if
+        two points are equal.
         """
         m = len(points)
         if len(sums) < m:

@@ -10,8 +10,6 @@ for its own columns, and a b_j of its own. Only the angle modulo a turn matters 
 cosine: the parties' angles, as fractions of a turn, add up modulo 1 to the angle of the
 row.
 
-References
-----------
 [1] B. Gu, Z. Dang, X. Li and H. Huang, "Federated Doubly Stochastic Kernel Learning for
 Vertically Partitioned Data", KDD 2020.
 [2] F. Yu, A. T. Suresh, K. Choromanski, D. Holtmann-Rice and S. Kumar, "Orthogonal
@@ -22,7 +20,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.random import Philox
@@ -32,9 +30,6 @@ from vfl_flower.rows import Rows
 from vfl_flower.typing import Array
 
 Kernel = Literal["gaussian", "laplacian"]
-"""Names of the kernels in `KERNELS`."""
-
-KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 """exp(-|x - x'|_2^2 / (2 s^2)) and exp(-|x - x'|_1 / s) of bandwidth s."""
 
 CHUNK = 64
@@ -59,41 +54,20 @@ ROUND = {4: 1.5 * 2.0**23, 8: 1.5 * 2.0**52}
 class RandomFeatures:
     """A party's part of the random features phi_1, phi_2, ... (eq. 2 and 3 of [1]).
 
-    Frequencies omega_j are Gaussian or Cauchy (see `KERNELS`) for the party's d
+    Frequencies omega_j are Gaussian or Cauchy (see `Kernel`) for the party's d
     columns. The bandwidth s, in the unit of the columns, is the same at all parties.
     Whoever knows the seed, from 0 to 2^128 - 1, knows the party's omega_j and b_j. With
     `orthogonal` the Gaussian omega_j are drawn in blocks of min(d, 64) orthogonal
-    directions [2]; each omega_j is N(0, I / s^2) all the same. Laplacian ones are
-    independent. `density` is the probability, in (0, 1], with which a frequency has a
-    column; the others do not count in its feature. The kernel of one column k becomes
-    ``1 - density + density k``, and that of all is still the product. Raises ValueError
-    if the bandwidth is not positive and finite.
+    directions [2]; each omega_j is N(0, I / s^2) all the same. `density` is the
+    probability, in (0, 1], with which a frequency has a column; the others do not count
+    in its feature. The kernel of one column k becomes ``1 - density + density k``, and
+    that of all is still the product. Raises ValueError if the bandwidth is not positive
+    and finite.
 
     Features 64 c to 64 c + 63 come from the Philox generator with the seed as its key
-    and c in the second word of its counter. So ranges can be made in any order, each at
-    the cost of its features alone (rounded up to 64), and no state is kept. Normal and
-    Cauchy numbers are made here from the generator's raw words, whose stream NumPy
-    guarantees; it does not guarantee the stream of its own normal numbers, and a model
-    outlives a NumPy version.
-
-    Orthogonal directions lower the root mean square error of the kernel (Gaussian rows,
-    median bandwidth, 512 features) by 13 % for one party of 8 columns and 11 % for one
-    of 90, by 4 % for three parties of 3, 3 and 2 columns or of 30 each.
-
-    Two parties, each with its columns and its seed, make the kernel of all columns:
-
-    >>> rng = np.random.default_rng(0)
-    >>> X = rng.standard_normal((2, 5))
-    >>> parts = [RandomFeatures("gaussian", 3, 2.0, seed=1),
-    ...          RandomFeatures("gaussian", 2, 2.0, seed=2)]
-    >>> columns = X[:, :3], X[:, 3:]
-    >>> angles = sum(part.angles(block, 0, 20_000, 16)
-    ...              for part, block in zip(parts, columns))
-    >>> phi = features(angles)
-    >>> estimate = phi[0] @ phi[1] / 20_000
-    >>> kernel = np.exp(-((X[0] - X[1]) ** 2).sum() / (2 * 2.0**2))
-    >>> bool(abs(estimate - kernel) < 0.03)
-    True
+    and c in the second word of its counter. So ranges can be made in any order. Normal
+    and Cauchy numbers are made here from the generator's raw words, whose stream NumPy
+    guarantees, unlike that of its own normal numbers: a model outlives a NumPy version.
     """
 
     def __init__(
@@ -118,9 +92,8 @@ class RandomFeatures:
     def weights(self, start: int, stop: int) -> tuple[Array, Array]:
         """Return omega_j, (stop - start, d), and b_j, (stop - start,), float64.
 
-        The features are j = start .. stop - 1. Frequencies are in radians per unit of a
-        column, phases in [0, 1), in turns. Raises ValueError if the range is empty or
-        starts below 0.
+        Frequencies are in radians per unit of a column, phases in [0, 1), in turns.
+        Raises ValueError if the range is empty or starts below 0.
         """
         _check_range(start, stop)
         first, last = start // CHUNK, -(-stop // CHUNK)
@@ -156,26 +129,20 @@ class RandomFeatures:
     ) -> Array:
         """Return the partial angles omega_j^T x + b_j as fractions of a turn.
 
-        X, (n, d), are the party's columns, real numbers of any type and layout; it may
-        be a read-only memory map. `rows`, (m,), are the rows of X to use, in this
-        order, repeats allowed (default: all). The result has the shape
+        X, (n, d), are the party's columns. `rows`, (m,), are the rows of X to use, in
+        this order, repeats allowed (default: all). The result has the shape
         (m, stop - start). With 8, 16 or 32 `bits` it has unsigned integers of that
         size, the nearest in units of 2^-bits of a turn, whose sums wrap; with 64 it has
         float64 turns in [0, 1). Raises ValueError if X is not a real matrix of d
         columns, one of its values or of its products with the frequencies is not
         finite, or `bits`, the range or `rows` is not as above.
 
-        The result is made in tiles of at most 4 or 8 MiB: other memory is about 20 MB,
-        whatever the numbers of rows, features and columns.
-
         At 8 and 16 bits the products are in float32 where the largest of the block
         cannot pass 2^20 units (16 turns at 16 bits): an angle is then off by half a
         unit and some hundredths at most for standardised columns, and the angles of a
         row may differ by a unit when other rows are computed with it. All other
-        products are in float64, whose result is rounded to the nearest angle. A product
-        has the relative precision of float64: above 2^51 units (2^35 turns at 16 bits,
-        2^19 at 32; the far tail of the Cauchy frequencies, or columns far from
-        standardised) its angle is that of the rounded product.
+        products are in float64; above 2^51 units (2^35 turns at 16 bits, 2^19 at 32)
+        the angle is that of the rounded product.
         """
         if bits not in DTYPES:
             raise ValueError(f"bits must be 8, 16, 32 or 64, got {bits}")
@@ -195,7 +162,6 @@ class RandomFeatures:
             (np.ones((r, d + 1), dtype=real), np.empty(r * c, dtype=real))
             for real in (np.float32, np.float64)
         ]
-        A, P = buffers[1]
         largest = np.append(np.zeros(d), 1.0)
         for block in chosen.blocks(r):
             np.maximum(largest[:d], np.abs(block).max(axis=0), out=largest[:d])
@@ -234,9 +200,8 @@ def features(angles: Array, *, out: Array | None = None) -> Array:
     """Return phi_j(x) = sqrt(2) cos(2 pi angle) (eq. 2 and 3 of [1]).
 
     The angles, of any shape, are those of `RandomFeatures.angles`, summed over the
-    parties. The features, float64, have that shape and are written to `out` where it is
-    given; they lack the factor 1 / sqrt(M) of a mean over M features. Raises ValueError
-    if the angles have another type.
+    parties; the features lack the factor 1 / sqrt(M) of a mean over M features. Raises
+    ValueError if the angles have another type.
     """
     if angles.dtype not in DTYPES.values():
         raise ValueError(
@@ -257,11 +222,7 @@ def features(angles: Array, *, out: Array | None = None) -> Array:
 
 
 def draw_pairs(n: int, count: int, rng: np.random.Generator) -> Array:
-    """Draw P pairs of different rows, whose distances give the bandwidth.
-
-    Returns row numbers, int64, shape (2, P); pairs may repeat. `rng` must be the same
-    at all parties. Raises ValueError if n is below 2.
-    """
+    """Return P pairs of different row numbers, (2, P); ValueError if n is below 2."""
     if n < 2:
         raise ValueError(f"n must be at least 2 to make a pair of rows, got {n}")
     i, j = rng.integers(n, size=count), rng.integers(n - 1, size=count)
@@ -272,9 +233,8 @@ def pair_distances(X: Array | Rows, pairs: Array, kernel: str) -> Array:
     """Return a party's part of the distances of row pairs, float64, shape (P,).
 
     It is the sum over the party's columns, (n, d), of (x - x')^2 for "gaussian", or of
-    |x - x'| for "laplacian"; the parts add up. `pairs`, (2, P), are row numbers. Raises
-    ValueError if X is not a real matrix, `pairs` does not fit it, or a distance is not
-    finite.
+    |x - x'| for "laplacian". `pairs`, (2, P), are row numbers. Raises ValueError if X
+    is not a real matrix, `pairs` does not fit it, or a distance is not finite.
     """
     power = 2 if kernel == "gaussian" else 1
     first, second = RowBlocks(X, rows=pairs[0]), RowBlocks(X, rows=pairs[1])
@@ -294,10 +254,9 @@ def median_bandwidth(distances: Array, kernel: str, resolution: float = 0.0) -> 
     """Return the bandwidth by the median heuristic.
 
     For the Gaussian kernel s = sqrt(median / 2), so that k = exp(-|x - x'|^2 / median);
-    for the Laplacian kernel s = median. The distances, (P,), are those of
-    `pair_distances`, summed over the parties; `resolution` is their step, in their
-    unit, where they come from a fixed-point sum. Raises ValueError if the median is 0,
-    not finite, or below 2^20 steps.
+    for the Laplacian kernel s = median. The distances, (P,), are summed over the
+    parties; `resolution` is their step, where they come from a fixed-point sum. Raises
+    ValueError if the median is 0, not finite, or below 2^20 steps.
     """
     median = float(np.median(distances))
     if median < (least := 2**20 * resolution):
@@ -368,8 +327,7 @@ def _table(itemsize: int) -> Array:
 def taken(angles: Array, multiple: int) -> Array:
     """Return `multiple` times each angle, modulo a turn: at a bandwidth divided by it.
 
-    The angles have any shape and the types of `features`; `multiple` is at least 1, and
-    multiplies their quantisation too.
+    It multiplies their quantisation too.
     """
     if multiple == 1:
         return angles

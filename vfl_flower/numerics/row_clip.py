@@ -62,8 +62,8 @@ def _sums(X: Array, used: Array, least_rows: int) -> tuple[Array, Array]:
     """Return s and T: rare columns are added up until `least_rows` rows differ.
 
     As deviations from the most frequent value over their mean size; the last ones join
-    the sum before. A sum is in the place of its first column and in the unit of that up
-    to a power of two, since the size itself may be a value of a single row.
+    the sum before. A sum is in the place and, up to a power of two, in the unit of its
+    first column, since the size itself may be a value of a single row.
     """
     s, T, group, last = np.zeros(X.shape[1]), np.eye(X.shape[1]), list[int](), -1
     for k in np.flatnonzero(used).tolist():

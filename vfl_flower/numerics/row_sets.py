@@ -3,8 +3,7 @@
 Whoever has the sums of x_i w_i over two sets also has their difference at any scale c,
 sum_i (v_i - c w_i) x_i. It is close to a single row where few of the v_i - c w_i have
 nearly all of the size, so what counts is their effective number (Kish, 1965), at the
-scale c that makes it least. For sets without weights that is, at c = 1, the number of
-rows that are in one of them alone.
+scale c that makes it least: without weights, the number of rows in one of them alone.
 """
 
 from __future__ import annotations

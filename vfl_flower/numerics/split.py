@@ -12,8 +12,7 @@ from vfl_flower.typing import Array
 def split_rows(n: int, test_fraction: float, seed: int) -> tuple[Array | None, Array]:
     """Split rows 0 .. n - 1 at random; whoever knows (n, fraction, seed) agrees.
 
-    `test_fraction`, in [0, 1), is the share of rows held out. Returns the sorted
-    numbers of the training rows, None for all rows, and those of the others.
+    Returns the sorted numbers of the training rows, None for all, and of the others.
     """
     n_test = round(test_fraction * n)
     if n_test == 0:
@@ -24,11 +23,9 @@ def split_rows(n: int, test_fraction: float, seed: int) -> tuple[Array | None, A
 
 
 def training_rows(n: int, test_fraction: float, rows: int, seed: int) -> Array:
-    """Draw some of the training rows; whoever knows the arguments agrees.
+    """Draw so many `rows` of the training rows of `split_rows`; returns them sorted.
 
-    The other arguments are those of :func:`split_rows`. Returns the sorted numbers of
-    so many `rows`. Raises ValueError if there are not so many training rows, or fewer
-    than 2.
+    Raises ValueError if there are not so many training rows, or fewer than 2.
     """
     train = split_rows(n, test_fraction, seed)[0]
     train = np.arange(n) if train is None else train

@@ -3,9 +3,8 @@
 A number v becomes the integer nearest to ``2^f v``, with f fraction bits. A product of
 two such integers has 2 f, and nothing is ever cut off: local truncation of shares goes
 wrong with a probability that grows with the numbers (P. Mohassel and Y. Zhang,
-"SecureML", IEEE S&P 2017), and is not needed where one product follows.
-So the ring must hold the largest sum of products with all its fraction bits, and its
-width follows from a bound on the numbers that everybody states beforehand.
+"SecureML", IEEE S&P 2017). So the ring must hold the largest sum of products with all
+its fraction bits, and its width follows from a bound on the numbers.
 """
 
 from __future__ import annotations

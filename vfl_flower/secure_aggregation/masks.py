@@ -143,12 +143,11 @@ class PairwiseMasks(End):
     ) -> Array:
         """Return the party's own pad of one context: uniform, shape ``(count,)``.
 
-        The pad stays on a sum that is meant for this party alone: the party adds it to
-        its message; the server adds the messages of all parties, gets the sum plus the
-        pad, which looks uniform, and passes that on; the party subtracts the pad. The
-        pad comes from the party's private key alone, so it is independent of the masks,
-        and nobody else can make it. The contract of the class holds for pads too.
-        Raises ValueError if `round` is negative.
+        The party adds it to its message of a sum that is meant for this party alone,
+        and subtracts it from the total that the server passes on, which looks uniform.
+        The pad comes from the party's private key alone, so it is independent of the
+        masks, and nobody else can make it. The contract of the class holds for pads
+        too. Raises ValueError if `round` is negative.
         """
         parts = self._parts(group, count, action, name, round)
         parts = [labels.OWN_PAD, *parts, self._public_keys[self._index]]

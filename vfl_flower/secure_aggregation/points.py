@@ -8,8 +8,8 @@ Three facts carry the security:
 
 1. Each u-coordinate belongs to a point of the curve v^2 = u^3 + A u^2 + u or of its
    twist, about half to each, and encryption leaves it there: a hash that is taken for a
-   u-coordinate as it is would show a bit of each id, at any time and to everybody. So
-   :func:`hash_to_point` hashes again until the right side is a square.
+   u-coordinate would show a bit of each id to everybody. So :func:`hash_to_point`
+   hashes again until the right side is a square.
 2. A point of the curve is the sum of one of prime order and one whose order divides 8.
    X25519 clears the three lowest bits of a key, which makes it a multiple of 8, so the
    second addend is gone after the first encryption: all that leaves a party is in the
@@ -102,15 +102,15 @@ def encrypt(points: Points, key: bytes, *, hashed: bool = False) -> Points:
     shares = min(_processors(), len(points) // LEAST_OF_A_PROCESS)
     mode = b"h" if hashed else b"e"
     if shares < 2:
-        multiples = _rows(_work(mode, key, points.tobytes()))
+        done = _work(mode, key, points.tobytes())
     else:
         parts = np.array_split(points, shares)
         with ThreadPoolExecutor(shares) as threads:
             sent = [mode + key + part.tobytes() for part in parts]
             done = b"".join(threads.map(_in_a_process, sent))
-        if len(done) != points.size:
-            raise RuntimeError("a process that encrypts points was stopped")
-        multiples = _rows(done)
+    if len(done) != points.size:
+        raise RuntimeError("a process that encrypts points was stopped")
+    multiples = _rows(done)
     if not multiples.any(axis=1).all():
         raise ValueError("points must not be of small order")
     return multiples

@@ -24,11 +24,7 @@ class Relay(End):
     **Contract of the caller**: never use a context (action, name, round, receiver)
     again with other data. Two messages under one key give away where they differ, and
     let the server forge a third. The same data may be sealed again (a retry): the
-    message is then the same, bit for bit.
-
-    Public keys reach a party through the server, so this protects against a server that
-    follows the protocol and is curious, not against one that forges keys; see
-    `PairwiseMasks`.
+    message is then the same, bit for bit. On forged keys see `PairwiseMasks`.
 
     >>> from vfl_flower.secure_aggregation.keys import new_private_key, public_key
     >>> private = [new_private_key() for _ in range(2)]

@@ -73,11 +73,10 @@ class SparseSum:
 
     A sum is decoded only if the sum of all counts, the number of bins, each count,
     every power sum and each hash fit. Noise, as a missing mask leaves, passes the first
-    of these checks with a probability of 2^-61, or n 2^-61 where n is only a bound. No
-    check detects bins that a party adds against the protocol. With ``field="paper"``
-    there is no hash, and the sum of more than K L bins may look like a sum of others,
-    by chance, where K L is small: each party checks in `encode` that it has at most K
-    bins. With a small prime, as in the example of [1], noise may pass as well.
+    of these checks with a probability of 2^-61. No check detects bins that a party adds
+    against the protocol. With ``field="paper"`` there is no hash, and the sum of more
+    than K L bins may look like a sum of others, by chance, where K L is small. With a
+    small prime, as in the example of [1], noise may pass as well.
 
     >>> from vfl_flower.secure_aggregation.groups import Field
     >>> code = SparseSum(2, 2, n_columns=3, n_values=10, key=bytes(16))

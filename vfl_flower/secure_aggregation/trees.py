@@ -21,8 +21,6 @@ _EXHAUSTIVE = 6
 _SHUFFLES = 200
 """Orders that are tried of more leaves: each fits with a chance of about a half."""
 
-Hops = tuple[tuple[tuple[int, int], ...], ...]
-
 
 @dataclass(frozen=True)
 class Tree:
@@ -33,7 +31,7 @@ class Tree:
 
     root: int
     """The party that ends up with the sum."""
-    hops: Hops
+    hops: tuple[tuple[tuple[int, int], ...], ...]
     """Hop k holds the edges (sender, receiver) that happen at the same time. A sender
     has received from all its children in earlier hops."""
 
@@ -70,11 +68,9 @@ def ring(order: Sequence[int]) -> Tree:
 def binary(order: Sequence[int], root: int | None = None) -> Tree:
     """Return the tree of Figure 2 of [1], with ceil(log2 q) hops for q parties.
 
-    In each hop the parties that still hold a sum are paired in order, and one of each
-    pair sends to the other: while ``order[0]`` adds the term of ``order[1]``,
-    ``order[2]`` adds that of ``order[3]``; then ``order[0]`` adds the sum of
-    ``order[2]``. A party without a partner waits. The root, by default ``order[0]``,
-    receives in each of its pairs, even where it is the second.
+    In each hop the parties that still hold a sum are paired in order, and the second
+    of each pair sends to the first. A party without a partner waits. The root, by
+    default ``order[0]``, receives in each of its pairs, even where it is the second.
     """
     root = order[0] if root is None else root
     hops, waiting = [], list(order)
@@ -144,12 +140,12 @@ def exposed(first: Tree, second: Tree) -> set[tuple[int, frozenset[int]]]:
 
 def different_tree(
     first: Tree, leaves: Sequence[int], root: int, topology: str
-) -> Tree:
+) -> Tree | None:
     """Return a tree over `leaves`, to `root`, that is totally different from `first`.
 
     T2 of Algorithm 3 of [1], for its T1, which is over all parties and ends at l, the
     root; the leaves are all parties but l'. A tree from which no party alone learns
-    anything (see `exposed`) is preferred. Raises ValueError if there is no such tree.
+    anything (see `exposed`) is preferred. None: no tree that was tried is different.
     """
     fallback = None
     for order in _orders(leaves):
@@ -158,11 +154,6 @@ def different_tree(
             if not exposed(first, tree):
                 return tree
             fallback = fallback or tree
-    if fallback is None:
-        raise ValueError(
-            f"the {topology} over parties {sorted(leaves)} with root {root} must be "
-            "totally different from the first one, none that was tried is"
-        )
     return fallback
 
 
@@ -182,11 +173,8 @@ def two_trees(
     leaves = [party for party in parties if party != without]
     for order in _orders(parties):
         first = spanning(topology, order, root)
-        try:
-            second = different_tree(first, leaves, root, topology)
-        except ValueError:
-            continue
-        if not exposed(first, second):
+        second = different_tree(first, leaves, root, topology)
+        if second is not None and not exposed(first, second):
             return first, second
     raise ValueError(  # tested for up to 64 parties
         f"the {topology} over {len(parties)} parties must have a totally different "
