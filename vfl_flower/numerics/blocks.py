@@ -21,9 +21,8 @@ class RowBlocks(Rows):
 
     X has the shape (n, d); each extra column has n values or is the number 1.0; `rows`
     has the numbers of the rows to use, in this order, repeats allowed (default: all).
-    Raises ValueError if X is not a matrix of real numbers, or `rows` do not fit it.
-
-    A block may be a view of X: do not write to it.
+    Raises ValueError if X is not a matrix of real numbers, or `rows` do not fit it. A
+    block may be a view of X: do not write to it.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ def vrlr_sensitivities(scores: Array, n: int) -> Array:
 @shapes_only
 @dataclass(frozen=True, eq=False)
 class ClusterSummary:
-    """What Algorithm 3 needs to know of a local clustering; no cluster is empty."""
+    """What Algorithm 3 needs of a local clustering; no cluster is empty."""
 
     centers: Array
     """C^(j), shape (k, d)."""
@@ -75,8 +75,8 @@ def vkmc_sensitivities(
 ) -> Array:
     """Return the sensitivities of k-means (Algorithm 3, line 10), shape (b,).
 
-    `rows` is one block, (b, d), of the rows that `summary` describes, whose cost is at
-    most `alpha` times the lowest cost. For i in B_l the sensitivity is
+    `rows`, (b, d), are some that `summary` describes, whose cost is at most `alpha`
+    times the lowest cost. For i in B_l the sensitivity is
 
         alpha |x_i - c_l|^2 / cost + alpha cost_l / (|B_l| cost) + 2 alpha / |B_l|.
 
@@ -129,9 +129,8 @@ def sigma_min(blocks: Sequence[Array], weights: Array) -> float:
 
     `blocks` are the parties' rows of the sample, shapes (m, d_j), [X^(T), y] at the
     label holder; `weights`, (m,), are not negative. The result, gamma, is 1 where the
-    parties' column spaces are orthogonal, near 0 where one column is nearly in the span
-    of another party's, and 0 for fewer rows than columns. The coreset needs a size of
-    order gamma^-2.
+    parties' column spaces are orthogonal, near 0 where they nearly overlap, and 0 for
+    fewer rows than columns. The coreset needs a size of order gamma^-2.
 
     U^(j) is an orthonormal basis of the weighted rows of party j, without directions
     below max(m, d_j) eps S_1, and gamma is the smallest singular value of
@@ -174,9 +173,8 @@ def tau(
 
     Returns min_t max over the sampled pairs of the ratio: at least 1, and infinite
     where each party has a pair of rows that differ in other parties' columns alone.
-    Pairs that are equal at all parties count as 1. It is a lower bound of the true tau:
-    with probability 0.95 at most a share 3 / pairs of all pairs exceeds the value that
-    a given party attains.
+    It is a lower bound of the true tau: with probability 0.95 at most a share 3 / pairs
+    of all pairs exceeds the value that a given party attains.
     """
     m = len(blocks[0])
     if m < 2:

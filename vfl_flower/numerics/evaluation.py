@@ -31,10 +31,9 @@ LEAST_PROBABILITY = 2.0**-52
 
 
 def mean_and_error(losses: Array) -> tuple[float, float]:
-    """Return the mean of the losses of rows drawn at random, and its standard error.
+    """Return the mean of losses of rows drawn at random, (n,), and its standard error.
 
-    The losses have the shape (n,), with n at least 1. Neither the losses nor their
-    squares overflow by their size alone.
+    Neither the losses nor their squares overflow by their size alone.
     """
     size = float(np.abs(losses).max()) or 1.0
     scaled = losses / size
@@ -42,9 +41,9 @@ def mean_and_error(losses: Array) -> tuple[float, float]:
     return size * float(scaled.mean()), size * float(error)
 
 
-def _mean_of(name: str, losses: Array) -> dict[str, float]:
-    """Return the mean of losses under a name, and its standard error beside it."""
-    return dict(zip((name, f"{name}_se"), mean_and_error(losses), strict=True))
+def _named(name: str, mean_and_se: tuple[float, float]) -> dict[str, float]:
+    """Return a mean under a name, and its standard error beside it."""
+    return dict(zip((name, f"{name}_se"), mean_and_se, strict=True))
 
 
 def area_under_curve(scores: Array, positive: Array) -> tuple[float, float]:
@@ -81,14 +80,11 @@ def regression(y: Array, predicted: Array) -> dict[str, float]:
         unit = float(np.square(size))
         told = {"loss": loss * unit, "loss_se": loss_se * unit if loss_se else 0.0}
         told["r2"] = explained(told["loss"], float(y.var()))
-        return told | _mean_of("mae", np.abs(residual))
+        return told | _named("mae", mean_and_error(np.abs(residual)))
 
 
 def explained(loss: float, variance: float) -> float:
-    """Return R^2 = 1 - loss / variance, or 0 where it is not finite.
-
-    `loss` is a mean squared error, `variance` that of the labels of the same rows.
-    """
+    """Return R^2 = 1 - loss / variance of the labels, or 0 where it is not finite."""
     with np.errstate(all="ignore"):
         r2 = float(1 - np.float64(loss) / np.float64(variance))
     return r2 if np.isfinite(r2) else 0.0
@@ -96,7 +92,7 @@ def explained(loss: float, variance: float) -> float:
 
 def wrong(y: Array, predicted: Array) -> dict[str, float]:
     """Return the share of wrong classes, ``error``."""
-    return _mean_of("error", (predicted != y).astype(float))
+    return _named("error", mean_and_error((predicted != y).astype(float)))
 
 
 def base_error(counts: Array) -> float:
@@ -107,7 +103,7 @@ def base_error(counts: Array) -> float:
 def log_loss(probability: Array) -> dict[str, float]:
     """Return ``log_loss``, the mean of -log p; p, (n,), is that of each row's class."""
     losses = -np.log(np.clip(probability, LEAST_PROBABILITY, 1))
-    return _mean_of("log_loss", losses)
+    return _named("log_loss", mean_and_error(losses))
 
 
 def two_classes(
@@ -119,17 +115,14 @@ def two_classes(
     model predicts to be; the scores by which it ranks them; and the probabilities of
     that class, whose mean squared difference from 0 or 1 is ``brier``.
     """
-    auc, auc_se = area_under_curve(scores, positive)
-    told: dict[str, float] = {
-        "auc": auc,
-        "auc_se": auc_se,
+    told = _named("auc", area_under_curve(scores, positive)) | {
         "true_positives": int((positive & predicted).sum()),
         "false_positives": int((~positive & predicted).sum()),
         "false_negatives": int((positive & ~predicted).sum()),
         "true_negatives": int((~positive & ~predicted).sum()),
     }
     if probability is not None:
-        told |= _mean_of("brier", (probability - positive) ** 2)
+        told |= _named("brier", mean_and_error((probability - positive) ** 2))
     return told
 
 

@@ -28,9 +28,8 @@ def best_multiple(angles: Array, Y: Array, rng: np.random.Generator) -> int:
 
     It has the lowest exact leave-one-out squared error of ridge regression on some of
     the rows and features. `angles`, (n, M), are summed ones at `WIDEST` times the
-    bandwidth of the median distance; `Y`, (n, C), are labels as `fit` takes them.
-    Classes count as numbers, since a share of wrong rows is a coarse measure. Where the
-    labels of the drawn rows are equal, the result is `WIDEST`.
+    bandwidth of the median distance; `Y`, (n, C), are labels as `fit` takes them, where
+    classes count as numbers. The result is `WIDEST` where the drawn labels are equal.
     """
     rows = rng.permutation(len(Y))[:TRIED_ROWS]
     some, Y = angles[rows, :TRIED_FEATURES], Y[rows]

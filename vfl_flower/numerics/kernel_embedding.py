@@ -19,8 +19,7 @@ Kernel = Literal["gaussian", "laplacian"]
 """exp(-gamma |x - x'|_2^2) or exp(-gamma |x - x'|_1)."""
 
 BLOCK_BYTES = 2**25
-"""Largest size of a block of features or of scaled rows. It is large, since each block
-draws the weights of the features anew."""
+"""Size of a block of features: large, since each draws the features' weights anew."""
 
 
 class FeatureSetup(TypedDict):

@@ -50,10 +50,9 @@ def first_features(D: int, s: int) -> int:
 def feature_range(t: int, D: int, D_1: int) -> tuple[int, int]:
     """Return the range start, stop of the features of iteration t, which counts from 1.
 
-    It has D features (D_1 at t = 1) and starts at a multiple of 64, `CHUNK`. Orthogonal
+    It has D features (D_1 at t = 1) and starts at a multiple of `CHUNK`. Orthogonal
     frequencies are drawn together within such a chunk and chunks are independent. So
-    the xi_t = A_t A_t^T / D of different iterations are independent, as Theorem 1 needs
-    (E[xi_t] = K whatever came before), orthogonal features or not.
+    the xi_t = A_t A_t^T / D of different iterations are independent (Theorem 1).
     """
     if t == 1:
         return 0, D_1
@@ -62,10 +61,7 @@ def feature_range(t: int, D: int, D_1: int) -> tuple[int, int]:
 
 
 def step_size(t: int, D: int, D_1: int) -> float:
-    """Return eta_t, the share of iteration t's features in all features so far.
-
-    eta_t = D / (D_1 + (t - 1) D), and 1 at t = 1: the 1 / t of line 5 where D_1 = D.
-    """
+    """Return eta_t = D / (D_1 + (t - 1) D), 1 at t = 1: line 5's 1 / t if D_1 = D."""
     return 1.0 if t == 1 else D / (D_1 + (t - 1) * D)
 
 
@@ -257,16 +253,14 @@ class Subspace:
     threshold: float = 0.0
     """lambda."""
     values: Array = field(default_factory=lambda: np.zeros(0))
-    """Eigenvalues lambda_i of iteration t, shape (j,)."""
     vectors: Array = field(default_factory=lambda: np.zeros((0, 0)))
-    """Eigenvectors v_i, shape (D + r, j)."""
+    """lambda_i, (j,), and v_i, (D + r, j), of iteration t."""
     lengths: Array = field(default_factory=lambda: np.zeros(0))
     """Squared lengths of the columns of B_{t+1}, shape (r,)."""
     moved: float = math.inf
     """Sine of the angle that the subspace turned by, over sqrt(eta_t)."""
     dimension: int = 0
-    """The most eigenvalues above rounding that an iteration has had; those beyond s + 1
-    are not always asked for."""
+    """The most eigenvalues above rounding that an iteration has had."""
 
     @property
     def eta(self) -> float:
@@ -307,8 +301,7 @@ class Subspace:
         """Return whether the subspace turned by less than `tol`.
 
         False while at most s eigenvalues have been above rounding: the rows of A_1 then
-        span the whole subspace, which stands still from the first iteration on, however
-        wrong the eigenvectors within it are.
+        span the whole subspace, which stands still, however wrong its eigenvectors are.
         """
         return self.dimension > self.s and self.moved < tol
 

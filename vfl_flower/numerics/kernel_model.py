@@ -33,9 +33,7 @@ class Part(TypedDict):
     n_columns: int
     n_parties: int
     index: int
-    """Place of the party among those that trained the model, from 0."""
     columns: list[str]
-    """Names of the party's columns; none where they have none."""
     seed: str
     """Seed of the party's own features, hexadecimal; its secret."""
     holders: list[int]
@@ -45,25 +43,21 @@ class Part(TypedDict):
     shared_seed: NotRequired[str]
     """With shared features: the seed that all parties know, hexadecimal."""
     first_column: NotRequired[int]
-    """With shared features: where the party's columns begin."""
     all_columns: NotRequired[int]
-    """With shared features: how many columns all parties have."""
+    """With shared features: where the party's columns begin, among how many."""
     kept: NotRequired[list[int]]
     """With shared features: for each label holder the party whose phase stays."""
     scale: NotRequired[float]
     """At a doubly stochastic label holder: size of its labels, a power of two."""
     coef: NotRequired[Array]
-    """At a label holder: coefficients of its features, in the unit of y, (M_l, C)."""
     intercept: NotRequired[Array]
-    """At a label holder, in the unit of y, (C,)."""
+    """At a label holder: (M_l, C), of its features, and (C,), in the unit of y."""
     target: NotRequired[Target]
     classes: NotRequired[Array]
-    """At a label holder: the label of each class."""
     local: NotRequired[int]
     """With sums of products: number of local columns; see `numerics.ridge`."""
     multiple: NotRequired[int]
-    """At a label holder of the direct form that has chosen the bandwidth: how many
-    times it takes each angle; see :func:`taken`."""
+    """At a label holder that has chosen the bandwidth; see :func:`taken`."""
     loss: NotRequired[LossName]
 
 

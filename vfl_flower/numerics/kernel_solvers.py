@@ -58,11 +58,9 @@ class Loss:
     """A loss of Table 1 of [1], of scores u and labels y of one shape."""
 
     value: Callable[[Array, Array], Array]
-    """L(u, y), elementwise."""
     derivative: Callable[[Array, Array], Array]
-    """L'(u, y), the derivative in u, elementwise."""
     second: Callable[[Array, Array], Array]
-    """L''(u, y), the second derivative in u, elementwise."""
+    """L(u, y), L'(u, y) and L''(u, y), with derivatives in u, elementwise."""
     slope: float
     """M, the bound of |L'|; infinite for the square loss."""
     curvature: float
@@ -116,9 +114,8 @@ class Fit:
     r"""The result of `fit`: :math:`f(x) = z(x)^T w + b`, :math:`z = \phi / \sqrt M`."""
 
     coef: Array
-    """w, in the unit of y, shape (M, C)."""
     intercept: Array
-    """b, in the unit of y, shape (C,)."""
+    """w, (M, C), and b, (C,), in the unit of y."""
     regularization: float
     """lambda, given or chosen."""
     cv_score: float | None = None
@@ -128,8 +125,7 @@ class Fit:
     path: tuple[tuple[float, float], ...] = ()
     """Each strength that was tried and its score."""
     left_out: Array | None = None
-    """f of each row from a fit without it, in the unit of y, (n, C); where folds chose
-    `regularization`, or see `leave_out`."""
+    """f of each row from a fit without it, (n, C): by folds, or see `leave_out`."""
     turn: Array | None = None
     """With `earlier`: what times it is added to f, shape (C,)."""
 
@@ -445,9 +441,9 @@ def _minimise(
     f = U a + b + `offset`, (n, K). x, (r + k, K), stacks a and the multiples of the k
     columns in `free`, of which the last is b; `start` is its first value, default 0.
     `W`, (n, K) or (n, 1), are weights of the rows, which add up to 1. The columns
-    in `free`, (n, K) each, have mean square 1 or are zeros, with the penalty of
-    `LARGEST_TURN`, except for the last: ones, without a penalty. Returns x, f, and
-    whether all columns have reached the optimum.
+    in `free` have mean square 1 or are zeros, with the penalty of `LARGEST_TURN`,
+    except for the last: ones, without a penalty. Returns x, f, and whether all columns
+    have reached the optimum.
     """
     from scipy.optimize import minimize
 

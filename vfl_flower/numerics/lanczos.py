@@ -28,8 +28,7 @@ from vfl_flower.typing import Array
 EPS = float(np.finfo(np.float64).eps)
 
 TOL = 1e-8
-"""A Ritz value has converged when its residual is at most this share of the largest
-Ritz value in size."""
+"""Largest residual of a converged Ritz value, as a share of the largest in size."""
 
 
 @shapes_only

@@ -78,7 +78,7 @@ def _qr_factor(blocks: RowBlocks) -> Array:
 
 
 def _stacked(R: Array, rows: Array) -> Array:
-    """Return the factor R of a matrix and the rows below it, of which it is known."""
+    """Return the factor R of a matrix, of which R is known, with rows below it."""
     return np.asarray(np.linalg.qr(np.vstack([R, rows]), mode="r"))
 
 

@@ -32,9 +32,8 @@ class Penalty:
     def named(cls, regularizer: str, alpha: float, l1_ratio: float) -> Penalty:
         """Return the penalty that a regularizer stands for.
 
-        "none": 0; "ridge": ``l2 = alpha``, where 0.1 is the paper's
-        ``0.1 n |theta|^2``; "lasso": ``l1 = alpha``; "elasticnet":
-        ``l1 = alpha * l1_ratio`` and ``l2 = alpha * (1 - l1_ratio)``.
+        "none": 0; "ridge": ``l2 = alpha`` (0.1 in the paper); "lasso": ``l1 = alpha``;
+        "elasticnet": ``l1 = alpha * l1_ratio`` and ``l2 = alpha * (1 - l1_ratio)``.
         """
         ratio = {"none": 0.0, "ridge": 0.0, "lasso": 1.0}.get(regularizer, l1_ratio)
         alpha = 0.0 if regularizer == "none" else alpha
@@ -118,8 +117,7 @@ def proximal_block(R: Array, c: Array, n_parties: int, penalty: Penalty) -> Arra
 
     It majorises the objective in all blocks at once, since
     :math:`\|\sum_j A_j x_j\|^2 \le T \sum_j \|A_j x_j\|^2`. R, (r, d), has
-    ``R^T R = A^T A`` of the party's block; c, (r,), is the target in the coordinates of
-    R; l1 is above 0.
+    ``R^T R = A^T A`` of the party's block; c, (r,), is the target; l1 is above 0.
     """
     if not len(c):  # all columns are zero
         return np.zeros(R.shape[1])

@@ -45,9 +45,8 @@ def canonical_basis(A: Array, F: Array) -> tuple[Array, Array]:
 def pseudo_rows(gram: Array) -> tuple[Array, Array, float]:
     """Return r rows K and targets q with ``|U x - t|^2 = |K x - q|^2 + rest``.
 
-    G has the shape (d + 1, d + 1), with t in its last column; K^T K = U^T U, of
-    numerical rank r; K has the shape (r, d) and q (r,). The rest is the share of |t|^2
-    that no x explains.
+    G has the shape (d + 1, d + 1), with t in its last column; K^T K = U^T U; K has the
+    shape (r, d) and q (r,). The rest is the share of |t|^2 that no x explains.
     """
     values, vectors = np.linalg.eigh(gram[:-1, :-1])
     kept = values > TOLERANCE * len(gram)
@@ -108,8 +107,7 @@ def bounded_columns(
     subtracted and rows multiplied by roots of their weights. At least `least_rows` rows
     must differ from the most frequent value of a column. While the leverage score of a
     row is above `most_leverage`, the column is dropped that counts most in the
-    combination that points to it. The last `fixed` columns stay: by themselves they
-    point to no single row.
+    combination that points to it. The last `fixed` columns stay.
     """
     support = [len(x) - np.unique(x, return_counts=True)[1].max() for x in columns]
     norms = np.linalg.norm(A, axis=0)

@@ -10,8 +10,6 @@ which `Box` scales the data.
 federated clusters", ICLR 2023.
 [2] M. T. Chao, "A general purpose unequal probability sampling plan", Biometrika 69,
 1982.
-[3] E. R. Hruschka, R. J. G. B. Campello and L. N. de Castro, "Evolving clusters in gene
-expression data", Information Sciences 176, 2006.
 """
 
 from __future__ import annotations
@@ -58,9 +56,9 @@ def initialise(
     `prefix`, (i,), numbers the rows of the centroids to keep. `added`, bool, (n,), says
     which rows are in A; the prefix was drawn among the others.
 
-    Returns the numbers of the centroids' rows in the order drawn, (k',), no two of
-    equal values; and the nearest centroid of each row, (n,), ties to the first. Each
-    centroid has a row. Raises ValueError if `prefix` names two equal rows.
+    Returns the row numbers of the centroids in the order drawn, (k',), no two of equal
+    values; and the nearest centroid of each row, (n,), ties to the first. Raises
+    ValueError if `prefix` names two equal rows.
 
     Unlearning is exact (Lemma 5.1) for a set X_R that does not depend on the draws.
     Given the centroids before it, the next one is a D^2 draw from X that fell outside
@@ -434,9 +432,8 @@ def server_points(
     `bins`, (m, d), are those with q_j > 0, and `counts`, (m,), are the q_j, in rows.
     "uniform" draws q_j uniform points inside bin j, each of weight 1; "weighted" takes
     its middle with weight q_j. Where the uniform points would take more than
-    `MAX_SERVER_BYTES`, bin j has a share of q_j points, rounded up and at least one,
-    whose weights add up to q_j. Returns X_s, (m', d), in the cube, and the weights,
-    (m',), in rows, whose sum is that of q.
+    `MAX_SERVER_BYTES`, bin j has a share of q_j points, rounded up, whose weights add
+    up to q_j. Returns X_s, (m', d), in the cube, and the weights, (m',).
     """
     if points == "weighted":
         return quantizer.centers(bins), counts.astype(np.float64)
@@ -468,13 +465,12 @@ def number_of_clusters(
     rng: np.random.Generator,
     n_init: int = 10,
 ) -> int:
-    """Return the K from 2 to `most` with the largest simplified silhouette of [3].
+    """Return the K from 2 to `most` with the largest mean of `simplified_silhouettes`.
 
     `points`, (m, d), are distinct, and `weights`, (m,), positive. K is also at most
     half of m, except for m < 4: with a centre at each point the silhouette is 1, and
-    says nothing. Where the lower of m and `most` is below 2, that is K.
-
-    A heuristic: no K is right for all purposes, and one cluster cannot be chosen.
+    says nothing. Where the lower of m and `most` is below 2, that is K. A heuristic: no
+    K is right for all purposes, and one cluster cannot be chosen.
     """
     m = len(points)
     if min(m, most) < 2:

@@ -135,9 +135,8 @@ class PrimeField:
         S_i here is S_(i+1) in [1], Algorithm 2, line 2. The points x_j, (m,), may
         repeat; values v_j, (m,), give sums (count,), and (m, c) give (count, c).
 
-        With i = a s + r, S_i = sum_j (x_j^s)^a (x_j^r v_j): a table of count / s powers
-        of x_j^s times one of s powers of x_j, about 2 sqrt(count c) products a point
-        instead of count c, and one matrix product.
+        With i = a s + r, S_i = sum_j (x_j^s)^a (x_j^r v_j): about 2 sqrt(count c)
+        products a point instead of count c, and one matrix product.
         """
         width = math.prod(values.shape[1:])
         columns = values.reshape(len(points), width)
@@ -177,9 +176,8 @@ class PrimeField:
         """Find the points of power sums, their values unknown.
 
         The minimal polynomial of the sequence S_i, i = 0 .. 2 N - 1, is g(x) = prod_j
-        (x - x_j), by Berlekamp and Massey, where there are half as many points as sums
-        or fewer ([1], Algorithm 2, line 3, whose g has the coefficients in reverse);
-        its roots are the points.
+        (x - x_j), by Berlekamp and Massey, for at most N points ([1], Algorithm 2, line
+        3, whose g has the coefficients in reverse).
 
         Returns at most N different x_j, (m,), in increasing order, none of which is 0,
         or None if there are no such points. Even so, check that `power_sums` of what

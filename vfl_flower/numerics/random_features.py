@@ -6,9 +6,8 @@ drawn from its Fourier transform and phases b_j uniform on a turn, eq. 2 and 3 a
     phi_j(x) = sqrt(2) cos(omega_j^T x + b_j),    E[phi_j(x) phi_j(x')] = k(x - x').
 
 Both kernels here are products over the columns, so party l draws the part of omega_j
-for its own columns, and a b_j of its own. Only the angle modulo a turn matters to the
-cosine: the parties' angles, as fractions of a turn, add up modulo 1 to the angle of the
-row.
+for its own columns, and a b_j of its own. The parties' angles, as fractions of a turn,
+add up modulo 1 to the angle of the row.
 
 [1] B. Gu, Z. Dang, X. Li and H. Huang, "Federated Doubly Stochastic Kernel Learning for
 Vertically Partitioned Data", KDD 2020.
@@ -36,8 +35,7 @@ CHUNK = 64
 """Features that are generated together. Another number changes what each seed gives."""
 
 TILE = 2**20
-"""Numbers in a tile of partial products. Smaller tiles are no faster, and make too many
-products where the threads of several processes wait for a core."""
+"""Numbers in a tile of partial products; smaller tiles are no faster."""
 
 DTYPES: dict[int, np.dtype[Any]] = {
     8: np.dtype(np.uint8),
@@ -133,9 +131,8 @@ class RandomFeatures:
         this order, repeats allowed (default: all). The result has the shape
         (m, stop - start). With 8, 16 or 32 `bits` it has unsigned integers of that
         size, the nearest in units of 2^-bits of a turn, whose sums wrap; with 64 it has
-        float64 turns in [0, 1). Raises ValueError if X is not a real matrix of d
-        columns, one of its values or of its products with the frequencies is not
-        finite, or `bits`, the range or `rows` is not as above.
+        float64 turns in [0, 1). Raises ValueError if an argument is not as above, or a
+        value of X or of its products with the frequencies is not finite.
 
         At 8 and 16 bits the products are in float32 where the largest of the block
         cannot pass 2^20 units (16 turns at 16 bits): an angle is then off by half a

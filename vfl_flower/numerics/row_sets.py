@@ -25,8 +25,7 @@ def text_tags(texts: Iterable[object], coefficients: Array) -> Array:
 
     A tag is twice the high half of m_0 + sum_i m_i s_i mod 2^64, which is strongly
     universal (Lemire and Kaser, 2014) where the m_i are uniform and secret.
-    `coefficients`, (2, length), are m, twice; of texts that are too long for them, the
-    beginnings count.
+    `coefficients`, (2, length), are m, twice; of longer texts the beginnings count.
     """
     remaining, parts = iter(texts), [np.zeros(0, "<u8")]
     most = coefficients.shape[1] - 1
@@ -41,8 +40,7 @@ def text_tags(texts: Iterable[object], coefficients: Array) -> Array:
 def block_sums(mask: Array, weights: Array | None = None) -> Array:
     """Return the sums of the weights of each block, shape (256,).
 
-    `mask`, bool, (n,), says which m rows are in the set, and `weights`, (m,), default
-    1, are theirs in their order.
+    `mask`, bool, (n,), says which m rows are in the set; `weights`, (m,), default 1.
     """
     if weights is not None:
         places = np.flatnonzero(mask) % BLOCKS

@@ -10,8 +10,7 @@ row as their difference [2]. Therefore a party sends of cluster l in each pass
 where a_i is 1 for each row of the cluster with probability 1/2, by a coin that only the
 party knows and that is thrown again in each pass, and z is normal: over all parties it
 has the second moments of one row. Two such sums differ by about half of the rows of
-both clusters. The mean of half of n rows is as far from the mean of all as that is from
-the mean of a population, so that the coins cost a share 1 / n of a cluster's cost.
+both clusters; the coins cost a share 1 / n of a cluster's cost.
 
 Differs from [1] in: 1. The seeds are normal, with mean and covariance of the rows: no
 row is a seed. 2. The coins and z. 3. A cluster of fewer than `LEAST_ROWS` rows of all
@@ -74,13 +73,11 @@ class Pass:
     sizes: Array
     """Rows of each cluster, shape (a, k)."""
     counts: Array | None = None
-    """sum_i a_i: rows in the sum, (a, k). None in the first pass, which moves no
-    centre."""
+    """sum_i a_i, rows in the sum, (a, k); None in the first pass."""
     sums: Array | None = None
     """sum_i a_i h_i + z, shape (a, k, s); 0 for a cluster that sends no sum."""
     silhouettes: Array | None = None
-    """Sum of the rows' `simplified_silhouettes`, within about that of one row, (a,);
-    where the request says how many centres each start has."""
+    """Sum of the rows' `simplified_silhouettes`, (a,), within about that of one row."""
 
 
 @shapes_only

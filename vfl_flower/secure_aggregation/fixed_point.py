@@ -19,8 +19,7 @@ from vfl_flower.secure_aggregation.groups import clipped_to
 from vfl_flower.typing import Array
 
 WIDTHS = (48, 56, 63)
-"""Widths k of the ring: 6, 7 or 8 bytes an element. Sums of squares are made modulo
-2^(k + 1), which a word of 64 bits must hold."""
+"""Widths k of the ring. Sums of squares are made modulo 2^(k + 1) in 64 bits."""
 
 MOST_FRACTION_BITS = 50
 """Largest f: float64 has 53 bits, so finer numbers would have none to fill it with."""
@@ -148,9 +147,8 @@ def weights_fixed_point(
 
         (2^f B + 1/2) (2^g |w|_1 + columns / 2) < 2^(k - 1)
 
-    where B bounds F, with f fraction bits, and g are those of w. The product has f + g.
-    `size` is the largest |w|_1 of an output, `bound` the largest size of a weight.
-    Raises ValueError if not even whole numbers fit.
+    where B bounds F, with f fraction bits, and w has g. `size` is the largest |w|_1 of
+    an output. Raises ValueError if not even whole numbers fit.
     """
     _check_bound("size", size)
     fraction = MOST_FRACTION_BITS

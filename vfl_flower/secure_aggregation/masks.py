@@ -24,8 +24,7 @@ from vfl_flower.secure_aggregation.keys import KEY_BYTES, public_key, shared_sec
 from vfl_flower.typing import Array
 
 _BLOCK = 1 << 16
-"""Bytes at a time: they fit in a processor's cache, and allocators keep blocks of this
-size for reuse (above 128 kB some ask the system for new pages)."""
+"""Bytes at a time: they fit in a cache, and allocators keep such blocks for reuse."""
 
 _NONCE = bytes(16)
 
@@ -99,9 +98,8 @@ class PairwiseMasks(End):
     run. The same values may be sent again (a retry): the message is then the same, bit
     for bit.
 
-    Public keys reach a party through the server. A server that passes on forged keys
-    can read the inputs of parties: the masks protect against a server that follows the
-    protocol and is curious, not against one that forges keys.
+    Public keys reach a party through the server: the masks protect against a server
+    that follows the protocol and is curious, not against one that forges keys.
 
     >>> from vfl_flower.secure_aggregation.groups import Ring
     >>> from vfl_flower.secure_aggregation.keys import new_private_key, public_key

@@ -17,8 +17,7 @@ Three facts carry the security:
 3. Under that assumption the points P, k P of many random P and one key k cannot be told
    from random points: without the key nobody can test whether a point is of a given id.
 
-This file also runs as a program of its own, of which :func:`encrypt` starts several.
-It imports nothing of the package, so that they start fast.
+:func:`encrypt` starts this file as programs; to start fast, it imports no package code.
 """
 
 from __future__ import annotations
@@ -83,8 +82,7 @@ def hash_to_point(data: bytes) -> bytes:
 def on_curve(u: int) -> bool:
     """Return whether u^3 + A u^2 + u is a square modulo p other than 0.
 
-    It is one where its power (p - 1) / 2 is 1 (Euler's criterion). That power is the
-    Jacobi symbol, since p is prime, which takes a thirtieth of the time.
+    By Euler's criterion, through the Jacobi symbol, since p is prime.
     """
     from flint import fmpz
 

@@ -42,7 +42,7 @@ class Relay(End):
         alone, and nobody else can open the message. Raises ValueError if `to` is no
         party, or `round` is negative.
         """
-        cipher = self._cipher("to", self._index, to, action, name, round)
+        cipher = self._cipher(self._index, to, action, name, round)
         return cipher.encrypt(_NONCE, data, None)
 
     def open(
@@ -54,7 +54,7 @@ class Relay(End):
         another one or in another context; if `sender` is no party, or `round` is
         negative.
         """
-        cipher = self._cipher("sender", sender, self._index, action, name, round)
+        cipher = self._cipher(sender, self._index, action, name, round)
         try:
             return cipher.decrypt(_NONCE, data, None)
         except InvalidTag:
@@ -71,17 +71,12 @@ class Relay(End):
         return derive_key(self._secrets[party], parts)
 
     def _cipher(
-        self,
-        argument: str,
-        sender: int,
-        receiver: int,
-        action: str,
-        name: str,
-        round: int,
+        self, sender: int, receiver: int, action: str, name: str, round: int
     ) -> ChaCha20Poly1305:
         last = len(self._public_keys) - 1
         # The party at the other end, which may be this party itself.
-        peer = receiver if sender == self._index else sender
+        sends = sender == self._index
+        argument, peer = ("to", receiver) if sends else ("sender", sender)
         if not 0 <= peer <= last:
             raise ValueError(f"{argument} must be between 0 and {last}, got {peer}")
         parts = [

@@ -14,10 +14,9 @@ Differs from [1] in:
    the counts, K L more power sums for each 60 bits of coordinates carry the bin itself,
    weighted with its count; the server divides by the count, and checks the hash of the
    result. ``field="paper"`` has the points of [1], for B^d below 2^61 - 1.
-2. Every decoded sum is checked: what is not the sum of the parties' vectors is an
-   error that says why, and not another vector.
-3. The prime is 2^61 - 1 for both kinds of points, even where a smaller one would do:
-   then all but a negligible part of what is not a sum of vectors fails the checks.
+2. Every decoded sum is checked, and an error says what does not fit.
+3. The prime is 2^61 - 1 for both kinds of points: then all but a negligible part of
+   what is not a sum of vectors fails the checks.
 """
 
 from __future__ import annotations
@@ -105,8 +104,7 @@ class SparseSum:
     """Point of a bin: a hash of its coordinates ("hash"), or its number from 1 to B^d
     as in [1] ("paper")."""
     p: int = MERSENNE_61
-    """The prime, above B^d and n; only ``field="paper"`` takes another than
-    2^61 - 1."""
+    """The prime, above B^d and n; ``field="hash"`` takes 2^61 - 1 alone."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -209,8 +207,7 @@ class SparseSum:
             counts = field.values_at(points, sums[:, None])[:, 0]
             last = self.p if self.field == "hash" else self.n_values**self.n_columns
             # No other set of at most K L points gives the same 2 K L sums ([1],
-            # Appendix J). The number of points has been checked; check here that they
-            # give the sums. The first sum is at most n.
+            # Appendix J): check that these do. The first sum is n.
             if (
                 np.all((points <= last) & (counts >= 1))
                 and int(counts.sum(dtype=object)) == int(sums[0])
@@ -226,15 +223,13 @@ class SparseSum:
         """Return the point of each bin, shape (k,), from 1 to p - 1."""
         if self.field == "paper":
             return (1 + bins @ self._radix()).astype(np.uint64)
-        # 128 bits modulo p - 1: uniform but for 2^-67.
-        digests = (
-            blake2b(row.tobytes(), digest_size=16, key=self.key).digest()
-            for row in bins.astype("<i8")
-        )
-        return np.array(
-            [1 + int.from_bytes(digest, "little") % (self.p - 1) for digest in digests],
-            dtype=np.uint64,
-        )
+
+        def hashed(row: Array) -> int:
+            digest = blake2b(row.tobytes(), digest_size=16, key=self.key).digest()
+            # 128 bits modulo p - 1: uniform but for 2^-67.
+            return 1 + int.from_bytes(digest, "little") % (self.p - 1)
+
+        return np.array([hashed(row) for row in bins.astype("<i8")], dtype=np.uint64)
 
     def _radix(self) -> Array:
         """Return B^0 .. B^(d - 1), shape (d,): bin a has number 1 + sum_i a_i B^i."""

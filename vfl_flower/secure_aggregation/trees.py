@@ -108,8 +108,7 @@ def exposed(first: Tree, second: Tree) -> set[tuple[int, frozenset[int]]]:
     """Return the sums of x that single parties learn from two trees.
 
     Terms x_j + b_j are added along the first and b_j along the second. Each result is a
-    party p and one of the smallest sets S such that p can compute sum_S x_j, p not in
-    S, from the messages that it receives.
+    party p and a smallest set S, p not in S, such that p can compute sum_S x_j.
 
     Definition 2 of [1] does not prevent this. It ignores single leaves: a party that
     sends its bare term to the same receiver in both trees gives x_j = (x_j + b_j) - b_j
