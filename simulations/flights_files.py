@@ -25,13 +25,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vfl_flower.files import write_whole
+from vfl_flower.files import whole_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,7 +71,8 @@ def make_party_files(
     folder.mkdir(parents=True, exist_ok=True)
     for path, columns in zip(paths, files.values(), strict=True):
         table = flights[[ID, *columns]]
-        write_whole(path, partial(table.to_parquet, index=False))
+        with whole_file(path) as file:
+            table.to_parquet(file, index=False)
     return paths
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import math
@@ -10,7 +11,7 @@ import os
 import secrets
 import tempfile
 import zipfile
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from struct import unpack
 from typing import IO, Any, Literal
@@ -46,11 +47,7 @@ def make_private(path: Path) -> None:
 
 
 def check_growth(unpacked: int, size: int) -> None:
-    """Check that a file has a sensible size in memory when it is unpacked.
-
-    Both sizes are in bytes. Raises UnpackedSizeError if `unpacked` is above
-    `MOST_GROWTH` times `size` plus `SMALL`.
-    """
+    """Raise UnpackedSizeError if a file of `size` bytes unpacks to far more of them."""
     if unpacked > (most := MOST_GROWTH * size + SMALL):
         raise UnpackedSizeError(
             f"it must unpack to at most {MOST_GROWTH} times its {size} bytes plus "
@@ -61,14 +58,11 @@ def check_growth(unpacked: int, size: int) -> None:
 def read_npz(
     file: IO[bytes], names: Collection[str] | None = None, *, compressed: bool = True
 ) -> Arrays:
-    """Read arrays of an NPZ file, after a look at how large they are.
+    """Read all arrays of an NPZ file, or those of the `names` that are there.
 
-    By default all arrays are read, otherwise those of the `names` that are there.
-    Nothing is unpickled. The size of an array is that in its header and in the archive,
-    with 8 bytes or more for each number, which it has as float64. Raises
-    UnpackedSizeError if the arrays would be too large, see :func:`check_growth`, and
-    ValueError, OSError, zipfile.BadZipFile, zlib.error or RuntimeError for a damaged
-    file.
+    Nothing is unpickled. Raises UnpackedSizeError if the arrays would be too large, see
+    :func:`check_growth`, and ValueError, OSError, zipfile.BadZipFile, zlib.error or
+    RuntimeError for a damaged file.
     """
     _check_npz(file, names, compressed)
     file.seek(0)
@@ -78,12 +72,11 @@ def read_npz(
 
 
 def map_npz(file: IO[bytes], names: Collection[str]) -> tuple[Arrays, list[mmap.mmap]]:
-    """Map arrays of an NPZ file into memory, after a look at how large they are.
+    """Map the arrays of an NPZ file of the `names` that are there, read-only.
 
-    What is compressed is unpacked into a file without a name, in the folder for such
-    files (``TMPDIR``), which disappears with its array. The arrays, of the `names` that
-    are there, are read-only. The maps are those in which they lie: whoever has read
-    pages may give them back. Raises the errors of :func:`read_npz`.
+    What is compressed is unpacked into a temporary file without a name. Whoever has
+    read pages of the maps, in which the arrays lie, may give them back. Raises the
+    errors of :func:`read_npz`.
     """
     arrays: Arrays = {}
     maps = []
@@ -163,16 +156,14 @@ def _array(value: object) -> Array:
     return value
 
 
-def write_whole(
-    path: Path, content: bytes | Callable[[IO[bytes]], object], *, private: bool = False
-) -> None:
-    """Write a file whole or not at all; replace an earlier one.
+@contextlib.contextmanager
+def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
+    """Open a binary file that is written whole or not at all; replace an earlier one.
 
     A reader sees the earlier file or the new one, even while the new one is written. If
-    two processes write the same file at once, one may fail. The folder must exist.
-    `content` may be a function that writes to the binary file that it is given. A
-    `private` file is readable for its user alone, and on the disk on return. Raises
-    OSError if the file cannot be written; an earlier one is unchanged.
+    two processes write the same file at once, one may fail. The folder must exist. A
+    `private` file is readable for its user alone, and on the disk at the end. Raises
+    OSError if the file cannot be written; after any error an earlier one is unchanged.
     """
     for orphan in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         orphan.unlink(missing_ok=True)  # of a killed process, perhaps with secrets
@@ -180,10 +171,7 @@ def write_whole(
     mode = 0o600 if private else 0o666
     try:
         with open(part, "xb", opener=lambda p, flags: os.open(p, flags, mode)) as file:
-            if callable(content):
-                content(file)
-            else:
-                file.write(content)
+            yield file
             if private:
                 file.flush()
                 os.fsync(file.fileno())
@@ -191,3 +179,9 @@ def write_whole(
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write a file whole or not at all; see :func:`whole_file`."""
+    with whole_file(path, private=private) as file:
+        file.write(content)

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from vfl_flower.data.source import PartySource
-from vfl_flower.files import check_no_link, write_whole
+from vfl_flower.files import check_no_link, whole_file, write_whole
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
@@ -192,32 +192,23 @@ class CacheEntry:
         except (OSError, ValueError, KeyError, TypeError, EOFError):
             return None
 
-    def open(
-        self, shapes: Mapping[str, Shape], write: Callable[[list[IO[bytes]]], None]
-    ) -> None:
-        """Write files of the entry together, whole or not at all, but no ``.json``.
+    @contextlib.contextmanager
+    def open(self, shapes: Mapping[str, Shape]) -> Iterator[list[IO[bytes]]]:
+        """Open files of the entry, which are written together, whole or not at all.
 
-        `shapes` gives the type and shape of each file's array, by its ending. `write`
-        gets the files, each after its header, in the order of `shapes`.
+        `shapes` gives the type and shape of each file's array, by its ending; the files
+        are in its order, each after its header.
         """
         self._make_folder()
-        endings = list(shapes)
-
-        def descend(files: list[IO[bytes]]) -> None:
-            if len(files) == len(endings):
-                write(files)
-                return
-            ending = endings[len(files)]
-
-            def content(file: IO[bytes]) -> None:
-                descr, shape = shapes[ending]
+        with contextlib.ExitStack() as stack:
+            files = []
+            for ending, (descr, shape) in shapes.items():
+                path = self._path(ending)
+                file = stack.enter_context(whole_file(path, private=True))
                 header = {"descr": descr, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(file, header)
-                descend([*files, file])
-
-            write_whole(self._path(ending), content, private=True)
-
-        descend([])
+                files.append(file)
+            yield files
 
     def _make_folder(self) -> None:
         """Make the folder, and remove what belongs to an earlier state of the file."""

@@ -163,7 +163,8 @@ def _ids_in_file(path: Path, source: PartySource) -> Sequence[str] | None:
         refuse([*_row_faults(table), *ids.faults(who)], who)
         shapes = _id_shapes(ids)
         try:
-            entry.open(shapes, lambda files: _write_ids(table, ids, files))
+            with entry.open(shapes) as files:
+                _write_ids(table, ids, files)
         except OSError:
             return [
                 text
@@ -528,11 +529,13 @@ def _convert(
         shapes |= _id_shapes(survey.ids)
     with _reading(path, who):
         try:
-            entry.open(shapes, lambda files: _write(survey, labels, source, who, files))
+            with entry.open(shapes) as files:
+                _write(survey, labels, source, who, files)
             X, y = entry.map(labels is not None)
             if places is not None:  # written as the file has them, and now as the order
                 arrays = [array for array in (X, y) if array is not None]
-                entry.open(shapes, lambda files: _write_taken(arrays, places, files))
+                with entry.open(shapes) as files:
+                    _write_taken(arrays, places, files)
                 X, y = entry.map(labels is not None)
         except OSError as error:
             _not_kept(who, entry, error)

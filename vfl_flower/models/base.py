@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord
 
-from vfl_flower.files import UnpackedSizeError, read_npz, write_whole
+from vfl_flower.files import UnpackedSizeError, read_npz, whole_file
 from vfl_flower.numerics.kernel_model import answers
 from vfl_flower.rows import Rows, check_index, indexed, number_array
 from vfl_flower.typing import Array, Arrays
@@ -116,11 +116,8 @@ class Model:
         header = {"kind": np.array(self.kind), "format": np.array(FORMAT)}
         arrays: Any = header | self.arrays()
         # A model with parts may hold secrets of the parties.
-        write_whole(
-            target,
-            lambda file: np.savez(file, **arrays),
-            private=self.number is not None,
-        )
+        with whole_file(target, private=self.number is not None) as file:
+            np.savez(file, **arrays)
         return target
 
     @classmethod
