@@ -21,7 +21,7 @@ from party_files import FRAME, load, refusal
 from vfl_flower.data import arrow_ipc, read_ids, statistics, tables
 from vfl_flower.data.arrow_ipc import batches_of, map_arrow
 from vfl_flower.data.cache import StoredIds
-from vfl_flower.data.encoding import Ids
+from vfl_flower.data.ids import Ids
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import Numbers, medians, packed
 from vfl_flower.files import map_npz

@@ -11,8 +11,7 @@ from flwr.app import Context
 from vfl_flower.app.config import has_encoding, party_source
 from vfl_flower.app.register import make_client_app
 from vfl_flower.data import StoredRows, is_file, load_party
-from vfl_flower.data.files import who_of
-from vfl_flower.data.source import PartySource
+from vfl_flower.data.source import PartySource, who_of
 from vfl_flower.protocol.consent import FREE, Consent
 from vfl_flower.protocol.parts import check_folder, load_part
 from vfl_flower.protocol.party import Party, PartyError

@@ -31,8 +31,7 @@ from vfl_flower.app.template import write_app
 from vfl_flower.data import StoredRows, folder_files, is_file, load_party
 from vfl_flower.data.bundled import BUNDLED
 from vfl_flower.data.checking import check
-from vfl_flower.data.files import who_of
-from vfl_flower.data.source import PartySource
+from vfl_flower.data.source import PartySource, who_of
 from vfl_flower.data.tables import name_of, open_table
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.simulation import InProcessGrid

@@ -37,13 +37,9 @@ from vfl_flower.data.bundled import (
 )
 from vfl_flower.data.cache import CacheEntry
 from vfl_flower.data.encoding import Encoding
-from vfl_flower.data.files import (
-    folder_files,
-    from_file,
-    ids_of_file,
-    who_of,
-)
-from vfl_flower.data.source import QUERY, PartySource
+from vfl_flower.data.files import from_file, ids_of_file
+from vfl_flower.data.paths import PartyFile, folder_files
+from vfl_flower.data.source import QUERY, PartySource, who_of
 from vfl_flower.data.tables import FORMATS
 from vfl_flower.protocol.party import Party, PartyError
 
@@ -82,8 +78,7 @@ def load_party(
     names the party, the column and the rule, never a path or a value.
     """
     if is_file(source):
-        path, folder = party_file(source)
-        return from_file(path, source, folder, encoding)
+        return from_file(party_file(source), encoding)
     if source.alignment:
         raise PartyError("alignment must be of a party file, this data set has no ids")
     if source.data in BUNDLED:
@@ -100,8 +95,7 @@ def read_ids(source: PartySource) -> Sequence[str] | None:
     """
     if not is_file(source):
         return ids_of_bundled(source)
-    path, _ = party_file(source)
-    return ids_of_file(path, source)
+    return ids_of_file(party_file(source))
 
 
 class StoredRows:
@@ -117,7 +111,7 @@ class StoredRows:
     def drop_cache(self) -> None:
         """Remove the cached copies of the party's file, where it has one."""
         if is_file(self._source):
-            path, _ = party_file(self._source)
+            path = party_file(self._source).path
             CacheEntry.of(path, (0, 0), self._source, False, None).drop()
 
 
@@ -126,20 +120,21 @@ def is_file(source: PartySource) -> bool:
     return source.data not in BUNDLED and source.data.partition(":")[0] != "synthetic"
 
 
-def party_file(source: PartySource) -> tuple[Path, list[Path]]:
-    """Return the file of the party, and all files of its folder if it is in one.
+def party_file(source: PartySource) -> PartyFile:
+    """Return the file of the party.
 
     Raises PartyError if there is none, or if the party may not look for it.
     """
     if source.data.startswith(QUERY):
-        return Path(f"query-{hashlib.sha256(source.data.encode()).hexdigest()[:8]}"), []
+        digest = hashlib.sha256(source.data.encode()).hexdigest()
+        return PartyFile.of(Path(f"query-{digest[:8]}"), source)
     path, ending = Path(source.data).expanduser(), Path(source.data).suffix.lower()
     try:
         if ending != ".parquet" and path.is_dir():
             files = folder_files(path, source)
-            return files[source.index or 0], files
+            return PartyFile.of(files[source.index or 0], source, files)
         if ending in FORMATS:
-            return path, []
+            return PartyFile.of(path, source)
         there = path.exists()
     except OSError as error:
         raise PartyError(

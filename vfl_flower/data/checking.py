@@ -6,14 +6,14 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from vfl_flower.data import party_file
 from vfl_flower.data.encoding import MAX_LEVELS, TEXT, WRITTEN, columns_of
-from vfl_flower.data.files import Survey, check_unchanged, stamp_of, survey_file
+from vfl_flower.data.files import Survey, survey_file
 from vfl_flower.data.findings import Finding, fault
 from vfl_flower.data.kinds import NUMERIC, YES, are_codes, number_texts
 from vfl_flower.data.source import PartySource
@@ -65,12 +65,11 @@ def check(source: PartySource) -> Checked:
 
     Only the examples of the findings are values of the data.
     """
-    who = "the party"
     try:
-        path, _ = party_file(source)
-        stamp = stamp_of(path, source, who)
-        survey = survey_file(path, source, who, fingerprint=True)
-        check_unchanged(path, source, who, stamp)
+        file = replace(party_file(source), who="the party", folder=())
+        stamp = file.stamp()
+        survey = survey_file(file, fingerprint=True)
+        file.check_unchanged(stamp)
     except PartyError as error:
         # What stops a reader stands alone: nothing else can be told of the file.
         about = "header" if "header" in str(error) else "file"

@@ -18,10 +18,7 @@ which stay NaN until the parties know the mean over all.
 
 from __future__ import annotations
 
-import hashlib
 import re
-import tempfile
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,10 +33,8 @@ from vfl_flower.data.kinds import (
     are_codes,
     decoded,
     each_text,
-    is_text,
     number_texts,
     parse,
-    text_buffers,
     without_markers,
 )
 from vfl_flower.data.levels import OTHER
@@ -49,7 +44,6 @@ from vfl_flower.data.statistics import (
     Column,
     Numbers,
     marker_numbers,
-    packed,
     without_coded,
 )
 from vfl_flower.data.tables import markers_of
@@ -566,80 +560,3 @@ class Labels:
             return numbers_of(array, self.column, markers)
         codes = _codes(array, {"levels": self.classes or []}, markers)
         return np.where(codes < 0, np.nan, codes)
-
-
-class Ids:
-    """The ids of the rows, which come block by block: integers or text.
-
-    Memory is bounded: of each id a hash is kept in a file without a name.
-    """
-
-    BLOCK = 2**20
-    """Hashes that are sorted at a time, on average."""
-
-    def __init__(self, name: str, markers: frozenset[str]) -> None:
-        self.name, self.n, self.missing, self.bytes = name, 0, 0, 0
-        self._markers, self._typed = markers, True
-        self._sha = hashlib.sha256()
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115
-        weakref.finalize(self, self._file.close)
-
-    @property
-    def digest(self) -> str:
-        """As :func:`~vfl_flower.protocol.party.digest_ids`."""
-        return self._sha.hexdigest()
-
-    def texts(self, array: Any) -> Any:
-        """Return a block of ids as text."""
-        import pyarrow as pa
-
-        array = decoded(array)
-        return without_markers(array, self._markers).cast(pa.string())
-
-    def add(self, array: Any) -> None:
-        """Take in a block of ids."""
-        import pyarrow as pa
-
-        self.n += len(array)
-        kind = decoded(array).type
-        if not (pa.types.is_integer(kind) or is_text(kind) or pa.types.is_null(kind)):
-            self._typed = False
-        if not self._typed:
-            return
-        texts = self.texts(array)
-        self.missing += texts.null_count
-        if texts.null_count:
-            return
-        self._sha.update(packed(texts))
-        self.bytes += len(text_buffers(texts)[1])
-        hashes = np.array([hash(text) for text in texts.to_pylist()], np.int64)
-        self._file.write(hashes.tobytes())
-
-    def repeated(self) -> int:
-        """Return how many rows repeat an id, by the hashes of all."""
-        parts = max(1, -(-self.n // self.BLOCK))
-        repeated = 0
-        for part in range(parts):
-            self._file.seek(0)
-            kept = []
-            while block := self._file.read(2**20):
-                hashes = np.frombuffer(block, dtype=np.int64)
-                kept.append(hashes[hashes % parts == part] if parts > 1 else hashes)
-            ordered = np.concatenate([*kept, np.empty(0, dtype=np.int64)])
-            del kept
-            ordered.sort()
-            repeated += int((ordered[1:] == ordered[:-1]).sum())
-        return repeated
-
-    def faults(self, who: str) -> list[Finding]:
-        """Return what must be fixed in the ids, once all were taken in."""
-        if self.missing:
-            rule = f"must have no missing value, {self.missing} found"
-        elif not self._typed:
-            rule = "must hold integers or text"
-        elif repeated := self.repeated():
-            rule = f"must have distinct values, got {repeated} repeated"
-        else:
-            return []
-        text = f"id-column {self.name!r} of {who} {rule}"
-        return [fault("ids", self.name, text, "id-column")]

@@ -87,3 +87,10 @@ class PartySource:
     def filled_later(self) -> bool:
         """Whether missing values stay until the parties know the mean over all."""
         return self.rows and self.impute == "mean"
+
+
+def who_of(source: PartySource) -> str:
+    """Return how an error names the party."""
+    if source.name:
+        return f"party {source.name!r}"
+    return "the party" if source.index is None else f"party-{source.index}"

@@ -1,19 +1,125 @@
-"""How the ids of a file are written, which other parties must write alike."""
+"""The ids of a file: as text, whether they are distinct, and how they are written."""
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
+import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vfl_flower.data.encoding import Ids
-from vfl_flower.data.findings import Finding
+import numpy as np
+
+from vfl_flower.data.cache import IDS, Shape
+from vfl_flower.data.findings import Finding, fault
+from vfl_flower.data.kinds import decoded, is_text, text_buffers, without_markers
+from vfl_flower.data.statistics import packed
 
 MOST_SIGNS = 1000
 """Different signs of ids beyond which they are no form."""
 
 USUAL = 0.8
 """Share of ids from which a length or signs are the usual ones."""
+
+
+class Ids:
+    """The ids of the rows, which come block by block: integers or text.
+
+    Memory is bounded: of each id a hash is kept in a file without a name.
+    """
+
+    BLOCK = 2**20
+    """Hashes that are sorted at a time, on average."""
+
+    def __init__(self, name: str, markers: frozenset[str]) -> None:
+        self.name, self.n, self.missing, self.bytes = name, 0, 0, 0
+        self._markers, self._typed = markers, True
+        self._sha = hashlib.sha256()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+
+    @property
+    def digest(self) -> str:
+        """As :func:`~vfl_flower.protocol.party.digest_ids`."""
+        return self._sha.hexdigest()
+
+    def texts(self, array: Any) -> Any:
+        """Return a block of ids as text."""
+        import pyarrow as pa
+
+        array = decoded(array)
+        return without_markers(array, self._markers).cast(pa.string())
+
+    def add(self, array: Any) -> None:
+        """Take in a block of ids."""
+        import pyarrow as pa
+
+        self.n += len(array)
+        kind = decoded(array).type
+        if not (pa.types.is_integer(kind) or is_text(kind) or pa.types.is_null(kind)):
+            self._typed = False
+        if not self._typed:
+            return
+        texts = self.texts(array)
+        self.missing += texts.null_count
+        if texts.null_count:
+            return
+        self._sha.update(packed(texts))
+        self.bytes += len(text_buffers(texts)[1])
+        hashes = np.array([hash(text) for text in texts.to_pylist()], np.int64)
+        self._file.write(hashes.tobytes())
+
+    def repeated(self) -> int:
+        """Return how many rows repeat an id, by the hashes of all."""
+        parts = max(1, -(-self.n // self.BLOCK))
+        repeated = 0
+        for part in range(parts):
+            self._file.seek(0)
+            kept = []
+            while block := self._file.read(2**20):
+                hashes = np.frombuffer(block, dtype=np.int64)
+                kept.append(hashes[hashes % parts == part] if parts > 1 else hashes)
+            ordered = np.concatenate([*kept, np.empty(0, dtype=np.int64)])
+            del kept
+            ordered.sort()
+            repeated += int((ordered[1:] == ordered[:-1]).sum())
+        return repeated
+
+    def faults(self, who: str) -> list[Finding]:
+        """Return what must be fixed in the ids, once all were taken in."""
+        if self.missing:
+            rule = f"must have no missing value, {self.missing} found"
+        elif not self._typed:
+            rule = "must hold integers or text"
+        elif repeated := self.repeated():
+            rule = f"must have distinct values, got {repeated} repeated"
+        else:
+            return []
+        text = f"id-column {self.name!r} of {who} {rule}"
+        return [fault("ids", self.name, text, "id-column")]
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Types and shapes of the files that an :class:`IdWriter` writes."""
+        data, at = IDS
+        return {data: ("|u1", (self.bytes,)), at: ("<i8", (self.n + 1,))}
+
+
+class IdWriter:
+    """Writes ids block by block: their bytes, and where each ends."""
+
+    def __init__(self, ids: Ids, files: Sequence[Any]) -> None:
+        self.ids, self.end = ids, 0
+        self._data, self._at = files
+        self._at.write(np.zeros(1, dtype="<i8"))
+
+    def write(self, array: Any) -> None:
+        """Write a block of ids."""
+        at, data = text_buffers(self.ids.texts(array))
+        self._data.write(data)
+        self._at.write((at[1:] - at[0] + self.end).astype("<i8"))
+        self.end += len(data)
 
 
 class IdForms:
