@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from party_files import FRAME, TEXT, load, refusal, write_frame
 
-from vfl_flower.data import read_ids, tables
+from vfl_flower.data import csv_tables, read_ids
 from vfl_flower.data.source import PartySource
 from vfl_flower.protocol.party import PartyError, digest_ids
 
@@ -53,7 +53,7 @@ def test_npz_with_x_alone_has_default_names(tmp_path):
 
 
 def test_a_csv_may_turn_from_integers_to_fractions_after_a_block(write, monkeypatch):
-    monkeypatch.setattr(tables, "CSV_BLOCK", 2**16)
+    monkeypatch.setattr(csv_tables, "CSV_BLOCK", 2**16)
     rows = ["7"] * 100_000 + ["0.5", '"2"']
     party = load(write("\n".join(["a", *rows]) + "\n"))
     assert party.X.shape == (100_002, 1)
@@ -72,7 +72,7 @@ def test_an_empty_line_is_a_missing_value_in_one_column_only(write):
 
 
 def test_quoted_line_breaks_may_fall_on_the_edge_of_a_block(write, monkeypatch):
-    monkeypatch.setattr(tables, "CSV_BLOCK", 2**10)
+    monkeypatch.setattr(csv_tables, "CSV_BLOCK", 2**10)
     party = load(write("a,b\n" + '1,"x\n\ny"\n' * 2000))
     assert party.columns == ["a", "b=x\n\ny"]
     np.testing.assert_array_equal(party.X, np.ones((2000, 2)))

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from party_files import FRAME, load, refusal
 
-from vfl_flower.data import arrow_ipc, read_ids, statistics, tables
+from vfl_flower.data import arrow_ipc, csv_tables, read_ids, statistics
 from vfl_flower.data.arrow_ipc import batches_of, map_arrow
 from vfl_flower.data.cache import StoredIds
 from vfl_flower.data.ids import Ids
@@ -259,7 +259,7 @@ def test_classes_with_gaps_might_be_numbered_otherwise_elsewhere(write):
 
 def test_a_column_may_change_its_kind_after_blocks(write, monkeypatch):
     """Numbers, then a text, far behind: the first blocks are looked at again."""
-    monkeypatch.setattr(tables, "CSV_BLOCK", 2**12)
+    monkeypatch.setattr(csv_tables, "CSV_BLOCK", 2**12)
     rows = ["1,2020-01-01", "2,2020-01-02"] * 1000 + ["x,y"]
     party = load(write("a,b\n" + "\n".join(rows) + "\n"))
     assert party.columns[:3] == ["a=1", "a=2", "a=x"]
@@ -339,7 +339,7 @@ def test_stored_ids_are_a_sequence():
 def test_ids_come_from_the_cache(write, monkeypatch):
     path = write("id,a\n007,1\n7,2\n")
     load(path, id_column="id")
-    monkeypatch.setattr("vfl_flower.data.files.open_table", None)
+    monkeypatch.setattr("vfl_flower.data.paths.PartyFile.table", None)
     assert read_ids(PartySource(data=str(path), id_column="id")) == ["007", "7"]
 
 

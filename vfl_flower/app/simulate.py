@@ -31,8 +31,9 @@ from vfl_flower.app.template import write_app
 from vfl_flower.data import StoredRows, folder_files, is_file, load_party
 from vfl_flower.data.bundled import BUNDLED
 from vfl_flower.data.checking import check
+from vfl_flower.data.paths import PartyFile
 from vfl_flower.data.source import PartySource, who_of
-from vfl_flower.data.tables import name_of, open_table
+from vfl_flower.data.tables import name_of
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.simulation import InProcessGrid
 
@@ -106,7 +107,7 @@ def _shared_out(sources: Sequence[PartySource]) -> list[PartySource]:
 def _columns(source: PartySource) -> set[str]:
     """Return the names of a file's columns; none where its check will say why."""
     try:
-        return set(open_table(Path(source.data), source, str(source.name)).names)
+        return set(PartyFile.of(Path(source.data), source).table().names)
     except Exception:  # a reader's own errors, which the check turns into sentences
         return set()
 

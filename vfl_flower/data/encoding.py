@@ -46,7 +46,6 @@ from vfl_flower.data.statistics import (
     marker_numbers,
     without_coded,
 )
-from vfl_flower.data.tables import markers_of
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.normal import normal_text, size_fault
 from vfl_flower.protocol.party import PartyError
@@ -176,7 +175,7 @@ def _check_levels(
     text, examples = "", list[str]()
     if column.overflow:
         text = f"{what} must have at most {MOST_DISTINCT} different texts"
-    elif missing := markers_of(source) & set(fixed):
+    elif missing := source.markers & set(fixed):
         text = f"the levels of {what} must be none of the texts for a missing value, "
         text, examples = f"{text}{len(missing)} are: set missing", sorted(missing)
     elif unknown and OTHER not in fixed:

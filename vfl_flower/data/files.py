@@ -30,15 +30,7 @@ from vfl_flower.data.kinds import NUMERIC
 from vfl_flower.data.paths import PartyFile
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import Column, medians, survey
-from vfl_flower.data.tables import (
-    TEXTS,
-    Table,
-    empty_rows,
-    layout_of,
-    markers_of,
-    name_of,
-    open_table,
-)
+from vfl_flower.data.tables import Table, empty_rows, name_of
 from vfl_flower.protocol.names import did_you_mean
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.row_order import RowOrder, load_order
@@ -97,12 +89,12 @@ def _ids_in_file(file: PartyFile) -> Sequence[str] | None:
     if source.id_column and (stored := entry.load_ids()) is not None:
         return stored
     with file.reading():
-        table = open_table(file.path, source, file.who)
+        table = file.table()
         plan = Plan.of(table.names, file)
         refuse(plan.faults, file.who)
         if plan.ids is None:
             return None
-        ids = Ids(plan.ids, markers_of(source))
+        ids = Ids(plan.ids, source.markers)
         for batch in table.read([plan.ids]):
             ids.add(batch.column(0))
         refuse([*_row_faults(table), *ids.faults(file.who)], file.who)
@@ -252,9 +244,9 @@ def survey_file(
     nothing more is known. The result has all other faults.
     """
     source, who = file.source, file.who
-    markers = markers_of(source)
+    markers = source.markers
     with file.reading():
-        table = open_table(file.path, source, who)
+        table = file.table()
         if rows_used is not None:
             table = _kept(table, rows_used)
         plan = Plan.of(table.names, file)
@@ -422,7 +414,7 @@ def _write(
     survey: Survey, labels: Labels | None, file: PartyFile, files: Sequence[Any]
 ) -> None:
     """Write X, y if there are labels, and the ids if there are files for them."""
-    plan, markers, rows = survey.plan, markers_of(file.source), 0
+    plan, markers, rows = survey.plan, file.source.markers, 0
     id_files = files[1 + (labels is not None) :]
     writer = IdWriter(survey.ids, id_files) if survey.ids and id_files else None
     for batch in survey.table.read(plan.wanted):
@@ -456,7 +448,7 @@ def _features(
             if path != file.path:
                 other = PartyFile(path, source, f"party {name_of(path)!r}")
                 with other.reading():
-                    elsewhere.update(_header(other))
+                    elsewhere.update(other.header())
     known = {None, *names, *elsewhere}
     if label not in known and not source.label_optional:
         where = "the data folder" if file.folder else who
@@ -471,14 +463,6 @@ def _features(
                 "the file without it, or list the columns to use in columns"
             )
     return features
-
-
-def _header(file: PartyFile) -> list[str]:
-    """Return the names of a file's columns without reading the rows."""
-    if file.ending in TEXTS:
-        layout = layout_of(file.path, file.source)
-        return [] if layout.headerless else layout.names
-    return open_table(file.path, file.source, file.who).names
 
 
 def choose(

@@ -12,8 +12,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vfl_flower.data.csv_tables import CSV_BLOCK, csv_table, layout_of
 from vfl_flower.data.source import QUERY, PartySource, who_of
-from vfl_flower.data.tables import CSV_BLOCK, FORMATS, TEXTS, ending, files_of, name_of
+from vfl_flower.data.tables import (
+    FORMATS,
+    TEXTS,
+    Table,
+    arrow_table,
+    ending,
+    files_of,
+    name_of,
+    npz_table,
+    parquet_table,
+    query_table,
+)
 from vfl_flower.files import UnpackedSizeError
 from vfl_flower.protocol.party import PartyError
 
@@ -91,6 +103,27 @@ class PartyFile:
         about = repr([(file.name, s.st_size, s.st_mtime_ns) for file, s in pairs])
         digest = hashlib.sha256(about.encode()).digest()[:8]
         return sum(s.st_size for s in stats), int.from_bytes(digest, "big")
+
+    def table(self) -> Table:
+        """Return the columns of the file or the query; no row is read yet."""
+        if self.source.data.startswith(QUERY):
+            return query_table(self.source.data[len(QUERY) :], self.who)
+        files = files_of(self.path)
+        match ending(files[0]):
+            case ".parquet":
+                return parquet_table(files, self.who)
+            case ".arrow" | ".feather":
+                return arrow_table(files[0])
+            case ".npz":
+                return npz_table(files[0], self.source, self.who)
+        return csv_table(files[0], self.source, self.who)
+
+    def header(self) -> list[str]:
+        """Return the names of the columns without reading the rows."""
+        if self.ending in TEXTS:
+            layout = layout_of(self.path, self.source)
+            return [] if layout.headerless else layout.names
+        return self.table().names
 
     def check_unchanged(self, stamp: tuple[int, int]) -> None:
         """Raise PartyError unless the file still has this stamp."""

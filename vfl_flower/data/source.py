@@ -9,9 +9,11 @@ from pathlib import Path
 QUERY = "duckdb:"
 """What a query in the place of a file begins with."""
 
-
 IMPUTE = ("mean", "median", "none")
 """What missing values become; none: they are an error."""
+
+MISSING = ("NA", "N/A", "#N/A", "NaN", "-NaN", "null", "None", "?", "-", ".")
+"""Texts that stand for a missing value in upper, lower or this case; also no text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,14 @@ class PartySource:
             raise ValueError(
                 f"impute must be one of {', '.join(IMPUTE)}, got {self.impute!r}"
             )
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """The texts that stand for a missing value."""
+        if self.missing is not None:
+            return frozenset({"", *self.missing})
+        forms = str, str.upper, str.lower
+        return frozenset({"", *(form(text) for text in MISSING for form in forms)})
 
     @property
     def filled_later(self) -> bool:

@@ -1,0 +1,354 @@
+"""Delimited text, compressed or not: how it is written, and its rows."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import functools
+import gzip
+import io
+import re
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from vfl_flower.data.source import PartySource
+from vfl_flower.data.tables import PACKED, TEXTS, Table, empty_rows, ending, member_of
+from vfl_flower.files import check_growth
+from vfl_flower.protocol.party import PartyError
+
+CSV_BLOCK = 2**20
+"""Bytes of a CSV parsed at a time, and the most that one row may have."""
+
+SAMPLE = 2**16
+"""Characters from which the delimiter and the header of a CSV are inferred."""
+
+FIRST_LINES = 16
+"""Lines of a CSV from which the delimiter and the header are inferred, at least."""
+
+MOST_OF_COLUMN = 255
+"""Most characters in the name of a column."""
+
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+"""What may separate the fields of a row, in words."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a CSV is written: its encoding, delimiter, and names of its columns."""
+
+    encoding: str
+    delimiter: str
+    names: list[str]
+    skip: int  # records before the first row
+    headerless: bool
+    empty: bool
+
+
+class _Counted(io.RawIOBase):
+    """A compressed stream, which is read as far as its size on the disk allows."""
+
+    def __init__(self, inner: IO[bytes], size: int) -> None:
+        self._inner, self._size, self._read = inner, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._inner.read(len(buffer))
+        self._read += len(data)
+        check_growth(self._read, self._size)
+        buffer[: len(data)] = data
+        return len(data)
+
+
+@contextlib.contextmanager
+def _bytes(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file of text, compressed or not."""
+    size = path.stat().st_size
+    match path.suffix.lower():
+        case ".gz":
+            with gzip.open(path) as stream:
+                yield io.BufferedReader(_Counted(cast(IO[bytes], stream), size), 2**16)
+        case ".zip":
+            with (
+                zipfile.ZipFile(path) as archive,
+                archive.open(member_of(archive)) as f,
+            ):
+                yield io.BufferedReader(_Counted(f, size), 2**16)
+        case _:
+            with path.open("rb") as file:
+                yield file
+
+
+@contextlib.contextmanager
+def _utf8(path: Path, encoding: str) -> Iterator[str]:
+    """Give the path of a text in UTF-8, for pyarrow, which unpacks ``.gz`` itself.
+
+    It would read a Python file on a thread of its own, and a process that ends while
+    that thread calls into Python aborts (apache/arrow#34314).
+    """
+    if encoding == "utf-8-sig" and path.suffix.lower() != ".zip":
+        yield str(path)
+        return
+    with (
+        tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="") as plain,
+        _bytes(path) as file,
+        io.TextIOWrapper(file, encoding, newline="") as text,
+    ):
+        shutil.copyfileobj(text, plain, CSV_BLOCK)
+        plain.flush()
+        yield plain.name
+
+
+def _encoding(path: Path) -> str:
+    """Return the encoding: by its mark, UTF-8 where it is that, else a code page.
+
+    This is Windows-1252, or Latin-1 where a byte has no sign there.
+    """
+    with _bytes(path) as file:
+        start = file.read(SAMPLE)
+        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return "utf-16"
+        zeros = [start[place::2].count(0) for place in (0, 1)]
+        if max(zeros) > len(start) // 4 and not min(zeros):
+            return "utf-16-be" if zeros[0] else "utf-16-le"
+    for encoding in ("utf-8-sig", "cp1252"):
+        with _bytes(path) as file, contextlib.suppress(UnicodeDecodeError):
+            blocks = iter(functools.partial(file.read, 2**20), b"")
+            if any("\0" in text for text in codecs.iterdecode(blocks, encoding)):
+                raise ValueError("it is no text")
+            return encoding
+    return "latin-1"
+
+
+def layout_of(path: Path, source: PartySource) -> Layout:
+    """Return how a CSV is written, from its first lines; its encoding from all."""
+    encoding = source.text_encoding or _encoding(path)
+    lines: list[str] = []
+    size, complete = 0, False
+    with (
+        _bytes(path) as file,
+        io.TextIOWrapper(file, encoding, "replace", newline="") as text,
+    ):
+        for line in iter(functools.partial(text.readline, CSV_BLOCK), ""):
+            lines.append(line)
+            size += len(line)
+            if size >= (SAMPLE if len(lines) >= FIRST_LINES else 2 * CSV_BLOCK):
+                break
+        else:
+            complete = True
+    fixed = TEXTS.get(ending(path), "")
+    delimiter = source.delimiter or fixed or _sniff(lines)
+    records = list(csv.reader(lines, delimiter=delimiter))
+    skip = next((k for k, record in enumerate(records) if record), len(records))
+    rows = [record for record in records[skip:] if record]
+    names = [name.strip() for name in rows[0]] if rows else []
+    headerless = source.header and _headerless(rows, source.markers)
+    if not source.header:
+        names, skip = [f"x{j}" for j in range(len(names))], skip - 1
+    empty = complete and len(rows) <= source.header
+    return Layout(encoding, delimiter, names, skip + 1, headerless, empty)
+
+
+def _sniff(lines: Sequence[str]) -> str:
+    """Return the delimiter that gives most rows one number of fields above 1."""
+
+    def score(delimiter: str) -> tuple[float, int]:
+        with contextlib.suppress(csv.Error):
+            records = csv.reader(lines, delimiter=delimiter)
+            widths = [len(record) for record in records if record][:200]
+            if widths and widths[0] > 1:
+                # A title or a broken row does not change what separates the others.
+                return round(widths.count(widths[0]) / len(widths), 1), widths[0]
+        return 0.0, 0
+
+    return max(DELIMITERS, key=score)
+
+
+_VALUE = re.compile(
+    r"\s*[-+]?(\d+([.,]\d*)?|[.,]\d+)([eE][-+]?\d+)?\s*|\s*\d{4}-\d\d-\d\d([T ].*)?"
+    r"|\s*\d{1,2}[./]\d{1,2}[./](\d{2}|\d{4}).*"
+)
+
+
+def _headerless(rows: Sequence[Sequence[str]], markers: frozenset[str]) -> bool:
+    """Return whether the first record looks like the others, so that it is a row.
+
+    Numbers may be names where they are years, or count as those of pandas do.
+    """
+    if not rows:
+        return False
+    values = [cell for cell in rows[0] if _VALUE.fullmatch(cell)]
+    named = [cell for cell in rows[0] if cell]
+    if named == [str(j) for j in range(len(named))]:  # a matrix, or it has an index
+        return len(named) < 3 and rows[0][0] != ""
+    seen = [set(column) for column in zip(*rows[1:], strict=False)]
+    below = [*seen, *[set()] * len(rows[0])]
+    pairs = list(zip(rows[0], below, strict=False))
+    if not values:  # texts that stand below as well, but no header that does
+        again = sum(cell != "" and cell in under for cell, under in pairs)
+        return 0 < len(named) <= 2 * again and rows[0] not in rows[1:]
+    if all(
+        _VALUE.fullmatch(cell) or cell in markers or cell in under
+        for cell, under in pairs
+    ):
+        return True
+    if not all(re.fullmatch(r"\d+", cell) for cell in values):
+        return True  # a fraction, a negative number or a date is no name
+    numbers = [int(cell) for cell in values]
+    under = [value for cell, column in pairs if cell in values for value in column]
+    years = _are_years(values) and not _are_years(under)
+    counted = numbers == [numbers[0] + j for j in range(len(numbers))]
+    alone = len(numbers) == 1 and values[0] in under  # 0 or 1 in a column of these
+    return not (years or (counted and numbers[0] in (0, 1) and not alone))
+
+
+def _are_years(cells: Sequence[str]) -> bool:
+    return all(cell.isdecimal() and 1900 <= int(cell) <= 2100 for cell in cells)
+
+
+def csv_table(path: Path, source: PartySource, who: str) -> Table:
+    """Return the columns of a CSV; raise PartyError unless it has names and rows."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.csv as pacsv
+
+    layout = layout_of(path, source)
+    if layout.empty:
+        raise PartyError(
+            f"the data file of {who} "
+            + ("has a header and no rows" if layout.names else "is empty")
+        )
+    _check_names(layout.names, who)
+    if layout.headerless:
+        # Nothing else is said, since each name of a column would be a value.
+        raise PartyError(
+            f"the data file of {who} has no header: its first line holds values; add "
+            "the names of the columns, or set header=false"
+        )
+    places = [str(j) for j in range(len(layout.names))]
+    table = Table(layout.names, lambda wanted: iter(()))
+    lines, blank = _lines(path, layout)
+    ragged = 0
+
+    def skip(row: Any) -> str:
+        nonlocal ragged
+        ragged += 1
+        return "skip"
+
+    def read(wanted: Sequence[str]) -> Iterator[Any]:
+        nonlocal ragged
+        ragged = rows = 0
+        chosen = [str(layout.names.index(name)) for name in wanted]
+        with (
+            _utf8(path, layout.encoding) as plain,
+            pacsv.open_csv(
+                plain,
+                pacsv.ReadOptions(
+                    use_threads=False,
+                    block_size=CSV_BLOCK,
+                    column_names=places,
+                    skip_rows_after_names=layout.skip,
+                ),
+                pacsv.ParseOptions(
+                    delimiter=layout.delimiter,
+                    newlines_in_values=True,
+                    # In a file of one column an empty line is a missing value.
+                    ignore_empty_lines=len(places) > 1,
+                    invalid_row_handler=skip,
+                ),
+                pacsv.ConvertOptions(
+                    include_columns=places if blank else chosen,
+                    column_types=dict.fromkeys(places, pa.string()),
+                    strings_can_be_null=True,
+                    null_values=sorted(source.markers),
+                ),
+            ) as reader,
+        ):
+            for batch in reader:
+                rows += batch.num_rows
+                if blank:
+                    batch = batch.filter(pc.invert(empty_rows(batch))).select(chosen)
+                yield batch.rename_columns(list(wanted))
+        table.faults[:] = [
+            f"{ragged} rows of {who} have not as many fields as the first line, "
+            f"{len(places)}: fix the rows, take out a title, or set delimiter"
+        ] * (ragged > 0)
+        if lines > rows + ragged + layout.skip and (at := _swallowing(path, layout)):
+            table.faults.append(
+                f"line {at} of the data file of {who} has a quote that takes the lines "
+                "after it into its text: write a quote within a text twice"
+            )
+
+    table.read = read
+    if blank:
+        table.notes.append(f"{blank} empty rows, of delimiters alone, are left out")
+    if layout.delimiter != ",":
+        named = DELIMITERS.get(layout.delimiter, repr(layout.delimiter))
+        table.notes.append(f"fields are separated by {named}")
+        table.comma_is_decimal = True
+    if layout.encoding != "utf-8-sig":
+        inferred = not source.text_encoding and not layout.encoding.startswith("utf")
+        reason = ", as it is not UTF-8" if inferred else ""
+        table.notes.append(f"the encoding is {layout.encoding}{reason}")
+    if path.suffix.lower() in PACKED:
+        table.notes.append(f"the file is unpacked on reading ({path.suffix.lower()})")
+    if not source.header:
+        table.notes.append(f"without a header its columns are x0 to x{len(places) - 1}")
+    return table
+
+
+def _lines(path: Path, layout: Layout) -> tuple[int, int]:
+    """Return how many lines of a CSV have text, and how many delimiters alone."""
+    between = layout.delimiter.encode()
+    ends = b'\0\r\n "' + between
+    lines = blank = 0
+    with _bytes(path) as file:
+        for line in file:
+            if line[0] not in ends or line.strip(ends):  # a value, most often at once
+                lines += 1
+            elif between in line:
+                lines, blank = lines + 1, blank + 1
+    return lines, blank * (len(layout.names) > 1)
+
+
+def _swallowing(path: Path, layout: Layout) -> int:
+    """Return the line of the first record with whole records in a text of it, or 0."""
+    held: list[str] = []
+
+    def lines(file: IO[bytes]) -> Iterator[str]:
+        for line in codecs.getreader(layout.encoding)(file, "replace"):
+            held.append(line)
+            yield line
+
+    with _bytes(path) as file:
+        reader = csv.reader(lines(file), delimiter=layout.delimiter)
+        for _ in reader:
+            width = len(layout.names) - 1
+            if any(line.count(layout.delimiter) == width for line in held[1:]):
+                return reader.line_num - len(held) + 1
+            held.clear()
+    return 0
+
+
+def _check_names(names: Sequence[str], who: str) -> None:
+    """Refuse a first line that cannot be names, without a word of it."""
+    what = f"the first line of the data file of {who}"
+    if names[0].startswith(("<!", "<?", "<html", "<table", '{"', '[{"')):
+        raise PartyError(f"the data file of {who} is HTML, XML or JSON, not CSV")
+    if names.count("") > 1:
+        raise PartyError(
+            f"{what} lacks {names.count('')} of its {len(names)} names: take out "
+            "titles above the names, and delimiters at the ends of lines"
+        )
+    if max(map(len, names)) > MOST_OF_COLUMN:
+        raise PartyError(
+            f"{what} has a name of more than {MOST_OF_COLUMN} characters: does a quote "
+            "lack its second one?"
+        )
