@@ -11,6 +11,7 @@ import os
 import secrets
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from struct import unpack
@@ -25,6 +26,10 @@ MOST_GROWTH = 100
 
 SMALL = 2**26
 """Bytes to which any file may unpack: 64 MiB."""
+
+
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError)
+"""What NumPy raises on a damaged NPZ file, besides OSError."""
 
 
 class UnpackedSizeError(ValueError):
@@ -61,8 +66,7 @@ def read_npz(
     """Read all arrays of an NPZ file, or those of the `names` that are there.
 
     Nothing is unpickled. Raises UnpackedSizeError if the arrays would be too large, see
-    :func:`check_growth`, and ValueError, OSError, zipfile.BadZipFile, zlib.error or
-    RuntimeError for a damaged file.
+    :func:`check_growth`, and OSError or one of `DAMAGED` for a damaged file.
     """
     _check_npz(file, names, compressed)
     file.seek(0)

@@ -50,10 +50,7 @@ class Rows:
 
     @property
     def block_rows(self) -> int:
-        """Rows of a block: those in 1 MiB, but at least as many as there are columns.
-
-        So a factorisation block by block stays O(n d^2).
-        """
+        """Rows in 1 MiB, at least d: a factorisation by blocks stays O(n d^2)."""
         columns = max(1, self.shape[1])
         return max(columns, self._block_bytes // (8 * columns))
 
@@ -117,11 +114,10 @@ class Rows:
 
 
 class ArrayRows(Rows):
-    """The rows of a NumPy array of real numbers of any type and layout.
+    """The rows of a NumPy array of real numbers, which may be a memory map.
 
-    It may be a read-only memory map. A block of consecutive rows is a view of `X` if
-    `X` is float64 and row-major. Raises ValueError if `X` is not a real matrix, shape
-    (n, d).
+    A block of consecutive rows is a view of `X` if `X` is float64 and row-major. Raises
+    ValueError if `X` is not a real matrix, shape (n, d).
 
     >>> rows = ArrayRows(np.array([[1, 2], [3, 4], [5, 6]]))
     >>> [block.shape for block in rows.blocks(2)]

@@ -14,12 +14,10 @@ A party's data come from one of four places, named by :class:`PartySource`:
 ``/abs/folder``           the ``index``-th of its party files, in natural order
 ========================  ==========================================================
 
-Natural order takes the digits in a name as a number: ``2_y.csv`` comes before
-``10_x.csv``.
-
-A party file is converted to float64 once and then memory-mapped from a private cache,
-since a SuperNode starts a process for every message. pandas, pyarrow and scikit-learn
-are imported only by the step that needs them; a load from the cache needs none.
+Natural order takes the digits in a name as a number (``2_y.csv``, ``10_x.csv``). A
+party file is converted to float64 once and then memory-mapped from a private cache,
+since a SuperNode starts a process for every message; a load from the cache imports
+neither pandas nor pyarrow.
 """
 
 from __future__ import annotations
@@ -52,27 +50,12 @@ def load_party(
 ) -> Party:
     """Return the data of one party.
 
-    X of shape (n, d) and y of shape (n,) are float64 and keep the order of the rows.
-    The X of a party file is read-only and mapped from the cache; of its ids only the
-    digest is stored. Only a ``synthetic`` data set is random, by the `seed`.
-
-    A text or categorical column becomes one 0/1 column for each level, ``carrier=UA``,
-    in sorted order; truth values, and yes and no, become one 0/1 column, and dates the
-    days since 1970-01-01. Of many levels the most frequent are kept. A missing number
-    becomes the mean or median of its column, a missing text the mean or median of each
-    of its 0/1 columns; with ``rows`` and the mean both stay NaN until the run knows the
-    mean over all parties. Scaling comes last. Parquet preserves only categories of
-    text: categories of numbers are read as numbers. The arrays ``y`` and ``ids`` of an
-    NPZ need no option. In a folder all parties have the same options, so a label column
-    or a feature column may be in another file, but must be in one of them. A label that
-    is missing belongs to another party: NaN in y.
-
-    An encoding is the ``Party.encoding`` of the rows that a model was trained on. With
-    it, nothing is computed from the new rows: levels, fills, means and scales are those
-    of training, the options ``columns``, ``standardize``, ``one-hot`` and ``impute``
-    are ignored, and a party file needs no label column. A level that training did not
-    have becomes 0 in each column of its source column; a column that training did not
-    have is left out. Both are logged.
+    X of shape (n, d) and y of shape (n,) are float64 and keep the order of the rows; a
+    missing label, which belongs to another party, is NaN. docs/party-files.md says what
+    becomes of a column. Only a ``synthetic`` data set is random, by the `seed`. With
+    the `encoding` of the rows that a model was trained on (``Party.encoding``), nothing
+    is computed from the new rows: levels, fills, means and scales are those of
+    training, and a party file needs no label column.
 
     Raises PartyError if the data are missing, unreadable or break a rule. The error
     names the party, the column and the rule, never a path or a value.
@@ -87,11 +70,10 @@ def load_party(
 
 
 def read_ids(source: PartySource) -> Sequence[str] | None:
-    """Return the ids of a party's rows as text, in the order of its file.
+    """Return the ids of a party's rows as text; None without an id column.
 
-    Those of a file are mapped from the cache. If the rows of a bundled or generated set
-    are split, the ids are the row numbers in the set. Without an id column the result
-    is None. Raises PartyError as :func:`load_party` does for the file and its ids.
+    Of a bundled or generated set whose rows are split, they are the row numbers in the
+    set. Raises PartyError as :func:`load_party` does for the file and its ids.
     """
     if not is_file(source):
         return ids_of_bundled(source)
@@ -121,10 +103,7 @@ def is_file(source: PartySource) -> bool:
 
 
 def party_file(source: PartySource) -> PartyFile:
-    """Return the file of the party.
-
-    Raises PartyError if there is none, or if the party may not look for it.
-    """
+    """Return the file of the party; raise PartyError if there is none."""
     if source.data.startswith(QUERY):
         digest = hashlib.sha256(source.data.encode()).hexdigest()
         return PartyFile.of(Path(f"query-{digest[:8]}"), source)

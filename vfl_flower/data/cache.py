@@ -62,8 +62,7 @@ class Converted:
 class StoredIds(Sequence[str]):
     """The ids of the rows, mapped from a file of their bytes and one of their places.
 
-    `data` has the ids in UTF-8, one after another; `at`, int64, shape (n + 1,), has
-    where each starts in it, and where the last one ends.
+    `data` has the ids in UTF-8; `at`, (n + 1,), where each starts, and the last ends.
     """
 
     def __init__(self, data: Array, at: Array) -> None:
@@ -122,7 +121,7 @@ class CacheEntry:
     ) -> CacheEntry:
         """Return the entry, named by all that its content depends on.
 
-        `order` is the key of the order of its rows, where that is not the file's.
+        `order` is the key of the order of its rows, if that is not the file's.
         """
         root = os.environ.get("VFL_FLOWER_CACHE")
         if not root:
@@ -175,10 +174,7 @@ class CacheEntry:
         return StoredIds(np.asarray(data), np.asarray(at))
 
     def load(self) -> Converted | None:
-        """Map the entry into memory; None where there is none or it is damaged.
-
-        One that another user could have written, or a symbolic link, counts as none.
-        """
+        """Map the entry into memory; None if there is none of this user, or a damaged one."""
         try:
             self._check_own()
             about = json.loads(self._path(".json").read_text())

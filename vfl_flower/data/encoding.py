@@ -79,11 +79,9 @@ def fit(
     who: str,
     medians: Mapping[str, float],
 ) -> tuple[Encoding, list[Finding]]:
-    """Return the encoding of features, and what must be fixed in them.
+    """Return the encoding of the features `names`, and what must be fixed in them.
 
-    columns: what a survey of the rows has found in each column.
-    names: the features, in the order of X.
-    medians: the median of each column of numbers, if the option ``impute`` needs it.
+    `medians` are those of the columns of numbers, if the option ``impute`` needs them.
     """
     entries: list[dict[str, Any]] = []
     faults: list[Finding] = []
@@ -202,8 +200,8 @@ def nearly_numbers(
 ) -> list[Finding]:
     """Return why a column of text has numbers rather than levels; else nothing.
 
-    It does so if four rows in five hold numbers, and these are ten or more, or `fewest`
-    or more if nothing stands beside the numbers.
+    Four rows in five hold numbers then, `FEWEST_NUMBERS` different ones or more, or
+    `fewest` or more if nothing stands beside the numbers.
     """
     if column.kind != "text":
         return []
@@ -215,10 +213,8 @@ def nearly_numbers(
     mixed = sorted(column.levels.keys() - set(numbers))
     if plain:
         rest = sum(column.levels[level] for level in mixed)
-        text = (
-            f"{what} holds numbers, but in {rest} rows texts ({len(mixed)} different "
-        )
-        text += "ones): name them in missing, or write numbers"
+        text = f"{what} holds numbers, but in {rest} rows texts ({len(mixed)} "
+        text += "different ones): name them in missing, or write numbers"
         return [fault("markers", name, text, "missing", mixed)]
     text = f"{what} holds numbers in {rows} rows with something beside them, such as a "
     text += "unit or a currency: write plain numbers in one unit, or give its levels"
@@ -255,11 +251,7 @@ def encode(
     markers: frozenset[str],
     who: str,
 ) -> Array:
-    """Return the features of a block of rows, shape (b, d), float64, none missing.
-
-    `block` has Arrow columns of length b by name, and `columns` what a survey of all
-    rows has found in them.
-    """
+    """Return the features of a block of rows, Arrow columns by name, shape (b, d)."""
     n = len(next(iter(block.values())))
     X = np.empty((n, len(columns_of(encoding))))
     k = 0
@@ -340,10 +332,7 @@ def encode_arrays(
     who: str,
     encoding: Encoding | None = None,
 ) -> Encoding:
-    """Scale finite numbers in place, and return their encoding.
-
-    If an `encoding` of the columns `names` is given, it is used; `source` is ignored.
-    """
+    """Scale finite numbers in place, as in training or anew; return their encoding."""
     fitted = encoding is None
     if encoding is None:
         encoding = {"format": 1, "columns": [_new(name) for name in names]}
@@ -393,8 +382,7 @@ def columns_of(encoding: Encoding) -> list[str]:
 def text_kinds(encoding: Encoding) -> dict[str, Sequence[str]]:
     """Return what the columns with levels may be taken for in a few new rows.
 
-    A column of some of the levels alone may look like numbers or dates, and must be
-    text then; otherwise one that holds numbers is refused.
+    One whose levels look like numbers or dates must be text; others may hold no levels.
     """
     not_text = re.compile(r"\s*([-+.,]*\d|(inf|infinity)\s*$)", re.IGNORECASE)
     kinds: dict[str, Sequence[str]] = {}
@@ -504,13 +492,10 @@ def _kind_fault(kind: str | None, entry: dict[str, Any], who: str) -> str:
 
 
 class Labels:
-    """How a column of labels becomes numbers.
+    """How a column of labels becomes numbers, and the `faults` that must be fixed.
 
-    `column` is what a survey has found in it, and `known` has the classes of training,
-    for new rows; None: those of the column.
-
-    faults: what must be fixed.
-    classes: the classes that became 0, 1 and so on; None for numbers.
+    `classes` are those that become 0, 1 and so on; None for numbers. New rows have the
+    classes that were `known` in training.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """A party's columns in a Parquet or Arrow file, read batch by batch, never converted.
 
-Convert a file that is used repeatedly (:func:`vfl_flower.data.load_party`): reading its
-columns takes longer than reading a memory map. Rows that stay in their file need no
-second copy on the disk.
+Reading takes longer than from a converted file (:func:`vfl_flower.data.load_party`),
+but needs no second copy on the disk.
 """
 
 from __future__ import annotations
@@ -162,7 +161,9 @@ def arrow_rows(path: Path | str, columns: Sequence[str] | None = None) -> ArrowR
     if files[0].suffix.lower() != ".parquet":
         reader = pa.ipc.open_file(pa.memory_map(str(files[0])))
         names = list(columns or reader.schema.names)
-        pieces = [partial(_batch, reader, k) for k in range(reader.num_record_batches)]
+        pieces = [
+            lambda k=k: [reader.get_batch(k)] for k in range(reader.num_record_batches)
+        ]
         return ArrowRows(pieces, names)
     names = list(columns or pyarrow.parquet.read_schema(files[0]).names)
     for file in files:
@@ -171,10 +172,6 @@ def arrow_rows(path: Path | str, columns: Sequence[str] | None = None) -> ArrowR
             pieces.append(partial(_row_group, file, k, names))
             counts.append(about.row_group(k).num_rows)
     return ArrowRows(pieces, names, counts)
-
-
-def _batch(reader: Any, k: int) -> list[Any]:
-    return [reader.get_batch(k)]
 
 
 def _row_group(path: Path, k: int, columns: Sequence[str]) -> Iterator[Any]:

@@ -20,17 +20,14 @@ MISSING = ("NA", "N/A", "#N/A", "NaN", "-NaN", "null", "None", "?", "-", ".")
 class PartySource:
     """Where the data of one party come from, and how they are read.
 
-    On a SuperNode each field is a key of ``--node-config`` (with dashes); in a
-    simulation, where nodes have a partition id and nothing else, the run config gives
-    the same to all.
+    On a SuperNode the fields are keys of ``--node-config``, with dashes; in a
+    simulation, the run config gives the same to all nodes.
     """
 
     data: str
     """A bundled data set (``diabetes``), a generated one (``synthetic`` or
-    ``synthetic:n=..,d=..``), the absolute path of a party file (CSV, Parquet,
-    Feather/Arrow IPC, NPZ), or the absolute path of a folder that holds one party file
-    for each party, taken in natural order of their names: the digits are read as
-    numbers, so ``2_y.csv`` comes before ``10_x.csv``."""
+    ``synthetic:n=..,d=..``), a query, or the absolute path of a party file or of a
+    folder that holds one for each party, in natural order of their names."""
     index: int | None = None
     """``partition-id``: the party's place in the order of the run."""
     count: int | None = None

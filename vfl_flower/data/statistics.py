@@ -35,11 +35,9 @@ MOST_TEXT = 2**24
 class Numbers:
     """Moments, extremes and gaps of numbers that come block by block.
 
-    n, gaps, infinite: the numbers of values, of missing and of infinite ones among
-        them.
+    n, gaps, infinite: how many values there are, are missing and are infinite.
     mean, squares: mean of the known values, and the sum of squared distances from it.
-    least, most: the extremes.
-    at_least, at_most: how many values are at the extremes.
+    least, most, at_least, at_most: the extremes, and how many values are there.
     whole, rising: whether all are integers, and whether each exceeds the one before.
     """
 
@@ -145,9 +143,8 @@ class Column:
         self.name, self.kinds, self._markers = name, list(kinds), markers
         self.kind: str | None = None
         self.numbers, self.spelled = Numbers(), Counter[str]()
-        self.overflow = self.failed = self.typed = self.zeros = self.rounded = False
-        self._size = 0
-        self._first = True
+        self.overflow = self.failed = self.zeros = self.rounded = False
+        self._size, self._typed, self._first = 0, False, True
         self._hash = hashlib.blake2b(digest_size=16) if fingerprint else None
         self._coded = marker_numbers(markers)
 
@@ -168,16 +165,16 @@ class Column:
         """Take in a block of the column, an Arrow array."""
         if self._first:
             self.kind, self._first = kind_of_type(block), False
-            self.typed = self.kind != ""
-            self.kind = self.kind if self.typed else self.kinds[0]
+            self._typed = self.kind != ""
+            self.kind = self.kind if self._typed else self.kinds[0]
         if self.kind is None:
             self.numbers.n += len(block)
             return
         block = without_markers(block, self._markers)
-        if self.typed and self.kind != "levels":
-            self._count(parse(block, self.kind), block)
-        elif self.kind == "levels":
+        if self.kind == "levels":
             self._add_levels(decoded(block))
+        elif self._typed:
+            self._count(parse(block, self.kind), block)
         else:
             self._add_text(block)
 
@@ -267,10 +264,9 @@ def survey(
 ) -> dict[str, Column]:
     """Return what passes over the rows reveal of the columns `names`.
 
-    markers: texts for a missing value.
-    only: the kinds that a column of text may be; of one not in it: all.
-    look: gets each batch of the first pass, which then also has the columns `extra`.
-    fingerprint: whether to identify equal columns.
+    `only` has the kinds that a column of text may be; one not in it may be any. `look`
+    gets each batch of the first pass, which also has the columns `extra`.
+    `fingerprint`: whether to identify equal columns.
     """
     done: dict[str, Column] = {}
     allowed = [k for k in KINDS if k != "comma" or table.comma_is_decimal]
@@ -304,8 +300,8 @@ def medians(blocks: Callable[[], Iterator[Array]], known: Sequence[int]) -> list
     """Return the medians of columns, exactly, in four passes and little memory.
 
     A pass counts 16 bits of the numbers' order-preserving codes, those of the two
-    middle values alone from the second pass. `blocks` are float64, shape (b, d), NaN
-    where missing; `known` counts the values of each column that are not missing.
+    middle values alone from the second pass. `blocks` are (b, d), NaN where missing;
+    `known` counts the other values of each column.
     """
     d = len(known)
     ranks = np.array([[(n - 1) // 2, n // 2] for n in known])

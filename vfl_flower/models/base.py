@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -14,7 +12,7 @@ import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord
 
-from vfl_flower.files import UnpackedSizeError, read_npz, whole_file
+from vfl_flower.files import DAMAGED, UnpackedSizeError, read_npz, whole_file
 from vfl_flower.numerics.kernel_model import answers
 from vfl_flower.rows import Rows, check_index, indexed, number_array
 from vfl_flower.typing import Array, Arrays
@@ -210,9 +208,8 @@ class PartedModel(NumberedModel):
             )
         return self._scores(self.parts, check_blocks(blocks, self.widths))
 
-    def _scores(self, parts: list[Any], blocks: list[Array]) -> Array:
-        """Return f(x), shape (n, C), from all parts of the model."""
-        raise NotImplementedError
+    _scores: ClassVar[Callable[[list[Any], list[Array]], Array]]
+    """Returns f(x), shape (n, C), from all parts of the model."""
 
     @property
     def holder(self) -> dict[str, Any]:
@@ -232,24 +229,21 @@ class PartedModel(NumberedModel):
         """Return the settings and, where they are here, ``part_<j>.<name>``."""
         names = ("model", "kernel", "bandwidth", "n_features", "widths", "kept")
         named = {name: np.array(getattr(self, name)) for name in names}
-        for j, part in enumerate(self.parts or []):
-            named |= {f"part_{j}.{name}": np.array(v) for name, v in part.items()}
-        return named
+        return named | arrays_of_parts(self.parts)
 
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model with these arrays; see :meth:`arrays`."""
         stored = plain(arrays)
-        parts: list[dict[str, Any]] = []
-        for j in range(len(stored["widths"])):
-            head = f"part_{j}."
-            part = {k[len(head) :]: v for k, v in stored.items() if k.startswith(head)}
-            parts.append(
-                {
-                    k: v if k in cls.TYPED or k[:6] == "local_" else v.tolist()
-                    for k, v in part.items()
-                }
-            )
+
+        def value_of(name: str, array: Array) -> Any:
+            typed = name in cls.TYPED or name.startswith("local_")
+            return array if typed else array.tolist()
+
+        parts = [
+            {name: value_of(name, v) for name, v in part_in(stored, j).items()}
+            for j in range(len(stored["widths"]))
+        ]
         return cls(
             str(stored["model"]),
             str(stored["kernel"]),
@@ -259,6 +253,18 @@ class PartedModel(NumberedModel):
             bool(stored["kept"]),
             parts if all(parts) else None,
         )
+
+
+def arrays_of_parts(parts: Sequence[Mapping[str, Any]] | None) -> Arrays:
+    """Return the values of a model's parts by the names ``part_<j>.<name>``."""
+    pairs = [(j, part.items()) for j, part in enumerate(parts or [])]
+    return {f"part_{j}.{k}": np.array(v) for j, items in pairs for k, v in items}
+
+
+def part_in(stored: Arrays, j: int) -> Arrays:
+    """Return the arrays of part j of a model; see :func:`arrays_of_parts`."""
+    head = f"part_{j}."
+    return {k[len(head) :]: v for k, v in stored.items() if k.startswith(head)}
 
 
 def load_model(path: str | os.PathLike[str]) -> Model:
@@ -314,14 +320,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[str, Arrays]:
         kind, version = str(arrays.pop("kind", "")), int(arrays.pop("format", 0))
     except UnpackedSizeError as error:
         raise ValueError(f"the file is no saved model: {error}") from None
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        ValueError,
-        TypeError,
-        RuntimeError,
-    ):
+    except (*DAMAGED, TypeError):
         raise ValueError("the file is damaged, or no saved model") from None
     if version != FORMAT:
         raise ValueError(
@@ -339,10 +338,9 @@ def plain(arrays: ArrayRecord | Mapping[str, Any]) -> Arrays:
 
 
 def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
-    """Return one matrix a party as arrays, after a check that they fit and are finite.
+    """Return one matrix a party as arrays.
 
-    Raises ValueError unless the blocks have equal row counts, the `widths` and finite
-    numbers.
+    Raises ValueError unless they have equal row counts, the `widths` and finite values.
     """
     if isinstance(blocks, np.ndarray) or not isinstance(blocks, Sequence):
         raise ValueError(
@@ -356,10 +354,8 @@ def check_blocks(blocks: Sequence[Array], widths: Sequence[int]) -> list[Array]:
         for place, block in enumerate(blocks)
     ]
     shapes = [array.shape for array in arrays]
-    if len(arrays) != len(widths) or any(
-        len(shape) != 2 or shape[1] != width or shape[0] != shapes[0][0]
-        for shape, width in zip(shapes, widths, strict=True)
-    ):
+    rows = shapes[0][:1] if shapes else ()
+    if shapes != [(*rows, width) for width in widths]:
         raise ValueError(
             "predict takes one matrix a party, in party order, with the same rows and "
             f"{list(widths)} columns, got {len(shapes)} arrays of shapes {shapes[:5]}"

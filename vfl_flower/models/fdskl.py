@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from vfl_flower.models.base import PartedModel
 from vfl_flower.numerics.kernel_model import decision_function, probabilities
@@ -38,8 +38,7 @@ class KernelModel(PartedModel):
     kind: ClassVar[str] = "kernel"
     TYPED: ClassVar[set[str]] = {"coef", "intercept", "classes"}
 
-    def _scores(self, parts: list[Any], blocks: list[Array]) -> Array:
-        return decision_function(parts, blocks)
+    _scores = staticmethod(decision_function)
 
     def predict_proba(self, blocks: Sequence[Array]) -> Array:
         """Return the probabilities of the classes of new rows.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from flwr.app import ArrayRecord
 
-from vfl_flower.models.base import NumberedModel, plain
+from vfl_flower.models.base import NumberedModel, arrays_of_parts, part_in, plain
 from vfl_flower.numerics.kernel_embedding import Part, embed_rows, label_rows
 from vfl_flower.rows import Rows
 from vfl_flower.shapes import shapes_only
@@ -132,7 +132,7 @@ class KernelKMeansModel(NumberedModel):
 
     def arrays(self) -> Arrays:
         """Return the settings and, where they are here, ``part_<m>.<name>``."""
-        named = {
+        return {
             "model": np.array(self.model),
             "kernel": np.array(self.kernel),
             "gamma": np.array(self.gamma),
@@ -143,20 +143,17 @@ class KernelKMeansModel(NumberedModel):
             "kept": np.array(self.kept),
             "parties": np.array(len(self.parts or [])),
             "sizes": self.sizes_,
+            **arrays_of_parts(self.parts),
         }
-        for m, part in enumerate(self.parts or []):
-            named |= {f"part_{m}.{name}": np.array(v) for name, v in part.items()}
-        return named
 
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model with these arrays; see :meth:`arrays`."""
         stored = plain(arrays)
-        parts = []
-        for m in range(int(stored["parties"])):
-            head = f"part_{m}."
-            part = {k[len(head) :]: v for k, v in stored.items() if k.startswith(head)}
-            parts.append({k: v if v.ndim else v.item() for k, v in part.items()})
+        parts = [
+            {k: v if v.ndim else v.item() for k, v in part_in(stored, m).items()}
+            for m in range(int(stored["parties"]))
+        ]
         return cls(
             str(stored["model"]),
             str(stored["kernel"]),

@@ -13,12 +13,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
-from sklearn.base import (
-    BaseEstimator,
-    ClassifierMixin,
-    RegressorMixin,
-    is_regressor,
-)
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_regressor
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -46,19 +41,15 @@ def estimates(
 ) -> Callable[[type[E]], type[E]]:
     """Give an estimator the settings of a strategy as arguments of its constructor.
 
-    A dataclass writes the constructor, so its signature has every argument, as
-    scikit-learn needs it. Nothing is checked before ``fit``, as scikit-learn wants it;
-    then the constructor of the strategy checks all. Some defaults are `changed`. The
-    estimator sets the `fixed` settings itself to these values; ``...`` where ``fit``
-    sets them.
+    A dataclass writes the constructor, whose signature has every argument, as
+    scikit-learn needs it. The constructor of the strategy checks them, in ``fit``. Some
+    defaults are `changed`. The estimator sets the `fixed` settings itself to these
+    values; ``...`` where ``fit`` sets them.
     """
 
     def decorate(cls: type[E]) -> type[E]:
-        taken = [
-            setting
-            for setting in settings_of(strategy)
-            if setting.name not in {*OF_A_RUN, *fixed}
-        ]
+        own = {*OF_A_RUN, *fixed}
+        taken = [s for s in settings_of(strategy) if s.name not in own]
         names = [setting.name for setting in taken]
         cls.__annotations__ = inspect.get_annotations(cls) | dict.fromkeys(names, Any)
         for setting in taken:
@@ -79,6 +70,11 @@ class Estimator(BaseEstimator):
     random_state : int, RandomState or None
         An int is the seed of the run: ``simulate`` with this seed gives the same model.
         None: the parties draw from their operating system.
+
+    Attributes
+    ----------
+    result_, ledger_ : ProtocolResult, Ledger
+        Result of the last run; its round trips, messages and bytes.
     """
 
     random_state: Any = None
@@ -130,8 +126,11 @@ class SplitColumns(Estimator):
         columns; a list of counts of consecutive columns; a list of lists of numbers or
         of names of columns; or a vertical partitioner. None: two parties, or those of
         X where that is a list of blocks, one a party.
-    random_state
-        As of :class:`Estimator`.
+
+    Attributes
+    ----------
+    columns_per_party_ : list of Array of int
+        Numbers of the columns of each party.
     """
 
     columns_per_party: Any = None
@@ -174,11 +173,11 @@ class SplitColumns(Estimator):
 
     def _check_names(self, blocks: Sequence[Any]) -> None:
         """Refuse blocks whose columns have other names than those of training."""
-        names = getattr(self, "feature_names_in_", None)
+        if (names := getattr(self, "feature_names_in_", None)) is None:
+            return
         for block, own in zip(blocks, self.columns_per_party_, strict=False):
-            if names is None or not hasattr(block, "columns"):
-                continue
-            if list(block.columns) != (wanted := names[own].tolist()):
+            wanted = names[own].tolist()
+            if hasattr(block, "columns") and list(block.columns) != wanted:
                 raise ValueError(
                     f"the columns of a block must be {wanted}, in this order, got "
                     f"{list(block.columns)}"
@@ -196,8 +195,6 @@ class Labelled(SplitColumns):
 
     Parameters
     ----------
-    columns_per_party, random_state
-        As of :class:`SplitColumns`.
     label_party : int
         The place of the party that holds y, from 0; -1 is the last.
     """
@@ -227,8 +224,11 @@ class SplitRows(Estimator):
         Which rows of X each party holds. An int: so many parties of consecutive rows; a
         list of counts of consecutive rows; or a list of lists of numbers of rows. None:
         three parties, or those of X where that is a list of blocks, one a party.
-    random_state
-        As of :class:`Estimator`.
+
+    Attributes
+    ----------
+    rows_per_party_ : list of Array of int
+        Numbers of the rows of each party.
     """
 
     rows_per_party: Any = None
@@ -366,9 +366,9 @@ def split(
 ) -> list[Array]:
     """Return which of n columns, or rows, each party holds: the numbers, shape (d_j,).
 
-    `given` is the value of `argument`, see :class:`SplitColumns`; `what` is their
-    number in scikit-learn's words, and `names` are those of the columns. Raises
-    ValueError if not each column or row belongs to one party, or if a party has none.
+    `given` is the value of `argument`, see :class:`SplitColumns`; `what` is what
+    scikit-learn calls n. Raises ValueError if not each column or row belongs to one
+    party, or if a party has none.
 
     >>> [own.tolist() for own in split([1, 2], 3, "columns_per_party", "n_features")]
     [[0], [1, 2]]
@@ -416,7 +416,10 @@ def is_list(value: Any) -> bool:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Classifier(Scored, ClassifierMixin, Labelled):
-    """Base of the classifiers whose columns are split over parties."""
+    """Base of the classifiers whose columns are split over parties.
+
+    `classes_`, shape (K,), are the labels of the classes.
+    """
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit the model to X, shape (n, d) or a block a party, and y, shape (n,)."""
@@ -439,7 +442,8 @@ class Classifier(Scored, ClassifierMixin, Labelled):
         codes = super().predict(X)
         return np.asarray(self.classes_[codes.astype(np.int64)])
 
-    def _probabilities(self, X: Any) -> Array:
+    def predict_proba(self, X: Any) -> Array:
+        """Return the probabilities of the classes of rows, shape (n, K)."""
         return np.asarray(self._model.predict_proba(self._blocks(X)))
 
 

@@ -33,12 +33,8 @@ class CoresetRegressor(Scored, RegressorMixin, Labelled):
         Prediction at the origin, in the unit of y.
     n_iter_ : int
         Iterations of the solver; 1 where it solves at once.
-    columns_per_party_ : list of Array of int
-        Numbers of the columns of each party.
-    result_ : ProtocolResult
-        Result of the run.
-    ledger_ : Ledger
-        Round trips, messages and bytes of the run.
+    columns_per_party_, result_, ledger_
+        As of :class:`~vfl_flower.sklearn.base.SplitColumns`.
 
     Examples
     --------
@@ -79,7 +75,7 @@ class CoresetKMeans(ClusterMixin, SplitColumns):
     inertia_ : float
         Sum of the squared distances of these rows to their centres.
     columns_per_party_, result_, ledger_
-        As of :class:`CoresetRegressor`.
+        As of :class:`~vfl_flower.sklearn.base.SplitColumns`.
 
     Examples
     --------

@@ -37,14 +37,8 @@ class KernelClassifier(Classifier):
 
     Attributes
     ----------
-    classes_ : Array, shape (K,)
-        The labels of the classes.
-    columns_per_party_ : list of Array of int
-        Numbers of the columns of each party.
-    result_ : ProtocolResult
-        Result of the run.
-    ledger_ : Ledger
-        Round trips, messages and bytes of the run.
+    classes_, columns_per_party_, result_, ledger_
+        As of :class:`~vfl_flower.sklearn.base.Classifier`.
 
     Examples
     --------
@@ -59,7 +53,7 @@ class KernelClassifier(Classifier):
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
         """Return the probabilities of the classes of rows, shape (n, K)."""
-        return self._probabilities(X)
+        return super().predict_proba(X)
 
 
 @estimates(
@@ -83,7 +77,7 @@ class KernelRegressor(Regressor):
     Attributes
     ----------
     columns_per_party_, result_, ledger_
-        As of :class:`KernelClassifier`.
+        As of :class:`~vfl_flower.sklearn.base.SplitColumns`.
 
     Examples
     --------

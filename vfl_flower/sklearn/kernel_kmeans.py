@@ -34,12 +34,8 @@ class KernelKMeans(ClusterMixin, SplitRows):
         Sum of the squared distances of the embedded rows to their centres.
     n_iter_ : int
         Iterations of the subspace.
-    rows_per_party_ : list of Array of int
-        Numbers of the rows of each party.
-    result_ : ProtocolResult
-        Result of the run.
-    ledger_ : Ledger
-        Round trips, messages and bytes of the run.
+    rows_per_party_, result_, ledger_
+        As of :class:`~vfl_flower.sklearn.base.SplitRows`.
 
     Examples
     --------

@@ -52,12 +52,8 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
     inertia_ : float
         Sum of the squared distances of these rows to the centres of their clusters, in
         sides of the box squared.
-    rows_per_party_ : list of Array of int
-        Numbers of the rows of each party.
-    result_ : ProtocolResult
-        Result of the last run.
-    ledger_ : Ledger
-        Round trips, messages and bytes of the last run.
+    rows_per_party_, result_, ledger_
+        As of :class:`~vfl_flower.sklearn.base.SplitRows`.
 
     Examples
     --------
@@ -82,20 +78,13 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
     def forget(self, X: Any, rows: Any) -> Self:
         """Make the model what it would be without some of its rows.
 
-        Parameters
-        ----------
-        X : Array, shape (n, d), or a list of blocks
-            The rows of ``fit``, all of them; those forgotten before are not read.
-        rows : Array of int, shape (m,)
-            Numbers of the rows to forget, from 0, each once; no mask, and no labels of
-            an index in another order.
+        X, shape (n, d) or a list of blocks, has all rows of ``fit``; those forgotten
+        before are not read. `rows`, shape (m,), are the numbers of the rows to forget,
+        from 0, each once; no mask, and no labels of an index in another order.
 
-        Raises
-        ------
-        ValueError
-            There was no `state_folder`, X does not have as many rows as that of
-            ``fit``, or a number is of none of the rows that the model has. Nothing is
-            changed then.
+        Raises ValueError if there was no `state_folder`, X does not have the rows of
+        ``fit``, or a number is of none of the rows that the model has. Nothing is
+        changed then.
         """
         index, numbers = getattr(X, "index", None), number_array(rows, "rows")
         X = self._rows(X)
@@ -151,9 +140,10 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         """
         folder = None if self.state_folder is None else Path(self.state_folder)
         held = [np.setdiff1d(own, self.forgotten_) for own in self.rows_per_party_]
+        names = [f"party-{j}" for j in range(len(held))]
         parties = [
             Party(X[own], ids=own, name=name, state_dir=folder and folder / name)
-            for name, own in zip(self._names_of_parties, held, strict=True)
+            for name, own in zip(names, held, strict=True)
         ]
         try:
             for party, own in zip(parties, held, strict=True):
@@ -176,7 +166,3 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
     @property
     def _server_state(self) -> Path | None:
         return None if self.state_folder is None else Path(self.state_folder, "server")
-
-    @property
-    def _names_of_parties(self) -> list[str]:
-        return [f"party-{j}" for j in range(len(self.rows_per_party_))]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vfl_flower.sklearn.base import Classifier, Regressor, estimates
 from vfl_flower.strategies.ridge.training import SecureRidge
-from vfl_flower.typing import Array
 
 
 @estimates(SecureRidge, target=...)
@@ -23,14 +20,8 @@ class SecureRidgeClassifier(Classifier):
 
     Attributes
     ----------
-    classes_ : Array, shape (K,)
-        The labels of the classes.
-    columns_per_party_ : list of Array of int
-        Numbers of the columns of each party.
-    result_ : ProtocolResult
-        Result of the run.
-    ledger_ : Ledger
-        Round trips, messages and bytes of the run.
+    classes_, columns_per_party_, result_, ledger_
+        As of :class:`~vfl_flower.sklearn.base.Classifier`.
 
     Examples
     --------
@@ -41,10 +32,6 @@ class SecureRidgeClassifier(Classifier):
     >>> model.score(X, y) > 0.95, model.predict([[0.0, 0.0, 0.0]]).tolist()
     (True, ['inside'])
     """
-
-    def predict_proba(self, X: Any) -> Array:
-        """Return the probabilities of the classes of rows, shape (n, K)."""
-        return self._probabilities(X)
 
 
 @estimates(SecureRidge, target="continuous", class_weight="none")
@@ -61,7 +48,7 @@ class SecureRidgeRegressor(Regressor):
     Attributes
     ----------
     columns_per_party_, result_, ledger_
-        As of :class:`SecureRidgeClassifier`.
+        As of :class:`~vfl_flower.sklearn.base.SplitColumns`.
 
     Examples
     --------
