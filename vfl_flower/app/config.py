@@ -1,6 +1,7 @@
 """The only reader of run config and node config.
 
-A run config has common keys, those of :class:`RunSettings`, and a section for each
+A run config has common keys, those of :class:`RunSettings` and
+:class:`~vfl_flower.data.options.FileOptions`, and a section for each
 algorithm with the settings that its strategies declare, such as ``example.size``.
 """
 
@@ -12,16 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from annotated_types import Ge
 
 from vfl_flower.data.levels import parse_levels
+from vfl_flower.data.options import FileOptions
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.protocol.names import did_you_mean
 from vfl_flower.protocol.settings import (
     Count,
-    Natural,
     Positive,
     Setting,
     settings,
@@ -67,37 +68,10 @@ class RunSettings:
     data: str = "diabetes"
     """Data of nodes whose node config names none: a bundled set,
     "synthetic:n=10000,d=30", or the absolute path of a party file or folder."""
-    id_column: str = ""
-    """Column with the row ids."""
-    label_column: str = ""
-    """Column with the labels; in a folder, only one file needs it."""
-    columns: str = ""
-    """Features to use, "a,b,c"; default: all others."""
-    standardize: bool = False
-    """Each party scales its columns to mean 0 and standard deviation 1."""
-    one_hot: bool = True
-    """Text columns become 0/1 columns; false: they are an error."""
-    impute: Literal["mean", "median", "none"] = "mean"
-    """What missing values become; none: they are an error."""
-    missing: str = ""
-    """Texts for a missing value, "NA,?,-999"; default: NA, N/A, NaN, null, None, ?, -
-    and a point, in upper and lower case. An empty cell always is one."""
-    max_levels: Natural = 0
-    """A text column of more levels keeps the most frequent ones, and "other"; 0: one of
-    more than 100 levels keeps 20."""
-    levels: str = ""
-    """Levels of text columns, the same at all parties, "sex=f|m;region=north|south", or
-    in a node config the absolute path of a TOML file; default: those of each party's
-    rows."""
-    delimiter: str = ""
-    """What separates the fields of a CSV; default: comma, semicolon, tab or bar."""
-    encoding: str = ""
-    """Encoding of a CSV; default: by its mark, else UTF-8 where it is that, else
-    Windows-1252 or Latin-1."""
-    header: bool = True
-    """false: the first line of a CSV has no names, and its columns are x0, x1 and so
-    on."""
 
+
+_COMMON = (RunSettings, FileOptions)
+"""What declares the keys of a run config outside of its sections."""
 
 _SAID = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 """How an error calls a type."""
@@ -108,12 +82,7 @@ _OF_THE_RUN = frozenset({"alignment", "model", "n_parties", "seed"})
 _NOT_IN_SECTIONS = _OF_THE_RUN | {"masking"}
 """Those, and settings for one process only: elsewhere parties insist on masks."""
 
-_NODE_KEYS = frozenset(
-    {
-        *("id-column", "label-column", "columns", "standardize", "one-hot", "impute"),
-        *("missing", "max-levels", "levels", "delimiter", "encoding", "header"),
-    }
-)
+_NODE_KEYS = frozenset(setting.key for setting in settings_of(FileOptions))
 """Keys of the run config that a node config with ``data`` may have too."""
 
 _NODE_ONLY = frozenset(
@@ -140,7 +109,7 @@ class Key:
 
 def run_keys() -> dict[str, Key]:
     """Return every key of the run config: the common ones, then section by section."""
-    sections: dict[str, tuple[type, ...]] = {"": (RunSettings,), **algorithms()}
+    sections: dict[str, tuple[type, ...]] = {"": _COMMON, **algorithms()}
     keys: dict[str, Key] = {}
     for section, kinds in sections.items():
         for setting in chain.from_iterable(map(settings_of, kinds)):
@@ -248,7 +217,8 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
             )
         if key in _NODE_KEYS and "data" not in node_config:
             raise ValueError(f"node config has {key!r} and must then have 'data'")
-    defaults = {s.key: s.in_run_config for s in settings_of(RunSettings)}
+    declared = chain.from_iterable(map(settings_of, _COMMON))
+    defaults = {setting.key: setting.in_run_config for setting in declared}
     common = {key: value for key, value in run_config.items() if key in defaults}
     by_node = "data" in node_config
     chosen: Mapping[str, Any] = defaults | (dict(node_config) if by_node else common)

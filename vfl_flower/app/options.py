@@ -15,10 +15,12 @@ import typer
 import typer.core
 
 from vfl_flower.app.flower_run import RunFailed
+from vfl_flower.data.options import FileOptions
 from vfl_flower.data.source import QUERY
 from vfl_flower.data.tables import files_of
 from vfl_flower.protocol.errors import PartyError, PartyFailed
 from vfl_flower.protocol.names import printable
+from vfl_flower.protocol.settings import Setting, settings_of
 
 C = TypeVar("C", bound=Callable[..., None])
 
@@ -82,42 +84,24 @@ def check_there(data: str) -> None:
         raise ValueError(f"data must be a file that is there, got {data!r}")
 
 
-def _file_options(
-    id_column: IdColumn = "",
-    label_column: Annotated[str, typer.Option(help="Column with the labels.")] = "",
-    columns: Annotated[
-        str,
-        typer.Option(help="Columns to use, as a,b,c, and no others; otherwise all."),
-    ] = "",
-    missing: Annotated[
-        str, typer.Option(help="Texts for a missing value, as ?,NA,-999.")
-    ] = "",
-    max_levels: Annotated[
-        int,
-        typer.Option(
-            help="Most levels of a text column; the others become one.",
-            show_default="20, where there are more than 100",
-        ),
-    ] = 0,
-    levels: Annotated[
-        str, typer.Option(help="Levels of text columns, as sex=f|m, or a file.")
-    ] = "",
-    delimiter: Annotated[
-        str, typer.Option(help="What separates fields: one character, or tab.")
-    ] = "",
-    encoding: Annotated[str, typer.Option(help="Encoding of a CSV.")] = "",
-    header: Annotated[bool, typer.Option(help="The first line has the names.")] = True,
-    standardize: Annotated[
-        bool, typer.Option(help="Scale columns to mean 0 and deviation 1.")
-    ] = False,
-    impute: Annotated[
-        str, typer.Option(help="What fills a missing value: mean, median; or none.")
-    ] = "mean",
-) -> None:
-    """Have the options that say how to read a party file."""
+def help_of(setting: Setting) -> str:
+    """Return the words that a setting may be, and what it means."""
+    return ". ".join(filter(None, (", ".join(setting.choices), setting.text)))
 
 
-_FILE_OPTIONS = inspect.signature(_file_options, eval_str=True).parameters
+_FILE_OPTIONS = {
+    setting.name: inspect.Parameter(
+        setting.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=setting.default,
+        annotation=Annotated[
+            type(setting.default), typer.Option(help=help_of(setting))
+        ],
+    )
+    for setting in settings_of(FileOptions)
+    if setting.name != "one_hot"  # without it a text column is an error alone
+}
+"""The options of a command that takes a party file, by name."""
 
 
 def reads_a_file(command: C) -> C:

@@ -174,7 +174,7 @@ class CacheEntry:
         return StoredIds(np.asarray(data), np.asarray(at))
 
     def load(self) -> Converted | None:
-        """Map the entry into memory; None if there is none of this user, or a damaged one."""
+        """Map the entry into memory; None if there is no sound one of this user."""
         try:
             self._check_own()
             about = json.loads(self._path(".json").read_text())

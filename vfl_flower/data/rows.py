@@ -161,9 +161,7 @@ def arrow_rows(path: Path | str, columns: Sequence[str] | None = None) -> ArrowR
     if files[0].suffix.lower() != ".parquet":
         reader = pa.ipc.open_file(pa.memory_map(str(files[0])))
         names = list(columns or reader.schema.names)
-        pieces = [
-            lambda k=k: [reader.get_batch(k)] for k in range(reader.num_record_batches)
-        ]
+        pieces = [partial(_batch, reader, k) for k in range(reader.num_record_batches)]
         return ArrowRows(pieces, names)
     names = list(columns or pyarrow.parquet.read_schema(files[0]).names)
     for file in files:
@@ -172,6 +170,10 @@ def arrow_rows(path: Path | str, columns: Sequence[str] | None = None) -> ArrowR
             pieces.append(partial(_row_group, file, k, names))
             counts.append(about.row_group(k).num_rows)
     return ArrowRows(pieces, names, counts)
+
+
+def _batch(reader: Any, k: int) -> list[Any]:
+    return [reader.get_batch(k)]
 
 
 def _row_group(path: Path, k: int, columns: Sequence[str]) -> Iterator[Any]:

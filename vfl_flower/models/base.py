@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -208,8 +208,9 @@ class PartedModel(NumberedModel):
             )
         return self._scores(self.parts, check_blocks(blocks, self.widths))
 
-    _scores: ClassVar[Callable[[list[Any], list[Array]], Array]]
-    """Returns f(x), shape (n, C), from all parts of the model."""
+    def _scores(self, parts: list[Any], blocks: list[Array]) -> Array:
+        """Return f(x), shape (n, C), from all parts of the model."""
+        raise NotImplementedError
 
     @property
     def holder(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from vfl_flower.models.base import PartedModel
 from vfl_flower.numerics.kernel_model import decision_function, probabilities
@@ -38,7 +38,8 @@ class KernelModel(PartedModel):
     kind: ClassVar[str] = "kernel"
     TYPED: ClassVar[set[str]] = {"coef", "intercept", "classes"}
 
-    _scores = staticmethod(decision_function)
+    def _scores(self, parts: list[Any], blocks: list[Array]) -> Array:
+        return decision_function(parts, blocks)
 
     def predict_proba(self, blocks: Sequence[Array]) -> Array:
         """Return the probabilities of the classes of new rows.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -42,7 +42,8 @@ class RidgeModel(PartedModel):
         *("bandwidths", "counts", "densities", "relevance"),
     }
 
-    _scores = staticmethod(decision_function)
+    def _scores(self, parts: list[Any], blocks: list[Array]) -> Array:
+        return decision_function(parts, blocks)
 
     def predict_proba(self, blocks: Sequence[Array]) -> Array:
         """Return the probabilities of the classes of new rows.
