@@ -32,20 +32,16 @@ BUNDLED = {
 
 def from_bundled(source: PartySource, encoding: Encoding | None = None) -> Party:
     """Return the party's columns, or rows, of a data set of scikit-learn."""
-    who = who_of(source)
     _refuse(source, "id_column", "label_column")
     bunch = _bunch(source)
     names = [str(name) for name in bunch.feature_names]
+    features = names
     if encoding is None:
-        chosen = choose(names, source.columns, who)
+        chosen = choose(names, source.columns, who_of(source))
         features = chosen[_share(source, len(chosen))]
-    else:
-        features, _ = check_columns(names, encoding, who)
     places = [names.index(name) for name in features]
     X, y = _rows(source, bunch.data).take(places, axis=1), _rows(source, bunch.target)
-    return _share_party(
-        source, X.astype(np.float64), y.astype(np.float64), features, encoding
-    )
+    return _share_party(source, X, y.astype(np.float64), features, encoding)
 
 
 def _bunch(source: PartySource) -> Any:
@@ -137,11 +133,7 @@ def from_synthetic(
         if labels:
             y += theta[j] * x
     y = _rows(source, y)
-    names = [f"x{j}" for j in columns]
-    if encoding is not None:
-        features, _ = check_columns(names, encoding, who_of(source))
-        X, names = X[:, [names.index(name) for name in features]], features
-    return _share_party(source, X, y, names, encoding)
+    return _share_party(source, X, y, [f"x{j}" for j in columns], encoding)
 
 
 def _parse_synthetic(source: PartySource) -> _Regression:
@@ -180,6 +172,10 @@ def _share_party(
     encoding: Encoding | None,
 ) -> Party:
     index, count = _place(source)
+    names, X = list(columns), X.astype(np.float64, copy=False)
+    if encoding is not None:
+        columns, _ = check_columns(names, encoding, who_of(source))
+        X = X.take([names.index(name) for name in columns], axis=1)
     encoding = encode_arrays(X, columns, source, who_of(source), encoding)
     party = Party(
         X,

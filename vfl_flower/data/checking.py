@@ -14,7 +14,7 @@ import numpy as np
 from vfl_flower.data import party_file
 from vfl_flower.data.encoding import MAX_LEVELS, TEXT, WRITTEN, columns_of
 from vfl_flower.data.files import Survey, survey_file
-from vfl_flower.data.findings import Finding, fault
+from vfl_flower.data.findings import Finding, fault, note, warning
 from vfl_flower.data.kinds import NUMERIC, YES, are_codes, number_texts
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import Column
@@ -103,20 +103,20 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
     yield from _scales(features, source)
     if survey.empty:
         text = f"{survey.empty} rows have no value in any feature: take them out"
-        yield Finding("warning", "rows", None, text)
+        yield warning("rows", None, text)
     for name in survey.plan.wanted:
         read = survey.columns.get(name)  # ids have none
         if name in survey.table.categories and read and read.kind != "levels":
             text = f"column {name!r} holds categories that are read as numbers or "
             text += "dates: write them as text where they are classes"
-            yield Finding("warning", "categories", name, text)
+            yield warning("categories", name, text)
     if survey.labels is not None:
         yield from _of_labels(survey.labels.column, survey.labels.classes)
     elif source.label_column is None:
         for column in features:
             if column.name.lower() in ("y", "label", "target", "class", "outcome"):
                 text = f"column {column.name!r} is a feature, though named as a label"
-                yield Finding("warning", "label", column.name, text, "label-column")
+                yield warning("label", column.name, text, "label-column")
 
 
 def _of_column(
@@ -127,19 +127,17 @@ def _of_column(
     if numbers.gaps and source.impute != "none":
         text = f"{what} misses {numbers.gaps} of {numbers.n} values, which become its "
         text += source.impute
-        yield Finding("note", "missing", name, text, "impute")
+        yield note("missing", name, text, "impute")
     if column.kind in TEXT:
         yield from _of_levels(column, entry, source)
         return
     if column.kind == "date":
         text = f"{what} holds dates or times, which become days since 1970-01-01"
-        yield Finding("note", "dates", name, text, "columns")
+        yield note("dates", name, text, "columns")
     yield from _of_numbers(column, what)
     if numbers.constant:
         text = f"{what} has one value in all rows and says nothing: leave it out"
-        yield Finding(
-            "warning", "constant", name, text, "columns", (str(numbers.least),)
-        )
+        yield warning("constant", name, text, "columns", (str(numbers.least),))
         return
     if numbers.known < FEW_ROWS or column.kind == "truth":
         return
@@ -150,7 +148,7 @@ def _of_column(
         named = bool(_ID.search(name)) and steps >= numbers.known - 1
         if numbered or named:
             text = f"{what} looks like an id: set it as id-column, or leave it out"
-            yield Finding("warning", "id", name, text, "id-column or columns")
+            yield warning("id", name, text, "id-column or columns")
             return
     yield from _of_extremes(column, what)
 
@@ -160,13 +158,13 @@ def _of_numbers(column: Column, what: str) -> Iterator[Finding]:
     name, numbers = column.name, column.numbers
     if column.kind == "truth":
         text = f"{what} holds yes and no, or true and false, which become 1 and 0"
-        yield Finding("note", "yes-no", name, text, "", YES[:1])
+        yield note("yes-no", name, text, "", YES[:1])
     if column.kind == "comma":
         text = f"{what} holds numbers with decimal commas, read as such"
-        yield Finding("note", "decimal", name, text, "delimiter")
+        yield note("decimal", name, text, "delimiter")
     if column.kind == "written":
         text = f"{what} holds {numbers.known} {WRITTEN} which are read as numbers"
-        yield Finding("warning", "notation", name, text)
+        yield warning("notation", name, text)
 
 
 def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
@@ -177,7 +175,7 @@ def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
         if end in CODES and times >= 2 and column.kind == "number":
             text = f"{what} has in {times} rows an extreme value that often stands "
             text += "for a missing one: name it in missing"
-            yield Finding("warning", "coded", name, text, "missing", (f"{end:g}",))
+            yield warning("coded", name, text, "missing", (f"{end:g}",))
             return
     if column.kind != "date" and numbers.kurtosis() > HEAVY:
         text = f"{what} has heavy tails (kurtosis above {HEAVY:g}): write its logarithm"
@@ -186,7 +184,7 @@ def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
             text = f"{what} has two values, one of them in {rarer} of {numbers.known} "
             text += "rows: leave it out, or take more such rows"
         examples = (f"{numbers.least:g}", f"{numbers.most:g}")
-        yield Finding("warning", "tails", name, text, "columns", examples)
+        yield warning("tails", name, text, "columns", examples)
 
 
 def _to_share(features: list[Column], source: PartySource) -> Iterator[Finding]:
@@ -201,12 +199,12 @@ def _to_share(features: list[Column], source: PartySource) -> Iterator[Finding]:
     if names:
         text = f"the levels of {', '.join(map(repr, names))} must be the same at all "
         text += "parties that hold rows: name them in a file that all parties share"
-        yield Finding("note", "share", None, text, "levels")
+        yield note("share", None, text, "levels")
 
 
 def _like_ids(column: Column) -> bool:
     """Return whether a text column looks like ids or free text, not like levels."""
-    known = column.numbers.n - column.numbers.gaps
+    known = column.numbers.known
     distinct = len(column.levels)
     if column.overflow or distinct == known > 1:
         return True
@@ -224,25 +222,25 @@ def _of_levels(
     what, examples = f"column {name!r}", tuple(entry["levels"])
     if count == 1:
         text = f"{what} has one value in all rows and says nothing: leave it out"
-        yield Finding("warning", "constant", name, text, "columns", examples)
+        yield warning("constant", name, text, "columns", examples)
     elif (numbers := number_texts(column.levels)) and len(numbers[0]) == count:
         text = f"{what} holds {count} different numbers as text: write plain numbers"
-        yield Finding("warning", "numbers", name, text, "", examples)
+        yield warning("numbers", name, text, "", examples)
     elif name in source.levels:
         text = f"{what} becomes {len(entry['levels'])} columns, for the levels given"
-        yield Finding("note", "text", name, text, "levels", examples)
+        yield note("text", name, text, "levels", examples)
     elif entry.get("other"):
         kept = len(entry["levels"]) - 1
         text = f"{what} has {count} different texts: the {kept} most frequent become "
         text += "columns of 0 and 1, and the others one column"
-        yield Finding("warning", "levels", name, text, "max-levels", examples)
-    elif count > FEW_ROWS and 2 * count > column.numbers.n - column.numbers.gaps:
+        yield warning("levels", name, text, "max-levels", examples)
+    elif count > FEW_ROWS and 2 * count > column.numbers.known:
         text = f"{what} has {count} different texts, as ids or free text: leave it out"
-        yield Finding("warning", "levels", name, text, "columns", examples)
+        yield warning("levels", name, text, "columns", examples)
     else:
         text = f"{what} holds {count} different texts, which become {count} columns "
         text += "of 0 and 1"
-        yield Finding("note", "text", name, text, "one-hot", examples)
+        yield note("text", name, text, "one-hot", examples)
     yield from _of_spelling(column, what)
 
 
@@ -252,11 +250,11 @@ def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
     if are_codes(column.levels):
         text = f"{what} holds whole numbers with leading zeros, read as codes: write "
         text += "them without these zeros where they are numbers"
-        yield Finding("warning", "codes", name, text)
+        yield warning("codes", name, text)
     if count := len(column.spelled) - len(column.levels):
         text = f"{what} has {count} texts that count as another one, since they differ "
         text += "in blanks at their ends or in the Unicode form alone"
-        yield Finding("warning", "spelling", name, text)
+        yield warning("spelling", name, text)
     folded: dict[str, list[str]] = defaultdict(list)
     for level in column.levels:
         seen = "".join(s for s in level if unicodedata.category(s) != "Cf")
@@ -265,7 +263,7 @@ def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
     if alike:
         text = f"{what} has {len(alike)} texts that differ from another one in case, "
         text += "blanks or invisible signs alone: write them alike"
-        yield Finding("warning", "spelling", name, text, "", tuple(alike))
+        yield warning("spelling", name, text, "", tuple(alike))
 
 
 def _of_labels(column: Column, classes: list[str] | None) -> Iterator[Finding]:
@@ -274,17 +272,17 @@ def _of_labels(column: Column, classes: list[str] | None) -> Iterator[Finding]:
     if numbers.gaps and numbers.known:
         text = f"{what} misses {numbers.gaps} of {numbers.n} labels: another party "
         text += "must have these, or the rows must be left out of the file"
-        yield Finding("warning", "labels", name, text, "label-column")
+        yield warning("labels", name, text, "label-column")
     if classes is not None and 2 <= len(classes) <= MAX_LEVELS:
         become = f"0 to {len(classes) - 1} in sorted order"
         if len(classes) == 2:
             become = "0 and 1 in sorted order; the second is the positive one"
         text = f"{what} holds {len(classes)} classes, which become {become}"
-        yield Finding("note", "classes", name, text, "", tuple(classes))
+        yield note("classes", name, text, "", tuple(classes))
         yield from _of_spelling(column, what)
     if (numbers.known and numbers.constant) or (classes and len(classes) == 1):
         text = f"{what} has one value in all rows"
-        yield Finding("warning", "constant", name, text, "label-column")
+        yield warning("constant", name, text, "label-column")
     if column.kind in NUMERIC:
         yield from _of_numbers(column, what)
         enough = numbers.known >= FEW_ROWS and not numbers.constant
@@ -301,7 +299,7 @@ def _duplicates(features: list[Column]) -> Iterator[Finding]:
     for first, *copies in groups.values():
         for name in copies:
             text = f"column {name!r} is equal to column {first!r}: leave one out"
-            yield Finding("warning", "duplicate", name, text, "columns")
+            yield warning("duplicate", name, text, "columns")
 
 
 def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
@@ -324,7 +322,7 @@ def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
         text += f"{low!r} to {high!r}: "
         if source.rows:
             text += "scale them by the settings of the strategy, alike at all parties"
-            yield Finding("warning", "scales", high, text)
+            yield warning("scales", high, text)
         else:
             text += "set standardize=true where parties hold columns"
-            yield Finding("warning", "scales", high, text, "standardize")
+            yield warning("scales", high, text, "standardize")

@@ -94,7 +94,7 @@ def fit(
         numbers = column.numbers
         if numbers.gaps and source.impute == "none":
             unfilled.append(f"{numbers.gaps} in column {name!r}")
-        known = numbers.n - numbers.gaps
+        known = numbers.known
         if numbers.gaps and source.filled_later and known < LEAST_ROWS:
             text = f"column {name!r} of {who} must have at least {LEAST_ROWS} values "
             text += f"for a mean of which one row decides little, got {known}"
@@ -150,7 +150,7 @@ def check_column(column: Column, source: PartySource, who: str) -> list[Finding]
         return _check_levels(column, fixed, source, what)
     if faults := nearly_numbers(column, what):
         return faults
-    distinct, known = len(column.levels), numbers.n - numbers.gaps
+    distinct, known = len(column.levels), numbers.known
     if column.overflow or (distinct > MAX_LEVELS and 2 * distinct > known):
         got = f"more than {MOST_DISTINCT}" if column.overflow else distinct
         rule = f"must have at most {MAX_LEVELS} different texts to be one-hot encoded, "
@@ -252,9 +252,7 @@ def encode(
     who: str,
 ) -> Array:
     """Return the features of a block of rows, Arrow columns by name, shape (b, d)."""
-    n = len(next(iter(block.values())))
-    X = np.empty((n, len(columns_of(encoding))))
-    k = 0
+    features: list[Array] = []
     for entry in encoding["columns"]:
         name, levels = entry["name"], entry["levels"]
         if levels is None:
@@ -265,9 +263,8 @@ def encode(
         # A missing text is missing in each of its 0/1 columns.
         for code in range(1 if levels is None else len(levels)):
             numbers = values if levels is None else (values == code).astype(np.float64)
-            X[:, k] = _applied(entry, code, numbers, gaps, who)
-            k += 1
-    return X
+            features.append(_applied(entry, code, numbers, gaps, who))
+    return np.column_stack(features)
 
 
 def numbers_of(array: Any, column: Column, markers: frozenset[str]) -> Array:
@@ -448,7 +445,7 @@ def _fit(
 
 
 def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> None:
-    known = column.numbers.n - column.numbers.gaps
+    known = column.numbers.known
     counts = column.levels.copy()
     if entry.get("other"):
         named = entry["levels"][:-1]

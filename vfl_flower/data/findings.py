@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from vfl_flower.protocol.party import PartyError
@@ -29,6 +30,9 @@ class Finding:
     """The key of the node config that changes it, or what else does."""
     examples: tuple[str, ...] = ()
     """Values of the data, for the party's own eyes."""
+
+
+warning, note = partial(Finding, "warning"), partial(Finding, "note")
 
 
 def fault(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vfl_flower.data.cache import IDS, Shape
-from vfl_flower.data.findings import Finding, fault
+from vfl_flower.data.findings import Finding, fault, note, warning
 from vfl_flower.data.kinds import decoded, is_text, text_buffers, without_markers
 from vfl_flower.data.statistics import packed
 
@@ -163,7 +163,7 @@ class IdForms:
 
         def look(text: str) -> Finding:
             advice = "compare with the other parties, whose ids must be written alike"
-            return Finding("warning", "id-form", name, f"{text}: {advice}", "id-column")
+            return warning("id-form", name, f"{text}: {advice}", "id-column")
 
         capital, small = self._cases["capital"], self._cases["small"]
         if capital and small and self._cases["both"] < capital + small:
@@ -201,4 +201,4 @@ class IdForms:
             f"{what} holds ids of {' to '.join(map(str, ends))} characters: {listed}; "
             "they must be written alike at all parties, case and leading zeros included"
         )
-        yield Finding("note", "id-form", name, text, "id-column")
+        yield note("id-form", name, text, "id-column")

@@ -12,20 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vfl_flower.data import tables
 from vfl_flower.data.csv_tables import CSV_BLOCK, csv_table, layout_of
 from vfl_flower.data.source import QUERY, PartySource, who_of
-from vfl_flower.data.tables import (
-    FORMATS,
-    TEXTS,
-    Table,
-    arrow_table,
-    ending,
-    files_of,
-    name_of,
-    npz_table,
-    parquet_table,
-    query_table,
-)
+from vfl_flower.data.tables import FORMATS, TEXTS, Table, ending, files_of, name_of
 from vfl_flower.files import UnpackedSizeError
 from vfl_flower.protocol.party import PartyError
 
@@ -107,15 +97,15 @@ class PartyFile:
     def table(self) -> Table:
         """Return the columns of the file or the query; no row is read yet."""
         if self.source.data.startswith(QUERY):
-            return query_table(self.source.data[len(QUERY) :], self.who)
+            return tables.query_table(self.source.data[len(QUERY) :], self.who)
         files = files_of(self.path)
         match ending(files[0]):
             case ".parquet":
-                return parquet_table(files, self.who)
+                return tables.parquet_table(files, self.who)
             case ".arrow" | ".feather":
-                return arrow_table(files[0])
+                return tables.arrow_table(files[0])
             case ".npz":
-                return npz_table(files[0], self.source, self.who)
+                return tables.npz_table(files[0], self.source, self.who)
         return csv_table(files[0], self.source, self.who)
 
     def header(self) -> list[str]:

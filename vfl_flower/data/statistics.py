@@ -90,8 +90,10 @@ class Numbers:
         most = max(float(known.max()), self.most)
         if self.rising:
             self.rising = bool((np.diff(known) > 0).all()) and known[0] > self.most
-        self.at_least = self.at_least * (least == self.least) + _count(known, least)
-        self.at_most = self.at_most * (most == self.most) + _count(known, most)
+        self.at_least *= least == self.least
+        self.at_least += int(np.count_nonzero(known == least))
+        self.at_most *= most == self.most
+        self.at_most += int(np.count_nonzero(known == most))
         self.least, self.most = least, most
         self.whole = self.whole and bool((known == np.floor(known)).all())
         if self._frame is None:
@@ -114,10 +116,6 @@ class Numbers:
         n, gap = self.known + self.gaps, fill - self.mean
         squares = self.squares + gap * gap * self.known * self.gaps / n
         return self.mean + gap * self.gaps / n, squares / n
-
-
-def _count(values: Array, value: float) -> int:
-    return int((values == value).sum())
 
 
 class Column:

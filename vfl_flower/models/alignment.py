@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from flwr.app import ArrayRecord
 
-from vfl_flower.models.base import Model, plain
+from vfl_flower.models.base import Model
 from vfl_flower.shapes import shapes_only
-from vfl_flower.typing import Array, Arrays
+from vfl_flower.typing import Array
 
 FAR_LESS = 0.8
 """Overlap of a party beside that of two others, below which its ids are doubtful."""
@@ -39,6 +39,9 @@ class AlignmentModel(Model):
     """
 
     kind: ClassVar[str] = "alignment"
+    stored: ClassVar[Mapping[str, Callable[[Array], Any]]] = {
+        **{"alignment": str, "tag": str, "held": np.asarray, "counts": np.asarray}
+    }
 
     alignment: str
     tag: str
@@ -98,21 +101,11 @@ class AlignmentModel(Model):
             f'hold; later runs use it by alignment="{self.alignment}"'
         )
 
-    def arrays(self) -> Arrays:
-        """Return what defines the model, by name."""
-        return {
-            "alignment": np.array(self.alignment),
-            "tag": np.array(self.tag),
-            "held": self.held_,
-            "counts": self.counts_,
-        }
-
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
-        """Return the model with these arrays."""
-        named = plain(arrays)
-        name, tag = str(named["alignment"]), str(named["tag"])
-        held, counts = named["held"], named["counts"]
+        """Return the model with these arrays; raise ValueError if they do not fit."""
+        model = super().from_arrays(arrays)
+        held, counts = model.held_, model.counts_
         if held.ndim != 2 or held.dtype != bool or counts.shape != (len(held),):
             raise ValueError("the file is damaged: held and counts do not fit")
-        return cls(name, tag, held, counts)
+        return model

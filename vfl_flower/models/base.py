@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -24,6 +24,8 @@ class Model:
     """Base of the models of all strategies."""
 
     kind: ClassVar[str]
+    stored: ClassVar[Mapping[str, Callable[[Array], Any]]]
+    """Names of the arrays of the first fields, in their order, and how each is read."""
 
     @property
     def number(self) -> str | None:
@@ -67,12 +69,15 @@ class Model:
 
     def arrays(self) -> Arrays:
         """Return what defines the model, by name."""
-        raise NotImplementedError
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+        pairs = zip(self.stored, names, strict=False)
+        return {name: np.asarray(getattr(self, field)) for name, field in pairs}
 
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model that the arrays of a ``Result`` define."""
-        raise NotImplementedError
+        named = plain(arrays)
+        return cls(*(read(named[name]) for name, read in cls.stored.items()))
 
     @classmethod
     def label_rows(cls, part: Mapping[str, Any], X: Array | Rows) -> Array:
@@ -162,6 +167,10 @@ class PartedModel(NumberedModel):
     kept: bool = False
     parts: list[Any] | None = field(default=None, repr=False)
 
+    stored: ClassVar[Mapping[str, Callable[[Array], Any]]] = {
+        **{"model": str, "kernel": str, "bandwidth": float, "n_features": int},
+        **{"widths": lambda widths: [int(width) for width in widths], "kept": bool},
+    }
     TYPED: ClassVar[set[str]] = set()
     """Names of values of a part that are arrays, besides those that begin with
     ``local_``; the others are numbers, texts and lists."""
@@ -228,9 +237,7 @@ class PartedModel(NumberedModel):
 
     def arrays(self) -> Arrays:
         """Return the settings and, where they are here, ``part_<j>.<name>``."""
-        names = ("model", "kernel", "bandwidth", "n_features", "widths", "kept")
-        named = {name: np.array(getattr(self, name)) for name in names}
-        return named | arrays_of_parts(self.parts)
+        return super().arrays() | arrays_of_parts(self.parts)
 
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
@@ -245,15 +252,9 @@ class PartedModel(NumberedModel):
             {name: value_of(name, v) for name, v in part_in(stored, j).items()}
             for j in range(len(stored["widths"]))
         ]
-        return cls(
-            str(stored["model"]),
-            str(stored["kernel"]),
-            float(stored["bandwidth"]),
-            int(stored["n_features"]),
-            [int(width) for width in stored["widths"]],
-            bool(stored["kept"]),
-            parts if all(parts) else None,
-        )
+        model = super().from_arrays(stored)
+        model.parts = parts if all(parts) else None
+        return model
 
 
 def arrays_of_parts(parts: Sequence[Mapping[str, Any]] | None) -> Arrays:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord
 
-from vfl_flower.models.base import NumberedModel, plain
+from vfl_flower.models.base import NumberedModel
 from vfl_flower.shapes import shapes_only
-from vfl_flower.typing import Array, Arrays
+from vfl_flower.typing import Array
 
 
 @shapes_only
@@ -44,6 +43,10 @@ class MUFCModel(NumberedModel):
     """
 
     kind: ClassVar[str] = "mufc"
+    stored: ClassVar[Mapping[str, Callable[[Array], Any]]] = {
+        **{"model": str, "version": int, "centers": np.asarray, "inertia": float},
+        **{"sizes": np.asarray, "kept": bool, "lower": np.asarray, "upper": np.asarray},
+    }
 
     model: str
     version: int
@@ -96,31 +99,3 @@ class MUFCModel(NumberedModel):
             raise ValueError("X must hold finite numbers")
         rows = rows.astype(np.float64)
         return assign(box.scale(rows), box.scale(self.cluster_centers_))[0]
-
-    def arrays(self) -> Arrays:
-        """Return the centres, sizes and settings; labels stay where they are."""
-        return {
-            "model": np.array(self.model),
-            "version": np.array(self.version),
-            "centers": self.cluster_centers_,
-            "inertia": np.array(self.inertia_),
-            "sizes": self.sizes_,
-            "kept": np.array(self.kept),
-            "lower": np.asarray(self.lower),
-            "upper": np.asarray(self.upper),
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
-        """Return the model with these arrays; see :meth:`arrays`."""
-        values = plain(arrays)
-        return cls(
-            str(values["model"]),
-            int(values["version"]),
-            values["centers"],
-            float(values["inertia"]),
-            values["sizes"],
-            bool(values["kept"]),
-            values["lower"],
-            values["upper"],
-        )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar
 
-import numpy as np
-from flwr.app import ArrayRecord
-
-from vfl_flower.models.base import Model, plain
-from vfl_flower.typing import Array, Arrays
+from vfl_flower.models.base import Model
+from vfl_flower.typing import Array
 
 
 @dataclass
@@ -18,6 +15,7 @@ class RemovedModel(Model):
     """The number of a model of which the parties have removed their local models."""
 
     kind: ClassVar[str] = "removed"
+    stored: ClassVar[Mapping[str, Callable[[Array], Any]]] = {"model": str}
 
     model: str
     """Number of the model."""
@@ -26,15 +24,6 @@ class RemovedModel(Model):
     def note(self) -> str:
         """Say that the parties have removed the model."""
         return f"model {self.model} is removed at all parties of the run"
-
-    def arrays(self) -> Arrays:
-        """Return the number."""
-        return {"model": np.array(self.model)}
-
-    @classmethod
-    def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
-        """Return the model of that number."""
-        return cls(str(plain(arrays)["model"]))
 
 
 @dataclass
