@@ -277,7 +277,7 @@ def survey_file(
         columns = survey(table, looked_at, markers, kinds, look, extra, fingerprint)
         fitted, faults = encoding is None, [*plan.faults, *_row_faults(table)]
         if rows == 0:
-            text = f"the data file of {who} has a header and no rows"
+            text = f"{file.what} has a header and no rows"
             refuse(faults or [fault("rows", None, text)], who)
         more: list[Finding] = []
         if encoding is None:

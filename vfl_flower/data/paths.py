@@ -51,6 +51,11 @@ class PartyFile:
         """Return the file, whose name is the party's if the party has no other."""
         return cls(path, source, f"party {source.name or name_of(path)!r}", folder)
 
+    @property
+    def what(self) -> str:
+        """How an error names the file."""
+        return f"the data file of {self.who}"
+
     def stamp(self) -> tuple[int, int]:
         """Return what changes with a file: its size and its modification time.
 
@@ -73,20 +78,16 @@ class PartyFile:
                 raise FileNotFoundError
         except FileNotFoundError:
             logger.error("%s: no file %s", self.who, self.path)
-            absolute = self.path.is_absolute()
-            raise PartyError(
-                f"the data file of {self.who} does not exist"
-                + ("" if absolute else "; data must be an absolute path")
-            ) from None
+            hint = "" if self.path.is_absolute() else "; data must be an absolute path"
+            raise PartyError(f"{self.what} does not exist{hint}") from None
         except OSError as error:
             raise self._unreadable(error) from None
         if not all(stat.S_ISREG(about.st_mode) for about in stats):
             raise PartyError(
-                f"the data file of {self.who} must be a file, and no folder, pipe or "
-                "device"
+                f"{self.what} must be a file, and no folder, pipe or device"
             )
         if any(about.st_size == 0 for about in stats):
-            raise PartyError(f"the data file of {self.who} is empty")
+            raise PartyError(f"{self.what} is empty")
         if len(stats) == 1:
             return stats[0].st_size, stats[0].st_mtime_ns
         pairs = zip(files, stats, strict=True)
@@ -122,7 +123,7 @@ class PartyFile:
 
     def changed(self) -> PartyError:
         """Return the error of a file that is not as it was."""
-        return PartyError(f"the data file of {self.who} changed while it was read")
+        return PartyError(f"{self.what} changed while it was read")
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -132,21 +133,16 @@ class PartyFile:
         except (PartyError, MemoryError):
             raise
         except UnpackedSizeError as error:
-            raise PartyError(
-                f"the data file of {self.who} is not read: {error}"
-            ) from None
+            raise PartyError(f"{self.what} is not read: {error}") from None
         except Exception as error:
             raise self._unreadable(error) from None
 
     def _unreadable(self, error: Exception) -> PartyError:
         logger.error("%s: %s on reading %s", self.who, type(error).__name__, self.path)
-        what = f"the data file of {self.who}"
         if isinstance(error, PermissionError):
-            return PartyError(f"{what} may not be read by this process")
-        kind = self.ending
-        return PartyError(
-            f"{what} cannot be read as {FORMS.get(kind, kind[1:].capitalize())}"
-        )
+            return PartyError(f"{self.what} may not be read by this process")
+        form = FORMS.get(self.ending, self.ending[1:].capitalize())
+        return PartyError(f"{self.what} cannot be read as {form}")
 
     @property
     def ending(self) -> str:

@@ -68,13 +68,11 @@ class Numbers:
     @np.errstate(over="ignore", invalid="ignore")
     def add(self, values: Array) -> None:
         """Take in a block of float64, NaN where a value is missing."""
+        known = values[np.isfinite(values)]
+        gaps = int(np.isnan(values).sum())
         self.n += len(values)
-        known = values[~np.isnan(values)]
-        self.gaps += len(values) - len(known)
-        if np.isinf(known).any():
-            finite = np.isfinite(known)
-            self.infinite += len(known) - int(finite.sum())
-            known = known[finite]
+        self.gaps += gaps
+        self.infinite += len(values) - gaps - len(known)
         if not len(known):
             return
         before, m = self.known - len(known), len(known)
