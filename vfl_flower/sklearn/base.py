@@ -203,14 +203,13 @@ class Labelled(SplitColumns):
 
     def _parties(self, blocks: Sequence[Array], y: Array) -> list[Party]:
         """Return the parties, one of them with the labels y."""
-        places = range(len(blocks))
-        allowed = [*places, *(j - len(blocks) for j in places)]
-        if not is_whole(self.label_party) or self.label_party not in allowed:
+        T = len(blocks)
+        if not is_whole(self.label_party) or not -T <= self.label_party < T:
             raise ValueError(
-                f"label_party must be the place of one of the {len(blocks)} parties, "
-                f"got {self.label_party!r}"
+                f"label_party must be the place of one of the {T} parties, got "
+                f"{self.label_party!r}"
             )
-        holder = places[self.label_party]
+        holder = self.label_party % T
         return [Party(X, y=y if j == holder else None) for j, X in enumerate(blocks)]
 
 
