@@ -15,8 +15,10 @@ from vfl_flower.clients.fdskl import (
     FDSKLState,
     Problem,
     Rule,
+    ScoredRows,
     Setup,
     SharedFeatures,
+    SummedRows,
 )
 from vfl_flower.numerics.kernel_model import partial_angles
 from vfl_flower.numerics.random_features import RandomFeatures, draw_pairs
@@ -514,9 +516,9 @@ def test_two_steps_by_hand():
     def iterate(**values):
         return fdskl.iterate(party, 1, values.pop("size", 0), **values)
 
-    first = {"at": np.array([0]), "angles": np.array([0.0])}
+    first = {"at": SummedRows(np.array([0]), np.array([0.0]))}
     np.testing.assert_allclose(iterate(size=1, **first)["scores"], [[2.0]])
-    second = {"at": np.array([5]), "angles": np.array([0.0, 0.5])}
+    second = {"at": SummedRows(np.array([5]), np.array([0.0, 0.5]))}
     reply = iterate(size=1, learn=True, scores=np.array([2.0]), **second)
     np.testing.assert_allclose(training(party).alpha, [[3 * ROOT]])
     np.testing.assert_allclose(reply["scores"], [[8.0]])
@@ -534,8 +536,8 @@ def test_another_holders_step_only_scales():
     training(party).alpha = np.array([[2.0]])
     fdskl.iterate(party, 1, 0, learn=True)
     np.testing.assert_allclose(training(party).alpha, [[1.9]])
-    at = {"at": np.array([1]), "angles": np.array([0.0])}
-    reply = fdskl.iterate(party, 1, 1, **at)
+    at = SummedRows(np.array([1]), np.array([0.0]))
+    reply = fdskl.iterate(party, 1, 1, at=at)
     half = (2 / 3 - 1) / 2 / 2  # of 12 labels 4 are +1; the mean of two label holders
     np.testing.assert_allclose(reply["scores"], [[1.9 * ROOT + 2 * half]])
     assert training(party).waiting is None
@@ -599,8 +601,9 @@ def test_answers_come_in_by_blocks():
     def answer(**values):
         return fdskl.answer(party, 1, 0, **values)
 
-    answer(scores=np.array([-1.0, 2.0]), done=np.array([4, 5], dtype=np.uint32))
-    answer(scores=np.array([0.5]), done=np.array([1], dtype=np.uint32))
+    two, one = np.array([4, 5], dtype=np.uint32), np.array([1], dtype=np.uint32)
+    answer(done=ScoredRows(two, np.array([-1.0, 2.0])))
+    answer(done=ScoredRows(one, np.array([0.5])))
     assert party.predictions is None
     assert answer(last=True) == {}
     assert party.predictions.values.tolist() == [3.0, 7.0, 7.0]
@@ -609,7 +612,8 @@ def test_answers_come_in_by_blocks():
 
 def test_answers_of_all_rows_in_order_name_no_rows():
     party, _, _ = fitted(labels(), target="binary")
-    fdskl.answer(party, 1, 0, np.ones(12), np.arange(12, dtype=np.uint8), last=True)
+    done = ScoredRows(np.arange(12, dtype=np.uint8), np.ones(12))
+    fdskl.answer(party, 1, 0, done, last=True)
     assert party.predictions.values.tolist() == [7.0] * 12
     assert party.predictions.rows.tolist() == [*range(12)]
 
@@ -626,7 +630,8 @@ def test_errors_are_of_the_rows_whose_labels_are_known():
     wrong = float(
         np.mean((scores > 0)[[0, *range(2, 8)]] != (y[[0, *range(2, 8)]] == 7))
     )
-    reply = fdskl.answer(party, 1, 0, scores, done, evaluate=True, last=True)
+    done = ScoredRows(done, scores)
+    reply = fdskl.answer(party, 1, 0, done, evaluate=True, last=True)
     spread = math.sqrt(wrong * (1 - wrong) / 6)
     assert reply == {
         "test_error": pytest.approx(wrong),
@@ -635,33 +640,33 @@ def test_errors_are_of_the_rows_whose_labels_are_known():
     }
     assert party.predictions is None
     party.remember(FDSKLState())
-    done = np.array([1], dtype=np.uint32)
-    reply = fdskl.answer(party, 1, 0, scores[:1], done, evaluate=True, last=True)
+    done = ScoredRows(np.array([1], dtype=np.uint32), scores[:1])
+    reply = fdskl.answer(party, 1, 0, done, evaluate=True, last=True)
     assert reply == {"test_rows": 0}
 
 
 def test_the_error_of_one_answer_is_not_told():
     """It said whether a label is what the server guesses: all 200 of 200."""
     party, _, _ = fitted(labels(), target="binary")
-    one = np.array([4], dtype=np.uint32)
-    reply = fdskl.answer(party, 1, 0, np.ones(1), one, evaluate=True, last=True)
+    one = ScoredRows(np.array([4], dtype=np.uint32), np.ones(1))
+    reply = fdskl.answer(party, 1, 0, one, evaluate=True, last=True)
     assert reply == {"test_rows": 0}
 
 
 def test_errors_are_told_once_a_run():
     """The errors of two sets of rows that differ by one give its label."""
     party, _, _ = fitted(labels(), target="binary")
-    done, scores = np.arange(10, dtype=np.uint32), np.ones(10)
-    fdskl.answer(party, 1, 0, scores, done, evaluate=True, last=True)
-    more = np.array([10], dtype=np.uint32)
+    done = ScoredRows(np.arange(10, dtype=np.uint32), np.ones(10))
+    fdskl.answer(party, 1, 0, done, evaluate=True, last=True)
+    more = ScoredRows(np.array([10], dtype=np.uint32), np.ones(1))
     with pytest.raises(PartyError, match="errors of its predictions once a session"):
-        fdskl.answer(party, 1, 0, scores[:1], more, evaluate=True, last=True)
+        fdskl.answer(party, 1, 0, more, evaluate=True, last=True)
 
 
 def test_scores_of_a_holder_are_its_part_of_f():
     party, _, turns = fitted()
-    at = np.array([0, 1], dtype=np.uint32)
-    reply = fdskl.answer(party, 1, 2, at=at, angles=turns[:2].ravel())
+    at = SummedRows(np.array([0, 1], dtype=np.uint32), turns[:2].ravel())
+    reply = fdskl.answer(party, 1, 2, at=at)
     phi = ROOT * np.cos(2 * np.pi * turns[:2])
     expected = phi @ party.part["coef"] + party.part["intercept"]
     np.testing.assert_allclose(reply["scores"], expected)
@@ -848,22 +853,28 @@ def test_problems_that_cannot_be_solved(party, angles, given, rule):
 @pytest.mark.parametrize(
     ("party", "values", "rule"),
     [
-        (started, {"at": AT}, "at and angles must come together"),
-        (started, {"angles": ANGLES}, "at and angles must come together"),
-        (unlabelled, {"at": AT, "angles": ANGLES}, "holds no coefficients"),
+        (unlabelled, {"at": SummedRows(AT, ANGLES)}, "holds no coefficients"),
         (started, {"scores": np.zeros(2)}, "scores must be of instances"),
-        (started, {"at": AT, "angles": np.zeros(3)}, "the same features in each"),
-        (started, {"at": AT, "angles": np.zeros(6)}, "angles must be of the 0 .*got 3"),
+        (started, {"at": SummedRows(AT, np.zeros(3))}, "the same features in each"),
         (
             started,
-            {"at": AT, "angles": np.zeros(0)},
+            {"at": SummedRows(AT, np.zeros(6))},
+            "angles must be of the 0 .*got 3",
+        ),
+        (
+            started,
+            {"at": SummedRows(AT, np.zeros(0))},
             "scores must be of instances of this party's own turn",
         ),
-        (started, {"at": AT, "angles": ANGLES, "size": 3}, "size and columns must be"),
+        (
+            started,
+            {"at": SummedRows(AT, ANGLES), "size": 3},
+            "size and columns must be",
+        ),
         (unlabelled, {"size": 2**40}, "size must be at most .* rows"),
         (
             lambda: started(np.where(np.arange(12) == 1, np.nan, np.arange(12))),
-            {"at": AT, "angles": ANGLES},
+            {"at": SummedRows(AT, ANGLES)},
             "rows must be some whose labels this party knows",
         ),
     ],
@@ -875,7 +886,7 @@ def test_iterations_that_do_not_fit(party, values, rule):
 
 def test_scores_of_other_instances_than_those_of_the_last_message():
     party = started(holders=[0, 2])
-    iterate(party, size=2, at=AT, angles=ANGLES)
+    iterate(party, size=2, at=SummedRows(AT, ANGLES))
     with pytest.raises(PartyError, match="scores must be 2 numbers, got 3"):
         iterate(party, scores=np.zeros(3))
 
@@ -889,21 +900,23 @@ def without_coefficients():
 @pytest.mark.parametrize(
     ("party", "values", "rule"),
     [
-        (predicting, {"at": AT}, "must come together"),
-        (predicting, {"scores": np.zeros(2)}, "must come together"),
-        (without_coefficients, {"at": AT, "angles": ANGLES}, "holds no coefficients"),
+        (without_coefficients, {"at": SummedRows(AT, ANGLES)}, "holds no coefficients"),
         (
             without_coefficients,
-            {"done": AT, "scores": np.zeros(2)},
+            {"done": ScoredRows(AT, np.zeros(2))},
             "holds no coefficients",
         ),
-        (predicting, {"done": AT, "scores": np.zeros(3)}, "scores must be 2 numbers"),
-        (predicting, {"at": AT, "angles": np.zeros(6)}, "of the 4 features .* got 3"),
-        (predicting, {"at": AT, "angles": np.zeros(8), "size": 1}, "size and columns"),
+        (predicting, {"done": ScoredRows(AT, np.zeros(3))}, "scores must be 2 numbers"),
+        (predicting, {"at": SummedRows(AT, np.zeros(6))}, "of the 4 features .* got 3"),
+        (
+            predicting,
+            {"at": SummedRows(AT, np.zeros(8)), "size": 1},
+            "size and columns",
+        ),
         (without_coefficients, {"size": 2**40}, "size must be at most .* rows"),
         (
             predicting,
-            {"done": AT, "scores": np.zeros(2), "evaluate": True, "last": True},
+            {"done": ScoredRows(AT, np.zeros(2)), "evaluate": True, "last": True},
             "holds no labels",
         ),
     ],

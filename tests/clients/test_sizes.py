@@ -170,8 +170,8 @@ ATTACKS = {
     "repeated predictions": (
         *(fdskl.answer, lambda: trained(0), "at"),
         {
-            **{"columns": 1, "size": 0, "at": MANY[: 2**20]},
-            "angles": np.zeros(2**26, np.uint16),
+            **{"columns": 1, "size": 0},
+            "at": fdskl.SummedRows(MANY[: 2**20], np.zeros(2**26, np.uint16)),
         },
     ),
     "names": (

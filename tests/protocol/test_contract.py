@@ -15,6 +15,7 @@ from typing_extensions import TypeAliasType
 from vfl_flower import Party
 from vfl_flower.protocol.contract import (
     IN_SUM,
+    OWN,
     SEALED,
     SECRET,
     Contract,
@@ -109,7 +110,31 @@ def test_what_is_declared_of_a_flat_name(name, leaves):
     assert declared.leaves == leaves
 
 
-@pytest.mark.parametrize("name", ["angle_3", "total_3", "x", "_3", ""])
+@dataclass(frozen=True)
+class Summed:
+    rows: Annotated[Array, Whole("*")]
+    total: Annotated[Array, Reals("*"), SEALED]
+
+
+class Outer(TypedDict):
+    at: Annotated[Summed, OWN]
+
+
+@pytest.mark.parametrize(
+    ("name", "leaves"), [("at.rows", None), ("at.total", SEALED), ("at", None)]
+)
+def test_what_is_declared_of_a_field_of_a_structure(name, leaves):
+    declared = declared_as(fields_of(Outer), name)
+    assert declared is not None
+    assert declared.leaves == leaves
+
+
+@pytest.mark.parametrize("name", ["at.x", "at.total.0", "x.total", "at.", ".at"])
+def test_a_name_that_no_structure_has(name):
+    assert declared_as(fields_of(Outer), name) is None
+
+
+@pytest.mark.parametrize("name", ["angle_3", "total_3", "x", "_3", "", "rows.0"])
 def test_a_flat_name_that_is_not_declared(name):
     assert declared_as(Contract.of(step).reply, name) is None
 

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypedDict
 
 import numpy as np
@@ -16,7 +16,8 @@ from uniformity import octets, uniform
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.app.register import make_client_app
-from vfl_flower.protocol.contract import SEALED, SECRET, Reals
+from vfl_flower.protocol.common import own_digest
+from vfl_flower.protocol.contract import OWN, SEALED, SECRET, Reals, Whole
 from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.messages import digest_of_values, pack, unbundle, unpack
 from vfl_flower.protocol.parties import Parties
@@ -83,6 +84,12 @@ class Chained(TypedDict, total=False):
     seen: Annotated[Array, Reals("5")]
 
 
+@dataclass(frozen=True)
+class Summed:
+    rows: Annotated[Array, Whole("*")]
+    part: Opened
+
+
 class Told(TypedDict, total=False):
     key: Secret
 
@@ -135,6 +142,11 @@ def _chaining(party: Party, part: Opened | None = None) -> Chained:
     return {"part": addend(party.index, "next", 5, 0), **seen}
 
 
+def _structured(party: Party, at: Annotated[Summed, OWN] | None = None) -> Chained:
+    seen: Chained = {} if at is None else {"seen": at.part + at.rows}
+    return {"part": addend(party.index, "next", 5, 0), **seen}
+
+
 SECRET_BYTES = b"0123456789abcdef, a secret of the parties"
 
 
@@ -151,12 +163,13 @@ sealing, relaying = Step(_sealing, "sealing"), Step(_relaying, "relaying")
 reading, blocks = Step(_reading, "reading"), Step(_blocks, "blocks")
 plainly, chaining = Step(_plainly, "plainly"), Step(_chaining, "chaining")
 telling, hearing = Step(_telling, "telling"), Step(_hearing, "hearing")
+structured = Step(_structured, "structured")
 
 
 @pytest.fixture(autouse=True)
 def steps(monkeypatch):
     first = sealing, relaying, reading, blocks, plainly, chaining
-    for step in (*first, telling, hearing):
+    for step in (*first, telling, hearing, structured):
         monkeypatch.setitem(STEPS, step.action, step)
 
 
@@ -400,9 +413,43 @@ def test_what_a_step_takes_in_the_clear_does_not_come_sealed(clock):
         parties.ask_one(1, plainly, part=opened(sealed))
 
 
+def test_a_structure_holds_a_sum_beside_what_the_server_tells(clock):
+    """The digest of what one party is told has the rows alone, at both ends."""
+    parties = greet()
+    sealed = ask(parties, "ring", 1).sealed["part"]
+    at = [Summed(np.arange(5), opened(sealed)) if j == 1 else None for j in range(3)]
+    replies = parties.ask(structured.summing(part=Sum(2.0**10, to=2)), at=each(at))
+    expected = pooled(range(3), "part", 5, 0) + np.arange(5)
+    np.testing.assert_array_equal(replies[1]["seen"], expected)
+    np.testing.assert_array_equal(
+        read(parties, part=replies.sealed["part"])["part"],
+        pooled(range(3), "next", 5, 0),
+    )
+
+
+def test_rows_in_a_structure_are_in_the_digest_of_what_a_party_is_told():
+    fields = structured.contract.request
+    digests = {
+        own_digest(fields, {"at.rows": np.array([row]), "at.part.0": part}, b"salt")
+        for row in (1, 2)
+        for part in (np.zeros(1), np.ones(1))
+    }
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("field", ["rows", "part"])
+def test_a_structure_takes_both_of_its_values(field, clock):
+    parties = greet()
+    sealed = ask(parties, "ring", 1).sealed["part"]
+    values = {"rows": np.arange(5), "part": opened(sealed)} | {field: None}
+    with pytest.raises(PartyFailed, match=f"at: '{field}' is missing"):
+        parties.ask_one(1, structured, at=Summed(**values))
+
+
 @pytest.mark.parametrize(
     ("step", "values"),
     [
+        (structured, {"at": Summed(np.arange(3), np.ones(3))}),
         (reading, {"part": np.ones(3)}),
         (reading, {"up": {0: np.ones(3), 2: np.ones(3)}}),
         (blocks, {"part": {1: np.ones(3)}}),

@@ -416,8 +416,9 @@ def evaluate(grid, number, rows, at):
     asked = Parties(Exchange(grid), model=number)
     asked.ask(fdskl.part)
     sealed = angles(asked, fdskl.answer, rows, columns=1, size=0)
-    given = {"columns": 1, "size": 0, "at": at, "evaluate": True, "last": True}
-    return asked.ask_one(2, fdskl.answer, angles=opened(sealed), **given)
+    summed = fdskl.SummedRows(at, opened(sealed))
+    given = {"columns": 1, "size": 0, "evaluate": True, "last": True}
+    return asked.ask_one(2, fdskl.answer, at=summed, **given)
 
 
 def test_open_the_median_is_the_distance_of_one_pair(tmp_path):

@@ -97,9 +97,10 @@ class View:
         """
         blocks = []
         for message in self.messages:
-            own = {k: v for k, v in message.items() if k.startswith("angles")}
-            rows = message.get("at", message.get("problem.rows"))
-            if not own or (len(own) == 1 and "update" not in message and "at" in own):
+            starts = "angles", "at.angles"
+            own = {k: v for k, v in message.items() if k.startswith(starts)}
+            rows = message.get("at.rows", message.get("problem.rows"))
+            if not own:
                 continue
             summed = np.concatenate([own[k] for k in sorted(own)])
             summed = summed.reshape(len(rows), -1)
@@ -489,13 +490,13 @@ def test_of_two_label_holders_one_learns_the_partial_scores_of_the_other():
     made(DOUBLY | {"bits": 32}, test_fraction=0.2).start(grid)
     view, parts = View(grid, 0), parts_of(grid)
     asked = [m for m in view.messages if "size" in m and "learn" not in m]
-    at = next(m for m in asked if "at" in m)
-    got = next(m for m in asked if "done" in m)
-    rows, M = got["done"].astype(int), view.part["n_features"]
-    assert np.array_equal(rows, at["at"])
-    angles = at["angles"].reshape(len(rows), -1)
+    at = next(m for m in asked if "at.rows" in m)
+    got = next(m for m in asked if "done.rows" in m)
+    rows, M = got["done.rows"].astype(int), view.part["n_features"]
+    assert np.array_equal(rows, at["at.rows"])
+    angles = at["at.angles"].reshape(len(rows), -1)
     own = features(angles) @ view.part["coef"] + view.part["intercept"]
-    learned = got["scores"].reshape(own.shape) - own
+    learned = got["done.scores"].reshape(own.shape) - own
     blocks = np.split(X[rows], 3, axis=1)
     turns = sum(partial_angles(p, b, M, 64) for p, b in zip(parts, blocks, strict=True))
     theirs = features(turns[:, owned(parts[2], M, 2)] % 1.0) @ parts[2]["coef"]
@@ -509,7 +510,8 @@ def test_other_parties_get_nothing_to_open():
     grid = Recorder(make(X, y))
     FDSKLDirect(test_fraction=0.2, **DIRECT).start(grid)
     opened = {k for j in (0, 1) for m in View(grid, j).messages for k in m}
-    assert not opened & {"angles", "scores", "distances", "at", "angles_0"}
+    assert not {k.partition(".")[0] for k in opened} & {"at", "done"}
+    assert not opened & {"angles", "scores", "distances", "angles_0"}
 
 
 # -- (c) masks ------------------------------------------------------------------------
@@ -570,7 +572,8 @@ def test_all_that_the_server_gets_into_sums_is_uniform(run, kind):
         for key in () if e.up else [k for k in e.frame if k.startswith("sealed.")]:
             name = key.removeprefix("sealed.")
             parts = [v for k, v in e.values.items() if k.rpartition(".")[0] == name]
-            streams[name, "server"] += [part.ravel() for part in parts]
+            field = name.rpartition(".")[2]  # of a structure
+            streams[field, "server"] += [part.ravel() for part in parts]
     wanted = {"angles_2"} | ({"distances"} if kind == "data" else set())
     wanted |= {"angles_0", "scores"} if run == "doubly" else set()
     assert wanted <= {name for name, *_ in streams}

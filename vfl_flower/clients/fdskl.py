@@ -96,9 +96,6 @@ Scale = Annotated[float, Ge(2.0**-332), Le(2.0**800)]
 ManyRows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1), Many(LEAST_ROWS)]
 """Numbers of rows, so many that one answer about all says little of each."""
 
-Instances = Annotated[Array, Whole("instances", below="n_rows"), MinLen(1), OWN]
-"""Rows whose angles arrive sealed, not those whose angles are asked for."""
-
 Names = Annotated[list[str], MaxLen(2**12), ROUTE]
 """Names of the arrays to send in one message."""
 
@@ -157,6 +154,30 @@ class AngleRequest:
     rows: Rows
     stop: Features
     bits: Bits
+
+
+@shapes_only
+@dataclass(frozen=True)
+class SummedRows:
+    """Rows with their summed angles, which the label holder that gets them opens."""
+
+    rows: Annotated[Array, Whole("instances", below="n_rows"), MinLen(1)]
+    """Numbers of the rows, shape (B,)."""
+    angles: Opened
+    """Their summed angles, shape (B M_l,)."""
+    offsets: Opened | None = None
+    """With shared features the phases to subtract, shape (M_l,)."""
+
+
+@shapes_only
+@dataclass(frozen=True)
+class ScoredRows:
+    """Rows with their summed scores, which the receiver of the scores opens."""
+
+    rows: Annotated[Array, Whole("done", below="n_rows")]
+    """Numbers of the rows, shape (n,)."""
+    scores: Opened
+    """Their summed scores, shape (n C,)."""
 
 
 @dataclass(frozen=True)
@@ -746,9 +767,7 @@ def iterate(
     size: Count,
     learn: bool = False,
     scores: Opened | None = None,
-    at: Instances | None = None,
-    angles: Opened | None = None,
-    offsets: Opened | None = None,
+    at: Annotated[SummedRows, OWN] | None = None,
     request: AngleRequest | None = None,
     keep: bool = False,
 ) -> Iterated:
@@ -763,8 +782,7 @@ def iterate(
     size: for how many instances to send addends of the scores; 0: none.
     learn: whether a label holder takes a step.
     scores: summed scores of this party's instances in the last message, shape (B C,).
-    at: the next instances, at a label holder, shape (B,).
-    angles, offsets: their summed angles, shape (B M_l,), and the phases, shape (M_l,).
+    at: the next instances, at a label holder.
     request: the angles of the iteration after that.
     keep: store the party's local model: the training ends.
     """
@@ -772,8 +790,6 @@ def iterate(
     rule = training.rule
     if rule is None:
         raise PartyError("instances must be picked before the iterations")
-    if (at is None) != (angles is None):
-        raise PartyError("at and angles must come together")
     reply: Iterated = {}
     alone = at is not None and not size
     if learn and training.alpha is not None and not alone:
@@ -782,8 +798,8 @@ def iterate(
         elif rule.step:
             training.alpha = (1 - rule.step * rule.regularization) * training.alpha
     partial = None
-    if at is not None and angles is not None:
-        partial = _scores_of(party, training, at, _summed(angles, offsets, at))
+    if at is not None:
+        partial = _scores_of(party, training, at)
     if size:
         reply["scores"] = _addends(party, partial, size, columns)
     elif partial is not None:
@@ -799,8 +815,9 @@ def iterate(
     return reply
 
 
-def _scores_of(party: Party, training: Training, at: Array, summed: Array) -> Array:
+def _scores_of(party: Party, training: Training, at: SummedRows) -> Array:
     """Return this party's part of the scores of instances, shape (B, K C)."""
+    summed = _summed(at.angles, at.offsets, at.rows)
     party.afford("at", *summed.shape)
     alpha, block = training.alpha, training.setup.block
     if alpha is None:
@@ -814,7 +831,7 @@ def _scores_of(party: Party, training: Training, at: Array, summed: Array) -> Ar
     if summed.shape[1] > count:  # its turn: the new features are its own
         training.waiting = summed
         training.labels = signs_of(
-            _labels(party, at), training.setup.target, training.classes
+            _labels(party, at.rows), training.setup.target, training.classes
         )
     repeats = alpha.shape[1] // len(training.intercept)
     intercept = np.tile(training.intercept, repeats)
@@ -942,11 +959,8 @@ def answer(
     party: Party,
     columns: Columns,
     size: Count,
-    scores: Opened | None = None,
-    done: Annotated[Array, Whole("done", below="n_rows"), OWN] | None = None,
-    at: Instances | None = None,
-    angles: Opened | None = None,
-    offsets: Opened | None = None,
+    done: Annotated[ScoredRows, OWN] | None = None,
+    at: Annotated[SummedRows, OWN] | None = None,
     request: AngleRequest | None = None,
     evaluate: bool = False,
     last: bool = False,
@@ -960,10 +974,8 @@ def answer(
 
     columns: C, the number of columns of f.
     size: for how many rows to send addends of the scores; 0: none.
-    scores: summed scores of the rows `done`, at the receiver, shape (n C,).
-    done: the rows whose scores have come, shape (n,).
-    at: rows to score, at a label holder, shape (B,).
-    angles, offsets: their summed angles, shape (B M_l,), and the phases, shape (M_l,).
+    done: the rows whose scores have come, at the receiver.
+    at: rows to score, at a label holder.
     request: the angles of the block after.
     evaluate: report at the end what the answers are worth for the rows whose labels the
         receiver knows; otherwise the receiver stores its answers as predictions.
@@ -971,13 +983,12 @@ def answer(
     curves: with the last evaluated answers: report means of bins of rows too.
     """
     state, model_part = party.recall(FDSKLState), _model_part(party)
-    if (at is None) != (angles is None) or (scores is None) != (done is None):
-        raise PartyError("at and angles, and scores and done, must come together")
     reply, partial = Answered(), None
-    if at is not None and angles is not None:
+    if at is not None:
         coef, intercept = _coefficients(model_part)
-        party.afford("at", len(at), len(coef))
-        summed = taken(_summed(angles, offsets, at), model_part.get("multiple", 1))
+        party.afford("at", len(at.rows), len(coef))
+        summed = _summed(at.angles, at.offsets, at.rows)
+        summed = taken(summed, model_part.get("multiple", 1))
         if summed.shape[1] != len(coef):
             raise PartyError(
                 f"angles must be of the {len(coef)} features of the label holder, got "
@@ -986,10 +997,10 @@ def answer(
         partial = linear_scores(summed, coef) + intercept
     if size:
         reply["scores"] = _addends(party, partial, size, columns)
-    elif partial is not None:
-        scores, done = partial, at
-    if scores is not None and done is not None:
-        _answer(state, model_part, scores, done, party.y if evaluate else None)
+    elif at is not None and partial is not None:
+        done = ScoredRows(at.rows, partial)
+    if done is not None:
+        _answer(state, model_part, done, party.y if evaluate else None)
     if request is not None:
         reply["angles"] = _angles(party, request)["angles"]
     if last and len(state.rows):
@@ -1010,13 +1021,14 @@ def _coefficients(model_part: Part) -> tuple[Array, Array]:
 
 
 def _answer(
-    state: FDSKLState, model_part: Part, scores: Array, done: Array, y: Array | None
+    state: FDSKLState, model_part: Part, done: ScoredRows, y: Array | None
 ) -> None:
     """Turn the summed scores of rows into answers, and keep them.
 
     With labels it keeps for classes how sure the answers are.
     """
-    shape = len(done), len(_coefficients(model_part)[1])
+    rows, scores = done.rows, done.scores
+    shape = len(rows), len(_coefficients(model_part)[1])
     if scores.size != math.prod(shape):
         raise PartyError(
             f"scores must be {math.prod(shape)} numbers, got {scores.size}"
@@ -1024,11 +1036,11 @@ def _answer(
     scores, classes = scores.reshape(shape), model_part["classes"]
     new_answers = answers(scores, model_part["target"], classes)
     state.answers = np.concatenate([state.answers, new_answers])
-    state.rows = np.concatenate([state.rows, done]).astype(np.uint32)
+    state.rows = np.concatenate([state.rows, rows]).astype(np.uint32)
     if y is not None and model_part["target"] != "continuous":
         sure = scores[:, 0]
         if shape[1] > 1:
-            right = y[done.astype(np.intp), None] == classes
+            right = y[rows.astype(np.intp), None] == classes
             sure = (probabilities(scores) * right).sum(axis=1)
         state.sure = np.concatenate([state.sure, sure])
 

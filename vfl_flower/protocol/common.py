@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from vfl_flower.protocol.contract import OWN, Field, declared_as
+from vfl_flower.protocol.contract import OWN, Field, declared_as, leaves_of
 from vfl_flower.protocol.frame import DIGEST_BYTES, Frame
 from vfl_flower.protocol.party import PartyError
 
@@ -83,10 +83,15 @@ def common_digest(
 def _declared(
     fields: Mapping[str, Field], values: Mapping[str, Any]
 ) -> Iterator[tuple[str, Field, Any]]:
-    """Yield what the server itself tells, in the order of the names."""
+    """Yield what the server itself tells, in the order of the names.
+
+    Of a structure the field is that of the whole. What is sealed is left out: of it a
+    message has the parts, ``name.0``, ``name.1``, ..
+    """
     for name in sorted(values):
         field = declared_as(fields, name.partition(".")[0])
-        if field is not None and field.leaves is None:
+        names = name, name.rpartition(".")[0]
+        if field is not None and not any(leaves_of(fields, n) for n in names):
             yield name, field, values[name]
 
 

@@ -13,7 +13,8 @@ travel. These annotations have a meaning in a message:
 ``Annotated[Array, Whole(..)]``  an array of whole numbers in a range, of a shape; also
                                  with ``MinLen(1)``: of length 1 or more
 ``dict[int, Array]``             arrays ``name_0``, ``name_1``, ..; annotated as each
-a frozen dataclass               its fields, as ``name.field``
+a frozen dataclass               its fields, as ``name.field``, each of which may be
+                                 encrypted, or a sum that one party opens
 ``T | None``, ``NotRequired``    may be left out
 ===============================  =====================================================
 
@@ -490,6 +491,11 @@ def declared_as(fields: Mapping[str, Field], name: str) -> Field | None:
     """Return the field that a flat name belongs to, if any."""
     if name in fields:
         return fields[name]
+    outer, dot, inside = name.partition(".")
+    if dot:
+        kind: Any = fields[outer].kind if outer in fields else None
+        known = dataclasses.is_dataclass(kind)
+        return declared_as(fields_of(kind), inside) if known else None
     head, _, number = name.rpartition("_")
     arrays = fields.get(head) if number.isdecimal() else None
     return arrays if arrays is not None and arrays.kind is dict else None

@@ -65,8 +65,9 @@ class Seal:
         """Return whether the seal is of a value called `name`.
 
         ``angles_2`` and ``angles`` are one name: the number says whose, or which block.
+        So is ``rows.angles``, a field of a structure.
         """
-        return stem(self.name) == stem(name)
+        return stem(self.name) == stem(name.rpartition(".")[2])
 
 
 @shapes_only

@@ -91,14 +91,18 @@ class Angles:
         """Give some parties a value of a parameter, and the others none."""
         return each([values.get(j) for j in range(len(self.parties))])
 
-    def delivered(self, summed: SummedAngles | None) -> tuple[Array, Array, Array]:
-        """Return the parameters ``at``, ``angles`` and ``offsets`` of a step."""
+    def delivered(self, summed: SummedAngles | None) -> party.SummedRows:
+        """Return the parameter ``at`` of a step: each label holder gets its angles."""
         if summed is None:
-            summed = SummedAngles(np.zeros(0), {}, {})
-        return (
-            self.each(dict.fromkeys(summed.angles, summed.rows)),
-            self.each({j: opened(sealed) for j, sealed in summed.angles.items()}),
-            self.each({j: opened(sealed) for j, sealed in summed.offsets.items()}),
+            return self.each({})
+        rows, offsets = summed.rows, summed.offsets
+        return self.each(
+            {
+                j: party.SummedRows(
+                    rows, opened(sealed), opened(offsets[j]) if j in offsets else None
+                )
+                for j, sealed in summed.angles.items()
+            }
         )
 
     def ask(
@@ -169,7 +173,7 @@ class Angles:
         """
         receiver = self.holders[0]
         pending: SummedAngles | None = None
-        scored: tuple[Array, Sealed] | None = None
+        done: dict[int, party.ScoredRows] = {}
         blocks = list(row_blocks(rows, M, self.bits, block_bytes))
         trips = len(blocks) + self.star + (not self.alone)
         for k in range(trips):
@@ -181,7 +185,6 @@ class Angles:
                         party.held_out_angles, self._trees(), request=request
                     )
                     pending, request = self.summed(blocks[k], sealed), None
-            at, angles, offsets = self.delivered(pending)
             sums = self.sums() if request is not None else {}
             size = 0
             if pending is not None and not self.alone:
@@ -190,19 +193,17 @@ class Angles:
                 party.answer.summing(**sums),
                 columns=columns,
                 size=size,
-                scores=self.each({receiver: opened(scored[1])} if scored else {}),
-                done=self.each({receiver: scored[0]} if scored else {}),
-                at=at,
-                angles=angles,
-                offsets=offsets,
+                done=self.each(done),
+                at=self.delivered(pending),
                 request=request,
                 evaluate=evaluate,
                 last=k == trips - 1,
                 curves=self.each({receiver: True} if curves and k == trips - 1 else {}),
             )
-            scored = None
+            done = {}
             if pending is not None and size:
-                scored = pending.rows, replies.sealed["scores"]
+                scores = opened(replies.sealed["scores"])
+                done = {receiver: party.ScoredRows(pending.rows, scores)}
             pending = None
             if request is not None:
                 pending = self.summed(request.rows, replies.sealed)

@@ -280,7 +280,6 @@ class FDSKL(KernelLearning):
                 request = party.AngleRequest(instances[t], stop, angles.bits)
                 if not angles.star:
                     pending, turn, request = angles.relay(request), t, None
-            at, summed, offsets = angles.delivered(pending)
             sums = angles.sums() if request is not None else {}
             size, learn = 0, scored is not None
             if pending is not None and angles.alone:
@@ -297,9 +296,7 @@ class FDSKL(KernelLearning):
                 size=size,
                 learn=learn,
                 scores=angles.each(scores),
-                at=at,
-                angles=summed,
-                offsets=offsets,
+                at=angles.delivered(pending),
                 request=request,
                 keep=t == trips - 1,
             )
