@@ -12,7 +12,6 @@ import math
 import multiprocessing
 import resource
 from collections.abc import Sequence
-from itertools import pairwise
 from multiprocessing.connection import Connection
 from time import perf_counter, process_time
 from typing import Any
@@ -24,7 +23,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from vfl_flower import Party, SecureRidge
 from vfl_flower.clients.ridge.angles import joint_fraction
-from vfl_flower.numerics.ridge.fit import Block, fit_gram
+from vfl_flower.numerics.ridge.fit import fit_gram
 from vfl_flower.secure_aggregation.fixed_point import (
     decode,
     gram_fixed_point,
@@ -184,9 +183,8 @@ def pooled(rows: int, columns: int) -> float:
     F[:, -1] = 1.0
     start = process_time()
     gram = F.T @ F
-    thirds = np.linspace(0, columns, 4).astype(int).tolist()
-    blocks = [Block("", a, b) for a, b in pairwise(thirds)]
-    fit_gram(gram, blocks, "continuous")
+    thirds = np.linspace(0, columns, 4).astype(int)
+    fit_gram(gram, np.diff(thirds).tolist(), "continuous")
     return process_time() - start
 
 

@@ -85,7 +85,7 @@ def pooled(parties: list[Party], y: Array, strategy: SecureRidge, seed: int) -> 
     rows = state.training_rows(parties[0], task)
     fitted = [state.own_columns(member, task) for member in parties]
     states = [state.RidgeState(task) for _ in parties]
-    sizes = [b.stop - b.start for f in fitted for b in f.local.blocks]
+    sizes = [size for f in fitted for size in f.local.sizes]
 
     def scaled(relevant: bool) -> Array:
         parts = zip(parties, fitted, states, strict=True)
@@ -116,8 +116,8 @@ def pooled(parties: list[Party], y: Array, strategy: SecureRidge, seed: int) -> 
             F = np.column_stack([F, target[part], np.ones(len(part))])
             F = F.astype(np.float32)
             gram += F.T @ F
-        blocks = solving.blocks_of([*sizes, *(2 * c for c in joint.counts)])
-        return gram, fit_gram(gram, blocks, "continuous" if real else "classes")
+        of_all = [*sizes, *(2 * c for c in joint.counts)]
+        return gram, fit_gram(gram, of_all, "continuous" if real else "classes")
 
     multiple = 1
     if strategy._scales:

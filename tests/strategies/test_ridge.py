@@ -43,12 +43,12 @@ from vfl_flower.clients.ridge.dealing import NEW_ROWS
 from vfl_flower.clients.ridge.state import Joint, RidgeState, Task, frequencies_of
 from vfl_flower.numerics.ridge.features import (
     decision_function,
-    joint_angles,
     pairs,
+    part_angles,
     unpack_local,
 )
 from vfl_flower.numerics.ridge.fit import GramFit, fit_gram
-from vfl_flower.numerics.ridge.local_columns import local_columns, scaled_columns
+from vfl_flower.numerics.ridge.local_columns import local_columns
 from vfl_flower.numerics.ridge.relevance import relevance_of
 from vfl_flower.numerics.split import split_rows, training_rows
 from vfl_flower.protocol.consent import Consent, Limit
@@ -112,24 +112,16 @@ def pooled_features(parts, blocks):
     for part, X in zip(parts, blocks, strict=True):
         fitted = unpack_local(part)
         columns.append(local_columns(fitted, X))
-        turns = turns + joint_angles(
-            scaled_columns(fitted, X),
-            part["kernel"],
-            part["bandwidths"],
-            part["counts"],
-            part["densities"],
-            int(part["seed"], 16),
-            64,
-        )
+        turns = turns + part_angles(part, fitted, X, 64)
     return np.hstack(columns), pairs(turns)
 
 
-def ridge(gram, blocks):
+def ridge(gram, sizes):
     """Return the fit with one penalty that does not depend on the Gram matrix.
 
     The best penalties are not determined to the precision of the features.
     """
-    M = blocks[-1].stop
+    M = sum(sizes)
     order = np.r_[0:M, len(gram) - 1]
     A = gram[np.ix_(order, order)] + np.diag([3.0] * M + [0.0])
     weights = np.linalg.solve(A, gram[order, M:-1])
@@ -155,9 +147,9 @@ def test_the_model_is_that_of_pooled_features(
         y = np.digitize(y, np.quantile(y, [0.5] if target == "binary" else [0.3, 0.7]))
     opened = []
 
-    def look(gram, blocks, kind, class_weights):
-        opened.append((gram, blocks))
-        return ridge(gram, blocks)
+    def look(gram, sizes, kind, class_weights):
+        opened.append((gram, sizes))
+        return ridge(gram, sizes)
 
     monkeypatch.setattr(solving, "fit_gram", look)
     result = simulate(
@@ -218,11 +210,11 @@ def test_balanced_classes_move_the_threshold_and_nothing_else(monkeypatch, targe
     y = np.digitize(y, np.quantile(y, [0.9] if target == "binary" else [0.8, 0.9]))
     solved = []
 
-    def look(gram, blocks, kind, class_weights):
+    def look(gram, sizes, kind, class_weights):
         alike = np.ones(len(class_weights))
-        plain = fit_gram(gram, blocks, kind, class_weights=alike)
+        plain = fit_gram(gram, sizes, kind, class_weights=alike)
         solved.append((plain, class_weights))
-        return fit_gram(gram, blocks, kind, class_weights=class_weights)
+        return fit_gram(gram, sizes, kind, class_weights=class_weights)
 
     monkeypatch.setattr(solving, "fit_gram", look)
     training = strategy(target=target, joint_features=24, test_fraction=0.2)
@@ -544,10 +536,7 @@ def test_the_attack_by_known_rows_is_no_better_than_the_mean(monkeypatch):
     angles = []
     for part, block in zip(result.model.parts[:2], (X[:, :2], X[:, 2:4]), strict=True):
         fitted = unpack_local(part)
-        scaled = scaled_columns(fitted, block[rows])
-        settings = (part[k] for k in ("bandwidths", "counts", "densities"))
-        seed = int(part["seed"], 16)
-        angles.append(joint_angles(scaled, "gaussian", *settings, seed, 64))
+        angles.append(part_angles(part, fitted, block[rows], 64))
     turns = (sum(angles) - sum(angles).mean(axis=0) + 0.5) % 1.0
     assert guess(turns).max() < 0.1
     seen = listening.angles[-1].reshape(len(rows), -1) / 2.0**16
@@ -1410,7 +1399,7 @@ def test_rows_of_several_blocks(monkeypatch):
     monkeypatch.setattr(
         solving,
         "fit_gram",
-        lambda gram, blocks, *_, **__: opened.append(gram) or ridge(gram, blocks),
+        lambda gram, sizes, *_, **__: opened.append(gram) or ridge(gram, sizes),
     )
     X, y = data(4500)
     training = strategy(joint_features=8, test_fraction=0.4, seed=3)

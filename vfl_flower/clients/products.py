@@ -128,9 +128,8 @@ def check_roles(
     bits means no joint columns; `labels` is whether the first party holds labels; a
     step of a single turn names it. Raises PartyError, which names the rule.
     """
-    places = [roles.first, roles.second]
-    if roles.dealer is not None:
-        places.append(roles.dealer)
+    named = roles.first, roles.second, roles.dealer
+    places = [place for place in named if place is not None]
     if len(set(places)) < len(places) or max(places) >= party.n_parties:
         raise PartyError(
             "the first, the second and the dealing party must be different parties: a "
@@ -176,28 +175,24 @@ def check_roles(
 
 
 def withhold(party: Party, rule: str) -> None:
-    """Note at the label holder why it does not use its labels: they break a rule.
+    """Note at the label holder that it does not use its labels, which break a rule.
 
     The server chooses the rows. So a refusal would reveal facts about labels, as often
     as it asks: instead zeros take their place, and the protocol ends with the model
-    that predicts a constant. `rule` is what the labels must be.
-
-    Raises PartyError if all parties are in one process, whose user may know.
+    that predicts a constant. Raises PartyError if all parties are in one process, whose
+    user may know.
     """
     if party.allow_plain:
         raise PartyError(rule)
-    log.error(
-        "the labels of this party are not used, and the model will be constant: %s",
-        rule,
-    )
+    what = "the labels of this party are not used, and the model will be constant"
+    log.error("%s: %s", what, rule)
 
 
 def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> None:
-    """Refuse a Gram matrix of few rows.
+    """Refuse fewer than four rows a column, than 20, or than this party's consent has.
 
-    Each row has one weight, shape (m,); None: all alike. Raises PartyError for fewer
-    than four rows a column, than 20, or than this party's consent asks for; of rows
-    with weights their effective number counts, (sum w)^2 / sum w^2 (Kish).
+    Of rows with weights, shape (m,), their effective number counts, (sum w)^2 / sum w^2
+    (Kish).
     """
     effective = float(rows)
     if weights is not None and rows:
@@ -225,12 +220,9 @@ def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> 
 
 
 def deal_all(use: Deal, root: bytes, roles: Roles) -> list[Array]:
-    """Return what a dealer sends to each party, as bytes.
-
-    `use` is that of the triple, and `root` is the dealer's secret, 32 bytes.
-    """
+    """Return what a dealer with the secret `root` sends to each party, as bytes."""
     sent = [deal_owner(use, root, owner).pack() for owner, _ in enumerate(roles.owners)]
-    pair = (roles.first, roles.second)
+    pair = roles.first, roles.second
     for party, dealt in zip(pair, deal_gram(use, root), strict=True):
         sent[party] = np.concatenate([sent[party], dealt.pack()])
     return sent
@@ -240,10 +232,7 @@ def deal_all(use: Deal, root: bytes, roles: Roles) -> list[Array]:
 @sums_over("none", "it sends random numbers alone")
 @once
 def deal(party: Party, roles: Roles) -> Delivered:
-    """Deal, at the party that deals in the place of the server.
-
-    It must not compute, hold labels, or work with either of the two that compute.
-    """
+    """Deal in the place of the server, at a party that works with no computing one."""
     check_roles(party, roles)
     if party.index != roles.dealer:
         return {}
@@ -255,9 +244,9 @@ def deal(party: Party, roles: Roles) -> Delivered:
 def dealt_to(
     dealt: Array | None, delivered: dict[int, Array] | None, roles: Roles
 ) -> Array:
-    """Return what the dealer, be it the server or a party, has dealt to this party.
+    """Return what the dealer has dealt to this party; raise PartyError if nobody has.
 
-    Raises PartyError if it comes from anybody else, or not at all.
+    The server deals `dealt`; a party has `delivered` it, and nobody else may.
     """
     if dealt is not None and roles.dealer is None:
         return dealt
@@ -297,9 +286,8 @@ def hide(party: Party, state: ProductState, columns: Iterable[Array]) -> Hidden:
 
     Digests of the seeds of that party's masks come with them, which exposes a dealer
     that gives this party other ones. A computing party adds what checks the triple, for
-    the other one. The columns, shape (rows, owned columns), come in parts of whole
-    blocks of rows. Raises PartyError if the correlated randomness is of another use,
-    short or changed.
+    the other one. The columns come in parts of whole blocks of rows. Raises PartyError
+    if what was dealt is of another use, short or changed.
     """
     roles, index, openings, block = state.roles, party.index or 0, list[Array](), 0
     with refusing():
@@ -311,15 +299,10 @@ def hide(party: Party, state: ProductState, columns: Iterable[Array]) -> Hidden:
             openings.append(pack(hidden, use.bits))
             block += -(-len(part) // BLOCK_ROWS)
         seeds = of_owner.seed, of_owner.correction.tobytes()
-        heads = [seed_digest(use, index, seed) for seed in seeds]
-        reply: Hidden = {
-            "openings": {
-                receiver: np.concatenate([np.frombuffer(head, np.uint8), *openings])
-                for receiver, head in zip(
-                    (roles.first, roles.second), heads, strict=True
-                )
-            }
-        }
+        reply: Hidden = {"openings": {}}
+        for receiver, seed in zip((roles.first, roles.second), seeds, strict=True):
+            head = np.frombuffer(seed_digest(use, index, seed), np.uint8)
+            reply["openings"][receiver] = np.concatenate([head, *openings])
         if computing is not None:
             combined = _triple(party, state).sacrifice(challenge_of(party, roles))
             check = np.concatenate([pack(part, use.bits) for part in combined])
@@ -328,10 +311,9 @@ def hide(party: Party, state: ProductState, columns: Iterable[Array]) -> Hidden:
 
 
 def open_joint(party: Party, state: ProductState, shares: Iterator[Array]) -> Array:
-    """Return what a computing party opens of the joint columns, for the other one.
+    """Return what a computing party opens of its shares of joint columns, once.
 
-    `shares` are the blocks of its share of them, uint64, shape (b, joint). Raises
-    PartyError as :func:`hide` does, or if they were opened before.
+    The shares are blocks, uint64, (b, joint). Raises PartyError as :func:`hide` does.
     """
     if len(state.joint) or state.multiplied:
         raise PartyError("joint columns are opened once")
@@ -372,11 +354,8 @@ def multiply(
 ) -> Share:
     """Multiply what all parties have opened, at the two that compute.
 
-    The second one sends its share to the first, with the proof of its triple.
-
-    openings: of all parties' columns.
-    joint, checks: what the other one that computes has opened of joint columns, and to
-        check the triple.
+    The second one sends its share to the first, with the proof of its triple. `joint`
+    and `checks` are what the other one has opened of joint columns and of its triple.
     """
     state = party.recall(ProductState)
     roles = state.roles
@@ -386,19 +365,16 @@ def multiply(
         state.multiplied = True
         return {}
     other = other_of(party, roles)
-    if sorted(openings or {}) != list(range(party.n_parties)):
+    openings, joint, checks = openings or {}, joint or {}, checks or {}
+    if sorted(openings) != list(range(party.n_parties)):
         raise PartyError("openings must be those of all parties")
-    if list(joint or {}) != [other] * bool(roles.joint) or list(checks or {}) != [
-        other
-    ]:
+    if list(joint) != [other] * bool(roles.joint) or list(checks) != [other]:
         raise PartyError("joint and checks must be those of the other computing party")
-    assert openings is not None
-    assert checks is not None
     with refusing():
         triple = _triple(party, state)
         bits, challenge = triple.deal.bits, challenge_of(party, roles)
         of_owners = _of_right_seeds(party, state, openings)
-        pair = [Elements(data) for data in (state.joint, *(joint or {}).values())]
+        pair = [Elements(data) for data in (state.joint, *joint.values())]
         for block, rows in enumerate(triple.deal.blocks()):
             count = rows.stop - rows.start
             parts = [
@@ -430,10 +406,7 @@ def multiply(
 def _of_right_seeds(
     party: Party, state: ProductState, openings: Mapping[int, Array]
 ) -> list[Elements]:
-    """Return what each owner has opened; refuse openings under other seeds than these.
-
-    Such a seed would make this party multiply F + Delta; the dealer knows Delta.
-    """
+    """Return what each owner has opened; refuse openings under seeds of other masks."""
     use, _, computing = _parts_of(party, state.roles, state.dealt)
     assert computing is not None
     made = []
@@ -446,12 +419,9 @@ def _of_right_seeds(
 
 
 def check_seeds(party: Party, owners: Sequence[int], sent: bytes, right: bytes) -> None:
-    """Refuse columns that are hidden by other seeds than those of the masks.
+    """Raise PartyError unless the owners' digests of seeds, `sent`, are the right ones.
 
-    owners: places of the parties whose columns they are.
-    sent, right: digests of the seeds that the owners have, and of those of the masks.
-
-    Raises PartyError, which blames the dealer, if they differ.
+    Another seed would make this party multiply F + Delta, where the dealer knows Delta.
     """
     if not hmac.compare_digest(sent, right):
         who = (party.names[j] if party.names else f"party {j}" for j in owners)
@@ -463,11 +433,9 @@ def check_seeds(party: Party, owners: Sequence[int], sent: bytes, right: bytes) 
 
 
 def opened(party: Party, state: ProductState, share: Mapping[int, Array]) -> Array:
-    """Return the Gram matrix, at the first party, in the units of the hidden columns.
+    """Return the Gram matrix, (columns, columns), at the first party, in their units.
 
-    It has the shape (columns, columns). `share` is what the second party has sent in
-    :func:`multiply`. Raises PartyError if a triple was not what its dealer had to deal,
-    or if a share is short.
+    Raises PartyError if the triple is wrong, or the share of the second party is short.
     """
     roles = state.roles
     if not len(state.share) or list(share) != [roles.second]:

@@ -59,9 +59,7 @@ class ComputingParties(ProtocolStrategy):
     ) -> Roles:
         """Return who does what; the `holder`, by default of labels, opens the result.
 
-        `owners` are the numbers of columns of each party, and `more` has other numbers
-        of :class:`~vfl_flower.secure_aggregation.products.roles.Roles`. Raises
-        FederationError if the dealer, or the party that computes, is no such party.
+        Raises FederationError if the dealer, or the party that computes, may not.
         """
         holder = parties.label_holder if holder is None else holder
         (dealing, second), dealer = self.places(parties), self.dealer
@@ -91,10 +89,7 @@ def warn_of_constant(constant: bool) -> None:
 
 
 def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
-    """Return what is dealt, as arguments of the step that makes the columns.
-
-    The server deals by itself; a party needs a round trip for it.
-    """
+    """Return what is dealt, as arguments of a step; by a party in a round trip."""
     if roles.dealer is None:
         root = parties.checkpoint.token(SEED_BYTES)
         dealt = party.deal_all(roles.deal(parties.session), root, roles)
@@ -120,11 +115,7 @@ def multiply(
     hidden: Replies[Any],
     joint: Replies[Any] | None = None,
 ) -> dict[int, Array]:
-    """Let the two parties compute; return the share for the first one, who opens both.
-
-    The replies to the steps that hide columns and open joint ones have what
-    :func:`vfl_flower.clients.products.hide` and ``open_joint`` return.
-    """
+    """Let the two parties compute; return the share for the first one, who opens it."""
     replies = parties.ask(
         party.multiply,
         openings=passed_on(hidden, "openings"),

@@ -8,9 +8,10 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
 from vfl_flower.numerics.ridge import fit as ridge_fit
-from vfl_flower.numerics.ridge.fit import Block, fit_gram
+from vfl_flower.numerics.ridge.fit import fit_gram
 
-BLOCKS = [Block("signal", 0, 3), Block("noise", 3, 9)]
+SIZES = [3, 6]
+"""Of signal and of noise."""
 
 
 def gram_of(F, Y):
@@ -37,8 +38,8 @@ def ridge(F, Y, penalties):
     return np.atleast_2d(model.coef_).T / np.sqrt(penalties)[:, None], model.intercept_
 
 
-def penalties_of(fit, blocks=BLOCKS):
-    return np.repeat(fit.penalties, [block.stop - block.start for block in blocks])
+def penalties_of(fit, sizes=SIZES):
+    return np.repeat(fit.penalties, sizes)
 
 
 def scores_without(F, Y, penalties):
@@ -52,7 +53,7 @@ def scores_without(F, Y, penalties):
 @pytest.mark.parametrize("classes", [0, 2, 3])
 def test_weights_and_error_are_those_of_ridge_regression_on_rows(classes):
     F, Y = table(classes)
-    fit = fit_gram(gram_of(F, Y), BLOCKS, "classes" if classes else "continuous")
+    fit = fit_gram(gram_of(F, Y), SIZES, "classes" if classes else "continuous")
     penalties = penalties_of(fit)
     W, a = ridge(F, Y, penalties)
     np.testing.assert_allclose(fit.weights, W, atol=1e-9)
@@ -72,8 +73,7 @@ def test_three_rows_by_hand():
     (2 / 3)^2 (2 / 3) / (4 / 9)^2 = 3 / 2.
     """
     x = np.array([-1.0, 0.0, 1.0])
-    blocks = [Block("x", 0, 1)]
-    fit = fit_gram(gram_of(x[:, None], 2 * x), blocks, "continuous", noise=1 / 20)
+    fit = fit_gram(gram_of(x[:, None], 2 * x), [1], "continuous", noise=1 / 20)
     assert fit.penalties == pytest.approx([1 / 3])
     assert fit.weights == pytest.approx(np.array([[4 / 3]]))
     assert fit.intercept == pytest.approx(0, abs=1e-12)
@@ -112,7 +112,7 @@ def test_the_gradient_is_that_of_the_evidence(classes):
 
 def test_no_penalties_of_a_grid_have_more_evidence_than_those_chosen():
     F, Y = table()
-    fit = fit_gram(gram_of(F, Y), BLOCKS, "continuous")
+    fit = fit_gram(gram_of(F, Y), SIZES, "continuous")
     assert fit.penalties[1] > 10 * fit.penalties[0]
     sums = ridge_fit._about_means(gram_of(F, Y), 9)
     evidence = ridge_fit._Evidence(sums, np.repeat([0, 1], [3, 6]), np.zeros(2))
@@ -126,10 +126,10 @@ def test_no_penalties_of_a_grid_have_more_evidence_than_those_chosen():
 @pytest.mark.parametrize("thin", [4, 6])
 def test_a_search_that_begins_with_few_features_ends_where_all_do(thin, monkeypatch):
     F, Y = table()
-    full = fit_gram(gram_of(F, Y), BLOCKS, "continuous")
+    full = fit_gram(gram_of(F, Y), SIZES, "continuous")
     monkeypatch.setattr(ridge_fit, "THIN", thin)
     monkeypatch.setattr(ridge_fit, "POLISH", 0)
-    fit = fit_gram(gram_of(F, Y), BLOCKS, "continuous")
+    fit = fit_gram(gram_of(F, Y), SIZES, "continuous")
     assert fit.error[0] == pytest.approx(full.error[0], rel=0.03)
     assert fit.error[0] != full.error[0]
     assert fit.penalties[1] > 10 * fit.penalties[0]
@@ -139,7 +139,7 @@ def test_a_search_that_begins_with_few_features_ends_where_all_do(thin, monkeypa
 def test_weighted_probabilities_are_those_of_discriminant_analysis(classes):
     F, Y = table(classes)
     weights = np.ones(classes)
-    fit = fit_gram(gram_of(F, Y), BLOCKS, "classes", class_weights=weights)
+    fit = fit_gram(gram_of(F, Y), SIZES, "classes", class_weights=weights)
     scores = scores_without(F, Y, penalties_of(fit))
     labels = (Y[:, 0] > 0) * 1 if classes == 2 else Y.argmax(axis=1)
     # One of K scores follows from the others.
@@ -156,7 +156,7 @@ def test_weighted_probabilities_are_those_of_discriminant_analysis(classes):
 
 def test_probabilities_are_the_best_line_and_stay_positive():
     F, Y = table(2)
-    fit = fit_gram(gram_of(F, Y), BLOCKS, "classes")
+    fit = fit_gram(gram_of(F, Y), SIZES, "classes")
     scores = scores_without(F, Y, penalties_of(fit))
     slope, offset = np.polyfit(scores[:, 0], (1 + Y[:, 0]) / 2, 1)
     line = slope * scores + offset
@@ -179,7 +179,7 @@ def test_rare_classes_get_probabilities_that_hold(classes):
     Y = 2.0 * (logits.argmax(axis=1)[:, None] == np.arange(classes)) - 1
     Y = Y[:, 1:] if classes == 2 else Y
     Z = np.hstack([F, np.maximum(F, 0), np.maximum(F - 1, 0), np.maximum(F - 2, 0)])
-    fit = fit_gram(gram_of(Z, Y), [Block("all", 0, 12)], "classes")
+    fit = fit_gram(gram_of(Z, Y), [12], "classes")
     found = fit.probabilities(fit.scores(Z))[:, -1]
     for low in np.arange(0, 1, 0.2):
         rows = (low <= found) & (found < low + 0.2)
@@ -192,8 +192,8 @@ def test_rare_classes_get_probabilities_that_hold(classes):
 def test_class_weights_are_prior_odds(classes):
     F, Y = table(classes)
     gram, counts = gram_of(F, Y), np.arange(1.0, classes + 1)
-    plain = fit_gram(gram, BLOCKS, "classes", class_weights=np.ones(classes))
-    fit = fit_gram(gram, BLOCKS, "classes", class_weights=counts)
+    plain = fit_gram(gram, SIZES, "classes", class_weights=np.ones(classes))
+    fit = fit_gram(gram, SIZES, "classes", class_weights=counts)
     np.testing.assert_array_equal(fit.weights, plain.weights)
     before = plain.probabilities(plain.scores(F))
     if classes == 2:
@@ -208,7 +208,7 @@ def test_dependent_and_empty_columns_with_errors_of_the_sums_change_little():
     """The errors are as large as `noise` says, and G is not positive definite."""
     F, Y = table()
     F = np.hstack([F, F[:, :3], np.zeros((len(F), 2)), np.ones((len(F), 1))])
-    blocks = [*BLOCKS, Block("again", 9, 12), Block("nothing", 12, 15)]
+    blocks = [*SIZES, 3, 3]  # signal, noise, signal again, nothing
     clean, rng = gram_of(F, Y), np.random.default_rng(1)
     sizes = np.sqrt(np.diag(clean))
     error = rng.uniform(-1e-6, 1e-6, clean.shape) * np.outer(sizes, sizes)
@@ -222,7 +222,7 @@ def test_dependent_and_empty_columns_with_errors_of_the_sums_change_little():
 
 def test_targets_that_features_explain_wholly_are_learned():
     F, _ = table()
-    fit = fit_gram(gram_of(F, F[:, :3] @ [1.0, -2.0, 0.5]), BLOCKS, "continuous")
+    fit = fit_gram(gram_of(F, F[:, :3] @ [1.0, -2.0, 0.5]), SIZES, "continuous")
     assert fit.error[0] < 1e-6 * fit.variance[0]
 
 
@@ -231,7 +231,7 @@ def test_features_without_signal_are_left_out():
     rng = np.random.default_rng(0)
     for _ in range(20):
         F, y = rng.standard_normal((40, 9)), rng.standard_normal(40)
-        fit = fit_gram(gram_of(F, y), BLOCKS, "continuous")
+        fit = fit_gram(gram_of(F, y), SIZES, "continuous")
         assert fit.error[0] < 1.2 * fit.variance[0]
 
 
@@ -245,11 +245,11 @@ def test_features_without_signal_are_left_out():
 def test_sums_of_no_rows_are_refused(change, message):
     given = {"gram": gram_of(*table()), "kind": "continuous"} | change
     with pytest.raises(ValueError, match=message):
-        fit_gram(given["gram"], BLOCKS, given["kind"])
+        fit_gram(given["gram"], SIZES, given["kind"])
 
 
 def test_real_targets_have_no_probabilities():
     F, Y = table()
-    fit = fit_gram(gram_of(F, Y), BLOCKS, "continuous")
+    fit = fit_gram(gram_of(F, Y), SIZES, "continuous")
     with pytest.raises(ValueError, match="probabilities must be of classes"):
         fit.probabilities(fit.scores(F))

@@ -53,8 +53,7 @@ OpenedAngles = Annotated[Array, Reals("*"), SEALED]
 def joint_fraction(rows: int) -> int:
     """Return the fraction bits of the features of training rows, an even number.
 
-    A cosine with f of them is off by some ``2^-(f / 2)``. In a ring of 48 bits few rows
-    have room for hardly more than many, so they take the widest one.
+    In a ring of 48 bits few rows have hardly more room than many: they take the widest.
 
     >>> [joint_fraction(rows) for rows in (300, 3000, 30_000)]
     [26, 24, 16]
@@ -83,9 +82,8 @@ def hidden_angles(
 ) -> dict[int, Array]:
     """Return angles plus the dealer's random ones, for both parties that compute.
 
-    The angles, shape (rows, angles), come in parts of whole blocks of rows; the dealer
-    has sent `dealt` to this party. Raises PartyError if that is of another use, short
-    or changed.
+    The angles, (rows, angles), come in parts of whole blocks of rows. Raises PartyError
+    if what was dealt is of another use, short or changed.
     """
     hidden, block = [], 0
     with refusing():
@@ -113,11 +111,9 @@ def joint_shares(
 ) -> Iterator[Array]:
     """Yield the blocks of a computing party's shares of cosines and sines.
 
-    `angles` are the flattened sums of all parties' angles, each of which is taken
-    `multiple` times. The dealer has sent `dealt` to this party for its angles, and for
-    cosines to the second party `cosines` (if the server deals) or `delivered` (if a
-    party does). Raises PartyError if this party does not compute, or if the dealer has
-    not sent what it must.
+    Of `multiple` times the summed angles. For cosines the second party alone is dealt
+    `cosines` by the server, or `delivered` by a party. Raises PartyError if this party
+    does not compute, or the dealer has not sent what it must.
     """
     if party.index not in (roles.first, roles.second):
         raise PartyError("angles must be for the two parties that compute")

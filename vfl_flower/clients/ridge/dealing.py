@@ -63,25 +63,17 @@ def row_angles(roles: Roles, session: int) -> Deal:
 
 
 def deal_turn(session: int, root: bytes, roles: Roles) -> list[Array]:
-    """Return what a dealer sends to each party for a turn.
-
-    `root` is the secret of the dealer, 32 bytes.
-    """
-    made = _deal_angles(training_angles, session, root, roles)
-    for sent, more in zip(
-        made, deal_all(roles.deal(session), root, roles), strict=True
-    ):
-        sent.append(more)
-    return [np.concatenate(sent) for sent in made]
+    """Return what a dealer with the secret `root` sends to each party for a turn."""
+    angles = _deal_angles(training_angles, session, root, roles)
+    grams = deal_all(roles.deal(session), root, roles)
+    pairs = zip(angles, grams, strict=True)
+    return [np.concatenate([*seeds, gram]) for seeds, gram in pairs]
 
 
 def cosines_of(
     use: Deal, root: bytes, roles: Roles, angle_bits: int, multiple: int = 1
 ) -> Array:
-    """Return what the second party needs for the cosines of all rows.
-
-    `use` is that of the angles, each of which is taken `multiple` times.
-    """
+    """Return what the second party needs for cosines of `multiple` times angles."""
     dealt = deal_cosines(
         use, root, len(roles.owners), roles.fraction, multiple, angle_bits
     )
@@ -96,18 +88,14 @@ def row_deal(roles: Roles, session: int, outputs: int) -> Deal:
 
 
 def deal_rows(session: int, root: bytes, roles: Roles, outputs: int) -> list[Array]:
-    """Return what a dealer sends to each party for rows that are scored.
-
-    Each row has K `outputs`; the other arguments are those of :func:`deal_turn`.
-    """
+    """Return what a dealer sends to each party for rows with K scores each."""
     made = _deal_angles(row_angles, session, root, roles)
     deal = row_deal(roles, session, outputs)
     for owner, sent in enumerate(made):
         sent.append(deal_row_owner(deal, root, owner).pack())
-    for party, dealt in zip(
-        (roles.first, roles.second), deal_predictions(deal, root), strict=True
-    ):
-        made[party].append(dealt.pack())
+    first, second = deal_predictions(deal, root)
+    made[roles.first].append(first.pack())
+    made[roles.second].append(second.pack())
     return [np.concatenate(sent) for sent in made]
 
 

@@ -46,8 +46,8 @@ def targets_of(party: Party, state: RidgeState) -> Array:
 def check_targets(party: Party, state: RidgeState, fitted: OwnColumns) -> None:
     """Withhold labels with which a Gram matrix would reveal a single row.
 
-    Real labels that do so are clipped first, and local columns that do so beside the
-    labels are muted: no count of columns, which the server gets, depends on labels.
+    Real ones are clipped first, and local columns that would do so beside the labels
+    are muted: no count of columns, which the server gets, depends on labels.
     """
     assert party.y is not None
     y = party.y[training_rows(party, state.task)]

@@ -46,10 +46,7 @@ MIXTURES = FixedPoint(63, 20, 2.0**20)
 
 
 def relevance_deal(roles: Roles, session: int, owner: int, width: int) -> Deal:
-    """Return the use of the triple between the label holder and another party.
-
-    `owner` is the index of the other party, and `width` d, its number of columns.
-    """
+    """Return the use of the triple of the label holder and an owner of d columns."""
     shape = width, roles.joint // 2, PROBES
     return Deal(session, "relevance", roles.turn, owner, shape, FREQUENCIES.bits)
 
@@ -57,12 +54,7 @@ def relevance_deal(roles: Roles, session: int, owner: int, width: int) -> Deal:
 def deal_relevance(
     session: int, root: bytes, roles: Roles, widths: Sequence[int]
 ) -> tuple[list[Array | None], dict[int, Array]]:
-    """Return what a dealer sends to each other party, and what to the label holder.
-
-    `root` is the secret of the dealer, 32 bytes, and `widths` has each party's number
-    of columns. The first result has None for the label holder; the second is for the
-    label holder, by the other party.
-    """
+    """Return what a dealer sends to each other party, and to the label holder by it."""
     of_holder: dict[int, Array] = {}
     of_others: list[Array | None] = [None] * len(widths)
     for j, width in enumerate(widths):
@@ -76,11 +68,9 @@ def deal_relevance(
 def hidden_frequencies(
     deal: Deal, dealt: Array, omega: Array, challenge: bytes
 ) -> Array:
-    """Return a party's frequencies under a mask, for the label holder; uniform.
+    """Return a party's frequencies, (A, d), under a mask, for the label holder.
 
-    `omega`, shape (A, d), is multiplied by the bandwidth; `challenge` is what this
-    party and the label holder know, and the dealer does not. Raises ValueError if the
-    correlated randomness is of another use, short or changed.
+    Raises ValueError if what was dealt is of another use, short or changed.
     """
     triple = PredictionTriple(deal, 1, Dealt.unpack(dealt))
     elements, _ = FREQUENCIES.encode(omega.T)
@@ -96,9 +86,8 @@ def hidden_frequencies(
 def hidden_probes(
     deal: Deal, dealt: Array, opening: Array, B: Array, challenge: bytes
 ) -> Array:
-    """Return what the label holder sends to another party: B under a mask, and a share.
+    """Return B, (A, probes), under a mask, and a share, for the party of an opening.
 
-    B, shape (A, probes), is drawn from N(0, H), and `opening` is from the other party.
     Raises ValueError if a message of the dealer or the party is of another use, short
     or changed, or if the triple is wrong.
     """
@@ -128,8 +117,7 @@ def hidden_probes(
 def opened_relevance(deal: Deal, dealt: Array, sent: Array) -> Array:
     """Return the relevance of a party's columns, shape (d,).
 
-    `dealt` is from the dealer, and `sent` from the label holder. Raises ValueError if
-    either is of another use, short or changed.
+    Raises ValueError if what was dealt, or what the label holder sent, does not fit.
     """
     bits = deal.bits
     triple = PredictionTriple(deal, 1, Dealt.unpack(dealt))

@@ -21,7 +21,7 @@ from vfl_flower.clients.ridge.state import (
 )
 from vfl_flower.clients.ridge.training import KINDS
 from vfl_flower.numerics.ridge.features import pack_local
-from vfl_flower.numerics.ridge.fit import Block, GramFit, fit_gram
+from vfl_flower.numerics.ridge.fit import GramFit, fit_gram
 from vfl_flower.numerics.ridge.local_columns import LocalColumns
 from vfl_flower.numerics.ridge.relevance import derivative_products, relevance_of
 from vfl_flower.numerics.ridge.relevance import probes as draw_probes
@@ -70,23 +70,20 @@ def relevance(
 ) -> Mixed:
     """Solve at the label holder, and let each other party know which columns matter.
 
-    kinds: as for :func:`fit`.
-    widths: number of columns of each party.
-    counted: number of columns of all other parties, as consent counts them.
-    share: that of the second party.
+    kinds, share: as for :func:`fit`.
+    widths, counted: columns of each party, and of all other parties for their consent.
     frequencies: of each other party, under masks.
     triples: what the server deals for it, one party after another.
     """
     state = party.recall(RidgeState)
-    product, joint = _computed(party), state.joint
+    roles, joint = _computed(party).roles, state.joint
     if party.y is None:
         return {}
     if triples is None:
         raise PartyError("relevance must have what is dealt for it")
     if joint is None or joint.relevant:
         raise PartyError("relevance must follow a first turn with joint features")
-    roles, index = product.roles, party.index or 0
-    others = [j for j in range(party.n_parties) if j != index]
+    others = [j for j in range(party.n_parties) if j != party.index]
     if sorted(frequencies or {}) != others or len(widths) != party.n_parties:
         raise PartyError("frequencies must be those of all other parties")
     assert frequencies is not None
@@ -107,9 +104,8 @@ def relevance(
     with refusing():
         for j in others:
             deal = relevance_deal(roles, party.session, j, widths[j])
-            dealt = portion.take().pack()
-            challenge = party.agree(j)
-            reply[j] = hidden_probes(deal, dealt, frequencies[j], B, challenge)
+            sealed = portion.take().pack(), frequencies[j]
+            reply[j] = hidden_probes(deal, *sealed, B, party.agree(j))
         portion.end()
     return {"probes": reply}
 
@@ -158,12 +154,11 @@ def fit(
     reply: Fitted = {"kept": party.state_dir is not None}
     if party.y is not None:
         _, solved, order = _solve(party, state, kinds, share or {}, fitted.local)
-        M, scale = len(solved.weights), state.y_scale
+        scale = state.y_scale
         # As the columns lie in the Gram matrix, but for the targets and the ones.
-        coef = np.empty_like(solved.weights)
-        coef[np.argsort(np.argsort(order[:M]))] = scale * solved.weights
+        places = np.argsort(order[: len(solved.weights)])
         part |= {
-            "coef": coef,
+            "coef": scale * solved.weights[places],
             "intercept": state.y_mean + scale * solved.intercept,
             "target": task.target,
             "classes": state.classes,
@@ -207,9 +202,8 @@ def _solve(
 ) -> tuple[Array, GramFit, Array]:
     """Open the Gram matrix and solve.
 
-    Return the matrix in the order of the result (local columns, joint ones by
-    bandwidth, targets and ones), the solution, and the place of each of these columns
-    in what was computed.
+    Return the matrix in an order with local columns, joint ones by bandwidth, targets
+    and ones; the solution; and that order.
     """
     task, product = state.task, _computed(party)
     roles = product.roles
@@ -221,13 +215,13 @@ def _solve(
     order = _order(roles, local.n_columns, counts)
     gram = opened(party, product, share)[np.ix_(order, order)]
     sizes = [*kinds, *(2 * count for count in counts)]
-    M, outputs = sum(sizes), len(order) - sum(sizes) - 1
-    weights = _balance(gram, outputs) if task.balanced else None
+    M = sum(sizes)
+    weights = _balance(gram, len(order) - M - 1) if task.balanced else None
     try:
         if not state.constant:
             solved = fit_gram(
                 gram,
-                blocks_of(sizes),
+                sizes,
                 "continuous" if task.target == "continuous" else "classes",
                 class_weights=weights,
             )
@@ -287,32 +281,20 @@ def _balance(gram: Array, outputs: int) -> Array:
     return np.asarray(1 / np.maximum(counts, 1))
 
 
-def blocks_of(sizes: Sequence[int]) -> list[Block]:
-    """Return blocks of so many columns, one after another."""
-    stops = np.cumsum(sizes).tolist()
-    return [
-        Block(str(k), stop - size, stop)
-        for k, (size, stop) in enumerate(zip(sizes, stops, strict=True))
-    ]
-
-
 def drawn_probes(
     gram: Array, solved: GramFit, joint: Joint, rng: np.random.Generator
 ) -> Array:
     """Return B for frequencies times their bandwidths, shape (A, probes).
 
-    In units of the standard deviation of f over the training rows. The Gram matrix is
-    that which is solved; joint features are the last ones, by bandwidth.
+    In units of the standard deviation of f over the training rows; of the Gram matrix
+    that is solved, whose joint features are the last ones, by bandwidth.
     """
-    M, n, A = len(solved.weights), gram[-1, -1], joint.angles
-    # Cosines and then sines of all angles.
-    starts = M - 2 * A + 2 * np.cumsum([0, *joint.counts[:-1]])
-    cosines = [
-        start + np.arange(c) for start, c in zip(starts, joint.counts, strict=True)
-    ]
-    sines = [part + len(part) for part in cosines]
-    place = np.concatenate([*cosines, *sines])
-    weights = solved.weights
+    weights, n, A = solved.weights, gram[-1, -1], joint.angles
+    M = len(weights)
+    of_kernel = np.repeat(np.arange(len(joint.counts)), joint.counts)
+    before = np.cumsum([0, *joint.counts[:-1]])[of_kernel]
+    cosines = M - 2 * A + before + np.arange(A)
+    place = np.concatenate([cosines, cosines + np.array(joint.counts)[of_kernel]])
     mean = gram[:M, -1] @ weights / n
     squares = np.einsum("jk,jk->k", weights, gram[:M, :M] @ weights) / n
     power = float((squares - mean**2).sum())

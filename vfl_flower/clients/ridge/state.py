@@ -12,8 +12,12 @@ from vfl_flower.clients.evaluation import columns_of
 from vfl_flower.clients.ridge.angles import AngleBits
 from vfl_flower.numerics import split
 from vfl_flower.numerics.kernel_model import Target
-from vfl_flower.numerics.random_features import Kernel
-from vfl_flower.numerics.ridge.features import joint_angles, joint_frequencies
+from vfl_flower.numerics.random_features import Kernel, RandomFeatures
+from vfl_flower.numerics.ridge.features import (
+    joint_angles,
+    joint_features,
+    joint_frequencies,
+)
 from vfl_flower.numerics.ridge.local_columns import (
     LocalColumns,
     fit_local_columns,
@@ -161,27 +165,25 @@ def angles_of(
     party: Party, state: RidgeState, joint: Joint, fitted: OwnColumns, rows: slice
 ) -> Array:
     """Return the party's part of the angles of rows."""
-    scaled = scaled_columns(fitted.local, fitted.X[rows])
-    return joint_angles(
-        scaled * state.relevance if joint.relevant else scaled,
-        state.task.kernel,
-        joint.bandwidths,
-        joint.counts,
-        joint.densities,
-        seed_of(party, joint),
-        joint.bits,
-    )
+    Z = scaled_columns(fitted.local, fitted.X[rows])
+    Z = Z * state.relevance if joint.relevant else Z
+    made = _features_of(party, state, joint, Z.shape[1])
+    return joint_angles(made, joint.counts, Z, joint.bits)
+
+
+def frequencies_of(party: Party, state: RidgeState, joint: Joint, d: int) -> Array:
+    """Return the party's part of the frequencies of joint features, shape (A, d)."""
+    return joint_frequencies(_features_of(party, state, joint, d), joint.counts)
+
+
+def _features_of(
+    party: Party, state: RidgeState, joint: Joint, d: int
+) -> list[RandomFeatures]:
+    seed, kernel = seed_of(party, joint), state.task.kernel
+    return joint_features(kernel, d, joint.bandwidths, joint.densities, seed)
 
 
 def seed_of(party: Party, joint: Joint) -> int:
     """Return the seed of the party's own features, its secret."""
     name = "relevant features" if joint.relevant else "features"
     return int.from_bytes(party.secret_bytes(name, 16))
-
-
-def frequencies_of(party: Party, state: RidgeState, joint: Joint, d: int) -> Array:
-    """Return the party's part of the frequencies of joint features, shape (A, d)."""
-    kernel, seed = state.task.kernel, seed_of(party, joint)
-    return joint_frequencies(
-        d, kernel, joint.bandwidths, joint.counts, joint.densities, seed
-    )

@@ -115,7 +115,7 @@ def prepare(party: Party, task: Task) -> Prepared:
     fitted, state = own_columns(party, task), RidgeState(task)
     scaled = scaled_columns(fitted.local, fitted.X)
     reply: Prepared = {
-        "columns": [block.stop - block.start for block in fitted.local.blocks],
+        "columns": fitted.local.sizes,
         "distances": cumulants(scaled, task.kernel, party.rng("pairs")),
     }
     if party.y is not None:
@@ -146,26 +146,21 @@ def hide_rows(
     """Open the party's local columns under the masks, and its angles plus random ones.
 
     counted: number of columns of the Gram matrix, as consent counts them.
-    joint: the joint features; none in a linear model.
     dealt, turn_parts: what the dealer sends: the server, or a party.
-    triple: what the server deals for the relevance of the party's columns.
-    probes: what the label holder has sent for it after that turn.
+    triple, probes: for the relevance of the party's columns what the server deals, and
+        what the label holder sends after that turn.
     """
     state = party.recall(RidgeState)
     _check_turn(party, state, roles, joint)
     if counted != roles.columns:
         raise PartyError("counted must be the columns of the Gram matrix")
-    given = dealt_to(dealt, turn_parts, roles)
-    angles_seed, rest = np.split(given, [HEAD * bool(roles.joint)])
-    product = ProductState(roles, rest)
-    turns = state.turns + 1
-    state = replace(state, joint=joint, multiple=0, turns=turns, angles=angles_seed)
+    given, head = dealt_to(dealt, turn_parts, roles), HEAD * bool(roles.joint)
+    product, turns = ProductState(roles, given[head:]), state.turns + 1
+    state = replace(state, joint=joint, multiple=0, turns=turns, angles=given[:head])
     if joint is not None and joint.relevant:
         _open_relevance(party, state, probes)
     fitted = own_columns(party, state.task)
-    parts = [
-        slice(start, start + PART_ROWS) for start in range(0, roles.rows, PART_ROWS)
-    ]
+    parts = [slice(k, k + PART_ROWS) for k in range(0, roles.rows, PART_ROWS)]
     columns = (_columns(party, state, fitted, rows) for rows in parts)
     reply = cast(HiddenRows, hide(party, product, columns))
     party.remember(state)
@@ -184,13 +179,11 @@ def hide_rows(
         reply["distances"] = np.clip(own, -MOST_CUMULANT, MOST_CUMULANT)
     if triple is not None:
         state.triple, state.pilot = triple, roles
-        d = fitted.X.shape[1]
-        deal = relevance_deal(roles, party.session, party.index or 0, d)
+        omega = frequencies_of(party, state, joint, fitted.X.shape[1])
+        deal = relevance_deal(roles, party.session, party.index or 0, omega.shape[1])
+        assert party.agree is not None
         with refusing():
-            omega = frequencies_of(party, state, joint, d)
-            assert party.agree is not None
-            challenge = party.agree(roles.first)
-            hidden = hidden_frequencies(deal, triple, omega, challenge)
+            hidden = hidden_frequencies(deal, triple, omega, party.agree(roles.first))
         reply["frequencies"] = {roles.first: hidden}
     return reply
 
@@ -200,11 +193,10 @@ def _check_turn(
 ) -> None:
     """Refuse a turn that this party's data or the protocol does not allow."""
     task = state.task
-    fitted, width = own_columns(party, task), 0
+    width = own_columns(party, task).local.n_columns
     if party.y is not None:
-        width = outputs_of(state) + 1
-    fraction = joint_fraction(task.rows)
-    check_roles(party, roles, fitted.local.n_columns + width, fraction)
+        width += outputs_of(state) + 1
+    check_roles(party, roles, width, joint_fraction(task.rows))
     if roles.rows != task.rows:
         raise PartyError("rows must be those to train on")
     if roles.turn != state.turns or roles.turn >= MOST_TURNS or party.part:
@@ -212,15 +204,14 @@ def _check_turn(
             f"turn must be the next one, {state.turns}, and below {MOST_TURNS}, got "
             f"{roles.turn}"
         )
-    if (joint is None) != task.linear or roles.joint != (
-        2 * joint.angles if joint is not None else 0
-    ):
+    counts = [] if joint is None else joint.counts
+    if (joint is None) != task.linear or roles.joint != 2 * sum(counts):
         raise PartyError(
             "joint must have a cosine and a sine for each angle; a linear model has "
             "none"
         )
     if joint is not None and not (
-        len(joint.bandwidths) == len(joint.counts) == len(joint.densities)
+        len(joint.bandwidths) == len(counts) == len(joint.densities)
     ):
         raise PartyError("joint must have a count and a density for each bandwidth")
     check_rows(party, None, task.rows, roles.columns)
@@ -246,7 +237,6 @@ def open_joint(
 ) -> OpenedJoint:
     """Make shares of the joint features, and open them for the other computing party.
 
-    angles: sums of all parties' angles.
     cosines, turn_cosines: what the dealer sends for them to the second party.
     multiple: how many times each angle is taken, which divides the bandwidths by it.
     """
@@ -259,9 +249,10 @@ def open_joint(
     state.multiple = multiple
     if angles is None:
         return {}
+    use = training_angles(roles, party.session)
     shares = joint_shares(
-        *(party, roles, training_angles(roles, party.session), angles, state.angles),
-        *(cosines, turn_cosines, state.joint.bits, multiple),
+        *(party, roles, use, angles, state.angles, cosines, turn_cosines),
+        *(state.joint.bits, multiple),
     )
     return {"joint": {other_of(party, roles): open_columns(party, product, shares)}}
 
@@ -274,10 +265,9 @@ def _open_relevance(
         if not len(state.relevance):
             raise PartyError("joint must not be relevant before the step relevance")
         return
-    roles = state.pilot
-    if roles is None or list(probes or {}) != [roles.first]:
+    roles, probes = state.pilot, probes or {}
+    if roles is None or list(probes) != [roles.first]:
         raise PartyError("probes must come from the party with the labels, alone")
-    assert probes is not None
     d = own_columns(party, state.task).X.shape[1]
     deal = relevance_deal(roles, party.session, party.index or 0, d)
     with refusing():

@@ -27,13 +27,11 @@ _LOCAL = "local_"
 
 
 def cumulants(X: Array, kernel: Kernel, rng: np.random.Generator) -> Array:
-    """Return the first three cumulants of a party's part of the distances of rows.
+    """Return mean, variance and third central moment of distances of rows, (3,).
 
-    They are mean, variance and third central moment, (3,), of squared Euclidean
-    distances for "gaussian" and of L1 for "laplacian", where X, (n, d), are scaled
-    columns and each row is paired with a random other one. Those of several parties add
-    up to those of the distances, where the columns of parties are independent of each
-    other.
+    They are squared Euclidean ones for "gaussian" and L1 for "laplacian", between each
+    row of the scaled columns X, (n, d), and a random other one. Of parties whose
+    columns are independent of each other they add up to those of the distances.
     """
     order = rng.permutation(len(X))
     distances = pair_distances(X, np.stack([order, np.roll(order, 1)]), kernel)
@@ -53,60 +51,50 @@ def median_of(cumulants: Array) -> float:
     return float(max(mean - skew, mean / 4))
 
 
-def joint_angles(
-    X: Array,
-    kernel: Kernel,
-    bandwidths: Sequence[float],
-    counts: Sequence[int],
-    densities: Sequence[float],
-    seed: int,
-    bits: int,
-    multiple: int = 1,
-) -> Array:
-    """Return a party's part of the angles of all joint features, (n, sum of counts).
-
-    X, (n, d), are scaled columns. For each of the `bandwidths`, in the unit of X,
-    `counts` is the number of angles, and `densities` the probability with which an
-    angle has a column; the seeds of all bandwidths follow from `seed`, the party's
-    secret. `bits` is the type of the angles; see :meth:`RandomFeatures.angles`. Each
-    angle is multiplied by `multiple`, as if the bandwidths were so many times smaller.
-    """
-    made = _random_features(kernel, X.shape[1], bandwidths, densities, seed)
-    pairs = zip(made, counts, strict=True)
-    angles = np.hstack([part.angles(X, 0, count, bits) for part, count in pairs])
-    return np.asarray(angles * angles.dtype.type(multiple))
-
-
-def joint_frequencies(
-    d: int,
-    kernel: Kernel,
-    bandwidths: Sequence[float],
-    counts: Sequence[int],
-    densities: Sequence[float],
-    seed: int,
-) -> Array:
-    """Return a party's part of the frequencies of all joint features.
-
-    The result has the shape (sum of counts, d), in radians per unit of the scaled
-    columns, times the bandwidth. The arguments are those of :func:`joint_angles`.
-    """
-    made = _random_features(kernel, d, bandwidths, densities, seed)
-    pairs = zip(made, counts, strict=True)
-    return np.vstack([part.bandwidth * part.weights(0, m)[0] for part, m in pairs])
-
-
-def _random_features(
+def joint_features(
     kernel: Kernel,
     d: int,
     bandwidths: Sequence[float],
     densities: Sequence[float],
     seed: int,
 ) -> list[RandomFeatures]:
+    """Return a party's part of the joint features, for each of the bandwidths.
+
+    Of d scaled columns, in whose unit the `bandwidths` are; `densities` are the
+    probabilities with which an angle has a column. The seeds of all bandwidths follow
+    from `seed`, the party's secret.
+    """
     pairs = zip(bandwidths, densities, strict=True)
     return [
         RandomFeatures(kernel, d, bandwidth, (seed + k) % 2**128, density=density)
         for k, (bandwidth, density) in enumerate(pairs)
     ]
+
+
+def joint_angles(
+    joint: Sequence[RandomFeatures],
+    counts: Sequence[int],
+    X: Array,
+    bits: int,
+    multiple: int = 1,
+) -> Array:
+    """Return a party's part of the angles of all joint features, (n, sum of counts).
+
+    X, (n, d), are scaled columns; see :meth:`RandomFeatures.angles` for `bits`. Each
+    angle is multiplied by `multiple`, as if the bandwidths were so many times smaller.
+    """
+    pairs = zip(joint, counts, strict=True)
+    angles = np.hstack([part.angles(X, 0, count, bits) for part, count in pairs])
+    return np.asarray(angles * angles.dtype.type(multiple))
+
+
+def joint_frequencies(joint: Sequence[RandomFeatures], counts: Sequence[int]) -> Array:
+    """Return a party's part of the frequencies, (sum of counts, d), times bandwidths.
+
+    In radians per unit of the scaled columns.
+    """
+    pairs = zip(joint, counts, strict=True)
+    return np.vstack([part.bandwidth * part.weights(0, m)[0] for part, m in pairs])
 
 
 def part_angles(
@@ -116,16 +104,11 @@ def part_angles(
 
     Missing values of X are NaN; `fitted` are the party's local columns.
     """
-    return joint_angles(
-        scaled_columns(fitted, X) * part.get("relevance", 1.0),
-        part["kernel"],
-        part["bandwidths"],
-        part["counts"],
-        part["densities"],
-        int(part["seed"], 16),
-        bits,
-        part.get("multiple", 1),
-    )
+    Z, seed = scaled_columns(fitted, X), int(part["seed"], 16)
+    settings = part["bandwidths"], part["densities"]
+    joint = joint_features(part["kernel"], Z.shape[1], *settings, seed)
+    Z = Z * part.get("relevance", 1.0)
+    return joint_angles(joint, part["counts"], Z, bits, part.get("multiple", 1))
 
 
 def pairs(turns: Array) -> Array:

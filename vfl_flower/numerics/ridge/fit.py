@@ -53,7 +53,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -85,14 +85,6 @@ regression: 0.98 for 0.05 and 0.4, 0.97 for 0.1 and 0.2, 1.07 by log odds."""
 
 SMALLEST, LARGEST = 1e-7, 1e3
 """Penalties in the variance of a whole block: nearly nothing is left out, or all."""
-
-
-class Block(NamedTuple):
-    """Consecutive features with one penalty: for people a name, and where they are."""
-
-    name: str
-    start: int
-    stop: int
 
 
 @shapes_only
@@ -179,7 +171,7 @@ def _about_means(gram: Array, M: int) -> _Sums:
 
 def fit_gram(
     gram: Array,
-    blocks: Sequence[Block],
+    sizes: Sequence[int],
     kind: Target,
     *,
     class_weights: Array | None = None,
@@ -187,25 +179,21 @@ def fit_gram(
 ) -> GramFit:
     r"""Choose the penalties by evidence, and fit.
 
-    `gram`, shape (M + K + 1, M + K + 1), has the sums of products of M features, K
-    targets and a column of ones. `blocks` are those of the features, in order and
-    without gaps. Of classes the targets are -1 and +1: one for two classes, else one a
-    class. `class_weights`, shape (classes,), say how much a row of each class counts,
-    for the offset: for one target first -1, then +1; default: all alike.
+    `gram`, (M + K + 1, M + K + 1), has the sums of products of M features, in blocks of
+    these `sizes`, K targets and ones. `class_weights`, (classes,), say how much a row
+    of each class counts, for the offset; of one target first -1, then +1. `noise` are
+    errors of G, relative to the lengths of the two columns: no penalty is below ``10
+    noise sqrt(M)`` of the largest mean square of a feature of its block, ten times what
+    such errors can make of a direction without variance.
 
-    `noise` are errors of G, relative to the lengths of the two columns. No penalty is
-    below ``10 noise sqrt(M)`` of the largest mean square of a feature of its block, ten
-    times what such errors can make of a direction without variance.
-
-    Each of some 40 steps takes a Cholesky factor of order M and its inverse, or of
-    order `THIN` until the last few. Memory is that of four matrices of order M beside
-    `gram`. Raises ValueError if no penalty gives a fit, or a class has no row.
+    Memory is that of four matrices of order M beside `gram`. Raises ValueError if no
+    penalty gives a fit, or a class has no row.
     """
-    M = blocks[-1].stop
+    M = sum(sizes)
     sums = _about_means(np.asarray(gram, np.float64), M)
-    largest = [np.diag(gram)[b.start : b.stop].max(initial=0.0) for b in blocks]
+    squares = np.split(np.diag(gram)[:M], np.cumsum(sizes)[:-1])
+    largest = [of_block.max(initial=0.0) for of_block in squares]
     floors = 10 * noise * np.sqrt(M) * np.array(largest) / sums.n
-    sizes = [block.stop - block.start for block in blocks]
     block = np.repeat(np.arange(len(sizes)), sizes)
     search = _Evidence(sums, block, floors)
     starts = [np.full(len(sizes), np.log(start)) for start in STARTS]

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from vfl_flower.numerics.linear_gram import bounded_columns
-from vfl_flower.numerics.ridge.fit import Block
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
@@ -71,26 +70,19 @@ class LocalColumns:
     @property
     def n_columns(self) -> int:
         """Number of columns that they make."""
-        return self.blocks[-1].stop
+        return sum(self.sizes)
 
     @property
-    def blocks(self) -> list[Block]:
-        """The kinds of columns, one after another; some may be empty."""
-        sizes = {
-            "values": len(self.values),
-            "intervals": len(self.gaps) + len(self.lows),
-            "waves": 2 * self.frequencies.shape[1],
-        }
-        stops = np.cumsum(list(sizes.values())).tolist()
-        pairs = zip(sizes.items(), stops, strict=True)
-        return [Block(name, stop - size, stop) for (name, size), stop in pairs]
+    def sizes(self) -> list[int]:
+        """Numbers of columns of each kind: values, then intervals, then waves."""
+        intervals = len(self.gaps) + len(self.lows)
+        return [len(self.values), intervals, 2 * self.frequencies.shape[1]]
 
 
 def scaled_columns(fitted: LocalColumns, X: Array) -> Array:
-    """Return the columns in robust units, whose random features are taken.
+    """Return distances of X, (rows, d), from medians, in standard deviations.
 
-    Of rows `X`, shape (rows, d), missing values NaN, the distances from the median in
-    standard deviations, at most `CLIP` in size; missing values are 0.
+    They are at most `CLIP` in size, and 0 for missing values, which are NaN in X.
     """
     X = np.clip(np.asarray(X, dtype=np.float64), fitted.lowest, fitted.highest)
     away = X - fitted.center
@@ -100,10 +92,7 @@ def scaled_columns(fitted: LocalColumns, X: Array) -> Array:
 
 
 def local_columns(fitted: LocalColumns, X: Array) -> Array:
-    """Return the columns of rows, shape (rows, n_columns), none above 1 in size.
-
-    `X` has the shape (rows, d), missing values NaN.
-    """
+    """Return the columns of X, (rows, d), as (rows, n_columns), at most 1 in size."""
     X = np.asarray(X, dtype=np.float64)
     Z = scaled_columns(fitted, X)
     at = X[:, fitted.interval_columns]
@@ -131,14 +120,12 @@ def fit_local_columns(
     most_leverage: float = 0.5,
     rng: np.random.Generator,
 ) -> LocalColumns:
-    """Choose the columns by the training rows of a party.
+    """Choose the columns by the training rows X of a party, (n, d), missing values NaN.
 
-    `X` has the shape (n, d), missing values NaN. Of at most `most` columns values come
-    first, then intervals, as many for each source column as there is room for and at
-    most `bins`, then `waves` frequencies at most, of two columns each. At least `least`
-    rows differ from the most frequent value of a column, and no row has a leverage
-    above `most_leverage`. `rng` draws the frequencies, and the pairs of rows for their
-    bandwidth.
+    Of at most `most` columns values come first, then intervals, as many for each source
+    column as there is room for and at most `bins`, then `waves` frequencies at most, of
+    two columns each. At least `least` rows differ from the most frequent value of a
+    column, and no row has a leverage above `most_leverage`.
     """
     X = np.asarray(X, dtype=np.float64)
     ordered = [np.sort(column[~np.isnan(column)]) for column in X.T]
@@ -189,12 +176,11 @@ def fit_local_columns(
 def bounded(
     columns: Array, *, least: int, most_leverage: float, fixed: int = 0
 ) -> Array:
-    """Return which columns point to no single row, shape (m,).
+    """Return which of a party's columns, (n, m), point to no single row, (m,).
 
-    An honest party lets no others go, its labels included. As
-    :func:`vfl_flower.numerics.linear_gram.bounded_columns`, about the means of all
-    columns of the party, shape (n, m); `fixed` of the last ones stay, which by
-    themselves pass.
+    An honest party lets no others go, its labels included. They are those of
+    :func:`vfl_flower.numerics.linear_gram.bounded_columns` about the means; `fixed` of
+    the last ones stay, which by themselves pass.
     """
     F = np.asarray(columns, dtype=np.float64)
     centered = F - F.mean(axis=0)

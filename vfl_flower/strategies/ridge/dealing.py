@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -44,23 +45,20 @@ class Dealing:
     ) -> Self:
         """Deal; a party needs a round trip for it, and the server none."""
         session, root = parties.session, parties.checkpoint.token(SEED_BYTES)
-        known = roles or of_rows
-        assert known is not None
-        turn: dict[str, Any] = {}
-        rows: dict[str, Any] = {}
-        if not known.served:
+        made = cls(bits, outputs, root, {}, {})
+        if not all(r.served for r in (roles, of_rows) if r is not None):
             replies = parties.ask(
                 party.deal, roles=roles, row_roles=of_rows, outputs=outputs
             )
-            turn["turn_parts"] = passed_on(replies, "turn_parts")
-            rows["row_parts"] = passed_on(replies, "row_parts")
-            return cls(bits, outputs, root, turn, rows)
+            made.turn["turn_parts"] = passed_on(replies, "turn_parts")
+            made.rows["row_parts"] = passed_on(replies, "row_parts")
+            return made
         if roles is not None:
-            turn["dealt"] = each(party.deal_turn(session, root, roles))
+            made.turn["dealt"] = each(party.deal_turn(session, root, roles))
         if of_rows is not None:
             dealt = party.deal_rows(session, root, of_rows, outputs)
-            rows["dealt"] = each(dealt)
-        return cls(bits, outputs, root, turn, rows)
+            made.rows["dealt"] = each(dealt)
+        return made
 
     def cosines(
         self,
@@ -71,14 +69,11 @@ class Dealing:
         name: str,
         multiple: int = 1,
     ) -> dict[str, Any]:
-        """Return what the second party gets for cosines of angles of a use.
-
-        A party that deals has sent it under a `name`; otherwise the server deals.
-        """
+        """Return what the second party gets for cosines; a party sent it as `name`."""
         if not roles.served:
             return {name: passed_on(hidden, name)}
         made = party.cosines_of(use, self.root, roles, self.bits, multiple)
-        return {"cosines": only(parties, roles.second, made)}
+        return {"cosines": some(parties, {roles.second: made})}
 
 
 def sums_of_angles(roles: Roles, bits: int) -> dict[str, Sum | float]:
@@ -87,22 +82,14 @@ def sums_of_angles(roles: Roles, bits: int) -> dict[str, Sum | float]:
     return {f"angles_{j}": Sum(1.0, f"circle{bits}", to=j) for j in places}
 
 
-def summed_angles(roles: Roles, hidden: Replies[Any], place: int) -> Any:
-    """Return the sum of angles that one party opens; None without angles."""
-    return opened(hidden.sealed.pop(f"angles_{place}")) if roles.joint else None
+def summed_angles(
+    parties: Parties, roles: Roles, hidden: Replies[Any], *places: int
+) -> Array:
+    """Give some parties the sums of angles that they open, if there are any."""
+    given = places if roles.joint else ()
+    return some(parties, {j: opened(hidden.sealed.pop(f"angles_{j}")) for j in given})
 
 
-def only(parties: Parties, place: int, value: T) -> T:
-    """Give one party a value of a parameter, and the others none."""
-    return each([value if j == place else None for j in range(len(parties))])
-
-
-def both(parties: Parties, roles: Roles, hidden: Replies[Any]) -> Array:
-    """Give each of the two parties that compute its sum of angles."""
-    computing = (roles.first, roles.second)
-    return each(
-        [
-            summed_angles(roles, hidden, j) if j in computing else None
-            for j in range(len(parties))
-        ]
-    )
+def some(parties: Parties, values: Mapping[int, T]) -> T:
+    """Give some parties a value of a parameter, and the others none."""
+    return each([values.get(j) for j in range(len(parties))])

@@ -28,7 +28,6 @@ from vfl_flower.strategies.products import (
 )
 from vfl_flower.strategies.ridge.dealing import (
     Dealing,
-    only,
     summed_angles,
     sums_of_angles,
 )
@@ -69,14 +68,14 @@ def score_rows(
         scores.products,
         outputs=outputs,
         bits=bits,
-        angles=only(parties, roles.second, summed_angles(roles, hidden, roles.second)),
+        angles=summed_angles(parties, roles, hidden, roles.second),
         weights=passed_on(hidden, "weights"),
         **of_angles,
     )
     return parties.ask_one(
         first,
         scores.scores,
-        angles=summed_angles(roles, hidden, first),
+        angles=summed_angles(parties, roles, hidden, first),
         bits=bits,
         products=secret(made, "products")[first],
         hidden=secret(hidden, "hidden")[first],

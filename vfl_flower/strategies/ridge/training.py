@@ -53,7 +53,12 @@ from vfl_flower.strategies.products import (
     passed_on,
     warn_of_constant,
 )
-from vfl_flower.strategies.ridge.dealing import Dealing, both, only, sums_of_angles
+from vfl_flower.strategies.ridge.dealing import (
+    Dealing,
+    some,
+    summed_angles,
+    sums_of_angles,
+)
 from vfl_flower.strategies.ridge.prediction import row_roles, score_rows
 from vfl_flower.typing import Array
 
@@ -242,8 +247,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         model = RidgeModel(number, self.kernel, 1.0, 0, widths)
         run.record(0, model.to_record())
         log.info("model %s", number)
-        columns = sum(widths)
-        task = self._task(n, len(parties), columns)
+        task = self._task(n, len(parties), sum(widths))
         prepared = parties.ask_exactly(
             party.prepare.summing(distances=_BOUND), task=task
         )
@@ -259,7 +263,8 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
                 f"{LEAST_ROWS} rows or more: a linear model would be constant"
             )
         owners = [size + (outputs + 1) * (j == holder) for j, size in enumerate(local)]
-        joint = self._joint(task, columns, prepared.sums["distances"], sum(owners))
+        cumulants = prepared.sums["distances"]
+        joint = self._joint(task, sum(widths), cumulants, sum(owners))
         roles = self.roles(
             *(parties, owners, task.rows),
             joint=2 * joint.angles if joint is not None else 0,
@@ -273,19 +278,17 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         of_rows = row_roles(roles, local, len(test)) if len(test) else None
         dealt = Dealing.of(parties, self.bits, outputs, roles, of_rows)
         share, multiple, _ = self._gram(parties, roles, joint, dealt, **more)
-        fitted = parties.ask(
-            solving.fit, kinds=flat, share=only(parties, holder, share)
-        )
-        for name in ("regularization", "cv_score"):
-            if name not in fitted[holder]:
-                raise fitted.failure(holder, f"its reply lacks {name!r}")
+        share = some(parties, {holder: share})
+        fitted = parties.ask(solving.fit, kinds=flat, share=share)
         metrics: dict[str, Any] = {
             "features": roles.joint,
             "local_columns": sum(local),
             "rows": task.rows,
-            "regularization": fitted[holder]["regularization"],
-            "cv_score": fitted[holder]["cv_score"],
         }
+        for name in ("regularization", "cv_score"):
+            if name not in fitted[holder]:
+                raise fitted.failure(holder, f"its reply lacks {name!r}")
+            metrics[name] = fitted[holder][name]
         if joint is not None:
             metrics["bandwidth"] = max(joint.bandwidths) / multiple
             model.bandwidth, model.n_features = metrics["bandwidth"], roles.joint
@@ -322,13 +325,11 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         return self.relevance and self.bandwidth == "median"
 
     def _task(self, n: int, count: int, columns: int) -> Task:
-        """Return what is learned of which rows: so many that no message is too large.
+        """Return what is learned of which of n rows: no message is too large.
 
-        Of n rows to train on, of so many parties and columns in all.
-
-        Local columns have what joint ones leave of those that the rows allow, or a
-        share that is `MOST_SHARE` of many rows; with few rows joint ones are worth
-        more, but for the values of the parties' columns.
+        Of the columns that the rows allow, local ones have what joint ones leave, or a
+        share, `MOST_SHARE` of many rows: with few rows joint ones are worth more, but
+        for the values of the parties' columns.
         """
         linear = self.features == "linear"
         # In a linear model a column may have an indicator of its missing values.
@@ -400,10 +401,9 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         kinds: Sequence[int],
         outputs: int,
     ) -> dict[str, Any]:
-        """Let each party know the relevance of its own columns: four round trips.
+        """Let parties learn the relevance of their columns, which the next turn opens.
 
-        Return what :func:`vfl_flower.clients.ridge.training.hide_rows` of the next turn
-        gets, which opens it.
+        It takes four round trips.
         """
         joint = _pilot(joint)
         roles = replace(roles, joint=2 * joint.angles)
@@ -421,9 +421,9 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
             kinds=list(kinds),
             widths=widths,
             counted=sum(widths) - widths[first],
-            share=only(parties, first, share),
+            share=some(parties, {first: share}),
             frequencies=frequencies,
-            triples=only(parties, first, np.concatenate([*of_holder.values()])),
+            triples=some(parties, {first: np.concatenate([*of_holder.values()])}),
         )
         return {"probes": passed_on(replies, "probes")}
 
@@ -435,11 +435,10 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         dealt: Dealing,
         **more: Any,
     ) -> tuple[dict[int, Array], int, dict[int, Array]]:
-        """Let parties compute shares of the Gram matrix that the label holder opens.
+        """Let parties compute shares of the Gram matrix, in two or three round trips.
 
-        Three round trips, or two without joint features. `more` are arguments of the
-        first. Return the share, how many times each angle was taken, and the
-        frequencies of parties for the label holder.
+        Return the share for the label holder, how many times each angle was taken, and
+        the frequencies for the label holder.
         """
         sums = sums_of_angles(roles, self.bits)
         if joint is not None and joint.relevant:
@@ -461,7 +460,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         use = dealing.training_angles(roles, parties.session)
         opened = parties.ask(
             party.open_joint,
-            angles=both(parties, roles, hidden),
+            angles=summed_angles(parties, roles, hidden, roles.first, roles.second),
             multiple=multiple,
             **dealt.cosines(parties, roles, use, hidden, "turn_cosines", multiple),
         )
@@ -505,10 +504,7 @@ def _relevant(joint: Joint) -> Joint:
 
 
 def _multiple(kernel: Kernel, cumulants: Array) -> int:
-    """Return how many times angles are taken, so that `WIDE` is the median's bandwidth.
-
-    Of the columns that are scaled by their relevance.
-    """
+    """Return how many times to take angles, for `WIDE` to be the median's bandwidth."""
     median = median_of(cumulants)
     if not median > 0:
         return 1
