@@ -430,7 +430,7 @@ def distances(
 ) -> Distances:
     """Return this party's part of the distances between pairs of rows, as limbs.
 
-    The label holder `holder` gets their sum. The pairs are among `rows`, default all.
+    The label holder `holder` gets their sum.
     """
     classes_of(party, target)  # refuses unsuitable labels before anything is sent
     rows = np.arange(party.n_rows) if rows is None else rows.astype(np.intp)
@@ -580,10 +580,7 @@ def _summed(angles: Array, offsets: Array | None, rows: Array) -> Array:
 
 
 def _weights(problem: Problem, Y: Array) -> Array | None:
-    """Return how much each row counts, shape (n,); None: all alike.
-
-    n / (K n_c) for a row of class c, of which there are n_c, as in scikit-learn.
-    """
+    """Return n / (K n_c) for rows of a class c of n_c rows; None if all count alike."""
     if not problem.balanced:
         return None
     label = (Y[:, 0] > 0).astype(int) if Y.shape[1] == 1 else Y.argmax(axis=1)
@@ -780,10 +777,7 @@ def iterate(
 
     columns: C, the number of columns of f.
     size: for how many instances to send addends of the scores; 0: none.
-    learn: whether a label holder takes a step.
     scores: summed scores of this party's instances in the last message, shape (B C,).
-    at: the next instances, at a label holder.
-    request: the angles of the iteration after that.
     keep: store the party's local model: the training ends.
     """
     training = _training(party)
@@ -968,15 +962,11 @@ def answer(
 ) -> Answered:
     """Algorithm 2 for blocks of rows, up to three of which overlap.
 
-    In this order: this party's addends of the scores of one block; the answers of the
-    block before, whose scores have come; the angles of the block after. A sole label
-    holder has all of the scores of a block itself.
+    In this order: this party's addends of the scores of one block (`at`); the answers
+    of the block before, whose scores have come (`done`); the angles of the block after
+    (`request`). A sole label holder has all of the scores of a block itself.
 
-    columns: C, the number of columns of f.
-    size: for how many rows to send addends of the scores; 0: none.
-    done: the rows whose scores have come, at the receiver.
-    at: rows to score, at a label holder.
-    request: the angles of the block after.
+    columns, size: as for :func:`iterate`.
     evaluate: report at the end what the answers are worth for the rows whose labels the
         receiver knows; otherwise the receiver stores its answers as predictions.
     last: whether the receiver now has all answers.
@@ -1023,10 +1013,7 @@ def _coefficients(model_part: Part) -> tuple[Array, Array]:
 def _answer(
     state: FDSKLState, model_part: Part, done: ScoredRows, y: Array | None
 ) -> None:
-    """Turn the summed scores of rows into answers, and keep them.
-
-    With labels it keeps for classes how sure the answers are.
-    """
+    """Turn summed scores of rows into answers; with labels also how sure these are."""
     rows, scores = done.rows, done.scores
     shape = len(rows), len(_coefficients(model_part)[1])
     if scores.size != math.prod(shape):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -49,6 +49,25 @@ class SummedAngles:
     rows: Array
     angles: Mapping[int, Sealed]
     offsets: Mapping[int, Sealed]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one message brings and asks for, where several requests overlap."""
+
+    request: party.AngleRequest | None
+    """The angles to give."""
+    sums: dict[str, Sum]
+    """The sums over the replies."""
+    at: party.SummedRows
+    """The rows to score."""
+    done: dict[int, party.ScoredRows]
+    """Rows whose summed scores have come, by their receiver."""
+    size: int
+    """For how many rows to send addends of the scores; 0: none."""
+    last: bool
+    learn: bool
+    """Whether a label holder has all of the scores of some rows."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +157,12 @@ class Angles:
         )
         return self.summed(request.rows, sealed)
 
+    def _relay_held_out(self, request: party.AngleRequest) -> SummedAngles:
+        sealed = self.parties.relay_sums(
+            party.held_out_angles, self._trees(), request=request
+        )
+        return self.summed(request.rows, sealed)
+
     @property
     def _group(self) -> str:
         return "plain" if self.bits == 64 else f"circle{self.bits}"
@@ -156,6 +181,43 @@ class Angles:
                 trees[f"angles_{holder}"] = (Sum(1.0, self._group), tree)
         return trees
 
+    def overlapped(
+        self,
+        requests: Sequence[party.AngleRequest],
+        receivers: Sequence[int],
+        relay: Callable[[party.AngleRequest], SummedAngles],
+        ask: Callable[[Turn], Replies[R]],
+    ) -> Replies[R]:
+        """Let `receivers` get the scores of the rows of `requests`; the last replies.
+
+        In a star a message asks for the angles of one request and the scores of the one
+        before, and brings the summed scores of the one before that; a sole label holder
+        needs no sums of scores. Otherwise `relay` lets the angles travel before it.
+        """
+        pending: SummedAngles | None = None
+        done: dict[int, party.ScoredRows] = {}
+        trips = len(requests) + self.star + (not self.alone)
+        for k in range(trips):
+            request = requests[k] if k < len(requests) else None
+            if request is not None and not self.star:
+                pending, request = relay(request), None
+            sums = self.sums() if request is not None else {}
+            summed, size, learn = pending, 0, bool(done)
+            if summed is not None and self.alone:
+                learn = True
+            elif summed is not None:
+                receiver, size = receivers[k - self.star], len(summed.rows)
+                sums |= self.scores(receiver)
+            at, last = self.delivered(summed), k == trips - 1
+            replies = ask(Turn(request, sums, at, done, size, last, learn))
+            done, pending = {}, None
+            if summed is not None and size:
+                scores = opened(replies.sealed["scores"])
+                done = {receiver: party.ScoredRows(summed.rows, scores)}
+            if request is not None:
+                pending = self.summed(request.rows, replies.sealed)
+        return replies
+
     def answers(
         self,
         rows: Array,
@@ -167,46 +229,27 @@ class Angles:
     ) -> party.Answered:
         """Algorithm 2 for `rows`, in blocks; return the last reply of the receiver.
 
-        The first label holder receives the scores. In a star two blocks overlap, or
-        three with several label holders: a message asks for the angles of one block and
-        the scores of the block before, and brings the summed scores of the one before.
+        The first label holder receives the scores.
         """
         receiver = self.holders[0]
-        pending: SummedAngles | None = None
-        done: dict[int, party.ScoredRows] = {}
-        blocks = list(row_blocks(rows, M, self.bits, block_bytes))
-        trips = len(blocks) + self.star + (not self.alone)
-        for k in range(trips):
-            request: party.AngleRequest | None = None
-            if k < len(blocks):
-                request = party.AngleRequest(blocks[k], M, self.bits)
-                if not self.star:
-                    sealed = self.parties.relay_sums(
-                        party.held_out_angles, self._trees(), request=request
-                    )
-                    pending, request = self.summed(blocks[k], sealed), None
-            sums = self.sums() if request is not None else {}
-            size = 0
-            if pending is not None and not self.alone:
-                sums, size = sums | self.scores(receiver), len(pending.rows)
-            replies = self.ask(
-                party.answer.summing(**sums),
+
+        def answer(turn: Turn) -> Replies[party.Answered]:
+            return self.ask(
+                party.answer.summing(**turn.sums),
                 columns=columns,
-                size=size,
-                done=self.each(done),
-                at=self.delivered(pending),
-                request=request,
+                size=turn.size,
+                done=self.each(turn.done),
+                at=turn.at,
+                request=turn.request,
                 evaluate=evaluate,
-                last=k == trips - 1,
-                curves=self.each({receiver: True} if curves and k == trips - 1 else {}),
+                last=turn.last,
+                curves=self.each({receiver: True} if curves and turn.last else {}),
             )
-            done = {}
-            if pending is not None and size:
-                scores = opened(replies.sealed["scores"])
-                done = {receiver: party.ScoredRows(pending.rows, scores)}
-            pending = None
-            if request is not None:
-                pending = self.summed(request.rows, replies.sealed)
+
+        blocks = row_blocks(rows, M, self.bits, block_bytes)
+        requests = [party.AngleRequest(block, M, self.bits) for block in blocks]
+        receivers = [receiver] * len(requests)
+        replies = self.overlapped(requests, receivers, self._relay_held_out, answer)
         return replies[receiver]
 
 

@@ -19,13 +19,13 @@ from vfl_flower.numerics.kernel_bandwidth import WIDEST
 from vfl_flower.protocol.consent import LEAST_ROWS, Terms
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.seals import Sealed
+from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Count, Positive, check_unused, settings
 from vfl_flower.protocol.steps import Steps, opened
 from vfl_flower.protocol.strategy import Run
 from vfl_flower.strategies.angles import (
     Angles,
-    SummedAngles,
+    Turn,
     check_block,
     row_blocks,
 )
@@ -245,10 +245,6 @@ class FDSKL(KernelLearning):
         """Algorithm 1, with the label holders taking turns.
 
         Return the angles with the scale of labels, C, and whether all keep their parts.
-
-        In a star the iterations overlap, one to a round trip: a message asks for the
-        angles of iteration t and the step of t - 1, or with several label holders for
-        the angles of t, the scores of t - 1 and the step of t - 2.
         """
         parties, holders, L = angles.parties, angles.holders, len(angles.holders)
         picked = parties.ask(
@@ -268,42 +264,26 @@ class FDSKL(KernelLearning):
             instances |= zip(turns, np.split(picked[j]["rows"], cuts), strict=True)
         columns = picked[holders[0]]["columns"]
         angles = replace(angles, scale=max(picked[j]["scale"] for j in holders))
-        pending: SummedAngles | None = None
-        turn = 0  # the iteration of `pending`
-        scored: tuple[int, Sealed] | None = None
-        T = len(batches)
-        trips = T + angles.star + (not angles.alone)
-        for t in range(trips):
-            request: party.AngleRequest | None = None
-            if t < T:
-                stop = (t + 1) * setup.block
-                request = party.AngleRequest(instances[t], stop, angles.bits)
-                if not angles.star:
-                    pending, turn, request = angles.relay(request), t, None
-            sums = angles.sums() if request is not None else {}
-            size, learn = 0, scored is not None
-            if pending is not None and angles.alone:
-                learn = True
-            elif pending is not None:
-                sums |= angles.scores(holders[turn % L])
-                size = len(pending.rows)
-            scores = {}
-            if scored is not None:
-                scores[holders[scored[0] % L]] = opened(scored[1])
-            replies = angles.ask(
-                party.iterate.summing(**sums),
+        stops = range(setup.block, setup.n_features + 1, setup.block)
+        requests = [
+            party.AngleRequest(instances[t], stop, angles.bits)
+            for t, stop in enumerate(stops)
+        ]
+
+        def iterate(turn: Turn) -> Replies[party.Iterated]:
+            return angles.ask(
+                party.iterate.summing(**turn.sums),
                 columns=columns,
-                size=size,
-                learn=learn,
-                scores=angles.each(scores),
-                at=angles.delivered(pending),
-                request=request,
-                keep=t == trips - 1,
+                size=turn.size,
+                learn=turn.learn,
+                scores=angles.each({j: rows.scores for j, rows in turn.done.items()}),
+                at=turn.at,
+                request=turn.request,
+                keep=turn.last,
             )
-            scored = (turn, replies.sealed["scores"]) if size else None
-            pending = None
-            if request is not None:
-                pending, turn = angles.summed(request.rows, replies.sealed), t
+
+        receivers = [holders[t % L] for t, _ in enumerate(requests)]
+        replies = angles.overlapped(requests, receivers, angles.relay, iterate)
         return angles, columns, all(replies.each("kept"))
 
 

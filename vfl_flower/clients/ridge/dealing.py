@@ -124,10 +124,9 @@ def deal(
     row_roles: Roles | None = None,
     outputs: Columns = 1,
 ) -> Delivered:
-    """Deal, at the party that deals in the place of the server.
+    """Deal in the place of the server, for a Gram matrix and for rows.
 
-    The Gram matrix uses `roles`, and the scores `row_roles`. What the second party
-    needs for cosines follows while the others hide their angles.
+    What the second party needs for cosines follows while the others hide their angles.
     """
     reply: Delivered = {}
     if roles is not None:
@@ -165,11 +164,8 @@ def part(
     """Describe the local model, and deal for the first rows that are predicted.
 
     A dealing party knows from its local model who has how many columns, so the others
-    need not wait for what it deals.
-
-    dealer: index of the party that deals; None: the server.
-    second: index of the party that computes with the label holder; default: the first
-        of the others.
+    need not wait for what it deals. By default the server deals, and the second party
+    is the first of the others.
     """
     if "local" not in party.part:
         raise PartyError("this run has no model of this kind")

@@ -150,8 +150,6 @@ def rows(
 
     roles: who does what; the label holder has no columns in it.
     outputs: K, the number of scores of a row; they count as columns.
-    bits: bits of an angle.
-    numbers: numbers of the rows, shape (m,).
     dealt, row_parts, first_rows: what the dealer sends: the server, or a party, in
         reply to this request or earlier.
     """
@@ -305,9 +303,7 @@ def scores(
 ) -> Told:
     """Open the scores of rows, at the label holder.
 
-    products: what the second party has sent.
-    hidden: local columns of the other parties.
-    angles: sums of all parties' angles of the rows.
+    products, hidden: what the second party, and all others, have sent.
     evaluate: compare with the labels; otherwise the answers are stored as predictions.
     curves: with the last rows that are evaluated: report means of bins of rows too.
     """

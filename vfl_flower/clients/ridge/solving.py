@@ -44,9 +44,8 @@ class Mixed(TypedDict):
 class Fitted(TypedDict):
     """Reply of :func:`fit`; the label holder alone gives more than `kept`.
 
-    ``constant`` says that it has made no use of its labels on the rows asked for: they
-    break a rule, or no model fits them. The model is then their mean over all of its
-    rows, or the shares of the classes, and ``cv_score`` the error of that.
+    The model is ``constant`` where labels break a rule, or no model fits them: then it
+    is their mean over all of its rows, or the shares of the classes.
     """
 
     kept: bool
@@ -121,7 +120,6 @@ def fit(
     """Solve at the label holder; each party keeps its part of the model.
 
     kinds: numbers of local columns of each kind, of each party.
-    share: that of the second party.
     """
     state, product = party.recall(RidgeState), _computed(party)
     task, settings, first = state.task, state.joint, product.roles.first
@@ -141,14 +139,11 @@ def fit(
         **pack_local(replace(fitted.local, muted=state.muted)),
     }
     if settings is not None:
-        part |= {
-            "bandwidth": max(settings.bandwidths),
-            "bandwidths": np.array(settings.bandwidths),
-            "counts": np.array(settings.counts),
-            "densities": np.array(settings.densities),
-            "seed": f"{seed_of(party, settings):032x}",
-            "multiple": state.multiple,
-        }
+        names = "bandwidths", "counts", "densities"
+        part |= {name: np.array(getattr(settings, name)) for name in names}
+        part["bandwidth"] = max(settings.bandwidths)
+        part["seed"] = f"{seed_of(party, settings):032x}"
+        part["multiple"] = state.multiple
         if settings.relevant:
             part["relevance"] = state.relevance
     reply: Fitted = {"kept": party.state_dir is not None}
@@ -187,7 +182,6 @@ def _computed(party: Party) -> ProductState:
 
 
 def _local_widths(party: Party, kinds: Sequence[int]) -> list[int]:
-    """Return the number of local columns of each party."""
     if len(kinds) != KINDS * party.n_parties:
         raise PartyError("kinds must be the local columns of the Gram matrices")
     return [sum(kinds[k : k + KINDS]) for k in range(0, len(kinds), KINDS)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, cast
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
@@ -40,6 +40,9 @@ MOST_KERNELS = 8
 Bandwidth = Annotated[float, Ge(1e-50), Le(1e50)]
 """With it no angle of a scaled column overflows: a refusal would reveal values."""
 
+Density = Annotated[float, Gt(0), Le(1)]
+"""A probability with which an angle has a column."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -67,15 +70,11 @@ class Joint:
     """Which joint features there are."""
 
     bandwidths: Annotated[list[Bandwidth], MinLen(1), MaxLen(MOST_KERNELS)]
-    """The bandwidths."""
     counts: Annotated[list[Natural], MinLen(1), MaxLen(MOST_KERNELS)]
     """The number of angles of each bandwidth."""
-    densities: Annotated[
-        list[Annotated[float, Gt(0), Le(1)]], MinLen(1), MaxLen(MOST_KERNELS)
-    ]
-    """For each bandwidth the probability with which an angle has a column."""
+    densities: Annotated[list[Density], MinLen(1), MaxLen(MOST_KERNELS)]
+    """Of each bandwidth."""
     bits: AngleBits
-    """Of an angle."""
     relevant: bool = False
     """Whether columns are scaled by the root of their relevance."""
 
@@ -106,16 +105,17 @@ class RidgeState:
     """Of the turn that shows the relevance."""
     relevance: Array = field(default_factory=lambda: np.zeros(0))
     """What its scaled columns are multiplied with, shape (d,); empty: nothing."""
+    # At the label holder:
     y_mean: float = 0.0
     y_scale: float = 1.0
-    """At the label holder: mean and scale of the labels of the training rows."""
+    """Mean and scale of the labels of the training rows."""
     lowest: float = -np.inf
     highest: float = np.inf
-    """At the label holder: where its real labels are clipped."""
+    """Where real labels are clipped."""
     classes: Array = field(default_factory=lambda: np.zeros(0))
-    """At the label holder the labels of the classes."""
+    """The labels of the classes."""
     muted: Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    """At the label holder its local columns that are 0 for the sake of the labels."""
+    """The local columns that are 0 for the sake of the labels."""
     constant: bool = False
     """Whether its labels break a rule, so that zeros take the place of targets."""
 
@@ -140,8 +140,7 @@ def own_columns(party: Party, task: Task) -> OwnColumns:
     """Return the party's columns of the training rows; the same each time."""
     known = party.cache.get("ridge")
     if known is not None and known[0] == (party.session, task):
-        fitted: OwnColumns = known[1]
-        return fitted
+        return cast(OwnColumns, known[1])
     X = np.asarray(party.rows.take(training_rows(party, task)), dtype=np.float64)
     kinds = {"bins": 1, "waves": 0} if task.linear else {}
     local = fit_local_columns(

@@ -41,10 +41,9 @@ def cumulants(X: Array, kernel: Kernel, rng: np.random.Generator) -> Array:
 
 
 def median_of(cumulants: Array) -> float:
-    """Return the median of a distribution of distances from its first three cumulants.
+    """Return the median of distances, k_1 - k_3 / (6 k_2) by Cornish and Fisher.
 
-    The first terms of the expansion of Cornish and Fisher, k_1 - k_3 / (6 k_2); where
-    the tail is so heavy that these fail, a quarter of the mean.
+    Where the tail is so heavy that this fails, it is a quarter of the mean.
     """
     mean, variance, third = cumulants.tolist()
     skew = third / (6 * variance) if variance > 0 else 0.0

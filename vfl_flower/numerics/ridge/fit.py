@@ -107,7 +107,6 @@ class GramFit:
     `tail`; without a tail log odds for one target, and for more, up to a constant a
     row, logarithms of the probabilities."""
     offset: Array | None = None
-    """Shape (K,); see `slope`."""
     tail: Array | None = None
     """Probabilities below which those of a class shrink, shape (classes,)."""
 
@@ -192,8 +191,8 @@ def fit_gram(
     M = sum(sizes)
     sums = _about_means(np.asarray(gram, np.float64), M)
     squares = np.split(np.diag(gram)[:M], np.cumsum(sizes)[:-1])
-    largest = [of_block.max(initial=0.0) for of_block in squares]
-    floors = 10 * noise * np.sqrt(M) * np.array(largest) / sums.n
+    largest = np.array([of_block.max(initial=0.0) for of_block in squares])
+    floors = 10 * noise * np.sqrt(M) * largest / sums.n
     block = np.repeat(np.arange(len(sizes)), sizes)
     search = _Evidence(sums, block, floors)
     starts = [np.full(len(sizes), np.log(start)) for start in STARTS]
@@ -227,10 +226,7 @@ def fit_gram(
 
 
 class _Evidence:
-    """l as a function of the logarithms of penalties, in the variance of a block.
-
-    Floors are the smallest penalties, shape (blocks,).
-    """
+    """l as a function of the logarithms of penalties, in the variance of a block."""
 
     def __init__(self, sums: _Sums, block: Array, floors: Array) -> None:
         self._sums, self._block, self._count = sums, block, len(floors)
@@ -299,10 +295,7 @@ def _thinned(sizes: Sequence[int], most: int) -> Array:
 
 
 def _factored(sums: _Sums, penalties: Array) -> tuple[Array, Array, Array]:
-    """Return W, the diagonal of A^-1 and that of the Cholesky factor of A.
-
-    Raises a LinAlgError if there is no factor.
-    """
+    """Return W, and the diagonals of A^-1 and of the Cholesky factor of A, if any."""
     from scipy.linalg import cho_factor, cho_solve, lapack
 
     A = sums.S.copy()
@@ -338,10 +331,7 @@ class _Away:
 
 
 def _linear(away: _Away) -> tuple[Array, Array, Array]:
-    """Return slope, offset and tail of probabilities.
-
-    The line ``y = a + b g`` of each target alone, with 0 <= b <= 1.
-    """
+    """Return slope, offset and tail of ``y = a + b g``, 0 <= b <= 1, of each target."""
     mean, n = away.mean, away.n
     variance = np.maximum(np.diag(away.squares) / n - mean**2, 1e-300)
     b = np.clip((np.diag(away.with_y) / n - mean**2) / variance, 0.0, 1.0)

@@ -138,8 +138,7 @@ def fit_local_columns(
     Z[:, ~supported] = 0.0
     fitted.scale[~supported] = 0.0
     values = np.flatnonzero(supported)[:most]
-    gaps = np.flatnonzero([_supported(k, least) for k in known.T])
-    gaps = gaps[: most - len(values)]
+    gaps = np.flatnonzero([_supported(k, least) for k in known.T])[: most - len(values)]
     room = most - len(values) - len(gaps)
     for count in range(bins, 1, -1):
         found = [
@@ -151,16 +150,16 @@ def fit_local_columns(
             break
     else:
         found = []
-    columns, lows, highs = zip(*found, strict=True) if found else ((), (), ())
+    columns, lows, highs = np.array(found, np.float64).reshape(-1, 3).T.copy()
     room -= len(found)
     n_waves = min(waves, room // 2) if fitted.scale.any() else 0
     fitted = replace(
         fitted,
         values=values,
         gaps=gaps,
-        interval_columns=np.array(columns, dtype=np.int64),
-        lows=np.array(lows, dtype=np.float64),
-        highs=np.array(highs, dtype=np.float64),
+        interval_columns=columns.astype(np.int64),
+        lows=lows,
+        highs=highs,
         frequencies=rng.standard_normal((d, n_waves)) / _bandwidth(Z, rng),
     )
     # Without a column, directions that were too short to count may do so.

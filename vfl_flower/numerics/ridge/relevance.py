@@ -39,9 +39,8 @@ from vfl_flower.typing import Array
 def derivative_products(gram: Array, weights: Array, n: float) -> Array:
     """Return H, (A, A), the mean products of the derivatives of f by the angles.
 
-    `gram`, (2 A, 2 A), are sums over n rows of products of the cosines of A angles, and
-    then of their sines; `weights`, (2 A, K), are a and b of K functions, whose H are
-    added up. H is symmetric, and positive semidefinite up to errors of `gram`.
+    `gram`, (2 A, 2 A), are sums over n rows of products of cosines, and then sines, of
+    A angles; `weights`, (2 A, K), are a and b of K functions, whose H are added up.
     """
     A = len(gram) // 2
     H = np.zeros((A, A))
@@ -52,18 +51,12 @@ def derivative_products(gram: Array, weights: Array, n: float) -> Array:
 
 
 def probes(H: Array, count: int, rng: np.random.Generator) -> Array:
-    """Return columns of B, each from N(0, H), shape (A, count).
-
-    H, (A, A), is symmetric; negative eigenvalues count as 0.
-    """
+    """Return columns of B, (A, count), from N(0, H); negative eigenvalues are 0."""
     values, vectors = np.linalg.eigh(H)
     root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
     return np.asarray(root @ rng.standard_normal((len(H), count)))
 
 
 def relevance_of(products: Array) -> Array:
-    """Return R, (d,), from Omega^T B, (d, count), of the columns of one party.
-
-    The relative standard error of each R_c is ``sqrt(2 / count)``.
-    """
+    """Return R, (d,), from Omega^T B, (d, count); off by ``sqrt(2 / count)`` of it."""
     return np.asarray((products**2).mean(axis=1))

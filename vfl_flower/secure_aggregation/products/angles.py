@@ -48,11 +48,10 @@ from vfl_flower.typing import Array
 def hide_angles(deal: Deal, seed: bytes, angles: Array, block: int) -> Array:
     """Return a party's angles of a block plus its random ones, theta_l + r_l.
 
-    The angles, (b, features), are uint16 or uint32 fractions of a turn; the shape of
-    `deal` is (rows, features), and `seed` is the party's. The result has their type and
-    shape, and is uniform to whoever lacks the seed. The sum over the parties wraps to
-    delta. Pairwise masks on top of it keep each party's angles from a dealer who
-    colludes with a computing party: both then read the sum alone.
+    The angles, (b, features), are uint16 or uint32. The result is uniform to whoever
+    lacks the seed. The sum over the parties wraps to delta. Pairwise masks on top of it
+    keep each party's angles from a dealer who colludes with a computing party: both
+    then read the sum alone.
     """
     width = 8 * angles.itemsize
     return angles + deal.elements(seed, "angles", block, angles.shape, width)
@@ -68,10 +67,8 @@ def deal_cosines(
 ) -> Iterator[Dealt]:
     """Yield what the dealer sends to party 1, one block of rows after another.
 
-    These are the shares of party 1 of cos(m r) and sin(m r), packed, for the multiple
-    m. All others need their seed alone, ``deal.seed(root, l)`` for party l, in
-    ``Dealt.of(deal, l, seed)``. The shape of `deal` is (rows, features); `root` is the
-    dealer's secret; `fraction`, even, counts the fraction bits f of the shared cosines.
+    These are the shares of party 1 of cos(m r) and sin(m r), packed, with f fraction
+    bits, an even number. All others need their seed alone.
     """
     seeds = [deal.seed(root, party) for party in range(parties)]
     for block, rows in enumerate(deal.blocks()):
@@ -96,10 +93,8 @@ def cosine_shares(
 ) -> Array:
     """Return one computing party's shares of the cosines and sines of a block.
 
-    `party` is 0 or 1; `dealt` is what the dealer sent to it: its seed to party 0, the
-    block of :func:`deal_cosines` to party 1. `delta`, (b, features), uint16 or uint32,
-    is the sum of what the parties sent, theta + r. `fraction` and `multiple` are those
-    of the dealer.
+    `dealt` is what the dealer sent: its seed to party 0, the block of
+    :func:`deal_cosines` to party 1; `delta`, (b, features), is theta + r.
 
     The result, uint64, (b, 2 * features), has [cos(m theta)]_j with f fraction bits,
     and then the sines. They are even where cos and sin of delta are, so not uniform:

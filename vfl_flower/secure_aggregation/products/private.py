@@ -59,8 +59,7 @@ from vfl_flower.typing import Array
 def holder_of(deal: Deal) -> int:
     """Return which of parties 0 and 1 has Z: the one that owns all of its columns.
 
-    The shape of `deal` is (n, K), and its `owners` are (K, 0) or (0, K): so the masks
-    of both directions differ. Raises ValueError for others.
+    So the masks of both directions differ. Raises ValueError for other owners.
     """
     columns = deal.shape[1]
     if deal.owners not in ((columns, 0), (0, columns)):
@@ -73,8 +72,8 @@ def holder_of(deal: Deal) -> int:
 def factor_use(deal: Deal, number: int, columns: int) -> Deal:
     """Return the use of the product with an s of so many columns.
 
-    `deal` is the use of E. The `number` takes the place of its round: it is greater,
-    and never used again for another s. Raises ValueError if it is not greater.
+    The `number` takes the place of the round of E's: it is never used again for another
+    s. Raises ValueError if it is not greater.
     """
     if number <= deal.round:
         raise ValueError(f"number must be above {deal.round}, got {number}")
@@ -82,10 +81,7 @@ def factor_use(deal: Deal, number: int, columns: int) -> Deal:
 
 
 def deal_matrix(deal: Deal, root: bytes) -> Dealt:
-    """Return what the dealer sends to the holder of Z, once.
-
-    `root` is the dealer's secret.
-    """
+    """Return what a dealer with the secret `root` sends to the holder of Z, once."""
     holder = holder_of(deal)
     return Dealt.of(deal, holder, deal.seed(root, holder))
 
@@ -111,12 +107,10 @@ def deal_factor(
 def hide_matrix(
     deal: Deal, dealt: Dealt, matrix: Iterable[Array], challenge: bytes
 ) -> Iterator[Array]:
-    """Yield (E, U), block by block, which the holder sends to the other once.
+    """Yield blocks of (E, U), (b, K + SACRIFICED), for the other party, once; uniform.
 
-    `matrix` has the blocks of Z, uint64, (b, K), and `dealt` is from
-    :func:`deal_matrix`. The `challenge` is a secret of the two parties, 32 bytes, which
-    the dealer never learns. A block of the result is uint64, (b, K + SACRIFICED),
-    uniform. Raises ValueError if what was dealt is of another use, short or changed.
+    The `challenge` is a secret of the two parties, which the dealer never learns.
+    Raises ValueError if what was dealt is of another use, short or changed.
     """
     dealt.check(deal, holder_of(deal))
     factors = _challenge(deal, challenge)
@@ -130,10 +124,7 @@ class PrivateProduct:
 
     The other sends :meth:`opening` to the holder. The shares (:meth:`share`) are those
     of Z^T W at the holder and of :meth:`masked_sums` at the other. Before anybody adds
-    them, both compare their :meth:`proof`.
-
-    `deal` is the use of E, `party` is 0 or 1, `dealt` is from :func:`deal_factor`, and
-    `number` and `columns` are those there. Raises ValueError if what was dealt is of
+    them, both compare their :meth:`proof`. Raises ValueError if what was dealt is of
     another use, short or changed.
     """
 
@@ -150,18 +141,12 @@ class PrivateProduct:
             self._product = _expanded_product(use, dealt.seed)
 
     def opening(self, factor: Array) -> Array:
-        """Return W = s - M, which the other sends to the holder; uniform.
-
-        `factor` is s, uint64, (n, m).
-        """
+        """Return W = s - M, (n, m), which the other sends to the holder; uniform."""
         masks = np.concatenate([*_masks(self._use, self._seed)])
         return subtract(factor, masks, self._use.bits)
 
     def masked_sums(self, opened: Iterable[Array]) -> Array:
-        """Return (E, U)^T M at the other, uint64, (K + SACRIFICED, m).
-
-        `opened` are the blocks of :func:`hide_matrix`.
-        """
+        """Return (E, U)^T M at the other, (K + SACRIFICED, m), by blocks of (E, U)."""
         total = np.zeros_like(self._product)
         masks = _masks(self._use, self._seed)
         for rows, mask in zip(opened, masks, strict=True):
@@ -179,8 +164,7 @@ class PrivateProduct:
     def proof(self, challenge: bytes, masked_sums: Array | None = None) -> bytes:
         """Return a digest that is the same at both parties if the dealer was right.
 
-        `masked_sums` is that of :meth:`masked_sums`, at the other; the `challenge` is
-        that of :func:`hide_matrix`.
+        The other has its :meth:`masked_sums`.
         """
         bits, columns = self._use.bits, self._use.shape[1]
         residual = combined(self._product.T, _challenge(self._deal, challenge), bits)
@@ -201,7 +185,7 @@ def one_hot(bins: Array, widths: Sequence[int]) -> Array:
 def bin_sums(bins: Array, widths: Sequence[int], values: Array, bits: int) -> Array:
     """Return Z^T W for one-hot Z, modulo 2^bits: the sums of the rows in each bin.
 
-    `bins` and `widths` are those of :func:`one_hot`, and `values` is W, uint64, (n, m).
+    `values` is W, uint64, (n, m); the bins are those of :func:`one_hot`.
     """
     columns = values.shape[1]
     sums = np.zeros(sum(widths) * columns, "<u8")

@@ -24,8 +24,7 @@ _TERMS = 1 << 17
 def product(left: Array, right: Array, bits: int) -> Array:
     """Return the product of two matrices modulo 2^bits, of the shape (m, p).
 
-    `left`, (m, n), and `right`, (n, p), have elements of uint64 below 2^bits; `bits` is
-    at most 64.
+    `left`, (m, n), and `right`, (n, p), have elements of uint64 below 2^bits <= 2^64.
     """
     total = np.zeros((left.shape[0], right.shape[1]), "<u8")
     width = limb_width(bits)
@@ -58,11 +57,7 @@ class SquareSum:
         self._rows = 0
 
     def add(self, block: Array) -> None:
-        """Add the product of a block.
-
-        The block, (n, columns), has elements of uint64 below 2^bits; n is at most
-        131,072.
-        """
+        """Add the product of a block, uint64, (n, columns), n at most 131,072."""
         if self._rows + len(block) > _TERMS:
             self._carry()
         self._rows += len(block)

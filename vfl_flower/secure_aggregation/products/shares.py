@@ -100,16 +100,13 @@ class Deal:
         ]
 
     def seed(self, root: bytes, receiver: int) -> bytes:
-        """Return the seed, 32 bytes, that a dealer gives to one receiver.
-
-        `root` is the dealer's secret of one run, 32 random bytes.
-        """
+        """Return the seed that a dealer with the secret `root` gives to one receiver."""
         return derive_key(root, [*self.parts("seed"), str(receiver).encode()])
 
     def elements(
         self, seed: bytes, name: str, block: int, shape: tuple[int, ...], bits: int = 0
     ) -> Array:
-        """Expand a seed of 32 bytes to uniform integers of a shape, the same each time.
+        """Expand a seed to uniform integers of a shape, the same each time.
 
         They are ChaCha20 under the key of seed, use, name and block, where the name is
         what the integers are for within this use. With `bits` of 16 or 32 they are
@@ -169,8 +166,6 @@ class Dealt:
         """Raise ValueError unless this was dealt to the receiver for this use, intact.
 
         `length` counts the bytes of the correction, and `name` is that of :meth:`of`.
-        The error says whether it is too short or too long, was dealt for another use or
-        another party, or was changed on its way.
         """
         if len(self.seed) != SEED_BYTES:
             raise ValueError(f"seed must have {SEED_BYTES} bytes, got {len(self.seed)}")
@@ -231,10 +226,7 @@ def width_of(bits: int) -> int:
 
 
 def pack(elements: Array, bits: int) -> Array:
-    """Return elements below 2^bits as bytes, uint8, shape (size * ceil(bits / 8),).
-
-    The lowest byte of an element comes first.
-    """
+    """Return elements below 2^bits as ceil(bits / 8) bytes each, the lowest first."""
     words = np.ascontiguousarray(elements, "<u8").reshape(-1, 1).view("u1")
     return words[:, : width_of(bits)].ravel()
 
@@ -242,8 +234,7 @@ def pack(elements: Array, bits: int) -> Array:
 def unpack(data: Array, bits: int, shape: tuple[int, ...]) -> Array:
     """Return the elements of :func:`pack`, uint64.
 
-    Raises ValueError if there are too few or too many bytes, or an element is not below
-    2^bits.
+    Raises ValueError for too few or too many bytes, or an element not below 2^bits.
     """
     size = width_of(bits)
     count = math.prod(shape)

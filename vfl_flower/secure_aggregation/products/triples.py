@@ -91,8 +91,7 @@ def symmetric(triangle: Array, columns: int) -> Array:
 def deal_gram(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
     """Return what the dealer sends to parties 0 and 1 for one Gram matrix.
 
-    Party 0 gets its seed, party 1 its seed and its share of C. The shape of `deal` is
-    (rows, columns) of F, and `root` is the dealer's secret.
+    Party 0 gets its seed, party 1 its seed and its share of C.
     """
     seeds = [deal.seed(root, party) for party in (0, 1)]
     squares = SquareSum(deal.shape[1] + SACRIFICED, deal.bits)
@@ -106,19 +105,13 @@ def deal_gram(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
 
 
 def deal_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
-    """Return what the dealer sends to the owner of some columns of F.
-
-    `deal` has the `owners`; `root` is the dealer's secret.
-    """
+    """Return what the dealer sends to the owner of some columns of F."""
     first, second = (_owner_seed(deal, deal.seed(root, j), owner) for j in (0, 1))
     return Dealt.of(deal, owner, first, np.frombuffer(second, "u1"), OWNER)
 
 
 def seed_digest(deal: Deal, owner: int, seed: bytes) -> bytes:
-    """Return what ties the seed of an owner's mask to one use, and hides it: 32 bytes.
-
-    The seed is that of the owner's columns of A_0 or A_1.
-    """
+    """Return what ties an owner's seed of a mask to one use, and hides it: 32 bytes."""
     return derive_key(seed, [*deal.parts("digest"), str(owner).encode()])
 
 
@@ -133,21 +126,16 @@ def hide_columns(
     """Return the columns of E of their owner, who sends them to parties 0 and 1.
 
     The owner knows its own columns of F, and gets the seeds of those of A_0 and A_1: so
-    it opens them in one message, and need not share them first. `columns`, uint64,
-    (rows, deal.owners[owner]), are whole blocks of rows, from block `first` on, and
-    `dealt` is from :func:`deal_owner`. The result is uniform to whoever knows one of
-    A_0 and A_1 only. Raises ValueError if what was dealt is of another use, short or
-    changed.
+    it opens them in one message, and need not share them first. They come in whole
+    blocks of rows, from block `first` on. The result is uniform to whoever knows one of
+    A_0 and A_1 only. Raises ValueError if what was dealt does not fit.
     """
     dealt.check(deal, owner, SEED_BYTES, OWNER)
     return _hidden(deal, [dealt.seed, dealt.correction.tobytes()], columns, first)
 
 
 class _Triple:
-    """What one party has for one product: the seed of its masks, and its share of it.
-
-    The share has the given shape.
-    """
+    """The seed of one party's masks for one product, and its share of the product."""
 
     def __init__(
         self, deal: Deal, party: int, dealt: Dealt, shape: tuple[int, ...]
@@ -164,10 +152,9 @@ class _Triple:
         return _matrix(self.deal, self._seed, block, owner=owner)
 
     def opening(self, share: Array, block: int, owner: int | None = None) -> Array:
-        """Return a block of this party's share of F minus its mask, to be sent.
+        """Return a block of this party's share of F minus its mask; uniform.
 
-        It is uniform. `share` is [F]_j of the block, uint64, (b, columns); with an
-        `owner`, only of the columns at this place among the owners.
+        With an `owner`, only of the columns at this place among the owners.
         """
         return subtract(share, self._mask(block, owner), self.deal.bits)
 
@@ -180,10 +167,7 @@ class GramTriple(_Triple):
 
     Open each block (:meth:`opening`), add the openings of both, add each block of their
     sum (:meth:`add`), and send or open the result (:meth:`share`, :func:`open_gram`).
-
-    The shape of `deal` is (rows, columns) of F; `party` is 0 or 1, and `dealt` is from
-    :func:`deal_gram`. Raises ValueError if what was dealt is of another use, short or
-    changed.
+    Raises ValueError if what was dealt is of another use, short or changed.
     """
 
     def __init__(self, deal: Deal, party: int, dealt: Dealt) -> None:
@@ -193,30 +177,25 @@ class GramTriple(_Triple):
         self._squares = SquareSum(deal.shape[1], deal.bits + 1)
 
     def add(self, opened: Array, block: int) -> None:
-        """Add the products of a block.
-
-        `opened` is E of the block, uint64, (b, columns): the sum of the openings of
-        both parties modulo 2^k.
-        """
+        """Add the products of a block of E, the sum of the openings of both parties."""
         doubled = self._mask(block) << np.uint64(1)
         self._squares.add(reduce(doubled + opened, self.deal.bits + 1))
 
     def share(self) -> Array:
         """Return this party's share of 2 F^T F modulo 2^(k + 1), the upper triangle.
 
-        It has the shape (columns * (columns + 1) / 2,) and is uniform, but for the
-        lowest bits, those of E^T E, which both know; and but that the sum of both is
-        what :func:`open_gram` opens.
+        It is uniform, but for the lowest bits, those of E^T E, which both know; and but
+        that the sum of both is what :func:`open_gram` opens.
         """
         columns = self.deal.shape[1]
         dealt = self._product[:columns, :columns] << np.uint64(1)
         return upper(subtract(self._squares.total(), dealt, self.deal.bits + 1))
 
     def sacrifice(self, challenge: bytes) -> Iterator[Array]:
-        """Yield this party's share of U = (A_0 - A_1) V, block by block, to be sent.
+        """Yield this party's share of U = (A_0 - A_1) V, block by block; uniform.
 
-        A block is uint64, (b, SACRIFICED), uniform. The `challenge` is a secret of the
-        two parties, 32 bytes, which the dealer must not know before it has dealt.
+        The `challenge` is a secret of the two parties, which the dealer must not know
+        before it has dealt.
         """
         factors = self._factors(challenge, self.deal.shape[1])
         for block, _ in enumerate(self.deal.blocks()):
@@ -226,8 +205,7 @@ class GramTriple(_Triple):
     def proof(self, challenge: bytes, openings: tuple[Array, Array]) -> bytes:
         """Return a digest that is the same at both parties if the triple is right.
 
-        `openings` are what :meth:`sacrifice` gave to party 0 and to party 1, uint64,
-        (rows, SACRIFICED) each, for this challenge.
+        The openings are what :meth:`sacrifice` gave to party 0 and to party 1.
         """
         bits = self.deal.bits
         opened = subtract(*openings, bits)
@@ -249,10 +227,7 @@ class GramTriple(_Triple):
 
 
 def deal_row_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
-    """Return what the dealer sends to the owner of some columns of F for F w.
-
-    `deal` has the `owners`; `root` is the dealer's secret.
-    """
+    """Return what the dealer sends to the owner of some columns of F for F w."""
     seed = _owner_seed(deal, deal.seed(root, 1), owner)
     return Dealt.of(deal, owner, seed, name=OWNER)
 
@@ -260,10 +235,8 @@ def deal_row_owner(deal: Deal, root: bytes, owner: int) -> Dealt:
 def hide_rows(deal: Deal, owner: int, dealt: Dealt, columns: Array) -> Array:
     """Return F - A in the columns of an owner, who sends them to party 0.
 
-    `columns`, uint64, (rows, deal.owners[owner]), are the owner's of F, and `dealt` is
-    from :func:`deal_row_owner`. The result is uniform to whoever lacks the seed of A,
-    which party 1 and the owner have. Raises ValueError if what was dealt is of another
-    use, short or changed.
+    It is uniform to whoever lacks the seed of A, which party 1 and the owner have.
+    Raises ValueError if what was dealt is of another use, short or changed.
     """
     dealt.check(deal, owner, name=OWNER)
     return _hidden(deal, [dealt.seed], columns)
@@ -272,10 +245,8 @@ def hide_rows(deal: Deal, owner: int, dealt: Dealt, columns: Array) -> Array:
 def open_gram(first: Array, second: Array, deal: Deal) -> Array:
     """Return F^T F modulo 2^k from both parties' shares, uint64, (columns, columns).
 
-    The shares are those of :meth:`GramTriple.share`. Decode the result by
-    :func:`vfl_flower.secure_aggregation.fixed_point.decode` with twice the fraction
-    bits of F. Raises ValueError if the parties have not added the same openings E: then
-    half of the elements of the sum are odd.
+    It has twice the fraction bits of F. Raises ValueError if the parties have not added
+    the same openings E: then half of the elements of the sum are odd.
     """
     doubled = reduce(first + second, deal.bits + 1)
     if (doubled & np.uint64(1)).any():
@@ -287,7 +258,7 @@ def deal_predictions(deal: Deal, root: bytes) -> tuple[Dealt, Dealt]:
     """Return what the dealer sends to parties 0 and 1 for one product F w.
 
     Party 0 gets its seed, party 1 its seed and its share of c. The shape of `deal` is
-    (rows, columns, outputs): F has rows and columns, w has columns and outputs.
+    (rows, columns, outputs).
     """
     seeds = [deal.seed(root, party) for party in (0, 1)]
     vectors = _vectors(deal, seeds[0])
@@ -305,21 +276,15 @@ class PredictionTriple(_Triple):
 
     Party 0 sends :meth:`hidden_weights`, party 1 the :meth:`opening` of each block;
     then both have their share of each block (:meth:`share_of_weights`,
-    :meth:`share_of_mask`). Whoever may read F w adds the two.
-
-    The shape of `deal` is (rows, columns, outputs); `party` is 0 or 1, and `dealt` is
-    from :func:`deal_predictions`. Raises ValueError if what was dealt is of another
-    use, short or changed.
+    :meth:`share_of_mask`). Whoever may read F w adds the two. Raises ValueError if what
+    was dealt is of another use, short or changed.
     """
 
     def __init__(self, deal: Deal, party: int, dealt: Dealt) -> None:
         super().__init__(deal, party, dealt, (deal.rows + SACRIFICED, deal.shape[2]))
 
     def hidden_weights(self, weights: Array) -> Array:
-        """Return d = w - b, which party 0 sends to party 1; uniform.
-
-        `weights` is w, encoded, uint64, (columns, outputs).
-        """
+        """Return d = w - b, which party 0 sends to party 1; uniform."""
         return subtract(weights, _vectors(self.deal, self._seed), self.deal.bits)
 
     def share_of_weights(
@@ -327,26 +292,18 @@ class PredictionTriple(_Triple):
     ) -> Array:
         """Return the share of F w that party 0 has, of one block, uint64, (b, outputs).
 
-        `weights` is w, encoded, (columns, outputs), `share` is [F]_0 of the block,
-        (b, columns), and `opened` what party 1 sent, (b, columns).
+        `share` is [F]_0 of the block, and `opened` what party 1 sent, (b, columns).
         """
         bits = self.deal.bits
         features = reduce(share + opened, bits)
         return self._plus(product(features, weights, bits), block)
 
     def share_of_mask(self, hidden: Array, block: int) -> Array:
-        """Return the share of F w that party 1 has, of one block, uint64, (b, outputs).
-
-        `hidden` is d, (columns, outputs), which party 0 sent.
-        """
+        """Return the share of F w that party 1 has, of one block, by d."""
         return self._plus(product(self._mask(block), hidden, self.deal.bits), block)
 
     def sacrifice(self, challenge: bytes) -> Array:
-        """Return U = (W; I)^T A, which party 1 sends to party 0; uniform.
-
-        U has the shape (SACRIFICED, columns). The `challenge` is that of
-        :meth:`GramTriple.sacrifice`.
-        """
+        """Return U = (W; I)^T A, (SACRIFICED, columns), for party 0; uniform."""
         bits = self.deal.bits
         total = _spare_rows(self.deal, self._seed)
         factors = self._factors(challenge, self.deal.rows)
@@ -356,10 +313,7 @@ class PredictionTriple(_Triple):
         return reduce(total, bits)
 
     def proof(self, challenge: bytes, opened: Array | None = None) -> bytes:
-        """Return a digest that is the same at both parties if the triple is right.
-
-        `opened` is U, at party 0.
-        """
+        """Return a digest, at party 0 by U, that is the same if the triple is right."""
         bits, rows = self.deal.bits, self.deal.rows
         factors = np.ascontiguousarray(self._factors(challenge, rows).T)
         residual = product(factors, self._product[:rows], bits) + self._product[rows:]
