@@ -22,7 +22,6 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from vfl_flower import Party, SecureRidge
-from vfl_flower.clients.ridge.angles import joint_fraction
 from vfl_flower.numerics.ridge.fit import fit_gram
 from vfl_flower.secure_aggregation.fixed_point import (
     decode,
@@ -33,6 +32,7 @@ from vfl_flower.secure_aggregation.products.angles import (
     deal_cosines,
     hide_angles,
 )
+from vfl_flower.secure_aggregation.products.dealing import joint_fraction
 from vfl_flower.secure_aggregation.products.shares import Deal, Dealt, add
 from vfl_flower.secure_aggregation.products.triples import (
     GramTriple,

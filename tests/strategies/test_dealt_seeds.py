@@ -5,9 +5,9 @@ import pytest
 
 from vfl_flower import CoresetVRLR, Party, PartyFailed, SecureRidge, simulate
 from vfl_flower.clients import products
-from vfl_flower.clients.ridge import dealing as ridge_dealing
-from vfl_flower.clients.ridge import relevance as ridge_relevance
 from vfl_flower.clients.ridge import solving
+from vfl_flower.secure_aggregation.products import dealing
+from vfl_flower.secure_aggregation.products import relevance as ridge_relevance
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import Dealt
 from vfl_flower.secure_aggregation.products.triples import (
@@ -49,7 +49,7 @@ def falsify(monkeypatch, owner, which):
         second = np.frombuffer(seeds[1], "u1")
         return Dealt.of(deal, place, seeds[0], second, OWNER)
 
-    monkeypatch.setattr(products, "deal_owner", false)
+    monkeypatch.setattr(dealing, "deal_owner", false)
 
 
 def nothing_is_multiplied(monkeypatch, triple, name):
@@ -91,7 +91,7 @@ def test_a_false_seed_of_rows_that_are_scored_is_refused(monkeypatch, owner):
     def false(deal, root, place):
         return deal_row_owner(deal, OTHER if place == owner else root, place)
 
-    monkeypatch.setattr(ridge_dealing, "deal_row_owner", false)
+    monkeypatch.setattr(dealing, "deal_row_owner", false)
     REFUSES[:] = [0]
     nothing_is_multiplied(monkeypatch, PredictionTriple, "share_of_weights")
     strategy = LINEAR["kernel"].replace(test_fraction=0.3)
@@ -153,7 +153,7 @@ def test_open_a_dealer_of_false_angles_is_not_found_out(monkeypatch):
     With a bandwidth that leaves nothing of the columns the joint features are the
     cosines of what it has dealt, and it gets the error of a model of them.
     """
-    original = ridge_dealing._deal_angles
+    original = dealing._deal_angles
 
     def false(use_of, session, root, roles):
         dealt = original(use_of, session, root, roles)
@@ -170,7 +170,7 @@ def test_open_a_dealer_of_false_angles_is_not_found_out(monkeypatch):
     monkeypatch.setattr(solving, "fit_gram", look)
     strategy = LINEAR["kernel"].replace(bandwidth=1e9)
     simulate(strategy, parties(), seed=0)
-    monkeypatch.setattr(ridge_dealing, "_deal_angles", false)
+    monkeypatch.setattr(dealing, "_deal_angles", false)
     simulate(strategy, parties(), seed=0)
     assert np.abs(spreads[0]).max() < 1e-3
     assert np.abs(spreads[1] - 0.5).max() < 0.1

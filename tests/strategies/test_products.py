@@ -30,6 +30,7 @@ from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import digest_ids
+from vfl_flower.secure_aggregation.products import dealing
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import subtract
 from vfl_flower.simulation import InProcessGrid
@@ -204,7 +205,7 @@ def test_openings_can_be_made_without_the_data(monkeypatch, known):
     columns, others = np.random.default_rng(0).integers(
         2**63, size=(2, 50, 2), dtype="u8"
     )
-    dealt = party.deal_owner(deal, bytes(32), 0)
+    dealt = dealing.deal_owner(deal, bytes(32), 0)
     seeds, elements = (dealt.seed, dealt.correction.tobytes()), type(deal).elements
     opened = party.hide_columns(deal, 0, dealt, columns)
     mask = deal.elements(seeds[known], "matrix", 0, columns.shape)
@@ -223,12 +224,13 @@ def test_openings_can_be_made_without_the_data(monkeypatch, known):
 
 
 def spoiled(monkeypatch, change):
-    original = server.party.deal_all
+    original = dealing.deal_all
 
-    def deal_all(use, root, roles):
+    def spoiling(use, root, roles):
         return change(original(use, root, roles), roles)
 
-    monkeypatch.setattr(party, "deal_all", deal_all)
+    for module in (server, party):
+        monkeypatch.setattr(module, "deal_all", spoiling)
 
 
 def flipped(dealt, roles):

@@ -29,17 +29,10 @@ from vfl_flower import (
 from vfl_flower.clients import products
 from vfl_flower.clients.evaluation import Told
 from vfl_flower.clients.ridge import dealing as ridge_dealing
-from vfl_flower.clients.ridge import relevance as ridge_relevance
 from vfl_flower.clients.ridge import scores as ridge_scores
 from vfl_flower.clients.ridge import solving
 from vfl_flower.clients.ridge import training as party
-from vfl_flower.clients.ridge.angles import (
-    FEW_ROWS,
-    FRACTION,
-    HEAD,
-    joint_fraction,
-)
-from vfl_flower.clients.ridge.dealing import NEW_ROWS
+from vfl_flower.clients.ridge.angles import HEAD
 from vfl_flower.clients.ridge.state import Joint, RidgeState, Task, frequencies_of
 from vfl_flower.numerics.ridge.features import (
     decision_function,
@@ -60,7 +53,15 @@ from vfl_flower.secure_aggregation.fixed_point import (
     decode,
     gram_fixed_point,
 )
+from vfl_flower.secure_aggregation.products import dealing
+from vfl_flower.secure_aggregation.products import relevance as ridge_relevance
 from vfl_flower.secure_aggregation.products import roles as bounds
+from vfl_flower.secure_aggregation.products.dealing import (
+    FEW_ROWS,
+    FRACTION,
+    NEW_ROWS,
+    joint_fraction,
+)
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import (
     Deal,
@@ -571,7 +572,7 @@ def prepared(**task):
 
 
 def asked(made, roles, **changes):
-    dealt = ridge_dealing.deal_turn(5, bytes(32), roles)
+    dealt = dealing.deal_turn(5, bytes(32), roles)
     values = {"counted": roles.columns, "joint": JOINT, "dealt": dealt[1]}
     return party.hide_rows(made, roles=roles, **values | changes)
 
@@ -745,7 +746,7 @@ def test_a_party_opens_the_products_of_its_frequencies_alone():
     sent = ridge_relevance.hidden_probes(deal, of_holder[1], opening, B, bytes(32))
     again = dataclasses.replace(roles, turn=1)
     relevant = dataclasses.replace(JOINT, relevant=True)
-    dealt = ridge_dealing.deal_turn(5, bytes(32), again)[1]
+    dealt = dealing.deal_turn(5, bytes(32), again)[1]
     asked(made, again, joint=relevant, dealt=dealt, probes={2: sent})
     state = made.recall(RidgeState)
     omega = frequencies_of(made, state, JOINT, 2)
@@ -778,7 +779,7 @@ def test_probes_that_a_party_refuses(probes, reason):
     roles, _, _ = pilot(made, width)
     again = dataclasses.replace(roles, turn=1)
     relevant = dataclasses.replace(JOINT, relevant=True)
-    dealt = ridge_dealing.deal_turn(5, bytes(32), again)[1]
+    dealt = dealing.deal_turn(5, bytes(32), again)[1]
     with pytest.raises(PartyError, match=reason):
         asked(made, again, joint=relevant, dealt=dealt, probes=probes)
 
@@ -797,10 +798,10 @@ def test_what_was_dealt_for_another_turn_is_refused():
     roles = dataclasses.replace(ROLES, owners=[5, width, 7])
     later = dataclasses.replace(roles, turn=1)
     for other in (dataclasses.replace(roles, owners=[6, width, 6]), later):
-        dealt = ridge_dealing.deal_turn(5, bytes(32), other)
+        dealt = dealing.deal_turn(5, bytes(32), other)
         with pytest.raises(PartyError, match="of this use and unchanged"):
             asked(made, roles, dealt=dealt[1])
-    dealt = ridge_dealing.deal_turn(6, bytes(32), roles)
+    dealt = dealing.deal_turn(6, bytes(32), roles)
     with pytest.raises(PartyError, match="of this use and unchanged"):
         asked(made, roles, dealt=dealt[1])
 
@@ -895,10 +896,10 @@ def read_local_columns(result):
     one.n_parties, one.session, one.run_secret, one.part = 3, 5, bytes(32), part
     widths, joint = [part["local"], 3, 0], part["n_features"]
     roles = Roles(2, 1, widths, len(X), 2, joint, NEW_ROWS.fraction)
-    dealt = ridge_dealing.deal_rows(5, bytes(32), roles, 1)[0]
+    dealt = dealing.deal_rows(5, bytes(32), roles, 1)[0]
     values = {"outputs": 1, "bits": 16, "numbers": np.arange(len(X))}
     reply = ridge_scores.rows(one, roles=roles, row_parts={2: dealt}, **values)
-    deal = ridge_dealing.row_deal(roles, 5, 1)
+    deal = dealing.row_deal(roles, 5, 1)
     seed = Portion(dealt[HEAD:]).take()
     masks = hide_rows(deal, 0, seed, np.zeros((len(X), part["local"]), np.uint64))
     opened = unpack(reply["hidden"][2][32:], deal.bits, masks.shape)
@@ -955,7 +956,7 @@ def test_scores_follow_rows_and_need_the_weights(trained, weights):
     widths = [parts[0]["local"], parts[1]["local"], 0]
     joint = parts[0]["n_features"]
     roles = Roles(2, 1, widths, 100, None, joint, NEW_ROWS.fraction)
-    dealt = ridge_dealing.deal_rows(5, bytes(32), roles, 1)[1]
+    dealt = dealing.deal_rows(5, bytes(32), roles, 1)[1]
     made.agree = lambda other: bytes(32)
     numbers = np.arange(100)
     ridge_scores.rows(
@@ -1038,7 +1039,7 @@ def computing():
     made = lone(index=0)
     width = sum(party.prepare(made, task=TASK)["columns"])
     roles = dataclasses.replace(ROLES, owners=[width, 3, 7])
-    dealt = ridge_dealing.deal_turn(5, bytes(32), roles)[0]
+    dealt = dealing.deal_turn(5, bytes(32), roles)[0]
     asked(made, roles, dealt=dealt)
     return made
 
@@ -1171,14 +1172,14 @@ def test_the_values_of_columns_come_before_joint_features_of_few_rows():
 
 def spoiled(monkeypatch, name, place, change):
     """Let the server deal something else to a party."""
-    original = getattr(ridge_dealing, name)
+    original = getattr(dealing, name)
 
     def deal(*args):
         dealt = original(*args)
         dealt[place] = change(dealt[place])
         return dealt
 
-    monkeypatch.setattr(ridge_dealing, name, deal)
+    monkeypatch.setattr(dealing, name, deal)
 
 
 def flipped(data):
@@ -1196,7 +1197,7 @@ def test_what_is_dealt_must_be_whole(monkeypatch, name, place, change):
 
 def test_a_wrong_triple_of_scores_is_found(monkeypatch):
     """With a right tag: the products are others than those of what was dealt."""
-    original = ridge_dealing.deal_predictions
+    original = dealing.deal_predictions
 
     def wrong(deal, root):
         first, second = original(deal, root)
@@ -1204,7 +1205,7 @@ def test_a_wrong_triple_of_scores_is_found(monkeypatch):
         changed[0] ^= 1
         return first, Dealt.of(deal, 1, second.seed, changed)
 
-    monkeypatch.setattr(ridge_dealing, "deal_predictions", wrong)
+    monkeypatch.setattr(dealing, "deal_predictions", wrong)
     with pytest.raises(PartyFailed, match="triple of the dealer must be right"):
         simulate(strategy(joint_features=8, test_fraction=0.2), parties(), seed=0)
 
@@ -1385,7 +1386,7 @@ def test_what_is_dealt_for_ridge_hides_no_other_columns():
     coreset = dataclasses.replace(ridge_roles, fraction=0)
     uses = [roles.deal(5) for roles in (ridge_roles, coreset)]
     assert uses[0].bits == uses[1].bits
-    dealt = products.deal_all(uses[0], bytes(32), ridge_roles)[1]
+    dealt = dealing.deal_all(uses[0], bytes(32), ridge_roles)[1]
     columns = [np.zeros((N, 3))]
     products.hide(lone(), products.ProductState(ridge_roles, dealt), columns)
     with pytest.raises(PartyError, match="of this use and unchanged"):

@@ -129,9 +129,7 @@ class Setup:
     """What the parties must know to make their features."""
 
     target: Target
-    """What the labels are."""
     kernel: Kernel
-    """The kernel."""
     bandwidth: Positive
     """The bandwidth, in the unit of the columns."""
     n_features: Features
@@ -159,25 +157,20 @@ class AngleRequest:
 @shapes_only
 @dataclass(frozen=True)
 class SummedRows:
-    """Rows with their summed angles, which the label holder that gets them opens."""
+    """Rows (B,) with their summed angles, (B M_l,), and phases to subtract, (M_l,)."""
 
     rows: Annotated[Array, Whole("instances", below="n_rows"), MinLen(1)]
-    """Numbers of the rows, shape (B,)."""
     angles: Opened
-    """Their summed angles, shape (B M_l,)."""
     offsets: Opened | None = None
-    """With shared features the phases to subtract, shape (M_l,)."""
 
 
 @shapes_only
 @dataclass(frozen=True)
 class ScoredRows:
-    """Rows with their summed scores, which the receiver of the scores opens."""
+    """Rows, (n,), with their summed scores, (n C,)."""
 
     rows: Annotated[Array, Whole("done", below="n_rows")]
-    """Numbers of the rows, shape (n,)."""
     scores: Opened
-    """Their summed scores, shape (n C,)."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +192,8 @@ class Rule:
     """How label holders learn from a batch of the doubly stochastic form.
 
     `step` is gamma of the published update; 0: the label holder chooses it, None: the
-    implicit step takes the place of that update. `regularization` is lambda, or of the
-    implicit step 1 / gamma, which with 0 cross-validation chooses.
+    implicit step. `regularization` is lambda, or of the implicit step 1 / gamma, which
+    with 0 cross-validation chooses.
     """
 
     loss: LossName
@@ -217,7 +210,6 @@ class Training:
     """What a party stores of a model in training."""
 
     setup: Setup
-    """The same throughout the run."""
     seed: str
     """Seed of the party's own features, hexadecimal; its secret."""
     n_columns: int
@@ -718,10 +710,7 @@ def start(
     rule: Rule,
     instances: Count = 0,
 ) -> Picked:
-    """Line 2 of Algorithm 1 for all iterations at once: pick local instances.
-
-    No row comes again before all rows have come.
-    """
+    """Line 2 of Algorithm 1 for all iterations at once: pick instances, in epochs."""
     if (rule.step or 0.0) * rule.regularization > 1:
         raise PartyError(
             "step times regularization must be at most 1 (Theorem 4), got "
@@ -771,14 +760,12 @@ def iterate(
     """Lines 5 to 10 of Algorithm 1, for up to three iterations that overlap.
 
     In this order: the step of the iteration whose scores have come (lines 9 and 10);
-    this party's addends of the scores of the next iteration's instances (lines 6 and
-    7); and the angles of the iteration after that (line 5). A sole label holder has all
-    of the scores itself, and takes the step at once.
+    this party's addends of the scores of the next one's instances (lines 6 and 7); and
+    the angles of the one after that (line 5). A sole label holder has all of the scores
+    itself, and takes the step at once.
 
-    columns: C, the number of columns of f.
-    size: for how many instances to send addends of the scores; 0: none.
+    columns, size: C, and for how many instances to send addends of the scores; 0: none.
     scores: summed scores of this party's instances in the last message, shape (B C,).
-    keep: store the party's local model: the training ends.
     """
     training = _training(party)
     rule = training.rule

@@ -33,6 +33,7 @@ from vfl_flower.protocol.steps import once, step, sums_over
 from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.fixed_point import decode
 from vfl_flower.secure_aggregation.masks import derive_key
+from vfl_flower.secure_aggregation.products.dealing import deal_all
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import (
     BLOCK_ROWS,
@@ -41,7 +42,6 @@ from vfl_flower.secure_aggregation.products.shares import (
     Dealt,
     Elements,
     Portion,
-    add,
     pack,
     unpack,
     width_of,
@@ -49,8 +49,6 @@ from vfl_flower.secure_aggregation.products.shares import (
 from vfl_flower.secure_aggregation.products.triples import (
     SACRIFICED,
     GramTriple,
-    deal_gram,
-    deal_owner,
     hide_columns,
     open_gram,
     owner_digest,
@@ -80,7 +78,6 @@ class ProductState:
     """What a party stores of a Gram matrix."""
 
     roles: Roles
-    """Who does what."""
     dealt: Array
     """The correlated randomness that it received, unchanged."""
     joint: Array = field(default_factory=lambda: np.zeros(0, np.uint8))
@@ -124,9 +121,8 @@ def check_roles(
 ) -> None:
     """Refuse roles that this party's consent, its data or the protocol does not allow.
 
-    `columns` counts this party's columns, if the step asks for any; a `fraction` of 0
-    bits means no joint columns; `labels` is whether the first party holds labels; a
-    step of a single turn names it. Raises PartyError, which names the rule.
+    A `fraction` of 0 bits means no joint columns; `labels` is whether the first party
+    holds labels.
     """
     named = roles.first, roles.second, roles.dealer
     places = [place for place in named if place is not None]
@@ -191,8 +187,7 @@ def withhold(party: Party, rule: str) -> None:
 def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> None:
     """Refuse fewer than four rows a column, than 20, or than this party's consent has.
 
-    Of rows with weights, shape (m,), their effective number counts, (sum w)^2 / sum w^2
-    (Kish).
+    Rows with weights, shape (m,), count as (sum w)^2 / sum w^2 (Kish).
     """
     effective = float(rows)
     if weights is not None and rows:
@@ -219,15 +214,6 @@ def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> 
 # -- what is dealt ---------------------------------------------------------------------
 
 
-def deal_all(use: Deal, root: bytes, roles: Roles) -> list[Array]:
-    """Return what a dealer with the secret `root` sends to each party, as bytes."""
-    sent = [deal_owner(use, root, owner).pack() for owner, _ in enumerate(roles.owners)]
-    pair = roles.first, roles.second
-    for party, dealt in zip(pair, deal_gram(use, root), strict=True):
-        sent[party] = np.concatenate([sent[party], dealt.pack()])
-    return sent
-
-
 @step
 @sums_over("none", "it sends random numbers alone")
 @once
@@ -244,10 +230,7 @@ def deal(party: Party, roles: Roles) -> Delivered:
 def dealt_to(
     dealt: Array | None, delivered: dict[int, Array] | None, roles: Roles
 ) -> Array:
-    """Return what the dealer has dealt to this party; raise PartyError if nobody has.
-
-    The server deals `dealt`; a party has `delivered` it, and nobody else may.
-    """
+    """Return what the dealer has dealt to this party; refuse what others have."""
     if dealt is not None and roles.dealer is None:
         return dealt
     sent = delivered or {}
@@ -285,9 +268,8 @@ def hide(party: Party, state: ProductState, columns: Iterable[Array]) -> Hidden:
     """Return the party's columns under the masks, for each of the two that compute.
 
     Digests of the seeds of that party's masks come with them, which exposes a dealer
-    that gives this party other ones. A computing party adds what checks the triple, for
-    the other one. The columns come in parts of whole blocks of rows. Raises PartyError
-    if what was dealt is of another use, short or changed.
+    that gives this party other ones; a computing party adds what checks the triple. The
+    columns come in parts of whole blocks of rows.
     """
     roles, index, openings, block = state.roles, party.index or 0, list[Array](), 0
     with refusing():
@@ -311,10 +293,7 @@ def hide(party: Party, state: ProductState, columns: Iterable[Array]) -> Hidden:
 
 
 def open_joint(party: Party, state: ProductState, shares: Iterator[Array]) -> Array:
-    """Return what a computing party opens of its shares of joint columns, once.
-
-    The shares are blocks, uint64, (b, joint). Raises PartyError as :func:`hide` does.
-    """
+    """Return what a party opens of its shares of joint columns; refuse that twice."""
     if len(state.joint) or state.multiplied:
         raise PartyError("joint columns are opened once")
     with refusing():
@@ -373,25 +352,15 @@ def multiply(
     with refusing():
         triple = _triple(party, state)
         bits, challenge = triple.deal.bits, challenge_of(party, roles)
+        both = [state.joint, *joint.values()] if roles.joint else []
         of_owners = _of_right_seeds(party, state, openings)
-        pair = [Elements(data) for data in (state.joint, *joint.values())]
-        for block, rows in enumerate(triple.deal.blocks()):
-            count = rows.stop - rows.start
-            parts = [
-                elements.take(bits, (count, width))
-                for elements, width in zip(of_owners, roles.owners, strict=True)
-            ]
-            if roles.joint:
-                both = (elements.take(bits, (count, roles.joint)) for elements in pair)
-                parts.append(add(*both, bits=bits))
-            triple.add(np.hstack(parts), block)
+        triple.add_all(of_owners, [*map(Elements, both)])
         check = Elements(checks[other])
         combined = [
             np.concatenate([*triple.sacrifice(challenge)]),
             check.take(bits, (triple.deal.rows, SACRIFICED)),
         ]
-        for elements in (*of_owners, *pair, check):
-            elements.end()
+        check.end()
         if party.index == roles.second:
             combined.reverse()
         proof = triple.proof(challenge, (combined[0], combined[1]))
@@ -433,10 +402,7 @@ def check_seeds(party: Party, owners: Sequence[int], sent: bytes, right: bytes) 
 
 
 def opened(party: Party, state: ProductState, share: Mapping[int, Array]) -> Array:
-    """Return the Gram matrix, (columns, columns), at the first party, in their units.
-
-    Raises PartyError if the triple is wrong, or the share of the second party is short.
-    """
+    """Return the Gram matrix at the first party; refuse that of a wrong triple."""
     roles = state.roles
     if not len(state.share) or list(share) != [roles.second]:
         raise PartyError("a Gram matrix is opened with the share of the second party")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -41,33 +41,23 @@ _REAL = Sum(bound=2.0**60, group="plain")
 
 @dataclass(frozen=True)
 class SummedAngles:
-    """The summed angles of `rows` for each label holder, of that holder's features.
-
-    Where the features are shared, `offsets` are the phases to subtract from them.
-    """
+    """The summed angles of `rows` for each label holder, and phases to subtract."""
 
     rows: Array
     angles: Mapping[int, Sealed]
     offsets: Mapping[int, Sealed]
 
 
-@dataclass(frozen=True)
-class Turn:
-    """What one message brings and asks for, where several requests overlap."""
+class Turn(NamedTuple):
+    """One message, where several requests overlap."""
 
-    request: party.AngleRequest | None
-    """The angles to give."""
-    sums: dict[str, Sum]
-    """The sums over the replies."""
-    at: party.SummedRows
-    """The rows to score."""
-    done: dict[int, party.ScoredRows]
-    """Rows whose summed scores have come, by their receiver."""
-    size: int
-    """For how many rows to send addends of the scores; 0: none."""
+    request: party.AngleRequest | None  # the angles to give
+    sums: dict[str, Sum]  # over the replies
+    at: party.SummedRows  # rows to score
+    done: dict[int, party.ScoredRows]  # rows whose scores have come, by receiver
+    size: int  # for how many rows to send addends of the scores; 0: none
     last: bool
-    learn: bool
-    """Whether a label holder has all of the scores of some rows."""
+    learn: bool  # whether a label holder has all of the scores of some rows
 
 
 @dataclass(frozen=True)
@@ -75,13 +65,11 @@ class Angles:
     """How the angles of rows come to the label holders (Algorithm 3)."""
 
     parties: Parties
-    """All parties."""
     holders: list[int]
     """Those of them that hold labels."""
     bits: party.Bits
     """Bits of an angle and of the circle for sums; 64: real turns without masks."""
     topology: Topology = "star"
-    """How sums travel."""
     kept: tuple[int, ...] = ()
     """With shared features, whose phases a second tree removes as in the paper: for
     each label holder the party whose phase stays. Otherwise empty."""
@@ -114,23 +102,17 @@ class Angles:
         """Return the parameter ``at`` of a step: each label holder gets its angles."""
         if summed is None:
             return self.each({})
-        rows, offsets = summed.rows, summed.offsets
-        return self.each(
-            {
-                j: party.SummedRows(
-                    rows, opened(sealed), opened(offsets[j]) if j in offsets else None
-                )
-                for j, sealed in summed.angles.items()
-            }
-        )
+        at: dict[int, party.SummedRows] = {}
+        for j, sealed in summed.angles.items():
+            offsets = summed.offsets.get(j)
+            phases = None if offsets is None else opened(offsets)
+            at[j] = party.SummedRows(summed.rows, opened(sealed), phases)
+        return self.each(at)
 
     def ask(
         self, question: Question[P, R], *args: P.args, **values: P.kwargs
     ) -> Replies[R]:
-        """Ask all parties for a step; see :meth:`Parties.ask`.
-
-        Raises FederationError if a score is too large for a sum over several holders.
-        """
+        """Ask all parties for a step; FederationError if a score is too large."""
         replies = self.parties.ask(question, *args, **values)
         if replies.clipped:
             raise FederationError(
@@ -191,8 +173,8 @@ class Angles:
         """Let `receivers` get the scores of the rows of `requests`; the last replies.
 
         In a star a message asks for the angles of one request and the scores of the one
-        before, and brings the summed scores of the one before that; a sole label holder
-        needs no sums of scores. Otherwise `relay` lets the angles travel before it.
+        before, and brings the sums of the one before that; a sole label holder needs no
+        sums of scores. Otherwise `relay` lets the angles travel before it.
         """
         pending: SummedAngles | None = None
         done: dict[int, party.ScoredRows] = {}

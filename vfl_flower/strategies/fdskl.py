@@ -264,10 +264,9 @@ class FDSKL(KernelLearning):
             instances |= zip(turns, np.split(picked[j]["rows"], cuts), strict=True)
         columns = picked[holders[0]]["columns"]
         angles = replace(angles, scale=max(picked[j]["scale"] for j in holders))
-        stops = range(setup.block, setup.n_features + 1, setup.block)
         requests = [
-            party.AngleRequest(instances[t], stop, angles.bits)
-            for t, stop in enumerate(stops)
+            party.AngleRequest(instances[t], (t + 1) * setup.block, angles.bits)
+            for t, _ in enumerate(batches)
         ]
 
         def iterate(turn: Turn) -> Replies[party.Iterated]:

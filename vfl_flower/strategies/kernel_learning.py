@@ -213,10 +213,9 @@ class KernelLearning(ProtocolStrategy):
             run.warnings += left_out("to train on", used, available, larger)
 
     def _bandwidth(self, parties: Parties, rows: Array | None = None) -> float:
-        """Return the bandwidth: as given, or from the median distance between rows.
+        """Return the bandwidth: as given, or from the median distance between `rows`.
 
-        The pairs are among `rows`, default all. If the angles of `rows` are asked for
-        too, no other row is shared.
+        If the angles of `rows` are asked for too, no other row is shared.
         """
         if not isinstance(self.bandwidth, str):
             return self.bandwidth

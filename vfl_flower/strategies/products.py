@@ -15,6 +15,7 @@ from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import each
 from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.secure_aggregation.products.dealing import deal_all
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES
 from vfl_flower.typing import Array
@@ -57,10 +58,7 @@ class ComputingParties(ProtocolStrategy):
         holder: int | None = None,
         **more: int,
     ) -> Roles:
-        """Return who does what; the `holder`, by default of labels, opens the result.
-
-        Raises FederationError if the dealer, or the party that computes, may not.
-        """
+        """Return who does what; `holder` opens the result. Refuse unfit parties."""
         holder = parties.label_holder if holder is None else holder
         (dealing, second), dealer = self.places(parties), self.dealer
         names = ", ".join(info.name for info in parties)
@@ -92,7 +90,7 @@ def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
     """Return what is dealt, as arguments of a step; by a party in a round trip."""
     if roles.dealer is None:
         root = parties.checkpoint.token(SEED_BYTES)
-        dealt = party.deal_all(roles.deal(parties.session), root, roles)
+        dealt = deal_all(roles.deal(parties.session), root, roles)
         return {"dealt": each(dealt)}
     replies = parties.ask(party.deal, roles=roles)
     return {"delivered": passed_on(replies, "delivered")}

@@ -17,11 +17,9 @@ from vfl_flower.clients.products import dealt_to
 from vfl_flower.protocol.contract import SEALED, Reals
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.secure_aggregation.fixed_point import finest_gram_fixed_point
 from vfl_flower.secure_aggregation.products.angles import cosine_shares, hide_angles
+from vfl_flower.secure_aggregation.products.dealing import place_of
 from vfl_flower.secure_aggregation.products.roles import (
-    LARGEST,
-    MOST_MEAN_SQUARE,
     Roles,
 )
 from vfl_flower.secure_aggregation.products.shares import (
@@ -34,13 +32,6 @@ from vfl_flower.secure_aggregation.products.shares import (
 )
 from vfl_flower.typing import Array
 
-FRACTION = 16
-"""Fraction bits of a feature of many rows; its two factors have half of them each."""
-
-FEW_ROWS = 2**12
-"""Fewer training rows have as many fraction bits as the widest ring holds: rounding
-moves their models more, and the third more bytes that a run sends are few."""
-
 HEAD = 2 * SEED_BYTES
 """Bytes of what is dealt for a party's angles."""
 
@@ -48,33 +39,6 @@ AngleBits = Literal[16, 32]
 
 OpenedAngles = Annotated[Array, Reals("*"), SEALED]
 """Sums of all parties' angles, which this party alone can open, flattened."""
-
-
-def joint_fraction(rows: int) -> int:
-    """Return the fraction bits of the features of training rows, an even number.
-
-    In a ring of 48 bits few rows have hardly more room than many: they take the widest.
-
-    >>> [joint_fraction(rows) for rows in (300, 3000, 30_000)]
-    [26, 24, 16]
-    """
-    if rows >= FEW_ROWS:
-        return FRACTION
-    rows = max(rows, 1)
-    numbers = finest_gram_fixed_point(rows, LARGEST, square_sum=MOST_MEAN_SQUARE * rows)
-    return numbers.fraction // 2 * 2
-
-
-def angle_deal(roles: Roles, session: int, name: str, bits: int) -> Deal:
-    """Return the use of dealt angles."""
-    return Deal(session, name, roles.turn, 0, (roles.rows, roles.joint // 2), bits)
-
-
-def place_of(roles: Roles, party: int) -> int:
-    """Return the place of a party among those with angles: first, second, others."""
-    computing = [roles.first, roles.second]
-    others = [j for j, _ in enumerate(roles.owners) if j not in computing]
-    return [*computing, *others].index(party)
 
 
 def hidden_angles(
@@ -85,15 +49,14 @@ def hidden_angles(
     The angles, (rows, angles), come in parts of whole blocks of rows. Raises PartyError
     if what was dealt is of another use, short or changed.
     """
-    hidden, block = [], 0
     with refusing():
         head = Dealt.unpack(dealt)
         head.check(use, place_of(roles, party.index or 0))
-        for part in angles:
-            for start in range(0, len(part), BLOCK_ROWS):
-                rows = part[start : start + BLOCK_ROWS]
-                hidden.append(hide_angles(use, head.seed, rows, block))
-                block += 1
+        starts = ((part, k) for part in angles for k in range(0, len(part), BLOCK_ROWS))
+        hidden = [
+            hide_angles(use, head.seed, part[start : start + BLOCK_ROWS], block)
+            for block, (part, start) in enumerate(starts)
+        ]
     both = np.concatenate(hidden)
     return {roles.first: both, roles.second: both}
 
@@ -112,8 +75,7 @@ def joint_shares(
     """Yield the blocks of a computing party's shares of cosines and sines.
 
     Of `multiple` times the summed angles. For cosines the second party alone is dealt
-    `cosines` by the server, or `delivered` by a party. Raises PartyError if this party
-    does not compute, or the dealer has not sent what it must.
+    `cosines` by the server, or `delivered` by a party; otherwise it is a PartyError.
     """
     if party.index not in (roles.first, roles.second):
         raise PartyError("angles must be for the two parties that compute")

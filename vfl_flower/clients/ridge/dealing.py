@@ -1,102 +1,36 @@
-"""What a dealer gives for a kernel model: the server, or a party in its place.
+"""A party that deals for a ridge model in the place of the server.
 
-For the Gram matrix of training and for the scores of rows: seeds of random angles, what
-the second party needs to make shares of their cosines, and the triples. The dealer sees
-none of the data, and must not work with either party that computes.
+What it deals is in :mod:`vfl_flower.secure_aggregation.products.dealing`. It must not
+work with either party that computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, NotRequired, TypedDict
 
 import numpy as np
 from annotated_types import Ge, Le
 
 from vfl_flower.clients.evaluation import MAX_CLASSES, Columns, check_columns
-from vfl_flower.clients.products import Bytes, check_roles, deal_all
-from vfl_flower.clients.ridge.angles import angle_deal, joint_fraction, place_of
+from vfl_flower.clients.products import Bytes, check_roles
 from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.protocol.contract import PRIVATE
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Natural, Positive
 from vfl_flower.protocol.steps import step, sums_over
 from vfl_flower.secure_aggregation import labels
-from vfl_flower.secure_aggregation.fixed_point import FixedPoint
 from vfl_flower.secure_aggregation.masks import derive_key
-from vfl_flower.secure_aggregation.products.angles import deal_cosines
-from vfl_flower.secure_aggregation.products.roles import Place, Roles
-from vfl_flower.secure_aggregation.products.shares import Deal, Dealt
-from vfl_flower.secure_aggregation.products.triples import (
-    deal_predictions,
-    deal_row_owner,
+from vfl_flower.secure_aggregation.products.dealing import (
+    NEW_ROWS,
+    deal_rows,
+    deal_turn,
+    joint_fraction,
 )
+from vfl_flower.secure_aggregation.products.roles import Place, Roles
 from vfl_flower.typing import Array
-
-NEW_ROWS = FixedPoint(56, 28, 1.01)
-"""Encoding of the features of rows to predict, however many there are: a score adds up
-those of one row. Beside 28 fraction bits weights have 26 of the sum of their sizes."""
 
 ROW_NUMBERS = 2**25
 """Most numbers in the columns of the rows that are predicted together."""
-
-
-def _deal_angles(
-    use_of: Callable[[Roles, int], Deal], session: int, root: bytes, roles: Roles
-) -> list[list[Array]]:
-    """Return the seed of angles for each party, in a list; none without angles."""
-    if not roles.joint:
-        return [[] for _ in roles.owners]
-    use = use_of(roles, session)
-    places = [place_of(roles, party) for party, _ in enumerate(roles.owners)]
-    return [[Dealt.of(use, at, use.seed(root, at)).pack()] for at in places]
-
-
-def training_angles(roles: Roles, session: int) -> Deal:
-    """Return the use of dealt angles of the rows of training."""
-    return angle_deal(roles, session, "angles", roles.numbers.bits)
-
-
-def row_angles(roles: Roles, session: int) -> Deal:
-    """Return the use of dealt angles of rows that are scored."""
-    return angle_deal(roles, session, "new angles", NEW_ROWS.bits)
-
-
-def deal_turn(session: int, root: bytes, roles: Roles) -> list[Array]:
-    """Return what a dealer with the secret `root` sends to each party for a turn."""
-    angles = _deal_angles(training_angles, session, root, roles)
-    grams = deal_all(roles.deal(session), root, roles)
-    pairs = zip(angles, grams, strict=True)
-    return [np.concatenate([*seeds, gram]) for seeds, gram in pairs]
-
-
-def cosines_of(
-    use: Deal, root: bytes, roles: Roles, angle_bits: int, multiple: int = 1
-) -> Array:
-    """Return what the second party needs for cosines of `multiple` times angles."""
-    dealt = deal_cosines(
-        use, root, len(roles.owners), roles.fraction, multiple, angle_bits
-    )
-    return np.concatenate([message.pack() for message in dealt])
-
-
-def row_deal(roles: Roles, session: int, outputs: int) -> Deal:
-    """Return the use of the triple for the scores of rows."""
-    shape = roles.rows, roles.columns, outputs
-    owners = (*roles.owners, *(roles.joint,) * bool(roles.joint))
-    return Deal(session, "scores", roles.turn, 0, shape, NEW_ROWS.bits, owners)
-
-
-def deal_rows(session: int, root: bytes, roles: Roles, outputs: int) -> list[Array]:
-    """Return what a dealer sends to each party for rows with K scores each."""
-    made = _deal_angles(row_angles, session, root, roles)
-    deal = row_deal(roles, session, outputs)
-    for owner, sent in enumerate(made):
-        sent.append(deal_row_owner(deal, root, owner).pack())
-    first, second = deal_predictions(deal, root)
-    made[roles.first].append(first.pack())
-    made[roles.second].append(second.pack())
-    return [np.concatenate(sent) for sent in made]
 
 
 def row_blocks(rows: int, columns: int) -> list[Array]:

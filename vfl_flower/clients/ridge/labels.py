@@ -46,8 +46,8 @@ def targets_of(party: Party, state: RidgeState) -> Array:
 def check_targets(party: Party, state: RidgeState, fitted: OwnColumns) -> None:
     """Withhold labels with which a Gram matrix would reveal a single row.
 
-    Real ones are clipped first, and local columns that would do so beside the labels
-    are muted: no count of columns, which the server gets, depends on labels.
+    Clip real ones first, and mute local columns that would do so beside the labels: no
+    count of columns, which the server gets, depends on labels.
     """
     assert party.y is not None
     y = party.y[training_rows(party, state.task)]

@@ -38,13 +38,7 @@ from vfl_flower.clients.ridge.angles import (
     hidden_angles,
     joint_shares,
 )
-from vfl_flower.clients.ridge.dealing import (
-    NEW_ROWS,
-    cosines_of,
-    root_of,
-    row_angles,
-    row_deal,
-)
+from vfl_flower.clients.ridge.dealing import root_of
 from vfl_flower.numerics.kernel_model import answers
 from vfl_flower.numerics.ridge.features import part_angles, unpack_local
 from vfl_flower.numerics.ridge.fit import probabilities
@@ -57,6 +51,12 @@ from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError, Predictions
 from vfl_flower.protocol.steps import reveals, step, sums_over
 from vfl_flower.secure_aggregation.fixed_point import decode, weights_fixed_point
+from vfl_flower.secure_aggregation.products.dealing import (
+    NEW_ROWS,
+    cosines_of,
+    row_angles,
+    row_deal,
+)
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import (
     BLOCK_ROWS,

@@ -10,7 +10,6 @@ import numpy as np
 
 from vfl_flower.clients.evaluation import signs_of
 from vfl_flower.clients.products import Bytes, ProductState, opened, withhold
-from vfl_flower.clients.ridge.relevance import PROBES, hidden_probes, relevance_deal
 from vfl_flower.clients.ridge.state import (
     Joint,
     RidgeState,
@@ -22,6 +21,7 @@ from vfl_flower.clients.ridge.state import (
 from vfl_flower.clients.ridge.training import KINDS
 from vfl_flower.numerics.ridge.features import pack_local
 from vfl_flower.numerics.ridge.fit import GramFit, fit_gram
+from vfl_flower.numerics.ridge.fit import Target as Kind
 from vfl_flower.numerics.ridge.local_columns import LocalColumns
 from vfl_flower.numerics.ridge.relevance import derivative_products, relevance_of
 from vfl_flower.numerics.ridge.relevance import probes as draw_probes
@@ -30,6 +30,11 @@ from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
+from vfl_flower.secure_aggregation.products.relevance import (
+    PROBES,
+    hidden_probes,
+    relevance_deal,
+)
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import Portion
 from vfl_flower.typing import Array
@@ -42,11 +47,7 @@ class Mixed(TypedDict):
 
 
 class Fitted(TypedDict):
-    """Reply of :func:`fit`; the label holder alone gives more than `kept`.
-
-    The model is ``constant`` where labels break a rule, or no model fits them: then it
-    is their mean over all of its rows, or the shares of the classes.
-    """
+    """Reply of :func:`fit`; the label holder alone gives more than `kept`."""
 
     kept: bool
     regularization: NotRequired[Positive]
@@ -71,7 +72,6 @@ def relevance(
 
     kinds, share: as for :func:`fit`.
     widths, counted: columns of each party, and of all other parties for their consent.
-    frequencies: of each other party, under masks.
     triples: what the server deals for it, one party after another.
     """
     state = party.recall(RidgeState)
@@ -139,8 +139,8 @@ def fit(
         **pack_local(replace(fitted.local, muted=state.muted)),
     }
     if settings is not None:
-        names = "bandwidths", "counts", "densities"
-        part |= {name: np.array(getattr(settings, name)) for name in names}
+        lists = "bandwidths", "counts", "densities"
+        part |= {name: np.array(getattr(settings, name)) for name in lists}
         part["bandwidth"] = max(settings.bandwidths)
         part["seed"] = f"{seed_of(party, settings):032x}"
         part["multiple"] = state.multiple
@@ -158,12 +158,11 @@ def fit(
             "target": task.target,
             "classes": state.classes,
         }
-        if solved.slope is not None and solved.offset is not None:
-            part |= {"slope": solved.slope, "offset": solved.offset}
-            if solved.tail is not None:
-                part["tail"] = solved.tail
-            if task.balanced:
-                part |= _log_odds(part)
+        names = "slope", "offset", "tail"
+        calibration = {name: getattr(solved, name) for name in names}
+        part |= {n: value for n, value in calibration.items() if value is not None}
+        if task.balanced and solved.slope is not None:
+            part |= _log_odds(part)
         reply["regularization"] = float(solved.penalties.min())
         reply["cv_score"] = float(scale**2 * solved.error.mean())
         reply["constant"] = state.constant
@@ -213,12 +212,8 @@ def _solve(
     weights = _balance(gram, len(order) - M - 1) if task.balanced else None
     try:
         if not state.constant:
-            solved = fit_gram(
-                gram,
-                sizes,
-                "continuous" if task.target == "continuous" else "classes",
-                class_weights=weights,
-            )
+            kind: Kind = "continuous" if task.target == "continuous" else "classes"
+            solved = fit_gram(gram, sizes, kind, class_weights=weights)
     except ValueError as error:
         withhold(party, str(error))
         state.constant = True

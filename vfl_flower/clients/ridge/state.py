@@ -90,7 +90,6 @@ class RidgeState:
     """What a party keeps between messages, besides its part of the model."""
 
     task: Task
-    """As the server has said."""
     joint: Joint | None = None
     """Of this turn; none in a linear model."""
     turns: int = 0

@@ -5,8 +5,9 @@ joint ones (:mod:`vfl_flower.clients.ridge.angles`), which nobody knows: the two
 that compute have shares of them. The label holder opens the Gram matrix of the rows
 (:mod:`vfl_flower.clients.products`) and solves.
 
-What a dealer gives for it is in :mod:`vfl_flower.clients.ridge.dealing`, and how new
-rows are scored in :mod:`vfl_flower.clients.ridge.scores`.
+What a dealer gives for it is in
+:mod:`vfl_flower.secure_aggregation.products.dealing`, and how new rows are scored in
+:mod:`vfl_flower.clients.ridge.scores`.
 """
 
 from __future__ import annotations
@@ -33,16 +34,10 @@ from vfl_flower.clients.ridge.angles import (
     HEAD,
     OpenedAngles,
     hidden_angles,
-    joint_fraction,
     joint_shares,
 )
-from vfl_flower.clients.ridge.dealing import cosines_of, root_of, training_angles
+from vfl_flower.clients.ridge.dealing import root_of
 from vfl_flower.clients.ridge.labels import check_targets, targets_of
-from vfl_flower.clients.ridge.relevance import (
-    hidden_frequencies,
-    opened_relevance,
-    relevance_deal,
-)
 from vfl_flower.clients.ridge.state import (
     MOST_MULTIPLE,
     Joint,
@@ -62,6 +57,16 @@ from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import once, reveals, step, sums_over
+from vfl_flower.secure_aggregation.products.dealing import (
+    cosines_of,
+    joint_fraction,
+    training_angles,
+)
+from vfl_flower.secure_aggregation.products.relevance import (
+    hidden_frequencies,
+    opened_relevance,
+    relevance_deal,
+)
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import BLOCK_ROWS
 from vfl_flower.typing import Array

@@ -57,11 +57,10 @@ def joint_features(
     densities: Sequence[float],
     seed: int,
 ) -> list[RandomFeatures]:
-    """Return a party's part of the joint features, for each of the bandwidths.
+    """Return a party's part of the joint features of d scaled columns, by bandwidth.
 
-    Of d scaled columns, in whose unit the `bandwidths` are; `densities` are the
-    probabilities with which an angle has a column. The seeds of all bandwidths follow
-    from `seed`, the party's secret.
+    `densities` are the probabilities with which an angle has a column; the seeds of all
+    bandwidths follow from `seed`, the party's secret.
     """
     pairs = zip(bandwidths, densities, strict=True)
     return [

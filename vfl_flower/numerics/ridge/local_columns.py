@@ -80,10 +80,7 @@ class LocalColumns:
 
 
 def scaled_columns(fitted: LocalColumns, X: Array) -> Array:
-    """Return distances of X, (rows, d), from medians, in standard deviations.
-
-    They are at most `CLIP` in size, and 0 for missing values, which are NaN in X.
-    """
+    """Return X, (rows, d), in standard deviations from medians, to `CLIP`; NaN is 0."""
     X = np.clip(np.asarray(X, dtype=np.float64), fitted.lowest, fitted.highest)
     away = X - fitted.center
     scale = np.where(fitted.scale > 0, fitted.scale, 1.0)
@@ -97,15 +94,9 @@ def local_columns(fitted: LocalColumns, X: Array) -> Array:
     Z = scaled_columns(fitted, X)
     at = X[:, fitted.interval_columns]
     angles = Z @ fitted.frequencies
-    columns = np.hstack(
-        [
-            Z[:, fitted.values] / CLIP,
-            np.isnan(X[:, fitted.gaps]),
-            (at > fitted.lows) & (at <= fitted.highs),
-            np.cos(angles),
-            np.sin(angles),
-        ]
-    )
+    values, gaps = Z[:, fitted.values] / CLIP, np.isnan(X[:, fitted.gaps])
+    inside = (at > fitted.lows) & (at <= fitted.highs)
+    columns = np.hstack([values, gaps, inside, np.cos(angles), np.sin(angles)])
     columns[:, fitted.muted] = 0.0
     return np.asarray(columns)
 
@@ -187,20 +178,14 @@ def bounded(
 
 
 def reached(ordered: Array, rows: int = REACHED) -> tuple[float, float]:
-    """Return the values at or beyond which so many rows are; zeros if there are fewer.
-
-    Values are in order.
-    """
+    """Return the values in order that so many rows are at or beyond; or zeros."""
     if len(ordered) < rows:
         return 0.0, 0.0
     return float(ordered[rows - 1]), float(ordered[-rows])
 
 
 def _unit(ordered: Array) -> tuple[float, float, float, float]:
-    """Return center, scale, lowest and highest of a source column; zeros if constant.
-
-    Its known values are in order.
-    """
+    """Return center, scale, lowest and highest of known values in order; or zeros."""
     low, high = reached(ordered)
     sd = float(np.std(np.clip(ordered, low, high))) if low < high else 0.0
     if not sd > 0:

@@ -100,7 +100,7 @@ class Deal:
         ]
 
     def seed(self, root: bytes, receiver: int) -> bytes:
-        """Return the seed that a dealer with the secret `root` gives to one receiver."""
+        """Return the seed that a dealer with the secret `root` gives to a receiver."""
         return derive_key(root, [*self.parts("seed"), str(receiver).encode()])
 
     def elements(

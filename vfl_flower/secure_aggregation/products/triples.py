@@ -55,6 +55,8 @@ from vfl_flower.secure_aggregation.products.shares import (
     SEED_BYTES,
     Deal,
     Dealt,
+    Elements,
+    add,
     pack,
     subtract,
     unpack,
@@ -180,6 +182,23 @@ class GramTriple(_Triple):
         """Add the products of a block of E, the sum of the openings of both parties."""
         doubled = self._mask(block) << np.uint64(1)
         self._squares.add(reduce(doubled + opened, self.deal.bits + 1))
+
+    def add_all(self, owners: Sequence[Elements], joint: Sequence[Elements]) -> None:
+        """Add what all owners have opened, and both computing parties of joint columns.
+
+        Raises ValueError if there is too little or too much of any.
+        """
+        bits, widths = self.deal.bits, self.deal.owners
+        for block, rows in enumerate(self.deal.blocks()):
+            count = rows.stop - rows.start
+            pairs = zip(owners, widths, strict=False)  # joint columns are the last ones
+            parts = [opened.take(bits, (count, width)) for opened, width in pairs]
+            if joint:
+                both = (opened.take(bits, (count, widths[-1])) for opened in joint)
+                parts.append(add(*both, bits=bits))
+            self.add(np.hstack(parts), block)
+        for opened in (*owners, *joint):
+            opened.end()
 
     def share(self) -> Array:
         """Return this party's share of 2 F^T F modulo 2^(k + 1), the upper triangle.

@@ -11,6 +11,7 @@ from vfl_flower.clients.ridge.angles import AngleBits
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.steps import Sum, each, opened
+from vfl_flower.secure_aggregation.products import dealing
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES, Deal
 from vfl_flower.strategies.products import passed_on
@@ -24,15 +25,13 @@ class Dealing:
     """What a dealer gives for a Gram matrix and for rows, as arguments of the steps."""
 
     bits: AngleBits
-    """Of an angle."""
     outputs: int
     """K, the number of scores of a row."""
     root: bytes
     """Secret of the server, where it deals."""
     turn: dict[str, Any]
-    """For the first step of a turn."""
     rows: dict[str, Any]
-    """For the first step of scores."""
+    """For the first step of a turn, and of scores."""
 
     @classmethod
     def of(
@@ -54,9 +53,9 @@ class Dealing:
             made.rows["row_parts"] = passed_on(replies, "row_parts")
             return made
         if roles is not None:
-            made.turn["dealt"] = each(party.deal_turn(session, root, roles))
+            made.turn["dealt"] = each(dealing.deal_turn(session, root, roles))
         if of_rows is not None:
-            dealt = party.deal_rows(session, root, of_rows, outputs)
+            dealt = dealing.deal_rows(session, root, of_rows, outputs)
             made.rows["dealt"] = each(dealt)
         return made
 
@@ -72,7 +71,7 @@ class Dealing:
         """Return what the second party gets for cosines; a party sent it as `name`."""
         if not roles.served:
             return {name: passed_on(hidden, name)}
-        made = party.cosines_of(use, self.root, roles, self.bits, multiple)
+        made = dealing.cosines_of(use, self.root, roles, self.bits, multiple)
         return {"cosines": some(parties, {roles.second: made})}
 
 

@@ -19,6 +19,7 @@ from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.strategy import Run
+from vfl_flower.secure_aggregation.products.dealing import NEW_ROWS, row_angles
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.strategies.later import RowPrediction, check_places
 from vfl_flower.strategies.products import (
@@ -40,7 +41,7 @@ def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> R
     The label holder adds what its own local columns give by itself.
     """
     owners = [0 if j == roles.first else width for j, width in enumerate(local)]
-    fraction = dealing.NEW_ROWS.fraction
+    fraction = NEW_ROWS.fraction
     return replace(roles, owners=owners, rows=rows, fraction=fraction, turn=turn)
 
 
@@ -62,7 +63,7 @@ def score_rows(
     )
     of_angles: dict[str, Any] = {}
     if roles.joint:
-        use = dealing.row_angles(roles, parties.session)
+        use = row_angles(roles, parties.session)
         of_angles = dealt.cosines(parties, roles, use, hidden, "row_cosines")
     made = parties.ask(
         scores.products,
@@ -143,7 +144,7 @@ class RidgePrediction(ComputingParties, RowPrediction):
         roles = self.roles(
             *(parties, [], 0, holder),
             joint=M,
-            fraction=dealing.NEW_ROWS.fraction,
+            fraction=NEW_ROWS.fraction,
         )
         reply = self._scored(parties, roles, described)
         metrics = self.metrics(parties, run, holder, reply)

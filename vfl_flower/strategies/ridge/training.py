@@ -21,9 +21,7 @@ from vfl_flower.clients import products
 from vfl_flower.clients.evaluation import Told, curves_of, metrics_of
 from vfl_flower.clients.products import MOST_COLUMNS, ROWS_PER_COLUMN
 from vfl_flower.clients.ridge import dealing, scores, solving
-from vfl_flower.clients.ridge import relevance as of_columns
 from vfl_flower.clients.ridge import training as party
-from vfl_flower.clients.ridge.angles import joint_fraction
 from vfl_flower.clients.ridge.state import MOST_MULTIPLE, Bandwidth, Joint, Task
 from vfl_flower.models.base import Model
 from vfl_flower.models.ridge import RidgeModel
@@ -44,6 +42,11 @@ from vfl_flower.protocol.settings import (
 )
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.secure_aggregation.products.dealing import (
+    joint_fraction,
+    training_angles,
+)
+from vfl_flower.secure_aggregation.products.relevance import deal_relevance
 from vfl_flower.secure_aggregation.products.roles import MOST_NUMBERS, Roles
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES
 from vfl_flower.strategies.evaluation import KERNEL, left_out
@@ -147,12 +150,8 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
     cosines of angles that nobody knows, one Gram matrix that a party opens, and what
     keeps it from pointing to a row.
 
-    Whoever knows the seed of a run knows the features of all parties: give a seed in
-    experiments only. Two runs of one seed differ slightly, since shares round by
-    private draws.
-
-    ``result.model`` predicts where all parts are in one process (``simulate``).
-    Otherwise a run with ``task="predict"`` does, from the parties' ``state-dir``.
+    What :class:`FDSKL` says of seeds and of the model is true here too. Two runs of one
+    seed differ slightly, since shares round by private draws.
 
     Examples
     --------
@@ -327,9 +326,8 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
     def _task(self, n: int, count: int, columns: int) -> Task:
         """Return what is learned of which of n rows: no message is too large.
 
-        Of the columns that the rows allow, local ones have what joint ones leave, or a
-        share, `MOST_SHARE` of many rows: with few rows joint ones are worth more, but
-        for the values of the parties' columns.
+        Local columns have what joint ones leave, or a share of the columns that rows
+        allow: with few rows joint ones are worth more, but for the values of columns.
         """
         linear = self.features == "linear"
         # In a linear model a column may have an indicator of its missing values.
@@ -401,17 +399,12 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         kinds: Sequence[int],
         outputs: int,
     ) -> dict[str, Any]:
-        """Let parties learn the relevance of their columns, which the next turn opens.
-
-        It takes four round trips.
-        """
+        """Let parties learn the relevance of their columns, in four round trips."""
         joint = _pilot(joint)
         roles = replace(roles, joint=2 * joint.angles)
         first, root = roles.first, parties.checkpoint.token(SEED_BYTES)
         widths = [info.n_columns for info in parties]
-        others, of_holder = of_columns.deal_relevance(
-            parties.session, root, roles, widths
-        )
+        others, of_holder = deal_relevance(parties.session, root, roles, widths)
         dealt = Dealing.of(parties, self.bits, outputs, roles)
         share, _, frequencies = self._gram(
             parties, roles, joint, dealt, triple=each(others)
@@ -435,10 +428,9 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         dealt: Dealing,
         **more: Any,
     ) -> tuple[dict[int, Array], int, dict[int, Array]]:
-        """Let parties compute shares of the Gram matrix, in two or three round trips.
+        """Let parties compute the Gram matrix; return a share for the label holder.
 
-        Return the share for the label holder, how many times each angle was taken, and
-        the frequencies for the label holder.
+        Then how many times each angle was taken, and frequencies for the label holder.
         """
         sums = sums_of_angles(roles, self.bits)
         if joint is not None and joint.relevant:
@@ -457,7 +449,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         multiple = 1
         if joint.relevant:
             multiple = _multiple(self.kernel, hidden.sums["distances"])
-        use = dealing.training_angles(roles, parties.session)
+        use = training_angles(roles, parties.session)
         opened = parties.ask(
             party.open_joint,
             angles=summed_angles(parties, roles, hidden, roles.first, roles.second),
