@@ -175,10 +175,10 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class Problem:
-    """What the label holder solves; see ``numerics/kernel_solvers.py``.
+    """What the label holder solves, of the angles of `rows`; see ``kernel_solvers.py``.
 
-    It gets the angles of `rows`. `loss` is L, and `regularization` is lambda; with 0
-    cross-validation chooses it. With `balanced` each class counts as much as any other.
+    `loss` is L, and `regularization` is lambda; with 0 cross-validation chooses it.
+    With `balanced` each class counts as much as any other.
     """
 
     rows: ManyRows
@@ -420,10 +420,7 @@ def distances(
     holder: Count,
     rows: ManyRows | None = None,
 ) -> Distances:
-    """Return this party's part of the distances between pairs of rows, as limbs.
-
-    The label holder `holder` gets their sum.
-    """
+    """Return this party's part of distances of pairs of rows, as limbs; to `holder`."""
     classes_of(party, target)  # refuses unsuitable labels before anything is sent
     rows = np.arange(party.n_rows) if rows is None else rows.astype(np.intp)
     rng = np.random.default_rng([party.seed, PAIRS])  # the same pairs at all parties

@@ -172,9 +172,8 @@ class Angles:
     ) -> Replies[R]:
         """Let `receivers` get the scores of the rows of `requests`; the last replies.
 
-        In a star a message asks for the angles of one request and the scores of the one
-        before, and brings the sums of the one before that; a sole label holder needs no
-        sums of scores. Otherwise `relay` lets the angles travel before it.
+        In a star a message asks for angles, and for the scores of the request before,
+        and brings those of the one before that. Otherwise `relay` sends angles first.
         """
         pending: SummedAngles | None = None
         done: dict[int, party.ScoredRows] = {}

@@ -242,10 +242,7 @@ class FDSKL(KernelLearning):
     def _train(
         self, angles: Angles, batches: list[int], rule: party.Rule, setup: party.Setup
     ) -> tuple[Angles, int, bool]:
-        """Algorithm 1, with the label holders taking turns.
-
-        Return the angles with the scale of labels, C, and whether all keep their parts.
-        """
+        """Algorithm 1: return angles with a scale, C, and whether parts are kept."""
         parties, holders, L = angles.parties, angles.holders, len(angles.holders)
         picked = parties.ask(
             party.start,
