@@ -23,12 +23,7 @@ from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Count, Positive, check_unused, settings
 from vfl_flower.protocol.steps import Steps, opened
 from vfl_flower.protocol.strategy import Run
-from vfl_flower.strategies.angles import (
-    Angles,
-    Turn,
-    check_block,
-    row_blocks,
-)
+from vfl_flower.strategies.angles import Angles, Turn, check_block, row_blocks
 from vfl_flower.strategies.kernel_learning import MOST_FEATURES, KernelLearning
 from vfl_flower.typing import Array
 

@@ -19,9 +19,7 @@ from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.secure_aggregation.products.angles import cosine_shares, hide_angles
 from vfl_flower.secure_aggregation.products.dealing import place_of
-from vfl_flower.secure_aggregation.products.roles import (
-    Roles,
-)
+from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import (
     BLOCK_ROWS,
     SEED_BYTES,

@@ -16,14 +16,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 
-from vfl_flower.clients.evaluation import (
-    Columns,
-    Rows,
-    Told,
-    judged,
-    texts_of,
-    told,
-)
+from vfl_flower.clients.evaluation import Columns, Rows, Told, judged, texts_of, told
 from vfl_flower.clients.products import (
     Bytes,
     challenge_of,
@@ -42,10 +35,7 @@ from vfl_flower.clients.ridge.dealing import root_of
 from vfl_flower.numerics.kernel_model import answers
 from vfl_flower.numerics.ridge.features import part_angles, unpack_local
 from vfl_flower.numerics.ridge.fit import probabilities
-from vfl_flower.numerics.ridge.local_columns import (
-    LocalColumns,
-    local_columns,
-)
+from vfl_flower.numerics.ridge.local_columns import LocalColumns, local_columns
 from vfl_flower.protocol.contract import OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError, Predictions

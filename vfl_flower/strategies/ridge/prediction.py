@@ -22,16 +22,8 @@ from vfl_flower.protocol.strategy import Run
 from vfl_flower.secure_aggregation.products.dealing import NEW_ROWS, row_angles
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.strategies.later import RowPrediction, check_places
-from vfl_flower.strategies.products import (
-    ComputingParties,
-    passed_on,
-    secret,
-)
-from vfl_flower.strategies.ridge.dealing import (
-    Dealing,
-    summed_angles,
-    sums_of_angles,
-)
+from vfl_flower.strategies.products import ComputingParties, passed_on, secret
+from vfl_flower.strategies.ridge.dealing import Dealing, summed_angles, sums_of_angles
 from vfl_flower.typing import Array
 
 
