@@ -8,7 +8,7 @@ multiplies.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, NotRequired, TypedDict
 
 import numpy as np
@@ -16,9 +16,9 @@ import numpy as np
 from vfl_flower.models.no_model import UsedModel
 from vfl_flower.protocol.contract import OWN, PRIVATE, Whole
 from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.party import Party, PartyError, stored_as
 from vfl_flower.protocol.settings import settings
-from vfl_flower.protocol.steps import each, step, sums_over
+from vfl_flower.protocol.steps import each, step_of, sums_over
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.secure_aggregation.fixed_point import reduce
 from vfl_flower.secure_aggregation.products.private import (
@@ -42,6 +42,8 @@ from vfl_flower.secure_aggregation.products.shares import (
 from vfl_flower.secure_aggregation.products.triples import SACRIFICED
 from vfl_flower.typing import Array
 
+step = step_of("histograms")
+
 BITS, BINS, FRACTION, PROOFS = 48, 16, 20, 64
 """Width of the ring; bins of a column; fraction bits; bytes of two proofs."""
 
@@ -59,7 +61,7 @@ Dealing = Annotated[dict[int, Array] | None, Whole("*", 0, 256), OWN]
 Passed = Annotated[dict[int, Array] | None, Whole("*", 0, 256), PRIVATE]
 
 
-@dataclass
+@stored_as("histograms")
 class State:
     """What a computing party stores; matrices are of uint64."""
 

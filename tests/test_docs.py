@@ -167,7 +167,7 @@ def test_the_fifth_algorithm_runs(monkeypatch):
     try:
         run(code, page, {})
     finally:
-        STEPS.pop("pca_party_moments", None)
+        STEPS.pop("pca_moments", None)
         for name in [name for name in sys.modules if name.startswith("fifth_alg")]:
             del sys.modules[name]
 

@@ -17,7 +17,7 @@ import pytest
 from transcripts import our_steps
 
 import vfl_flower
-from vfl_flower.protocol.steps import STEPS
+from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.strategies import algorithms
 
 ROOT = Path(vfl_flower.__file__).parent
@@ -304,7 +304,7 @@ def asked_for(module: str) -> dict[str, list[range]]:
     Its client module is imported as ``party``, or under another name.
     """
     clients = {
-        alias.asname or alias.name: stem_of(f"{node.module}.{alias.name}")
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
         for node in tree_of(module).body
         if isinstance(node, ast.ImportFrom)
         and str(node.module).startswith("vfl_flower.clients")
@@ -315,11 +315,30 @@ def asked_for(module: str) -> dict[str, list[range]]:
         if isinstance(node, ast.Call):
             for name in [n for n in ast.walk(node) if isinstance(n, ast.Attribute)]:
                 client = clients.get(getattr(name.value, "id", ""))
-                if client is not None:
+                if client in MODULES and (action := action_of(client, name.attr)):
                     end = node.end_lineno or node.lineno
                     place = range(node.lineno, end + 1)
-                    lines.setdefault(f"{client}_{name.attr}", []).append(place)
+                    lines.setdefault(action, []).append(place)
     return lines
+
+
+def action_of(module: str, name: str) -> str:
+    """Return the action that a step of a client module declares; "" of no step."""
+    declared = getattr(importlib.import_module(module), name)
+    return declared.action if isinstance(declared, Step) else ""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_name_follows_from_a_place(module):
+    """Names on the wire and on a disk are declared, so that classes and files can move.
+
+    Pickle alone finds a step by its place, in processes of one version.
+    """
+    place = {"__module__", "__qualname__", "__spec__", "__package__"}
+    read = {getattr(node, "attr", "") for node in ast.walk(tree_of(module))}
+    read |= {n.value for n in ast.walk(tree_of(module)) if isinstance(n, ast.Constant)}
+    pickling = {"__module__"} if module == "vfl_flower.protocol.steps" else set()
+    assert read & place == pickling
 
 
 def test_every_step_is_asked_for_by_itself():
@@ -435,7 +454,7 @@ def test_a_changed_parameter_of_any_step_fails_at_its_strategy(tmp_path):
             path = tmp_path / path_of(module).relative_to(ROOT.parent)
             path.write_bytes(path_of(module).read_bytes())
             replace_nodes(path, [change for step in steps for change in mutation(step)])
-            mutated |= {f"{stem_of(module)}_{step.name}" for step in steps}
+            mutated |= {action_of(module, step.name) for step in steps}
         errors = check_types(tmp_path)
         caught = {
             action

@@ -1,7 +1,6 @@
 """The grid in one process does what Flower's do, and shares no memory."""
 
 import copy
-from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
 import numpy as np
@@ -14,6 +13,7 @@ from vfl_flower import Party
 from vfl_flower.protocol.contract import Reals
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.messages import pack, unpack
+from vfl_flower.protocol.party import stored_as
 from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import CoresetVKMC, CoresetVRLR, FDSKLDirect
@@ -86,7 +86,7 @@ def test_create_message(grid):
     assert unpack(reply.content)[0]["name"] == "weather"
 
 
-@dataclass
+@stored_as("state")
 class State:
     x: Array
 

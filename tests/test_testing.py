@@ -25,7 +25,7 @@ from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.contract import IN_SUM, Reals
 from vfl_flower.protocol.errors import FederationError, PartyFailed
 from vfl_flower.protocol.settings import settings
-from vfl_flower.protocol.steps import reveals, step
+from vfl_flower.protocol.steps import reveals, step_of
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.secure_aggregation.masks import PairwiseMasks
 from vfl_flower.testing import (
@@ -37,6 +37,8 @@ from vfl_flower.testing import (
     check_strategy,
 )
 from vfl_flower.typing import Array
+
+step = step_of("test_testing")
 
 NAMES = "airline", "weather", "registry"
 N = 240

@@ -3,7 +3,9 @@
 from typing import TypedDict
 
 from vfl_flower import Party
-from vfl_flower.protocol.steps import step
+from vfl_flower.protocol.steps import step_of
+
+step = step_of("empty")
 
 
 class Nothing(TypedDict):

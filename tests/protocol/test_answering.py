@@ -3,7 +3,7 @@
 import csv
 import logging
 import stat
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -35,7 +35,7 @@ from vfl_flower.protocol.messages import (
 )
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import load_part, save_part
-from vfl_flower.protocol.party import PartyError, Predictions
+from vfl_flower.protocol.party import PartyError, Predictions, stored_as
 from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.secure_aggregation.masks import unmask_sum
@@ -49,7 +49,7 @@ LATER = 17
 MODEL = f"{SESSION:016x}"
 
 
-@dataclass
+@stored_as("counted")
 class Counted:
     calls: int = 0
     sum: Array | None = None
@@ -149,7 +149,7 @@ def steps(monkeypatch):
     parts = (training, spoiling, probing, predicting, clustering, labelling)
     for function in known + parts:
         name = function.__name__
-        monkeypatch.setitem(STEPS, name, Step(function, name))
+        monkeypatch.setitem(STEPS, name, Step(function, name, "test_answering"))
 
 
 class Server:

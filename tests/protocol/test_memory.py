@@ -1,6 +1,6 @@
 """What a party keeps between messages; the rest is in ``test_answering.py``."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,14 +12,14 @@ from vfl_flower import Party
 from vfl_flower.clients import coresets, linear
 from vfl_flower.protocol.frame import Frame, SumRequest
 from vfl_flower.protocol.memory import Memory
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.party import PartyError, stored_as
 from vfl_flower.typing import Array
 
 X = np.ones((20, 2))
 REPLY = b"digest of a reply"
 
 
-@dataclass
+@stored_as("labels")
 class Labels:
     labels: Array
     count: int = 0

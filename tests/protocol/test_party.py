@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from vfl_flower import Party
-from vfl_flower.protocol.party import PartyError, Predictions, digest_ids
+from vfl_flower.protocol.party import PartyError, Predictions, digest_ids, stored_as
 from vfl_flower.typing import Array
 
 X = np.arange(6.0).reshape(3, 2)
@@ -232,13 +232,13 @@ def test_no_stream_outside_a_run(secret):
 # -- state -----------------------------------------------------------------------------
 
 
-@dataclass
+@stored_as("inner")
 class Inner:
     scale: float
     rows: Array | None = None
 
 
-@dataclass
+@stored_as("state")
 class State:
     n: int
     name: str = "a"
@@ -322,12 +322,12 @@ def test_a_first_state_is_kept_where_there_is_none():
     assert continued(party).recall(Inner, Inner(9.0)).scale == 0.5
 
 
-@dataclass
+@stored_as("odd")
 class Odd:
     path: Path
 
 
-@pytest.mark.parametrize("state", [{"n": 1}, Odd(Path()), 5])
+@pytest.mark.parametrize("state", [{"n": 1}, Odd(Path()), 5, Predictions(X)])
 def test_what_is_no_state(state):
     with pytest.raises(TypeError):
         Party(X).remember(state)

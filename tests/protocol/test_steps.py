@@ -12,7 +12,7 @@ from vfl_flower import Party
 from vfl_flower.protocol import steps
 from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.contract import IN_SUM, SEALED, Reals
-from vfl_flower.protocol.steps import STEPS, Step, Sum, step
+from vfl_flower.protocol.steps import STEPS, Step, Sum, step_of
 from vfl_flower.strategies import algorithms
 from vfl_flower.typing import Array
 
@@ -41,8 +41,9 @@ def registry(monkeypatch):
 
 
 def test_a_step_is_registered_and_stays_a_plain_function(registry):
-    declared = step(_column_total)
-    assert registry == {declared.action: declared}
+    declared = step_of("example")(_column_total)
+    assert registry == {"example__column_total": declared}
+    assert (declared.action, declared.algorithm) == ("example__column_total", "example")
     party = Party(np.arange(6.0).reshape(3, 2))
     assert declared(party, column=1)["total"].tolist() == [9.0]
     assert declared(party)["total"].tolist() == [6.0]
@@ -51,8 +52,9 @@ def test_a_step_is_registered_and_stays_a_plain_function(registry):
 
 
 def test_two_steps_of_one_action(registry):
+    step = step_of("example")
     step(_column_total)
-    with pytest.raises(ValueError, match="'test_steps__column_total' has a step"):
+    with pytest.raises(ValueError, match="'example__column_total' has a step"):
         step(_column_total)
 
 
@@ -67,9 +69,9 @@ def test_sums_that_are_asked_for():
 # -- the steps of the package ----------------------------------------------------------
 
 
-def test_every_action_is_named_after_its_module():
+def test_every_action_begins_with_an_algorithm():
     for action, declared in our_steps().items():
-        assert action.startswith(f"{declared.algorithm}_")
+        assert action == f"{declared.algorithm}_{declared.__name__}"
         assert action.isidentifier()
         assert STEPS[action] is declared
     assert len(our_steps()) > 15

@@ -66,10 +66,10 @@ def label(model: str, node_config: str, output: Path) -> None:
 
 
 def _model_class(algorithm: str) -> type[Model]:
-    """Return the model class of an algorithm, named by the module of its strategies."""
+    """Return the model class of the first strategy with steps of an algorithm."""
     for strategies in algorithms().values():
         for strategy in strategies:
-            if strategy.__module__.rpartition(".")[2] == algorithm:
+            if algorithm in {step.algorithm for step in strategy.steps}:
                 return strategy.model_class
     raise ValueError(f"the part is of a model of {algorithm!r}, which is not installed")
 

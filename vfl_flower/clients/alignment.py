@@ -13,7 +13,6 @@ import hashlib
 import logging
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, NotRequired, TypedDict
 
 import numpy as np
@@ -22,14 +21,14 @@ from annotated_types import Len, MaxLen
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import NEXT, OWN, Whole
 from vfl_flower.protocol.parts import read_private
-from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.party import Party, PartyError, stored_as
 from vfl_flower.protocol.row_order import (
     RowOrder,
     accept_order,
     normal_ids,
     save_order,
 )
-from vfl_flower.protocol.steps import once, step, sums_over
+from vfl_flower.protocol.steps import once, step_of, sums_over
 from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.masks import derive_key
 from vfl_flower.secure_aggregation.points import (
@@ -39,10 +38,10 @@ from vfl_flower.secure_aggregation.points import (
     keyed_hashes,
     permutation,
 )
-from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
+step = step_of("alignment")
 
 MOST_IDS = 2**24
 """Most ids of one party: 512 MiB of points."""
@@ -57,8 +56,7 @@ Bytes32 = Annotated[Array, Whole("* 32", 0, 256)]
 """Points or hashes, 32 bytes each."""
 
 
-@shapes_only
-@dataclass
+@stored_as("vfl_flower.clients.alignment.Passes")
 class Passes:
     """What a party remembers of a run."""
 

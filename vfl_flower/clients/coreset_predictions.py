@@ -9,7 +9,7 @@ party, the receiver, opens the sums.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
@@ -23,13 +23,13 @@ from vfl_flower.numerics.kmeans import partial_distances
 from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, SEALED, Leaves, Reals
-from vfl_flower.protocol.party import Party, PartyError, Predictions
+from vfl_flower.protocol.party import Party, PartyError, Predictions, stored_as
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative
-from vfl_flower.protocol.steps import once, reveals, step, sums_over
-from vfl_flower.shapes import shapes_only
+from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
+step = step_of("coreset_predictions")
 
 MOST_SUMS = 2**22
 """Most numbers in one message."""
@@ -45,8 +45,7 @@ Additive = Literal["linear", "k-means"]
 Outputs = Annotated[int, Ge(1), Le(MOST_OUTPUTS)]
 
 
-@shapes_only
-@dataclass
+@stored_as("vfl_flower.clients.coreset_predictions.RowClip")
 class RowClip:
     """How a linear model takes the party's rows; see ``numerics/row_clip.py``."""
 
@@ -75,8 +74,7 @@ class Part(TypedDict):
     """How a linear model takes its rows; see ``numerics/row_clip.py``."""
 
 
-@shapes_only
-@dataclass
+@stored_as("vfl_flower.clients.coreset_predictions.PredictionState")
 class PredictionState:
     """What the receiver stores between blocks of rows."""
 

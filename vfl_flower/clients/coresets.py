@@ -30,11 +30,13 @@ from vfl_flower.numerics.kmeans import (
 from vfl_flower.numerics.leverage import leverage_factor, leverage_scores
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.contract import IN_SUM, OWN, Leaves, Reals, Whole
-from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.party import Party, PartyError, stored_as
 from vfl_flower.protocol.settings import Count, Fraction
-from vfl_flower.protocol.steps import once, reveals, step, sums_over
+from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
+
+step = step_of("coresets")
 
 LARGEST = 1e50
 """Largest absolute value of a number that a party may send in the clear: neither its
@@ -87,8 +89,7 @@ class WeightedRows:
     """
 
 
-@shapes_only
-@dataclass
+@stored_as("vfl_flower.clients.coresets.CoresetState")
 class CoresetState:
     """What a party stores to compute the score of any row again."""
 

@@ -63,14 +63,15 @@ from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, ROUTE, SEALED, Many, Reals, Whole
 from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.party import Party, PartyError, Predictions
+from vfl_flower.protocol.party import Party, PartyError, Predictions, stored_as
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
-from vfl_flower.protocol.steps import once, reveals, step, sums_over
+from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.secure_aggregation.limbs import PLACES, join_limbs, split_limbs
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
+step = step_of("fdskl")
 
 PAIRS = 1000
 """Pairs of rows whose median distance gives the bandwidth."""
@@ -236,8 +237,7 @@ class Training:
     """How many times the label holder takes each; 0: not chosen yet."""
 
 
-@shapes_only
-@dataclass
+@stored_as("vfl_flower.clients.fdskl.FDSKLState")
 class FDSKLState:
     """What a party stores between messages, besides its local model."""
 

@@ -42,14 +42,21 @@ from vfl_flower.numerics.kernel_kmeans import (
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, SECRET, Reals, Whole, flat
 from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
+from vfl_flower.protocol.party import (
+    Party,
+    PartyError,
+    Predictions,
+    digest_ids,
+    stored_as,
+)
 from vfl_flower.protocol.settings import Count, Natural, Positive
-from vfl_flower.protocol.steps import once, reveals, step, sums_over
+from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.secure_aggregation.limbs import split_limbs
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 T = TypeVar("T")
+step = step_of("kernel_kmeans")
 
 CACHE_BYTES = 2**26
 """Largest A_t that is kept for the next message of the same process."""
@@ -111,8 +118,7 @@ class Setup:
         return cast(FeatureSetup, setup | known)
 
 
-@shapes_only
-@dataclass
+@stored_as("vfl_flower.clients.kernel_kmeans.State")
 class State:
     """What a party stores between the messages of a run."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar
 
 import numpy as np
@@ -35,13 +34,13 @@ from vfl_flower.numerics.linear import (
     whiten,
 )
 from vfl_flower.protocol.contract import IN_SUM, Leaves, Reals, Whole
-from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.party import Party, PartyError, stored_as
 from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
-from vfl_flower.protocol.steps import once, reveals, step, sums_over
-from vfl_flower.shapes import shapes_only
+from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.typing import Array
 
 T = TypeVar("T")
+step = step_of("linear")
 
 Method = Literal["cg", "proximal", "saga"]
 Residual = Annotated[Array, Reals("m")]
@@ -55,8 +54,7 @@ bound; a warning says where one clips their entries."""
 WITHIN, WITHIN_WIDE = Leaves("sum", least=BOUND), Leaves("sum", least=WIDE_BOUND)
 
 
-@shapes_only
-@dataclass
+@stored_as("vfl_flower.clients.linear.LinearState")
 class LinearState:
     """What a party stores of a linear problem and of its own block of the solution."""
 

@@ -11,7 +11,6 @@ coefficients of all parties to the server.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, TypedDict
 
@@ -51,14 +50,14 @@ from vfl_flower.numerics.linear_gram import (
 from vfl_flower.numerics.row_clip import clipped, row_clip, sums
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
-from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.party import Party, PartyError, stored_as
 from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
-from vfl_flower.protocol.steps import once, reveals, step, sums_over
+from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.secure_aggregation.products.roles import NORM, Roles
-from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
+step = step_of("linear_gram")
 
 LARGEST = 1e100
 """Largest size of a mean or a length: no product overflows."""
@@ -67,8 +66,7 @@ PART_NUMBERS = 2**25
 """About how many numbers of its rows a party looks at for how it takes rows."""
 
 
-@shapes_only
-@dataclass
+@stored_as("vfl_flower.clients.linear_gram.LinearState")
 class LinearState:
     """What the label holder stores of its labels."""
 

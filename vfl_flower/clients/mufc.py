@@ -14,7 +14,6 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 from typing import Annotated, Literal, NotRequired, TypedDict
@@ -44,8 +43,8 @@ from vfl_flower.numerics.mufc import (
 )
 from vfl_flower.protocol.consent import LEAST_ROWS as FEWEST
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, Reals, Whole
-from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.party import Party, PartyError, Predictions, digest_ids
+from vfl_flower.protocol.errors import PartyError, refusing
+from vfl_flower.protocol.party import Party, Predictions, digest_ids, stored_as
 from vfl_flower.protocol.requests import (
     ADD,
     FORGET,
@@ -55,13 +54,13 @@ from vfl_flower.protocol.requests import (
     read_requests,
 )
 from vfl_flower.protocol.settings import Count
-from vfl_flower.protocol.steps import once, reveals, step, sums_over
+from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.secure_aggregation.limbs import split_limbs
 from vfl_flower.secure_aggregation.sparse_sum import SparseSum
-from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
+step = step_of("mufc")
 
 MOST_ROWS = 2**40
 """Most rows of all parties together."""
@@ -75,8 +74,7 @@ Kind = Literal["unlearn", "forget-client"]
 Centers = Annotated[Array, Reals("k n_columns"), MinLen(1), MaxLen(MOST_CLUSTERS)]
 
 
-@shapes_only
-@dataclass
+@stored_as("vfl_flower.clients.mufc.MUFCState")
 class MUFCState:
     """What a party stores from its counts to the end of the run."""
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, NotRequired, TypedDict
 
 import numpy as np
@@ -28,8 +28,8 @@ import numpy as np
 from vfl_flower.protocol.consent import LEAST_ROWS, SERVER, Computing
 from vfl_flower.protocol.contract import PRIVATE, Whole
 from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.steps import once, step, sums_over
+from vfl_flower.protocol.party import Party, PartyError, stored_as
+from vfl_flower.protocol.steps import once, step_of, sums_over
 from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.fixed_point import decode
 from vfl_flower.secure_aggregation.masks import derive_key
@@ -55,10 +55,10 @@ from vfl_flower.secure_aggregation.products.triples import (
     seed_digest,
     triangle_size,
 )
-from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
+step = step_of("products")
 
 ROWS_PER_COLUMN = 4
 """Fewest rows of a Gram matrix that is opened, for each of its columns."""
@@ -72,8 +72,7 @@ MOST_COLUMNS = 2**12
 Bytes = Whole("*", 0, 256)
 
 
-@shapes_only
-@dataclass
+@stored_as("vfl_flower.clients.products.ProductState")
 class ProductState:
     """What a party stores of a Gram matrix."""
 

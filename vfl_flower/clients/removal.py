@@ -18,9 +18,10 @@ from annotated_types import MaxLen
 from vfl_flower.clients.mufc_state import ClientState
 from vfl_flower.protocol.parts import load_part
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.steps import step, sums_over
+from vfl_flower.protocol.steps import step_of, sums_over
 
 log = logging.getLogger("vfl_flower")
+step = step_of("removal")
 
 Number = Annotated[str, MaxLen(32)]
 

@@ -211,7 +211,7 @@ def recall_part(call: Call) -> None:
             raise PartyError(
                 "this party has no state-dir, so it keeps no part of a model"
             )
-        part = load_part(party.state_dir, model, call.step.parts_of)
+        part = load_part(party.state_dir, model, call.step.algorithm)
         settings = dict(part.settings)
         if settings.pop("encoding", None) != party.encoding:
             raise PartyError(
@@ -320,7 +320,7 @@ def keep_uses(call: Call) -> None:
 def keep_part(call: Call) -> None:
     """Keep a new part of the model; it reads the round that :func:`leave_round` set."""
     if call.party.part is not call.part:
-        call.memory.keep_part(call.party, call.step.parts_of)
+        call.memory.keep_part(call.party, call.step.algorithm)
 
 
 def keep_state(call: Call) -> None:

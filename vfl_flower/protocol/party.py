@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, dataclass_transform
 
 import numpy as np
 
@@ -397,13 +397,15 @@ class Party:
             )
 
     def remember(self, state: object) -> None:
-        """Store a dataclass for the next steps; it replaces an earlier one of its kind.
+        """Store a state for the next steps; it replaces an earlier one of its kind.
 
         It should be small, since it travels between processes with each message. Raises
-        TypeError if it is no dataclass, or has a field that no message can carry.
+        TypeError if its class is not :func:`stored_as` a name, or has a field that no
+        message can carry.
         """
+        name = _name_of(type(state))
         fields_of(type(state))
-        self._states[_name_of(type(state))] = state
+        self._states[name] = state
 
     def recall(self, kind: type[S], first: S | None = None) -> S:
         """Return what an earlier step has stored; a change in place is stored too.
@@ -413,17 +415,17 @@ class Party:
         """
         name = _name_of(kind)
         if name not in self._states:
-            if f"{name}/" not in self._kept and first is not None:
-                self._states[name] = first
-                return first
-            if f"{name}/" not in self._kept:
+            if f"{name}/" in self._kept:
+                parts = ((key.partition("/"), v) for key, v in self._kept.items())
+                kept = {key: v for (of, _, key), v in parts if of == name and key}
+                self._states[name] = restore(kind, kept)
+            elif first is None:
                 raise PartyError(
                     "the step needs what an earlier step of the run keeps, and that "
                     "step was not asked"
                 )
-            parts = ((key.partition("/"), v) for key, v in self._kept.items())
-            kept = {key: v for (of, _, key), v in parts if of == name and key}
-            self._states[name] = restore(kind, kept)
+            else:
+                self._states[name] = first
         state: S = self._states[name]
         return state
 
@@ -477,9 +479,28 @@ class Party:
         return masks.stream(self.run_secret, parts)(size)
 
 
+_NAMES: dict[type, str] = {}
+"""The names under which classes of states are stored."""
+
+
+@dataclass_transform(field_specifiers=(field,))
+def stored_as(name: str) -> Callable[[type[S]], type[S]]:
+    """Make a class a dataclass whose state :meth:`Party.remember` stores under a name.
+
+    The name stays when the class moves: a journal may hold a state of an older version.
+    """
+
+    def declare(cls: type[S]) -> type[S]:
+        _NAMES[cls] = name
+        return shapes_only(dataclass(cls))
+
+    return declare
+
+
 def _name_of(kind: type) -> str:
-    """Return the name of a class of states, by which what is kept says what it is."""
-    return f"{kind.__module__}.{kind.__qualname__}"
+    if kind not in _NAMES:
+        raise TypeError(f"the class of a state must be stored_as a name, got {kind}")
+    return _NAMES[kind]
 
 
 def _without(name: str, kept: dict[str, Any]) -> dict[str, Any]:
@@ -534,4 +555,4 @@ def digest_ids(ids: Array) -> str:
     return sha.hexdigest()
 
 
-__all__ = ["Party", "PartyError", "Predictions", "digest_ids"]
+__all__ = ["Party", "PartyError", "Predictions", "digest_ids", "stored_as"]

@@ -1,14 +1,15 @@
 """Steps: what a party answers, declared once and asked for by name of the function.
 
 A step is a plain function on a party. Its annotations are its contract
-(:mod:`vfl_flower.protocol.contract`), its action is named after its module and itself,
-and a strategy asks for it by the function:
+(:mod:`vfl_flower.protocol.contract`), its action has the name of an algorithm, which
+its module declares, and its own, and a strategy asks for it by the function:
 
 >>> from typing import Annotated, TypedDict
 >>> from vfl_flower.protocol.contract import IN_SUM, Reals
 >>> from vfl_flower.typing import Array
 >>> class Total(TypedDict):
 ...     total: Annotated[Array, Reals("1"), IN_SUM]
+>>> step = step_of("example")
 >>> @step
 ... def column_total(party: Party, column: int) -> Total:
 ...     return {"total": party.X[:, column].sum(keepdims=True)}
@@ -37,6 +38,7 @@ P = ParamSpec("P")
 R = TypeVar("R", bound=Mapping[str, Any])
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+Function = Callable[Concatenate[Party, P], R]
 
 
 @dataclass(frozen=True)
@@ -95,22 +97,19 @@ class Step(Question[P, R]):
     """A function that a party runs when the server asks for it.
 
     The function takes the party and the values of the message by name, and returns a
-    typed dict. Messages call it `action`, by default the name of its algorithm (its
-    module or, in ``clients``, its folder) and its own. The declarations below set
-    `reveals`, `once`, `rows`, `why` and `parts_of`.
+    typed dict. Messages call it `action`, and `algorithm` names the parts of models
+    that it makes or reads. The declarations below set `reveals`, `once`, `rows` and
+    `why`.
     """
 
     def __init__(
-        self, function: Callable[Concatenate[Party, P], R], action: str = ""
+        self, function: Function[P, R], action: str, algorithm: str = ""
     ) -> None:
-        self.function = function
-        self.algorithm = _algorithm_of(function.__module__)
-        self.action = action or f"{self.algorithm}_{function.__name__}"
+        self.function, self.action, self.algorithm = function, action, algorithm
         self.reveals: tuple[Reveals, ...] = getattr(function, "reveals", ())
         self.once: bool = getattr(function, "once", False)
         rows: tuple[SumRows, str] = getattr(function, "sums_over", ("session", ""))
         self.rows, self.why = rows
-        self.parts_of: str = getattr(function, "parts_of", self.algorithm)
         functools.update_wrapper(self, function)
         super().__init__(self, {})
 
@@ -141,12 +140,6 @@ class Step(Question[P, R]):
         return Contract.of(self.function)
 
 
-def _algorithm_of(module: str) -> str:
-    """Return the name of a module, or of its folder where that is in ``clients``."""
-    _, inside, path = module.partition(".clients.")
-    return path.split(".")[0] if inside else module.rpartition(".")[2]
-
-
 def _step_of(module: str, action: str) -> Step[..., Any]:
     """Return the step of a module that has this action."""
     declared = vars(importlib.import_module(module)).values()
@@ -171,7 +164,7 @@ class Reveals:
     """Whether it counts against limits; False: a later step counts it."""
 
     def __call__(self, function: F) -> F:
-        """Add this to what a function reveals; below :func:`step`, for each kind."""
+        """Add this to what a function reveals; below ``@step``, for each kind."""
         vars(function)["reveals"] = (self, *getattr(function, "reveals", ()))
         return function
 
@@ -193,7 +186,7 @@ SumRows = Literal["session", "request", "earlier", "party", "none"]
 
 
 def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:
-    """Declare over which rows a step adds up; below :func:`step`.
+    """Declare over which rows a step adds up; below ``@step``.
 
     rows: ``"session"``, as without this declaration: all rows of the session, which the
         party's guard checks before the step. ``"request"``: rows that follow from the
@@ -203,28 +196,18 @@ def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:
         the party forms by a rule of the step. ``"none"``: it adds up no rows.
     why: what hides a single row instead of the guard.
     """
-    return _declaring("sums_over", (rows, why))
 
-
-def once(function: F) -> F:
-    """Declare that a party answers a step once in a session; below :func:`step`."""
-    return _declaring("once", True)(function)
-
-
-def parts_of(algorithm: str) -> Callable[[F], F]:
-    """Declare of which algorithm the parts of models are that a step makes or reads.
-
-    Without it they are of the step's own module.
-    """
-    return _declaring("parts_of", algorithm)
-
-
-def _declaring(name: str, value: object) -> Callable[[F], F]:
     def declare(function: F) -> F:
-        vars(function)[name] = value
+        vars(function)["sums_over"] = rows, why
         return function
 
     return declare
+
+
+def once(function: F) -> F:
+    """Declare that a party answers a step once in a session; below ``@step``."""
+    vars(function)["once"] = True
+    return function
 
 
 Steps = tuple[Step[..., Any], ...]
@@ -233,18 +216,23 @@ STEPS: dict[str, Step[..., Any]] = {}
 """All steps that were declared, by their action."""
 
 
-def step(function: Callable[Concatenate[Party, P], R]) -> Step[P, R]:
-    """Declare a plain function as a step of a protocol.
+def step_of(algorithm: str) -> Callable[[Function[P, R]], Step[P, R]]:
+    """Return the decorator that declares plain functions as steps of an algorithm.
 
-    It takes a party and the parameters of the request, and returns a typed dict;
-    :mod:`vfl_flower.protocol.contract` says how to annotate them. Raises ValueError if
-    another step has its action.
+    A step takes a party and the parameters of the request, and returns a typed dict;
+    :mod:`vfl_flower.protocol.contract` says how to annotate them. Its action is
+    ``<algorithm>_<function>``, in whichever module it is. The decorator raises
+    ValueError if another step has that action.
     """
-    declared = Step(function)
-    if declared.action in STEPS:
-        raise ValueError(f"action {declared.action!r} has a step already")
-    STEPS[declared.action] = declared
-    return declared
+
+    def declare(function: Function[P, R]) -> Step[P, R]:
+        action = f"{algorithm}_{function.__name__}"
+        if action in STEPS:
+            raise ValueError(f"action {action!r} has a step already")
+        STEPS[action] = declared = Step(function, action, algorithm)
+        return declared
+
+    return declare
 
 
 __all__ = [
@@ -258,8 +246,7 @@ __all__ = [
     "each",
     "once",
     "opened",
-    "parts_of",
     "reveals",
-    "step",
+    "step_of",
     "sums_over",
 ]

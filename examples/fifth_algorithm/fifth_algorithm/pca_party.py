@@ -6,8 +6,10 @@ import numpy as np
 
 from vfl_flower.protocol.contract import IN_SUM, Reals
 from vfl_flower.protocol.party import Party
-from vfl_flower.protocol.steps import step
+from vfl_flower.protocol.steps import step_of
 from vfl_flower.typing import Array
+
+step = step_of("pca")
 
 
 class Moments(TypedDict):

@@ -17,7 +17,7 @@ from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.protocol.contract import PRIVATE
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Natural, Positive
-from vfl_flower.protocol.steps import step, sums_over
+from vfl_flower.protocol.steps import step_of, sums_over
 from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.masks import derive_key
 from vfl_flower.secure_aggregation.products.dealing import (
@@ -28,6 +28,8 @@ from vfl_flower.secure_aggregation.products.dealing import (
 )
 from vfl_flower.secure_aggregation.products.roles import Place, Roles
 from vfl_flower.typing import Array
+
+step = step_of("ridge")
 
 ROW_NUMBERS = 2**25
 """Most numbers in the columns of the rows that are predicted together."""

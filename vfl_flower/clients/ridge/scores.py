@@ -38,8 +38,8 @@ from vfl_flower.numerics.ridge.fit import probabilities
 from vfl_flower.numerics.ridge.local_columns import LocalColumns, local_columns
 from vfl_flower.protocol.contract import OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.party import Party, PartyError, Predictions
-from vfl_flower.protocol.steps import reveals, step, sums_over
+from vfl_flower.protocol.party import Party, PartyError, Predictions, stored_as
+from vfl_flower.protocol.steps import reveals, step_of, sums_over
 from vfl_flower.secure_aggregation.fixed_point import decode, weights_fixed_point
 from vfl_flower.secure_aggregation.products.dealing import (
     NEW_ROWS,
@@ -68,6 +68,7 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
+step = step_of("ridge")
 
 
 @shapes_only
@@ -83,8 +84,7 @@ class RowsState:
     """Numbers of the rows, shape (m,)."""
 
 
-@shapes_only
-@dataclass
+@stored_as("vfl_flower.clients.ridge.scores.ScoresState")
 class ScoresState:
     """What a party stores between messages while rows are scored."""
 

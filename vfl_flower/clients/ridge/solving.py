@@ -29,7 +29,7 @@ from vfl_flower.protocol.contract import OWN, PRIVATE
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
-from vfl_flower.protocol.steps import once, reveals, step, sums_over
+from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.secure_aggregation.products.relevance import (
     PROBES,
     hidden_probes,
@@ -38,6 +38,8 @@ from vfl_flower.secure_aggregation.products.relevance import (
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import Portion
 from vfl_flower.typing import Array
+
+step = step_of("ridge")
 
 
 class Mixed(TypedDict):

@@ -25,7 +25,7 @@ from vfl_flower.numerics.ridge.local_columns import (
 )
 from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.party import Party
+from vfl_flower.protocol.party import Party, stored_as
 from vfl_flower.protocol.settings import Count, Fraction, Natural
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.shapes import shapes_only
@@ -84,8 +84,7 @@ class Joint:
         return sum(self.counts)
 
 
-@shapes_only
-@dataclass
+@stored_as("vfl_flower.clients.ridge.state.RidgeState")
 class RidgeState:
     """What a party keeps between messages, besides its part of the model."""
 

@@ -56,7 +56,7 @@ from vfl_flower.protocol.contract import IN_SUM, OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count
-from vfl_flower.protocol.steps import once, reveals, step, sums_over
+from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.secure_aggregation.products.dealing import (
     cosines_of,
     joint_fraction,
@@ -70,6 +70,8 @@ from vfl_flower.secure_aggregation.products.relevance import (
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import BLOCK_ROWS
 from vfl_flower.typing import Array
+
+step = step_of("ridge")
 
 MOST_TURNS = 2
 """Most Gram matrices of a run: one that shows the relevance of columns, and the one
