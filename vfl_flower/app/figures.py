@@ -23,19 +23,19 @@ from vfl_flower.app.drawing import (
     tick,
     unit_square,
 )
+from vfl_flower.app.extras import lacks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 
 def figures_of(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """Return the figures that fit the results of a run, the first one foremost.
+    """Return the figures that fit ``results`` of ``result.json``, the first foremost.
 
-    Parameters
-    ----------
-    results : mapping of str to mapping
-        ``results`` of ``result.json``.
+    Without the extra ``report`` there are none.
     """
+    if lacks("report"):
+        return []
     first = next(iter(results.values()))
     curves = first.get("curves") or {}
     drawn = [

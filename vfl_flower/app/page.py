@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vfl_flower.app.drawing import Figure
+from vfl_flower.app.extras import lacks
 from vfl_flower.app.figures import finite, last
 from vfl_flower.app.page_template import STYLE, TEMPLATE
 from vfl_flower.app.units import duration, size
@@ -208,7 +209,9 @@ def verdicts(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _missing(result: Mapping[str, Any]) -> str:
-    """Return why there is no picture of predictions and truth, or ""."""
+    """Return why there is no figure, or none of predictions and truth, or ""."""
+    if reason := lacks("report"):
+        return f"There is no figure: {reason}, and vfl-flower report RUN --rebuild."
     metrics = last(result)
     judged = any(name in metrics for name in ("test_error", "test_r2"))
     if result.get("curves") or not judged:

@@ -22,6 +22,7 @@ from flwr.app import Context, RecordDict
 from vfl_flower.app import flower_run
 from vfl_flower.app.client_app import stored_encoding
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
+from vfl_flower.app.extras import check_extra
 from vfl_flower.app.findings import MARKS
 from vfl_flower.app.options import Config, IdColumn, Set, Task, ends_in_a_sentence
 from vfl_flower.app.rehearsal import quietly
@@ -213,6 +214,8 @@ def simulate(
     more = {"id_column": id_column, "label_column": label_column, "data": data}
     if files and data:
         raise ValueError("data must be left out where --party names the files")
+    if supernodes:
+        check_extra("simulation")
     if data and (folder := Path(data).expanduser()).is_dir():
         more["data"] = str(folder.absolute())
     keys = {name: value for name, value in more.items() if value}
