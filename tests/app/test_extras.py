@@ -67,7 +67,7 @@ def test_a_command_that_needs_one_says_so_before_any_work(tmp_path):
     ]
     ray, figures = json.loads(printed(PARTY, tmp_path, json.dumps(commands)))
     assert ray[0] == figures[0] == 1
-    assert 'needs Ray: pip install "vfl-flower[simulation]"' in ray[1]
+    assert 'need Ray: pip install "vfl-flower[simulation]"' in ray[1]
     assert 'need Matplotlib: pip install "vfl-flower[report]"' in figures[1]
 
 

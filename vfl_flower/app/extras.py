@@ -2,20 +2,18 @@
 
 from importlib.util import find_spec
 
-_NEEDED = {
-    "report": ("matplotlib", "figures need Matplotlib"),
-    "simulation": ("ray", "a simulation of SuperNodes needs Ray"),
+_REASONS = {
+    "matplotlib": 'figures need Matplotlib: pip install "vfl-flower[report]"',
+    "ray": 'simulated SuperNodes need Ray: pip install "vfl-flower[simulation]"',
 }
 
 
-def lacks(extra: str) -> str:
-    """Return why and how to install an extra that is missing, or ""."""
-    package, reason = _NEEDED[extra]
-    there = find_spec(package) is not None
-    return "" if there else f'{reason}: pip install "vfl-flower[{extra}]"'
+def lacks(package: str) -> str:
+    """Return why, and how, to install a package of an extra; "" if it is there."""
+    return _REASONS[package] if find_spec(package) is None else ""
 
 
-def check_extra(extra: str) -> None:
-    """Raise ValueError where an extra is missing."""
-    if reason := lacks(extra):
+def check_installed(package: str) -> None:
+    """Raise ValueError where a package of an extra is missing."""
+    if reason := lacks(package):
         raise ValueError(reason)

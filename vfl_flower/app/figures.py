@@ -34,7 +34,7 @@ def figures_of(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
 
     Without the extra ``report`` there are none.
     """
-    if lacks("report"):
+    if lacks("matplotlib"):
         return []
     first = next(iter(results.values()))
     curves = first.get("curves") or {}

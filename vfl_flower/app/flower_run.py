@@ -42,7 +42,7 @@ import tomli_w
 import typer
 from flwr.common.config import flatten_dict, parse_config_args
 
-from vfl_flower.app.extras import check_extra
+from vfl_flower.app.extras import check_installed
 from vfl_flower.protocol.names import did_you_mean
 
 T = TypeVar("T")
@@ -105,8 +105,8 @@ def run(
     timeout: seconds until the run is abandoned; default: never.
 
     Raises RunFailed if the run was refused, failed, was stopped or timed out, and
-    ValueError if `num_supernodes` is given for a federation, `run_config` is invalid,
-    or Ray is missing.
+    ValueError if Ray is missing, `num_supernodes` is given for a federation, or
+    `run_config` is invalid.
     """
     if federation is not None and num_supernodes is not None:
         raise ValueError(
@@ -114,7 +114,7 @@ def run(
             f"its own SuperNodes, got {num_supernodes}"
         )
     if federation is None:
-        check_extra("simulation")
+        check_installed("ray")
     config = read_run_config(app_dir, run_config)  # before any process is started
     with Processes(private=federation is None) as processes:
         options = []

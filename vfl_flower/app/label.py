@@ -1,12 +1,4 @@
-r"""Label new rows by a party's own part of a clustering, without a run.
-
-The node config is that of the party's SuperNode, with the data of the new rows::
-
-    python -m vfl_flower.app.label MODEL --output labels.csv \
-        --node-config 'data="/abs/new.csv" state-dir="/abs/state"'
-
-They are encoded like the rows of training, and nothing leaves the machine.
-"""
+"""Label new rows by a party's own part of a clustering, without a run."""
 
 from __future__ import annotations
 

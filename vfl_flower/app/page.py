@@ -210,7 +210,7 @@ def verdicts(metrics: Mapping[str, Any]) -> list[str]:
 
 def _missing(result: Mapping[str, Any]) -> str:
     """Return why there is no figure, or none of predictions and truth, or ""."""
-    if reason := lacks("report"):
+    if reason := lacks("matplotlib"):
         return f"There is no figure: {reason}, and vfl-flower report RUN --rebuild."
     metrics = last(result)
     judged = any(name in metrics for name in ("test_error", "test_r2"))

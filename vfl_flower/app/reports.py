@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from vfl_flower.app.config import output_dir
-from vfl_flower.app.extras import check_extra
+from vfl_flower.app.extras import check_installed
 from vfl_flower.app.options import (
     Format,
     FormatOption,
@@ -138,7 +138,7 @@ def report(
     The page, report.html in the run's folder, is made where it is not there.
     """
     if rebuild:
-        check_extra("report")
+        check_installed("matplotlib")
     folder = find_run(run, output_dir({"output-dir": output_dir_}))
     page = folder / PAGE
     if rebuild or not page.is_file():

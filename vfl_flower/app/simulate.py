@@ -22,7 +22,7 @@ from flwr.app import Context, RecordDict
 from vfl_flower.app import flower_run
 from vfl_flower.app.client_app import stored_encoding
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
-from vfl_flower.app.extras import check_extra
+from vfl_flower.app.extras import check_installed
 from vfl_flower.app.findings import MARKS
 from vfl_flower.app.options import Config, IdColumn, Set, Task, ends_in_a_sentence
 from vfl_flower.app.rehearsal import quietly
@@ -215,7 +215,7 @@ def simulate(
     if files and data:
         raise ValueError("data must be left out where --party names the files")
     if supernodes:
-        check_extra("simulation")
+        check_installed("ray")
     if data and (folder := Path(data).expanduser()).is_dir():
         more["data"] = str(folder.absolute())
     keys = {name: value for name, value in more.items() if value}

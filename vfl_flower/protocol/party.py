@@ -181,7 +181,7 @@ class Party:
     order_key: str | None = field(default=None, init=False)
     row_labels: Any = field(default=None, init=False)
     _states: dict[str, Any] = field(default_factory=dict, init=False)
-    _kept: dict[str, Any] = field(default_factory=dict, init=False)
+    _kept: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
 
     def __post_init__(self, checked: bool) -> None:
         """Check the data once, when the party is made."""
@@ -217,10 +217,9 @@ class Party:
         if self.columns is None and hasattr(self.X, "columns"):  # a DataFrame
             self.columns = self.X.columns
         if self.columns is not None:
-            names = self.columns
-            if isinstance(names, str | set | frozenset):
+            if isinstance(self.columns, str | set | frozenset):
                 raise ValueError(f"columns of {who} must be a list of names")
-            self.columns = [str(name) for name in names]
+            self.columns = [str(name) for name in self.columns]
             if len(set(self.columns)) < len(self.columns):
                 raise ValueError(f"columns of {who} must be distinct names")
         self.row_labels = getattr(indexed([self.X]), "index", None)
@@ -234,8 +233,7 @@ class Party:
                 f"got shape {self.X.shape}"
             )
         if isinstance(self.X, Rows):
-            missing = self.X.map_reduce(_missing, operator.add, 0)
-            _check_none_missing(missing, f"X of {who}")
+            _check_finite(self.X, f"X of {who}")
         else:
             _check_real(self.X, f"X of {who}")
         if self.y is not None:
@@ -415,17 +413,16 @@ class Party:
         """
         name = _name_of(kind)
         if name not in self._states:
-            if f"{name}/" in self._kept:
-                parts = ((key.partition("/"), v) for key, v in self._kept.items())
-                kept = {key: v for (of, _, key), v in parts if of == name and key}
+            if name in self._kept:
+                kept = {key: value for key, value in self._kept[name].items() if key}
                 self._states[name] = restore(kind, kept)
-            elif first is None:
+            elif first is not None:
+                self._states[name] = first
+            else:
                 raise PartyError(
                     "the step needs what an earlier step of the run keeps, and that "
                     "step was not asked"
                 )
-            else:
-                self._states[name] = first
         state: S = self._states[name]
         return state
 
@@ -433,20 +430,20 @@ class Party:
         """Store nothing of a kind from now on."""
         name = _name_of(kind)
         self._states.pop(name, None)
-        self._kept = _without(name, self._kept)
+        self._kept.pop(name, None)
 
     def resume(self, kept: dict[str, Any]) -> None:
         """Continue from what :meth:`remembered` returned after an earlier step."""
-        self._states, self._kept = {}, kept
+        self._states, self._kept = {}, {}
+        for place, value in kept.items():
+            name, _, key = place.partition("/")
+            self._kept.setdefault(name, {})[key] = value
 
     def remembered(self) -> dict[str, Any]:
         """Return what the steps have kept: arrays and scalars by kind/name."""
-        kept = dict(self._kept)
-        for name, state in self._states.items():
-            kept = _without(name, kept)
-            kept[f"{name}/"] = True
-            kept |= {f"{name}/{key}": value for key, value in flat(state).items()}
-        return kept
+        kept = {n: v for n, v in self._kept.items() if n not in self._states}
+        kept |= {n: {"": True} | flat(state) for n, state in self._states.items()}
+        return {f"{n}/{key}": v[key] for n, v in kept.items() for key in v}
 
     def read_ids(self) -> Sequence[Any] | Array | None:
         """Return the ids of the rows, from the data file if there is one."""
@@ -503,11 +500,6 @@ def _name_of(kind: type) -> str:
     return _NAMES[kind]
 
 
-def _without(name: str, kept: dict[str, Any]) -> dict[str, Any]:
-    """Return what is kept of other classes of states than that of a name."""
-    return {k: v for k, v in kept.items() if k.partition("/")[0] != name}
-
-
 def _check_real(values: Array, what: str) -> None:
     if values.dtype.kind not in "biuf":
         raise ValueError(f"{what} must hold real numbers, got dtype {values.dtype}")
@@ -516,8 +508,7 @@ def _check_real(values: Array, what: str) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         finite = np.isfinite(values.sum(dtype=np.float64))
     if not finite:
-        rows = as_rows(values.reshape(len(values), -1))
-        _check_none_missing(rows.map_reduce(_missing, operator.add, 0), what)
+        _check_finite(as_rows(values.reshape(len(values), -1)), what)
     if values.dtype.kind == "f" and values.size:
         largest = np.maximum(values.max(axis=0), -values.min(axis=0))
         if fault := size_fault(largest):
@@ -528,8 +519,8 @@ def _missing(_: slice, values: Array) -> int:
     return int((~np.isfinite(values)).sum())
 
 
-def _check_none_missing(missing: int, what: str) -> None:
-    if missing:
+def _check_finite(rows: Rows, what: str) -> None:
+    if missing := rows.map_reduce(_missing, operator.add, 0):
         raise ValueError(
             f"{what} must have no missing or infinite value, {missing} found"
         )

@@ -84,22 +84,17 @@ def opened(sealed: Sealed) -> Array:
 
 
 class Question(Generic[P, R]):
-    """A step, and the sums over its replies that are asked for.
-
-    `sums` has one for each array that the step gives under masks.
-    """
+    """A step, and the sums asked for: one for each array that it gives under masks."""
 
     def __init__(self, step: Step[P, R], sums: Mapping[str, Sum]) -> None:
         self.step, self.sums = step, sums
 
 
 class Step(Question[P, R]):
-    """A function that a party runs when the server asks for it.
+    """A function that a party runs when the server asks for it; see :func:`step_of`.
 
-    The function takes the party and the values of the message by name, and returns a
-    typed dict. Messages call it `action`, and `algorithm` names the parts of models
-    that it makes or reads. The declarations below set `reveals`, `once`, `rows` and
-    `why`.
+    Messages call it `action`, and the parts of models that it makes or reads are of
+    `algorithm`. The declarations below set `reveals`, `once`, `rows` and `why`.
     """
 
     def __init__(
@@ -233,20 +228,3 @@ def step_of(algorithm: str) -> Callable[[Function[P, R]], Step[P, R]]:
         return declared
 
     return declare
-
-
-__all__ = [
-    "STEPS",
-    "Question",
-    "Reveals",
-    "Sealed",
-    "Step",
-    "Steps",
-    "Sum",
-    "each",
-    "once",
-    "opened",
-    "reveals",
-    "step_of",
-    "sums_over",
-]
