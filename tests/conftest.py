@@ -13,7 +13,7 @@ import pytest
 from faults import Clock
 
 from vfl_flower import Party
-from vfl_flower.protocol import exchange, parties
+from vfl_flower.protocol import exchange, greeting
 from vfl_flower.protocol.metrics import SPREAD
 from vfl_flower.protocol.strategy import ProtocolStrategy
 
@@ -27,7 +27,7 @@ def clock(monkeypatch) -> Clock:
     """Return the clock by which the server now waits: no test waits for real."""
     clock = Clock()
     monkeypatch.setattr(exchange, "time", clock)
-    monkeypatch.setattr(parties, "time", clock)
+    monkeypatch.setattr(greeting, "time", clock)
     return clock
 
 

@@ -15,8 +15,7 @@ from typing import Any, Literal, TypedDict
 
 import numpy as np
 
-from vfl_flower.protocol.errors import PartyError
-from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.protocol.errors import FederationError, PartyError
 from vfl_flower.protocol.names import MOST_OF_TEXT, Text, printable
 from vfl_flower.protocol.party import Party, digest_ids
 from vfl_flower.protocol.settings import Natural
@@ -95,18 +94,24 @@ def _kind(entry: Mapping[str, Any]) -> ColumnKind:
     return "date" if entry.get("kind") == "date" else "number"
 
 
-def without_names(names: Sequence[str], told: Sequence[Declared]) -> list[str]:
-    """Return the parties whose columns are known only by their positions.
+def how_matched(names: Sequence[str], told: Sequence[Declared]) -> str:
+    """Say how the columns of parties match, and who knows them by position alone.
 
-    They have no names, or the names x0, x1, .. of a file without a header.
+    A party has no names of columns, or the names x0, x1, .. of a file without a header.
     """
     most = max(len(said["columns"]) for said in told) + OTHER_PLACES
     places = {column_digest(f"x{place}") for place in range(most)}
-    return [
+    nameless = [
         name
         for name, said in zip(names, told, strict=True)
         if places.issuperset(said["columns"])
     ]
+    if nameless and len(names) > 1:
+        return (
+            "columns are matched by position, and nobody can tell whether they are the "
+            f"same, since they have no names at {', '.join(nameless)}"
+        )
+    return "column names are the same"
 
 
 def arrange(party: Party, order: Sequence[str]) -> None:

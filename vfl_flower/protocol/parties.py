@@ -5,62 +5,45 @@ from __future__ import annotations
 import functools
 import logging
 import re
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, Literal, cast, overload
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast, overload
 
 import numpy as np
-from flwr.app import RecordDict
 
-from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.checkpoint import Checkpoint
 from vfl_flower.protocol.columns import (
     NO_COLUMNS,
     ColumnKind,
     Declared,
     agree,
-    without_names,
+    how_matched,
 )
 from vfl_flower.protocol.common import has_own, own_digest
-from vfl_flower.protocol.consent import OF_TWO, Kind, Terms
+from vfl_flower.protocol.consent import Kind, Terms
 from vfl_flower.protocol.contract import (
-    NEXT,
     PRIVATE,
     SECRET,
     ContractError,
-    Leaves,
     Sizes,
-    check_shape,
-    declared_as,
-    family,
     flatten,
     learn_sizes,
-    structure,
 )
-from vfl_flower.protocol.exchange import (
-    FIRST_POLL,
-    LAST_POLL,
-    POLL_GROWTH,
-    Exchange,
-    FederationError,
-    Opened,
-    PartyFailed,
-)
+from vfl_flower.protocol.errors import FederationError, PartyFailed
+from vfl_flower.protocol.exchange import Exchange, Opened
 from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
+from vfl_flower.protocol.greeting import Greeter, from_reply
 from vfl_flower.protocol.identity import Credential, pack_credentials
 from vfl_flower.protocol.ledger import Seen
 from vfl_flower.protocol.messages import pack
-from vfl_flower.protocol.names import is_name
-from vfl_flower.protocol.replies import PartyInfo, Replies, check_alike, order_of
-from vfl_flower.protocol.seals import Seal, Sealed
-from vfl_flower.protocol.steps import Each, P, Question, R, Step, Sum, T
-from vfl_flower.secure_aggregation.groups import Field, Group, Plain, Ring, group
+from vfl_flower.protocol.replies import PartyInfo, Replies, Reply, checked
+from vfl_flower.protocol.seals import Seal, Sealed, split
+from vfl_flower.protocol.steps import Each, P, Question, R, Step, Sum
+from vfl_flower.secure_aggregation.groups import Group, Plain, Ring, group
 from vfl_flower.secure_aggregation.masks import unmask_sum
 from vfl_flower.secure_aggregation.trees import Tree
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
-from vfl_flower.version import __version__
 
 log = logging.getLogger("vfl_flower")
 
@@ -75,29 +58,17 @@ MOST_BOUND = 1e200
 class Parties(Sequence[PartyInfo]):
     """The parties of one run, in order of their index, and the only way to ask them.
 
-    Making it is the first round trip, ``hello``. The keys of all travel with the next
-    message.
+    Making it is the first round trip, ``hello``; the keys of all travel with the next
+    message. Without a `seed` the parties draw from their operating systems. With 0
+    `n_parties` those take part that are connected, at least ``terms.parties``. The
+    parties load their parts of `model`, whose columns have the order `columns` (by
+    default that of the first party). Only `steps` may be asked for, if there are any.
 
-    seed: the seed of all draws; None: the parties draw from their operating systems.
-    masking: ``"ring"``: secure sums under pairwise masks; ``"plain"``: none, for tests.
-    n_parties: how many to wait for; 0: those that are connected, at least
-        ``terms.parties``.
-    partition: whether parties hold different columns of the same rows (vertical),
-        different rows of the same columns (horizontal), or anything (either).
-    model: number of the model that the run is about: parties load their local models.
-    columns: the order of the columns of that model, if parties hold rows; default: that
-        of the first party.
-    steps: the only steps that may be asked for; empty: any.
-    terms: what a consent may refuse.
-
-    It then has these attributes:
-
-    session: random number of this session, 63 bits: the number of the model it trains.
-    columns: if parties hold rows, digests of the names of their columns, in the order
-        that all take; empty if the columns have no names.
-    column_kinds, column_widths: what each column of a file holds, and how many columns
-        of X it becomes.
-    gaps: if parties hold rows, whether one of them has missing values.
+    `session` is the random number of this session, 63 bits: the number of the model it
+    trains. If parties hold rows, `columns` has digests of the names of their columns in
+    the order that all take (empty without names), `column_kinds` and `column_widths`
+    what each column of a file holds and how many columns of X it becomes, and `gaps`
+    whether a party has missing values.
 
     Raises FederationError for fewer than two parties, or if they do not fit together,
     and PartyFailed if a party cannot load its data or does not answer in time.
@@ -117,28 +88,60 @@ class Parties(Sequence[PartyInfo]):
         terms: Terms | None = None,
     ) -> None:
         self._steps, self._partition = steps, partition
-        self._terms = replace(terms or Terms(), seeded=seed is not None)
-        self._exchange, self.timeout = exchange, exchange.timeout
-        self.grid, self.ledger = exchange.grid, exchange.ledger
+        self._exchange, self.grid = exchange, exchange.grid
+        self.ledger = exchange.ledger
         self.checkpoint = exchange.checkpoint
         self._seed = self.checkpoint.seed if seed is None else seed
         self._private_draws = seed is None
         self.session = self.checkpoint.number()
         self.masking, self._model = masking, model
         self._round = 0
-        self._last: list[int] = []  # round in which each party was last asked
-        self._peers = b""
-        self._state_keys: list[bytes | None] = []
-        self._credentials: bytes | None = None
-        self._signed: dict[int, bytes] = {}  # by parties, below the list of keys
-        self._unproven: set[int] = set()  # parties that lack these signatures
         self._columns: list[str] | None = None
         self.columns, self.gaps = list(columns), False
         self.column_kinds: dict[str, ColumnKind] = {}
         self.column_widths: dict[str, int] = {}
-        self._infos: list[PartyInfo] = []
-        self._greeted: dict[str, dict[str, Any]] = {}  # what a checkpoint holds
-        self._hello(n_parties)
+        terms = replace(terms or Terms(), seeded=seed is not None)
+        self._greeter = Greeter(exchange, self.session, partition, terms)
+        self._greeter.greet(n_parties)
+        replies = list(self._greeter.replies.values())
+        names = list(self._greeter.names.values())
+        compared = bool(replies[0]["ids_digest"])
+        shared = f"row ids {'are the same' if compared else 'were not compared'}"
+        if partition == "horizontal":
+            shared = self._agree_on_columns(names, cast(list[Declared], replies))
+        self._greeter.check_alike()
+        self._infos = self._greeter.infos()
+        log.info("%d parties: %s; %s", len(self), ", ".join(names), shared)
+        self._peers = b"".join(reply["public_key"] for reply in replies)
+        self._state_keys = [reply.get("state_key") for reply in replies]
+        signing = ["identity" in reply for reply in replies]
+        self._credentials: bytes | None = None
+        if any(signing):
+            credentials = [from_reply(Credential, reply) for reply in replies]
+            self._credentials = pack_credentials(credentials)
+        self._signed: dict[int, bytes] = {}  # by parties, below the list of keys
+        # Parties that lack these signatures.
+        self._unproven = set(range(len(self))) if any(signing) else set()
+        self._last = [0] * len(self)  # round in which each party was last asked
+        if not all(signing):
+            self.checkpoint.remove()  # a party without a state-dir cannot go on
+        # Whether the parties were greeted by a process that was killed.
+        self._resumed = self._greeter.from_checkpoint and all(signing)
+
+    def _agree_on_columns(
+        self, names: Sequence[str], replies: Sequence[Declared]
+    ) -> str:
+        """Note the columns of parties that hold rows; return how they match."""
+        self._columns = agree(names, replies, self.columns)
+        self.gaps = any(reply["gaps"] for reply in replies)
+        named = next((reply for reply in replies if reply["columns"]), NO_COLUMNS)
+        digests = named["columns"]
+        self.columns = self._columns or list(digests)
+        self.column_kinds = dict(zip(digests, named["kinds"], strict=True))
+        self.column_widths = dict(zip(digests, named["widths"], strict=True))
+        if self._columns is not None:
+            log.info("all parties take their columns in the order of one")
+        return how_matched(names, replies)
 
     @overload
     def __getitem__(self, index: int) -> PartyInfo: ...
@@ -161,10 +164,7 @@ class Parties(Sequence[PartyInfo]):
 
     @property
     def label_holders(self) -> list[int]:
-        """Indices of the parties that know labels, no two of the same row.
-
-        Raises FederationError if no party holds labels.
-        """
+        """Indices of the parties with labels; raises FederationError without any."""
         holders = [j for j, info in enumerate(self) if info.n_labels]
         if not holders:
             raise FederationError("a party must hold the labels, but none does")
@@ -191,10 +191,7 @@ class Parties(Sequence[PartyInfo]):
         return self.label_holders[0]
 
     def let(self, kind: Kind, *places: int) -> bool:
-        """Return whether parties let a kind leave them that the run does not need.
-
-        If not, the log says whose consent lacks the line.
-        """
+        """Return whether parties let an optional kind leave; log who does not."""
         names = [self[j].name for j in places if kind not in self[j].lets]
         if names:
             log.info(
@@ -204,10 +201,9 @@ class Parties(Sequence[PartyInfo]):
         return not names
 
     def refuse_two(self, what: str, allowed: bool) -> None:
-        """Refuse two parties if a sum would show one the other's contribution.
+        """Raise ``FederationError`` for two parties, where `what` gives parties sums.
 
-        `what` gives parties such sums, as the subject of a sentence; with `allowed`
-        (``allow_two_parties``) it only warns. Raises FederationError otherwise.
+        If they are `allowed` (``allow_two_parties``), log a warning.
         """
         if len(self) > 2:
             return
@@ -241,11 +237,10 @@ class Parties(Sequence[PartyInfo]):
     ) -> Replies[R]:
         """Ask all parties for a step, in one round trip; return the replies and sums.
 
-        There is exactly one reply per party, in party order. :meth:`Step.summing` asks
-        for the sums of arrays under masks, and :func:`~vfl_flower.protocol.steps.each`
-        gives a parameter that differs between parties. Raises PartyFailed if a party
-        refused, failed, sent something that its step does not declare, or did not
-        answer in time.
+        :meth:`Step.summing` asks for the sums of arrays under masks, and
+        :func:`~vfl_flower.protocol.steps.each` gives a parameter that differs between
+        parties. Raises PartyFailed if a party refused, failed, sent something that its
+        step does not declare, or did not answer in time.
         """
         _check_named(args)
         replies = self._ask(question.step, question.sums, values)
@@ -294,7 +289,7 @@ class Parties(Sequence[PartyInfo]):
     def _ask(
         self, step: Step[Any, R], sums: Mapping[str, Sum], values: Mapping[str, Any]
     ) -> Replies[R]:
-        wanted = {n: self._sum_request(s, self._round + 1) for n, s in sums.items()}
+        wanted = {name: self._sum_request(spec) for name, spec in sums.items()}
         bound = bool(sums) or step.contract.seals
         requests = self._requests(step, values, bound)
         blocks = self._blocks(step, requests) if bound else _Blocks()
@@ -319,7 +314,8 @@ class Parties(Sequence[PartyInfo]):
             if asked.to is None:
                 result.sums[name] = self._sum_of(step, addends, adding)
             else:
-                seal = self._seal("pad", step, name, asked)
+                place = self._round, 0, asked.group, asked.bound
+                seal = Seal("pad", step.action, name, *place)
                 total = functools.reduce(adding.add, addends)
                 result.sealed[name] = Sealed(asked.to, (total,), (seal,))
         return result
@@ -346,13 +342,12 @@ class Parties(Sequence[PartyInfo]):
             f"of {names} is faulty"
         )
 
-    def _clipped(self, step: Step[Any, Any], replies: Mapping[int, _Reply[Any]]) -> int:
+    def _clipped(self, step: Step[Any, Any], replies: Mapping[int, Reply[Any]]) -> int:
         """Return how many values all parties together have clipped.
 
         Raises FederationError for more than they have sent: the masks do not cancel.
         """
-        told = [reply.clipped or b"" for reply in replies.values()]
-        counts = [np.frombuffer(count, "<u8") for count in told]
+        counts = [np.frombuffer(r.clipped or b"", "<u8") for r in replies.values()]
         total = unmask_sum(counts, group("ring", MOST_CLIPPED, len(self)))[0]
         sent = sum(a.size for reply in replies.values() for a in reply.hidden.values())
         if not 0 <= total <= sent:
@@ -406,7 +401,7 @@ class Parties(Sequence[PartyInfo]):
         return _Blocks(b"".join(own_digest(fields, *pair) for pair in pairs), salts)
 
     def _secrets(
-        self, step: Step[Any, Any], replies: Mapping[int, _Reply[Any]]
+        self, step: Step[Any, Any], replies: Mapping[int, Reply[Any]]
     ) -> dict[str, list[Any]]:
         """Return what parties have for others, encrypted, a list over the receivers."""
         secrets: dict[str, list[Any]] = {}
@@ -418,11 +413,11 @@ class Parties(Sequence[PartyInfo]):
                     first = self[secrets[name].index(None)].name
                     reason = f"it sends the secret {name!r} after {first!r} has"
                     raise self.failure(sender, step, reason)
+                empty: list[Any] = [{} if private else None for _ in self]
                 for to, part in parts.items():
                     sent = f"{name}_{to}" if private else name
                     seal = Seal("secret", step.action, sent, self._round, sender)
                     sealed = Sealed(to, (part,), (seal,))
-                    empty: list[Any] = [{} if private else None for _ in self]
                     received = secrets.setdefault(name, empty)
                     if private:
                         received[to][sender] = sealed
@@ -447,8 +442,8 @@ class Parties(Sequence[PartyInfo]):
         do not cancel, and PartyFailed as :meth:`ask` does.
         """
         _check_named(args)
-        step, number = question.step, self._round + 1
-        asked = {n: self._sum_request(spec, number) for n, (spec, _) in sums.items()}
+        step = question.step
+        asked = {name: self._sum_request(spec) for name, (spec, _) in sums.items()}
         for name, (_, tree) in sums.items():
             if self._group(asked[name]).protects and len(tree.leaves) < len(self):
                 raise ValueError(
@@ -471,9 +466,7 @@ class Parties(Sequence[PartyInfo]):
             wanted: dict[int, dict[str, SumRequest]] = {}
             for name, sender in sorted(edges, key=lambda edge: edge[1]):
                 receiver = edges[name, sender]
-                if sender not in requests:
-                    requests[sender] = told[sender] | {"send": []}
-                request = requests[sender]
+                request = requests.setdefault(sender, told[sender] | {"send": []})
                 request["send"].append(name)
                 travels = replace(asked[name], relay=receiver)
                 wanted.setdefault(sender, {})[name] = travels
@@ -481,29 +474,19 @@ class Parties(Sequence[PartyInfo]):
                     request[name] = arrived.pop((name, sender))
             replies = self._round_trip(step, requests, wanted, blocks)
             for (name, sender), receiver in edges.items():
-                seal = self._seal("relay", step, name, asked[name], sender)
+                place = self._round, sender, asked[name].group, asked[name].bound
+                seal = Seal("relay", step.action, name, *place)
                 sealed = Sealed(receiver, (replies[sender].hidden[name],), (seal,))
                 before = arrived.get((name, receiver))
                 arrived[name, receiver] = sealed if before is None else before + sealed
         return {name: arrived[name, tree.root] for name, (_, tree) in sums.items()}
 
-    def _sum_request(self, spec: Sum, number: int) -> SumRequest:
+    def _sum_request(self, spec: Sum) -> SumRequest:
         where = spec.group or self.masking
-        return SumRequest(number, float(spec.bound), where, spec.to)
+        return SumRequest(self._round + 1, float(spec.bound), where, spec.to)
 
     def _group(self, wanted: SumRequest) -> Group:
         return group(wanted.group, wanted.bound, len(self))
-
-    def _seal(
-        self,
-        kind: Literal["pad", "relay"],
-        step: Step[Any, Any],
-        name: str,
-        wanted: SumRequest,
-        sender: int = 0,
-    ) -> Seal:
-        where = sender, wanted.group, wanted.bound
-        return Seal(kind, step.action, name, self._round, *where)
 
     def _round_trip(
         self,
@@ -511,18 +494,21 @@ class Parties(Sequence[PartyInfo]):
         requests: Mapping[int, Mapping[str, Any]],
         sums: Mapping[int, Mapping[str, SumRequest]],
         blocks: _Blocks,
-    ) -> dict[int, _Reply[R]]:
+    ) -> dict[int, Reply[R]]:
         """Send parties their values, each with a frame, and return checked replies."""
         if self._steps and step not in self._steps:
             raise ValueError(f"steps must have {step.action}, which was asked for")
-        if self._greeted and not self.checkpoint.ahead:
-            self._greet_again()
+        if self._resumed and not self.checkpoint.ahead:
+            where = self._greeter.find_again()
+            self._infos = [replace(info, node_id=where[info.name]) for info in self]
+            self._resumed = False
         sizes = {j: self._sizes(step, j, values) for j, values in requests.items()}
-        contents = {j: _split(j, flatten(values)) for j, values in requests.items()}
+        contents = {j: split(flatten(values), j) for j, values in requests.items()}
         nodes = {self[j].node_id: self[j].name for j in requests}
         messages = {}
         self._round += 1
         for j, (content, sealed) in contents.items():
+            first = not self._last[j]
             frame = Frame(
                 session=self.session,
                 seed=self._seed,
@@ -532,11 +518,11 @@ class Parties(Sequence[PartyInfo]):
                 previous=self._last[j],
                 parties=len(self),
                 index=j,
-                peers=None if self._last[j] else self._peers,
-                credentials=None if self._last[j] else self._credentials,
-                signed=self._signatures(j) if self._last[j] else None,
+                peers=self._peers if first else None,
+                credentials=self._credentials if first else None,
+                signed=None if first else self._signatures(j),
                 model=self._model,
-                columns=None if self._last[j] else self._columns,
+                columns=self._columns if first else None,
                 blocks=blocks.digests,
                 salt=blocks.salts[j] if blocks.salts else None,
                 state_key=self._state_keys[j],
@@ -545,15 +531,22 @@ class Parties(Sequence[PartyInfo]):
             )
             self._last[j] = self._round
             messages[self[j].node_id] = pack(content, frame.pack())
-        replies = self._exchange(step.action, messages, nodes)
-        for j, reply in zip(requests, replies, strict=True):
+        arrived = self._exchange(step.action, messages, nodes)
+        for j, reply in zip(requests, arrived, strict=True):
             if reply.signed is not None:
                 self._signed[j] = reply.signed
-        self._note(step, list(requests.values()), replies)
-        return {
-            j: self._checked(step, j, sizes[j], sums.get(j, {}), reply)
-            for j, reply in zip(requests, replies, strict=True)
-        }
+        self._note(step, list(requests.values()), arrived)
+        replies = {}
+        for j, reply in zip(requests, arrived, strict=True):
+            groups = {n: self._group(wanted) for n, wanted in sums.get(j, {}).items()}
+            relayed = {n for n in groups if sums[j][n].relay is not None}
+            count = len(self)
+            try:
+                replies[j] = checked(step, j, count, sizes[j], groups, relayed, reply)
+            except ContractError as error:
+                reason = f"its reply is malformed: {error}"
+                raise self.failure(j, step, reason) from None
+        return replies
 
     def _signatures(self, j: int) -> bytes | None:
         """Return the signatures of all parties, once, for a second message to j."""
@@ -582,11 +575,9 @@ class Parties(Sequence[PartyInfo]):
 
     def _sizes(self, step: Step[Any, Any], j: int, values: Mapping[str, Any]) -> Sizes:
         """Return the sizes that the reply of party j to these values may refer to."""
-        sizes = {
-            "n_rows": self[j].n_rows,
-            "n_columns": self[j].n_columns,
-            "n_parties": len(self),
-        }
+        info = self[j]
+        sizes = {"n_rows": info.n_rows, "n_columns": info.n_columns}
+        sizes["n_parties"] = len(self)
         learn_sizes(step.contract.request, values, sizes)
         return sizes
 
@@ -594,236 +585,6 @@ class Parties(Sequence[PartyInfo]):
         """Return the error that says why party `j` failed in a step."""
         info = self[j]
         return PartyFailed(info.name, step.action, reason, {info.node_id: info.name})
-
-    def _checked(
-        self,
-        step: Step[Any, R],
-        j: int,
-        sizes: Sizes,
-        sums: Mapping[str, SumRequest],
-        arrived: Opened,
-    ) -> _Reply[R]:
-        """Return what a party has sent, if it is what its step declares."""
-        fields, reply = step.contract.reply, arrived.values
-        try:
-            hidden = {name: reply.pop(name, None) for name in sums}
-            secrets = {
-                name: self._for_others(j, name, declared.leaves, reply)
-                for name, declared in fields.items()
-                if declared.leaves in (SECRET, PRIVATE, NEXT)
-            }
-            clear = {n: field for n, field in fields.items() if not field.leaves}
-            values = structure(clear, reply, sizes)
-            for name, wanted in sums.items():
-                adding = self._group(wanted)
-                array = hidden[name]
-                if not isinstance(array, np.ndarray) or array.dtype != adding.dtype:
-                    raise ContractError(f"it lacks the masked array {name!r}")
-                if wanted.relay is None:  # otherwise it is encrypted
-                    _check_elements(name, array, adding)
-                    shaped = declared_as(fields, name)
-                    if shaped is not None and shaped.array is not None:
-                        check_shape(name, shaped.array.shape, array.shape, sizes)
-                    if arrived.clipped is None:
-                        raise ContractError("it lacks the number of clipped values")
-        except ContractError as error:
-            reason = f"its reply is malformed: {error}"
-            raise self.failure(j, step, reason) from None
-        return _Reply(cast(R, values), hidden, secrets, arrived.clipped)
-
-    def _for_others(
-        self, sender: int, name: str, leaves: Leaves | None, reply: dict[str, Any]
-    ) -> dict[int, Array]:
-        """Take what a party has encrypted for others out of its reply, by receiver."""
-        if leaves == PRIVATE:
-            keys = {to: key for to, key in family(name, reply) if to < len(self)}
-        elif leaves == NEXT:
-            keys = {(sender + 1) % len(self): name}
-        else:
-            keys = {j: f"{name}.{j}" for j in range(len(self)) if j != sender}
-        parts = {to: reply.pop(key) for to, key in keys.items() if key in reply}
-        if leaves == SECRET and parts and parts.keys() != keys.keys():
-            raise ContractError(f"it must have {name!r} for each other party")
-        for part in parts.values():
-            if not isinstance(part, np.ndarray) or part.dtype != np.uint8:
-                raise ContractError(f"{name!r} must be encrypted")
-        return parts
-
-    # -- hello ----------------------------------------------------------------------
-
-    def _wait_for_nodes(self, n_parties: int, source: str = "") -> list[int]:
-        """Wait for a number of nodes; `source` says where it comes from."""
-        wanted = max(self._terms.parties, n_parties)
-        deadline = time.monotonic() + self.timeout
-        poll, told = FIRST_POLL, -1
-        while len(nodes := sorted(self.grid.get_node_ids())) < wanted:
-            if len(nodes) != told:
-                told, left = len(nodes), max(0, round(deadline - time.monotonic()))
-                known = ", ".join(self._registered(nodes).values())
-                here = f"{told} connected" + (f" ({known})" if nodes else "")
-                log.info(
-                    "waiting for %d parties, %s; at most %d s more", wanted, here, left
-                )
-            if time.monotonic() > deadline:
-                raise FederationError(
-                    f"the run needs {wanted} parties{source}, {len(nodes)} connected "
-                    f"within {self.timeout:g} s"
-                )
-            time.sleep(poll)
-            poll = min(poll * POLL_GROWTH, LAST_POLL)
-        if len(nodes) > n_parties > 0:
-            raise FederationError(
-                f"the run is for {n_parties} parties{source}, {len(nodes)} are "
-                "connected (one that was stopped counts for a minute or two)"
-            )
-        return nodes
-
-    def _hello(self, n_parties: int, source: str = "") -> None:
-        held = self.checkpoint.nodes()
-        nodes = held or self._wait_for_nodes(n_parties, source)
-        unnamed = self._registered(nodes)
-        contents = dict.fromkeys(nodes, self._greeting(len(nodes)))
-        try:
-            sent = self._exchange(hello.action, contents, unnamed)
-        except PartyFailed as failure:
-            raise _named(failure) from None
-        replies: dict[int, dict[str, Any]] = {}
-        for node, (reply, *_) in zip(nodes, sent, strict=True):
-            name = _name_of(reply) or unnamed[node]
-            if (version := reply.get("version")) != __version__:
-                raise FederationError(
-                    "all parties must run the same version of vfl_flower as the "
-                    f"server, {__version__}: {name!r} has {str(version)[:20]!r}"
-                )
-            try:
-                replies[node] = structure(hello.contract.reply, reply, {})
-                if replies[node]["name"] != _name_of(reply):
-                    raise ContractError("'name' must be printable text")
-                for each in ("kinds", "widths"):
-                    if len(reply[each]) != len(reply["columns"]):
-                        rule = f"{each!r} must have one for each of 'columns'"
-                        raise ContractError(rule)
-            except ContractError as error:
-                reason = f"its reply is malformed: {error}"
-                raise PartyFailed(name, hello.action, reason, {node: name}) from None
-        largest = max(replies, key=lambda node: replies[node]["n_parties"])
-        announced = replies[largest]["n_parties"]
-        if announced > len(nodes):  # the others are still to connect
-            name = replies[largest]["name"] or unnamed[largest]
-            self._hello(announced, f" by what {name!r} says")
-            return
-        order = order_of(replies)
-        names = {
-            node: replies[node]["name"] or f"party-{replies[node]['index']}"
-            for node in order
-        }
-        self._check_consent({n: replies[node]["lacks"] for node, n in names.items()})
-        self.ledger.rename({unnamed[node]: name for node, name in names.items()})
-        compared = bool(replies[order[0]]["ids_digest"])
-        shared = f"row ids {'are the same' if compared else 'were not compared'}"
-        if self._partition == "horizontal":
-            called, said = list(names.values()), [replies[node] for node in order]
-            declared = cast(list[Declared], said)
-            self._columns = agree(called, declared, self.columns)
-            shared = "column names are the same"
-            nameless = without_names(called, declared)
-            if nameless and len(called) > 1:
-                shared = (
-                    "columns are matched by position, and nobody can tell whether they "
-                    f"are the same, since they have no names at {', '.join(nameless)}"
-                )
-            self.gaps = any(replies[node]["gaps"] for node in order)
-            named = next((said for said in declared if said["columns"]), NO_COLUMNS)
-            digests = named["columns"]
-            self.columns = self._columns or list(digests)
-            self.column_kinds = dict(zip(digests, named["kinds"], strict=True))
-            self.column_widths = dict(zip(digests, named["widths"], strict=True))
-            if self._columns is not None:
-                log.info("all parties take their columns in the order of one")
-        check_alike(order, names, replies, self._partition)
-        self._infos = [
-            _of_reply(PartyInfo, replies[node] | {"node_id": node, "name": names[node]})
-            for node in order
-        ]
-        log.info("%d parties: %s; %s", len(self), ", ".join(names.values()), shared)
-        self._peers = b"".join(replies[node]["public_key"] for node in order)
-        self._state_keys = [replies[node].get("state_key") for node in order]
-        if any("identity" in replies[node] for node in order):
-            credentials = [_of_reply(Credential, replies[node]) for node in order]
-            self._credentials = pack_credentials(credentials)
-            self._unproven = set(range(len(order)))
-        self._last = [0] * len(order)
-        if not all("identity" in reply for reply in replies.values()):
-            self.checkpoint.remove()  # a party without a state-dir cannot go on
-        elif held:
-            self._greeted = {names[node]: replies[node] for node in order}
-
-    def _registered(self, nodes: Sequence[int]) -> dict[int, str]:
-        """Return what to call nodes that have not said whose they are.
-
-        A SuperLink has names where the keys of SuperNodes were registered with some;
-        the grid of an older flwr does not tell them.
-        """
-        infos = self.grid.get_nodes() if hasattr(self.grid, "get_nodes") else ()
-        named = {n.node_id: _name_of({"name": getattr(n, "name", "")}) for n in infos}
-        labels = {node: f"node {node}" for node in nodes}
-        return {
-            n: f"{named[n]} ({s})" if named.get(n) else s for n, s in labels.items()
-        }
-
-    def _greeting(self, count: int, goes_on: bool = False) -> RecordDict:
-        """Return the first message of the run to each of a number of parties."""
-        terms = replace(self._terms, parties=count)
-        values = flatten({"partition": self._partition, "terms": terms})
-        more = {"goes_on": True} if goes_on else {}
-        return pack(values, {"session": self.session, **more})
-
-    def _greet_again(self) -> None:
-        """Find the parties that were greeted before the server was restarted.
-
-        Each repeats its first reply, and still has its keys or has lost them. Its node
-        may be another one. Raises FederationError if other parties are connected, or if
-        one has changed.
-        """
-        log.info("the run continues after %d round trips", self.checkpoint.held)
-        nodes = self._wait_for_nodes(len(self), " with which it began")
-        unnamed = self._registered(nodes)
-        contents = dict.fromkeys(nodes, self._greeting(len(nodes), goes_on=True))
-        sent = self._exchange(hello.action, contents, unnamed, Checkpoint())
-        where: dict[str, int] = {}
-        for node, (reply, *_) in zip(nodes, sent, strict=True):
-            name = _name_of(reply) or f"party-{reply.get('index')}"
-            if (before := self._greeted.get(name)) is None or name in where:
-                raise FederationError(
-                    f"the run continues with the parties with which it started, and "
-                    f"{name!r} is none of them"
-                )
-            said = {"state_key": before.get("state_key"), **reply}
-            if changed := [key for key in before if before[key] != said.get(key)]:
-                lost = "public_key" in changed
-                what = "lost the state of the run" if lost else f"another {changed[0]}"
-                raise FederationError(
-                    f"the run cannot go on: {name!r} has {what}; begin a new one"
-                )
-            where[name] = node
-        self.ledger.rename({unnamed[node]: name for name, node in where.items()})
-        self._infos = [replace(info, node_id=where[info.name]) for info in self]
-        self._greeted = {}
-
-    def _check_consent(self, lacks: Mapping[str, Sequence[str]]) -> None:
-        """Raise ``FederationError`` where a party refuses what the run needs."""
-        refusing = {name: lines for name, lines in lacks.items() if lines}
-        if refusing:
-            which = "; ".join(
-                f"the consent.toml of {name!r} would need {', '.join(lines)}"
-                for name, lines in refusing.items()
-            )
-            said = [f"{len(refusing)} of {len(lacks)} parties refuse the run: {which}"]
-            if any("[leaves]" in lines for lines in refusing.values()):
-                said.append(self._terms.less)
-            if len(lacks) == 2 and self._terms.computing is not None:
-                said.append(OF_TWO)
-            raise FederationError(". ".join(filter(None, said)))
 
 
 @shapes_only
@@ -835,67 +596,6 @@ class _Blocks:
     salts: Sequence[bytes] = ()
 
 
-@shapes_only
-@dataclass(frozen=True)
-class _Reply(Generic[R]):
-    """What one party has sent: in the clear, under masks, and for other parties."""
-
-    values: R
-    hidden: Arrays
-    secrets: Mapping[str, Mapping[int, Array]]
-    clipped: bytes | None
-
-
-def _named(failure: PartyFailed) -> PartyFailed:
-    """Return a failure in ``hello`` under the name that the party gives in it."""
-    match = re.search(r"\bparty '([^']+)'", failure.reason)
-    if match is None or _name_of({"name": match[1]}) != match[1]:
-        away = failure.reason.startswith(("not connected", "no reply"))
-        if not away or all(name != f"node {n}" for n, name in failure.nodes.items()):
-            return failure
-        reason = f"{failure.reason} (whose node it is: flwr supernode list)"
-        return PartyFailed(failure.party, failure.action, reason, failure.nodes)
-    name, reason = match[1], failure.reason.removeprefix(f"{match[0]}: ")
-    return PartyFailed(name, failure.action, reason, dict.fromkeys(failure.nodes, name))
-
-
-def _of_reply(kind: type[T], reply: Mapping[str, Any]) -> T:
-    """Return the dataclass of some of the values of a reply."""
-    names = {field.name for field in fields(cast(Any, kind))}
-    return kind(**{name: value for name, value in reply.items() if name in names})
-
-
-def _name_of(reply: Mapping[str, Any]) -> str:
-    """Return the name that a party gives, if a log or an error can show it, or ""."""
-    name = reply.get("name")
-    return str(name) if is_name(name) else ""
-
-
-def _check_elements(name: str, array: Array, adding: Group) -> None:
-    """Raise unless an array has elements of a group; elsewhere any number is one."""
-    if isinstance(adding, Field) and (array >= adding.p).any():
-        raise ContractError(f"{name!r} must hold elements below {adding.p}")
-    if not adding.protects and not np.isfinite(array).all():
-        raise ContractError(f"{name!r} must hold finite numbers")
-
-
 def _check_named(args: tuple[object, ...]) -> None:
     if args:
         raise TypeError("the parameters of a step must be given by name")
-
-
-def _split(
-    j: int, values: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, list[Seal]]]:
-    """Return the values of a message to party j, and how to open what is sealed."""
-    content: dict[str, Any] = {}
-    seals: dict[str, list[Seal]] = {}
-    for name, value in values.items():
-        if not isinstance(value, Sealed):
-            content[name] = value
-            continue
-        if value.to != j:
-            raise ValueError(f"{name} is sealed for party {value.to}, not {j}")
-        seals[name] = list(value.seals)
-        content |= {f"{name}.{k}": part for k, part in enumerate(value.parts)}
-    return content, seals

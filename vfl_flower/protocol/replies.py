@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, Generic, cast, overload
+
+import numpy as np
 
 from vfl_flower.protocol.consent import Kind
-from vfl_flower.protocol.exchange import FederationError, PartyFailed
-from vfl_flower.protocol.seals import Sealed
-from vfl_flower.protocol.steps import R
-from vfl_flower.shapes import shapes_only
-from vfl_flower.typing import Arrays
-
-_ALIGN = (
-    "; where files have other rows, or the same ones in another order, run the "
-    "strategy align first, and name its order by alignment"
+from vfl_flower.protocol.contract import (
+    NEXT,
+    PRIVATE,
+    SECRET,
+    ContractError,
+    Leaves,
+    Sizes,
+    check_shape,
+    declared_as,
+    family,
+    structure,
 )
-"""What helps where rows are not the same."""
+from vfl_flower.protocol.errors import PartyFailed
+from vfl_flower.protocol.exchange import Opened
+from vfl_flower.protocol.seals import Sealed
+from vfl_flower.protocol.steps import R, Step
+from vfl_flower.secure_aggregation import Field, Group
+from vfl_flower.shapes import shapes_only
+from vfl_flower.typing import Array, Arrays
 
 
 @dataclass(frozen=True)
@@ -82,75 +92,76 @@ class Replies(Sequence[R]):
         return [reply[name] for reply in self.values]
 
 
-def order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
-    """Return nodes in the order of their indices, or of names where none has an index.
+@shapes_only
+@dataclass(frozen=True)
+class Reply(Generic[R]):
+    """What one party has sent: in the clear, under masks, and for other parties."""
 
-    `replies` are those to ``hello``, by node. Raises FederationError if the indices, or
-    the names, make no order.
+    values: R
+    hidden: Arrays
+    secrets: Mapping[str, Mapping[int, Array]]
+    clipped: bytes | None
+
+
+def checked(
+    step: Step[Any, R],
+    sender: int,
+    count: int,
+    sizes: Sizes,
+    groups: Mapping[str, Group],
+    relayed: Collection[str],
+    arrived: Opened,
+) -> Reply[R]:
+    """Return what one of `count` parties has sent, if its step declares it so.
+
+    `groups` are those of the sums that the server asked for, and `relayed` names those
+    that travel from party to party. Raises ContractError.
     """
-    indices = {node: reply["index"] for node, reply in replies.items()}
-    if all(index == -1 for index in indices.values()):
-        unnamed = [f"node {n}" for n, reply in replies.items() if not reply["name"]]
-        if unnamed:
-            raise FederationError(
-                "each node needs a partition-id or a party-name in its node config, or "
-                f"its Party an index or a name, but {', '.join(unnamed)} lacks both"
-            )
-        return sorted(replies, key=lambda node: str(replies[node]["name"]))
-    distinct = len(set(indices.values()) - {-1}) == len(replies)
-    if not distinct or max(indices.values()) >= len(replies):
-        listed = ", ".join(
-            f"{replies[node]['name'] or f'node {node}'!r} has "
-            + ("none" if index == -1 else str(index))
-            for node, index in sorted(indices.items(), key=lambda item: item[1])
-        )
-        raise FederationError(
-            f"the partition-ids (or indexes) of {len(replies)} parties must be 0 to "
-            f"{len(replies) - 1}, each once, but {listed}"
-        )
-    return sorted(replies, key=lambda node: indices[node])
+    fields, reply = step.contract.reply, arrived.values
+    hidden = {name: reply.pop(name, None) for name in groups}
+    secrets = {
+        name: _for_others(sender, count, name, declared.leaves, reply)
+        for name, declared in fields.items()
+        if declared.leaves in (SECRET, PRIVATE, NEXT)
+    }
+    clear = {n: field for n, field in fields.items() if not field.leaves}
+    values = structure(clear, reply, sizes)
+    for name, adding in groups.items():
+        array = hidden[name]
+        if not isinstance(array, np.ndarray) or array.dtype != adding.dtype:
+            raise ContractError(f"it lacks the masked array {name!r}")
+        if name not in relayed:  # otherwise it is encrypted
+            _check_elements(name, array, adding)
+            shaped = declared_as(fields, name)
+            if shaped is not None and shaped.array is not None:
+                check_shape(name, shaped.array.shape, array.shape, sizes)
+            if arrived.clipped is None:
+                raise ContractError("it lacks the number of clipped values")
+    return Reply(cast(R, values), hidden, secrets, arrived.clipped)
 
 
-def check_alike(
-    order: list[int],
-    names: Mapping[int, str],
-    replies: Mapping[int, Mapping[str, Any]],
-    partition: str,
-) -> None:
-    """Check that the names of parties differ and that what they share is the same.
+def _for_others(
+    sender: int, count: int, name: str, leaves: Leaves | None, reply: dict[str, Any]
+) -> dict[int, Array]:
+    """Take what a party has encrypted for others out of its reply, by receiver."""
+    if leaves == PRIVATE:
+        keys = {to: key for to, key in family(name, reply) if to < count}
+    elif leaves == NEXT:
+        keys = {(sender + 1) % count: name}
+    else:
+        keys = {j: f"{name}.{j}" for j in range(count) if j != sender}
+    parts = {to: reply.pop(key) for to, key in keys.items() if key in reply}
+    if leaves == SECRET and parts and parts.keys() != keys.keys():
+        raise ContractError(f"it must have {name!r} for each other party")
+    for part in parts.values():
+        if not isinstance(part, np.ndarray) or part.dtype != np.uint8:
+            raise ContractError(f"{name!r} must be encrypted")
+    return parts
 
-    ``"vertical"`` parties share rows; ``"horizontal"`` ones share columns, which
-    :func:`~vfl_flower.protocol.columns.agree` compares by name. Raises FederationError,
-    which names the party that differs from the first one.
-    """
-    first, *rest = order
-    for name in names.values():
-        if list(names.values()).count(name) > 1:
-            raise FederationError(f"party names must differ, two are {name!r}")
-    if partition == "either":
-        return
-    horizontal = partition == "horizontal"
-    amount, size, hint = "number of rows", "n_rows", _ALIGN
-    if horizontal:
-        amount, size, hint = "columns", "n_columns", ""
-    for node in rest:
-        if replies[node][size] != replies[first][size]:
-            raise FederationError(
-                f"all parties must hold the same {amount}: {names[first]!r} has "
-                f"{replies[first][size]}, {names[node]!r} has {replies[node][size]}"
-                f"{hint}"
-            )
-    if horizontal:
-        return
-    with_ids = [node for node in order if replies[node]["ids_digest"]]
-    without = [node for node in order if node not in with_ids]
-    if with_ids and without:
-        raise FederationError(
-            f"give ids to all parties or to none: {names[without[0]]!r} has none"
-        )
-    for node in with_ids[1:]:
-        if replies[node]["ids_digest"] != replies[first]["ids_digest"]:
-            raise FederationError(
-                "all parties must hold the same row ids in the same order: those of "
-                f"{names[node]!r} differ from those of {names[first]!r}{_ALIGN}"
-            )
+
+def _check_elements(name: str, array: Array, adding: Group) -> None:
+    """Raise unless an array has elements of a group; elsewhere any number is one."""
+    if isinstance(adding, Field) and (array >= adding.p).any():
+        raise ContractError(f"{name!r} must hold elements below {adding.p}")
+    if not adding.protects and not np.isfinite(array).all():
+        raise ContractError(f"{name!r} must hold finite numbers")

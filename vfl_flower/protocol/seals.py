@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
@@ -90,3 +91,23 @@ class Sealed:
 def stem(name: str) -> str:
     """Return ``angles`` for ``angles_2``."""
     return name.rstrip("0123456789").removesuffix("_")
+
+
+def split(
+    values: Mapping[str, Any], receiver: int
+) -> tuple[dict[str, Any], dict[str, list[Seal]]]:
+    """Return the values of a message to a party, and how to open what is sealed.
+
+    Raises ValueError if a value is sealed for another party.
+    """
+    content: dict[str, Any] = {}
+    seals: dict[str, list[Seal]] = {}
+    for name, value in values.items():
+        if not isinstance(value, Sealed):
+            content[name] = value
+            continue
+        if value.to != receiver:
+            raise ValueError(f"{name} is sealed for party {value.to}, not {receiver}")
+        seals[name] = list(value.seals)
+        content |= {f"{name}.{k}": part for k, part in enumerate(value.parts)}
+    return content, seals
