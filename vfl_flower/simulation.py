@@ -75,10 +75,8 @@ class InProcessGrid(Grid):
                 raise ValueError(
                     f"parties must be of class Party, got {type(party).__name__}"
                 )
-        self.run_id = run_id = secrets.randbits(62)
-        TaskIdentity.run_id = run_id
-        TaskIdentity.node_id = 1
-        TaskIdentity.task_id = 1
+        self.run_id = TaskIdentity.run_id = run_id = secrets.randbits(62)
+        TaskIdentity.node_id = TaskIdentity.task_id = 1
         self._parties: dict[int, Party] = {}
         self._contexts: dict[int, Context] = {}
         for index, party in enumerate(parties):
@@ -92,13 +90,10 @@ class InProcessGrid(Grid):
         self._replies: dict[str, Message] = {}
         self._pushed = 0
 
-    def memories(self, model: str = "") -> list[Memory]:
-        """Return what each party remembers of its last run.
-
-        With the number of a model, only parties that took part in its run are returned.
-        """
+    def memories(self) -> list[Memory]:
+        """Return what each party that took part remembers of its last run."""
         kept = [Memory(context.state) for context in self._contexts.values()]
-        return [m for m in kept if m.run and (not model or model == m.run)]
+        return [memory for memory in kept if memory.run]
 
     def set_run(self, run: Run) -> None:
         """Do nothing: there is one run."""
@@ -137,17 +132,16 @@ class InProcessGrid(Grid):
         # Not before: a process that is killed leaves the context as it was.
         self._contexts[node_id] = context
         reply.metadata.__dict__["_message_id"] = f"reply-{self._pushed}"
-        self._replies[arrived.metadata.message_id] = message_from_proto(
-            message_to_proto(reply)
-        )
-        return arrived.metadata.message_id
+        number = arrived.metadata.message_id
+        self._replies[number] = message_from_proto(message_to_proto(reply))
+        return number
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies that have arrived, each once."""
         return [
-            self._replies.pop(message_id)
-            for message_id in message_ids
-            if message_id in self._replies
+            self._replies.pop(number)
+            for number in message_ids
+            if number in self._replies
         ]
 
     def send_and_receive(

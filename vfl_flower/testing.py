@@ -21,9 +21,9 @@ from vfl_flower.app.rehearsal import Shape, quietly
 from vfl_flower.models.base import plain
 from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.consent import Consent, Kind, Limit
-from vfl_flower.protocol.contract import NEXT, PRIVATE, SECRET, Field
+from vfl_flower.protocol.contract import ENCRYPTED, Field
 from vfl_flower.protocol.errors import FederationError, PartyFailed
-from vfl_flower.protocol.messages import BUNDLE, n_bytes, pack, unpack
+from vfl_flower.protocol.messages import BUNDLE, pack, unpack
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
@@ -40,9 +40,6 @@ TIMEOUT = 0.3
 FATAL = ("raise", "lose")
 """Faults that end a run: the party's app fails, or its reply is lost."""
 
-ENCRYPTED = (SECRET, PRIVATE, NEXT)
-"""How values leave that a party encrypts for others."""
-
 IN_THE_CLEAR: frozenset[Kind] = frozenset({"rows", "embedded-rows", "centroids"})
 """Kinds of which a message may hold numbers of single rows."""
 
@@ -51,28 +48,17 @@ _REFUSES_TWO = re.compile(
 )
 
 
-# -- what is recorded ------------------------------------------------------------------
-
-
 @shapes_only
 @dataclass(frozen=True)
 class Sent:
     """One message."""
 
     action: str
-    """The step."""
-    party: int
-    """The place of the party."""
-    up: bool
-    """Whether the party has sent it."""
-    values: dict[str, Any]
-    """Its values, by the names under which they travel."""
-    frame: dict[str, Any]
-    """What else it has, such as its round."""
-    data: bytes
-    """The message as it travels."""
-    size: int
-    """Its bytes as a ledger counts them."""
+    party: int  # its place
+    up: bool  # whether the party has sent it
+    values: dict[str, Any]  # by the names under which they travel
+    frame: dict[str, Any]  # what else it has, such as its round
+    data: bytes  # the message as it travels
 
     @property
     def declared(self) -> Mapping[str, Field | None]:
@@ -110,8 +96,7 @@ class Recorder(InProcessGrid):
         action = message.metadata.message_type.partition(".")[2]
         party = self.get_node_ids().index(node)
         data = message_to_proto(message).SerializeToString()
-        sent = *unpack(message.content), data, n_bytes(message.content)
-        self.transcript.append(Sent(action, party, up, *sent))
+        self.transcript.append(Sent(action, party, up, *unpack(message.content), data))
 
 
 class _Struck(InProcessGrid):
@@ -137,7 +122,7 @@ class _Struck(InProcessGrid):
         elif fault == "alter" and (reply := self._replies[number]).has_content():
             values, frame = unpack(reply.content)
             action = metadata.message_type.partition(".")[2]
-            sent = Sent(action, 0, True, values, frame, b"", 0)
+            sent = Sent(action, 0, True, values, frame, b"")
             for name, declared in sent.declared.items():
                 if declared and declared.leaves in ENCRYPTED:
                     values[name] = values[name] ^ np.uint8(1)
@@ -204,9 +189,6 @@ class Runs:
         return self._run()
 
 
-# -- the checks ------------------------------------------------------------------------
-
-
 def check_needs(runs: Runs) -> None:
     """Check that what leaves a party is what the strategy's terms name."""
     terms = runs.strategy.terms
@@ -250,9 +232,8 @@ def check_data(runs: Runs) -> None:
         if any(r.kind in IN_THE_CLEAR for r in _step(sent.action).reveals):
             continue
         for place in range(min(8, len(sent.data))):
-            words = np.frombuffer(
-                sent.data, "<u8", (len(sent.data) - place) // 8, place
-            )
+            count = (len(sent.data) - place) // 8
+            words = np.frombuffer(sent.data, "<u8", count, place)
             if np.isin(words, data).any():
                 raise AssertionError(
                     f"a message of {sent.action} has a number of a party's data"
@@ -262,8 +243,8 @@ def check_data(runs: Runs) -> None:
 def _hidden(run: Run) -> Iterator[tuple[tuple[object, ...], Array, int]]:
     """Yield what parties send under masks or encrypted, with its place in the run.
 
-    The number is that of the byte of an element which a mask makes uniform, although
-    the values are small: the last one in the ring, which alone has all residues.
+    The number is the place of the byte that a mask makes uniform although values are
+    small: the last one in the ring, which alone has all residues.
     """
     frames: dict[int, dict[str, Any]] = {}
     for place, sent in enumerate(run.transcript):
@@ -279,10 +260,7 @@ def _hidden(run: Run) -> Iterator[tuple[tuple[object, ...], Array, int]]:
 
 
 def check_masks(runs: Runs) -> None:
-    """Check that two runs share no mask, and what masks hide looks random.
-
-    The second can only be seen of some fifty numbers or more.
-    """
+    """Check that two runs share no mask, and that fifty hidden numbers look random."""
     second, parts = {where: array for where, array, _ in _hidden(runs.second)}, []
     for where, array, byte in _hidden(runs.first):
         texts = array.tobytes(), second.get(where, array[:0]).tobytes()
@@ -440,6 +418,3 @@ def _equal(first: Array, second: Array | None) -> bool:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(map(repr, names)))
-
-
-__all__ = ["CHECKS", "Recorder", "Runs", "Sent", "check_strategy"]

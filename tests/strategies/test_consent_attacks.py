@@ -22,6 +22,7 @@ from vfl_flower.clients.mufc_state import TrainingSettings
 from vfl_flower.numerics.random_features import draw_pairs
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.exchange import Exchange
+from vfl_flower.protocol.greeting import Greeter
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -51,7 +52,7 @@ def refused(reason):
 @pytest.fixture(autouse=True)
 def careless(monkeypatch):
     """Let the server ask on whatever the parties said that they refuse."""
-    monkeypatch.setattr(Parties, "_check_consent", lambda *_: None)
+    monkeypatch.setattr(Greeter, "_check_consent", lambda *_: None)
 
 
 def letting(*kinds, **limits):

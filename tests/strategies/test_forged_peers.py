@@ -18,6 +18,7 @@ from vfl_flower.protocol import guards
 from vfl_flower.protocol.consent import FREE, Consent, Limit
 from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.frame import KEY_BYTES, Frame
+from vfl_flower.protocol.greeting import Greeter
 from vfl_flower.protocol.identity import (
     Credential,
     load_identity,
@@ -60,7 +61,7 @@ def consent(honest, **changes):
 @pytest.fixture(autouse=True)
 def careless(monkeypatch):
     """Let the server ask on whatever the parties said that they refuse."""
-    monkeypatch.setattr(Parties, "_check_consent", lambda *_: None)
+    monkeypatch.setattr(Greeter, "_check_consent", lambda *_: None)
 
 
 def greet(parties, *, seeded=False):

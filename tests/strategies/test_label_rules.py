@@ -24,7 +24,7 @@ from vfl_flower.clients.ridge import training as ridge
 from vfl_flower.clients.ridge.state import Joint
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
-from vfl_flower.protocol.parties import Parties
+from vfl_flower.protocol.greeting import Greeter
 from vfl_flower.testing import Recorder
 
 N = 600
@@ -248,7 +248,7 @@ def asked(step, leaves, **changes):
 
 
 def test_an_empty_consent_refuses_the_first_step_that_reads_labels(monkeypatch):
-    monkeypatch.setattr(Parties, "_check_consent", lambda *_: None)
+    monkeypatch.setattr(Greeter, "_check_consent", lambda *_: None)
     monkeypatch.setattr(ridge, "own_columns", None)  # nothing is computed
     with pytest.raises(PartyFailed, match=r"ridge_prepare.*lets no moments"):
         asked(CLASSES, {})

@@ -27,6 +27,7 @@ from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.consent import Consent, Limit, Terms
 from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.greeting import Greeter
 from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import digest_ids
@@ -845,7 +846,7 @@ def test_a_dealer_is_refused_whatever_the_terms_say(
     with pytest.raises(FederationError, match=rule) as caught:
         strategy.start(RealParties(federation))
     assert ("a third organisation must" in str(caught.value)) == (count == 2)
-    monkeypatch.setattr(Parties, "_check_consent", lambda *_: np.zeros((0, 0)))
+    monkeypatch.setattr(Greeter, "_check_consent", lambda *_: np.zeros((0, 0)))
     with pytest.raises(PartyFailed, match=rf"consent lacks dealers = ..{dealer}"):
         strategy.start(RealParties(federation))
 

@@ -81,7 +81,7 @@ def taken_up(parties, folder, greet=True):
     again._exchange = Exchange(again.grid, Ledger(), 10.0)
     if greet:
         names = {info.node_id: info.name for info in parties}
-        contents = dict.fromkeys(names, parties._greeting(3, goes_on=True))
+        contents = dict.fromkeys(names, parties._greeter.message(3, goes_on=True))
         replies = again._exchange("hello", contents, names)
         keys = b"".join(reply.values["public_key"] for reply in replies)
         assert keys == parties._peers
@@ -234,7 +234,7 @@ def test_a_run_that_has_begun_takes_up_no_session(tmp_path, first):
     """Its own counts would be lost."""
     other = begun(tmp_path)
     names = {info.node_id: info.name for info in first}
-    contents = dict.fromkeys(names, first._greeting(3))
+    contents = dict.fromkeys(names, first._greeter.message(3))
     with pytest.raises(PartyFailed, match="must have started none"):
         other._exchange("hello", contents, names)
 

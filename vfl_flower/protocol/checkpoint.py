@@ -1,10 +1,8 @@
 """What the server has done of a run, on its disk: a run that was killed can resume.
 
-A protocol depends only on the draws of the server and on the replies of the parties. So
-a checkpoint holds the entropy of the draws and, for each round trip, a digest of the
-requests and the replies. On resume the protocol is executed again from its start: the
-checkpoint answers the round trips that it holds, and the first one that it does not
-hold goes to the parties. No strategy knows of it.
+A protocol depends only on the draws of the server and on the replies of the parties. On
+resume it is executed again from its start: the checkpoint repeats the draws, and
+answers the round trips that it holds. No strategy knows of it.
 """
 
 from __future__ import annotations
@@ -47,20 +45,17 @@ _TABLES = (
 class Past(NamedTuple):
     """A round trip that the checkpoint holds."""
 
-    replies: Iterator[RecordDict]
-    """In the order of the nodes that were asked."""
+    replies: Iterator[RecordDict]  # in the order of the nodes that were asked
     seconds: float
-    """How long the round trip took."""
 
 
 class Checkpoint:
     """The draws of the server, and the round trips of a run in their order.
 
     Without a path nothing is stored, and the draws are those of the operating system.
-    `settings` are JSON, and must be the same when the run resumes; `held` is the number
-    of round trips that the file holds. Raises
-    FederationError if the file is unusable, is in use by another process, or belongs to
-    a run with other settings or another version of the package.
+    `settings` are JSON, the same when the run resumes; `held` counts the stored round
+    trips. Raises FederationError if the file is unusable, in use by another process, or
+    of a run with other settings or another version of the package.
     """
 
     def __init__(
@@ -94,8 +89,6 @@ class Checkpoint:
             self.end()
             raise
 
-    # -- draws ----------------------------------------------------------------------
-
     def token(self, size: int) -> bytes:
         """Return the next `size` random bytes of the run, the same when it goes on."""
         if self._db is None:
@@ -111,13 +104,8 @@ class Checkpoint:
 
     @functools.cached_property
     def seed(self) -> int:
-        """The number from which the server draws in a run without a seed.
-
-        All strategies of a run have the same one, so that they hold out the same rows.
-        """
+        """The seed of a run without one: all its strategies hold out the same rows."""
         return self.number()
-
-    # -- round trips ----------------------------------------------------------------
 
     @property
     def ahead(self) -> int:
@@ -132,10 +120,9 @@ class Checkpoint:
         return list(json.loads(nodes))
 
     def past(self, action: str, digest: bytes) -> Past | None:
-        """Return the next round trip for these requests, if the checkpoint holds it.
+        """Return the next round trip, if the checkpoint holds it.
 
-        Raises FederationError if other requests (another `action` or `digest`) were
-        made in its place.
+        Raises FederationError if it was of another `action`, or of another `digest`.
         """
         if self._db is None or not self.ahead:
             return None
@@ -167,8 +154,8 @@ class Checkpoint:
         if self._db is None:
             return
         packed = recorddict_to_proto(content).SerializeToString()
+        insert = "INSERT INTO replies VALUES (?, ?, ?)"
         with self._errors():
-            insert = "INSERT INTO replies VALUES (?, ?, ?)"
             self._db.execute(insert, (self._place, node, packed))
 
     def close(
@@ -189,8 +176,6 @@ class Checkpoint:
         """Forget the replies of a round trip that is not complete."""
         if self._db is not None:
             self._db.rollback()
-
-    # -- the file -------------------------------------------------------------------
 
     def end(self) -> None:
         """Let others have the file, which stays as it is."""

@@ -34,18 +34,12 @@ SHOWN = 5
 class Declared(TypedDict):
     """What a party says of its columns."""
 
-    columns: list[Text]
-    """Digests of their names, in the order of its file; empty if it has no names."""
-    names: list[Text]
-    """The names, if the party's consent allows them to leave it; otherwise empty."""
+    columns: list[Text]  # digests of names, in the order of its file; empty without
+    names: list[Text]  # if the party's consent allows them to leave it; otherwise empty
     kinds: list[ColumnKind]
-    """What each column holds."""
-    widths: list[Natural]
-    """How many columns of X each becomes: text, one for each of its levels."""
-    levels_digest: Text
-    """SHA-256 of the levels of its text columns; "" without any."""
-    gaps: bool
-    """Whether a value is missing."""
+    widths: list[Natural]  # columns of X that each becomes: text, one for each level
+    levels_digest: Text  # SHA-256 of the levels of its text columns; "" without any
+    gaps: bool  # whether a value is missing
 
 
 NO_COLUMNS: Declared = {
@@ -67,10 +61,10 @@ def declared(party: Party) -> Declared:
     texts = [text for name in sorted(levels) for text in ("", name, *levels[name])]
     told = party.consent is None or party.consent.column_names
     return {
-        "columns": [column_digest(name) for name in names],
+        "columns": list(map(column_digest, names)),
         "names": [printable(name)[:MOST_OF_TEXT] for name in names if told],
-        "kinds": [_kind(entry) for entry in entries],
-        "widths": [len(entry["levels"] or [0]) for entry in entries],
+        "kinds": list(map(_kind, entries)),
+        "widths": list(map(_width, entries)),
         "levels_digest": digest_ids(np.array(texts)) if texts else "",
         "gaps": party.gaps,
     }
@@ -88,6 +82,10 @@ def _entries(party: Party) -> list[dict[str, Any]]:
     return [{"name": name, "levels": None} for name in party.columns or ()]
 
 
+def _width(entry: Mapping[str, Any]) -> int:
+    return len(entry["levels"] or [0])
+
+
 def _kind(entry: Mapping[str, Any]) -> ColumnKind:
     if entry["levels"] is not None:
         return "text"
@@ -95,10 +93,7 @@ def _kind(entry: Mapping[str, Any]) -> ColumnKind:
 
 
 def how_matched(names: Sequence[str], told: Sequence[Declared]) -> str:
-    """Say how the columns of parties match, and who knows them by position alone.
-
-    A party has no names of columns, or the names x0, x1, .. of a file without a header.
-    """
+    """Say how columns match; names x0, x1, .. are of a file without a header."""
     most = max(len(said["columns"]) for said in told) + OTHER_PLACES
     places = {column_digest(f"x{place}") for place in range(most)}
     nameless = [
@@ -117,24 +112,23 @@ def how_matched(names: Sequence[str], told: Sequence[Declared]) -> str:
 def arrange(party: Party, order: Sequence[str]) -> None:
     """Put the columns of a party, in place, in the order that the parties agree on.
 
-    Columns without names are left unchanged. Raises PartyError if `order` does not hold
-    the digests of the names of its columns.
+    Columns without names stay. Raises PartyError if `order` has other digests of names.
     """
-    entries = {column_digest(entry["name"]): entry for entry in _entries(party)}
+    columns = _entries(party)
+    entries = {column_digest(entry["name"]): entry for entry in columns}
     if not entries or list(entries) == list(order):
         return
-    if sorted(order) != sorted(entries) or len(entries) != len(_entries(party)):
+    if sorted(order) != sorted(entries) or len(entries) != len(columns):
         raise PartyError(
-            f"columns must name each of the {len(_entries(party))} columns of this "
-            f"party once, and no other, got {len(order)} names"
+            f"columns must name each of the {len(columns)} columns of this party once, "
+            f"and no other, got {len(order)} names"
         )
     if isinstance(party.X, Rows):
         raise PartyError(
             "columns of a party whose rows are no array must stand in the order of "
             "the first party's: name them in this order"
         )
-    widths = [len(entry["levels"] or [0]) for entry in entries.values()]
-    ends = pairwise(accumulate(widths, initial=0))
+    ends = pairwise(accumulate(map(_width, columns), initial=0))
     ranges = dict(zip(entries, (range(*pair) for pair in ends), strict=True))
     places = [place for column in order for place in ranges[column]]
     known = party.cache.get("arranged")
@@ -155,26 +149,21 @@ def agree(
 
     The order is `wanted`, that of a trained model, or by default that of the first
     party. A party without column names is taken to have those of the others, in this
-    order. Raises FederationError if a party has a column that another lacks, or one of
-    another kind, or text with other levels. The error names the parties, and the
-    columns by the names that a party has sent, or by their positions.
+    order. Raises FederationError if columns differ in name, kind or levels; the error
+    names the parties, and the columns by names that a party has sent, or by positions.
     """
-    named = [
-        (name, said, dict(zip(said["columns"], said["kinds"], strict=True)))
-        for name, said in zip(names, told, strict=True)
-        if said["columns"]
-    ]
+    named: list[tuple[str, Declared, dict[str, ColumnKind]]] = []
+    shown: dict[str, str] = {}
+    for name, said in zip(names, told, strict=True):
+        if columns := said["columns"]:
+            named.append((name, said, dict(zip(columns, said["kinds"], strict=True))))
+            shown |= dict(zip(columns, map(repr, said["names"]), strict=False))
     if not named:
         return None
-    shown: dict[str, str] = {}
-    for said in told:
-        shown |= dict(zip(said["columns"], map(repr, said["names"]), strict=False))
 
     def listed(name: str, said: Declared, columns: Sequence[str]) -> str:
-        texts = [
-            shown.get(c, f"column {said['columns'].index(c)} of {name!r}")
-            for c in columns
-        ]
+        place = said["columns"].index
+        texts = [shown.get(c, f"column {place(c)} of {name!r}") for c in columns]
         more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
         return ", ".join(texts[:SHOWN]) + more
 
@@ -218,9 +207,8 @@ def agree(
             f"the data must have the {len(order)} columns of training: {first!r} has "
             f"{len(kinds)}, or others"
         )
-    if all(said["columns"] == order for _, said, _ in named):
-        return None
-    return order
+    alike = all(said["columns"] == order for _, said, _ in named)
+    return None if alike else order
 
 
 def _counted(shown: Mapping[str, str]) -> str:

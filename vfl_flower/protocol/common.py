@@ -2,17 +2,12 @@
 
 A server that could ask parties different things in one step could make the addends of
 all but one of them known in advance, and so read the remaining addend in the "sum".
-Therefore each party derives its masks from a digest of all that must be common: the
-inputs of the step, the seed, the model and the keys of all parties. If two parties
-received different requests, their masks do not cancel, and the sum is noise.
+Therefore each party derives its masks from a digest of the inputs of the step, the
+seed, the model and the keys of all parties; the bytes that it seals are bound to it.
 
-An input that differs between parties is declared ``OWN``: the party's block of columns,
-say. For these the server sends to all parties a list of digests, one per party; each
-party checks that its own inputs have the digest in its place, and the list enters the
-masks. A digest is salted, so that no party can guess the inputs of another one.
-
-Bytes that a step seals for other parties are bound to the same digest: a party that was
-asked for the step with other inputs cannot open them.
+For inputs that differ between parties (``OWN``), the server sends all parties a list of
+digests, which enters the masks; each party checks its place. A digest is salted, so
+that no party can guess the inputs of another one.
 """
 
 from __future__ import annotations
@@ -36,10 +31,9 @@ def has_own(fields: Mapping[str, Field]) -> bool:
 def own_digest(
     fields: Mapping[str, Field], values: Mapping[str, Any], salt: bytes
 ) -> bytes:
-    """Return the salted digest, 32 bytes, of the inputs that one party alone receives.
+    """Return the digest, 32 bytes, of the inputs (by flat names) of one party alone.
 
-    The random `salt` is known to the server and this party. The `values` have flat
-    names.
+    The server and this party know the random `salt`.
     """
     sha = hashlib.sha256(salt)
     for name, field, value in _declared(fields, values):
@@ -57,9 +51,8 @@ def common_digest(
 ) -> bytes:
     """Return the digest, 32 bytes, of what all parties of a step must receive alike.
 
-    `values` are the inputs of the request under flat names, as they travel, and
-    `digests` those of the arrays among them. Raises PartyError if this party's inputs
-    are not those that the frame announces to all parties.
+    `values` are the inputs by flat names, and `digests` those of the arrays among them.
+    Raises PartyError if this party's inputs are not those announced to all parties.
     """
     sha = hashlib.sha256()
     run = frame.seed, frame.private_draws, frame.masking, frame.model, frame.columns

@@ -2,10 +2,7 @@
 
 A party lets sums over three or more parties leave it, and the few numbers that each
 step declares. Anything else is of a kind below, and its ``consent.toml`` must name that
-kind, with the number of different rows that may leave in one run, and for the life of
-the data. Steps declare which kinds they reveal (:func:`vfl_flower.protocol.steps.
-reveals`); the frame refuses a step of another kind before it computes, and
-:meth:`Releases.add` counts the rows before the reply leaves.
+kind, with the number of rows that may leave in one run, and for the life of the data.
 """
 
 from __future__ import annotations
@@ -90,10 +87,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Computing:
-    """Who computes products under shares, beside the party with the labels.
-
-    Any two of the three together read the rows.
-    """
+    """Who computes products under shares with the label holder: any two read rows."""
 
     dealer: Name = SERVER
     """Who deals correlated randomness: "server" or a party."""
@@ -112,7 +106,6 @@ OF_TWO = (
 class Terms:
     """What a run asks of the parties: a strategy declares it, and a consent answers.
 
-    It travels to the parties at the greeting, so that each can refuse the run at once.
     A server may say anything here: a party enforces its rules at each step.
     """
 
@@ -203,10 +196,8 @@ class Consent(_Rules):
 
     def takes_part(self, strategy: str, task: str) -> bool:
         """Return whether the party takes part in a task of a strategy."""
-        strategies, tasks = self.strategies, self.tasks
-        return (strategies is None or strategy in strategies) and (
-            tasks is None or task in tasks
-        )
+        rules = (strategy, self.strategies), (task, self.tasks)
+        return all(names is None or name in names for name, names in rules)
 
     def lacks_names(
         self, computing: Computing, parties: int, first: bool = False
@@ -287,7 +278,7 @@ class Consent(_Rules):
             given = structure(keys, rules, {})
             if not isinstance(leaves, Mapping):
                 raise ContractError("'leaves' must be a table")
-            limits = {kind: _limit(kind, value) for kind, value in leaves.items()}
+            named = {kind: _limit(kind, value) for kind, value in leaves.items()}
             if not isinstance(peers, Mapping) or {*map(type, peers.values())} - {str}:
                 raise ContractError("'peers' must be a table of names and keys")
             for text in peers.values():
@@ -298,8 +289,8 @@ class Consent(_Rules):
                     f"{LEAST_PARTIES}, got {given['min-parties']}"
                 )
         plain = {key.replace("-", "_"): value for key, value in given.items()}
-        allowed = {kind: limit for kind, limit in limits.items() if limit is not None}
-        return cls(**plain, leaves=allowed, peers=dict(peers))
+        limits = {kind: limit for kind, limit in named.items() if limit is not None}
+        return cls(**plain, leaves=limits, peers=dict(peers))
 
     def limit(self, kind: Kind) -> Limit:
         """Return how many rows of a kind may leave; raise PartyError if none may."""
@@ -337,8 +328,7 @@ FREE = Consent(
 
 def in_order(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
     """Return kinds in the order of :data:`KINDS`."""
-    wanted = set(kinds)
-    return tuple(kind for kind in KINDS if kind in wanted)
+    return tuple(sorted(set(kinds), key=list(KINDS).index))
 
 
 def _limit(kind: str, value: object) -> Limit | None:
@@ -349,9 +339,8 @@ def _limit(kind: str, value: object) -> Limit | None:
     if isinstance(value, bool):
         return Limit() if value else None
     if not isinstance(value, Mapping) or not value:
-        raise ContractError(
-            f"{kind} must be true or false or a table with 'run' and 'life'"
-        )
+        rule = "must be true or false or a table with 'run' and 'life'"
+        raise ContractError(f"{kind} {rule}")
     limit = restore(Limit, value, {}, f"{kind}: ")
     if limit.rows is not None and kind != "moments":
         raise ContractError(f"{kind} must have no 'rows': 'moments' alone has them")
@@ -372,10 +361,10 @@ def unpack_rows(packed: bytes, n_rows: int) -> Array:
 class Releases:
     """Which rows have left a party, by kind: in this run, and ever.
 
-    `run` has masks of the rows that have left in this run, shape (n,), changed in
-    place. With a journal come `life`, from a kind to the sorted tags of the rows that
-    have ever left, and `tags`, from rows to their tags. `added` holds all tags of the
-    kinds of which this message has released rows.
+    `run` has masks of the rows of this run, shape (n,), changed in place. With a
+    journal come `life`, from a kind to the sorted tags of the rows that have ever left,
+    and `tags`, from rows to their tags. `added` holds all tags of the kinds of this
+    message.
     """
 
     def __init__(
@@ -391,14 +380,11 @@ class Releases:
         self.added: dict[str, Array] = {}
 
     def count(self, kind: Kind, number: int = 1) -> None:
-        """Count that something of a kind leaves that is not about single rows.
-
-        Raises PartyError if it may not leave, or not that often.
-        """
+        """Count what is of no single row; raise PartyError if no more may leave."""
         limit = self.consent.limit(kind)
         if kind not in _WITHOUT_ROWS or limit.run is limit.life is None:
             return
-        times = self.run.get(kind, np.zeros(self._n_rows, dtype=bool)).copy()
+        times = self._in_run(kind).copy()
         count = int(np.count_nonzero(times))  # a bit each time, as rows have
         ever = self._ever(kind, limit)
         most = len(times) if limit.run is None else min(limit.run, len(times))
@@ -417,6 +403,9 @@ class Releases:
         new = np.frombuffer(secrets.token_bytes(8 * number), dtype="<u8")
         self.added[kind] = np.union1d(ever, new)
 
+    def _in_run(self, kind: Kind) -> Array:
+        return self.run.get(kind, np.zeros(self._n_rows, dtype=bool))
+
     def _ever(self, kind: Kind, limit: Limit) -> Array:
         if kind in self.added:
             return self.added[kind]
@@ -429,14 +418,11 @@ class Releases:
         return np.zeros(0, dtype="<u8")
 
     def add(self, kind: Kind, rows: Array) -> None:
-        """Count rows that leave the party.
-
-        Raises PartyError if they are of a kind that may not leave, or more than may.
-        """
+        """Count rows that leave the party; raise PartyError if so many may not."""
         limit = self.consent.limit(kind)
         if limit == Limit():
             return
-        before = self.run.get(kind, np.zeros(self._n_rows, dtype=bool))
+        before = self._in_run(kind)
         after = before.copy()
         after[rows] = True
         count = np.count_nonzero(after)
@@ -445,11 +431,11 @@ class Releases:
                 f"this party's consent lets {limit.run} rows leave it as {kind} in one "
                 f"run, this one asks for {count}"
             )
-        new = np.flatnonzero(after & ~before)
         if limit.life is not None:
-            known = self._ever(kind, limit)
-            assert self._tags is not None  # it comes with `life`
-            ever = np.union1d(known, self._tags(new)) if len(new) else known
+            ever, new = self._ever(kind, limit), np.flatnonzero(after & ~before)
+            if len(new):
+                assert self._tags is not None  # it comes with `life`
+                ever = np.union1d(ever, self._tags(new))
             if len(ever) > limit.life:
                 raise PartyError(
                     f"this party's consent lets {limit.life} rows leave it as {kind} "

@@ -71,32 +71,23 @@ class ContractError(ValueError):
 class Reals:
     """An array of finite real numbers."""
 
-    shape: str
-    """A word for each dimension; see the documentation of the module."""
+    shape: str  # a word for each dimension
     least: float = -math.inf
-    """The smallest value."""
     most: float = math.inf
-    """The largest value."""
 
 
 @dataclass(frozen=True)
 class Whole:
     """An array of whole numbers."""
 
-    shape: str
-    """A word for each dimension; see the documentation of the module."""
+    shape: str  # a word for each dimension
     least: int = 0
-    """The smallest value."""
-    below: int | str | None = None
-    """Upper bound, exclusive, or the name of a size, such as ``"n_rows"``."""
+    below: int | str | None = None  # a number or the name of a size: "n_rows"
 
 
 @dataclass(frozen=True)
 class Many:
-    """Numbers of many distinct rows, so that an answer says little of each.
-
-    `least` is the fewest rows; half of all rows suffice if these are fewer.
-    """
+    """At least `least` distinct rows, or half of all rows where these are fewer."""
 
     least: int
 
@@ -109,10 +100,6 @@ class Leaves:
     """
 
     how: Literal["sum", "sealed", "secret", "next", "private"]
-    """``"sum"``: under a mask, and the server may learn the sum over the parties.
-    ``"sealed"``: under a mask, and only one party may learn the sum. ``"secret"``:
-    encrypted for each other party. ``"next"``: encrypted for the next party in the ring
-    of all. ``"private"``: encrypted, with different content for each party."""
     least: float | str = 0.0
     """Least bound of the sum, or the name of a size. With a smaller bound, the number
     of clipped values would reveal how large single addends are."""
@@ -138,6 +125,8 @@ PRIVATE = Leaves("private")
 party k, and ``name_k`` of a request comes from party k. The server passes it on and can
 neither read it nor pass it off as that of another party. No two steps send such bytes
 under one name."""
+ENCRYPTED = (SECRET, NEXT, PRIVATE)
+"""How bytes leave that a party encrypts for others."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +134,6 @@ class Told:
     """How the server sends an input to the parties; without it, all get the same."""
 
     how: Literal["own", "route"]
-    """``"own"``: each party gets its own. ``"route"``: what to send in this message,
-    which changes no addend."""
 
 
 OWN = Told("own")
@@ -163,26 +150,16 @@ class Field:
     """``np.ndarray``, ``dict`` of arrays, a dataclass, or ``object`` for a value that
     `annotation` checks."""
     annotation: Any = None
-    """Type and bounds of any other value."""
-    array: Reals | Whole | None = None
-    """What an array, or each array of a dictionary, holds."""
+    array: Reals | Whole | None = None  # also of each array of a dictionary
     lengths: tuple[MinLen | MaxLen | Many, ...] = ()
-    """Bounds of the first dimension of an array."""
     leaves: Leaves | None = None
-    """How the value leaves the party."""
     told: Told | None = None
-    """How the server sends it, in a request."""
     required: bool = True
-    """Whether it must be present."""
-    default: int | None = None
-    """The value of a whole number that is left out."""
+    default: int | None = None  # of a whole number that is left out
 
 
 def parse(annotation: Any) -> Field:
-    """Return the field that an annotation declares.
-
-    Raises TypeError if the annotation has no meaning in a message.
-    """
+    """Return the field that an annotation declares; raise TypeError for any other."""
     metadata: list[Any] = []
     required = True
     bare = annotation
@@ -209,16 +186,9 @@ def parse(annotation: Any) -> Field:
         array, lengths = _array_rules(rules)
         return replace(declared, kind=np.ndarray, array=array, lengths=lengths)
     if origin is dict and arguments[0] is int:
-        item = parse(arguments[1])
-        array, lengths = _array_rules(rules)
+        item = parse(Annotated[(arguments[1], *metadata)] if metadata else arguments[1])
         if item.kind is np.ndarray:
-            return replace(
-                declared,
-                kind=dict,
-                array=array or item.array,
-                lengths=lengths or item.lengths,
-                leaves=leaves or item.leaves,
-            )
+            return replace(item, kind=dict, required=required)
     if isinstance(bare, type) and dataclasses.is_dataclass(bare) and not rules:
         return replace(declared, kind=bare)
     if not _is_plain(bare):
@@ -249,22 +219,16 @@ def _is_plain(annotation: Any) -> bool:
 
 
 def _fields_of(declaration: Any) -> Mapping[str, Field]:
-    """Return the fields of a dataclass or a TypedDict by their names.
-
-    Raises TypeError for any other declaration, or an annotation without a meaning.
-    """
+    """Return the fields of a dataclass or TypedDict; raise TypeError for another."""
     hints = get_type_hints(declaration, include_extras=True)
     if is_typeddict(declaration):
         needed = declaration.__required_keys__  # knows ``total=False`` alone
         return {n: _with_default(parse(h), None, n in needed) for n, h in hints.items()}
-    return {
-        f.name: _with_default(
-            parse(hints[f.name]),
-            f.default,
-            f.default is f.default_factory is dataclasses.MISSING,
-        )
-        for f in dataclasses.fields(declaration)
-    }
+    declared = {}
+    for f in dataclasses.fields(declaration):
+        needed = f.default is f.default_factory is dataclasses.MISSING
+        declared[f.name] = _with_default(parse(hints[f.name]), f.default, needed)
+    return declared
 
 
 # Typed, since mypy takes no class of any kind for hashable.
@@ -272,14 +236,8 @@ fields_of: Callable[[Any], Mapping[str, Field]] = cache(_fields_of)
 
 
 def _with_default(declared: Field, default: object, needed: bool) -> Field:
-    return replace(
-        declared,
-        required=declared.required and needed,
-        default=default if type(default) is int else None,
-    )
-
-
-# -- flat names and structured values --------------------------------------------------
+    number = default if type(default) is int else None
+    return replace(declared, required=declared.required and needed, default=number)
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,9 +265,9 @@ def structure(
 ) -> dict[str, Any]:
     """Return the values that flat ones stand for, each of its declared type.
 
-    The sizes of these values are added to the known `sizes`; if that is None, the
-    values never left the machine and are not checked. Raises ContractError if a value
-    is missing, is not declared, or does not match its declaration.
+    Adds the sizes of the values to `sizes`; None: they never left the machine and are
+    not checked. Raises ContractError if a value is missing, undeclared, or not as
+    declared.
     """
     left = dict(values)
     structured = {}
@@ -373,23 +331,21 @@ def family(name: str, names: Iterable[str]) -> list[tuple[int, str]]:
 
 def flat(value: Any) -> dict[str, Any]:
     """Return a dataclass as arrays and scalars under flat names."""
-    return flatten({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    return flatten(_values_of(value))
+
+
+def _values_of(value: Any) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
 
 
 def restore(
     kind: type[S], values: Mapping[str, Any], sizes: Sizes | None = None, what: str = ""
 ) -> S:
-    """Return the dataclass from the values that :func:`flat` gave.
-
-    The errors are those of :func:`structure`, whose sentences begin with `what`.
-    """
+    """Return the dataclass that :func:`flat` gave; errors begin with `what`."""
     try:
         return kind(**structure(fields_of(kind), values, sizes))
     except ContractError as error:
         raise ContractError(f"{what}{error}") from None
-
-
-# -- checks ----------------------------------------------------------------------------
 
 
 @cache
@@ -437,9 +393,8 @@ def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> Non
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ContractError(f"{name!r} must hold finite numbers")
         if array.min() < rule.least or array.max() > rule.most:
-            raise ContractError(
-                f"{name!r} must hold numbers from {rule.least:g} to {rule.most:g}"
-            )
+            allowed = f"from {rule.least:g} to {rule.most:g}"
+            raise ContractError(f"{name!r} must hold numbers {allowed}")
         return
     below = sizes.get(rule.below) if isinstance(rule.below, str) else rule.below
     if array.min() < rule.least:
@@ -449,10 +404,7 @@ def _check_array(name: str, declared: Field, array: object, sizes: Sizes) -> Non
 
 
 def check_shape(name: str, shape: str, actual: tuple[int, ...], sizes: Sizes) -> None:
-    """Check the shape of an array against its declared shape; learn sizes from it.
-
-    Raises ContractError if the number of dimensions or a size differs.
-    """
+    """Raise ContractError unless a shape is the declared one; learn sizes from it."""
     words = shape.split()
     fits = len(words) == len(actual)
     for word, size in zip(words, actual, strict=False):
@@ -469,15 +421,14 @@ def check_shape(name: str, shape: str, actual: tuple[int, ...], sizes: Sizes) ->
 def learn_sizes(
     fields: Mapping[str, Field], values: Mapping[str, Any], sizes: Sizes
 ) -> None:
-    """Add the sizes of the values of a request, as far as its sender knows them.
+    """Add the sizes of the values of a request, but of what is sealed for a party.
 
-    The sender does not know the size of what is sealed for a party. Raises
-    ContractError if two values disagree about a size.
+    Raises ContractError if two values disagree about a size.
     """
     for name, declared in _numbers_first(fields):
         value = values.get(name, declared.default)
         if _has_fields(value):
-            inside = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            inside = _values_of(value)
             learn_sizes(fields_of(type(value)), inside, sizes)
         elif isinstance(value, int | np.integer) and not isinstance(value, bool):
             sizes[name] = int(value)
@@ -512,22 +463,16 @@ class Contract:
     """The declared values of one step."""
 
     request: Mapping[str, Field]
-    """Its parameters."""
     reply: Mapping[str, Field] = field(default_factory=dict)
-    """What it returns."""
 
     @property
     def seals(self) -> bool:
         """Whether a reply has bytes that are encrypted for other parties."""
-        ways = {f.leaves.how for f in self.reply.values() if f.leaves is not None}
-        return not ways.isdisjoint({"secret", "next", "private"})
+        return any(field.leaves in ENCRYPTED for field in self.reply.values())
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Contract:
-        """Return the contract that a step's annotations declare.
-
-        Raises TypeError if an annotation has no meaning in a message.
-        """
+        """Return what annotations declare; raise TypeError if one has no meaning."""
         hints = get_type_hints(function, include_extras=True)
         _, *parameters = inspect.signature(function).parameters.values()
         request = {

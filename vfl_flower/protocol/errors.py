@@ -20,10 +20,7 @@ class PartyError(Exception):
 
 @contextmanager
 def refusing(what: str = "") -> Iterator[None]:
-    """Turn a ``ValueError``, which names a rule and no value, into a refusal.
-
-    The sentence of the refusal begins with `what`.
-    """
+    """Turn a ``ValueError``, which names a rule and no value, into a refusal."""
     try:
         yield
     except ValueError as error:
@@ -32,10 +29,7 @@ def refusing(what: str = "") -> Iterator[None]:
 
 @contextmanager
 def refusing_files(what: str, path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` of a file into a refusal, whose path only the log names.
-
-    The refusal says `what`, and the reason: "consent cannot be read".
-    """
+    """Turn an ``OSError`` of a file into a refusal; only the log names its path."""
     try:
         yield
     except OSError as error:

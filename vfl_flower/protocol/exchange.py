@@ -36,7 +36,6 @@ log = logging.getLogger("vfl_flower")
 
 RETRIES = 2
 """How often a message that failed on its way, not in its step, is sent again."""
-
 # Flower's error codes for messages that no step has refused (flwr.common.constant.
 # ErrorCode: message, reply or node unavailable, app crashed), and our own for damage.
 NODE_UNAVAILABLE = 5
@@ -69,12 +68,9 @@ class _ReplyFrame(TypedDict):
 class Opened(NamedTuple):
     """A reply that arrived whole."""
 
-    values: dict[str, Any]
-    """Values of the step, by flat names."""
-    clipped: bytes | None
-    """How many values the party clipped, under a mask, if it sends into sums."""
-    signed: bytes | None
-    """In its first step, its signature of the list of the parties' keys."""
+    values: dict[str, Any]  # of the step, by flat names
+    clipped: bytes | None  # a number under a mask, if the party sends into sums
+    signed: bytes | None  # of the list of the parties' keys, in the first step
 
 
 def _reason(error: Error) -> str:
@@ -96,13 +92,9 @@ class Exchange:
     reason to ask again: the party may be at work, and a second process for the same
     step would delay the next.
 
-    Flower's grid returns a reply when all of it has come. If a SuperNode is killed
-    after it has announced a reply, the grid waits three minutes for the rest. Therefore
-    a thread fetches each reply, and a delayed one is ignored if its node is not
-    connected.
-
-    The ledger counts every message here and nowhere else. The checkpoint answers the
-    round trips that it holds and stores the others.
+    If a SuperNode is killed after it has announced a reply, Flower's grid waits three
+    minutes for the rest of it. Therefore a thread fetches each reply, and a delayed one
+    is ignored if its node is not connected.
     """
 
     def __init__(
@@ -130,19 +122,16 @@ class Exchange:
         """Send each node one message; return exactly one reply from each, in order.
 
         The `checkpoint` replaces the usual one. Raises PartyFailed if a node refused,
-        failed more often than :data:`RETRIES`, was silent, or did not reconnect in
-        time, and FederationError if the checkpoint holds another round trip in the
-        place of this one.
+        failed too often, was silent or disconnected, and FederationError if the
+        checkpoint holds another round trip in the place of this one.
         """
         checkpoint = checkpoint or self.checkpoint
         digest = digest_of(action, list(contents.values()))
         contents = {node: bundle(content) for node, content in contents.items()}
         if (past := checkpoint.past(action, digest)) is not None:
             replies = []
-            for (node, content), reply in zip(
-                contents.items(), past.replies, strict=True
-            ):
-                entry = self._count(action, names[node], content)
+            for node, reply in zip(contents, past.replies, strict=True):
+                entry = self._count(action, names[node], contents[node])
                 entry.seconds_answered += past.seconds
                 replies.append(self._read(action, names[node], reply))
             self.ledger.round_trip(action, past.seconds)
@@ -181,11 +170,10 @@ class Exchange:
                 node = pending.pop(message.metadata.reply_to_message_id, None)
                 if node is None:
                     continue
-                reply = (
-                    message.error
-                    if message.has_error()
-                    else self._read(action, names[node], message.content)
-                )
+                if message.has_error():
+                    reply: Opened | Error = message.error
+                else:
+                    reply = self._read(action, names[node], message.content)
                 if not isinstance(reply, Error):
                     checkpoint.add(places[node], message.content)
                     replies[node] = reply
@@ -200,8 +188,8 @@ class Exchange:
                 else:
                     if reply.code == REFUSED and not attempts[node]:
                         self._refused.add((action, node))
-                    once = [(m, n) for m, n in pending.items() if not attempts[n]]
-                    self._unread |= {number: (action, n) for number, n in once}
+                    once = {m: n for m, n in pending.items() if not attempts[n]}
+                    self._unread |= {number: (action, n) for number, n in once.items()}
                     self._note(messages)
                     raise _failure(action, {node: names[node]}, _reason(reply))
             if len(replies) == len(contents):
@@ -213,7 +201,7 @@ class Exchange:
             for node in lost:
                 log.warning("waiting for %s: it is not connected", names[node])
                 absent[node] = time.monotonic()
-            for node in [node for node in absent if self._connected(node)]:
+            for node in filter(self._connected, list(absent)):
                 log.warning("asking %s again: it is connected again", names[node])
                 del absent[node]
                 pending |= self._push(action, [node], names, contents)

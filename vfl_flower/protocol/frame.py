@@ -23,11 +23,8 @@ Place = Annotated[int, Ge(0), Le(2**20)]
 
 StateKey = Annotated[bytes, Len(STATE_KEY_BYTES, STATE_KEY_BYTES)]
 
-KEY_BYTES = 32
-"""Bytes of a public key."""
-
-SIGNATURE_BYTES = 64
-"""Bytes of a signature."""
+KEY_BYTES, SIGNATURE_BYTES = 32, 64
+"""Bytes of a public key and of a signature."""
 
 MOST_CLIPPED = 2.0**40
 """Bound of a party's count of clipped values, which leaves it in a sum."""
@@ -40,14 +37,10 @@ DIGEST_BYTES = 32
 class SumRequest:
     """How the server wants one sum."""
 
-    sum: Natural
-    """Its number, above that of any earlier sum of this name."""
-    bound: float
-    """The bound of an addend."""
-    group: str
-    """Where to add."""
-    to: Place | None = None
-    """The party whose pad stays on the sum."""
+    sum: Natural  # its number, above that of any earlier sum of this name
+    bound: float  # of an addend
+    group: str  # where to add
+    to: Place | None = None  # the party whose pad stays on the sum
     relay: Place | None = None
     """The party to which this one sends its partial sum, encrypted."""
 
@@ -57,10 +50,8 @@ class SumRequest:
 class Greeting:
     """What a party learns from the first message of a run."""
 
-    session: Count
-    """The number of the run."""
-    digest: bytes
-    """Digest of the message."""
+    session: Count  # the number of the run
+    digest: bytes  # of the message
     goes_on: bool = False
     """Whether the server resumes the session and has the party's first reply."""
 
@@ -70,41 +61,29 @@ class Greeting:
 class RunFrame:
     """What a party learns of its run from a later message."""
 
-    session: Count
-    """The number of the run."""
-    seed: Count
-    """The seed of the run."""
-    private_draws: bool
-    """Whether the party adds a secret of its own to its streams."""
+    session: Count  # the number of the run
+    seed: Count  # of the run
+    private_draws: bool  # whether the party adds a secret of its own to its streams
     masking: Literal["ring", "plain"]
-    """How sums are hidden."""
-    round: Natural
-    """The number of this round trip."""
-    previous: Count
-    """The number of the last one in which the party was asked."""
-    parties: Annotated[int, Ge(1), Le(2**20)]
-    """The number of parties."""
-    index: Place
-    """The party's place among them."""
-    peers: bytes | None = None
-    """Public keys of all parties; in the first message."""
+    round: Natural  # the number of this round trip
+    previous: Count  # the number of the last one in which the party was asked
+    parties: Annotated[int, Ge(1), Le(2**20)]  # their number
+    index: Place  # the party's place among them
+    peers: bytes | None = None  # public keys of all parties; in the first message
     credentials: bytes | None = None
     """What parties with identities have signed, beside the keys."""
     signed: bytes | None = None
     """Signatures of all parties of the list of their keys; in the second message."""
-    model: str | None = None
-    """The number of the model that the run is about."""
+    model: str | None = None  # its number, if the run is about one
     columns: list[str] | None = None
     """Digests of the names of the columns in the order that all parties take; in the
     first message, if the order of a party differs."""
     blocks: bytes | None = None
     """For each party, the digest of the inputs that differ between parties."""
-    salt: bytes | None = None
-    """The salt of the digest of this party's inputs."""
+    salt: bytes | None = None  # of the digest of this party's inputs
     state_key: StateKey | None = None
     """The key of the state that the party has on its disk."""
-    digest: bytes = b""
-    """Digest of the message and of the step that is asked for."""
+    digest: bytes = b""  # of the message and of the step that is asked for
 
 
 @shapes_only
@@ -130,10 +109,7 @@ class Frame(RunFrame):
 
     @classmethod
     def parse(cls, packed: Mapping[str, Any]) -> Frame:
-        """Return the frame that the settings of a message stand for.
-
-        Raises ContractError if they stand for none.
-        """
+        """Return the frame of a message's settings, or raise ContractError."""
         plain: dict[str, Any] = {}
         sums: dict[str, dict[str, Any]] = {}
         sealed: dict[str, list[Seal]] = {}
@@ -174,7 +150,6 @@ def _seals(name: str, texts: Any) -> list[Seal]:
 
 def _places(frame: Frame) -> list[int]:
     """Return the places of parties that a frame names."""
-    receivers = [place for s in frame.sums.values() for place in (s.to, s.relay)]
-    senders = [seal.sender for seals in frame.sealed.values() for seal in seals]
-    known = [place for place in receivers if place is not None]
-    return [frame.index, *senders, *known]
+    places = [place for s in frame.sums.values() for place in (s.to, s.relay)]
+    places += [seal.sender for seals in frame.sealed.values() for seal in seals]
+    return [frame.index, *(place for place in places if place is not None)]

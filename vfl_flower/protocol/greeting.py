@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, cast
 
+from flwr.app import RecordDict
+
 from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.checkpoint import Checkpoint
 from vfl_flower.protocol.consent import OF_TWO, Terms
@@ -31,10 +33,7 @@ _ALIGN = (
 
 
 class Greeter:
-    """Greets the parties of a run, and finds them again when a killed run resumes.
-
-    `replies` and `names` are those of :meth:`greet` by node, in party order.
-    """
+    """Greets the parties; `replies` and `names` are theirs by node, in party order."""
 
     def __init__(
         self, exchange: Exchange, session: int, partition: str, terms: Terms
@@ -96,8 +95,7 @@ class Greeter:
     def find_again(self) -> dict[str, int]:
         """Return the nodes of the parties that an earlier process has greeted, by name.
 
-        Each repeats its first reply, and still has its keys or has lost them. Raises
-        FederationError if other parties are connected, or if one has changed.
+        Raises FederationError if other parties are connected, or if one has changed.
         """
         log.info("the run continues after %d round trips", self._checkpoint.held)
         nodes = self._wait_for_nodes(len(self.names), " with which it began")
@@ -131,11 +129,10 @@ class Greeter:
         ]
 
     def check_alike(self) -> None:
-        """Check that the names of parties differ and that what they share is the same.
+        """Raise FederationError unless names differ, and what parties share does not.
 
         ``"vertical"`` parties share rows; ``"horizontal"`` ones share columns, which
-        :func:`~vfl_flower.protocol.columns.agree` compares by name. Raises
-        FederationError, which names the party that differs from the first one.
+        :func:`~vfl_flower.protocol.columns.agree` compares by name.
         """
         names, replies, partition = self.names, self.replies, self._partition
         for name in names.values():
@@ -173,16 +170,17 @@ class Greeter:
         self, nodes: Sequence[int], names: Mapping[int, str], goes_on: bool = False
     ) -> dict[int, dict[str, Any]]:
         """Send ``hello`` to some nodes, and return the values of their replies."""
-        terms = replace(self._terms, parties=len(nodes))
-        values = flatten({"partition": self._partition, "terms": terms})
-        more = {"goes_on": True} if goes_on else {}
-        content = pack(values, {"session": self._session, **more})
-        contents, past = (
-            dict.fromkeys(nodes, content),
-            Checkpoint() if goes_on else None,
-        )
+        contents = dict.fromkeys(nodes, self.message(len(nodes), goes_on))
+        past = Checkpoint() if goes_on else None  # where no greeting is held
         replies = self._exchange(hello.action, contents, names, past)
         return {node: reply.values for node, reply in zip(nodes, replies, strict=True)}
+
+    def message(self, count: int, goes_on: bool = False) -> RecordDict:
+        """Return the first message of the run to each of a number of parties."""
+        terms = replace(self._terms, parties=count)
+        values = flatten({"partition": self._partition, "terms": terms})
+        more = {"goes_on": True} if goes_on else {}
+        return pack(values, {"session": self._session, **more})
 
     def _wait_for_nodes(self, n_parties: int, source: str) -> list[int]:
         wanted = max(self._terms.parties, n_parties)
@@ -250,10 +248,7 @@ def from_reply(kind: type[T], reply: Mapping[str, Any]) -> T:
 
 
 def _order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
-    """Return nodes in the order of their indices, or of names where none has an index.
-
-    Raises FederationError if the indices, or the names, make no order.
-    """
+    """Return nodes by index, or else by name; raise FederationError without."""
     indices = {node: reply["index"] for node, reply in replies.items()}
     if all(index == -1 for index in indices.values()):
         unnamed = [f"node {n}" for n, reply in replies.items() if not reply["name"]]

@@ -2,11 +2,8 @@
 
 The public keys of a run travel through the server, which could replace them by its own
 and open what is hidden for a party. So each party has an Ed25519 key in its
-``state-dir``, signs its key of the run with it, and knows the public keys of its peers
-from a file of its own: the server has no part in that file.
-
-A signature says that the holder of a key has greeted the run under a name. It does not
-say that the holder is honest, nor that it does not work with the server.
+``state-dir``, and a file of its own with the public keys of its peers. A signature does
+not say that the holder of a key is honest, nor that it does not work with the server.
 """
 
 from __future__ import annotations
@@ -54,14 +51,11 @@ _LIST_DOMAIN = b"vfl_flower list of keys 1"
 _LENGTH_BYTES = 4
 
 
-# -- keys ------------------------------------------------------------------------------
-
-
 def load_identity(folder: Path) -> Ed25519PrivateKey:
     """Return the party's identity key; create it in its ``state-dir`` if it has none.
 
-    Raises PartyError if the folder or the file cannot be read or written, other users
-    may read it, or the file holds no such key.
+    Raises PartyError if the file is unusable, open to other users, or holds no such
+    key.
     """
     check_folder(folder)
     path = folder / FILE
@@ -107,32 +101,20 @@ def _read(path: Path) -> bytes:
 
 
 def public_identity(folder: Path) -> str:
-    """Return the public key of the party of a ``state-dir``, as peers pin it.
-
-    Raises PartyError under the conditions of :func:`load_identity`.
-    """
+    """Return the party's public key, as peers pin it; see :func:`load_identity`."""
     return encode_key(load_identity(folder).public_key().public_bytes_raw())
-
-
-# -- what a party says of itself, signed -----------------------------------------------
 
 
 @dataclass(frozen=True)
 class Credential:
     """What a party says of itself in ``hello``, signed."""
 
-    name: str
-    """Its name; "" if it has none."""
-    index: int
-    """Its place, as it announces it; -1 if it does not know it."""
-    n_parties: int
-    """The number of parties, as it announces it; 0 if it does not know it."""
-    public_key: bytes
-    """Its key of the run (X25519), 32 bytes."""
-    identity: bytes = NO_IDENTITY
-    """Its long-term public key (Ed25519), 32 bytes."""
-    signature: bytes = bytes(SIGNATURE_BYTES)
-    """Its signature by that key, 64 bytes."""
+    name: str  # "" if it has none
+    index: int  # -1 if it does not know it
+    n_parties: int  # 0 if it does not know it
+    public_key: bytes  # of the run (X25519), 32 bytes
+    identity: bytes = NO_IDENTITY  # its long-term public key (Ed25519), 32 bytes
+    signature: bytes = bytes(SIGNATURE_BYTES)  # by that key, 64 bytes
 
     def signed(self, private: Ed25519PrivateKey, session: int) -> Credential:
         """Return what a party says in the run of number `session`, signed."""
@@ -155,10 +137,7 @@ class Credential:
 
 
 def credential_of(party: Party, session: int, public_key: bytes) -> Credential:
-    """Return the credential of a party as its loader gave it, before any step.
-
-    Raises PartyError if it has no ``state-dir``, or if its key cannot be read.
-    """
+    """Return the credential of a party as loaded; raise PartyError without a key."""
     if party.state_dir is None:
         raise PartyError("this party has no state-dir, so it cannot sign its keys")
     index = -1 if party.index is None else party.index
@@ -183,19 +162,15 @@ def pack_credentials(credentials: Sequence[Credential]) -> bytes:
 def parse_credentials(packed: bytes, peers: bytes) -> list[Credential]:
     """Return the credentials that :func:`pack_credentials` packed.
 
-    `peers` holds the parties' keys of the run, 32 bytes each. Raises ContractError
-    unless there is one credential for each key.
+    Raises ContractError unless there is one for each of the `peers`, their keys of the
+    run.
     """
     try:
-        fields = list(_fields(packed))
-        starts = range(0, len(peers), KEY_BYTES)
+        fields = zip(*[iter(_fields(packed))] * 5, strict=True)
+        keys = [peers[k : k + KEY_BYTES] for k in range(0, len(peers), KEY_BYTES)]
         credentials = [
-            Credential(
-                name.decode(), int(index), int(n), peers[k : k + KEY_BYTES], *signed
-            )
-            for k, (name, index, n, *signed) in zip(
-                starts, zip(*[iter(fields)] * 5, strict=True), strict=True
-            )
+            Credential(name.decode(), int(index), int(n), key, *signed)
+            for key, (name, index, n, *signed) in zip(keys, fields, strict=True)
         ]
         whole = pack_credentials(credentials) == packed
     except ValueError:
@@ -215,11 +190,9 @@ def _fields(packed: bytes) -> list[bytes]:
 
 
 def _has_form(credential: Credential) -> bool:
-    return (
-        (not credential.name or is_name(credential.name))
-        and len(credential.identity) == KEY_BYTES
-        and len(credential.signature) == SIGNATURE_BYTES
-    )
+    sizes = len(credential.identity), len(credential.signature)
+    named = not credential.name or is_name(credential.name)
+    return named and sizes == (KEY_BYTES, SIGNATURE_BYTES)
 
 
 def sign_list(party: Party, session: int, keys: bytes, packed: bytes) -> bytes:
@@ -229,8 +202,8 @@ def sign_list(party: Party, session: int, keys: bytes, packed: bytes) -> bytes:
     cannot, since it is of a list with fresh keys of the others.
     """
     assert party.state_dir is not None
-    listed = _encoded(_LIST_DOMAIN, session, keys, packed)
-    return load_identity(party.state_dir).sign(listed)
+    identity = load_identity(party.state_dir)
+    return identity.sign(_encoded(_LIST_DOMAIN, session, keys, packed))
 
 
 def check_list(signatures: bytes, session: int, keys: bytes, packed: bytes) -> None:
@@ -247,9 +220,6 @@ def check_list(signatures: bytes, session: int, keys: bytes, packed: bytes) -> N
             ) from None
 
 
-# -- the party's checks ----------------------------------------------------------------
-
-
 def check_peers(
     credentials: Sequence[Credential],
     session: int,
@@ -262,10 +232,8 @@ def check_peers(
 ) -> dict[str, str]:
     """Check the parties of a run; return names and keys trusted for the first time.
 
-    The server gives the credentials and this party's `place`; `pinned` and `known` are
-    names and keys. With `trust_on_first_use` the server can invent a party: only a
-    later change of its key is noticed. Raises PartyError if a party is not the expected
-    one.
+    With `trust_on_first_use` the server can invent a party: only a later change of its
+    key is noticed. Raises PartyError if a party is not the expected one.
     """
     if not 0 <= place < len(credentials) or credentials[place] != announced:
         raise PartyError(
@@ -285,30 +253,27 @@ def check_peers(
     for j, peer in enumerate(credentials):
         if j == place:
             continue
+        who, text = f"party {peer.name!r}", encode_key(peer.identity)
         if peer.identity == NO_IDENTITY:
             raise PartyError(
-                f"party {peer.name!r} must have a key of its own, and for that a "
-                "state-dir, but it has none"
+                f"{who} must have a key of its own, and for that a state-dir, but it "
+                "has none"
             )
         if not peer.verify(session):
             raise PartyError(
-                f"the signature of party {peer.name!r} does not verify: what it signs "
-                "is of another run, or was altered"
+                f"the signature of {who} does not verify: what it signs is of another "
+                "run, or was altered"
             )
-        text = encode_key(peer.identity)
         if peer.name not in accepted:
             if not trust_on_first_use:
                 raise PartyError(
-                    f"party {peer.name!r} must be pinned among the peers of this "
-                    "party's consent, but it is not"
+                    f"{who} must be pinned among the peers of this party's consent, "
+                    "but it is not"
                 )
             new[peer.name] = text
         elif accepted[peer.name] != text:
             how = "pinned" if peer.name in pinned else "trusted on first use"
-            raise PartyError(
-                f"the key of party {peer.name!r} must be the one that is {how}, but "
-                f"it is {text}"
-            )
+            raise PartyError(f"the key of {who} must be the one that is {how}: {text}")
     return new
 
 
@@ -325,11 +290,11 @@ def _check_distinct(credentials: Sequence[Credential]) -> None:
         for c in credentials:
             value = getattr(c, what)
             if value in seen and value != NO_IDENTITY:
+                if what == "name":
+                    raise PartyError(f"party names must differ, two are {c.name!r}")
                 raise PartyError(
-                    f"party names must differ, two are {c.name!r}"
-                    if what == "name"
-                    else f"each party must have a key of its own, but {seen[value]!r} "
-                    f"and {c.name!r} have the same"
+                    f"each party must have a key of its own, but {seen[value]!r} and "
+                    f"{c.name!r} have the same"
                 )
             seen[value] = c.name
 
@@ -355,11 +320,10 @@ def check_run(
     consent: Consent,
     journal: Journal | None,
 ) -> None:
-    """Refuse a run whose parties or seed this party has not consented to.
+    """Raise ``PartyError`` for parties or a seed that this party has not consented to.
 
     The party greeted the run as `announced`, and the first frame names the parties.
-    Without a journal, it trusts nobody on first use. Raises PartyError, which names the
-    party and the rule.
+    Without a journal, it trusts nobody on first use.
     """
     if frame.parties < (least := consent.least_parties):
         raise PartyError(
@@ -375,6 +339,7 @@ def check_run(
         return
     if frame.credentials is None:
         raise PartyError("the server must pass on what the parties sign, it does not")
+    trusted = {} if journal is None else journal.trusted
     new = check_peers(
         parse_credentials(frame.credentials, frame.peers),
         frame.session,
@@ -382,9 +347,8 @@ def check_run(
         credential_of(announced, frame.session, public_key(private_key)),
         consent.peers,
         trust_on_first_use=consent.trust_on_first_use and journal is not None,
-        known=journal.trusted if journal is not None else None,
+        known=trusted,
     )
-    if journal is not None:
-        for name, key in new.items():
-            log.warning("party %r is trusted on first use with %s", name, key)
-        journal.trusted |= new
+    for name, key in new.items():
+        log.warning("party %r is trusted on first use with %s", name, key)
+    trusted |= new

@@ -1,11 +1,9 @@
 """What a party has answered, on its disk: no mask serves twice, and no count is lost.
 
-``Context.state`` is saved when a message has been answered. Two messages that arrive
-together are answered from one saved state, so it cannot show that a mask was used; and
-it disappears with the process. The journal of a party lies in its ``state-dir``, only
-one message at a time has it, and it is written before the reply leaves. It also has the
-state of the session, so that a party whose process was killed continues from there:
-under a key that the server has, and this disk has not.
+Two messages that arrive together are answered from one saved ``Context.state``, so it
+cannot show that a mask was used; and it disappears with the process. Only one message
+at a time has the journal, which is written before the reply leaves. It also has the
+state of the session, under a key that the server has and this disk has not.
 """
 
 from __future__ import annotations
@@ -28,7 +26,13 @@ from vfl_flower.protocol.consent import Releases, pack_rows, unpack_rows
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.row_sets import TABLES, RowSets, count_sets, write_anchor
+from vfl_flower.protocol.row_sets import (
+    TABLES,
+    RowSets,
+    count_sets,
+    first_value,
+    write_anchor,
+)
 from vfl_flower.protocol.vault import Vault
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
@@ -106,22 +110,14 @@ _FORGET = (
 class Journal:
     """The line of one run in the journal of a party."""
 
-    session: int = -1
-    """Number of the last session; a run may start several, one after another."""
-    round: int = 0
-    """The last round that was answered."""
-    digest: bytes = b""
-    """Digest of the request of that round."""
-    reply: bytes = b""
-    """Digest of the reply to it."""
-    messages: int = 0
-    """How many messages of the run were answered."""
-    n_bytes: int = 0
-    """The bytes of the replies."""
+    session: int = -1  # the last one; a run may start several, one after another
+    round: int = 0  # the last one that was answered
+    digest: bytes = b""  # of the request of that round
+    reply: bytes = b""  # digest of the reply to it
+    messages: int = 0  # of the run that were answered
+    n_bytes: int = 0  # of the replies
     sessions: int = 0
-    """How often the run has started."""
-    refusals: int = 0
-    """How many messages the party has refused in all runs."""
+    refusals: int = 0  # in all runs
     shared: dict[str, bytes] = field(default_factory=dict)
     """Rows that left the party in the run, by kind, a bit each."""
     released: dict[str, Array] = field(default_factory=dict)
@@ -136,6 +132,10 @@ class Journal:
         assert self._db is not None
         return self._db.execute(query, values)
 
+    def _value(self, query: str, *values: Any) -> Any:
+        assert self._db is not None
+        return first_value(self._db, query, *values)
+
     def _load(self) -> None:
         """Read the line of the run, if there is one."""
         if known := self._execute(_READ, self._run).fetchone():
@@ -145,11 +145,8 @@ class Journal:
         self.shared = dict(self._execute(query, self._run))
 
     def check_refusals(self, party: Party) -> None:
-        """Raise ``PartyError`` where the party has refused too often to go on.
-
-        A refusal that depends on the data tells a bit of them.
-        """
-        most = party.consent.max_refusals if party.consent is not None else 0
+        """Raise PartyError after too many refusals: each may reveal a bit of data."""
+        most = 0 if party.consent is None else party.consent.max_refusals
         if self.refusals >= most > 0:
             raise PartyError(
                 f"this party has refused {most} messages and answers none until its "
@@ -161,11 +158,10 @@ class Journal:
 
         A session that the server resumes in another run, because it was restarted,
         moves there with all that was counted: its earlier run can no longer ask for it.
-
         Unless the server says that it has the key of the state (`goes_on`), a session
         in which nothing was answered yet gets new keys. Returns the party's public key
-        in a session whose state only the next message, which brings the key, can open;
-        b"" in any other.
+        if only the next message, with the key, can open the state of the session, and
+        otherwise b"".
 
         Raises PartyError if the run has started too often, since what is answered once
         is so in each session, or if the party has forgotten the state of the session.
@@ -192,23 +188,21 @@ class Journal:
     def _adopt(self, session: int) -> bool:
         """Move the session of another run here; return whether there is one."""
         query = "SELECT run FROM sessions WHERE session = ?"
-        if (known := self._execute(query, session).fetchone()) is None:
+        if (known := self._value(query, session)) is None:
             return False
         if self.sessions:
             raise PartyError("a run that continues a session must have started none")
         for table in ("sessions", "shared", "locked_states", "locked_arrays"):
-            self._execute(
-                f"UPDATE {table} SET run = ? WHERE run = ?", self._run, *known
-            )
+            self._execute(f"UPDATE {table} SET run = ? WHERE run = ?", self._run, known)
         self._load()
         return True
 
     def recall(self, memory: Memory, state_key: bytes | None = None) -> None:
         """Give a party its state of the session, if its memory has another or none.
 
-        The journal takes precedence: it was written before the reply left. The server
-        sends the `state_key` of a party that remembers none. Raises PartyError if the
-        party has forgotten the session, or if the key is not that of its state.
+        The journal takes precedence: it was written before the reply left. Raises
+        PartyError if the party has forgotten the session, or if the `state_key` does
+        not open its state.
         """
         if memory.place == (self.session, self.round):
             return
@@ -224,24 +218,20 @@ class Journal:
         def array(digest: bytes) -> bytes:
             label = vault.label(digest)
             query = "SELECT value FROM locked_arrays WHERE run = ? AND label = ?"
-            (locked,) = self._execute(query, self._run, label).fetchone()
-            return vault.open(label, locked)
+            return vault.open(label, self._value(query, self._run, label))
 
         memory.restore(vault.open(b"state", content), array, key)
 
     def _state(self, column: str) -> bytes:
-        """Return a column of the state of the session.
-
-        Raises PartyError if the party has forgotten it.
-        """
+        """Return a column of the session's state; raise PartyError if there is none."""
         query = f"SELECT {column} FROM locked_states WHERE run = ?"
-        if (kept := self._execute(query, self._run).fetchone()) is None:
+        if (kept := self._value(query, self._run)) is None:
             raise PartyError(
                 "this party has forgotten the session, as it does after a day or when "
                 f"{MOST_STATES} others begin, {SURE_STATES} if they are large: begin a "
                 "new one"
             )
-        return bytes(kept[0])
+        return bytes(kept)
 
     def keep(self, memory: Memory) -> None:
         """Keep the state of the session with the line, and forget those out of date."""
@@ -252,19 +242,16 @@ class Journal:
         stored = {bytes(label) for (label,) in self._execute(known, self._run)}
         now = time.time(), memory.public_key, vault.lock(b"state", content)
         self._execute("REPLACE INTO locked_states VALUES (?, ?, ?, ?)", self._run, *now)
+        delete = "DELETE FROM locked_arrays WHERE run = ? AND label = ?"
         for label in stored - labels.keys():
-            delete = "DELETE FROM locked_arrays WHERE run = ? AND label = ?"
             self._execute(delete, self._run, label)
+        insert = "INSERT INTO locked_arrays VALUES (?, ?, ?)"
         for label in labels.keys() - stored:
             locked = vault.lock(label, arrays[labels[label]])
-            insert = "INSERT INTO locked_arrays VALUES (?, ?, ?)"
             self._execute(insert, self._run, label, locked)
 
     def check(self, frame: Frame) -> None:
-        """Check that a message is the next one, or the last one again.
-
-        Raises PartyError if it is neither.
-        """
+        """Raise PartyError unless a message is the next one, or the last one again."""
         if frame.session != self.session:
             raise PartyError("the journal of this party knows of another session")
         again = frame.round == self.round and frame.digest == self.digest
@@ -286,11 +273,9 @@ class Journal:
                 party.row_sets = RowSets(self._db, self._path, party, self._key)
 
     def leave(self, frame: Frame, party: Party, reply: bytes, size: int) -> None:
-        """Note a round, its reply, and what leaves the party with it.
+        """Note a round, the digest and size of its reply, and what leaves with it.
 
-        `reply` is the digest of the reply and `size` its bytes. Raises PartyError if
-        the round had another reply before, or if the party has consented to fewer
-        messages or bytes.
+        Raises PartyError if the round had another reply before, or against a limit.
         """
         if frame.round == self.round:
             if self.reply != reply:
@@ -317,22 +302,20 @@ class Journal:
         """The key of the tags of this party's rows."""
         insert = "INSERT OR IGNORE INTO secrets VALUES ('tags', ?)"
         self._execute(insert, secrets.token_bytes(32))
-        query = "SELECT value FROM secrets WHERE name = 'tags'"
-        return bytes(self._execute(query).fetchone()[0])
+        return bytes(self._value("SELECT value FROM secrets WHERE name = 'tags'"))
 
     def _ever(self, kind: str) -> Array:
         """Return the sorted tags of the rows of a kind that have ever left."""
-        query = "SELECT tags FROM released WHERE kind = ?"
-        (tags,) = self._execute(query, kind).fetchone() or (b"",)
-        return np.frombuffer(tags, dtype="<u8")
+        tags = self._value("SELECT tags FROM released WHERE kind = ?", kind)
+        return np.frombuffer(tags or b"", dtype="<u8")
 
 
 @contextmanager
 def journal_of(folder: Path, run: int) -> Iterator[Journal]:
-    """Give one message the line of its run, and write the line at the end.
+    """Give one message the line of its run, and write it unless it is refused.
 
-    Nothing is written if the message is refused. Raises PartyError if the journal
-    cannot be read or written, or if another message holds it for too long.
+    Raises PartyError if the journal is unusable, or if another message holds it too
+    long.
     """
     path, name = folder / FILE, str(run)
     with _named_errors(path):
@@ -350,8 +333,8 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
             line = Journal(_run=name, _path=path, _db=db)
             line._load()
             line.trusted = dict(db.execute("SELECT name, key FROM peers"))
-            refused = db.execute("SELECT value FROM counts WHERE name = 'refusals'")
-            (line.refusals,) = refused.fetchone() or (0,)
+            refusals = "SELECT value FROM counts WHERE name = 'refusals'"
+            line.refusals = line._value(refusals) or 0
         yield line
         with _named_errors(path):
             numbers = line.session, line.round, line.digest, line.reply
@@ -374,10 +357,7 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
 
 
 def note_refusal(folder: Path) -> None:
-    """Count a message that the party has refused.
-
-    Raises PartyError if the journal cannot be written.
-    """
+    """Count a message that the party has refused; raise PartyError if it cannot."""
     path = folder / FILE
     with _named_errors(path), closing(sqlite3.connect(path, PATIENCE)) as db, db:
         db.execute(_COUNTS)

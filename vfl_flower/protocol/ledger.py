@@ -14,19 +14,12 @@ class Entry:
     """What one action cost with one party."""
 
     action: str
-    """The step."""
     party: str
-    """The name of the party."""
-    messages: int = 0
-    """Messages sent to the party, including repeated ones."""
-    bytes_down: int = 0
-    """Serialised content from the server."""
+    messages: int = 0  # sent to the party, including repeated ones
+    bytes_down: int = 0  # serialised content from the server
     bytes_up: int = 0
-    """Serialised content to the server."""
-    units_down: int = 0
-    """Scalars in the arrays from the server, the papers' unit."""
+    units_down: int = 0  # scalars in the arrays from the server, the papers' unit
     units_up: int = 0
-    """Scalars in the arrays to the server."""
     seconds_computed: float = 0.0
     """Time the party spent in the step, by its own clock."""
     seconds_answered: float = 0.0
@@ -43,9 +36,7 @@ class Seen:
     """Which of the values that a step declares were sent, in any of its messages."""
 
     request: set[str] = field(default_factory=set)
-    """Names of the values to parties."""
     reply: set[str] = field(default_factory=set)
-    """Names of the values from them."""
     kinds: set[Kind] = field(default_factory=set)
     """What the requests made the step reveal."""
 
@@ -165,9 +156,9 @@ class Ledger:
     def table(self) -> str:
         """Return the entries as an aligned table of text."""
         formats = {str: "", int: ",", float: ".3f"}
+        entries = map(astuple, self.entries.values())
         rows = [[f.name.replace("_", " ") for f in fields(Entry)]]
-        for entry in self.entries.values():
-            rows.append([format(v, formats[type(v)]) for v in astuple(entry)])
+        rows += [[format(v, formats[type(v)]) for v in values] for values in entries]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         # Texts to the left, numbers to the right.
         line = "  ".join(f"{{:{'<>'[i > 1]}{width}}}" for i, width in enumerate(widths))

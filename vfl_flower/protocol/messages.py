@@ -22,21 +22,17 @@ FRAME = "frame"
 RECORDS = {"arrays": ArrayRecord, "settings": ConfigRecord, FRAME: ConfigRecord}
 """Records of a message and their types."""
 
-
 BUNDLE = "bundle"
 """Record, and key in it, of a message that travels as one."""
 
 MOST_BUNDLED = 64 * 1024
 """Most bytes of arrays in a message that travels as one record."""
 
-REFUSED = 1001
-"""Error code of a reply: the party refuses, with its reason."""
-FAILED = 1002
-"""Error code of a reply: the step raised what it should not; see the party's log."""
-DAMAGED = 1003
-"""Error code of a reply: the message arrived damaged and may be sent again."""
-MALFORMED = 1004
-"""Error code of a reply: the message is whole, and not what its step declares."""
+# Error codes of replies.
+REFUSED = 1001  # the party refuses, with its reason
+FAILED = 1002  # the step raised what it should not; see the party's log
+DAMAGED = 1003  # the message arrived damaged and may be sent again
+MALFORMED = 1004  # the message is whole, and not what its step declares
 
 
 class CorruptMessage(ValueError):
@@ -46,9 +42,7 @@ class CorruptMessage(ValueError):
 def pack(values: Values, frame: Values | None = None) -> RecordDict:
     """Turn named arrays and settings into the content of one message.
 
-    Arrays go into an ``ArrayRecord``, everything else into a ``ConfigRecord``, and the
-    settings of the frame into one of their own. A SHA-256 of all of it reveals damage
-    on the way.
+    A SHA-256 of all of it reveals damage on the way.
     """
     content = to_records(values)
     address(content, frame or {}, digest_of_values(content))
@@ -83,8 +77,8 @@ def _scalar(value: Any) -> Any:
 def bundle(content: RecordDict) -> RecordDict:
     """Return what travels: a small message as one record, a large one as it is.
 
-    Flower sends a message as objects, each by calls of its own: one for each record and
-    two for each array. Small ones cost a SuperLink more than their bytes do.
+    Flower sends each record and array by calls of their own, which cost a SuperLink
+    more than the bytes of a small message.
     """
     if bytes_of_arrays(content) > MOST_BUNDLED:
         return content
@@ -93,10 +87,7 @@ def bundle(content: RecordDict) -> RecordDict:
 
 
 def unbundle(content: RecordDict) -> RecordDict:
-    """Return the records of a message that has travelled.
-
-    Raises CorruptMessage if its single record cannot be read.
-    """
+    """Return the records of a message that has travelled, or raise CorruptMessage."""
     one = _records(content).get(BUNDLE)
     if one is None:
         return content
@@ -107,11 +98,7 @@ def unbundle(content: RecordDict) -> RecordDict:
 
 
 def unpack(content: RecordDict) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values and the frame's settings, its ``digest`` among them.
-
-    Raises CorruptMessage if a record is missing, the digest does not fit, or an array
-    is unreadable or its shape differs from that in its record.
-    """
+    """Return the values and the frame's settings, or raise CorruptMessage."""
     return unpack_whole(content)[:2]
 
 
@@ -173,9 +160,9 @@ def _records(content: RecordDict) -> Mapping[str, Any]:
 
 
 def n_bytes(content: RecordDict) -> int:
-    """Return the size of a message's content in bytes, as Flower serialises it.
+    """Return the bytes of a message as Flower serialises it.
 
-    Of arrays from their lengths: serialising copies them three times.
+    Those of arrays follow from their lengths: serialising copies them three times.
     """
     total = 0
     for name, record in _records(content).items():
@@ -206,10 +193,6 @@ def bytes_of_arrays(content: RecordDict) -> int:
 
 
 def n_units(content: RecordDict) -> int:
-    """Return the number of scalars in the arrays: the papers' unit of communication.
-
-    Settings of a step (a size, a flag) and the frame's own (round, digest, keys) are
-    not counted.
-    """
+    """Return the number of scalars in the arrays: the papers' unit of communication."""
     arrays = _records(content)["arrays"].values()
     return sum(math.prod(array.shape) for array in arrays)

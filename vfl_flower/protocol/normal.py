@@ -12,7 +12,6 @@ import numpy as np
 NO_IDS = ("", "nan", "na", "n/a", "<na>", "nat", "none", "null")
 """Texts, in lower case, that a missing id becomes where programs write it."""
 
-
 LEAST_SIZE, MOST_SIZE = 1e-150, 1e140
 """Sizes that the largest number of a column may have: sums of its squares are numbers
 that are neither 0 nor infinite."""
@@ -24,10 +23,7 @@ def normal_text(value: object) -> str:
 
 
 def normal_ids(values: Iterable[Any]) -> tuple[list[bytes], str]:
-    """Return ids in their normal form in UTF-8, and why they have none, or "".
-
-    :func:`vfl_flower.protocol.row_order.normal_ids` describes the form.
-    """
+    """Return ids in the form of :mod:`row_order`, and why they have none, or ""."""
     values = values.tolist() if isinstance(values, np.ndarray) else list(values)
     texts = [normal_text(value) for value in values]
     if missing := sum(text.casefold() in NO_IDS for text in texts):

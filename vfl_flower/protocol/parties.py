@@ -120,12 +120,10 @@ class Parties(Sequence[PartyInfo]):
             credentials = [from_reply(Credential, reply) for reply in replies]
             self._credentials = pack_credentials(credentials)
         self._signed: dict[int, bytes] = {}  # by parties, below the list of keys
-        # Parties that lack these signatures.
         self._unproven = set(range(len(self))) if any(signing) else set()
         self._last = [0] * len(self)  # round in which each party was last asked
         if not all(signing):
             self.checkpoint.remove()  # a party without a state-dir cannot go on
-        # Whether the parties were greeted by a process that was killed.
         self._resumed = self._greeter.from_checkpoint and all(signing)
 
     def _agree_on_columns(
@@ -172,10 +170,7 @@ class Parties(Sequence[PartyInfo]):
 
     @property
     def label_holder(self) -> int:
-        """Index of the one party that holds the labels of all rows.
-
-        Raises FederationError if no party or several hold labels, or some are missing.
-        """
+        """Index of the only label holder; raises FederationError if it lacks labels."""
         holders = [info for info in self if info.n_labels]
         if len(holders) != 1:
             names = ", ".join(info.name for info in holders)
@@ -261,11 +256,7 @@ class Parties(Sequence[PartyInfo]):
     def ask_exactly(
         self, question: Question[P, R], *args: P.args, **values: P.kwargs
     ) -> Replies[R]:
-        """Ask where no bound is known: those of the sums are first guesses.
-
-        A guess is nearly always wide enough; where one clips a value, the server asks
-        again with bounds 2^20 times as large. See :meth:`ask`.
-        """
+        """Ask with bounds that are first guesses, and again if one clips a value."""
         _check_named(args)
         sums, step = dict(question.sums), question.step
         while (replies := self._ask(step, sums, values)).clipped:
@@ -289,7 +280,7 @@ class Parties(Sequence[PartyInfo]):
     def _ask(
         self, step: Step[Any, R], sums: Mapping[str, Sum], values: Mapping[str, Any]
     ) -> Replies[R]:
-        wanted = {name: self._sum_request(spec) for name, spec in sums.items()}
+        wanted = {n: self._sum_request(s, self._round + 1) for n, s in sums.items()}
         bound = bool(sums) or step.contract.seals
         requests = self._requests(step, values, bound)
         blocks = self._blocks(step, requests) if bound else _Blocks()
@@ -305,11 +296,9 @@ class Parties(Sequence[PartyInfo]):
             adding = self._group(asked)
             addends = [reply.hidden[name] for reply in replies.values()]
             for j, addend in enumerate(addends):
-                if addend.shape != addends[0].shape:
-                    reason = (
-                        f"{name!r} has shape {addend.shape}, that of {self[0].name!r} "
-                        f"has {addends[0].shape}"
-                    )
+                if addend.shape != (first := addends[0].shape):
+                    reason = f"that of {self[0].name!r} has {first}"
+                    reason = f"{name!r} has shape {addend.shape}, {reason}"
                     raise self.failure(j, step, reason)
             if asked.to is None:
                 result.sums[name] = self._sum_of(step, addends, adding)
@@ -332,10 +321,7 @@ class Parties(Sequence[PartyInfo]):
         return total
 
     def faulty_sum(self, step: Step[Any, Any], rule: str) -> FederationError:
-        """Return the error for a sum that breaks a rule, whichever party is at fault.
-
-        `rule` is what the sum of `step` must be: "finite numbers".
-        """
+        """Return the error for a sum that breaks a rule, whoever is at fault."""
         names = ", ".join(repr(info.name) for info in self)
         return FederationError(
             f"in {step.action!r} the parts of the parties do not add up to {rule}: one "
@@ -343,10 +329,7 @@ class Parties(Sequence[PartyInfo]):
         )
 
     def _clipped(self, step: Step[Any, Any], replies: Mapping[int, Reply[Any]]) -> int:
-        """Return how many values all parties together have clipped.
-
-        Raises FederationError for more than they have sent: the masks do not cancel.
-        """
+        """Count clipped values; raise FederationError if the masks do not cancel."""
         counts = [np.frombuffer(r.clipped or b"", "<u8") for r in replies.values()]
         total = unmask_sum(counts, group("ring", MOST_CLIPPED, len(self)))[0]
         sent = sum(a.size for reply in replies.values() for a in reply.hidden.values())
@@ -362,10 +345,7 @@ class Parties(Sequence[PartyInfo]):
     def _requests(
         self, step: Step[Any, Any], values: Mapping[str, Any], bound: bool
     ) -> list[dict[str, Any]]:
-        """Return the values of the request to each party.
-
-        Raises ValueError if they differ in what must be common to all parties.
-        """
+        """Return the values to each party; raise ValueError if common ones differ."""
         fields = step.contract.request
         for name in values.keys() & fields.keys() if bound else ():
             common = fields[name].told is None and fields[name].leaves is None
@@ -442,8 +422,8 @@ class Parties(Sequence[PartyInfo]):
         do not cancel, and PartyFailed as :meth:`ask` does.
         """
         _check_named(args)
-        step = question.step
-        asked = {name: self._sum_request(spec) for name, (spec, _) in sums.items()}
+        step, number = question.step, self._round + 1
+        asked = {n: self._sum_request(spec, number) for n, (spec, _) in sums.items()}
         for name, (_, tree) in sums.items():
             if self._group(asked[name]).protects and len(tree.leaves) < len(self):
                 raise ValueError(
@@ -481,9 +461,9 @@ class Parties(Sequence[PartyInfo]):
                 arrived[name, receiver] = sealed if before is None else before + sealed
         return {name: arrived[name, tree.root] for name, (_, tree) in sums.items()}
 
-    def _sum_request(self, spec: Sum) -> SumRequest:
+    def _sum_request(self, spec: Sum, number: int) -> SumRequest:
         where = spec.group or self.masking
-        return SumRequest(self._round + 1, float(spec.bound), where, spec.to)
+        return SumRequest(number, float(spec.bound), where, spec.to)
 
     def _group(self, wanted: SumRequest) -> Group:
         return group(wanted.group, wanted.bound, len(self))
@@ -536,17 +516,24 @@ class Parties(Sequence[PartyInfo]):
             if reply.signed is not None:
                 self._signed[j] = reply.signed
         self._note(step, list(requests.values()), arrived)
-        replies = {}
-        for j, reply in zip(requests, arrived, strict=True):
-            groups = {n: self._group(wanted) for n, wanted in sums.get(j, {}).items()}
-            relayed = {n for n in groups if sums[j][n].relay is not None}
-            count = len(self)
-            try:
-                replies[j] = checked(step, j, count, sizes[j], groups, relayed, reply)
-            except ContractError as error:
-                reason = f"its reply is malformed: {error}"
-                raise self.failure(j, step, reason) from None
-        return replies
+        return {
+            j: self._checked(step, j, sizes[j], sums.get(j, {}), reply)
+            for j, reply in zip(requests, arrived, strict=True)
+        }
+
+    def _checked(
+        self,
+        step: Step[Any, R],
+        j: int,
+        sizes: Sizes,
+        sums: Mapping[str, SumRequest],
+        arrived: Opened,
+    ) -> Reply[R]:
+        try:
+            return checked(step, j, len(self), sizes, sums, arrived)
+        except ContractError as error:
+            reason = f"its reply is malformed: {error}"
+            raise self.failure(j, step, reason) from None
 
     def _signatures(self, j: int) -> bytes | None:
         """Return the signatures of all parties, once, for a second message to j."""
@@ -569,9 +556,7 @@ class Parties(Sequence[PartyInfo]):
         for reply in replies:
             # Some values are in several parts: ``name_k`` or ``name.k``.
             heads = (re.split(r"[._]\d+$|\.", name)[0] for name in reply.values)
-            seen.reply |= {
-                n for n in (*reply.values, *heads) if n in step.contract.reply
-            }
+            seen.reply |= step.contract.reply.keys() & {*reply.values, *heads}
 
     def _sizes(self, step: Step[Any, Any], j: int, values: Mapping[str, Any]) -> Sizes:
         """Return the sizes that the reply of party j to these values may refer to."""

@@ -1,9 +1,7 @@
 """The only reader and writer of a party's local models, or parts of trained models.
 
-A part stays at its party, in the folder ``state-dir`` of its node config: a later run
-that predicts loads it by the id of the model. It may hold the secret seeds of the
-party, so nothing of it is logged or printed but its model's id, and only the party's
-user may read it.
+A part stays in the party's ``state-dir``, where a later run that predicts loads it. It
+may hold the secret seeds of the party, so nothing of it is logged but its model's id.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ FORMAT = 1
 
 FORMULA = re.compile(r"'*(\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n])")
 """Beginning of a text that a spreadsheet takes for a formula, perhaps quoted."""
-
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 """A text that is a plain number, which no spreadsheet takes for a formula."""
 
@@ -50,23 +47,18 @@ CHECKSUM = 64
 class ModelPart:
     """What one party stores of one trained model."""
 
-    model: str
-    """Id of the model and of its training run, 8 to 32 lower-case hex digits."""
-    strategy: str
-    """Name of the strategy that trained it."""
+    model: str  # id of it and of its training run, 8 to 32 lower-case hex digits
+    strategy: str  # name of the one that trained it
     settings: dict[str, Any] = field(default_factory=dict)
-    """Anything that JSON can hold, nested or not: seeds, sizes, the encoding of the
-    party's columns. Integers have no bound and floats keep each bit."""
-    arrays: Arrays = field(default_factory=dict)
-    """Of any shape and any type that NumPy stores without pickle, by name."""
+    """Anything that JSON can hold: seeds, sizes, the encoding of columns."""
+    arrays: Arrays = field(default_factory=dict)  # that NumPy stores without pickle
 
 
 def save_part(folder: Path, part: ModelPart) -> None:
     """Write a party's local model to ``<model>.npz``, whole or not at all.
 
-    An earlier one is replaced. Raises PartyError if the id of the model is invalid or
-    the ``state-dir`` cannot be written to, and TypeError or ValueError if JSON cannot
-    hold the settings or an array needs pickle.
+    Raises PartyError if the id is invalid or the ``state-dir`` not writable, and
+    TypeError or ValueError if JSON cannot hold the settings or an array needs pickle.
     """
     target = _path(folder, part.model)
     write_private(target, _packed(part), f"the part of model {part.model}")
@@ -74,10 +66,7 @@ def save_part(folder: Path, part: ModelPart) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Create a ``state-dir`` if it is missing, before any work whose result it holds.
-
-    Raises PartyError if it cannot be created or written to, or others may read it.
-    """
+    """Create a missing ``state-dir``; raise PartyError unless it is private."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK | os.X_OK)
@@ -100,9 +89,8 @@ def write_private(
 ) -> None:
     """Write a file that only the party's user may read, whole or not at all.
 
-    An earlier file is replaced. `what` and `where` are what an error calls the file and
-    its folder. Raises PartyError if the folder cannot be written to, or if the file is
-    a symbolic link.
+    `what` and `where` are what an error calls the file and its folder. Raises
+    PartyError if the folder cannot be written to, or if the file is a symbolic link.
     """
     with refusing_files(f"{what} cannot be written to {where}", target):
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -111,10 +99,7 @@ def write_private(
 
 
 def read_private(target: Path) -> bytes:
-    """Read a file of a party's ``state-dir``.
-
-    Raises OSError if it cannot be read or is a symbolic link; the reason has no path.
-    """
+    """Read a file of a ``state-dir``; raise OSError for a link, without the path."""
     check_no_link(target)
     return target.read_bytes()
 
@@ -143,17 +128,15 @@ def write_predictions(
 ) -> None:
     """Write predictions, shape (n,), to a CSV file; see :func:`in_csv`.
 
-    Without ids, the rows get their numbers, from 0. `more` are further numbers or texts
-    of each row, shape (n,), by name. The other arguments are those of
-    :func:`write_private`.
+    Without ids, the rows get their numbers, from 0. `more` are further values of each
+    row, shape (n,), by name; `where` is as in :func:`write_private`.
     """
-    text = io.StringIO()
+    text, columns = io.StringIO(), {"prediction": predictions, **(more or {})}
     plain, quoted = csv.writer(text), csv.writer(text, quoting=csv.QUOTE_NONNUMERIC)
-    more = more or {}
-    plain.writerow(["row" if ids is None else "id", "prediction", *more])
+    plain.writerow(["row" if ids is None else "id", *columns])
     names = range(len(predictions)) if ids is None else ids
-    others = [values.tolist() for values in more.values()]
-    for cells in zip(names, predictions.tolist(), *others, strict=True):
+    values = [column.tolist() for column in columns.values()]
+    for cells in zip(names, *values, strict=True):
         # Many a spreadsheet also splits cells at these.
         apart = any(isinstance(cell, str) and set(";\t") & set(cell) for cell in cells)
         (quoted if apart else plain).writerow(map(in_csv, cells))
@@ -164,9 +147,8 @@ def write_predictions(
 def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPart:
     """Read a party's local model of a strategy; by default of any.
 
-    A tuple in the settings comes back as a list. Raises PartyError if the id is
-    invalid, there is no local model of that id, or its file cannot be read, is damaged,
-    or was written for another model or strategy or in another format.
+    Raises PartyError if there is none of that id, or its file cannot be read, is
+    damaged, or was written for another model or strategy or in another format.
     """
     path, what = _path(folder, model), f"the part of model {model} at this party"
     with refusing_files(f"{what} cannot be read", path):
@@ -185,9 +167,8 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
         part = _unpacked(data)
     except Exception as error:  # a right checksum proves nothing about the content
         logger.error("%s on reading %s", type(error).__name__, path)
-        raise PartyError(
-            f"{what} is no file of a model's part in format {FORMAT}"
-        ) from None
+        reason = f"is no file of a model's part in format {FORMAT}"
+        raise PartyError(f"{what} {reason}") from None
     if part.model != model:
         logger.error("part of model %s in %s", part.model, path)
         raise PartyError(
@@ -201,10 +182,7 @@ def load_part(folder: Path, model: str, strategy: str | None = None) -> ModelPar
 
 
 def list_parts(folder: Path) -> list[str]:
-    """Return the ids of the models of which a party has a local model, sorted.
-
-    Raises PartyError if the folder may not be read.
-    """
+    """Return the ids of the local models, sorted; raise PartyError if unreadable."""
     names: list[str] = []
     what = "the state-dir of this party cannot be read"
     with refusing_files(what, folder), suppress(FileNotFoundError):
@@ -272,16 +250,3 @@ def _unpacked(data: bytes) -> ModelPart:
 
 def _checksum(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode()
-
-
-__all__ = [
-    "ModelPart",
-    "check_model",
-    "in_csv",
-    "is_model_id",
-    "list_parts",
-    "load_part",
-    "read_private",
-    "save_part",
-    "write_private",
-]

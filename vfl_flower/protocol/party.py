@@ -40,15 +40,11 @@ MOST_NUMBERS = 2**22
 class Predictions:
     """What a step has predicted, which stays at the party."""
 
-    values: Array
-    """Labels or numbers, shape (m,)."""
-    rows: Array | None = None
-    """The party's rows that were predicted, shape (m,); None: all."""
-    model: str = ""
-    """Number of the model that predicted them, if that is not the run's."""
+    values: Array  # labels or numbers, shape (m,)
+    rows: Array | None = None  # the party's rows of these, shape (m,); None: all
+    model: str = ""  # number of the model that predicted them, if not the run's
     more: Mapping[str, Array] = field(default_factory=dict)
-    """Further texts or numbers of each row, shape (m,), by name: classes, scores,
-    probabilities."""
+    """Further texts or numbers of each row, shape (m,), by name: classes, scores."""
 
 
 class RowSets(Protocol):
@@ -103,19 +99,15 @@ class Party:
 
     Attributes
     ----------
-    seed, n_parties : int
-        Seed of the run, and number of parties T; set before each step.
+    seed, n_parties, session : int
+        Seed of the run, number of parties T, and number of the run.
     private_draws : bool
         Whether its streams come from `run_secret`, since the run has no seed.
     run_secret : bytes
-        Random bytes of this party and this run, whatever its seed, for keys: the same
-        for a step that is asked twice. Nothing that leaves the party may depend on them
-        but by a key.
-    session : int
-        Number of the run.
+        Random bytes of this party and this run, whatever its seed, for keys. Nothing
+        that leaves the party may depend on them but by a key.
     names : sequence of str
-        Names of the parties in their order, as they have signed them; empty where they
-        sign nothing.
+        Names of the parties as they have signed them; empty where they sign nothing.
     agree : callable or None
         From the index of another party to 32 bytes of the run that these two know, and
         the server does not.
@@ -137,12 +129,11 @@ class Party:
         Index of the DataFrame that `X` was.
     shared : dict of str to Array of bool, shape (n,)
         Rows that :meth:`share` has counted in the run, by kind.
-    row_sets : RowSets or None
-        Guard of the rows over which the party adds up; None in a run in one process.
+    row_sets, releases : RowSets or None, Releases or None
+        Guard of the rows over which the party adds up, and what counts those that
+        leave; None in a run in one process.
     order_key : str or None
         What changes with the order of the rows, where parties have aligned them.
-    releases : Releases or None
-        What counts them; None: nothing is counted.
 
     Raises
     ------
@@ -160,7 +151,7 @@ class Party:
     index: int | None = None
     ids_digest: str | None = None
     state_dir: Path | None = None
-    consent: Consent | None = field(default=None)
+    consent: Consent | None = None
     checked: InitVar[bool] = False
     n_parties: int = field(default=0, init=False)
     seed: int = field(default=0, init=False)
@@ -238,34 +229,31 @@ class Party:
             _check_real(self.X, f"X of {who}")
         if self.y is not None:
             self.y = number_array(self.y, f"y of {who}")
-            if self.y.shape != (len(self.X),):
-                raise ValueError(
-                    f"y of {who} must have one label for each of the {len(self.X)} "
-                    f"rows, got shape {self.y.shape}"
-                )
+            self._check_length(self.y, f"y of {who} must have one label")
             _check_labels(self.y, f"y of {who}")
         if self.ids is not None:
             if np.ma.is_masked(self.ids):
                 raise ValueError(f"ids of {who} must have no masked value")
             given, self.ids = np.asarray(self.ids, object), np.asarray(self.ids)
-            if self.ids.shape != (len(self.X),):
-                raise ValueError(
-                    f"ids of {who} must have one id for each of the {len(self.X)} "
-                    f"rows, got shape {self.ids.shape}"
-                )
+            self._check_length(self.ids, f"ids of {who} must have one id")
             texts, fault = normal_ids(given)
             if fault:
                 raise ValueError(f"ids of {who} {fault}")
             if self.ids.dtype.kind == "O":
                 self.ids = np.array([str(value) for value in given.tolist()])
             if repeated := len(texts) - len(set(texts)):
-                raise ValueError(
-                    f"ids of {who} must be distinct, got {repeated} repeated"
-                )
+                rule = f"must be distinct, got {repeated} repeated"
+                raise ValueError(f"ids of {who} {rule}")
         if self.columns is not None and len(self.columns) != self.X.shape[1]:
             raise ValueError(
                 f"columns of {who} must name each of the {self.X.shape[1]} columns of "
                 f"X, got {len(self.columns)} names"
+            )
+
+    def _check_length(self, values: Array, rule: str) -> None:
+        if values.shape != (len(self.X),):
+            raise ValueError(
+                f"{rule} for each of the {len(self.X)} rows, got shape {values.shape}"
             )
 
     def take(self, rows: Array) -> Party:
@@ -317,8 +305,8 @@ class Party:
     def reveal(self, kind: Kind, again: bool = False, times: int = 1) -> None:
         """Check before a step computes that what it reveals may leave, and count it.
 
-        With `again` it was counted before; it leaves so many `times`. Raises PartyError
-        if the party's consent lets none of this kind leave, or not that often.
+        With `again` it was counted before. Raises PartyError if the consent lets none
+        of this kind leave, or not that often.
         """
         if (counter := self._counter()) is None:
             return
@@ -328,10 +316,7 @@ class Party:
             counter.count(kind, times)
 
     def share(self, rows: Array, kind: Kind) -> None:
-        """Count rows whose values leave the party other than in sums over all rows.
-
-        Raises PartyError if the party's consent lets none of this kind leave, or fewer.
-        """
+        """Count rows whose values leave; raise PartyError if so many may not."""
         if (counter := self._counter()) is not None:
             counter.add(kind, rows)
 
@@ -348,16 +333,12 @@ class Party:
         *,
         by_choice: bool = False,
     ) -> None:
-        """Check, before a step adds up rows for others, that it may be these rows.
+        """Raise PartyError unless a step may add up these rows for others.
 
-        rows: numbers of the rows, shape (m,), with repeats; default: all of the
-            session.
+        rows: their numbers, shape (m,), with repeats; default: all of the session.
         weights: their weights, shape (m,); default: 1.
         by_choice: whether the party itself has removed or added rows: the set is noted,
             and may differ from an earlier one by few rows.
-
-        Raises PartyError, with details in the log, if the rows are few, or differ by
-        few from those of an earlier sum, or if the parties have changed.
         """
         if self.row_sets is not None:
             chosen = None if rows is None else rows.astype(np.intp)
@@ -366,8 +347,8 @@ class Party:
     def tags(self, rows: Array, key: bytes) -> Array:
         """Return the sorted tags (uint64) that identify rows for the life of the data.
 
-        They are hashes of the ids under `key`, which the party alone has: nobody else
-        can identify rows by their tags. Raises PartyError if the rows have no ids.
+        They are hashes of ids under `key`, which the party alone has. Raises PartyError
+        without ids.
         """
         ids = self.read_ids()
         if ids is None:
@@ -375,17 +356,16 @@ class Party:
                 "a limit for the life of the data needs the ids of this party's rows "
                 "(id-column), by which they are known in a later run"
             )
-        texts = [str(ids[row]).encode() for row in rows.tolist()]
+        texts = (str(ids[row]).encode() for row in rows.tolist())
         hashes = [hashlib.blake2b(t, digest_size=8, key=key).digest() for t in texts]
         return np.unique(np.frombuffer(b"".join(hashes), dtype="<u8"))
 
     def afford(self, name: str, rows: int, width: int) -> None:
-        """Refuse work that is out of proportion to the party's own rows.
+        """Refuse work out of proportion: repeated rows cost their sender little.
 
-        A request of repeated rows, or of zeros, costs its sender little. `name` is what
-        the request calls the rows, `rows` their number, and `width` how many numbers
-        are made of each. Raises PartyError if the rows are more than twice those of the
-        party, and `rows` times `width` is above `MOST_NUMBERS`.
+        `name` is what the request calls the rows, and each makes `width` numbers.
+        Raises PartyError if the `rows` are more than twice the party's, and `rows`
+        times `width` is above `MOST_NUMBERS`.
         """
         most = max(2 * self.n_rows, MOST_NUMBERS // max(width, 1))
         if rows > most:
@@ -453,8 +433,7 @@ class Party:
         """Return the generator of one named stream of this party in this run.
 
         It depends on (seed, party, stream) alone, and where the run has no seed on a
-        key of the stream: a step that is asked twice draws the same, in process, in
-        Ray and on a SuperNode.
+        key of the stream: a step that is asked twice draws the same.
         """
         if self.index is None:
             raise RuntimeError("a party has a generator only inside a step of a run")
@@ -465,10 +444,9 @@ class Party:
         return np.random.default_rng(np.random.SeedSequence(entropy))
 
     def secret_bytes(self, stream: str, size: int) -> bytes:
-        """Return bytes of one named stream, the same each time, to be kept secret.
+        """Return secret bytes of one named stream, the same each time.
 
-        Where the run has no seed, they come from a cipher; no number that :meth:`rng`
-        draws says anything of them.
+        Without a seed of the run, nothing that :meth:`rng` draws says anything of them.
         """
         if self.index is None or not self.private_draws:
             return self.rng(stream).bytes(size)
@@ -515,12 +493,11 @@ def _check_real(values: Array, what: str) -> None:
             raise ValueError(f"{what} {fault}")
 
 
-def _missing(_: slice, values: Array) -> int:
-    return int((~np.isfinite(values)).sum())
-
-
 def _check_finite(rows: Rows, what: str) -> None:
-    if missing := rows.map_reduce(_missing, operator.add, 0):
+    def count(_: slice, values: Array) -> int:
+        return int((~np.isfinite(values)).sum())
+
+    if missing := rows.map_reduce(count, operator.add, 0):
         raise ValueError(
             f"{what} must have no missing or infinite value, {missing} found"
         )
@@ -535,10 +512,7 @@ def _check_labels(y: Array, what: str) -> None:
 
 
 def digest_ids(ids: Array) -> str:
-    """Return the SHA-256, 64 hexadecimal digits, of the ids in their order.
-
-    They are hashed as text, so that 7 equals "7".
-    """
+    """Return the SHA-256 in hexadecimal of ids as text, in order: 7 equals "7"."""
     sha = hashlib.sha256()
     for value in ids.tolist():
         text = str(value).encode()

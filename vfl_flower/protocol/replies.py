@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, cast, overload
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.contract import (
+    ENCRYPTED,
     NEXT,
     PRIVATE,
     SECRET,
@@ -23,9 +24,10 @@ from vfl_flower.protocol.contract import (
 )
 from vfl_flower.protocol.errors import PartyFailed
 from vfl_flower.protocol.exchange import Opened
+from vfl_flower.protocol.frame import SumRequest
 from vfl_flower.protocol.seals import Sealed
 from vfl_flower.protocol.steps import R, Step
-from vfl_flower.secure_aggregation import Field, Group
+from vfl_flower.secure_aggregation import Field, Group, group
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
 
@@ -34,20 +36,13 @@ from vfl_flower.typing import Array, Arrays
 class PartyInfo:
     """What a party says of itself in ``hello``."""
 
-    node_id: int
-    """Flower's number of the node."""
-    name: str
-    """``party-name``, or ``party-<index>``."""
+    node_id: int  # Flower's number
+    name: str  # ``party-name``, or ``party-<index>``
     n_rows: int
-    """The number of its rows."""
     n_columns: int
-    """The number of its columns."""
-    n_labels: int
-    """The number of rows whose label it knows."""
-    keeps: bool = False
-    """Whether it has a place for its local models."""
-    lets: Sequence[Kind] = ()
-    """What may leave it of what the run wants without needing it."""
+    n_labels: int  # rows whose label it knows
+    keeps: bool = False  # whether it has a place for its local models
+    lets: Sequence[Kind] = ()  # what may leave it that the run can do without
 
 
 @shapes_only
@@ -55,19 +50,16 @@ class PartyInfo:
 class Replies(Sequence[R]):
     """One reply per party, in party order, and the sums over all parties."""
 
-    values: list[R]
-    """What each party sent in the clear, as its step declares it."""
+    values: list[R]  # what each party sent in the clear, as its step declares it
     failure: Callable[[int, str], PartyFailed] = field(repr=False)
     """Makes the error that says what is wrong with a party's reply."""
-    sums: Arrays = field(default_factory=dict)
-    """Sums over parties of what they sent under masks."""
+    sums: Arrays = field(default_factory=dict)  # of what was sent under masks
     sealed: dict[str, Sealed] = field(default_factory=dict)
     """Sums over parties that only one party can open."""
     secrets: dict[str, list[Any]] = field(default_factory=dict)
     """What each party has for all others, encrypted for each: an argument of
     :func:`~vfl_flower.protocol.steps.each`. The sender's place has None."""
-    clipped: int = 0
-    """The number of values that were clipped to the bound of their sum."""
+    clipped: int = 0  # values, to the bound of their sum
 
     @overload
     def __getitem__(self, index: int) -> R: ...
@@ -82,10 +74,7 @@ class Replies(Sequence[R]):
         return len(self.values)
 
     def each(self, name: str) -> list[Any]:
-        """Return the value called `name` of each party, in party order.
-
-        Raises PartyFailed if a party has left it out.
-        """
+        """Return each party's value of a name; raise PartyFailed if one lacks it."""
         for j, reply in enumerate(self.values):
             if name not in reply:
                 raise self.failure(j, f"its reply lacks {name!r}")
@@ -108,29 +97,27 @@ def checked(
     sender: int,
     count: int,
     sizes: Sizes,
-    groups: Mapping[str, Group],
-    relayed: Collection[str],
+    sums: Mapping[str, SumRequest],
     arrived: Opened,
 ) -> Reply[R]:
     """Return what one of `count` parties has sent, if its step declares it so.
 
-    `groups` are those of the sums that the server asked for, and `relayed` names those
-    that travel from party to party. Raises ContractError.
+    `sums` are those that the server asked for. Raises ContractError.
     """
     fields, reply = step.contract.reply, arrived.values
-    hidden = {name: reply.pop(name, None) for name in groups}
+    hidden = {name: reply.pop(name, None) for name in sums}
     secrets = {
         name: _for_others(sender, count, name, declared.leaves, reply)
         for name, declared in fields.items()
-        if declared.leaves in (SECRET, PRIVATE, NEXT)
+        if declared.leaves in ENCRYPTED
     }
     clear = {n: field for n, field in fields.items() if not field.leaves}
     values = structure(clear, reply, sizes)
-    for name, adding in groups.items():
-        array = hidden[name]
+    for name, wanted in sums.items():
+        adding, array = group(wanted.group, wanted.bound, count), hidden[name]
         if not isinstance(array, np.ndarray) or array.dtype != adding.dtype:
             raise ContractError(f"it lacks the masked array {name!r}")
-        if name not in relayed:  # otherwise it is encrypted
+        if wanted.relay is None:  # otherwise it is encrypted
             _check_elements(name, array, adding)
             shaped = declared_as(fields, name)
             if shaped is not None and shaped.array is not None:

@@ -105,10 +105,7 @@ def _lines(name: str, requests: Iterable[Any]) -> list[str]:
 
 
 def read_requests(folder: Path | None, name: str) -> dict[int, str]:
-    """Return what the party requests in one of its files, by line number.
-
-    Raises PartyError if the file is not text, or is a link.
-    """
+    """Return a file's requests by line number; raise PartyError if it is no text."""
     path = None if folder is None else folder / name
     if path is None or not path.exists():
         return {}
@@ -154,6 +151,3 @@ def _write(path: Path, lines: Sequence[str]) -> None:
         return
     with refusing_files(f"{path.name} cannot be removed", path):
         path.unlink(missing_ok=True)
-
-
-__all__ = ["request_changes"]

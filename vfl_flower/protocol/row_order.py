@@ -1,8 +1,6 @@
 """Row orders that the parties of a run have agreed on, stored by name at each party.
 
-Parties whose files hold different rows agree once which ids all of them hold, and in
-which order. Each stores the order under a name in its ``state-dir``; later runs name
-it, and a party then takes these rows of its file, in this order.
+Later runs name the order, and a party then takes these rows of its file, in this order.
 """
 
 from __future__ import annotations
@@ -81,12 +79,10 @@ def normal_ids(ids: Iterable[Any] | None) -> list[bytes]:
 class RowOrder:
     """The rows of one party that all parties hold, in the common order."""
 
-    name: str
-    """What the parties call it."""
+    name: str  # what the parties call it
     tag: str
     """The same at all parties, and of no other order; it reveals nothing of an id."""
-    salt: bytes
-    """The salt of the digests, at this party alone."""
+    salt: bytes  # of the digests, at this party alone
     ids: Array
     """Digests of the ids, uint8, shape (m, 16), by which the rows are found in a
     changed file too."""
@@ -108,13 +104,10 @@ class RowOrder:
         return f"{self.digest} {content.hexdigest()}"
 
     def rows(self, ids: Iterable[Any] | None) -> Array:
-        """Return where the ids of the order stand among those of a file: m row numbers.
-
-        Raises PartyError if some are missing, and as :func:`normal_ids` does.
-        """
+        """Return the rows, shape (m,), of the order's ids; raise PartyError without."""
         blocks = [None] if ids is None else _blocks(ids)
-        parts = [_digests(self.salt, normal_ids(block)) for block in blocks]
-        held = np.concatenate(parts).view(f"S{DIGEST_BYTES}").ravel()
+        digests = [_digests(self.salt, normal_ids(block)) for block in blocks]
+        held = np.concatenate(digests).view(f"S{DIGEST_BYTES}").ravel()
         wanted = self.ids.view(f"S{DIGEST_BYTES}").ravel()
         order = np.argsort(held, kind="stable")
         ranked = held[order]
@@ -139,8 +132,8 @@ def check_name(name: str) -> None:
 def save_order(folder: Path, order: RowOrder) -> None:
     """Store an order in a party's ``state-dir``, under a name that is not yet used.
 
-    Raises PartyError if the name is invalid, there is another order of this name, or
-    the folder cannot be written to.
+    Raises PartyError if the name is invalid or used, or the folder cannot be written
+    to.
     """
     target = _path(folder, order.name)
     if target.exists():
@@ -180,11 +173,7 @@ def list_orders(folder: Path) -> list[str]:
 
 
 def load_order(folder: Path | None, name: str) -> RowOrder:
-    """Return an order that runs may use; see :func:`read_order`.
-
-    Raises PartyError as :func:`read_order` does, or if the operator has not accepted
-    it.
-    """
+    """Return an order; raise PartyError unless the operator has accepted it."""
     order = read_order(folder, name)
     assert folder is not None
     if not is_accepted(folder, order):
@@ -196,10 +185,7 @@ def load_order(folder: Path | None, name: str) -> RowOrder:
 
 
 def read_order(folder: Path | None, name: str) -> RowOrder:
-    """Read an order from a party's ``state-dir``.
-
-    Raises PartyError if there is no folder or no such order, or if its file is damaged.
-    """
+    """Read an order; raise PartyError if there is none, or if its file is damaged."""
     if folder is None:
         raise PartyError("alignment needs a state-dir, in which the order is kept")
     what, path = f"alignment {name!r} of this party", _path(folder, name)
@@ -207,9 +193,8 @@ def read_order(folder: Path | None, name: str) -> RowOrder:
         stored = read_npz(io.BytesIO(read_private(path)), compressed=False)
         about = json.loads(str(stored["about"]))
         fits = about["format"] == FORMAT and about["name"] == name
-        order = RowOrder(
-            name, str(about["tag"]), stored["salt"].tobytes(), stored["ids"]
-        )
+        salt, ids = stored["salt"].tobytes(), stored["ids"]
+        order = RowOrder(name, str(about["tag"]), salt, ids)
         fits &= order.ids.dtype == np.uint8 and order.ids.shape[1:] == (DIGEST_BYTES,)
     except FileNotFoundError:
         raise PartyError(
@@ -243,7 +228,6 @@ def _blocks(ids: Iterable[Any]) -> Iterator[Sequence[Any]]:
 
 
 def _digests(salt: bytes, ids: Iterable[bytes]) -> Array:
-    digests = b"".join(
-        hashlib.blake2b(id_, digest_size=DIGEST_BYTES, key=salt).digest() for id_ in ids
-    )
+    hashes = (hashlib.blake2b(i, digest_size=DIGEST_BYTES, key=salt) for i in ids)
+    digests = b"".join(sha.digest() for sha in hashes)
     return np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES)

@@ -1,10 +1,9 @@
 """A party's guard of the rows over which it adds anything up for others.
 
-The server chooses these rows: by an order that the parties have aligned, by numbers, by
-a seed or a share. Two sums over rows that differ by a single row reveal that row. So a
-party notes each set of rows, with their weights, for the life of its data: a new set
-must be an earlier one, or differ from every earlier one by many rows. It also notes the
-parties of each sum, since sums with and without a party reveal what that party adds.
+The server chooses these rows, and two sums over rows that differ by a single row reveal
+that row. So a party notes each set of rows, with their weights, for the life of its
+data: a new set must be an earlier one, or differ from every earlier one by many rows.
+It also notes the parties of each sum: sums with and without one reveal what it adds.
 
 Rows are known by keyed tags of their ids, whatever the order of a file, and by their
 places in a file without ids.
@@ -85,8 +84,7 @@ def _refusal(reason: str, *values: object) -> PartyError:
 class RowSet:
     """Some of the rows that a party has ever had."""
 
-    mask: Array
-    """Which rows, by number; bool, shape (largest number + 1,)."""
+    mask: Array  # which rows, by number; bool, shape (largest number + 1,)
     weights: Array | None
     """Their weights over the largest, by row number, shape (m,); None: all are 1."""
 
@@ -164,20 +162,16 @@ class RowSet:
 
 
 class RowSets:
-    """The sets of rows that a party has added up, in its journal.
+    """The sets of rows that a party has added up, in its journal at `path`.
 
-    db: the journal, in the transaction of a message.
-    path: its file.
-    party: the party, in a run.
-    key: key of the tags of its rows.
+    `db` is in the transaction of a message, and `key` that of the tags of the rows.
     """
 
     def __init__(
         self, db: sqlite3.Connection, path: Path, party: Party, key: bytes
     ) -> None:
         assert party.consent is not None
-        self._db, self._path, self._party = db, path, party
-        self._key = key
+        self._db, self._path, self._party, self._key = db, path, party, key
         self._consent: Consent = party.consent
         self._by_place = party.order_name is None
         self._order = f"{party.order_name or 'places'} {party.n_rows}"
@@ -187,7 +181,7 @@ class RowSets:
     ) -> None:
         """Note a set of rows, or refuse it; see :meth:`Party.sum_over`."""
         check_journal(self._db, self._path)
-        if rows is None and (number := self._value("row_set")) is not None:
+        if rows is None and (number := self._of_order("row_set")) is not None:
             self._check_parties(number)
             return
         numbers = self._numbers()
@@ -195,9 +189,7 @@ class RowSets:
         sha = hashlib.sha256(b"%d %d " % (self._by_place, len(rows_of_sum.bits)))
         sha.update(rows_of_sum.bits + (rows_of_sum.packed_weights or b""))
         query = "SELECT id FROM row_sets WHERE digest = ?"
-        noted = self._db.execute(query, (sha.digest(),)).fetchone()
-        if noted is not None:
-            (number,) = noted
+        if (number := first_value(self._db, query, sha.digest())) is not None:
             self._check_parties(number)
         else:
             self._check_size(rows_of_sum)
@@ -210,15 +202,14 @@ class RowSets:
             update = "UPDATE row_orders SET row_set = ? WHERE name = ?"
             self._db.execute(update, (number, self._order))
 
-    def _value(self, column: str) -> Any:
+    def _of_order(self, column: str) -> Any:
         """Return what the journal has of the order of the rows, or None."""
         query = f"SELECT {column} FROM row_orders WHERE name = ?"
-        known = self._db.execute(query, (self._order,)).fetchone()
-        return None if known is None else known[0]
+        return first_value(self._db, query, self._order)
 
     def _numbers(self) -> Array:
         """Return the number of each row of the session, by which all sets know it."""
-        if (known := self._value("numbers")) is not None:
+        if (known := self._of_order("numbers")) is not None:
             return np.frombuffer(known, "<u4")
         numbers = np.arange(self._party.n_rows, dtype="<u4")
         if not self._by_place:
@@ -227,23 +218,19 @@ class RowSets:
                 raise PartyError("rows that have a digest of their ids must have ids")
             drawn = stream(self._key, [labels.ROW_TAGS])(16 * MOST_OF_ID)
             tags = text_tags(ids, np.frombuffer(drawn, "<u8").reshape(2, -1))
-            stored = self._db.execute("SELECT tags FROM row_tags").fetchone()
-            known_tags = np.frombuffer(stored[0] if stored else b"", "<u8")
-            new = ~np.isin(tags, known_tags)
-            known_tags = np.concatenate([known_tags, tags[new]])
+            stored = first_value(self._db, "SELECT tags FROM row_tags")
+            known_tags = np.frombuffer(stored or b"", "<u8")
+            new = tags[~np.isin(tags, known_tags)]
+            known_tags = np.concatenate([known_tags, new])
             by_tag = np.argsort(known_tags)
             places = np.searchsorted(known_tags, tags, sorter=by_tag)
             numbers = by_tag[places].astype("<u4")
             self._db.execute("DELETE FROM row_tags")
             self._db.execute("INSERT INTO row_tags VALUES (?)", (known_tags.tobytes(),))
-        self._db.execute(
-            "INSERT INTO row_orders VALUES (?, NULL, ?)",
-            (self._order, numbers.tobytes()),
-        )
-        self._db.execute(
-            "DELETE FROM row_orders WHERE rowid <= "
-            f"(SELECT max(rowid) FROM row_orders) - {MOST_ORDERS}"
-        )
+        insert = "INSERT INTO row_orders VALUES (?, NULL, ?)"
+        self._db.execute(insert, (self._order, numbers.tobytes()))
+        oldest = f"(SELECT max(rowid) FROM row_orders) - {MOST_ORDERS}"
+        self._db.execute(f"DELETE FROM row_orders WHERE rowid <= {oldest}")
         return numbers
 
     def _note(self, rows_of_sum: RowSet, digest: bytes) -> int:
@@ -251,11 +238,9 @@ class RowSets:
         s, parties = rows_of_sum, json.dumps([sorted(self._party.names)])
         blocks = s.blocks.astype("<f4").tobytes()
         n_weights = 0 if s.weights is None else len(s.weights)
-        values = self._by_place, digest, s.squares, n_weights
-        number = self._db.execute(
-            "INSERT INTO row_sets VALUES (NULL, ?, ?, ?, ?, ?, ?)",
-            (*values, parties, blocks),
-        ).lastrowid
+        values = self._by_place, digest, s.squares, n_weights, parties, blocks
+        insert = "INSERT INTO row_sets VALUES (NULL, ?, ?, ?, ?, ?, ?)"
+        number = self._db.execute(insert, values).lastrowid
         assert number is not None
         rows = number, s.bits, s.packed_weights
         self._db.execute("INSERT INTO row_set_rows VALUES (?, ?, ?)", rows)
@@ -284,13 +269,10 @@ class RowSets:
 
     def _check_distance(self, rows_of_sum: RowSet) -> None:
         """Refuse a set that differs from an earlier one by few rows."""
-        least = self._consent.min_changed_rows
-        v = rows_of_sum
-        columns = "id, squares, n_weights"
-        columns += ", blocks" if v.weights is None else ""
-        earlier = self._db.execute(
-            f"SELECT {columns} FROM row_sets WHERE places = ?", (self._by_place,)
-        ).fetchall()
+        least, v = self._consent.min_changed_rows, rows_of_sum
+        columns = "id, squares, n_weights" + (", blocks" if v.weights is None else "")
+        query = f"SELECT {columns} FROM row_sets WHERE places = ?"
+        earlier = self._db.execute(query, (self._by_place,)).fetchall()
         if not earlier:
             return
         ids, squares, n_weights = np.array([row[:3] for row in earlier]).T
@@ -320,8 +302,8 @@ class RowSets:
     def _check_parties(self, number: int) -> None:
         """Refuse a set of an earlier sum with other parties, or note these."""
         query = "SELECT parties FROM row_sets WHERE id = ?"
-        (stored,) = self._db.execute(query, (number,)).fetchone()
-        earlier, now = json.loads(stored), sorted(self._party.names)
+        earlier = json.loads(first_value(self._db, query, number))
+        now = sorted(self._party.names)
         if now in earlier:
             return
         for names in earlier:
@@ -343,22 +325,24 @@ class RowSets:
 # -- the journal, lost or restored -----------------------------------------------------
 
 
+def first_value(db: sqlite3.Connection, query: str, *values: Any) -> Any:
+    """Return the first column of the first row, or None."""
+    row = db.execute(query, values).fetchone()
+    return None if row is None else row[0]
+
+
 def count_sets(db: sqlite3.Connection) -> int:
     """Return how many row sets a journal has."""
-    return int(db.execute("SELECT count(*) FROM row_sets").fetchone()[0])
+    return int(first_value(db, "SELECT count(*) FROM row_sets"))
 
 
 def check_journal(db: sqlite3.Connection, path: Path) -> None:
-    """Refuse a journal that was lost, or restored from a backup.
-
-    Raises PartyError if the journal is not the file in which its row sets were written,
-    or has fewer of them than it once had.
-    """
+    """Raise PartyError for a journal that was lost, or restored from a backup."""
     inode = path.stat().st_ino
-    known = db.execute("SELECT inode FROM row_journal").fetchone()
+    known = first_value(db, "SELECT inode FROM row_journal")
     anchor = path.with_name(ANCHOR)
     expected = int(anchor.read_text()) if anchor.exists() else 0
-    if count_sets(db) < expected or known not in (None, (inode,)):
+    if count_sets(db) < expected or known not in (None, inode):
         log.error(
             "the journal %s was lost or restored from a backup, so this party does not "
             "know all rows over which sums have left it: bring back the newest "

@@ -21,33 +21,22 @@ class Seal:
     """``"pad"``: a sum at the server, on which the receiver's own pad is left.
     ``"relay"``: a partial sum, which `sender` has encrypted for the receiver.
     ``"secret"``: bytes, which `sender` has encrypted for the receiver."""
-    action: str
-    """The step that made it."""
-    name: str
-    """What the step's reply calls it."""
-    round: int
-    """The round trip of that step."""
-    sender: int = 0
-    """Index of the party that sent it; of a pad 0."""
-    group: str = "-"
-    """Where the sum is added; of a secret ``"-"``."""
-    bound: float | None = None
-    """The bound of an addend; of a secret None."""
+    action: str  # the step that made it
+    name: str  # what the step's reply calls it
+    round: int  # the round trip of that step
+    sender: int = 0  # the place of the party; of a pad 0
+    group: str = "-"  # where the sum is added; of a secret "-"
+    bound: float | None = None  # of an addend; of a secret None
 
     def pack(self) -> str:
         """Return the seal as text, as a message carries it."""
         bound = "-" if self.bound is None else float(self.bound).hex()
-        return (
-            f"{self.kind} {self.action} {self.name} {self.round} {self.group} "
-            f"{bound} {self.sender}"
-        )
+        made = self.kind, self.action, self.name, self.round
+        return " ".join(map(str, (*made, self.group, bound, self.sender)))
 
     @classmethod
     def parse(cls, text: object) -> Seal:
-        """Return the seal that a text stands for.
-
-        Raises ValueError if it stands for none.
-        """
+        """Return the seal that a text stands for, or raise ValueError."""
         words = text.split() if isinstance(text, str) else []
         try:
             kind, action, name, number, group, bound, sender = words
@@ -63,11 +52,7 @@ class Seal:
         return seal
 
     def is_of(self, name: str) -> bool:
-        """Return whether the seal is of a value called `name`.
-
-        ``angles_2`` and ``angles`` are one name: the number says whose, or which block.
-        So is ``rows.angles``, a field of a structure.
-        """
+        """Return whether it is of a name: ``angles_2`` is, and the field ``x.angles``."""
         return stem(self.name) == stem(name.rpartition(".")[2])
 
 
@@ -76,12 +61,9 @@ class Seal:
 class Sealed:
     """A value that the server passes on and cannot open."""
 
-    to: int
-    """The party that can open it."""
-    parts: tuple[Array, ...]
-    """Elements that add up to the value when they are opened."""
-    seals: tuple[Seal, ...]
-    """What the party needs to know to open each."""
+    to: int  # the party that can open it
+    parts: tuple[Array, ...]  # they add up to the value when they are opened
+    seals: tuple[Seal, ...]  # what the party needs to know to open each
 
     def __add__(self, other: Sealed) -> Sealed:
         """Return the sum of both, for the same party."""
@@ -96,10 +78,7 @@ def stem(name: str) -> str:
 def split(
     values: Mapping[str, Any], receiver: int
 ) -> tuple[dict[str, Any], dict[str, list[Seal]]]:
-    """Return the values of a message to a party, and how to open what is sealed.
-
-    Raises ValueError if a value is sealed for another party.
-    """
+    """Return a message's values, and how its receiver opens the sealed ones."""
     content: dict[str, Any] = {}
     seals: dict[str, list[Seal]] = {}
     for name, value in values.items():

@@ -20,7 +20,6 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import itertools
 import linecache
 import re
 import sys
@@ -28,6 +27,7 @@ import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import (
     Annotated,
     Any,
@@ -72,14 +72,10 @@ class InOutputDir(str):
 class Setting:
     """One setting of a strategy."""
 
-    name: str
-    """The name of the constructor's argument."""
-    default: Any
-    """Its default; ``...`` if it has none."""
-    text: str
-    """What it means."""
-    rule: str
-    """What it must be: "a number above 0 or 'median'"."""
+    name: str  # of the constructor's argument
+    default: Any  # ``...`` if it has none
+    text: str  # what it means
+    rule: str  # what it must be: "a number above 0 or 'median'"
     choices: tuple[str, ...]
     """The words that it may be; none if any word will do, or no word."""
     kinds: tuple[type, ...]
@@ -103,12 +99,8 @@ def settings(cls: type[T]) -> type[T]:
     rule and the value, and ``TypeError`` for an argument that it does not have.
     What ``__post_init__`` raises is left as it is.
     """
-    config = pydantic.ConfigDict(
-        strict=True,
-        extra="forbid",
-        arbitrary_types_allowed=True,
-        allow_inf_nan=False,
-    )
+    config = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    config["arbitrary_types_allowed"] = True
     made: Any = pydantic_dataclass(cls, config=config, eq=False)
     for name, text in _docstrings(cls, sys._getframe(1)).items():
         if name in made.__pydantic_fields__:
@@ -150,7 +142,7 @@ def _docstrings(cls: type, frame: types.FrameType) -> dict[str, str]:
     assert isinstance(tree, ast.ClassDef)
     return {
         field.target.id: inspect.cleandoc(text.value.value)
-        for field, text in itertools.pairwise(tree.body)
+        for field, text in pairwise(tree.body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)
         and isinstance(text, ast.Expr)
@@ -170,18 +162,17 @@ def _settings_of(strategy: Any) -> tuple[Setting, ...]:
         default = info.get_default(call_default_factory=True)
         folders = (m for m in info.metadata if isinstance(m, InOutputDir))
         choices, kinds = _kinds(hints[name])
-        declared.append(
-            Setting(
-                name,
-                ... if info.is_required() else default,
-                _text(strategy, name),
-                describe(hints[name]),
-                choices,
-                kinds,
-                default if type(default) in kinds else None,
-                next(folders, ""),
-            )
+        setting = Setting(
+            name,
+            default=... if info.is_required() else default,
+            text=_text(strategy, name),
+            rule=describe(hints[name]),
+            choices=choices,
+            kinds=kinds,
+            in_run_config=default if type(default) in kinds else None,
+            folder=next(folders, ""),
         )
+        declared.append(setting)
     return tuple(declared)
 
 
@@ -205,14 +196,10 @@ def values_of(strategy: object) -> dict[str, Any]:
 
 
 def check_unused(strategy: object, names: Sequence[str], where: str) -> None:
-    """Raise ValueError where a setting that has no effect was changed.
-
-    `where` says where the settings `names` have none: ``"kernel 'gaussian'"``.
-    """
-    declared = {setting.name: setting for setting in settings_of(type(strategy))}
+    """Raise ValueError where settings `names` were changed that `where` ignores."""
+    defaults = {s.name: s.default for s in settings_of(type(strategy))}
     for name in names:
-        value = getattr(strategy, name)
-        if value != declared[name].default:
+        if (value := getattr(strategy, name)) != defaults[name]:
             shown = repr(value)[:200]
             raise ValueError(f"{name} has no effect with {where}, got {shown}")
 
@@ -231,11 +218,8 @@ def _kinds(hint: Any) -> tuple[tuple[str, ...], tuple[type, ...]]:
         words = tuple(a for a in arguments if isinstance(a, str))
         return words, tuple(dict.fromkeys(type(a) for a in arguments))
     if origin in (Union, types.UnionType):
-        parts = [_kinds(argument) for argument in arguments]
-        return (
-            tuple(word for words, _ in parts for word in words),
-            tuple(dict.fromkeys(kind for _, kinds in parts for kind in kinds)),
-        )
+        choices, kinds = zip(*map(_kinds, arguments), strict=True)
+        return tuple(chain(*choices)), tuple(dict.fromkeys(chain(*kinds)))
     return (), (hint,) if hint in (bool, int, float, str) else ()
 
 
@@ -258,10 +242,7 @@ def _refusal(
 
 
 def documented(text: str, declared: Sequence[Setting]) -> str:
-    """Return a docstring with settings at the end of its parameters.
-
-    It gets a section of parameters if it has none.
-    """
+    """Return a docstring with settings at the end of its parameters."""
     parameters = []
     for setting in declared:
         default = "" if setting.default is ... else f", default {setting.default!r}"

@@ -34,7 +34,7 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Traces = dict[str, list[tuple[int, int, float]]]
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, kw_only=True)
 class ProtocolResult(Result):
     """Flower's ``Result`` with the model and what it cost.
 
@@ -65,30 +65,29 @@ class ProtocolResult(Result):
         ``docs/simulate.md``.
     """
 
-    model: Model = field(kw_only=True)
-    ledger: Ledger = field(kw_only=True)
-    evaluation: Ledger = field(kw_only=True)
-    seed: int | None = field(kw_only=True)
-    strategy: ProtocolStrategy = field(kw_only=True)
-    parties: tuple[PartyInfo, ...] = field(kw_only=True)
-    seconds: float = field(default=0.0, kw_only=True)
-    traces: Traces = field(default_factory=dict, kw_only=True)
-    warnings: tuple[str, ...] = field(default=(), kw_only=True)
-    curves: Mapping[str, Sequence[Any]] = field(default_factory=dict, kw_only=True)
+    model: Model
+    ledger: Ledger
+    evaluation: Ledger
+    seed: int | None
+    strategy: ProtocolStrategy
+    parties: tuple[PartyInfo, ...]
+    seconds: float = 0.0
+    traces: Traces = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    curves: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @property
     def metrics(self) -> dict[str, Any]:
         """The metrics of the last recorded iteration."""
-        last = max(self.train_metrics_clientapp)
-        return dict(self.train_metrics_clientapp[last])
+        recorded = self.train_metrics_clientapp
+        return dict(recorded[max(recorded)])
 
 
 class Run:
     """What a protocol is given besides the parties: its randomness and its record.
 
-    seed: the seed of the run.
-    curves: set by a protocol that has data for pictures of the model.
-    warnings: added by a protocol: why the result may be worse than it should be.
+    A protocol sets `curves`, the data of pictures of the model, and adds `warnings`:
+    why the result may be worse than it should be.
     """
 
     def __init__(
@@ -114,18 +113,15 @@ class Run:
     ) -> None:
         """Store the metrics of an iteration and call ``evaluate_fn`` on its model.
 
-        `iteration` is 0 for the model before training, and then as the protocol counts.
-        The metrics become ``Result.train_metrics_clientapp``.
+        `iteration` is 0 before training. The metrics become
+        ``train_metrics_clientapp``.
         """
         if metrics is not None:
-            plain = {
-                name: np.asarray(value).tolist() for name, value in metrics.items()
-            }
+            plain = {n: np.asarray(value).tolist() for n, value in metrics.items()}
             self.train_metrics[iteration] = MetricRecord(plain)
-        if self._evaluate_fn is not None:
-            evaluated = self._evaluate_fn(iteration, arrays)
-            if evaluated is not None:
-                self.evaluate_metrics[iteration] = evaluated
+        evaluate = self._evaluate_fn
+        if evaluate and (evaluated := evaluate(iteration, arrays)) is not None:
+            self.evaluate_metrics[iteration] = evaluated
 
     def trace(self, name: str, value: float) -> None:
         """Store a solver's value of a metric, with what the run has cost so far."""
@@ -203,10 +199,7 @@ class ProtocolStrategy(Strategy):
 
     @abstractmethod
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Train, and return the model's arrays.
-
-        The parties are already greeted, in order of their index.
-        """
+        """Train with parties, in order of index, and return the model's arrays."""
 
     def start(
         self,
@@ -252,11 +245,11 @@ class ProtocolStrategy(Strategy):
             An argument that a protocol cannot honour, a timeout <= 0, or a setting that
             was changed to what its constructor refuses.
         """
-        for name, value in {
-            "initial_arrays": initial_arrays,
-            "train_config": train_config,
-            "evaluate_config": evaluate_config,
-        }.items():
+        for name, value in (
+            ("initial_arrays", initial_arrays),
+            ("train_config", train_config),
+            ("evaluate_config", evaluate_config),
+        ):
             if value:
                 raise ValueError(
                     f"{name} must be None: {type(self).__name__} takes its settings as "
@@ -288,11 +281,9 @@ class ProtocolStrategy(Strategy):
             self.give_up(parties, error)
             raise
         ledger.watch = None
-        recorded = run.train_metrics
-        warnings = run.warnings
-        if recorded:
-            warnings += self.shortfalls(dict(recorded[max(recorded)]))
-        for warning in warnings:
+        if recorded := run.train_metrics:
+            run.warnings += self.shortfalls(dict(recorded[max(recorded)]))
+        for warning in run.warnings:
             log.warning("warning: %s", warning)
         return ProtocolResult(
             arrays=arrays,
@@ -306,21 +297,15 @@ class ProtocolStrategy(Strategy):
             parties=tuple(parties),
             seconds=time.monotonic() - began,
             traces=run.traces,
-            warnings=tuple(warnings),
+            warnings=tuple(run.warnings),
             curves=run.curves,
         )
 
     def give_up(self, parties: Parties, error: Exception) -> None:
-        """Tidy up after a protocol that failed.
-
-        What parties are asked here is not in the checkpoint.
-        """
+        """Tidy up after a failed protocol; no checkpoint has what is asked here."""
 
     def greet(self, exchange: Exchange) -> Parties:
-        """Ask the parties who they are, and whether they consent; no more than that.
-
-        Raises FederationError if they do not fit together, or refuse the run.
-        """
+        """Greet the parties; raise FederationError if they refuse or do not fit."""
         parties = Parties(
             exchange,
             seed=self.seed,
@@ -390,24 +375,15 @@ class ProtocolStrategy(Strategy):
 
     @property
     def enough_rows(self) -> int | None:
-        """Rows from which on more of them cost no more; None: there is no such number.
-
-        A plan of the run then rehearses with so many.
-        """
+        """Rows above which more of them cost no more, for a plan; None: none."""
         return None
 
     def trade(self, n_rows: int) -> str:
-        """Say what a plan's figures depend on beyond sizes, as sentences; or nothing.
-
-        Such as how much more a run may send where that lowers its error.
-        """
+        """Say in sentences what a plan's figures depend on beyond sizes."""
         return ""
 
     def scaled(self, share: float) -> Self:
-        """Return the strategy that needs as many messages on a share of the rows.
-
-        A setting that bounds the size of a message is smaller there, say.
-        """
+        """Return the strategy that needs as many messages on a share of the rows."""
         return self
 
     def random_rows(
@@ -417,10 +393,7 @@ class ProtocolStrategy(Strategy):
         return rng.uniform(-0.5, 0.5, size=(n_rows, n_columns))
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return why the model may be worse than it should be, a sentence each.
-
-        `metrics` are those of the last recorded iteration.
-        """
+        """Return why a model with these last metrics may be worse than it should be."""
         if metrics.get("converged", 1.0) == 1.0:
             return []
         return ["the solver stopped before it converged: the model is not the optimum"]
@@ -440,10 +413,7 @@ class ProtocolStrategy(Strategy):
         return {}
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Add, in place, the parties' stored parts of a model in a single process.
-
-        `memories` are those of the parties that took part, in party order.
-        """
+        """Add, in place, the parties' stored parts of a model in a single process."""
 
     def replace(self, **settings: Any) -> Self:
         """Return the strategy with some settings changed."""

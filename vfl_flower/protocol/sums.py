@@ -32,8 +32,7 @@ class PartySums:
     Each goes to the server, where the masks cancel; ``to`` a party, whose pad stays on
     it; or by ``relay`` to a party, for which this one encrypts its addend and what
     other parties have sent it under the same name. `common` is the digest of the inputs
-    that are common to all parties; b"" before any was opened, and if the step sends
-    nothing that depends on it.
+    that are common to all parties; b"" if the step sends nothing that depends on it.
     """
 
     def __init__(
@@ -63,9 +62,9 @@ class PartySums:
         return self.relay.agree(party)
 
     def _with_keys(self, make: Callable[[bytes, Sequence[bytes], int, int], T]) -> T:
-        keys = self._private_key, self._public_keys
+        keys, frame = (self._private_key, self._public_keys), self.frame
         with refusing("the parties' public keys do not fit: "):
-            return make(*keys, self.frame.index, self.frame.session)
+            return make(*keys, frame.index, frame.session)
 
     def open(
         self,
@@ -78,9 +77,9 @@ class PartySums:
 
         A partial sum that travels on is added in :meth:`hide` and not shown to the
         step. `digests` are those of the arrays as they came, and `inputs` gives that of
-        the inputs of a step in a round that this party was asked for too. Raises
-        PartyError if the input of another party was altered on its way or is of another
-        step, or came in the clear where it must be encrypted, or vice versa.
+        the inputs of an earlier step. Raises PartyError if a value was altered on its
+        way, is of another step, or came in the clear where it must be encrypted, or
+        vice versa.
         """
         request = step.contract.request
         if self.frame.sums or step.contract.seals:
@@ -105,12 +104,11 @@ class PartySums:
                 if leaves == NEXT:
                     self._check_ring(name, seals[0])
                 digest = inputs(seals[0].action, seals[0].round)
-                content = self._unsealed(parts[0], seals[0], digest or b"")
-                values[name] = content
+                values[name] = self._unsealed(parts[0], seals[0], digest or b"")
                 if leaves == PRIVATE:
                     if seals[0].sender != _number(name):
                         raise PartyError(f"{name!r} must come from that party")
-                    values[name] = np.frombuffer(content, dtype=np.uint8)
+                    values[name] = np.frombuffer(values[name], dtype=np.uint8)
             else:
                 adding, total = self._total(name, parts, seals)
                 with refusing(f"{name!r} cannot be opened: "):
@@ -151,19 +149,15 @@ class PartySums:
 
     def _unsealed(self, array: Array, seal: Seal, inputs: bytes | None = None) -> bytes:
         name = seal.name if inputs is None else f"{seal.name} {inputs.hex()}"
+        place, data = (seal.action, name, seal.round), array.tobytes()
         try:
-            return self.relay.open(
-                seal.sender, array.tobytes(), seal.action, name, seal.round
-            )
+            return self.relay.open(seal.sender, data, *place)
         except ValueError as error:  # its sentence names step and sender, no more
             asked = "" if inputs is None else ", or the two were asked different things"
             raise PartyError(f"{error}{asked}") from None
 
     def _sealed(self, step: Step[..., Any], to: int, name: str, data: bytes) -> Array:
-        """Encrypt bytes for a party that was asked for this step with the same inputs.
-
-        Every party is asked for a step that seals bytes, so each has its own digest.
-        """
+        """Encrypt bytes for a party, if it is asked this with the same inputs."""
         bound = f"{name} {self.common.hex()}"
         data = self.relay.seal(to, data, step.action, bound, self.frame.round)
         return np.frombuffer(data, dtype=np.uint8)
@@ -173,10 +167,10 @@ class PartySums:
     ) -> bytes | None:
         """Hide in place what `step` sends only into sums; `sizes` are the party's.
 
-        Returns under a mask how many values were clipped to the bounds of the sums:
-        with the count of a single party, the server could find its values by asking
-        with bound after bound. Returns None if nothing is added. Raises PartyError if
-        the server did not ask for the sum, or not so that it stays hidden.
+        Returns under a mask how many values were clipped to the bounds of the sums, if
+        any are added: with the count of a single party, the server could find its
+        values by asking with bound after bound. Raises PartyError if the server did not
+        ask for the sum, or not so that it stays hidden.
         """
         clipped, counts = 0, False
         for name in list(reply):
@@ -230,14 +224,10 @@ class PartySums:
 
     def _count(self, step: Step[..., Any], clipped: int) -> bytes:
         """Return a number of clipped values as an addend."""
-        hidden, _ = masked(
-            np.array([float(clipped)]),
-            group("ring", MOST_CLIPPED, self.frame.parties),
-            self.masks if self.frame.parties > 1 else None,
-            f"{step.action} {self.common.hex()}",
-            CLIPPED,
-            self.frame.round,
-        )
+        adding = group("ring", MOST_CLIPPED, self.frame.parties)
+        masks = self.masks if self.frame.parties > 1 else None
+        place = f"{step.action} {self.common.hex()}", CLIPPED, self.frame.round
+        hidden, _ = masked(np.array([float(clipped)]), adding, masks, *place)
         return hidden.tobytes()
 
     def _hidden(
@@ -250,10 +240,9 @@ class PartySums:
         # A single party, in a run without masks, has nobody to share masks with.
         alone = not adding.protects and self.frame.parties == 1
         masks = None if alone else self.masks
+        place, values = (asked, goal, wanted.sum), np.asarray(addend)
         with refusing(f"{name!r} cannot be summed: "):
-            hidden, clipped = masked(
-                np.asarray(addend), adding, masks, asked, goal, wanted.sum
-            )
+            hidden, clipped = masked(values, adding, masks, *place)
         if wanted.to == self.frame.index:
             pad = self.masks.pad(adding, hidden.size, step.action, name, wanted.sum)
             hidden = adding.add(hidden.ravel(), pad, out=pad).reshape(hidden.shape)

@@ -29,11 +29,7 @@ def new_state_key() -> bytes:
 
 
 class Vault:
-    """Locks values with AES-256-GCM, each under a nonce of its own.
-
-    A value can be opened only with the key of the state of its session, and only in
-    that session.
-    """
+    """Locks values with AES-256-GCM, for one session, each under a fresh nonce."""
 
     def __init__(self, key: bytes, session: int) -> None:
         self._cipher = AESGCM(derive_key(key, [labels.STATE_CIPHER]))
@@ -46,11 +42,7 @@ class Vault:
         return nonce + self._cipher.encrypt(nonce, value, self._session + name)
 
     def open(self, name: bytes, locked: bytes) -> bytes:
-        """Return the value that was locked under a name.
-
-        Raises PartyError if it was locked with another key, in another session or under
-        another name, or has changed.
-        """
+        """Return what was locked; raise PartyError for another key, session or name."""
         nonce, value = locked[:_NONCE_BYTES], locked[_NONCE_BYTES:]
         try:
             return self._cipher.decrypt(nonce, value, self._session + name)
@@ -61,8 +53,5 @@ class Vault:
             ) from None
 
     def label(self, digest: bytes) -> bytes:
-        """Return what stands for a digest on the disk, where nobody can test a guess.
-
-        A digest of labels, say, would tell them to whoever tries the likely ones.
-        """
+        """Return what stands for a digest on disk, so that nobody can test a guess."""
         return hashlib.blake2b(digest, digest_size=32, key=self._label_key).digest()
