@@ -31,11 +31,8 @@ from vfl_flower.shapes import shapes_only
 from vfl_flower.simulation import InProcessGrid, apart, check_members
 from vfl_flower.typing import Array
 
-ALARM = 1e-9
-"""Probability that :func:`check_masks` raises although nothing is wrong."""
-
-TIMEOUT = 0.3
-"""Seconds for which a run waits for a reply that was lost."""
+ALARM = 1e-9  # probability that :func:`check_masks` raises although nothing is wrong
+TIMEOUT = 0.3  # seconds for which a run waits for a reply that was lost
 
 FATAL = ("raise", "lose")
 """Faults that end a run: the party's app fails, or its reply is lost."""

@@ -16,7 +16,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr.app import RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
@@ -24,13 +24,11 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from vfl_flower.files import make_private
 from vfl_flower.protocol.errors import FederationError
-from vfl_flower.shapes import shapes_only
 from vfl_flower.version import __version__
 
 log = logging.getLogger("vfl_flower")
 
-FILE = "checkpoint.sqlite"
-"""Name of the file in the folder of a run."""
+FILE = "checkpoint.sqlite"  # name of the file in the folder of a run
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value BLOB)",
@@ -39,14 +37,6 @@ _TABLES = (
     """CREATE TABLE IF NOT EXISTS replies (
     place INTEGER, node INTEGER, content BLOB, PRIMARY KEY (place, node))""",
 )
-
-
-@shapes_only
-class Past(NamedTuple):
-    """A round trip that the checkpoint holds."""
-
-    replies: Iterator[RecordDict]  # in the order of the nodes that were asked
-    seconds: float
 
 
 class Checkpoint:
@@ -119,8 +109,10 @@ class Checkpoint:
         (nodes,) = self._entry("nodes")
         return list(json.loads(nodes))
 
-    def past(self, action: str, digest: bytes) -> Past | None:
-        """Return the next round trip, if the checkpoint holds it.
+    def past(
+        self, action: str, digest: bytes
+    ) -> tuple[float, Iterator[RecordDict]] | None:
+        """Return the seconds and the replies of the next round trip, if it is held.
 
         Raises FederationError if it was of another `action`, or of another `digest`.
         """
@@ -134,7 +126,7 @@ class Checkpoint:
                 "the version of a library or a file of the server have changed"
             )
         place, self._place = self._place, self._place + 1
-        return Past(self._replies(place), seconds)
+        return seconds, self._replies(place)
 
     def _entry(self, columns: str) -> Any:
         assert self._db is not None
@@ -199,9 +191,8 @@ class Checkpoint:
             log.error("the checkpoint %s: %s", self._path, error)
             busy = "locked" in str(error)
             reason = "another process continues this run" if busy else str(error)
-            raise FederationError(
-                f"the checkpoint of the run cannot be used: {reason}"
-            ) from None
+            what = "the checkpoint of the run cannot be used"
+            raise FederationError(f"{what}: {reason}") from None
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -1,9 +1,8 @@
 """How parties that hold different rows agree on their columns: by name and by type.
 
-Each party sends in ``hello`` a digest of the name and the kind of each column of its
-data, and a digest of the levels of its text columns; the names themselves only if its
-consent says so. The server compares them, and if the order differs it sends all parties
-the order of the first one, which each checks and takes.
+Each sends in ``hello`` digests of the name and kind of each column, and of the levels
+of text columns; the names themselves only if its consent says so. If the order differs,
+the server sends all parties that of the first one, which each checks and takes.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ ColumnKind = Literal["number", "date", "text"]
 OTHER_PLACES = 1000
 """Columns of a file that a party at most leaves out and that still count as places."""
 
-SHOWN = 5
-"""Names of columns that an error lists."""
+SHOWN = 5  # names of columns that an error lists
 
 
 class Declared(TypedDict):

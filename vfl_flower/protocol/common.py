@@ -18,19 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from vfl_flower.protocol.contract import OWN, Field, declared_as, leaves_of
+from vfl_flower.protocol.contract import OWN, Field, Fields, declared_as, leaves_of
+from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.frame import DIGEST_BYTES, Frame
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.normal import plain_number
 
 
-def has_own(fields: Mapping[str, Field]) -> bool:
+def has_own(fields: Fields) -> bool:
     """Return whether a step has inputs that differ between parties."""
     return any(field.told == OWN for field in fields.values())
 
 
-def own_digest(
-    fields: Mapping[str, Field], values: Mapping[str, Any], salt: bytes
-) -> bytes:
+def own_digest(fields: Fields, values: Mapping[str, Any], salt: bytes) -> bytes:
     """Return the digest, 32 bytes, of the inputs (by flat names) of one party alone.
 
     The server and this party know the random `salt`.
@@ -43,7 +42,7 @@ def own_digest(
 
 
 def common_digest(
-    fields: Mapping[str, Field],
+    fields: Fields,
     values: Mapping[str, Any],
     digests: Mapping[str, bytes],
     frame: Frame,
@@ -74,7 +73,7 @@ def common_digest(
 
 
 def _declared(
-    fields: Mapping[str, Field], values: Mapping[str, Any]
+    fields: Fields, values: Mapping[str, Any]
 ) -> Iterator[tuple[str, Field, Any]]:
     """Yield what the server itself tells, in the order of the names.
 
@@ -93,5 +92,4 @@ def _update(sha: Any, name: str, value: Any) -> None:
         sha.update(repr((name, value.dtype.str, value.shape)).encode())
         sha.update(value.tobytes())
     else:
-        plain = value.item() if isinstance(value, np.generic) else value
-        sha.update(repr((name, plain)).encode())
+        sha.update(repr((name, plain_number(value))).encode())

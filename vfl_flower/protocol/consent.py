@@ -60,27 +60,18 @@ KINDS: dict[Kind, str] = {
 _WITHOUT_ROWS = frozenset({"totals", "coefficients", "moments", "curves"})
 """Kinds that are not of single rows: their limits are of how often they leave."""
 
-MOST_BYTES = 2**20
-"""Most bytes of a ``consent.toml``."""
-
-LEAST_ROWS = 20
-"""Fewest rows of which one number says little of each."""
-
-SERVER = "server"
-"""What a ``consent.toml`` calls the server among those who may deal."""
-
-LEAST_PARTIES = 3
-"""Fewest parties of a sum, unless the party consents to two."""
+MOST_BYTES = 2**20  # most bytes of a ``consent.toml``
+LEAST_ROWS = 20  # fewest rows of which one number says little of each
+SERVER = "server"  # what a ``consent.toml`` calls the server among those who may deal
+LEAST_PARTIES = 3  # fewest parties of a sum, unless the party consents to two
 
 
 @dataclass(frozen=True)
 class Limit:
     """How many different rows of one kind may leave, or how often it may; None: any."""
 
-    run: Count | None = None
-    """The limit of one run."""
-    life: Count | None = None
-    """The limit of all runs, for the life of the data."""
+    run: Count | None = None  # in one run
+    life: Count | None = None  # in all runs, for the life of the data
     rows: Natural | None = None
     """Of `moments`, the fewest rows of a Gram matrix; None: 20, and four a column."""
 
@@ -89,10 +80,8 @@ class Limit:
 class Computing:
     """Who computes products under shares with the label holder: any two read rows."""
 
-    dealer: Name = SERVER
-    """Who deals correlated randomness: "server" or a party."""
-    computes: Name | None = None
-    """Who computes with the label holder; None: the first of the others."""
+    dealer: Name = SERVER  # of correlated randomness: "server" or a party
+    computes: Name | None = None  # None: the first of those without labels
 
 
 OF_TWO = (
@@ -109,18 +98,13 @@ class Terms:
     A server may say anything here: a party enforces its rules at each step.
     """
 
-    needs: Sequence[Kind] = ()
-    """What must leave the parties beyond sums."""
+    needs: Sequence[Kind] = ()  # what must leave the parties beyond sums
     wants: Sequence[Kind] = ()
     """What else may leave them, and without which the run does less."""
-    less: Text = ""
-    """Which setting needs less, as a sentence; or nothing."""
-    computing: Computing | None = None
-    """Who computes products under shares, if anybody does."""
-    seeded: bool = False
-    """Whether the run has a seed; the greeting says it."""
-    parties: Natural = 2
-    """The fewest parties; in the greeting their number."""
+    less: Text = ""  # which setting needs less, as a sentence; or nothing
+    computing: Computing | None = None  # who computes products under shares
+    seeded: bool = False  # whether the run has a seed; the greeting says it
+    parties: Natural = 2  # the fewest; in the greeting their number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,9 +317,8 @@ def in_order(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
 
 def _limit(kind: str, value: object) -> Limit | None:
     if kind not in KINDS:
-        raise ContractError(
-            f"[leaves] must have keys among {', '.join(KINDS)}, got {kind[:60]!r}"
-        )
+        rule = f"must have keys among {', '.join(KINDS)}"
+        raise ContractError(f"[leaves] {rule}, got {kind[:60]!r}")
     if isinstance(value, bool):
         return Limit() if value else None
     if not isinstance(value, Mapping) or not value:

@@ -92,6 +92,10 @@ class Many:
     least: int
 
 
+Length = MinLen | MaxLen | Many
+"""Bounds of the first dimension of an array."""
+
+
 @dataclass(frozen=True)
 class Leaves:
     """How a value of a reply leaves the party; without it, in the clear.
@@ -151,11 +155,15 @@ class Field:
     `annotation` checks."""
     annotation: Any = None
     array: Reals | Whole | None = None  # also of each array of a dictionary
-    lengths: tuple[MinLen | MaxLen | Many, ...] = ()
+    lengths: tuple[Length, ...] = ()
     leaves: Leaves | None = None
     told: Told | None = None
     required: bool = True
     default: int | None = None  # of a whole number that is left out
+
+
+Fields = Mapping[str, Field]
+"""Declared values by their names."""
 
 
 def parse(annotation: Any) -> Field:
@@ -196,12 +204,10 @@ def parse(annotation: Any) -> Field:
     return replace(declared, annotation=Annotated[(bare, *rules)] if rules else bare)
 
 
-def _array_rules(
-    rules: list[Any],
-) -> tuple[Reals | Whole | None, tuple[MinLen | MaxLen | Many, ...]]:
+def _array_rules(rules: list[Any]) -> tuple[Reals | Whole | None, tuple[Length, ...]]:
     """Split the rules of an array into what it holds and the bounds of its length."""
     array = next((rule for rule in rules if isinstance(rule, Reals | Whole)), None)
-    lengths = tuple(rule for rule in rules if isinstance(rule, MinLen | MaxLen | Many))
+    lengths = tuple(rule for rule in rules if isinstance(rule, Length))
     for rule in rules:
         if rule not in (array, *lengths):
             raise TypeError(f"{rule!r} has no meaning for an array in a message")
@@ -218,7 +224,7 @@ def _is_plain(annotation: Any) -> bool:
     return origin is Literal or annotation in (bool, int, float, str, bytes)
 
 
-def _fields_of(declaration: Any) -> Mapping[str, Field]:
+def _fields_of(declaration: Any) -> Fields:
     """Return the fields of a dataclass or TypedDict; raise TypeError for another."""
     hints = get_type_hints(declaration, include_extras=True)
     if is_typeddict(declaration):
@@ -232,7 +238,7 @@ def _fields_of(declaration: Any) -> Mapping[str, Field]:
 
 
 # Typed, since mypy takes no class of any kind for hashable.
-fields_of: Callable[[Any], Mapping[str, Field]] = cache(_fields_of)
+fields_of: Callable[[Any], Fields] = cache(_fields_of)
 
 
 def _with_default(declared: Field, default: object, needed: bool) -> Field:
@@ -261,7 +267,7 @@ def _has_fields(value: object) -> bool:
 
 
 def structure(
-    fields: Mapping[str, Field], values: Mapping[str, Any], sizes: Sizes | None = None
+    fields: Fields, values: Mapping[str, Any], sizes: Sizes | None = None
 ) -> dict[str, Any]:
     """Return the values that flat ones stand for, each of its declared type.
 
@@ -282,7 +288,7 @@ def structure(
     return structured
 
 
-def _numbers_first(fields: Mapping[str, Field]) -> list[tuple[str, Field]]:
+def _numbers_first(fields: Fields) -> list[tuple[str, Field]]:
     """Return the fields with arrays last, since numbers may give their sizes."""
     kinds = {object: 0, np.ndarray: 2, dict: 2}
     return sorted(fields.items(), key=lambda item: kinds.get(item[1].kind, 1))
@@ -418,9 +424,7 @@ def check_shape(name: str, shape: str, actual: tuple[int, ...], sizes: Sizes) ->
         raise ContractError(f"{name!r} must have shape ({wanted}), got ({got})")
 
 
-def learn_sizes(
-    fields: Mapping[str, Field], values: Mapping[str, Any], sizes: Sizes
-) -> None:
+def learn_sizes(fields: Fields, values: Mapping[str, Any], sizes: Sizes) -> None:
     """Add the sizes of the values of a request, but of what is sealed for a party.
 
     Raises ContractError if two values disagree about a size.
@@ -438,7 +442,7 @@ def learn_sizes(
                     check_shape(name, declared.array.shape, array.shape, sizes)
 
 
-def declared_as(fields: Mapping[str, Field], name: str) -> Field | None:
+def declared_as(fields: Fields, name: str) -> Field | None:
     """Return the field that a flat name belongs to, if any."""
     if name in fields:
         return fields[name]
@@ -452,7 +456,7 @@ def declared_as(fields: Mapping[str, Field], name: str) -> Field | None:
     return arrays if arrays is not None and arrays.kind is dict else None
 
 
-def leaves_of(fields: Mapping[str, Field], name: str) -> Leaves | None:
+def leaves_of(fields: Fields, name: str) -> Leaves | None:
     """Return how the value of a flat name leaves the party; None if in the clear."""
     declared = declared_as(fields, name)
     return None if declared is None else declared.leaves
@@ -462,8 +466,8 @@ def leaves_of(fields: Mapping[str, Field], name: str) -> Leaves | None:
 class Contract:
     """The declared values of one step."""
 
-    request: Mapping[str, Field]
-    reply: Mapping[str, Field] = field(default_factory=dict)
+    request: Fields
+    reply: Fields = field(default_factory=dict)
 
     @property
     def seals(self) -> bool:
@@ -475,8 +479,8 @@ class Contract:
         """Return what annotations declare; raise TypeError if one has no meaning."""
         hints = get_type_hints(function, include_extras=True)
         _, *parameters = inspect.signature(function).parameters.values()
-        request = {
-            p.name: _with_default(parse(hints[p.name]), p.default, p.default is p.empty)
-            for p in parameters
-        }
+        request = {}
+        for p in parameters:
+            declared, needed = parse(hints[p.name]), p.default is p.empty
+            request[p.name] = _with_default(declared, p.default, needed)
         return cls(request, fields_of(hints["return"]))

@@ -34,22 +34,20 @@ from vfl_flower.shapes import shapes_only
 
 log = logging.getLogger("vfl_flower")
 
-RETRIES = 2
-"""How often a message that failed on its way, not in its step, is sent again."""
+RETRIES = 2  # of a message that failed on its way, not in its step
+
 # Flower's error codes for messages that no step has refused (flwr.common.constant.
 # ErrorCode: message, reply or node unavailable, app crashed), and our own for damage.
 NODE_UNAVAILABLE = 5
 _TRANSIENT = frozenset({3, 4, NODE_UNAVAILABLE, 8, DAMAGED})
 
-MOST_OF_REASON = 500
-"""Most characters of a party's reason."""
+MOST_OF_REASON = 500  # most characters of a party's reason
 
 ABSENCE = 40.0
 """Seconds that a round trip waits for a node that is not connected. A SuperNode that
 systemd starts again is back sooner; a run that has ended can go on."""
 
-PATIENCE = 1.0
-"""Seconds after which one reply that is on its way no longer holds up the others."""
+PATIENCE = 1.0  # seconds that one reply on its way may hold up the others
 
 FIRST_POLL, LAST_POLL, POLL_GROWTH = 0.01, 0.5, 1.5
 """Seconds before the first look for replies, most seconds between two, and growth."""
@@ -129,12 +127,12 @@ class Exchange:
         digest = digest_of(action, list(contents.values()))
         contents = {node: bundle(content) for node, content in contents.items()}
         if (past := checkpoint.past(action, digest)) is not None:
-            replies = []
-            for node, reply in zip(contents, past.replies, strict=True):
+            replies, (seconds, stored) = [], past
+            for node, reply in zip(contents, stored, strict=True):
                 entry = self._count(action, names[node], contents[node])
-                entry.seconds_answered += past.seconds
+                entry.seconds_answered += seconds
                 replies.append(self._read(action, names[node], reply))
-            self.ledger.round_trip(action, past.seconds)
+            self.ledger.round_trip(action, seconds)
             # The same reply was read when it came.
             return [reply for reply in replies if not isinstance(reply, Error)]
         start = time.monotonic()
@@ -156,7 +154,7 @@ class Exchange:
     ) -> list[Opened]:
         """Ask the nodes, and keep their replies."""
         deadline = time.monotonic() + self.timeout
-        places = {node: place for place, node in enumerate(contents)}
+        places = list(contents)
         replies: dict[int, Opened] = {}
         attempts = dict.fromkeys(contents, 0)
         absent: dict[int, float] = {}
@@ -175,7 +173,7 @@ class Exchange:
                 else:
                     reply = self._read(action, names[node], message.content)
                 if not isinstance(reply, Error):
-                    checkpoint.add(places[node], message.content)
+                    checkpoint.add(places.index(node), message.content)
                     replies[node] = reply
                     entry = self.ledger.entry(action, names[node])
                     entry.seconds_answered += time.monotonic() - sent

@@ -16,21 +16,20 @@ from annotated_types import Ge, Le, Len
 from vfl_flower.protocol.contract import ContractError, fields_of, restore, structure
 from vfl_flower.protocol.seals import Seal
 from vfl_flower.protocol.settings import Count, Natural
-from vfl_flower.protocol.vault import STATE_KEY_BYTES
 from vfl_flower.shapes import shapes_only
 
 Place = Annotated[int, Ge(0), Le(2**20)]
 
+STATE_KEY_BYTES = 32  # of the key of a session's state
+
 StateKey = Annotated[bytes, Len(STATE_KEY_BYTES, STATE_KEY_BYTES)]
 
-KEY_BYTES, SIGNATURE_BYTES = 32, 64
-"""Bytes of a public key and of a signature."""
+KEY_BYTES, SIGNATURE_BYTES = 32, 64  # bytes of a public key and of a signature
 
 MOST_CLIPPED = 2.0**40
 """Bound of a party's count of clipped values, which leaves it in a sum."""
 
-DIGEST_BYTES = 32
-"""Bytes of a digest of what one party is told."""
+DIGEST_BYTES = 32  # bytes of a digest of what one party is told
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,7 @@ class Greeting:
 
     session: Count  # the number of the run
     digest: bytes  # of the message
-    goes_on: bool = False
-    """Whether the server resumes the session and has the party's first reply."""
+    goes_on: bool = False  # the server resumes the session and has the first reply
 
 
 @shapes_only
@@ -70,8 +68,7 @@ class RunFrame:
     parties: Annotated[int, Ge(1), Le(2**20)]  # their number
     index: Place  # the party's place among them
     peers: bytes | None = None  # public keys of all parties; in the first message
-    credentials: bytes | None = None
-    """What parties with identities have signed, beside the keys."""
+    credentials: bytes | None = None  # what parties have signed, beside the keys
     signed: bytes | None = None
     """Signatures of all parties of the list of their keys; in the second message."""
     model: str | None = None  # its number, if the run is about one
@@ -81,8 +78,7 @@ class RunFrame:
     blocks: bytes | None = None
     """For each party, the digest of the inputs that differ between parties."""
     salt: bytes | None = None  # of the digest of this party's inputs
-    state_key: StateKey | None = None
-    """The key of the state that the party has on its disk."""
+    state_key: StateKey | None = None  # of the state that the party has on its disk
     digest: bytes = b""  # of the message and of the step that is asked for
 
 

@@ -113,9 +113,8 @@ class Greeter:
             if changed := [key for key in first if first[key] != now.get(key)]:
                 lost = "public_key" in changed
                 what = "lost the state of the run" if lost else f"another {changed[0]}"
-                raise FederationError(
-                    f"the run cannot go on: {name!r} has {what}; begin a new one"
-                )
+                reason = f"{name!r} has {what}; begin a new one"
+                raise FederationError(f"the run cannot go on: {reason}")
             where[name] = node
         renamed = {unnamed[node]: name for name, node in where.items()}
         self._exchange.ledger.rename(renamed)
@@ -154,11 +153,10 @@ class Greeter:
         if partition == "horizontal":
             return
         digests = {node: reply["ids_digest"] for node, reply in replies.items()}
-        without = [node for node, digest in digests.items() if not digest]
+        without = [names[node] for node, digest in digests.items() if not digest]
         if 0 < len(without) < len(digests):
-            raise FederationError(
-                f"give ids to all parties or to none: {names[without[0]]!r} has none"
-            )
+            rule = "give ids to all parties or to none"
+            raise FederationError(f"{rule}: {without[0]!r} has none")
         for node in rest:
             if digests[node] != digests[first]:
                 raise FederationError(
@@ -218,9 +216,8 @@ class Greeter:
         infos = grid.get_nodes() if hasattr(grid, "get_nodes") else ()
         named = {n.node_id: _name_of({"name": getattr(n, "name", "")}) for n in infos}
         labels = {node: f"node {node}" for node in nodes}
-        return {
-            n: f"{named[n]} ({s})" if named.get(n) else s for n, s in labels.items()
-        }
+        known = {n: f"{named[n]} ({labels[n]})" for n in nodes if named.get(n)}
+        return labels | known
 
     def _check_consent(self) -> None:
         """Raise ``FederationError`` where a party refuses what the run needs."""

@@ -43,8 +43,7 @@ from vfl_flower.secure_aggregation.keys import NO_IDENTITY, encode_key, public_k
 
 log = logging.getLogger("vfl_flower")
 
-FILE = "identity.pem"
-"""Name of the file in the ``state-dir``."""
+FILE = "identity.pem"  # name of the file in the ``state-dir``
 
 _DOMAIN = b"vfl_flower identity 1"
 _LIST_DOMAIN = b"vfl_flower list of keys 1"
@@ -255,10 +254,8 @@ def check_peers(
             continue
         who, text = f"party {peer.name!r}", encode_key(peer.identity)
         if peer.identity == NO_IDENTITY:
-            raise PartyError(
-                f"{who} must have a key of its own, and for that a state-dir, but it "
-                "has none"
-            )
+            rule = "must have a key of its own, and for that a state-dir"
+            raise PartyError(f"{who} {rule}, but it has none")
         if not peer.verify(session):
             raise PartyError(
                 f"the signature of {who} does not verify: what it signs is of another "
@@ -266,14 +263,13 @@ def check_peers(
             )
         if peer.name not in accepted:
             if not trust_on_first_use:
-                raise PartyError(
-                    f"{who} must be pinned among the peers of this party's consent, "
-                    "but it is not"
-                )
+                rule = "must be pinned among the peers of this party's consent"
+                raise PartyError(f"{who} {rule}, but it is not")
             new[peer.name] = text
         elif accepted[peer.name] != text:
             how = "pinned" if peer.name in pinned else "trusted on first use"
-            raise PartyError(f"the key of {who} must be the one that is {how}: {text}")
+            rule = f"must be the one that is {how}"
+            raise PartyError(f"the key of {who} {rule}, but it is {text}")
     return new
 
 

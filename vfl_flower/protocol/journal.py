@@ -39,27 +39,16 @@ from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 
-FILE = "journal.sqlite"
-"""Name of the file in the ``state-dir``."""
+FILE = "journal.sqlite"  # name of the file in the ``state-dir``
 
-PATIENCE = 600.0
-"""Seconds that a message waits while another one of the same party is answered."""
-
-MOST_SESSIONS = 10
-"""Most sessions of a run: it begins anew without a party, or with a baseline."""
-
-KEPT = 100
-"""Runs that the journal keeps."""
-
-MOST_STATES = 20
-"""Sessions of which a party keeps its state: a run leaves those before it to go on."""
-
+PATIENCE = 600.0  # seconds that a message waits for another one of the same party
+MOST_SESSIONS = 10  # of a run: it begins anew without a party, or with a baseline
+KEPT = 100  # runs that the journal keeps
+MOST_STATES = 20  # sessions of which a party keeps its state, to resume them
+STATE_SECONDS = 86400.0  # after which a party forgets a session: a day
 SURE_STATES, MOST_BYTES = 5, 2**30
 """So many of the latest sessions keep their states whatever their size, and earlier
 ones where all of these are within so many bytes."""
-
-STATE_SECONDS = 86400.0
-"""Seconds after which a party forgets a session that was not asked for: a day."""
 
 _COUNTS = "CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER)"
 _TABLES = (
@@ -264,10 +253,8 @@ class Journal:
             before = party.shared.get(kind, np.zeros(party.n_rows, dtype=bool))
             party.shared[kind] = before | unpack_rows(packed, party.n_rows)
         if party.consent is not None:
-            tags = partial(party.tags, key=self._key)
-            party.releases = Releases(
-                party.consent, party.shared, party.n_rows, self._ever, tags
-            )
+            life = self._ever, partial(party.tags, key=self._key)
+            party.releases = Releases(party.consent, party.shared, party.n_rows, *life)
             if party.consent.peers is not None:  # no run in one process
                 assert self._db is not None
                 party.row_sets = RowSets(self._db, self._path, party, self._key)
@@ -359,12 +346,11 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
 def note_refusal(folder: Path) -> None:
     """Count a message that the party has refused; raise PartyError if it cannot."""
     path = folder / FILE
+    count = """INSERT INTO counts VALUES ('refusals', 1)
+        ON CONFLICT (name) DO UPDATE SET value = value + 1"""
     with _named_errors(path), closing(sqlite3.connect(path, PATIENCE)) as db, db:
         db.execute(_COUNTS)
-        db.execute(
-            "INSERT INTO counts VALUES ('refusals', 1) "
-            "ON CONFLICT (name) DO UPDATE SET value = value + 1"
-        )
+        db.execute(count)
 
 
 @contextmanager

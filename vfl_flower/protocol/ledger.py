@@ -27,8 +27,7 @@ class Entry:
     and the time since the requests to all parties were sent."""
 
 
-COUNTS = tuple(field.name for field in fields(Entry))[2:]
-"""What an entry counts."""
+COUNTS = tuple(field.name for field in fields(Entry))[2:]  # what an entry counts
 
 
 @dataclass

@@ -14,6 +14,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import Array as ProtoArray
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
+from vfl_flower.protocol.normal import plain_number
 from vfl_flower.typing import Values
 
 FRAME = "frame"
@@ -22,11 +23,8 @@ FRAME = "frame"
 RECORDS = {"arrays": ArrayRecord, "settings": ConfigRecord, FRAME: ConfigRecord}
 """Records of a message and their types."""
 
-BUNDLE = "bundle"
-"""Record, and key in it, of a message that travels as one."""
-
-MOST_BUNDLED = 64 * 1024
-"""Most bytes of arrays in a message that travels as one record."""
+BUNDLE = "bundle"  # record, and key in it, of a message that travels as one
+MOST_BUNDLED = 64 * 1024  # most bytes of arrays in a message that travels as one record
 
 # Error codes of replies.
 REFUSED = 1001  # the party refuses, with its reason
@@ -58,20 +56,15 @@ def to_records(values: Values) -> RecordDict:
             flat = np.ascontiguousarray(value)  # which has no array of 0 dimensions
             arrays[name] = FlowerArray(flat.reshape(value.shape))
         else:
-            settings[name] = _scalar(value)
+            settings[name] = plain_number(value)
     return RecordDict({"arrays": arrays, "settings": settings, FRAME: ConfigRecord()})
 
 
 def address(content: RecordDict, frame: Values, values: bytes) -> None:
     """Put the frame's settings into a message whose values have the digest `values`."""
     record = _records(content)[FRAME]
-    record.update({k: _scalar(v) for k, v in frame.items()})
+    record.update({k: plain_number(v) for k, v in frame.items()})
     record["digest"] = _digest(record, values)
-
-
-def _scalar(value: Any) -> Any:
-    """Return NumPy's numbers as Python's: only these come back as they went."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def bundle(content: RecordDict) -> RecordDict:

@@ -14,8 +14,7 @@ from typing import Annotated
 
 from annotated_types import MaxLen, Predicate
 
-MOST_OF_NAME = 100
-"""Most characters in the name of a party."""
+MOST_OF_NAME = 100  # most characters in the name of a party
 
 Name = Annotated[str, MaxLen(MOST_OF_NAME), Predicate(str.isprintable)]
 """The name of a party in a message; "" where it has none."""

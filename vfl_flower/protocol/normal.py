@@ -17,6 +17,11 @@ LEAST_SIZE, MOST_SIZE = 1e-150, 1e140
 that are neither 0 nor infinite."""
 
 
+def plain_number(value: Any) -> Any:
+    """Return NumPy's numbers as Python's, and anything else unchanged."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def normal_text(value: object) -> str:
     """Return a text as all parties write it: form NFKC, without blanks at its ends."""
     return unicodedata.normalize("NFKC", str(value)).strip()

@@ -47,12 +47,9 @@ from vfl_flower.typing import Array, Arrays
 
 log = logging.getLogger("vfl_flower")
 
-SALT_BYTES = 16
-"""Bytes of the salt of a digest."""
-WIDER = 2.0**20
-"""Factor by which a bound that clipped a value grows when the step is asked again."""
-MOST_BOUND = 1e200
-"""A bound above this one clips no value that a party computes in floats."""
+SALT_BYTES = 16  # bytes of the salt of a digest
+WIDER = 2.0**20  # factor of a bound that clipped a value, in the next request
+MOST_BOUND = 1e200  # a wider one clips no value that a party computes in floats
 
 
 class Parties(Sequence[PartyInfo]):
@@ -89,8 +86,7 @@ class Parties(Sequence[PartyInfo]):
     ) -> None:
         self._steps, self._partition = steps, partition
         self._exchange, self.grid = exchange, exchange.grid
-        self.ledger = exchange.ledger
-        self.checkpoint = exchange.checkpoint
+        self.ledger, self.checkpoint = exchange.ledger, exchange.checkpoint
         self._seed = self.checkpoint.seed if seed is None else seed
         self._private_draws = seed is None
         self.session = self.checkpoint.number()
@@ -221,11 +217,9 @@ class Parties(Sequence[PartyInfo]):
         """Keep nothing in the checkpoint of what is asked from now on."""
         self._exchange.checkpoint = Checkpoint()
 
-    def refused(self, j: int, step: Step[Any, Any]) -> bool:
+    def refused(self, j: int, step: Step[..., Any]) -> bool:
         """Return whether party `j` has refused a step and so has done nothing of it."""
         return self._exchange.refused(step.action, self[j].node_id)
-
-    # -- asking ---------------------------------------------------------------------
 
     def ask(
         self, question: Question[P, R], *args: P.args, **values: P.kwargs
@@ -296,9 +290,9 @@ class Parties(Sequence[PartyInfo]):
             adding = self._group(asked)
             addends = [reply.hidden[name] for reply in replies.values()]
             for j, addend in enumerate(addends):
-                if addend.shape != (first := addends[0].shape):
-                    reason = f"that of {self[0].name!r} has {first}"
-                    reason = f"{name!r} has shape {addend.shape}, {reason}"
+                if addend.shape != addends[0].shape:
+                    other = f"that of {self[0].name!r} has {addends[0].shape}"
+                    reason = f"{name!r} has shape {addend.shape}, {other}"
                     raise self.failure(j, step, reason)
             if asked.to is None:
                 result.sums[name] = self._sum_of(step, addends, adding)
@@ -310,7 +304,7 @@ class Parties(Sequence[PartyInfo]):
         return result
 
     def _sum_of(
-        self, step: Step[Any, Any], addends: list[Array], adding: Group
+        self, step: Step[..., Any], addends: list[Array], adding: Group
     ) -> Array:
         """Return a sum; raise FederationError unless it can be one, up to rounding."""
         total = unmask_sum(addends, adding)
@@ -320,7 +314,7 @@ class Parties(Sequence[PartyInfo]):
                 raise self.faulty_sum(step, "numbers within their bound")
         return total
 
-    def faulty_sum(self, step: Step[Any, Any], rule: str) -> FederationError:
+    def faulty_sum(self, step: Step[..., Any], rule: str) -> FederationError:
         """Return the error for a sum that breaks a rule, whoever is at fault."""
         names = ", ".join(repr(info.name) for info in self)
         return FederationError(
@@ -328,7 +322,7 @@ class Parties(Sequence[PartyInfo]):
             f"of {names} is faulty"
         )
 
-    def _clipped(self, step: Step[Any, Any], replies: Mapping[int, Reply[Any]]) -> int:
+    def _clipped(self, step: Step[..., Any], replies: Mapping[int, Reply[Any]]) -> int:
         """Count clipped values; raise FederationError if the masks do not cancel."""
         counts = [np.frombuffer(r.clipped or b"", "<u8") for r in replies.values()]
         total = unmask_sum(counts, group("ring", MOST_CLIPPED, len(self)))[0]
@@ -343,7 +337,7 @@ class Parties(Sequence[PartyInfo]):
         return int(total)
 
     def _requests(
-        self, step: Step[Any, Any], values: Mapping[str, Any], bound: bool
+        self, step: Step[..., Any], values: Mapping[str, Any], bound: bool
     ) -> list[dict[str, Any]]:
         """Return the values to each party; raise ValueError if common ones differ."""
         fields = step.contract.request
@@ -370,7 +364,7 @@ class Parties(Sequence[PartyInfo]):
         }
 
     def _blocks(
-        self, step: Step[Any, Any], told: Sequence[Mapping[str, Any]]
+        self, step: Step[..., Any], told: Sequence[Mapping[str, Any]]
     ) -> _Blocks:
         """Return the digests of what each party alone is told; none if nothing is."""
         fields = step.contract.request
@@ -381,7 +375,7 @@ class Parties(Sequence[PartyInfo]):
         return _Blocks(b"".join(own_digest(fields, *pair) for pair in pairs), salts)
 
     def _secrets(
-        self, step: Step[Any, Any], replies: Mapping[int, Reply[Any]]
+        self, step: Step[..., Any], replies: Mapping[int, Reply[Any]]
     ) -> dict[str, list[Any]]:
         """Return what parties have for others, encrypted, a list over the receivers."""
         secrets: dict[str, list[Any]] = {}
@@ -415,11 +409,9 @@ class Parties(Sequence[PartyInfo]):
         """Let sums travel from party to party, encrypted, to the root of each tree.
 
         One hop along all trees is one round trip. The root sends its own addend to
-        itself, and only parties in the tree take part. The step's parameter ``send``
-        gets the names of the arrays that a party must send, whatever its value here.
-
-        Raises ValueError if a tree leaves out a party, so that the masks of the others
-        do not cancel, and PartyFailed as :meth:`ask` does.
+        itself. The step's parameter ``send`` gets the names of the arrays that a party
+        must send. Raises ValueError if a tree leaves out a party, so that the masks of
+        the others do not cancel, and PartyFailed as :meth:`ask` does.
         """
         _check_named(args)
         step, number = question.step, self._round + 1
@@ -434,14 +426,11 @@ class Parties(Sequence[PartyInfo]):
         blocks = self._blocks(step, told)
         arrived: dict[tuple[str, int], Sealed] = {}
         for hop in range(max([1, *(len(tree.hops) for _, tree in sums.values())])):
-            edges = {
-                (name, sender): receiver
-                for name, (_, tree) in sums.items()
-                for sender, receiver in (
-                    *(((tree.root, tree.root),) if hop == 0 else ()),
-                    *(tree.hops[hop] if hop < len(tree.hops) else ()),
-                )
-            }
+            edges: dict[tuple[str, int], int] = {}
+            for name, (_, tree) in sums.items():
+                pairs = [(tree.root, tree.root)] if hop == 0 else []
+                pairs += tree.hops[hop] if hop < len(tree.hops) else ()
+                edges |= {(name, sender): receiver for sender, receiver in pairs}
             requests: dict[int, dict[str, Any]] = {}
             wanted: dict[int, dict[str, SumRequest]] = {}
             for name, sender in sorted(edges, key=lambda edge: edge[1]):
@@ -544,7 +533,7 @@ class Parties(Sequence[PartyInfo]):
 
     def _note(
         self,
-        step: Step[Any, Any],
+        step: Step[..., Any],
         requests: Sequence[Mapping[str, Any]],
         replies: Sequence[Opened],
     ) -> None:
@@ -558,7 +547,7 @@ class Parties(Sequence[PartyInfo]):
             heads = (re.split(r"[._]\d+$|\.", name)[0] for name in reply.values)
             seen.reply |= step.contract.reply.keys() & {*reply.values, *heads}
 
-    def _sizes(self, step: Step[Any, Any], j: int, values: Mapping[str, Any]) -> Sizes:
+    def _sizes(self, step: Step[..., Any], j: int, values: Mapping[str, Any]) -> Sizes:
         """Return the sizes that the reply of party j to these values may refer to."""
         info = self[j]
         sizes = {"n_rows": info.n_rows, "n_columns": info.n_columns}
@@ -566,7 +555,7 @@ class Parties(Sequence[PartyInfo]):
         learn_sizes(step.contract.request, values, sizes)
         return sizes
 
-    def failure(self, j: int, step: Step[Any, Any], reason: str) -> PartyFailed:
+    def failure(self, j: int, step: Step[..., Any], reason: str) -> PartyFailed:
         """Return the error that says why party `j` failed in a step."""
         info = self[j]
         return PartyFailed(info.name, step.action, reason, {info.node_id: info.name})

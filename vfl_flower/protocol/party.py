@@ -97,44 +97,6 @@ class Party:
     checked : bool
         Skip the checks: the loader did them when it wrote its cache.
 
-    Attributes
-    ----------
-    seed, n_parties, session : int
-        Seed of the run, number of parties T, and number of the run.
-    private_draws : bool
-        Whether its streams come from `run_secret`, since the run has no seed.
-    run_secret : bytes
-        Random bytes of this party and this run, whatever its seed, for keys. Nothing
-        that leaves the party may depend on them but by a key.
-    names : sequence of str
-        Names of the parties as they have signed them; empty where they sign nothing.
-    agree : callable or None
-        From the index of another party to 32 bytes of the run that these two know, and
-        the server does not.
-    allow_plain : bool
-        Whether the party takes part in protocols that do not protect it.
-    encoding : dict or None
-        How the columns of its file became those of `X`; kept with its part of a model.
-    cache : dict
-        What a step computes for the next one in the same process, which computes it
-        again where it is gone.
-    part : dict
-        The party's part of a model: a new one that a training step puts here is kept,
-        and is here again when the model predicts.
-    predictions : Predictions or None
-        What a step leaves here is written to a file in `state_dir`.
-    source : Source or None
-        Where its rows come from, if not from the caller.
-    row_labels : pandas.Index or None
-        Index of the DataFrame that `X` was.
-    shared : dict of str to Array of bool, shape (n,)
-        Rows that :meth:`share` has counted in the run, by kind.
-    row_sets, releases : RowSets or None, Releases or None
-        Guard of the rows over which the party adds up, and what counts those that
-        leave; None in a run in one process.
-    order_key : str or None
-        What changes with the order of the rows, where parties have aligned them.
-
     Raises
     ------
     ValueError
@@ -154,23 +116,38 @@ class Party:
     consent: Consent | None = None
     checked: InitVar[bool] = False
     n_parties: int = field(default=0, init=False)
-    seed: int = field(default=0, init=False)
+    seed: int = field(default=0, init=False)  # of the run
     private_draws: bool = field(default=False, init=False)
+    """Whether its streams come from `run_secret`, since the run has no seed."""
     run_secret: bytes = field(default=b"", init=False)
-    session: int = field(default=0, init=False)
+    """Random bytes of this party and this run, whatever its seed, for keys. Nothing
+    that leaves the party may depend on them but by a key."""
+    session: int = field(default=0, init=False)  # number of the run
     names: Sequence[str] = field(default=(), init=False)
+    """Names of the parties as they have signed them; empty where they sign nothing."""
     agree: Callable[[int], bytes] | None = field(default=None, init=False)
+    """From a party's index to 32 bytes of the run that these two alone know."""
     allow_plain: bool = field(default=False, init=False)
+    """Whether it takes part in protocols that do not protect it."""
     encoding: dict[str, Any] | None = field(default=None, init=False)
+    """How the columns of its file became those of `X`; kept with its part of a model.
+    """
     cache: dict[str, Any] = field(default_factory=dict, init=False)
+    """What a step computes for the next one in the same process, which computes it
+    again where it is gone."""
     part: dict[str, Any] = field(default_factory=dict, init=False)
+    """Its part of a model: a new one that a training step puts here is kept, and is
+    here again when the model predicts."""
     predictions: Predictions | None = field(default=None, init=False)
+    """What a step leaves here is written to a file in `state_dir`."""
     source: Source | None = field(default=None, init=False)
     shared: dict[str, Array] = field(default_factory=dict, init=False)
+    """Rows that :meth:`share` has counted in the run, by kind; bool, shape (n,)."""
     releases: Releases | None = field(default=None, init=False)
-    row_sets: RowSets | None = field(default=None, init=False)
+    row_sets: RowSets | None = field(default=None, init=False)  # None in one process
     order_key: str | None = field(default=None, init=False)
-    row_labels: Any = field(default=None, init=False)
+    """What changes with the order of the rows, where parties have aligned them."""
+    row_labels: Any = field(default=None, init=False)  # index of a DataFrame
     _states: dict[str, Any] = field(default_factory=dict, init=False)
     _kept: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
 
@@ -498,9 +475,8 @@ def _check_finite(rows: Rows, what: str) -> None:
         return int((~np.isfinite(values)).sum())
 
     if missing := rows.map_reduce(count, operator.add, 0):
-        raise ValueError(
-            f"{what} must have no missing or infinite value, {missing} found"
-        )
+        rule = "must have no missing or infinite value"
+        raise ValueError(f"{what} {rule}, {missing} found")
 
 
 def _check_labels(y: Array, what: str) -> None:

@@ -72,10 +72,8 @@ def request_changes(
     requests = {FORGET: _lines("forget", forget), ADD: _lines("add", add)}
     requests[LEAVE] = _lines("leave", leave)
     if not all(is_model_id(number) for number in requests[LEAVE]):
-        raise ValueError(
-            "leave must hold numbers of models, each 8 to 32 lower-case hexadecimal "
-            "digits"
-        )
+        rule = "numbers of models, each 8 to 32 lower-case hexadecimal digits"
+        raise ValueError(f"leave must hold {rule}")
     waiting = {name: read_requests(folder, name).values() for name in requests}
     for name, lines in requests.items():
         if lines:
@@ -91,16 +89,13 @@ def _lines(name: str, requests: Iterable[Any]) -> list[str]:
     values = list(requests)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, str | Integral):
-            raise ValueError(
-                f"{name} must hold texts or whole numbers, and is no mask: got "
-                f"{type(value).__name__}"
-            )
+            rule = "texts or whole numbers, and is no mask"
+            raise ValueError(f"{name} must hold {rule}: got {type(value).__name__}")
     lines = [str(value) for value in values]
     for line in lines:
         if line.strip().splitlines() != [line] or "\0" in line or is_broken(line):
-            raise ValueError(
-                f"{name} must hold texts of one line in UTF-8, with no space at an end"
-            )
+            rule = "texts of one line in UTF-8, with no space at an end"
+            raise ValueError(f"{name} must hold {rule}")
     return lines
 
 
@@ -112,9 +107,8 @@ def read_requests(folder: Path | None, name: str) -> dict[int, str]:
     try:
         text = read_private(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError):
-        raise PartyError(
-            f"{name} must be a file of UTF-8 text, a request a line, and no link"
-        ) from None
+        rule = "must be a file of UTF-8 text, a request a line, and no link"
+        raise PartyError(f"{name} {rule}") from None
     lines = enumerate(text.splitlines(), start=1)
     return {number: line.strip() for number, line in lines if line.strip()}
 

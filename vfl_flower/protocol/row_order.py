@@ -20,8 +20,8 @@ import numpy as np
 
 from vfl_flower.files import read_npz
 from vfl_flower.protocol import normal
+from vfl_flower.protocol.errors import PartyError, refusing_files
 from vfl_flower.protocol.parts import read_private, write_private
-from vfl_flower.protocol.party import PartyError
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
@@ -189,21 +189,21 @@ def read_order(folder: Path | None, name: str) -> RowOrder:
     if folder is None:
         raise PartyError("alignment needs a state-dir, in which the order is kept")
     what, path = f"alignment {name!r} of this party", _path(folder, name)
+    with refusing_files(f"{what} cannot be read", path):
+        try:
+            data = read_private(path)
+        except FileNotFoundError:
+            raise PartyError(
+                f"this party's state-dir has no alignment {name!r}: name another one, "
+                "or run the strategy align with this name first"
+            ) from None
     try:
-        stored = read_npz(io.BytesIO(read_private(path)), compressed=False)
+        stored = read_npz(io.BytesIO(data), compressed=False)
         about = json.loads(str(stored["about"]))
         fits = about["format"] == FORMAT and about["name"] == name
         salt, ids = stored["salt"].tobytes(), stored["ids"]
         order = RowOrder(name, str(about["tag"]), salt, ids)
         fits &= order.ids.dtype == np.uint8 and order.ids.shape[1:] == (DIGEST_BYTES,)
-    except FileNotFoundError:
-        raise PartyError(
-            f"this party's state-dir has no alignment {name!r}: name another one, or "
-            "run the strategy align with this name first"
-        ) from None
-    except OSError as error:
-        log.error("cannot read %s: %s", path, error.strerror)
-        raise PartyError(f"{what} cannot be read: {error.strerror}") from None
     except Exception as error:
         log.error("%s on reading %s", type(error).__name__, path)
         fits = False

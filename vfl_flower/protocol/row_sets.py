@@ -43,18 +43,14 @@ ANCHOR = "journal.anchor"
 """File beside the journal with the number of its row sets: a journal with fewer is
 lost, or restored from a backup."""
 
-MOST_OF_ID = 2**10
-"""Characters of an id by which rows are told apart."""
-
-FEW_SETS = 30
-"""Sets of rows that are summed where a twentieth of the rows are fewer."""
+MOST_OF_ID = 2**10  # characters of an id by which rows are told apart
+FEW_SETS = 30  # sets of rows that are summed where a twentieth of the rows are fewer
 
 WEIGHTED = 2
 """Of sets with weights, a row with a share of 1 / k of the squares counts as one of
 2 k: one with a tenth as one of 20, as of a coreset of a hundred rows."""
 
-MOST_ORDERS = 8
-"""Orders of rows of which the journal keeps the numbers."""
+MOST_ORDERS = 8  # orders of rows of which the journal keeps the numbers
 
 TABLES = (
     "CREATE TABLE IF NOT EXISTS row_tags (tags BLOB)",

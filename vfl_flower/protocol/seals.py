@@ -52,7 +52,7 @@ class Seal:
         return seal
 
     def is_of(self, name: str) -> bool:
-        """Return whether it is of a name: ``angles_2`` is, and the field ``x.angles``."""
+        """Return whether it is of a name: of `x.angles_2`, say, if it is `angles`."""
         return stem(self.name) == stem(name.rpartition(".")[2])
 
 

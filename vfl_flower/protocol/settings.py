@@ -40,12 +40,12 @@ from typing import (
     get_type_hints,
 )
 
-import numpy as np
 import pydantic
 from annotated_types import Ge, Gt, Lt
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic.fields import FieldInfo
 
+from vfl_flower.protocol.normal import plain_number
 from vfl_flower.protocol.rules import describe
 
 T = TypeVar("T")
@@ -109,8 +109,8 @@ def settings(cls: type[T]) -> type[T]:
 
     @functools.wraps(checked)
     def init(self: Any, *args: Any, **arguments: Any) -> None:
-        args = tuple(map(_plain, args))
-        arguments = {name: _plain(value) for name, value in arguments.items()}
+        args = tuple(map(plain_number, args))
+        arguments = {name: plain_number(value) for name, value in arguments.items()}
         try:
             checked(self, *args, **arguments)
             return
@@ -202,11 +202,6 @@ def check_unused(strategy: object, names: Sequence[str], where: str) -> None:
         if (value := getattr(strategy, name)) != defaults[name]:
             shown = repr(value)[:200]
             raise ValueError(f"{name} has no effect with {where}, got {shown}")
-
-
-def _plain(value: Any) -> Any:
-    """Return NumPy's numbers as Python's."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _kinds(hint: Any) -> tuple[tuple[str, ...], tuple[type, ...]]:

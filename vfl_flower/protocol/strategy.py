@@ -18,7 +18,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from vfl_flower.models.base import Model
 from vfl_flower.protocol.checkpoint import Checkpoint
 from vfl_flower.protocol.consent import LEAST_ROWS, Terms
-from vfl_flower.protocol.exchange import Exchange, FederationError
+from vfl_flower.protocol.errors import FederationError
+from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.ledger import Ledger
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.metrics import Metric
@@ -191,11 +192,9 @@ class ProtocolStrategy(Strategy):
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
-        if 0 < self.n_parties < self.least_parties:
-            raise ValueError(
-                f"n_parties must be 0 or at least {self.least_parties}, got "
-                f"{self.n_parties}"
-            )
+        least, count = self.least_parties, self.n_parties
+        if 0 < count < least:
+            raise ValueError(f"n_parties must be 0 or at least {least}, got {count}")
 
     @abstractmethod
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
@@ -339,15 +338,11 @@ class ProtocolStrategy(Strategy):
     def check_count(self, count: int) -> None:
         """Raise ``ValueError`` where `count` parties cannot make a run."""
         if count < self.least_parties:
-            raise ValueError(
-                f"{type(self).__name__} needs at least {self.least_parties} parties, "
-                f"got {count}"
-            )
+            rule = f"needs at least {self.least_parties} parties"
+            raise ValueError(f"{type(self).__name__} {rule}, got {count}")
         if self.n_parties not in (0, count):
-            raise ValueError(
-                f"n_parties must be 0 or the {count} parties given, got "
-                f"{self.n_parties}"
-            )
+            rule = f"must be 0 or the {count} parties given"
+            raise ValueError(f"n_parties {rule}, got {self.n_parties}")
 
     def fewest_rows(self, columns: int) -> int:
         """Return how many rows a run needs at least with so many columns."""
@@ -431,9 +426,8 @@ class ProtocolStrategy(Strategy):
 
     def _no_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise: a protocol has no rounds that Flower could configure or aggregate."""
-        raise NotImplementedError(
-            f"{type(self).__name__} is one protocol without rounds: call start(grid)"
-        )
+        reason = "is one protocol without rounds: call start(grid)"
+        raise NotImplementedError(f"{type(self).__name__} {reason}")
 
     configure_train = aggregate_train = _no_hook
     configure_evaluate = aggregate_evaluate = _no_hook

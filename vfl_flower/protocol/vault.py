@@ -13,12 +13,10 @@ import secrets
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.frame import STATE_KEY_BYTES
 from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.masks import derive_key
-
-STATE_KEY_BYTES = 32
-"""Bytes of the key of a session's state."""
 
 _NONCE_BYTES = 12
 
