@@ -139,8 +139,8 @@ def reply(number):
     return RecordDict({"settings": ConfigRecord({"number": number})})
 
 
-def numbers(past):
-    return [content["settings"]["number"] for content in past.replies]
+def numbers(replies):
+    return [content["settings"]["number"] for content in replies]
 
 
 def test_replies_are_in_the_order_of_the_nodes(tmp_path):
@@ -154,8 +154,8 @@ def test_replies_are_in_the_order_of_the_nodes(tmp_path):
     first.end()
     again = Checkpoint(tmp_path / FILE)
     assert again.nodes() == [11, 12, 13]
-    past = again.past("probe", b"digest")
-    assert (past.seconds, numbers(past)) == (1.5, [0, 1, 2])
+    seconds, replies = again.past("probe", b"digest")
+    assert (seconds, numbers(replies)) == (1.5, [0, 1, 2])
     assert again.nodes() == []
     assert again.past("probe", b"digest") is None
     again.end()

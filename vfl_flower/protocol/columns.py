@@ -94,11 +94,8 @@ def how_matched(names: Sequence[str], told: Sequence[Declared]) -> str:
     """Say how columns match; names x0, x1, .. are of a file without a header."""
     most = max(len(said["columns"]) for said in told) + OTHER_PLACES
     places = {column_digest(f"x{place}") for place in range(most)}
-    nameless = [
-        name
-        for name, said in zip(names, told, strict=True)
-        if places.issuperset(said["columns"])
-    ]
+    pairs = zip(names, told, strict=True)
+    nameless = [name for name, said in pairs if places.issuperset(said["columns"])]
     if nameless and len(names) > 1:
         return (
             "columns are matched by position, and nobody can tell whether they are the "

@@ -221,9 +221,7 @@ class Greeter:
 
     def _check_consent(self) -> None:
         """Raise ``FederationError`` where a party refuses what the run needs."""
-        lacks = {
-            self.names[node]: reply["lacks"] for node, reply in self.replies.items()
-        }
+        lacks = {self.names[n]: reply["lacks"] for n, reply in self.replies.items()}
         refusing = {name: lines for name, lines in lacks.items() if lines}
         if refusing:
             which = "; ".join(

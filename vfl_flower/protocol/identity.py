@@ -152,10 +152,10 @@ def _encoded(*fields: bytes | str | int) -> bytes:
 
 def pack_credentials(credentials: Sequence[Credential]) -> bytes:
     """Return credentials as bytes, without the keys of the run."""
-    return b"".join(
-        _encoded(c.name, c.index, c.n_parties, c.identity, c.signature)
-        for c in credentials
-    )
+    packed = b""
+    for c in credentials:
+        packed += _encoded(c.name, c.index, c.n_parties, c.identity, c.signature)
+    return packed
 
 
 def parse_credentials(packed: bytes, peers: bytes) -> list[Credential]:

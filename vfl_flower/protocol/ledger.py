@@ -20,8 +20,7 @@ class Entry:
     bytes_up: int = 0
     units_down: int = 0  # scalars in the arrays from the server, the papers' unit
     units_up: int = 0
-    seconds_computed: float = 0.0
-    """Time the party spent in the step, by its own clock."""
+    seconds_computed: float = 0.0  # in the step, by the party's own clock
     seconds_answered: float = 0.0
     """Time until its replies had arrived, by the server's clock: sending its requests,
     and the time since the requests to all parties were sent."""

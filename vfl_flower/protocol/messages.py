@@ -126,10 +126,8 @@ def digest_of_values(content: RecordDict) -> bytes:
 
 
 def _array_digests(content: RecordDict) -> dict[str, bytes]:
-    return {
-        name: hashlib.sha256(array.data).digest()
-        for name, array in _records(content)["arrays"].items()
-    }
+    arrays = _records(content)["arrays"].items()
+    return {name: hashlib.sha256(array.data).digest() for name, array in arrays}
 
 
 def _values_digest(content: RecordDict, arrays: Mapping[str, bytes]) -> bytes:

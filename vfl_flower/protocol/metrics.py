@@ -8,12 +8,10 @@ from typing import Literal, NamedTuple
 class Metric(NamedTuple):
     """What one number of a result means."""
 
-    title: str
-    """Its name in plain words."""
+    title: str  # its name in plain words
     text: str
     """What it says, in a sentence or two, for people who do not know the method."""
-    better: Literal["higher", "lower", ""] = ""
-    """Which values are better; "": neither."""
+    better: Literal["higher", "lower", ""] = ""  # which values are; "": neither
     kind: Literal["number", "share", "count"] = "number"
     """How it is shown: a share of 0.25 as 25 %."""
 

@@ -28,9 +28,8 @@ Text = Annotated[str, MaxLen(MOST_OF_TEXT), Predicate(str.isprintable)]
 
 def is_name(name: object) -> bool:
     """Return whether a party may have a name."""
-    return (
-        isinstance(name, str) and 0 < len(name) <= MOST_OF_NAME and name.isprintable()
-    )
+    text = name if isinstance(name, str) else ""
+    return 0 < len(text) <= MOST_OF_NAME and text.isprintable()
 
 
 def did_you_mean(name: str, known: Iterable[str] | Mapping[str, str]) -> str:

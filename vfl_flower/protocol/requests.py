@@ -82,8 +82,8 @@ def request_changes(
 
 def _lines(name: str, requests: Iterable[Any]) -> list[str]:
     """Return requests as lines of a file; the error has no id."""
-    one_dimensional = getattr(requests, "ndim", 1) == 1
     wrong_type = isinstance(requests, str | bytes | Mapping)
+    one_dimensional = getattr(requests, "ndim", 1) == 1
     if wrong_type or not one_dimensional or not isinstance(requests, Iterable):
         raise ValueError(f"{name} must be a list, got {type(requests).__name__}")
     values = list(requests)

@@ -29,9 +29,7 @@ log = logging.getLogger("vfl_flower")
 
 FORMAT = 1
 
-NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-"""The names that an order may have: they become names of files."""
-
+NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # of an order, and so of its files
 NAME_RULE = (
     "alignment must be 1 to 64 letters, digits, '.', '_' or '-', and begin with a "
     "letter or a digit"

@@ -51,17 +51,11 @@ from vfl_flower.protocol.rules import describe
 T = TypeVar("T")
 
 Natural = Annotated[int, Ge(1)]
-"""A whole number from 1."""
 Count = Annotated[int, Ge(0)]
-"""A whole number from 0."""
 Seed = Annotated[int, Ge(0), Lt(2**63)]
-"""A seed of a run."""
 Positive = Annotated[float, Gt(0)]
-"""A number above 0."""
 NotNegative = Annotated[float, Ge(0)]
-"""A number from 0."""
-Fraction = Annotated[float, Ge(0), Lt(1)]
-"""A share from 0 to below 1."""
+Fraction = Annotated[float, Ge(0), Lt(1)]  # a share from 0 to below 1
 
 
 class InOutputDir(str):

@@ -162,10 +162,8 @@ class ProtocolStrategy(Strategy):
     know it, so the rows that a party draws tell more of its scores. Without one the
     parties draw from their operating systems. Keys and masks never depend on it."""
 
-    task: ClassVar[str] = "train"
-    """Which task of its algorithm this strategy is, as the run config calls it."""
-    model_class: ClassVar[type[Model]]
-    """Class of the model that it trains, or that it works with."""
+    task: ClassVar[str] = "train"  # of its algorithm, as the run config calls it
+    model_class: ClassVar[type[Model]]  # of the model that it trains, or works with
     partition = "vertical"
     """What differs between parties: the columns ("vertical") or the rows ("horizontal")
     that each holds, or anything ("either")."""
@@ -180,14 +178,11 @@ class ProtocolStrategy(Strategy):
     """Steps that it asks for, in the order of the protocol; no other one."""
     evaluation_steps: ClassVar[tuple[Step[..., Any], ...]] = ()
     """Steps that evaluate the model and do not train it."""
-    labelled: ClassVar[bool] = False
-    """Whether it learns from labels."""
-    numeric: ClassVar[bool] = False
-    """Whether these must be numbers, whatever its settings."""
+    labelled: ClassVar[bool] = False  # whether it learns from labels
+    numeric: ClassVar[bool] = False  # whether these must be numbers, in any case
     question: ClassVar[str] = ""
     """What somebody asks who runs it, as a sentence: the title of its report."""
-    explained: ClassVar[Mapping[str, Metric]] = {}
-    """What its metrics mean, by their names; a report says it beside the number."""
+    explained: ClassVar[Mapping[str, Metric]] = {}  # what its metrics mean, by name
     _watch: ClassVar[Watch | None] = None
 
     def __post_init__(self) -> None:

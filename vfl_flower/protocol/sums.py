@@ -83,9 +83,8 @@ class PartySums:
         """
         request = step.contract.request
         if self.frame.sums or step.contract.seals:
-            self.common = common_digest(
-                request, values, digests, self.frame, list(self._public_keys)
-            )
+            keys = list(self._public_keys)
+            self.common = common_digest(request, values, digests, self.frame, keys)
         for name in values:
             if leaves_of(request, name) is not None:
                 raise PartyError(f"{name!r} must come from a party, encrypted")
