@@ -41,8 +41,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from vfl_flower.app.federation import RESTART
-from vfl_flower.app.flower_run import RunFailed, free_port, live_processes, wait_for
+from vfl_flower.app.foreground import RESTART
+from vfl_flower.app.processes import RunFailed, free_port, live_processes, wait_for
 
 ROOT = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-m", "vfl_flower.app.cli")

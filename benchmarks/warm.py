@@ -25,16 +25,8 @@ from pathlib import Path
 from statistics import median
 
 from vfl_flower.app.bundle import bundle_hash
-from vfl_flower.app.flower_run import (
-    CONNECTION,
-    START,
-    Processes,
-    RunFailed,
-    free_port,
-    start_superlink,
-    submit,
-    wait_for,
-)
+from vfl_flower.app.flower_run import CONNECTION, start_superlink, submit
+from vfl_flower.app.processes import START, Processes, RunFailed, free_port, wait_for
 from vfl_flower.app.template import write_app
 
 EMPTY = Path(__file__).parent / "round_trip_app"

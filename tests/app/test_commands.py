@@ -16,7 +16,8 @@ from vfl_flower import CoresetVRLR, load_model, simulate
 from vfl_flower.app import reports, runs, stored
 from vfl_flower.app.cli import app
 from vfl_flower.app.config import check_run_config, party_source
-from vfl_flower.app.flower_run import KILLED, RunFailed, RunOutcome, _ended, why
+from vfl_flower.app.flower_run import KILLED, RunOutcome, _ended, why
+from vfl_flower.app.processes import RunFailed
 from vfl_flower.app.progress import Progress
 from vfl_flower.app.runs import Follower, gather
 from vfl_flower.app.server_app import command_of

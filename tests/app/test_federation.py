@@ -38,20 +38,18 @@ from vfl_flower.app.certificates import write_certificates
 from vfl_flower.app.cli import app
 from vfl_flower.app.config import party_source
 from vfl_flower.app.federation import (
-    RESTART,
     SUPERNODE,
-    Shown,
     gate_command,
     locked,
     server_executor_command,
     superlink_command,
     supernode_command,
-    unit,
     write_connection,
 )
-from vfl_flower.app.flower_run import START, Processes, _Commands, free_port, wait_for
+from vfl_flower.app.foreground import RESTART, Shown, unit
 from vfl_flower.app.options import check_there
 from vfl_flower.app.party_folder import terms_of
+from vfl_flower.app.processes import START, Processes, _Commands, free_port, wait_for
 from vfl_flower.data import load_party
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.identity import public_identity
@@ -513,8 +511,8 @@ def test_what_a_command_has_started_ends_with_it_when_it_is_killed(tmp_path):
     code = """if True:
         import signal, sys
         from pathlib import Path
-        from vfl_flower.app.federation import _until_ended
-        with _until_ended(Path(sys.argv[1])) as shown:
+        from vfl_flower.app.foreground import until_ended
+        with until_ended(Path(sys.argv[1])) as shown:
             shown.start("it", ["sh", "-c", "touch it; exec sleep 600"])
             deaf = "trap '' TERM; touch deaf; exec sleep 600"
             shown.start("deaf", ["sh", "-c", deaf], signal.SIGKILL)

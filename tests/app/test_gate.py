@@ -15,8 +15,8 @@ from starlette.routing import Route
 
 from vfl_flower.app import gate
 from vfl_flower.app.certificates import write_certificates
-from vfl_flower.app.flower_run import free_port, wait_for
 from vfl_flower.app.gate import make_gate
+from vfl_flower.app.processes import free_port, wait_for
 
 
 @contextmanager

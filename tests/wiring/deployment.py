@@ -24,17 +24,16 @@ from typing import Any
 
 from vfl_flower.app.certificates import write_certificates, write_supernode_key
 from vfl_flower.app.federation import superlink_answers
-from vfl_flower.app.flower_run import (
+from vfl_flower.app.flower_run import CONNECTION, submit
+from vfl_flower.app.identity import line_for_peers
+from vfl_flower.app.processes import (
     COLOR,
-    CONNECTION,
     START,
     Processes,
     RunFailed,
     free_port,
-    submit,
     wait_for,
 )
-from vfl_flower.app.identity import line_for_peers
 from vfl_flower.protocol.consent import Kind
 
 NAMES = ("airline", "weather", "registry")

@@ -26,8 +26,8 @@ from vfl_flower.app.certificates import write_supernode_key
 from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.config import check_run_config
 from vfl_flower.app.federation import CONNECTION
-from vfl_flower.app.flower_run import Processes, RunFailed, free_port
 from vfl_flower.app.party_folder import terms_of
+from vfl_flower.app.processes import Processes, RunFailed, free_port
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.protocol.consent import FREE, Consent
 from wiring.commands import Running, running, said, started_in

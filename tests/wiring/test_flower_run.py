@@ -14,12 +14,8 @@ import pytest
 from flwr.common.config import parse_config_args
 
 from vfl_flower.app import flower_run
-from vfl_flower.app.flower_run import (
-    Processes,
-    RunFailed,
-    run,
-    submit,
-)
+from vfl_flower.app.flower_run import run, submit
+from vfl_flower.app.processes import Processes, RunFailed, live_processes, wait_for
 
 PROJECT = """
 [build-system]
@@ -204,7 +200,7 @@ def test_interrupted(probe, tmp_path, kind):
     mark = {"VFL_FLOWER_TEST": str(tmp_path)}
 
     def marked() -> set[int]:
-        live = flower_run.live_processes()
+        live = live_processes()
         return {p.pid for p in live if mark.items() <= p.info["environ"].items()}
 
     log = tmp_path / "log"
@@ -217,7 +213,7 @@ def test_interrupted(probe, tmp_path, kind):
             env=os.environ | mark,
         )
     try:
-        flower_run.wait_for(lambda: "CONFIG" in log.read_text(), 60, "the run to start")
+        wait_for(lambda: "CONFIG" in log.read_text(), 60, "the run to start")
         assert len(marked()) > 4
         tool.send_signal(kind)
         assert tool.wait(60) == 128 + kind
@@ -285,7 +281,7 @@ def test_supernodes_of_a_federation(probe):
 
 
 def test_stop_finds_orphans_and_kills_the_stubborn(tmp_path, monkeypatch):
-    monkeypatch.setattr(flower_run, "GRACE", 0.2)
+    monkeypatch.setattr("vfl_flower.app.processes.GRACE", 0.2)
     sleep = "[sys.executable, '-c', 'import time; time.sleep(600)']"
     orphan = (
         f"import subprocess, sys; subprocess.Popen({sleep}, start_new_session=True)"
@@ -299,7 +295,7 @@ def test_stop_finds_orphans_and_kills_the_stubborn(tmp_path, monkeypatch):
     with Processes(tmp_path) as processes:
         processes.start("orphan", sys.executable, "-c", orphan).wait()
         processes.start("stubborn", sys.executable, "-c", stubborn)
-        flower_run.wait_for(lambda: "ready" in processes.log("stubborn"), 60, "it")
+        wait_for(lambda: "ready" in processes.log("stubborn"), 60, "it")
         left = processes.pids()
         assert len(left) == 3  # the orphan's child, the stubborn and its child
         start = time.monotonic()

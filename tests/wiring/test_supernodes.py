@@ -19,8 +19,8 @@ from vfl_flower.app.bundle import installed_bundle
 from vfl_flower.app.certificates import write_certificates
 from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.config import check_run_config, make_strategy
-from vfl_flower.app.flower_run import RunFailed
 from vfl_flower.app.identity import line_for_peers
+from vfl_flower.app.processes import RunFailed
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
 from vfl_flower.models.mufc import MUFCModel

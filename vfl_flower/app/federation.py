@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
 import http.client
-import json
 import os
-import queue
 import re
 import shlex
 import signal
@@ -20,10 +17,7 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
-import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,14 +34,8 @@ from vfl_flower.app.certificates import (
     write_certificates,
 )
 from vfl_flower.app.findings import print_findings, readings_of
-from vfl_flower.app.flower_run import (
-    START,
-    Processes,
-    RunFailed,
-    answers,
-    free_port,
-    wait_for,
-)
+from vfl_flower.app.flower_run import answers
+from vfl_flower.app.foreground import Shown, unit, until_ended
 from vfl_flower.app.link_state import forget_messages, take_up
 from vfl_flower.app.options import (
     absolute,
@@ -67,8 +55,16 @@ from vfl_flower.app.party_folder import (
     write_party_folder,
     write_with_data,
 )
+from vfl_flower.app.processes import (
+    START,
+    Processes,
+    RunFailed,
+    free_port,
+    wait_for,
+    write_flower_config,
+)
 from vfl_flower.files import make_private
-from vfl_flower.protocol.consent import KINDS, LEAST_PARTIES, in_order
+from vfl_flower.protocol.consent import KINDS, LEAST_PARTIES, Consent, in_order
 
 CONNECTION = "federation"
 """Name of the SuperLink in the ``config.toml`` that ``coordinator`` writes."""
@@ -79,26 +75,13 @@ HOME = "flwr"
 DATABASE = "superlink.sqlite"
 """What the SuperLink keeps from one start to the next, in Flower's folder."""
 
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Port for SuperNodes.")]
+Systemd = Annotated[
+    bool, typer.Option("--systemd", help="Print a systemd unit, start nothing.")
+]
+
 LOCK = "coordinator.lock"
 """File that a coordinator locks in its folder, with its process and when it started."""
-
-RESTART = 10
-"""Seconds after which systemd starts again what has failed, as often as it takes.
-
-A SuperLink takes a SuperNode that has not said goodbye for connected until it has
-missed two heartbeats, and refuses the same key meanwhile, so the first starts may fail.
-A run begins to wait when the SuperLink takes the party for gone, and waits much longer
-than this, :data:`vfl_flower.protocol.exchange.ABSENCE`.
-"""
-
-TIED = (
-    "import ctypes, os, sys\n"
-    "parent, kind, *command = sys.argv[1:]\n"
-    "ctypes.CDLL(None).prctl(1, int(kind))\n"  # PR_SET_PDEATHSIG
-    "if os.getppid() == int(parent): os.execvp(command[0], command)\n"
-)
-"""Runs a command that Linux ends when its parent is gone: the parent's number and the
-signal come first."""
 
 WHY_ENDED = {
     "code: 2004": """\
@@ -211,10 +194,7 @@ def certificates(
 
 
 def fingerprint_of(certificate: Path) -> str:
-    """Return 32 digits of the SHA-256 digest of a certificate, in groups of four.
-
-    Raises ValueError if it cannot be read, or has expired.
-    """
+    """Return 32 digits of the SHA-256 digest of a certificate, in groups of four."""
     digest = read_certificate(certificate).fingerprint(hashes.SHA256())
     return " ".join(re.findall("....", digest.hex()[:32]))
 
@@ -249,17 +229,9 @@ def gate_command(folder: Path, host: str, port: int, superlink: int) -> list[str
 
 
 def write_connection(folder: Path, port: int, home: Path) -> None:
-    """Write a ``config.toml`` by which ``flwr`` finds the SuperLink.
-
-    `folder` has the certificates, and `port` is that of the SuperLink itself. The file
-    goes to the ``FLWR_HOME`` `home`: nothing in ``~/.flwr`` changes.
-    """
-    certificate = json.dumps(str(folder / AUTHORITY), ensure_ascii=False)
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        f'address = "127.0.0.1:{port}"\nroot-certificates = {certificate}\n',
-        encoding="utf-8",
-    )
+    """Write into `home` how ``flwr`` finds the SuperLink at a port of this machine."""
+    options = {"root-certificates": str(folder / AUTHORITY)}
+    write_flower_config(home, CONNECTION, port, options)
 
 
 @ends_in_a_sentence()
@@ -268,9 +240,7 @@ def coordinator(
     cards: Annotated[
         list[Path], typer.Option("--card", help="Card of a party; repeatable.")
     ],
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Port for SuperNodes.")
-    ] = 8000,
+    port: Port = 8000,
     host: Annotated[str, typer.Option(help="Address for SuperNodes.")] = "0.0.0.0",
     local_port: Annotated[
         int,
@@ -278,9 +248,7 @@ def coordinator(
             min=1, max=65535, help="Port of the SuperLink, on this machine alone."
         ),
     ] = 8001,
-    systemd: Annotated[
-        bool, typer.Option("--systemd", help="Print a systemd unit, start nothing.")
-    ] = False,
+    systemd: Systemd = False,
 ) -> None:
     """Start a SuperLink, and register the SuperNodes of the parties' cards.
 
@@ -309,27 +277,8 @@ def coordinator(
         for where, number in ((host, port), ("127.0.0.1", local_port)):
             _check_free(where, number)
         stack.callback(forget_messages, folder / HOME / DATABASE)
-        shown = stack.enter_context(_until_ended(home := folder / HOME))
-        for card in parties:
-            typer.echo(f"card of {card.name}: {card.fingerprint}")
-        write_connection(folder, local_port, home)
-        known = take_up(home / DATABASE, [card.supernode_pem for card in parties])
-        command = superlink_command(folder, local_port)
-        # On SIGTERM it would take no call any more, and for a minute let those who
-        # follow a run wait for its log.
-        link = shown.start("the SuperLink", command, signal.SIGKILL)
-        wait_for(
-            lambda: superlink_answers(link, local_port, folder / AUTHORITY),
-            START,
-            f"the SuperLink on port {local_port} to answer",
-        )
-        starter = server_executor_command(folder, local_port, link.pid)
-        shown.start("what starts the ServerApps", starter)
-        for card in parties:
-            if card.supernode_pem not in known:
-                register(shown.processes, card)
-            typer.echo(f"registered {card.name}")
-        shown.processes.no_more_commands()
+        shown = stack.enter_context(until_ended(folder / HOME))
+        _start_superlink(shown, folder, local_port, parties)
         # Only now: a SuperNode whose key is not registered yet would give up.
         shown.start("the gate", gate_command(folder, host, port, local_port))
         typer.echo(
@@ -340,12 +289,36 @@ def coordinator(
         shown.wait()
 
 
+def _start_superlink(
+    shown: Shown, folder: Path, port: int, cards: Sequence[Card]
+) -> None:
+    """Start a SuperLink and what starts its ServerApps, and register SuperNodes."""
+    for card in cards:
+        typer.echo(f"card of {card.name}: {card.fingerprint}")
+    home = folder / HOME
+    write_connection(folder, port, home)
+    known = take_up(home / DATABASE, [card.supernode_pem for card in cards])
+    command = superlink_command(folder, port)
+    # On SIGTERM it would take no call any more, and for a minute let those who follow a
+    # run wait for its log.
+    link = shown.start("the SuperLink", command, signal.SIGKILL)
+    wait_for(
+        lambda: superlink_answers(link, port, folder / AUTHORITY),
+        START,
+        f"the SuperLink on port {port} to answer",
+    )
+    starter = server_executor_command(folder, port, link.pid)
+    shown.start("what starts the ServerApps", starter)
+    for card in cards:
+        if card.supernode_pem not in known:
+            register(shown.processes, card)
+        typer.echo(f"registered {card.name}")
+    shown.processes.no_more_commands()
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a coordinator's folder, which ends with the process.
-
-    Raises ValueError if another coordinator holds it.
-    """
+    """Hold the lock of a coordinator's folder, or raise ValueError if another does."""
     make_private(folder / LOCK)
     with (folder / LOCK).open("r+") as file:
         try:
@@ -363,10 +336,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def register(processes: Processes, card: Card) -> None:
-    """Register the SuperNode of a card, as the SuperLink's owner does.
-
-    Raises RunFailed if the SuperLink does not accept its key.
-    """
+    """Register the SuperNode of a card; raise RunFailed if its key is not accepted."""
     public = processes.home / "supernode.pub"  # flwr takes a key from a file alone
     public.write_text(f"{card.supernode}\n")
     processes.flwr(
@@ -422,11 +392,7 @@ def supernode_command(
     bundles: Sequence[str] = (),
     node_config: Path | None = None,
 ) -> list[str]:
-    """Return the command of a party's SuperNode.
-
-    It runs the installed package, and bundles whose hashes are given. Another node
-    config can take the place of the folder's own.
-    """
+    """Return the command of a party's SuperNode, with the folder's node config."""
     return [
         *SUPERNODE,
         *(f"--bundle={digest}" for digest in bundles),
@@ -436,6 +402,26 @@ def supernode_command(
         f"--node-config={node_config or folder / NODE_CONFIG}",
         f"--port={port}",
     ]
+
+
+def _check_peers(consent: Consent) -> str:
+    """Return what to note of the pinned peers, or ""; raise ValueError for none."""
+    if consent.trust_on_first_use:
+        return ""
+    pinned, least = len(consent.peers or {}), consent.least_parties
+    if not pinned:
+        raise ValueError(
+            "the party must know its peers: give the card of each with --peer"
+        )
+    if pinned + 1 >= least:
+        return ""
+    two = ""
+    if (pinned, least) == (1, LEAST_PARTIES):
+        two = "; for runs of two, see two-parties there"
+    return (
+        f"Note: {pinned} pinned, but {CONSENT} wants runs of at least {least} "
+        f"parties{two}."
+    )
 
 
 @ends_in_a_sentence()
@@ -467,9 +453,7 @@ def party(
             help="Run this bundle too, besides the installed package; repeatable.",
         ),
     ] = None,
-    systemd: Annotated[
-        bool, typer.Option("--systemd", help="Print a systemd unit, start nothing.")
-    ] = False,
+    systemd: Systemd = False,
 ) -> None:
     """Pin the keys of the other parties, and start the SuperNode of this one.
 
@@ -488,29 +472,16 @@ def party(
         raise ValueError(f"{folder / SUPERNODE_KEY} must be readable for you")
     cards = load_cards(peers or [])
     consent = pin_peers(source, consent, cards)
-    pinned = consent.peers or {}
-    if not pinned and not consent.trust_on_first_use:
-        raise ValueError(
-            "the party must know its peers: give the card of each with --peer"
-        )
-    for name, key in pinned.items():
-        typer.echo(f'pinned: {name} = "{key}"', err=systemd)
-    for card in cards:
-        typer.echo(f"card of {card.name}: {card.fingerprint}", err=systemd)
-    typer.echo(f"{ca.name}: {fingerprint_of(ca)}", err=systemd)
-    typer.echo(
+    lines = [f'pinned: {name} = "{key}"' for name, key in (consent.peers or {}).items()]
+    lines += [f"card of {card.name}: {card.fingerprint}" for card in cards]
+    lines += [
+        f"{ca.name}: {fingerprint_of(ca)}",
         "Compare these fingerprints on the telephone, before the first run.",
-        err=systemd,
-    )
-    if len(pinned) + 1 < consent.least_parties and not consent.trust_on_first_use:
-        least, two = consent.least_parties, ""
-        if (len(pinned), least) == (1, LEAST_PARTIES):
-            two = "; for runs of two, see two-parties there"
-        typer.echo(
-            f"Note: {len(pinned)} pinned, but {CONSENT} wants runs of at least "
-            f"{least} parties{two}.",
-            err=True,
-        )
+    ]
+    note = _check_peers(consent)
+    typer.echo("\n".join(lines), err=systemd)
+    if note:
+        typer.echo(note, err=True)
     if systemd:
         options = [f"--superlink={superlink}", f"--ca={ca}"]
         options += [f"--port={port}"] if port else []
@@ -522,7 +493,7 @@ def party(
         return
     port = port or free_port()
     _check_free("127.0.0.1", port)
-    with _until_ended(folder / HOME) as shown:
+    with until_ended(folder / HOME) as shown:
         node_config = write_with_data(folder, absolute(data)) if data else None
         command = supernode_command(
             folder, superlink, ca, port, bundles or [], node_config
@@ -533,117 +504,3 @@ def party(
         )
         shown.start("the SuperNode", command)
         shown.wait(WHY_ENDED)
-
-
-# -- processes in the foreground -------------------------------------------------------
-
-
-class Shown:
-    """Processes whose output is shown, and which stop together.
-
-    On Linux they also stop if this process is killed. `processes` owns their
-    environment, and stops them and what they have started.
-    """
-
-    def __init__(self, processes: Processes) -> None:
-        self.processes = processes
-        self._names: dict[subprocess.Popen[str], str] = {}
-        self._ended: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
-        self._last: deque[str] = deque(maxlen=200)
-
-    def start(
-        self,
-        name: str,
-        command: Sequence[str],
-        kind: signal.Signals = signal.SIGTERM,
-    ) -> subprocess.Popen[str]:
-        """Start a command, and print it and what it prints; errors have its name.
-
-        The signal is what ends it where this process is killed.
-        """
-        typer.echo(f"$ {shlex.join(command)}")
-        tied = [sys.executable, "-Ic", TIED, str(os.getpid()), str(int(kind))]
-        process = self.processes.popen(
-            [*(tied if sys.platform == "linux" else []), *command],
-            stdout=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-        self._names[process] = name
-        for target in (self._show, self._watch):
-            threading.Thread(target=target, args=(process,), daemon=True).start()
-        return process
-
-    def wait(self, reasons: Mapping[str, str] | None = None) -> None:
-        """Wait until one of the processes ends.
-
-        `reasons` maps what the processes may have printed to what that means. Raises
-        RunFailed, which says which process ended, if it did so by itself.
-        """
-        name = self._names[self._ended.get()]
-        time.sleep(0.5)  # for its last lines
-        printed = "".join(self._last)
-        for line, reason in (reasons or {}).items():
-            if line in printed:
-                raise RunFailed(f"{name} ended. {reason}")
-        raise RunFailed(f"{name} ended; its last lines say why")
-
-    def _show(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        with process.stdout as lines:
-            for line in lines:
-                self._last.append(line)
-                print(line, end="", flush=True)
-
-    def _watch(self, process: subprocess.Popen[str]) -> None:
-        process.wait()
-        self._ended.put(process)
-
-
-@contextlib.contextmanager
-def _until_ended(home: Path) -> Iterator[Shown]:
-    """Let processes run until one ends, or this one is told to end, which is no error.
-
-    All of them have ended when this returns.
-    """
-    for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(kind) != signal.SIG_IGN:  # as nohup has it
-            signal.signal(kind, signal.default_int_handler)
-    try:
-        with Processes(home) as processes:
-            yield Shown(processes)
-    except KeyboardInterrupt:
-        typer.echo("ended")
-
-
-# -- systemd ---------------------------------------------------------------------------
-
-
-def unit(what: str, command: Sequence[str]) -> str:
-    """Return a systemd unit that runs a command of ``vfl-flower``."""
-    words = [sys.executable, "-m", "vfl_flower.app.cli", *command]
-    return f"""\
-[Unit]
-Description={what.replace("%", "%%")}
-Wants=network-online.target
-After=network-online.target
-
-[Service]
-ExecStart={" ".join(map(_unit_word, words))}
-User={getpass.getuser()}
-UMask=0077
-NoNewPrivileges=true
-# It ends what it has started.
-KillMode=mixed
-# A SuperLink refuses a SuperNode that ended without a goodbye for half a minute.
-Restart=on-failure
-RestartSec={RESTART}
-
-[Install]
-WantedBy=multi-user.target"""
-
-
-def _unit_word(word: str) -> str:
-    if not re.fullmatch(r"[\w./:=@,+-]+", word):
-        word = json.dumps(word, ensure_ascii=False)
-    return word.replace("%", "%%").replace("$", "$$")

@@ -13,67 +13,45 @@ From a shell, exit code 1 and the reason for a run that failed::
 from __future__ import annotations
 
 import http.client
-import json
 import math
 import os
-import random
 import re
-import shutil
 import signal
-import socket
 import ssl
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import tomllib
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import click
-import psutil
 import tomli_w
 import typer
 from flwr.common.config import flatten_dict, parse_config_args
 
 from vfl_flower.app.extras import check_installed
+from vfl_flower.app.processes import (
+    COLOR,
+    START,
+    Processes,
+    RunFailed,
+    free_port,
+    wait_for,
+    write_flower_config,
+)
 from vfl_flower.protocol.names import did_you_mean
-
-T = TypeVar("T")
 
 CONNECTION = "loopback"
 """Name of the private SuperLink in the private ``config.toml``."""
-START = 60.0
-"""Seconds in which a SuperLink or SuperNodes must start."""
-GRACE = 8.0
-"""Seconds that a process has between SIGTERM and SIGKILL."""
 KILLED = "the ServerApp was killed"
 """What the SuperLink is told of one."""
-COMMANDS = Path(__file__).with_name("flower_commands.py")
-"""The program that runs ``flwr`` commands."""
 
-MARK = "VFL_FLOWER_RUN"
-"""Variable in the environment of all processes that :class:`Processes` has started."""
-
-COLOR = re.compile(r"\x1b\[[0-9;]*m")
 REASON = re.compile(r"ERROR\b|[A-Za-z_][\w.]*(Error|Exception|Failed)\b.*:")
-
-
-class RunFailed(RuntimeError):
-    """A run did not reach ``finished:completed``; the text says why.
-
-    `reason` is a sentence, if Flower or the ServerApp has given one.
-    """
-
-    def __init__(self, text: str, reason: str = "") -> None:
-        super().__init__(text)
-        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -98,15 +76,11 @@ def run(
 ) -> RunOutcome:
     """Run a Flower project, show its log and return when it has completed.
 
-    federation: a SuperLink of ``$FLWR_HOME/config.toml``; default: a private one on
-        loopback, which simulates the SuperNodes with Ray, and is stopped at the end.
-    run_config: ``key=value`` pairs and TOML files in any mixture; later values win.
-    num_supernodes: how many SuperNodes to simulate; Flower's default is 2.
-    timeout: seconds until the run is abandoned; default: never.
-
-    Raises RunFailed if the run was refused, failed, was stopped or timed out, and
-    ValueError if Ray is missing, `num_supernodes` is given for a federation, or
-    `run_config` is invalid.
+    `federation` is a SuperLink of ``$FLWR_HOME/config.toml``; default: a private one on
+    loopback, which simulates `num_supernodes` with Ray, and is stopped at the end.
+    `run_config` has ``key=value`` pairs and TOML files; later values win. After
+    `timeout` seconds the run is abandoned. Raises RunFailed if it was refused, failed,
+    was stopped or timed out, and ValueError if Ray is missing or an argument invalid.
     """
     if federation is not None and num_supernodes is not None:
         raise ValueError(
@@ -186,8 +160,7 @@ def submit(
 def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any] | None:
     """Return Flower's row of a finished run, or None if the run continues.
 
-    Raises RunFailed if the SuperLink does not say: it has stopped, or knows no such
-    run.
+    Raises RunFailed if the SuperLink has stopped, or knows no such run.
     """
     deadline = time.monotonic() + 30
     while True:
@@ -236,15 +209,11 @@ def _how_to_go_on(run_id: str) -> str:
 def start_superlink(processes: Processes, *options: str) -> int:
     """Start a SuperLink on loopback, name it `CONNECTION`; return the port of its APIs.
 
-    It has answered by then. Its working directory is the private folder, since a
-    ServerApp must not depend on where the user is. Raises RunFailed if it ended or did
-    not answer in time.
+    Its working directory is the private folder, since a ServerApp must not depend on
+    where the user is. Raises RunFailed if it ended or did not answer in time.
     """
     port = free_port()
-    (processes.home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        f'address = "127.0.0.1:{port}"\ninsecure = true\n'
-    )
+    write_flower_config(processes.home, CONNECTION, port, {"insecure": True})
     superlink = processes.start(
         "superlink", "flower-superlink", "--insecure", f"--port={port}", *options
     )
@@ -259,10 +228,7 @@ def start_superlink(processes: Processes, *options: str) -> int:
 
 
 def answers(connection: http.client.HTTPConnection) -> bool:
-    """Return whether a SuperLink answers at a new connection.
-
-    Raises SSLCertVerificationError if its certificate is for another host.
-    """
+    """Return whether a SuperLink answers; raise if its certificate is for another."""
     with closing(connection):
         try:
             connection.request("GET", "/health")
@@ -271,223 +237,6 @@ def answers(connection: http.client.HTTPConnection) -> bool:
             raise
         except OSError:
             return False
-
-
-class Processes(AbstractContextManager["Processes"]):
-    """Processes of one private Flower environment, which stop together.
-
-    Flower's daemons start children in sessions of their own, and so does Ray. All of
-    them inherit a mark in their environment, by which :meth:`stop` finds them. Flower's
-    folder is `home`; by default it is a temporary one or, unless `private`, the user's.
-    """
-
-    def __init__(self, home: str | Path | None = None, *, private: bool = True) -> None:
-        # Ray puts sockets below this folder, and their paths must stay short.
-        base = "/tmp" if Path("/tmp").is_dir() else None
-        self._scratch = Path(tempfile.mkdtemp(prefix="flwr-", dir=base))
-        self._mark = uuid.uuid4().hex
-        self._started: list[subprocess.Popen[Any]] = []
-        self._idle: list[_Commands] = []
-        self.home = Path(home).absolute() if home is not None else self._scratch
-        self.home.mkdir(parents=True, exist_ok=True)
-        self.env = {**os.environ, MARK: self._mark}
-        # RAY_ADDRESS would send the run to the user's cluster.
-        self.env.pop("RAY_ADDRESS", None)
-        if private or home is not None:
-            self.env["FLWR_HOME"] = str(self.home)
-        scripts = str(Path(sys.executable).parent)
-        self.env |= {
-            "PATH": os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)]),
-            "PYTHONUNBUFFERED": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_TMPDIR": str(self._scratch),
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        }
-        for name in ("NO_PROXY", "no_proxy"):
-            hosts = os.environ.get(name)
-            self.env[name] = f"127.0.0.1,{hosts}" if hosts else "127.0.0.1"
-
-    def __exit__(self, *_: object) -> None:
-        """Stop every process and remove the temporary folder."""
-        self.stop()
-
-    def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        """Start a daemon whose output goes to the log `name`."""
-        with self._log_file(name).open("ab") as log:
-            return self.popen(command, stdout=log)
-
-    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a process; `options` are those of Popen.
-
-        It has a session of its own, so that a Ctrl-C reaches only this process, which
-        then calls :meth:`stop`. It heeds SIGINT, also where this process ignores it, as
-        shells let it do in the background.
-        """
-        process: subprocess.Popen[Any] = subprocess.Popen(
-            command,
-            env=self.env,
-            cwd=self.home,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-            **{"stdin": subprocess.DEVNULL} | options,
-        )
-        self._started.append(process)
-        return process
-
-    def log(self, name: str, lines: int = 20) -> str:
-        """Return the last lines of the log of a daemon."""
-        text = self._log_file(name).read_text(errors="replace")
-        return "\n".join(COLOR.sub("", text).splitlines()[-lines:])
-
-    def flwr(self, *arguments: str) -> dict[str, Any]:
-        """Return the answer of a command, ``flwr ... --format json``.
-
-        Raises RunFailed, with the reason, if the command failed.
-        """
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            with self.command((*arguments, "--format", "json"), out, err) as running:
-                code = running.wait()
-            texts = []
-            for stream in (out, err):
-                stream.seek(0)
-                texts.append(stream.read().decode(errors="replace"))
-        shown = texts[0]
-        try:
-            answer: dict[str, Any] = json.loads(shown[shown.index("{") :])
-        except ValueError:
-            answer = {"error-message": "".join(texts).strip()}
-        if code or not answer.get("success"):
-            reason = answer.get("error-message") or f"exit code {code}"
-            raise RunFailed(f"flwr {arguments[0]}: {reason}")
-        return answer
-
-    @contextmanager
-    def command(
-        self, arguments: Sequence[str], out: IO[bytes], err: IO[bytes]
-    ) -> Iterator[_Commands]:
-        """Run a ``flwr`` command, which stops with the block at the latest.
-
-        `arguments` is the command line without the program.
-        """
-        try:
-            commands = self._idle.pop()
-        except IndexError:
-            commands = _Commands(self)
-        try:
-            commands.begin(arguments, out, err)
-            yield commands
-        finally:
-            if commands.busy:
-                commands.close()
-            else:
-                self._idle.append(commands)
-
-    def no_more_commands(self) -> None:
-        """End the processes that wait for a ``flwr`` command: none comes soon."""
-        while self._idle:
-            self._idle.pop().close()
-
-    def stop(self) -> None:
-        """Stop every process that carries the mark, and what they have started.
-
-        Raises RuntimeError if a process survives SIGKILL.
-        """
-        with _undisturbed():
-            alive: set[int] = set()
-            for kind in (signal.SIGTERM, signal.SIGKILL):
-                signalled: set[int] = set()
-                deadline = time.monotonic() + GRACE
-                while (alive := self.pids(alive)) and time.monotonic() < deadline:
-                    for pid in alive - signalled:
-                        with suppress(ProcessLookupError):
-                            os.kill(pid, kind)
-                    signalled |= alive
-                    time.sleep(0.05)
-            if alive:
-                raise RuntimeError(f"processes {sorted(alive)} survive SIGKILL")
-            for process in self._started:
-                process.wait()
-            self.no_more_commands()  # closes their sockets
-            shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def pids(self, also: Iterable[int] = ()) -> set[int]:
-        """Return live processes with the mark or in `also`, and their descendants."""
-        live = live_processes()
-        pids = {p.pid for p in live if p.info["environ"].get(MARK) == self._mark}
-        pids |= {p.pid for p in live if p.pid in also}
-        while children := {p.pid for p in live if p.info["ppid"] in pids} - pids:
-            pids |= children
-        return pids
-
-    def _log_file(self, name: str) -> Path:
-        return self.home / f"{name}.log"
-
-
-def live_processes() -> list[psutil.Process]:
-    """Return the processes that run, with ``ppid`` and ``environ`` as their ``info``.
-
-    The environment is empty where only another user may read it.
-    """
-    ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    processes = psutil.process_iter(["ppid", "status", "environ"], ad_value={})
-    return [process for process in processes if process.info["status"] not in ended]
-
-
-class _Commands:
-    """A process that has imported Flower and runs ``flwr`` commands, one at a time.
-
-    process: leader of a session of its own, to which the commands belong.
-    busy: whether a command runs.
-    """
-
-    def __init__(self, processes: Processes) -> None:
-        self.busy = False
-        self._channel, theirs = socket.socketpair()
-        self._answers = self._channel.makefile("r")
-        with theirs:
-            self.process = processes.popen(
-                [sys.executable, "-P", str(COMMANDS)],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-            )
-
-    def begin(self, arguments: Sequence[str], out: IO[bytes], err: IO[bytes]) -> None:
-        """Start a command; see :meth:`Processes.command`."""
-        self.busy = True
-        line = json.dumps([str(Path.cwd()), list(arguments)])
-        with suppress(ConnectionError):  # it has ended, as wait() says
-            socket.send_fds(self._channel, [b"+"], [out.fileno(), err.fileno()])
-            self._channel.sendall(f"{line}\n".encode())
-
-    def wait(self) -> int:
-        """Wait until the command has ended, and return its exit code.
-
-        Raises RunFailed if the process was killed.
-        """
-        answer = ""
-        with suppress(ConnectionError):
-            answer = self._answers.readline()
-        if not answer:
-            raise RunFailed("the process for flwr commands was killed")
-        self.busy = False
-        return int(answer)
-
-    def kill(self) -> None:
-        """End the process, and the command if one runs."""
-        if self.process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-
-    def close(self) -> None:
-        """End the process, and close what leads to it."""
-        self.kill()
-        self.process.wait()
-        self._answers.close()
-        self._channel.close()
 
 
 def _show_log(
@@ -523,46 +272,12 @@ def _show_log(
             timer.cancel()
 
 
-def wait_for(
-    answer: Callable[[], T | None], seconds: float, what: str, pause: float = 0.05
-) -> T:
-    """Call `answer` every `pause` seconds until its value is true; return the value.
-
-    Raises RunFailed after `seconds`.
-    """
-    deadline = time.monotonic() + seconds
-    while not (value := answer()):
-        if time.monotonic() > deadline:
-            raise RunFailed(f"waited {seconds:g} s in vain for {what}")
-        time.sleep(pause)
-    return value
-
-
-def free_port() -> int:
-    """Return a TCP port of loopback that nobody listens on.
-
-    It lies below the range from which systems take the ports of outgoing connections
-    and above Ray's, so that neither takes it before it is used.
-    """
-    while True:
-        port = random.SystemRandom().randrange(20000, 32000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-
-
 _PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 """A ``key=value`` pair as Flower reads it."""
 
 
 def read_run_config(app_dir: str | Path, run_config: Sequence[str]) -> dict[str, Any]:
-    """Return the values of a run config by their keys, as Flower reads them.
-
-    The arguments are those of :func:`run`, and so is the ValueError.
-    """
+    """Return the values of a run config by their keys, as Flower reads them."""
     config = dict(pair for item in run_config for pair in _parsed(item).items())
     _check_keys(Path(app_dir), config)
     return config
@@ -605,21 +320,6 @@ def _check_keys(project: Path, keys: Iterable[str]) -> None:
         if key not in known:
             hint = did_you_mean(key, {name: name for name in known} | short)
             raise ValueError(f"run config has no key {key!r}{hint}")
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let no second Ctrl-C interrupt the clean-up."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    kinds = (signal.SIGINT, signal.SIGTERM)
-    before = {kind: signal.signal(kind, signal.SIG_IGN) for kind in kinds}
-    try:
-        yield
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
 
 
 def main(

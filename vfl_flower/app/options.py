@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 import typer.core
 
-from vfl_flower.app.flower_run import RunFailed
+from vfl_flower.app.processes import RunFailed
 from vfl_flower.data.options import FileOptions
 from vfl_flower.data.source import QUERY
 from vfl_flower.data.tables import files_of

@@ -21,14 +21,7 @@ import typer
 from vfl_flower.app.bundle import bundle_hash
 from vfl_flower.app.config import Key, check_run_config, output_dir, run_keys
 from vfl_flower.app.federation import HOME
-from vfl_flower.app.flower_run import (
-    COLOR,
-    Processes,
-    RunFailed,
-    RunOutcome,
-    read_settings,
-    submit,
-)
+from vfl_flower.app.flower_run import RunOutcome, read_settings, submit
 from vfl_flower.app.options import (
     Config,
     Format,
@@ -39,6 +32,7 @@ from vfl_flower.app.options import (
     print_json,
     reason_of,
 )
+from vfl_flower.app.processes import COLOR, Processes, RunFailed
 from vfl_flower.app.progress import Progress
 from vfl_flower.app.server_app import RESUME, command_of, make_strategies
 from vfl_flower.app.template import write_app
