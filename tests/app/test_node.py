@@ -503,7 +503,7 @@ def test_the_installed_flower_is_the_one_that_is_called():
 
 
 @pytest.mark.parametrize(
-    "shape", [("other", ""), ("objects push_object_fn", "gone")], ids=["first", "named"]
+    "shape", ["other", "objects push_object_fn * gone"], ids=["first", "named"]
 )
 def test_another_flower_is_noticed(monkeypatch, shape):
     monkeypatch.setitem(node.SHAPES, node.push_objects, shape)
@@ -530,7 +530,7 @@ def test_a_missing_option_is_noticed(monkeypatch):
 
 
 def test_nothing_starts_with_another_flower(monkeypatch, replaced):
-    monkeypatch.setitem(node.SHAPES, node.push_objects, ("other", ""))
+    monkeypatch.setitem(node.SHAPES, node.push_objects, "other")
     with pytest.raises(SystemExit, match=r"needs flwr 1.40 to 1.42, .* push_objects"):
         executor.command()(["--insecure"])
     assert replaced == []

@@ -1,12 +1,10 @@
 """The bundle of the installed package's app, and what says that a bundle is this one.
 
-``flwr run`` packs a folder into a bundle (Flower calls it a FAB), which is known by the
-SHA-256 of its bytes. The folder that :mod:`vfl_flower.app.template` writes gives the
-same bundle wherever the same version of this package is installed, so that a party
-knows its hash without having seen it::
+``flwr run`` packs a folder into a bundle (Flower calls it a FAB), which is known by its
+SHA-256. The same version of this package gives the same bundle everywhere, so that a
+party knows its hash without having seen it::
 
-    python -m vfl_flower.app.bundle           # of the installed package's app
-    python -m vfl_flower.app.bundle FOLDER    # of another one, to pin it
+    python -m vfl_flower.app.bundle [FOLDER OF ANOTHER APP]
 """
 
 from __future__ import annotations
@@ -29,10 +27,7 @@ def installed_bundle() -> tuple[bytes, str]:
 
 
 def bundle_hash(folder: Path | None = None) -> str:
-    """Return the hash of the bundle of a folder, or of the installed package's app.
-
-    Raises ValueError if the folder has no ``pyproject.toml`` of a Flower app.
-    """
+    """Return the hash of a folder's bundle, or of the installed package's app."""
     if folder is None:
         return installed_bundle()[1]
     return hash_of(build_fab_from_disk(folder))

@@ -43,10 +43,7 @@ _ABOUT = """\
 
 @dataclass(frozen=True)
 class Card:
-    """What the others of a federation must know of a party.
-
-    Raises ValueError if a field does not have this form.
-    """
+    """What others must know of a party; raises ValueError for another form."""
 
     name: str
     """Its ``party-name``: letters, digits, blanks, points, dashes and underscores."""
@@ -92,10 +89,7 @@ class Card:
 
     @classmethod
     def load(cls, path: Path) -> Card:
-        """Read a card.
-
-        Raises ValueError if there is no such file, or if it is no card.
-        """
+        """Read a card; raise ValueError if there is none at the path."""
         try:
             with path.open("rb") as file:
                 content = file.read(MOST_BYTES + 1)
@@ -122,10 +116,7 @@ class Card:
         return card
 
     def write(self, path: Path) -> None:
-        """Write the card; an earlier one is replaced.
-
-        Raises OSError if the file cannot be written.
-        """
+        """Write the card; an earlier one is replaced."""
         table = asdict(self) | {"fingerprint": self.fingerprint}
         write_whole(path, (_ABOUT + tomli_w.dumps(table)).encode())
 
@@ -140,10 +131,7 @@ def check_name(name: str) -> None:
 
 
 def load_cards(paths: list[Path]) -> list[Card]:
-    """Read cards, no two of which may have a name or a key in common.
-
-    Raises ValueError if a file is no card, or if two cards are of one party.
-    """
+    """Read cards; raise ValueError if two have a name or a key in common."""
     cards = [Card.load(path) for path in paths]
     for what in ("name", "identity", "supernode"):
         values = [getattr(card, what) for card in cards]

@@ -6,12 +6,19 @@ import ipaddress
 import os
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from cryptography.x509.oid import NameOID
 
 CURVE = ec.SECP384R1()
@@ -37,11 +44,14 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> N
     authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Federation")])
     server = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     signer = authority_key.public_key()
-
-    def signed(
-        subject: x509.Name, public_key: ec.EllipticCurvePublicKey, is_authority: bool
-    ) -> x509.CertificateBuilder:
-        start = datetime.now(UTC) - timedelta(minutes=5)  # for clocks that are behind
+    start = datetime.now(UTC) - timedelta(minutes=5)  # for clocks that are behind
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    contents = {KEY: private}
+    for name, subject, public_key in (
+        (AUTHORITY, authority, signer),
+        (CERTIFICATE, server, key.public_key()),
+    ):
+        is_authority = name == AUTHORITY
         usage = x509.KeyUsage(
             digital_signature=not is_authority,
             key_cert_sign=is_authority,
@@ -53,7 +63,7 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> N
             encipher_only=False,
             decipher_only=False,
         )
-        return (
+        builder = (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(authority)
@@ -68,40 +78,20 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> N
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), False
             )
         )
-
-    builders = {
-        AUTHORITY: signed(authority, signer, is_authority=True),
-        CERTIFICATE: signed(server, key.public_key(), is_authority=False)
-        .add_extension(names, critical=False),
-    }  # fmt: skip
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    contents = {KEY: private} | {
-        name: builder.sign(authority_key, hashes.SHA256()).public_bytes(
-            serialization.Encoding.PEM
-        )
-        for name, builder in builders.items()
-    }
+        if not is_authority:
+            builder = builder.add_extension(names, critical=False)
+        certificate = builder.sign(authority_key, hashes.SHA256())
+        contents[name] = certificate.public_bytes(Encoding.PEM)
     folder.mkdir(mode=0o700, exist_ok=True)
-    written: list[Path] = []
-    try:
+    with ExitStack() as undo:
         for name, content in contents.items():
             _write_new(folder / name, content, 0o600 if name == KEY else 0o644)
-            written.append(folder / name)
-    except BaseException:
-        for path in written:
-            path.unlink(missing_ok=True)
-        raise
+            undo.callback((folder / name).unlink, missing_ok=True)
+        undo.pop_all()
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Return the first certificate of a PEM file, which is valid now.
-
-    Raises ValueError if the file is missing, or holds no certificate or an expired one.
-    """
+    """Return a PEM file's first certificate; raise ValueError unless it is valid."""
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
@@ -125,19 +115,11 @@ def write_supernode_key(path: Path) -> Path:
     not overwritten.
     """
     key = ec.generate_private_key(CURVE)
-    _write_new(
-        path,
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.OpenSSH,
-            serialization.NoEncryption(),
-        ),
-    )
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    _write_new(path, private)
     public = path.with_name(f"{path.name}.pub")
     public.write_bytes(
-        key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     )
     return public
 

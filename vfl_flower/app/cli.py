@@ -15,7 +15,6 @@ from vfl_flower.app.findings import as_json, print_findings, readings_of
 from vfl_flower.app.guard import align, journal
 from vfl_flower.app.options import (
     Command,
-    Format,
     FormatOption,
     Group,
     check_there,
@@ -72,7 +71,7 @@ def check_command(
         Path | None,
         typer.Option(help="Folder of a party to write too, as init does."),
     ] = None,
-    format_: FormatOption = Format.TEXT,
+    format_: FormatOption = "text",
     **options: Any,
 ) -> None:
     """Say what must be fixed in a party file, and how it will be read.
@@ -84,7 +83,7 @@ def check_command(
     config = node_keys(file, **options)
     check_there(file)
     readings = readings_of(config, list(dict.fromkeys(strategies or [])))
-    if format_ == Format.JSON:
+    if format_ == "json":
         print_json(as_json(readings, show))
     else:
         print_findings(readings, show)
@@ -93,7 +92,7 @@ def check_command(
     if write is not None:
         write_party_folder(write, config)
         text = f"\nwritten, for you alone to read: {write}/"
-        typer.echo(text, err=format_ == Format.JSON)
+        typer.echo(text, err=format_ == "json")
 
 
 app.command("run", cls=Command)(runs.run)

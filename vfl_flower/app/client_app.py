@@ -47,10 +47,7 @@ def load_from_context(context: Context) -> Party:
 
 
 def _is_real(source: PartySource, by_node: bool) -> bool:
-    """Return whether a party has data that somebody has to protect.
-
-    Raises PartyError if the run config names a file, and this is no simulation.
-    """
+    """Return whether somebody must protect the data; refuse a file of a run config."""
     if not is_file(source):
         return False
     # Flower's simulation engine is Ray; a SuperNode has no part of it.

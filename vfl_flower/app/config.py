@@ -85,12 +85,8 @@ _NOT_IN_SECTIONS = _OF_THE_RUN | {"masking"}
 _NODE_KEYS = frozenset(setting.key for setting in settings_of(FileOptions))
 """Keys of the run config that a node config with ``data`` may have too."""
 
-_NODE_ONLY = frozenset(
-    {
-        *("data", "partition-id", "num-partitions", "party-name"),
-        *("alignment", "consent", "state-dir"),
-    }
-)
+_NODE_ONLY = {"data", "partition-id", "num-partitions", "party-name"}
+_NODE_ONLY |= {"alignment", "consent", "state-dir"}
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,6 @@ class Key:
     section: str
     """Name of the algorithm, or "" for a common key."""
     setting: Setting
-    """The setting that the key sets."""
     default: bool | int | float | str
     """Its value if the run config says nothing."""
 
@@ -122,10 +117,7 @@ def run_keys() -> dict[str, Key]:
 
 
 def check_run_config(run_config: UserConfig) -> dict[str, Any]:
-    """Return the run config with defaults filled in.
-
-    Raises ValueError if a key is unknown, or a value has the wrong type.
-    """
+    """Return a run config with its defaults; raise ValueError for a key or a type."""
     keys = run_keys()
     for name, value in run_config.items():
         if name not in keys:
@@ -142,10 +134,7 @@ def check_run_config(run_config: UserConfig) -> dict[str, Any]:
 
 
 def tasks_of(config: Mapping[str, Any]) -> dict[str, type[ProtocolStrategy]]:
-    """Return the strategies of a run config's algorithm by their tasks.
-
-    Raises ValueError if there is no such algorithm.
-    """
+    """Return the strategies of an algorithm by their tasks, or raise ValueError."""
     known = algorithms()
     if config["strategy"] not in known:
         raise ValueError(
@@ -157,8 +146,8 @@ def tasks_of(config: Mapping[str, Any]) -> dict[str, type[ProtocolStrategy]]:
 def make_strategy(config: Mapping[str, Any]) -> ProtocolStrategy:
     """Return the strategy of a checked run config.
 
-    Raises ValueError if the strategy or its task is unknown, the strategy does not take
-    a value, or a key was changed that it does not use and would ignore.
+    Raises ValueError if there is none, it does not take a value, or it would ignore a
+    key that was changed.
     """
     tasks = tasks_of(config)
     if config["task"] not in tasks:
@@ -205,9 +194,55 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     """Return where a node's data come from.
 
     A node whose config has ``data`` decides for itself; what the run config says about
-    data applies to all other nodes, such as simulated ones. Raises ValueError for a
-    value of the wrong type, a misspelt key, or options of a file without ``data``.
+    data applies to all others, such as simulated ones. Raises ValueError for a wrong
+    type, a misspelt key, or options of a file without ``data``.
     """
+    _check_node_keys(node_config)
+    declared = chain.from_iterable(map(settings_of, _COMMON))
+    defaults = {setting.key: setting.in_run_config for setting in declared}
+    common = {key: value for key, value in run_config.items() if key in defaults}
+    by_node = "data" in node_config
+    chosen: dict[str, Any] = defaults | (dict(node_config) if by_node else common)
+    if not by_node and str(chosen["data"]).startswith(QUERY):
+        raise ValueError("data may be a query in a node config only, not in a run's")
+    partition, encodes, aligns = _data_rules(run_config)
+    rows = partition == "horizontal"
+    standardize = _flag(chosen, "standardize")
+    if rows and standardize and by_node:
+        raise ValueError(_standardize_rule(str(run_config.get("strategy", ""))))
+    impute = (_text(chosen, "impute") or "mean") if encodes else "none"
+    if rows and impute == "median":
+        raise ValueError(
+            "impute must be mean or none where parties hold different rows, since each "
+            "knows the median of its own rows alone, got 'median'"
+        )
+    return PartySource(
+        data=str(chosen["data"]),
+        index=_number(node_config, "partition-id"),
+        count=_number(node_config, "num-partitions"),
+        name=_text(node_config, "party-name"),
+        id_column=_text(chosen, "id-column"),
+        label_column=_text(chosen, "label-column"),
+        columns=_listed(chosen, "columns"),
+        standardize=standardize and not rows,
+        one_hot=_flag(chosen, "one-hot") and encodes,
+        impute=impute,
+        missing=_listed(chosen, "missing"),
+        max_levels=_number(chosen, "max-levels") or None,
+        levels=parse_levels(_text(chosen, "levels") or "", files=by_node),
+        label_optional=aligns,
+        delimiter=_delimiter(chosen),
+        text_encoding=_encoding(chosen),
+        header=_flag(chosen, "header"),
+        consent=_path(node_config, "consent"),
+        state_dir=_path(node_config, "state-dir"),
+        alignment=_alignment(node_config, run_config, partition),
+        rows=rows,
+    )
+
+
+def _check_node_keys(node_config: UserConfig) -> None:
+    """Raise ValueError for a misspelt key, or options of a file without ``data``."""
     known = _NODE_KEYS | _NODE_ONLY
     for key in node_config:
         near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.8)
@@ -217,93 +252,61 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
             )
         if key in _NODE_KEYS and "data" not in node_config:
             raise ValueError(f"node config has {key!r} and must then have 'data'")
-    declared = chain.from_iterable(map(settings_of, _COMMON))
-    defaults = {setting.key: setting.in_run_config for setting in declared}
-    common = {key: value for key, value in run_config.items() if key in defaults}
-    by_node = "data" in node_config
-    chosen: Mapping[str, Any] = defaults | (dict(node_config) if by_node else common)
 
-    def text(key: str, config: Mapping[str, Any] = chosen) -> str | None:
-        value = config.get(key, "")
-        return str(value) if value != "" else None
 
-    def listed(key: str) -> tuple[str, ...] | None:
-        value = text(key)
-        return tuple(map(str.strip, value.split(","))) if value else None
+def _text(config: UserConfig, key: str) -> str | None:
+    value = config.get(key, "")
+    return str(value) if value != "" else None
 
-    def flag(key: str) -> bool:
-        value = chosen[key]
-        if not isinstance(value, bool):
-            raise ValueError(f"{key} must be true or false, got {value!r}")
-        return value
 
-    def number(key: str, config: Mapping[str, Any] = node_config) -> int | None:
-        value = config.get(key)
-        if value is not None and (type(value) is not int or value < 0):
-            raise ValueError(f"{key} must be a whole number from 0, got {value!r}")
-        return value
+def _listed(config: UserConfig, key: str) -> tuple[str, ...] | None:
+    value = _text(config, key)
+    return tuple(map(str.strip, value.split(","))) if value else None
 
-    def path(key: str) -> Path | None:
-        value = text(key, node_config)
-        if value and not Path(value).is_absolute():
-            raise ValueError(f"{key} must be an absolute path")
-        return Path(value) if value else None
 
-    if not by_node and str(chosen["data"]).startswith(QUERY):
-        raise ValueError("data may be a query in a node config only, not in a run's")
-    delimiter = text("delimiter")
+def _flag(config: UserConfig, key: str) -> bool:
+    if not isinstance(value := config[key], bool):
+        raise ValueError(f"{key} must be true or false, got {value!r}")
+    return value
+
+
+def _number(config: UserConfig, key: str) -> int | None:
+    if (value := config.get(key)) is None:
+        return None
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{key} must be a whole number from 0, got {value!r}")
+    return value
+
+
+def _path(config: UserConfig, key: str) -> Path | None:
+    value = _text(config, key)
+    if value and not Path(value).is_absolute():
+        raise ValueError(f"{key} must be an absolute path")
+    return Path(value) if value else None
+
+
+def _delimiter(config: UserConfig) -> str | None:
+    delimiter = _text(config, "delimiter")
     if delimiter in ("tab", "\\t"):
-        delimiter = "\t"
+        return "\t"
     if delimiter is not None and len(delimiter) != 1:
         raise ValueError(f"delimiter must be one character or tab, got {delimiter!r}")
-    if (encoding := text("encoding")) is not None:
-        try:
-            codecs.lookup(encoding)
-        except LookupError:
-            raise ValueError(
-                f"encoding must be one that Python knows, got {encoding!r}"
-            ) from None
-    partition, encodes, aligns = _data_rules(run_config)
-    rows = partition == "horizontal"
-    standardize = flag("standardize")
-    if rows and standardize and by_node:
-        raise ValueError(_standardize_rule(str(run_config.get("strategy", ""))))
-    impute = (text("impute") or "mean") if encodes else "none"
-    if rows and impute == "median":
+    return delimiter
+
+
+def _encoding(config: UserConfig) -> str | None:
+    encoding = _text(config, "encoding")
+    try:
+        codecs.lookup(encoding or "utf-8")
+    except LookupError:
         raise ValueError(
-            "impute must be mean or none where parties hold different rows, since each "
-            "knows the median of its own rows alone, got 'median'"
-        )
-    return PartySource(
-        data=str(chosen["data"]),
-        index=number("partition-id"),
-        count=number("num-partitions"),
-        name=text("party-name", node_config),
-        id_column=text("id-column"),
-        label_column=text("label-column"),
-        columns=listed("columns"),
-        standardize=standardize and not rows,
-        one_hot=flag("one-hot") and encodes,
-        impute=impute,
-        missing=listed("missing"),
-        max_levels=number("max-levels", chosen) or None,
-        levels=parse_levels(text("levels") or "", files=by_node),
-        label_optional=aligns,
-        delimiter=delimiter,
-        text_encoding=encoding,
-        header=flag("header"),
-        consent=path("consent"),
-        state_dir=path("state-dir"),
-        alignment=_alignment(node_config, run_config, partition),
-        rows=rows,
-    )
+            f"encoding must be one that Python knows, got {encoding!r}"
+        ) from None
+    return encoding
 
 
 def has_encoding(run_config: UserConfig) -> bool:
-    """Return whether new rows are encoded as the party's part of a model says.
-
-    Where a strategy encodes no columns, its models keep no encoding.
-    """
+    """Return whether new rows are encoded as the party's part of a model says."""
     later = run_config.get("task") in ("predict", "evaluate")
     return later and _data_rules(run_config)[1]
 
@@ -313,8 +316,7 @@ def _alignment(
 ) -> str | None:
     """Return the name of the order of a node's rows, if it has one.
 
-    The party's own setting holds; a run that names another one is refused. What makes
-    an order takes all rows.
+    The party's own setting holds; a run that names another one is refused.
     """
     pinned, wanted = (str(c.get("alignment", "")) for c in (node_config, run_config))
     if pinned and wanted and pinned != wanted:
@@ -330,10 +332,9 @@ def _alignment(
 
 
 def _data_rules(run_config: UserConfig) -> tuple[str, bool, bool]:
-    """Return what differs between parties, and whether one may encode its columns.
+    """Return the partition, whether columns are encoded, and whether rows are aligned.
 
-    The last value is whether the task aligns rows, which needs no labels. The run
-    config may belong to another app, whose strategy this package does not have.
+    The run config may belong to another app, whose strategy this package does not have.
     """
     name = str(run_config.get("strategy", ""))
     tasks = algorithms().get(name, ())
@@ -345,11 +346,7 @@ def _data_rules(run_config: UserConfig) -> tuple[str, bool, bool]:
 
 
 def output_dir(config: Mapping[str, Any]) -> Path:
-    """Return the absolute folder for the results of runs.
-
-    Raises ValueError if ``output-dir`` is relative: the server has another working
-    directory.
-    """
+    """Return the folder for results; raise ValueError if ``output-dir`` is relative."""
     from platformdirs import user_data_path
 
     if not config["output-dir"]:

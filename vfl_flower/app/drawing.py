@@ -12,12 +12,10 @@ import json
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
-
-import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,9 +40,7 @@ class Figure:
     """A figure with its numbers."""
 
     name: str
-    """Name of its files."""
     title: str
-    """The title above it."""
     text: str
     """What it shows and how to read it."""
     alt: str
@@ -52,9 +48,7 @@ class Figure:
     data: dict[str, list[Any]]
     """Its numbers, columns of one length."""
     svg: bytes
-    """The picture, on white."""
     png: bytes
-    """The same picture."""
 
     @property
     def inline(self) -> str:
@@ -137,17 +131,13 @@ def make_figure(
 
 
 def _tidied(svg: bytes, name: str, alt: str) -> bytes:
-    """Return an SVG with a text for readers who do not see it, and with few ids.
-
-    Several figures are in one page, where an id must be there once.
-    """
+    """Return an SVG with a text in place of the picture, and ids unique in a page."""
     root = ElementTree.fromstring(svg)
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
                 parent.remove(child)
-    text = ElementTree.tostring(root, encoding="unicode")
-    used = set(re.findall(r"url\(#([^)]+)\)", text))
+    used = set(re.findall(r"url\(#([^)]+)\)", ElementTree.tostring(root, "unicode")))
     used |= {element.get(_LINK, "")[1:] for element in root.iter()}
     names = {
         element.get("id", ""): f"{name}-{place}"
@@ -171,11 +161,6 @@ def _tidied(svg: bytes, name: str, alt: str) -> bytes:
     root.set("role", "img")
     root.set("aria-label", alt)
     return bytes(ElementTree.tostring(root, encoding="utf-8")) + b"\n"
-
-
-def floats(values: Sequence[float] | np.ndarray[Any, Any]) -> list[float]:
-    """Return numbers as JSON can have them."""
-    return [float(value) for value in values]
 
 
 def in_lines(text: str) -> str:
@@ -212,8 +197,6 @@ def tick(value: float, place: float) -> str:
 
 def unit_square(axes: Axes, diagonal: str) -> None:
     """Show all from 0 to 1, in both directions alike, and what the diagonal means."""
-    axes.set_xlim(-0.03, 1.03)
-    axes.set_ylim(-0.03, 1.03)
-    axes.set_aspect("equal")
+    axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal")
     axes.plot([0, 1], [0, 1], color=THIRD, linestyle="--")
     note(axes, diagonal, (0.62, 0.62), (8, -12), color=MUTED, ha="left")

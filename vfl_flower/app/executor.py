@@ -5,7 +5,6 @@ The options are those of ``flower-supernode``::
     python -m vfl_flower.app.executor --superlink HOST:443 --root-certificates ca.crt \
         --auth-supernode-private-key airline.key --node-config 'data="/data/a.csv" ...'
 
-``--bundle HASH`` (several times if need be) lets the code of another bundle run too.
 :mod:`vfl_flower.app.node` calls internal functions of Flower; where the installed flwr
 has others, nothing starts.
 """

@@ -102,9 +102,6 @@ again.""",
 """What a SuperNode that ends has in its log, and what that means."""
 
 
-# -- a party prepares ------------------------------------------------------------------
-
-
 @ends_in_a_sentence()
 @reads_a_file
 def init(
@@ -155,9 +152,6 @@ def init(
         )
     typer.echo("Fingerprint of the card, to be compared on the telephone:")
     typer.echo(f"  {card.fingerprint}")
-
-
-# -- the owner of the SuperLink --------------------------------------------------------
 
 
 @ends_in_a_sentence()
@@ -375,9 +369,6 @@ def superlink_answers(superlink: subprocess.Popen[Any], port: int, ca: Path) -> 
             f"{CERTIFICATE} must be for 127.0.0.1 and of {AUTHORITY}: "
             f"{error.verify_message}"
         ) from None
-
-
-# -- a party takes part ----------------------------------------------------------------
 
 
 SUPERNODE = (sys.executable, "-m", "vfl_flower.app.executor")

@@ -15,7 +15,6 @@ from vfl_flower.app.drawing import (
     SQUARE,
     THIRD,
     Figure,
-    floats,
     in_lines,
     make_figure,
     mark_few,
@@ -24,13 +23,14 @@ from vfl_flower.app.drawing import (
     unit_square,
 )
 from vfl_flower.app.extras import lacks
+from vfl_flower.typing import Array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 
 def figures_of(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
-    """Return the figures that fit ``results`` of ``result.json``, the first foremost.
+    """Return the figures that fit the results of a run, the first one foremost.
 
     Without the extra ``report`` there are none.
     """
@@ -38,12 +38,8 @@ def figures_of(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
         return []
     first = next(iter(results.values()))
     curves = first.get("curves") or {}
-    drawn = [
-        *_two_classes(curves),
-        _regression(curves),
-        _clusters(first),
-        _progress(first),
-    ]
+    drawn = [*_two_classes(curves), _regression(curves)]
+    drawn += [_clusters(first), _progress(first)]
     return [figure for figure in drawn if figure is not None]
 
 
@@ -58,35 +54,57 @@ def finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-# -- what each figure shows ------------------------------------------------------------
+def _arrays(curves: Mapping[str, Sequence[float]], *names: str) -> list[Array]:
+    return [np.array(curves.get(name, ()), dtype=np.float64) for name in names]
 
 
 def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
     """ROC and calibration, from bins of the rows held out in the order of scores."""
     if not {"rows", "positives"} <= curves.keys():
         return []
-    rows, positives = (
-        np.array(curves[name], dtype=np.float64) for name in ("rows", "positives")
-    )
     # Without probabilities there is no score, and the bins still have their order.
-    score = np.array(curves.get("score", ()), dtype=np.float64)
+    rows, positives, score = _arrays(curves, "rows", "positives", "score")
     if not 0 < positives.sum() < rows.sum():
         return []
-    found = np.concatenate([[0.0], np.cumsum(positives[::-1])]) / positives.sum()
-    negatives = (rows - positives)[::-1]
-    alarms = np.concatenate([[0.0], np.cumsum(negatives)]) / negatives.sum()
-    area = float(np.trapezoid(found, alarms))
-    share = positives / rows
-    spread = np.sqrt(share * (1 - share) / rows)
+    roc = _roc(rows, positives)
+    return [roc, _calibration(rows, positives, score)] if len(score) else [roc]
 
-    def roc(canvas: Canvas) -> None:
+
+def _roc(rows: Array, positives: Array) -> Figure:
+    negatives = rows - positives
+    found, alarms = (
+        np.concatenate([[0.0], np.cumsum(counts[::-1])]) / counts.sum()
+        for counts in (positives, negatives)
+    )
+    area = float(np.trapezoid(found, alarms))
+
+    def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
         unit_square(axes, "guessing")
         axes.plot(alarms, found, color=FIRST, marker="o", markersize=4)
         axes.set_xlabel("false alarms among the negative rows")
         axes.set_ylabel("positive rows found")
 
-    def calibration(canvas: Canvas) -> None:
+    return make_figure(
+        "roc",
+        "How well it separates the classes",
+        "Each point is a threshold: rows with a higher score count as positive. Up: "
+        "how many of the positive rows are found; to the right: how many of the others "
+        "are false alarms. The nearer to the upper left corner, the better; the dashed "
+        "line is guessing.",
+        f"ROC curve of {int(rows.sum()):,} rows held out in {len(rows)} groups, with "
+        f"an area of about {area:.2f}; the line of guessing has 0.5.",
+        {"false_positive_rate": alarms.tolist(), "true_positive_rate": found.tolist()},
+        draw,
+        **SQUARE,
+    )
+
+
+def _calibration(rows: Array, positives: Array, score: Array) -> Figure:
+    share = positives / rows
+    spread = np.sqrt(share * (1 - share) / rows)
+
+    def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
         unit_square(axes, "as predicted")
         axes.errorbar(
@@ -95,58 +113,33 @@ def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
         axes.set_xlabel("predicted probability of the positive class")
         axes.set_ylabel("share of rows that are positive")
 
-    total = int(rows.sum())
-    figures = [
-        make_figure(
-            "roc",
-            "How well it separates the classes",
-            "Each point is a threshold: rows with a higher score count as positive. "
-            "Up: how many of the positive rows are found; to the right: how many of "
-            "the others are false alarms. The nearer to the upper left corner, the "
-            "better; the dashed line is guessing.",
-            f"ROC curve of {total:,} rows held out in {len(rows)} groups, with an "
-            f"area of about {area:.2f}; the line of guessing has 0.5.",
-            {
-                "false_positive_rate": floats(alarms),
-                "true_positive_rate": floats(found),
-            },
-            roc,
-            **SQUARE,
-        ),
-    ]
-    if not len(score):
-        return figures
     worst = int(np.abs(share - score).argmax())
-    return [
-        *figures,
-        make_figure(
-            "calibration",
-            "Whether its probabilities are right",
-            "Each point is a group of rows with similar probabilities. On the dashed "
-            "line as many rows are positive as predicted; below it the model promises "
-            "too much. Bars span two standard errors.",
-            f"Predicted probabilities against what happened, in {len(score)} groups of "
-            f"rows; the largest difference is at {score[worst]:.2f}, where "
-            f"{share[worst]:.2f} of the rows are positive.",
-            {
-                "predicted": floats(score),
-                "share_positive": floats(share),
-                "standard_error": floats(spread),
-                "rows": [int(n) for n in rows],
-            },
-            calibration,
-            **SQUARE,
-        ),
-    ]
+    return make_figure(
+        "calibration",
+        "Whether its probabilities are right",
+        "Each point is a group of rows with similar probabilities. On the dashed line "
+        "as many rows are positive as predicted; below it the model promises too much. "
+        "Bars span two standard errors.",
+        f"Predicted probabilities against what happened, in {len(score)} groups of "
+        f"rows; the largest difference is at {score[worst]:.2f}, where "
+        f"{share[worst]:.2f} of the rows are positive.",
+        {
+            "predicted": score.tolist(),
+            "share_positive": share.tolist(),
+            "standard_error": spread.tolist(),
+            "rows": rows.astype(int).tolist(),
+        },
+        draw,
+        **SQUARE,
+    )
 
 
 def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
     """Predicted against true, in bins of rows in the order of their predictions."""
     if not {"predicted", "true", "true_sd", "rows"} <= curves.keys():
         return None
-    predicted, true, spread, rows = (
-        np.array(curves[name], dtype=np.float64)
-        for name in ("predicted", "true", "true_sd", "rows")
+    predicted, true, spread, rows = _arrays(
+        curves, "predicted", "true", "true_sd", "rows"
     )
     if not len(predicted):
         return None
@@ -155,14 +148,8 @@ def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
         axes = canvas.subplots()
         low, high = min(predicted.min(), true.min()), max(predicted.max(), true.max())
         axes.plot([low, high], [low, high], color=THIRD, linestyle="--")
-        axes.fill_between(
-            predicted,
-            true - spread,
-            true + spread,
-            color=FIRST,
-            alpha=0.18,
-            linewidth=0,
-        )
+        lower, upper = true - spread, true + spread
+        axes.fill_between(predicted, lower, upper, color=FIRST, alpha=0.18, linewidth=0)
         axes.plot(predicted, true, color=FIRST, marker="o", markersize=4)
         middle = low + 0.62 * (high - low)
         note(axes, "as predicted", (middle, middle), (8, -12), color=MUTED, ha="left")
@@ -184,10 +171,10 @@ def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
         f"{predicted.max():.3g}; the largest difference of the means is at "
         f"{predicted[off]:.3g}, where the truth is {true[off]:.3g}.",
         {
-            "predicted": floats(predicted),
-            "true": floats(true),
-            "true_sd": floats(spread),
-            "rows": [int(n) for n in rows],
+            "predicted": predicted.tolist(),
+            "true": true.tolist(),
+            "true_sd": spread.tolist(),
+            "rows": rows.astype(int).tolist(),
         },
         draw,
         **SQUARE,
@@ -198,8 +185,8 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
     """Return the centres in the two directions in which they differ most."""
     if not (clusters := result.get("clusters")):
         return None
-    x, y = np.array(clusters["x"]), np.array(clusters["y"])
-    rows, shares = np.array(clusters["rows"], dtype=np.float64), clusters["shares"]
+    x, y, rows = _arrays(clusters, "x", "y", "rows")
+    shares = clusters["shares"]
     known = len(rows) > 0
     areas = 900 * rows / max(rows.max(), 1) if known else np.full(len(x), 200.0)
 
@@ -228,9 +215,9 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
         "how their centres differ.",
         {
             "cluster": list(range(1, len(x) + 1)),
-            "x": floats(x),
-            "y": floats(y),
-            "rows": [float(n) for n in rows] if known else [""] * len(x),
+            "x": x.tolist(),
+            "y": y.tolist(),
+            "rows": rows.tolist() if known else [""] * len(x),
         },
         draw,
         height=4.2,
@@ -257,9 +244,8 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
         for axes, (name, trace) in zip(panels, traces.items(), strict=True):
             values = trace["value"]
             sent = len(set(trace["bytes"])) > 1
-            places = (
-                np.array(trace["bytes"]) / 1e6 if sent else 1 + np.arange(len(values))
-            )
+            steps = np.arange(1, 1 + len(values))
+            places = np.array(trace["bytes"]) / 1e6 if sent else steps
             axes.plot(places, values, color=FIRST, marker="o", markersize=4)
             if min(values) > 0 and max(values) > 30 * min(values):
                 axes.set_yscale("log")
@@ -274,14 +260,11 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
         f"{len(trace['value'])} steps"
         for name, trace in traces.items()
     )
-    rows = [
-        (name, *point)
-        for name, trace in traces.items()
-        for point in zip(
-            trace["round_trips"], trace["bytes"], trace["value"], strict=True
-        )
-    ]
-    columns = zip(*rows, strict=True)
+    columns: dict[str, list[Any]] = {"metric": []}
+    for name, trace in traces.items():
+        columns["metric"] += [name] * len(trace["value"])
+        for column in ("round_trips", "bytes", "value"):
+            columns.setdefault(column, []).extend(trace[column])
     return make_figure(
         "progress",
         "What each step of the solver gained",
@@ -289,13 +272,7 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
         "directions. Where the line is flat, further steps gained little for their "
         "bytes. Steps that send nothing are counted instead.",
         f"{ends}.",
-        dict(
-            zip(
-                ("metric", "round_trips", "bytes", "value"),
-                map(list, columns),
-                strict=True,
-            )
-        ),
+        columns,
         draw,
         height=3.1,
     )

@@ -29,24 +29,18 @@ Reading = tuple[Checked, list[str]]
 
 
 def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
-    """Check the file of a node config as each of the strategies reads it.
-
-    Strategies that find the same share a reading. Without any, nothing is found that
-    concerns some strategies alone. Raises ValueError if there is no such strategy, or
-    if a key of the node config does not suit it.
-    """
+    """Check a file as each of the strategies reads it, or in general without any."""
     sources: list[tuple[PartySource, list[str]]] = []
     for strategy in strategies or [""]:
         run_config: UserConfig = {"strategy": strategy} if strategy else {}
         if strategy:
             tasks_of(run_config)
         source = party_source(config, run_config)
-        for known, names in sources:
-            if known == source:
-                names.append(strategy)
-                break
-        else:
+        alike = next((names for known, names in sources if known == source), None)
+        if alike is None:
             sources.append((source, [strategy]))
+        else:
+            alike.append(strategy)
     readings: list[Reading] = []
     for source, names in sources:
         with quietly():
@@ -88,10 +82,7 @@ def _of_strategies(names: Sequence[str], checked: Checked) -> list[Finding]:
 
 
 def print_findings(readings: Sequence[Reading], show: bool) -> None:
-    """Print each finding once, in tables, and then a line that counts.
-
-    Where strategies find different things, there is a table, and a line, of each.
-    """
+    """Print each finding once, in tables by whom it concerns, and lines that count."""
     tables: dict[tuple[str, ...], list[Finding]] = {}
     everyone = tuple(name for _, names in readings for name in names)
     for finding in dict.fromkeys(f for found, _ in readings for f in found.findings):
@@ -112,10 +103,7 @@ def print_findings(readings: Sequence[Reading], show: bool) -> None:
 
 
 def as_json(readings: Sequence[Reading], show: bool) -> list[dict[str, Any]]:
-    """Return what is found, an object for each way in which strategies read the file.
-
-    Values of the data are among the findings only where `show` says so.
-    """
+    """Return what is found, with values of the data only where `show` says so."""
     return [
         {
             "strategies": names,

@@ -1,6 +1,6 @@
 """Run ``flwr`` commands one after another, each in a fork of this process.
 
-:class:`vfl_flower.app.flower_run.Processes` starts this file as a program, with a
+:class:`vfl_flower.app.processes.Processes` starts this file as a program, with a
 socket for its standard input. The import of Flower takes most of the time of a short
 command, and here it happens once; so the file imports nothing else of this package.
 """

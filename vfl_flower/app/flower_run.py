@@ -1,11 +1,8 @@
 """Run a Flower project with the installed ``flwr`` command and check its final status.
 
 The exit code of ``flwr run`` says that a run was submitted, not that it succeeded, and
-the SuperLink that it starts for a simulation stays behind. :func:`run` asks for the
-status of the run, raises :class:`RunFailed` with the reason when it is not
-``finished:completed``, and ends every process that it started.
-
-From a shell, exit code 1 and the reason for a run that failed::
+the SuperLink that it starts for a simulation stays behind. :func:`run` raises an error
+with the reason for a run that failed, and ends every process that it started::
 
     python -m vfl_flower.app.flower_run --num-supernodes 3
 """
@@ -59,9 +56,7 @@ class RunOutcome:
     """A run that completed."""
 
     run_id: int
-    """Flower's id of the run."""
     status: str
-    """``finished:completed``."""
     output: str
     """The log of the run."""
 
@@ -122,8 +117,8 @@ def submit(
 ) -> RunOutcome:
     """Submit a project to a running SuperLink, show its log, return when completed.
 
-    `started` is called with the number of the run once it has one, and `show` with each
-    line of its log. Raises RunFailed as :func:`run` does.
+    `started` is called with the number of the run, and `show` with each line of its
+    log. Raises RunFailed as :func:`run` does.
     """
     # As a file: in a KEY=VALUE pair, Flower has no escape for a quote.
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
@@ -247,10 +242,7 @@ def _show_log(
     lines: list[str],
     show: Callable[[str], None],
 ) -> None:
-    """Show the log of a run until it ends, or until the time `give_up`.
-
-    The lines are added to `lines`; those that it has already are not shown again.
-    """
+    """Show what is new of a run's log until it ends or `give_up`; add to `lines`."""
     known, (source, sink) = len(lines), os.pipe()
     with (
         os.fdopen(source, errors="replace") as shown,
@@ -297,10 +289,7 @@ def _parsed(item: str) -> dict[str, Any]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the keys of a TOML file, with those of the tables around them in front.
-
-    Raises ValueError if it cannot be read.
-    """
+    """Return the flattened keys of a TOML file; raise ValueError for no such file."""
     try:
         return dict(flatten_dict(tomllib.loads(path.read_text(encoding="utf-8"))))
     except (OSError, ValueError) as error:

@@ -1,12 +1,8 @@
 """Print the public key of a party, for the consent of its peers.
 
-The party's key is in the ``state-dir`` of its node config, and is made there if it is
-missing::
+The key is made in the party's ``state-dir`` if it is missing::
 
     python -m vfl_flower.app.identity --state-dir /abs/state --name airline
-
-The line that it prints goes to each peer, by a way on which the server of the runs
-cannot change it: read it out on the telephone, or hand it over in person.
 """
 
 from __future__ import annotations
@@ -29,11 +25,7 @@ state-dir: with another key this party is refused until its peers have the new l
 
 
 def line_for_peers(state_dir: Path, name: str) -> str:
-    """Return the line of TOML by which peers pin a party's key.
-
-    Raises PartyError or ValueError if the key cannot be read or created, or if the
-    party's name is invalid.
-    """
+    """Return the line by which peers pin a party's key; raise for an invalid name."""
     if not is_name(name):
         raise ValueError(
             f"name must be 1 to {MOST_OF_NAME} printable characters, got {name[:40]!r}"

@@ -20,8 +20,8 @@ from vfl_flower.strategies import algorithms
 def label(model: str, node_config: str, output: Path) -> None:
     """Write the clusters of a party's new rows to a CSV file.
 
-    An existing file is replaced, unless it is one of the party's. Raises PartyError or
-    ValueError if the node config, the local model or the data break a rule.
+    Raises PartyError or ValueError if the node config, the local model or the data
+    break a rule, or the output is a file of the party.
     """
     try:
         config = parse_config_args([node_config])

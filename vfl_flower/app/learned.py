@@ -26,13 +26,10 @@ class Learned(NamedTuple):
     """What somebody learns from a step, in words."""
 
     step: str
-    """The action of the step."""
     values: tuple[str, ...]
     """Names of the values, all of which travel in the same way."""
     how: str
-    """How they travel."""
     who: str
-    """Who learns them."""
     kinds: tuple[str, ...] = ()
     """What the step reveals beyond sums, as a party's consent calls it."""
 
@@ -61,9 +58,8 @@ def who_learns(
 ) -> list[Learned]:
     """Return who learns what from steps, by their declarations.
 
-    For each step this is what leaves a party, by the way in which it leaves, and then
-    what the server sends to the parties of its own, not what it only passes on to them.
-    With `seen`, which has what was sent by action, only that is returned.
+    What the server only passes on to parties is left out. With `seen`, which has what
+    was sent by action, only that is returned.
     """
     rows = []
     for step in steps:
@@ -122,14 +118,8 @@ def table_of(rows: Iterable[Learned]) -> str:
     return _table(_HEADER, map(_cells, rows))
 
 
-# -- the tables of all strategies ------------------------------------------------------
-
-
 def table_of_all() -> str:
-    """Return who learns what in the package's strategies, as Markdown.
-
-    A rehearsal tells what is sent at the defaults of a run config.
-    """
+    """Return who learns what, and what leaves at the defaults, as Markdown."""
     parts = ["Every run:", table_of(who_learns([hello]))]
     for name, tasks in ALGORITHMS.items():
         for strategy in tasks:

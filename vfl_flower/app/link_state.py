@@ -1,9 +1,8 @@
 """What a SuperLink stores in its database from one start to the next.
 
-Flower stores everything there: keys of SuperNodes, runs, and each message until it is
-read. A restarted SuperLink knows its SuperNodes by it, and they continue. It cannot
-continue a run, whose ServerApp has stopped with it; the messages, logs and run configs
-of earlier runs are useless.
+A restarted SuperLink knows its SuperNodes by it, and they continue. It cannot continue
+a run, whose ServerApp has stopped with it; the messages, logs and run configs of
+earlier runs are useless.
 """
 
 from __future__ import annotations
@@ -72,9 +71,8 @@ def take_up(database: Path, keys: Collection[bytes]) -> set[bytes]:
     """Let a SuperLink start that knows its SuperNodes, and the outcome of past runs.
 
     A missing database is created for the user alone; a damaged one, or one that lacks a
-    table or a column of Flower's, is set aside under another name. Returns those of the
-    SuperNodes' public `keys` that are registered. Raises OSError if the file cannot be
-    used, is in use by another process, or is a symbolic link.
+    table or a column of Flower's, is set aside under another name. Returns the `keys`
+    that are registered. Raises OSError if the file cannot be used.
     """
     make_private(database)
     database.chmod(0o600)

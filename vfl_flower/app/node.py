@@ -93,7 +93,6 @@ message, but from the first to the second of these."""
 LONGEST = 7 * 24 * 3600.0
 """Most seconds that a message may take, whatever it says itself."""
 
-
 HEARTBEAT = 15
 """Seconds between two heartbeats at most. The SuperLink takes a node for gone after
 twice as long, and refuses its key until then; Flower's own says 30."""
@@ -125,38 +124,31 @@ class NotAnswered(Exception):
 
 # -- what of Flower it needs -----------------------------------------------------------
 
-SHAPES: dict[Callable[..., Any], tuple[str, str]] = {
-    http_request_response: (
-        "server_address insecure root_certificates authentication_keys max_retries "
-        "max_wait_time",
-        "",
-    ),
-    pull_and_inflate_object_from_tree: (
-        "object_tree pull_object_fn confirm_object_received_fn",
-        "return_type initial_backoff backoff_cap",
-    ),
-    push_objects: ("objects push_object_fn", "object_ids_to_push"),
-    get_fused_config_from_fab: ("fab_file run", ""),
-    install_from_fab: ("fab_file install_dir skip_prompt", ""),
-    load_app: ("module_attribute_str error_type project_dir", ""),
+SHAPES: dict[Callable[..., Any], str] = {
+    http_request_response: "server_address insecure root_certificates "
+    "authentication_keys max_retries max_wait_time",
+    pull_and_inflate_object_from_tree: "object_tree pull_object_fn "
+    "confirm_object_received_fn * return_type initial_backoff backoff_cap",
+    push_objects: "objects push_object_fn * object_ids_to_push",
+    get_fused_config_from_fab: "fab_file run",
+    install_from_fab: "fab_file install_dir skip_prompt",
+    load_app: "module_attribute_str error_type project_dir",
 }
-"""How this module calls Flower's internal functions: first parameters, and by name."""
+"""How this module calls Flower's internal functions: behind ``*``, by name."""
 
 
-def check_shapes(shapes: Mapping[Callable[..., Any], tuple[str, str]]) -> None:
+def check_shapes(shapes: Mapping[Callable[..., Any], str]) -> None:
     """Raise ImportError if a function has other parameters than `shapes` says."""
-    for function, (first, named) in shapes.items():
+    for function, shape in shapes.items():
         names = list(inspect.signature(function).parameters)
+        first, _, named = shape.partition("*")
         begins = names[: len(first.split())] == first.split()
         if not begins or not set(named.split()) <= set(names):
             raise ImportError(f"flwr's {function.__name__} has other parameters")
 
 
 def check_flower() -> None:
-    """Check that Flower's internal functions are the ones that this module calls.
-
-    Raises ImportError if one has another shape; a missing one fails the import itself.
-    """
+    """Raise ImportError if Flower has other internals than this module uses."""
     check_shapes(SHAPES)
     hints = get_type_hints(inspect.unwrap(http_request_response))
     fleet = get_args(get_args(hints["return"])[0])
@@ -174,9 +166,8 @@ def check_flower() -> None:
 def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> None:
     """Serve one party until the connection ends, or a signal ends the process.
 
-    `arguments` is the command line of ``flower-supernode``, without the program;
-    `pinned` has the hashes of the bundles whose code may run besides the installed
-    package. Raises ValueError if an option of ``flower-supernode`` has no meaning here.
+    `arguments` are those of ``flower-supernode``, and `pinned` the hashes of bundles
+    whose code may run too. Raises ValueError for an option that has no meaning here.
     """
     parser = _parse_args_run_supernode()
     args, default = parser.parse_args(arguments), vars(parser.parse_args([]))
@@ -211,8 +202,7 @@ def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> 
 class Node:
     """Takes messages, has each answered in a process of its own, and sends the replies.
 
-    `node_config` is the party's own, which is in the context of each message; `scratch`
-    is the folder for the code of pinned bundles.
+    The code of pinned bundles is kept in the folder `scratch`.
     """
 
     def __init__(
@@ -277,10 +267,9 @@ class Node:
         log.info("[RUN %s] Sent after %.2f s", run_id, time.monotonic() - start)
 
     def begin(self, run_id: int) -> tuple[Context, Path | None]:
-        """Return the context of a new run, and the folder of the code that runs in it.
+        """Return a run's context, and the folder of its pinned code or None.
 
-        That is the folder of a pinned bundle; None: the installed package runs. Raises
-        NotAnswered if the run has another bundle.
+        Raises NotAnswered if the run has another bundle than the installed or pinned.
         """
         run = self.fleet.get_run(run_id)
         self.forget_ended()
@@ -355,9 +344,8 @@ def in_a_process(
 ) -> tuple[Message, Context]:
     """Have a message answered in a process of its own; return the reply and context.
 
-    The context has what the step has stored for the run. Raises NotAnswered if the
-    process did not start, ended before it had replied, or took longer than the message
-    lives.
+    Raises NotAnswered if the process did not start, ended before it had replied, or
+    took longer than the message lives.
     """
     ours, theirs = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=answer, args=(theirs, message, context, code))

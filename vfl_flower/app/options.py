@@ -7,10 +7,10 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+import click
 import typer
 import typer.core
 
@@ -33,34 +33,27 @@ Set = Annotated[
 Config = Annotated[
     Path | None, typer.Option(help="A TOML file of settings; --set wins.")
 ]
-
-
-class Format(StrEnum):
-    """How a command prints its answer."""
-
-    TEXT = "text"
-    JSON = "json"
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show all that Flower logs.")]
 
 
 FormatOption = Annotated[
-    Format, typer.Option("--format", help="text, or one JSON value on standard output.")
+    Literal["text", "json"],
+    typer.Option("--format", help="text, or one JSON value on standard output."),
 ]
 
 
-class Command(typer.core.TyperCommand):
+class _WholeSummary(click.Command):
+    def get_short_help_str(self, limit: int = 1000) -> str:
+        """Return the first sentence of the help, however long it is."""
+        return super().get_short_help_str(limit=1000)
+
+
+class Command(_WholeSummary, typer.core.TyperCommand):
     """A command of which the list of all commands has the whole summary."""
 
-    def get_short_help_str(self, limit: int = 45) -> str:
-        """Return the first sentence of the help, however long it is."""
-        return super().get_short_help_str(limit=1000)
 
-
-class Group(typer.core.TyperGroup):
+class Group(_WholeSummary, typer.core.TyperGroup):
     """The same of a group of commands."""
-
-    def get_short_help_str(self, limit: int = 45) -> str:
-        """Return the first sentence of the help, however long it is."""
-        return super().get_short_help_str(limit=1000)
 
 
 def print_json(value: Any) -> None:
@@ -74,10 +67,7 @@ def absolute(data: str) -> str:
 
 
 def check_there(data: str) -> None:
-    """Check that a data file is there, or one that a pattern or folder stands for.
-
-    Raises ValueError if none is.
-    """
+    """Raise ValueError unless a data file, or one of a pattern or folder, is there."""
     if data.startswith(QUERY):
         return
     if not any(file.is_file() for file in files_of(Path(data).expanduser())):
@@ -114,10 +104,7 @@ def reads_a_file(command: C) -> C:
 
 
 def node_keys(data: str, **options: bool | int | str) -> dict[str, bool | int | str]:
-    """Return the node config of a data file and its options, without their defaults.
-
-    `data` is a party file or a query. The options are those of :func:`reads_a_file`.
-    """
+    """Return the node config of a data file, and its options that are no defaults."""
     chosen = {
         name.replace("_", "-"): value
         for name, value in options.items()
@@ -128,10 +115,7 @@ def node_keys(data: str, **options: bool | int | str) -> dict[str, bool | int | 
 
 @contextmanager
 def ends_in_a_sentence() -> Iterator[None]:
-    """End a command with 1, and a sentence that says why, where something has failed.
-
-    That is what a value, a file, a party or a run is at fault for.
-    """
+    """End a command that fails with 1, and a sentence that says why."""
     try:
         yield
     except typer.Exit:  # a RuntimeError too

@@ -22,9 +22,6 @@ MOST_PARTIES = 40
 MOST_OF_TEXT = 400
 """Most characters of a setting, a name or a warning; ``result.json`` has the whole."""
 
-NONE = "-"
-"""What stands where there is no number."""
-
 UNEXPLAINED = "The strategy does not say what this number means."
 
 COSTS = {
@@ -77,15 +74,11 @@ def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"size": size, "duration": duration, "cut": cut}
-    environment.filters["unbroken"] = unbroken
+    environment.filters |= {"size": size, "duration": duration}
+    environment.filters |= {"cut": cut, "unbroken": unbroken}
     results: Mapping[str, Any] = record["results"]
     name, first = next(iter(results.items()))
-    warnings = [
-        (other, text)
-        for other, result in results.items()
-        for text in result["warnings"]
-    ]
+    warnings = [(other, x) for other, r in results.items() for x in r["warnings"]]
     return environment.from_string(TEMPLATE).render(
         style=STYLE,
         record=record,
@@ -122,9 +115,6 @@ def unbroken(text: str) -> str:
     return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
-# -- sentences -------------------------------------------------------------------------
-
-
 def in_short(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return what a run has come to, in a few sentences: the first result's."""
     first = next(iter(results.values()))
@@ -149,19 +139,18 @@ def in_short(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _who(result: Mapping[str, Any]) -> str:
     parties = result["parties"]
-    names = [cut(party["name"]) for party in parties[:6]]
+    names = ", ".join(cut(party["name"]) for party in parties[:6])
     more = f" and {len(parties) - 6} more" if len(parties) > 6 else ""
-    one = len(parties) == 1
-    text = f"{len(parties)} {'party' if one else 'parties'} took part: "
-    text += f"{', '.join(names)}{more}. "
+    count = "1 party" if len(parties) == 1 else f"{len(parties)} parties"
+    text = f"{count} took part: {names}{more}. "
     columns = [party["columns"] for party in parties]
     rows = [party["rows"] for party in parties]
     if result["partition"] == "vertical":
         text += f"They hold {sum(columns):,} columns of the same {rows[0]:,} rows."
     elif result["partition"] == "horizontal":
         ending = "" if max(columns) == 1 else "s"
-        text += f"They hold {sum(rows):,} rows of the same {max(columns):,} "
-        text += f"column{ending}."
+        text += f"They hold {sum(rows):,} rows of the same {max(columns):,} column"
+        text += f"{ending}."
     else:
         text += f"They hold {min(rows):,} to {max(rows):,} rows each."
     holders = [cut(party["name"]) for party in parties if party["labels"]]
@@ -212,8 +201,7 @@ def _missing(result: Mapping[str, Any]) -> str:
     """Return why there is no figure, or none of predictions and truth, or ""."""
     if reason := lacks("matplotlib"):
         return f"There is no figure: {reason}, and vfl-flower report RUN --rebuild."
-    metrics = last(result)
-    judged = any(name in metrics for name in ("test_error", "test_r2"))
+    judged = {"test_error", "test_r2"} & last(result).keys()
     if result.get("curves") or not judged:
         return ""
     return (
@@ -223,23 +211,17 @@ def _missing(result: Mapping[str, Any]) -> str:
     )
 
 
-# -- tables ----------------------------------------------------------------------------
-
-
 def _metrics(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the metrics of all results with what they mean, those explained first."""
-    values = {name: last(result) for name, result in results.items()}
+    values = [last(result) for result in results.values()]
     explained: dict[str, Any] = {}
     for result in results.values():
         explained |= result["explained"]
-    there = dict.fromkeys(metric for of in values.values() for metric in of)
-    spreads = {
-        m for m in there if m.removesuffix(SPREAD) in there and m.endswith(SPREAD)
-    }
-    order = [*(m for m in explained if m in there), *(m for m in there)]
+    measured = [metric for of in values for metric in of]
     rows = []
-    for metric in dict.fromkeys(order):
-        if metric in spreads:
+    for metric in dict.fromkeys([*explained, *measured]):
+        is_spread = metric.endswith(SPREAD) and metric.removesuffix(SPREAD) in measured
+        if is_spread or metric not in measured:
             continue
         meaning = explained.get(metric, {})
         kind = meaning.get("kind", "number")
@@ -251,7 +233,7 @@ def _metrics(results: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "better": meaning.get("better", ""),
                 "values": [
                     _with_spread(of.get(metric), of.get(f"{metric}{SPREAD}"), kind)
-                    for of in values.values()
+                    for of in values
                 ],
             }
         )
@@ -278,11 +260,7 @@ def _tables(
             "Rows held out by the class that is right (lines) and the class that the "
             "model names (columns), in the ascending order of the labels"
         )
-        yield (
-            caption,
-            ("Class", *numbers),
-            list(zip(numbers, confusion, strict=True)),
-        )
+        yield caption, ("Class", *numbers), list(zip(numbers, confusion, strict=True))
     if counts := result["counts"]:
         caption = (
             "What the run has counted. The server knows these numbers, and not which "
@@ -293,7 +271,7 @@ def _tables(
 
 def _with_spread(value: Any, spread: Any, kind: str) -> str:
     if value is None:
-        return NONE
+        return "-"
     text = amount(value, kind)
     if spread is None or not finite(spread):
         return text
@@ -328,23 +306,22 @@ def times_of(
 ) -> dict[str, dict[str, tuple[float, float, float]]]:
     """Return the seconds of each party in each step: computing, sending, waiting.
 
-    The three add up to the time that the server waited in the step. Sending is what is
-    between a request and its reply and is not computing: the network, Flower's queues,
-    and the start of a process for the step. A party waits until the slowest one has
-    answered, and where only others are asked.
+    The three add up to the time that the server waited in the step. Sending is the
+    network, Flower's queues, and the start of a process. A party waits until the
+    slowest one has answered, and where only others are asked.
     """
     ledger = result["ledger"]
     entries = {(e["action"], e["party"]): e for e in ledger["entries"]}
-    names = [party["name"] for party in result["parties"]]
     times: dict[str, dict[str, tuple[float, float, float]]] = {}
     for step, waits in ledger["waits"].items():
         wait = sum(waits)
         times[step] = {}
-        for name in names:
-            entry = entries.get((step, name), {})
+        for party in result["parties"]:
+            entry = entries.get((step, party["name"]), {})
             computed = min(wait, entry.get("seconds_computed", 0.0))
             answered = min(wait, max(computed, entry.get("seconds_answered", 0.0)))
-            times[step][name] = computed, answered - computed, wait - answered
+            seconds = computed, answered - computed, wait - answered
+            times[step][party["name"]] = seconds
     return times
 
 
@@ -353,30 +330,26 @@ def _parties(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     times = times_of(result)
     lines = []
     for party in result["parties"]:
-        entries = [
-            entry
-            for entry in result["ledger"]["entries"]
-            if entry["party"] == party["name"]
-        ]
-        seconds = [
-            sum(of_step[party["name"]][k] for of_step in times.values())
-            for k in range(len(DOING))
-        ]
-        lines.append(
-            party
-            | {"sent": sum(e["bytes_up"] for e in entries)}
-            | {"received": sum(e["bytes_down"] for e in entries), "seconds": seconds}
-        )
-    if len(lines) <= MOST_PARTIES:
-        return lines
+        name = party["name"]
+        entries = [e for e in result["ledger"]["entries"] if e["party"] == name]
+        of_steps = [of_step[name] for of_step in times.values()]
+        costs = {
+            "sent": sum(entry["bytes_up"] for entry in entries),
+            "received": sum(entry["bytes_down"] for entry in entries),
+            "seconds": [sum(parts) for parts in zip(*of_steps, strict=True)],
+        }
+        lines.append({**party, **costs})
     rest = lines[MOST_PARTIES:]
-    summed = {
+    if not rest:
+        return lines
+    others: dict[str, Any] = {
         key: sum(line[key] for line in rest)
         for key in ("rows", "columns", "labels", "sent", "received")
     }
-    seconds = [sum(line["seconds"][k] for line in rest) for k in range(len(DOING))]
-    others = {"name": f"{len(rest)} others, added up", "seconds": seconds}
-    return [*lines[:MOST_PARTIES], others | summed]
+    others["name"] = f"{len(rest)} others, added up"
+    parts = zip(*(line["seconds"] for line in rest), strict=True)
+    others["seconds"] = [sum(part) for part in parts]
+    return [*lines[:MOST_PARTIES], others]
 
 
 def _steps(result: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -101,10 +101,8 @@ def write_party_folder(
 ) -> Card:
     """Write the folder of a new party, whole or not at all; return its card.
 
-    The name of the folder is that of the party, `config` has the keys of the node
-    config that say where the data are and how to read them, and `kinds` what may leave.
-    Raises ValueError if the folder exists or its name is invalid for a party, and
-    OSError if it cannot be written.
+    The name of the folder is that of the party, and `kinds` says what may leave. Raises
+    ValueError if the folder exists or its name is invalid for a party.
     """
     folder = folder.absolute()
     check_name(name := folder.name)
@@ -145,10 +143,7 @@ def check_new(folder: Path) -> None:
 
 
 def load_party_folder(folder: Path) -> tuple[PartySource, Consent]:
-    """Return where a party's data are, and what it has consented to.
-
-    Raises ValueError if one of its files is missing or invalid.
-    """
+    """Return a party's source and consent; raise ValueError for an invalid file."""
     path = folder / NODE_CONFIG
     try:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -173,10 +168,7 @@ def load_party_folder(folder: Path) -> tuple[PartySource, Consent]:
 
 
 def write_with_data(folder: Path, data: str) -> Path:
-    """Write the node config of a party with another data file, beside its own.
-
-    Returns ``other-data.toml`` in the folder, which is replaced each time.
-    """
+    """Write the node config with another data file beside its own; return its path."""
     config = tomllib.loads((folder / NODE_CONFIG).read_text(encoding="utf-8"))
     path = folder / f"other-data{Path(NODE_CONFIG).suffix}"
     text = _HOW_TO_READ + tomli_w.dumps(config | {"data": data})
@@ -185,12 +177,10 @@ def write_with_data(folder: Path, data: str) -> Path:
 
 
 def pin_peers(source: PartySource, consent: Consent, cards: Sequence[Card]) -> Consent:
-    """Add the public keys of peers to a party's ``consent.toml``; none is changed.
+    """Add the keys of peers to a party's ``consent.toml``, and return its consent.
 
-    Returns what the party has consented to with these peers. Raises ValueError if a
-    card is the party's own, a peer is pinned with another key or its key under another
-    name, or the file has its peers in a form that cannot be added to, and OSError if it
-    cannot be written.
+    No key is changed. Raises ValueError if a card is the party's own, contradicts a
+    pinned one, or the file has its peers in a form that cannot be added to.
     """
     assert source.consent is not None
     assert source.state_dir is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -42,11 +43,8 @@ class RunPlan:
     """What a run will cost, and who will learn what."""
 
     strategy: ProtocolStrategy
-    """What is to run."""
     shapes: tuple[Shape, ...]
-    """The parties."""
     learned: list[Learned]
-    """Who learns what."""
     ledger: Ledger | None = None
     """Round trips, bytes and seconds by step and party; None: it was not rehearsed."""
     reason: str = ""
@@ -82,11 +80,11 @@ class RunPlan:
 
     def __str__(self) -> str:
         """Return the plan as text, which is Markdown."""
-        names = [s.name or f"party-{j}" for j, s in enumerate(self.shapes)]
         sizes = [
-            f"{name} ({shape.n_rows:,} rows, {shape.n_columns:,} columns"
+            f"{shape.name or f'party-{j}'} ({shape.n_rows:,} rows, "
+            f"{shape.n_columns:,} columns"
             f"{f', {shape.n_labels:,} labels' if shape.n_labels else ''})"
-            for name, shape in zip(names, self.shapes, strict=True)
+            for j, shape in enumerate(self.shapes)
         ]
         title = f"# Plan: {type(self.strategy).__name__}, {self.strategy.variant}"
         parts = [title, f"{len(sizes)} parties: {'; '.join(sizes)}.", "## Costs"]
@@ -96,16 +94,13 @@ class RunPlan:
         return "\n\n".join(parts)
 
     def _costs(self, ledger: Ledger) -> list[str]:
-        """Return the table of costs, and what to know of it."""
-        actions = list(ledger.waits)
-        rows = [self._row(action, ledger.of(action)) for action in actions]
+        rows = [self._row(action, ledger.of(action)) for action in ledger.waits]
         header = [
             *("step", "round trips", "bytes to a party", "bytes from a party"),
             "bytes of all parties",
         ]
-        table = markdown_table(header, [*rows, self._row("all", ledger)])
         return [
-            table,
+            markdown_table(header, [*rows, self._row("all", ledger)]),
             "Bytes to and from a party are those of the party that has most of them.",
             self._time(ledger),
             self._basis(),
@@ -114,41 +109,35 @@ class RunPlan:
 
     def _row(self, action: str, ledger: Ledger) -> list[str]:
         varies = self.varying is not None and action in self.varying
-        down: dict[str, int] = {}
-        up: dict[str, int] = {}
+        down: Counter[str] = Counter()
+        up: Counter[str] = Counter()
         for entry in ledger.entries.values():
-            down[entry.party] = down.get(entry.party, 0) + entry.bytes_down
-            up[entry.party] = up.get(entry.party, 0) + entry.bytes_up
+            down[entry.party] += entry.bytes_down
+            up[entry.party] += entry.bytes_up
         total = ledger.bytes_down + ledger.bytes_up
         figures = ledger.round_trips, max(down.values()), max(up.values()), total
         return [f"{action} *" if varies else action, *(f"{n:,}" for n in figures)]
 
     def _time(self, ledger: Ledger) -> str:
-        computing = f"{duration(self.computing)} of computing, by this machine's speed"
-        network = "the time that the network takes for the bytes comes on top"
+        waiting = f"{ledger.round_trips} round trips"
         if self.seconds is None:
-            return (
-                f"Expected time: {ledger.round_trips} round trips (on SuperNodes a few "
-                f"seconds each) and {computing}; {network}."
-            )
+            waiting += " (on SuperNodes a few seconds each)"
+        else:
+            waiting = f"{duration(self.seconds)}, which is {waiting} of "
+            waiting += f"{duration(self.round_trip or 0.0)}, as `hello` took,"
         return (
-            f"Expected time: {duration(self.seconds)}, which is {ledger.round_trips} "
-            f"round trips of {duration(self.round_trip or 0.0)}, as `hello` took, and "
-            f"{computing}; {network}."
+            f"Expected time: {waiting} and {duration(self.computing)} of computing, by "
+            "this machine's speed; the time that the network takes for the bytes comes "
+            "on top."
         )
 
     def _basis(self) -> str:
-        """Say what the figures come from."""
         all_rows = n_rows_of(self.strategy, self.shapes)
-        text = (
-            "The figures come from a rehearsal in this process on "
-            f"{self.rows:,} random rows"
-        )
+        rows = f"{self.rows:,} random rows"
+        text = f"The figures come from a rehearsal in this process on {rows}"
         if self.extended:
-            text += (
-                ", and on a half and a quarter of them: those of all "
-                f"{all_rows:,} rows follow from how they grow, and are estimates"
-            )
+            text += f", and on a half and a quarter of them: those of all {all_rows:,} "
+            text += "rows follow from how they grow, and are estimates"
         elif self.rows < all_rows:
             text += (
                 f": all {all_rows:,} rows take no more round trips and no more bytes"
@@ -174,7 +163,6 @@ class RunPlan:
         )
 
     def _consent(self) -> list[str]:
-        """Return what a party's consent must allow."""
         terms = self.strategy.terms
         kinds = "; ".join(f"`{kind}`: {KINDS[kind]}" for kind in terms.needs)
         text = "The consent of a party needs no line in `[leaves]`."
@@ -200,9 +188,8 @@ def plan(
 ) -> RunPlan:
     """Return what a run will cost and show, without any data.
 
-    `shapes` is the size of each party's data, in party order, and `greeted` the costs
-    of ``hello`` with the real parties. Without a rehearsal, the plan has a reason
-    instead of costs.
+    `greeted` has the costs of ``hello`` with the real parties. Without a rehearsal, the
+    plan has a reason instead of costs.
     """
     shapes = tuple(shapes)
     declared = RunPlan(strategy, shapes, who_learns([hello, *strategy.steps]))
@@ -276,10 +263,7 @@ def _without_hello(kept: Mapping[Any, Any]) -> dict[Any, Any]:
 def _varying(
     strategy: ProtocolStrategy, shapes: Sequence[Shape], rows: int
 ) -> dict[str, tuple[int, int]] | None:
-    """Return the steps that cost something else on random rows than on clusters.
-
-    With their round trips on both.
-    """
+    """Return round trips on random rows and clusters of the steps that differ there."""
     try:
         random = rehearse(strategy, shapes, rows)
         clusters = rehearse(strategy, shapes, rows, clusters=True)
@@ -289,8 +273,7 @@ def _varying(
     for action in random.ledger.waits | clusters.ledger.waits:
         trips, size = random.sizes(action)
         other_trips, other_size = clusters.sizes(action)
-        alike = trips == other_trips and math.isclose(size, other_size, rel_tol=0.01)
-        if not alike:
+        if trips != other_trips or not math.isclose(size, other_size, rel_tol=0.01):
             varying[action] = trips, other_trips
     return varying
 
@@ -298,10 +281,9 @@ def _varying(
 def extended(values: Sequence[float], doublings: float) -> float:
     """Return what a cost will be after further doublings of the rows.
 
-    `values` are what n / 4, n / 2 and n rows cost, and `doublings` is log2 of the
-    intended number of rows, over n. The result is a + b n^p through the three values,
-    where p is at most 1: from one doubling to the next the growth is multiplied by 2^p.
-    A cost that has not grown stays.
+    `values` are what n / 4, n / 2 and n rows cost. The result is a + b n^p through
+    them, where p is at most 1: from one doubling to the next the growth is multiplied
+    by 2^p. A cost that has not grown stays.
     """
     first, last = values[1] - values[0], values[2] - values[1]
     if last <= 0:
@@ -319,8 +301,8 @@ def _extended_ledger(
 ) -> Ledger:
     """Return the ledger of more rows from those of n / 4, n / 2 and n.
 
-    A step that varies with the values is asked as often as in one of them, since how
-    many iterations a solver takes does not follow from the number of rows.
+    A step that varies with the values is asked as often as in one of them: a solver's
+    iterations do not follow from the number of rows.
     """
     result = Ledger()
     trips = {
@@ -364,8 +346,7 @@ def dry_run(
 ) -> str:
     """Greet the parties for each strategy, and return the plans as text.
 
-    Raises FederationError, PartyFailed or ValueError as a run would before its first
-    step, such as when a party refuses it.
+    Raises the errors of a run before its first step, such as when a party refuses it.
     """
     met = []
     for strategy in strategies.values():

@@ -95,9 +95,9 @@ class Processes(AbstractContextManager["Processes"]):
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a process; `options` are those of Popen.
 
-        It has a session of its own, so that a Ctrl-C reaches only this process, which
-        then calls :meth:`stop`. It heeds SIGINT, also where this process ignores it, as
-        shells let it do in the background.
+        In a session of its own, a Ctrl-C reaches only this process, which then calls
+        :meth:`stop`. It heeds SIGINT, which shells let this process ignore in the
+        background.
         """
         process: subprocess.Popen[Any] = subprocess.Popen(
             command,

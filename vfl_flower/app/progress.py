@@ -43,7 +43,6 @@ class Progress:
     """How far a run is; as text it is the line that the server logs."""
 
     step: str
-    """The step that the parties have just answered."""
     trips: int
     """Round trips so far."""
     planned: int
@@ -125,8 +124,7 @@ class Reporter:
 def planned_trips(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
     """Return the round trips of a run after ``hello``, or 0 where they are not known.
 
-    They are known where a run on few random rows takes as many as one on few rows in
-    clusters, and where neither takes long.
+    They are known where few random rows and few in clusters take as many, and not long.
     """
     if strategy.task != "train":
         return 0

@@ -1,8 +1,4 @@
-"""A run on random rows, which shows what a strategy costs and sends.
-
-It runs in this process, on rows of the parties' shapes, and needs no data. It works for
-the strategies of any package.
-"""
+"""A run on random rows in this process: what a strategy costs and sends."""
 
 from __future__ import annotations
 
@@ -32,9 +28,7 @@ class Shape(NamedTuple):
     """The size of a party's data."""
 
     n_rows: int
-    """The number of rows."""
     n_columns: int
-    """The number of columns."""
     n_labels: int = 0
     """The number of rows whose label the party knows."""
     name: str = ""
@@ -80,8 +74,7 @@ def rehearse(
 ) -> Rehearsal:
     """Run a strategy on random rows: so many of them; None: as many as there are.
 
-    With `clusters` the rows are five points with little noise. `grid` carries the
-    messages.
+    With `clusters` the rows are five points with little noise.
     """
     share = 1.0 if rows is None else rows / n_rows_of(strategy, shapes)
     labelled = any(shape.n_labels for shape in shapes)

@@ -27,17 +27,9 @@ from vfl_flower.protocol.settings import settings_of, values_of
 from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
 from vfl_flower.version import __version__
 
-RESULT = "result.json"
-"""File of a run's folder that has its figures."""
-
-REPORT = "report.md"
-"""File of a run's folder with the report that the run prints."""
-
-PAGE = "report.html"
-"""File of a run's folder for people: all of it follows from :data:`RESULT`."""
-
-FIGURES = "figures"
-"""Folder of the page's figures, in the folder of a run."""
+RESULT, REPORT, PAGE, FIGURES = "result.json", "report.md", "report.html", "figures"
+"""In the folder of a run: all numbers, the text that the run prints, the page for
+people, and the folder of its figures. The last two follow from the first."""
 
 MOST_COUNTS = 40
 """Most counts of a model in the result; the others are added up in one more."""
@@ -49,12 +41,10 @@ def write_report(
     settings: Mapping[str, Any],
     command: str = "",
 ) -> str:
-    """Write the results of a run into a folder, and return the report as text.
+    """Write ``result.json``, ``report.md`` and the models; return the report as text.
 
-    The text is a table of the results, the ledger of the first result, and the folder,
-    which has ``result.json``, ``report.md`` and ``model-<name>.npz``; see
-    :func:`write_page` for the page. `results` are named by their variant, such as the
-    sampling, `settings` is the run config, and `command` is what starts the run again.
+    `results` are named by their variant, such as the sampling, `settings` is the run
+    config, and `command` is what starts the run again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     record = record_of(results, settings, command)
@@ -110,10 +100,7 @@ def of_python(result: ProtocolResult) -> tuple[dict[str, Any], str]:
 
 
 def changed(strategy: ProtocolStrategy) -> dict[str, Any]:
-    """Return the settings that are not as by default, as JSON can have them.
-
-    Folders are left out: they are of this machine.
-    """
+    """Return the settings that differ from their defaults; folders are left out."""
     defaults = {s.name: s.default for s in settings_of(type(strategy)) if not s.folder}
     return {
         name: value if isinstance(value, bool | int | float | str) else str(value)
@@ -125,10 +112,7 @@ def changed(strategy: ProtocolStrategy) -> dict[str, Any]:
 def record_of(
     results: Mapping[str, ProtocolResult], settings: Mapping[str, Any], command: str
 ) -> dict[str, Any]:
-    """Return what ``result.json`` has of a run: all that the page shows.
-
-    The arguments are those of :func:`write_report`.
-    """
+    """Return what ``result.json`` has of a run: all that the page shows."""
     return {
         "version": __version__,
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
@@ -141,14 +125,9 @@ def record_of(
 def _result(result: ProtocolResult) -> dict[str, Any]:
     """Return one result as plain numbers and texts."""
     strategy, recorded = result.strategy, result.train_metrics_clientapp
-    named = {metric for metrics in recorded.values() for metric in metrics}
-    told = [
-        metric for metric in strategy.explained if metric in named | {*result.traces}
-    ]
-    learned = [
-        *who_learns([hello]),
-        *who_learns(strategy.steps, result.ledger.seen),
-    ]
+    named = {*result.traces}.union(*recorded.values())
+    told = [metric for metric in strategy.explained if metric in named]
+    learned = [*who_learns([hello]), *who_learns(strategy.steps, result.ledger.seen)]
     revealed = {kind for row in learned for kind in row.kinds}
     return {
         "strategy": type(strategy).__name__,
@@ -203,11 +182,7 @@ def _first(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def write_page(folder: Path) -> Path:
-    """Write the page of a run and its figures, from its ``result.json`` alone.
-
-    Raises ValueError if the result cannot be read, and OSError if the folder cannot be
-    written to.
-    """
+    """Write the page of a run and its figures, from its ``result.json`` alone."""
     record = read_result(folder)
     figures = figures_of(record["results"])
     (folder / FIGURES).mkdir(exist_ok=True)
@@ -219,10 +194,7 @@ def write_page(folder: Path) -> Path:
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """Return what a run has written.
-
-    Raises ValueError if the file cannot be read, or is no result of a run.
-    """
+    """Return a run's result; raise ValueError if it cannot be read, or is none."""
     try:
         read = json.loads((folder / RESULT).read_text(encoding="utf-8"))
         assert isinstance(read["results"], dict)

@@ -11,12 +11,7 @@ import typer
 
 from vfl_flower.app.config import output_dir
 from vfl_flower.app.extras import check_installed
-from vfl_flower.app.options import (
-    Format,
-    FormatOption,
-    ends_in_a_sentence,
-    print_json,
-)
+from vfl_flower.app.options import FormatOption, ends_in_a_sentence, print_json
 from vfl_flower.app.report import PAGE, REPORT, RESULT, read_result, write_page
 
 OutputDir = Annotated[
@@ -41,10 +36,9 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def find_run(name: str, folder: Path) -> Path:
-    """Return the folder of a run, of which `folder` has those of all runs.
+    """Return the folder of a run, given as a folder, its name, or Flower's number.
 
-    `name` is the folder or its name, Flower's number of the run, or "" for the last
-    run. Raises ValueError if there is no such run.
+    "" is the last run. Raises ValueError if there is no such run.
     """
     if name and (Path(name) / RESULT).is_file():
         return Path(name)
@@ -68,9 +62,7 @@ class Stored:
     number: str
     """Number under which parties store their local models; "" if they store none."""
     strategy: str
-    """The strategy of the run."""
     task: str
-    """The task of the run."""
     variant: str
     """What the report calls it."""
 
@@ -81,10 +73,7 @@ class Stored:
 
 
 def stored_models(folder: Path) -> Iterator[Stored]:
-    """Yield the models of the runs in a folder, the oldest first.
-
-    A run whose result cannot be read has none.
-    """
+    """Yield the models of readable runs in a folder, the oldest first."""
     for run in runs_in(folder):
         try:
             read = read_result(run)
@@ -109,10 +98,7 @@ def find_models(name: str, folder: Path) -> list[Stored]:
 
 
 def remove_files(number: str, folder: Path) -> list[Path]:
-    """Remove the files of a model in the folders of runs; return what is gone.
-
-    The reports stay.
-    """
+    """Remove a model's files in the folders of runs, and return them."""
     files = [model.file for model in find_models(number, folder) if model.number]
     for file in files:
         file.unlink()
@@ -131,7 +117,7 @@ def report(
     open_: Annotated[
         bool, typer.Option("--open", help="Open the page in the browser.")
     ] = False,
-    format_: FormatOption = Format.TEXT,
+    format_: FormatOption = "text",
 ) -> None:
     """Show the report of a finished run, on the machine of its SuperLink.
 
@@ -143,7 +129,7 @@ def report(
     page = folder / PAGE
     if rebuild or not page.is_file():
         page = write_page(folder)
-    if format_ == Format.TEXT:
+    if format_ == "text":
         typer.echo((folder / REPORT).read_text(encoding="utf-8"))
         typer.echo(f"Page: {page}")
     else:

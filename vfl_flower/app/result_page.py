@@ -1,7 +1,6 @@
 """The report of a result outside a run.
 
-These functions import what they need when they are called: a party's process, which
-imports the package for each message, needs none of it.
+A party's process imports the package for each message, and nothing for reports.
 """
 
 from __future__ import annotations

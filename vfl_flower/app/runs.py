@@ -12,7 +12,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,10 +24,10 @@ from vfl_flower.app.federation import HOME
 from vfl_flower.app.flower_run import RunOutcome, read_settings, submit
 from vfl_flower.app.options import (
     Config,
-    Format,
     FormatOption,
     Set,
     Task,
+    Verbose,
     ends_in_a_sentence,
     print_json,
     reason_of,
@@ -50,12 +50,10 @@ _WORDS = {"true": True, "false": False}
 
 
 def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of ``--set`` options by the keys of the run config.
+    """Return the settings of ``--set key=value`` options by the keys of the run config.
 
-    `pairs` are ``key=value`` each; text needs no quotes. The algorithm's keys may be
-    given without its name: ``size=500``. They take precedence over the keys of all
-    strategies, one of which has the same name. Raises ValueError if one is no such
-    pair, or if its key is unknown.
+    The algorithm's keys may be given without its name, and take precedence over those
+    of all strategies. Raises ValueError for no such pair, or an unknown key.
     """
     keys, values = run_keys(), {}
     for item in pairs:
@@ -73,10 +71,7 @@ def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(key: Key, text: str) -> bool | int | float | str:
-    """Return a value of the type that its key takes, and text where none fits.
-
-    ``@FILE`` stands for the lines of a file, without comments and with ``;`` between.
-    """
+    """Return a value of its key's type, or text; ``@FILE`` stands for its lines."""
     kinds = key.setting.kinds
     if text.startswith("@"):
         try:
@@ -92,10 +87,8 @@ def _value(key: Key, text: str) -> bool | int | float | str:
         return _WORDS[text.lower()]
     for kind in (int, float):
         if kind in kinds:
-            try:
+            with suppress(ValueError):
                 return kind(text)
-            except ValueError:
-                continue
     return text
 
 
@@ -108,8 +101,8 @@ def gather(
 ) -> dict[str, Any]:
     """Return the run config of a command line, checked as the server will check it.
 
-    `pairs`, as in :func:`parse_settings`, win over the TOML `file`. `more` are further
-    keys, with ``_`` for ``-``. Raises ValueError if a key or a value breaks a rule.
+    `pairs` win over the TOML `file`. `more` are further keys, with ``_`` for ``-``.
+    Raises ValueError if a key or a value breaks a rule.
     """
     if strategy not in ALGORITHMS:
         hint = did_you_mean(strategy, [*ALGORITHMS])
@@ -133,9 +126,8 @@ def gather(
 class Follower:
     """Shows the log of a run: of its steps one line each, of Flower's own lines none.
 
-    If `verbose`, every line is shown unchanged; if `rewrites`, the output is a
-    terminal, where a line of the same step replaces the one before. `resumable` is
-    whether the run has said how it is resumed.
+    If `rewrites`, the output is a terminal, where a line of the same step replaces the
+    one before. `resumable` is whether the run has said how it is resumed.
     """
 
     def __init__(self, verbose: bool = False, rewrites: bool = False) -> None:
@@ -178,7 +170,6 @@ Federation = Annotated[
 ]
 """Option of the commands that start runs."""
 
-
 Strategy = Annotated[
     str,
     typer.Argument(
@@ -191,9 +182,8 @@ Strategy = Annotated[
 def connection_of(name: str, federation: Path | None = None) -> str:
     """Return the connection to start a run on: a SuperLink, and no simulation.
 
-    From here on Flower reads the ``config.toml`` of the federation's folder, if one is
-    given. Raises ValueError if there is no such connection in Flower's ``config.toml``,
-    or if it is a simulation.
+    From here on Flower reads the ``config.toml`` of the federation's folder, if given.
+    Raises ValueError if there is no such connection.
     """
     from flwr.cli.flower_config import read_superlink_connection
 
@@ -229,15 +219,12 @@ def start(
 ) -> RunOutcome:
     """Run a checked run config on a SuperLink with the installed package.
 
-    The connection is a name in Flower's ``config.toml``, or in that of the
-    coordinator's folder `federation`; "": its default. Raises RunFailed if the run was
-    refused, failed, or was stopped, and ValueError if there is no such connection.
+    Raises RunFailed if the run was refused, failed, or was stopped, and ValueError if
+    there is no such connection.
     """
     name = connection_of(connection, federation)
-
     home = os.environ.get("FLWR_HOME", "")
     where = f"FLWR_HOME={shlex.quote(home)} " if home else ""
-
     run_ids: list[str] = []
 
     def started(run_id: str) -> None:
@@ -294,10 +281,8 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print what the run would cost.")
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show all that Flower logs.")
-    ] = False,
-    format_: FormatOption = Format.TEXT,
+    verbose: Verbose = False,
+    format_: FormatOption = "text",
 ) -> None:
     """Start a run on a SuperLink and follow it; end with its true status.
 
@@ -305,7 +290,7 @@ def run(
     stopped, with the reason in a sentence. With --format json the log is on standard
     error.
     """
-    as_json = format_ == Format.JSON
+    as_json = format_ == "json"
     try:
         more = {"dry_run": True} if dry_run else {}
         settings = gather(strategy, task, set_ or [], config, **more)

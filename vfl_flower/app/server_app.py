@@ -14,12 +14,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from vfl_flower.app.config import (
-    check_run_config,
-    make_strategy,
-    output_dir,
-    run_keys,
-)
+from vfl_flower.app.config import check_run_config, make_strategy, output_dir, run_keys
 from vfl_flower.app.federation import DATABASE, HOME
 from vfl_flower.app.plan import dry_run
 from vfl_flower.app.progress import Reporter
@@ -41,42 +36,31 @@ RESUME = "to resume this run:"
 class RunEnded(FederationError):
     """A run cannot go on; the text says why in a sentence, and there is no stack.
 
-    Flower logs the stack of what a ServerApp raises. Where a party or a setting is at
-    fault, it would hide the sentence, which is then the last line of the run's output.
+    Flower would log the stack after the sentence, which is then no longer the last line
+    of the run's output.
     """
 
     __traceback__ = property(lambda error: None, lambda error, stack: None)
 
 
-@contextmanager
-def _in_a_sentence() -> Iterator[None]:
-    """Turn what a party, a setting or a folder is at fault for into a sentence."""
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what the run config says and report, or plan; raise RunEnded if it fails."""
+    log.setLevel(logging.INFO)
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
     try:
-        yield
+        execute(grid, context)
     except (FederationError, ValueError, OSError) as error:
         log.debug("the run ends", exc_info=True)
         text = printable(" ".join(str(error).split()))
         raise RunEnded(text or type(error).__name__) from None
 
 
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    """Run what the run config says, and report; or with ``dry-run`` print a plan.
-
-    Raises RunEnded if a party fails or refuses the run, or the run config is invalid.
-    """
-    log.setLevel(logging.INFO)
-    if not log.handlers:
-        log.addHandler(logging.StreamHandler())
-    with _in_a_sentence():
-        execute(grid, context)
-
-
 def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
     """Run what the run config says, wherever the parties are; see :func:`main`.
 
-    `more` are further words of the command that started it. Raises the errors of the
-    strategy, and ValueError or OSError if the run config or its folder breaks a rule.
+    `more` are further words of the command that started it.
     """
     config = check_run_config(context.run_config)
     strategies = make_strategies(config)
@@ -118,21 +102,14 @@ def command_of(
 ) -> str:
     """Return the command that runs a run config again, or resumes it.
 
-    `more` is what else the command of a run on this machine had, such as party files;
-    without it, and if the run config names data, parties were simulated. `federation`
-    is the coordinator's folder; default: that of the SuperLink of this process.
+    `more` is what else the command of a run on this machine had, such as party files.
+    `federation` is the coordinator's folder; default: that of this SuperLink.
     """
     keys = run_keys()
     named = ["strategy", "task", "data"]
     named += ["resume", "output-dir"] * (not config["resume"])
     changed = {k: v for k, v in config.items() if v != keys[k].default}
     data = ["--data", str(config["data"])] if "data" in changed else []
-    sets = [
-        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-        for key, value in changed.items()
-        if key not in named
-    ]
-    more = list(more)
     if data and not more:
         more = ["--parties", str(n_parties)]
     words = ["vfl-flower", "simulate" if more else "run", str(config["strategy"])]
@@ -141,7 +118,11 @@ def command_of(
     if federation is None and home.name == HOME and (home / DATABASE).exists():
         federation = home.parent
     words += [] if federation is None or more else ["--federation", str(federation)]
-    words += [*data, *more, *(word for pair in sets for word in ("--set", pair))]
+    words += [*data, *more]
+    for key, value in changed.items():
+        if key not in named:
+            text = str(value).lower() if isinstance(value, bool) else value
+            words += ["--set", f"{key}={text}"]
     return shlex.join(words)
 
 
@@ -152,11 +133,7 @@ def checkpoint_of(
     strategies: dict[str, ProtocolStrategy],
     more: Sequence[str] = (),
 ) -> Iterator[Checkpoint]:
-    """Keep a checkpoint in the folder of a run until the run is complete.
-
-    The folder is removed if nothing is written to it. `strategies` are what the run
-    starts, and `more` is as for :func:`command_of`.
-    """
+    """Keep a checkpoint until the run is complete; remove a folder that stays empty."""
     same = {k: v for k, v in config.items() if k not in ("timeout", "output-dir")}
     resumable = all(strategy.resumable for strategy in strategies.values())
     checkpoint = Checkpoint(folder / FILE if resumable else None, same)
@@ -177,10 +154,7 @@ def checkpoint_of(
 
 
 def run_folder(results_in: Path, resume: str, run_id: int) -> Path:
-    """Return the folder of a new run, or of the one that resumes.
-
-    Raises ValueError if there is no run to resume.
-    """
+    """Return the folder of a run; raise ValueError if there is none to resume."""
     if not resume:
         return results_in / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{run_id}"
     folder = results_in / resume
@@ -193,11 +167,7 @@ def run_folder(results_in: Path, resume: str, run_id: int) -> Path:
 
 
 def make_strategies(config: dict[str, Any]) -> dict[str, ProtocolStrategy]:
-    """Return the strategies of a checked run config, by what the report calls them.
-
-    Raises ValueError if the strategy is unknown, does not take a value, or has nothing
-    to compare with.
-    """
+    """Return a run config's strategies by their variants; raise ValueError for none."""
     strategy = make_strategy(config)
     strategies = {strategy.variant: strategy}
     if config["compare"]:

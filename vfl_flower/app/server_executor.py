@@ -1,12 +1,7 @@
 r"""Start the ServerApps of a SuperLink that has ``--isolation process``.
 
-It takes the place of Flower's ``flower-superexec``::
-
-    python -m vfl_flower.app.server_executor --superlink 127.0.0.1:8001 \
-        --root-certificates ca.crt
-
-:mod:`vfl_flower.app.serverapps` calls internal functions of Flower. Where the installed
-flwr has others, nothing starts.
+It takes the place of Flower's ``flower-superexec``. :mod:`vfl_flower.app.serverapps`
+calls internal functions of Flower. Where the installed flwr has others, nothing starts.
 """
 
 from __future__ import annotations

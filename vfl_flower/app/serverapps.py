@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from multiprocessing.process import BaseProcess
 from queue import Queue
 from typing import Any
@@ -42,10 +43,7 @@ WAIT = "0.2"
 
 
 class ForkingExecutor(SubprocessExecutor):
-    """Starts ServerApps of one bundle, known by its hash, by a fork.
-
-    Everything else starts as in Flower.
-    """
+    """Starts ServerApps of one bundle by a fork, and everything else as Flower does."""
 
     def __init__(self, bundle: str) -> None:
         self.bundle = bundle
@@ -86,10 +84,7 @@ def serve_run(spec: ExecutionSpec) -> None:
 
 
 def tell_end(spec: ExecutionSpec, process: BaseProcess) -> None:
-    """Wait for the end of a ServerApp, and tell the SuperLink if it was killed.
-
-    One that ends by itself has told its own end.
-    """
+    """Wait for the end of a ServerApp, and tell the SuperLink if it was killed."""
     process.join()
     if process.exitcode is not None and process.exitcode < 0:
         tell(spec, f"{KILLED} by signal {-process.exitcode}")
@@ -100,15 +95,10 @@ def tell(spec: ExecutionSpec, details: str) -> None:
     certificates = validate_and_resolve_root_certificates(
         spec.root_certificates_path, spec.insecure
     )
-    grid = HttpGrid(
-        spec.runtime_api_address, spec.insecure, certificates, token=spec.token
-    )
-    try:
-        grid._runtime_client.PushTaskOutput(
-            PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details)
-        )
-    finally:
-        grid.close()
+    failed = PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details)
+    address, token = spec.runtime_api_address, spec.token
+    with closing(HttpGrid(address, spec.insecure, certificates, token=token)) as grid:
+        grid._runtime_client.PushTaskOutput(failed)
 
 
 SHAPES: dict[Callable[..., Any], str] = {
@@ -124,11 +114,8 @@ SHAPES: dict[Callable[..., Any], str] = {
 
 
 def check_flower() -> None:
-    """Check that Flower's internal functions are the ones that this module calls.
-
-    Raises ImportError if one has another shape; a missing one fails the import itself.
-    """
-    check_shapes({function: (first, "") for function, first in SHAPES.items()})
+    """Raise ImportError if Flower has other internals than this module uses."""
+    check_shapes(SHAPES)
     if not hasattr(superexec, "get_executor"):
         raise ImportError("flwr's run_superexec has no get_executor")
     if not hasattr(HttpGrid, "_runtime_client"):
@@ -138,10 +125,7 @@ def check_flower() -> None:
 
 
 def serve(superlink: str, root_certificates: str | None, parent: int | None) -> None:
-    """Start ServerApps until a signal ends this process.
-
-    The arguments are those of :func:`vfl_flower.app.server_executor.main`.
-    """
+    """Start ServerApps until a signal ends this process."""
     PROCESSES.set_forkserver_preload([*PRELOADED, *PRELOADED_TOO])
     preload()
     executor = ForkingExecutor(installed_bundle()[1])

@@ -1,9 +1,7 @@
-"""The run config's keys as text: for pyproject.toml, the documentation and the help.
+"""The run config's keys as text, from the declarations of the settings.
 
-Everything is made from the declarations of the settings::
-
-    python -m vfl_flower.app.settings          # a table of Markdown
-    python -m vfl_flower.app.settings --toml   # the sections of pyproject.toml
+``python -m vfl_flower.app.settings`` prints docs/settings.md, and with ``--toml`` the
+sections of pyproject.toml.
 """
 
 from __future__ import annotations

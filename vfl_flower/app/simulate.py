@@ -49,10 +49,9 @@ def party_sources(
 ) -> list[PartySource]:
     """Return where the data of each party are.
 
-    Without a file for each party, ``data`` of the run config is a folder of them, or a
-    bundled or generated set, which is split over `n_parties`. Raises ValueError if a
-    file is missing or two share a name, and PartyError if the folder has no party
-    files.
+    Without files, ``data`` of the run config is a folder of them, or a set, which is
+    split over `n_parties`. Raises ValueError if a file is missing or two share a name,
+    and PartyError if the folder has no party files.
     """
     data = Path(str(config.get("data", ""))).expanduser()
     common = party_source({}, dict(config))
@@ -113,27 +112,6 @@ def _columns(source: PartySource) -> set[str]:
         return set()
 
 
-def faults_of(sources: Sequence[PartySource], horizontal: bool) -> Iterator[str]:
-    """Yield what needs fixing or attention, of all parties, as lines.
-
-    What must be fixed starts with the mark of errors. `horizontal` is whether parties
-    hold different rows of the same columns.
-    """
-    checks = {str(source.name): check(source) for source in sources}
-    for name, checked in checks.items():
-        for finding in checked.findings:
-            if finding.level != "note":
-                hint = f" ({finding.option})" if finding.option else ""
-                yield f"{MARKS[finding.level]}  {name}: {finding.text}{hint}"
-    sizes = {
-        n: c.columns if horizontal else c.rows for n, c in checks.items() if c.rows
-    }
-    if len(set(sizes.values())) > 1:
-        what = "columns" if horizontal else "rows"
-        listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        yield (f"{MARKS['error']}  all parties must hold as many {what}: {listed}")
-
-
 @contextmanager
 def _logged_by(follower: Follower) -> Iterator[None]:
     """Show what the run logs as ``vfl-flower run`` does."""
@@ -159,10 +137,7 @@ class _Shown(logging.Handler):
 
 
 def load(source: PartySource, config: Mapping[str, Any]) -> Party:
-    """Return a party; for predictions, with its new rows encoded as those of training.
-
-    Raises PartyError if the data break a rule, or if there is no local model.
-    """
+    """Return a party, for predictions with new rows encoded as those of training."""
     try:
         encoding = stored_encoding(source, config)
     except PartyError as error:
@@ -254,13 +229,26 @@ def _must_be_fixed(sources: Sequence[PartySource], horizontal: bool) -> bool:
     if not is_file(sources[0]):
         return False
     with quietly():
-        lines = list(faults_of(sources, horizontal))
-    errors = sum(line.startswith(MARKS["error"]) for line in lines)
-    for line in sorted(lines, key=lambda line: not line.startswith(MARKS["error"])):
-        typer.echo(line)
-    if errors:
-        typer.echo(f"{errors} to fix before the run", err=True)
-    return bool(errors)
+        checks = {str(source.name): check(source) for source in sources}
+    texts: dict[str, list[str]] = {"error": [], "warning": []}
+    for name, checked in checks.items():
+        for finding in checked.findings:
+            if finding.level in texts:
+                hint = f" ({finding.option})" if finding.option else ""
+                texts[finding.level].append(f"{name}: {finding.text}{hint}")
+    sizes = {
+        n: c.columns if horizontal else c.rows for n, c in checks.items() if c.rows
+    }
+    if len(set(sizes.values())) > 1:
+        what = "columns" if horizontal else "rows"
+        listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        texts["error"].append(f"all parties must hold as many {what}: {listed}")
+    for level, lines in texts.items():
+        for line in lines:
+            typer.echo(f"{MARKS[level]}  {line}")
+    if texts["error"]:
+        typer.echo(f"{len(texts['error'])} to fix before the run", err=True)
+    return bool(texts["error"])
 
 
 def _on_supernodes(config: Mapping[str, Any], sources: Sequence[PartySource]) -> None:

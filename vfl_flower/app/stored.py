@@ -15,8 +15,8 @@ from rich.table import Table
 from vfl_flower.app.config import output_dir
 from vfl_flower.app.options import (
     Command,
-    Format,
     FormatOption,
+    Verbose,
     ends_in_a_sentence,
     print_json,
 )
@@ -34,9 +34,7 @@ app = typer.Typer(
 
 @app.command("list", cls=Command)
 @ends_in_a_sentence()
-def list_models(
-    output_dir_: OutputDir = "", format_: FormatOption = Format.TEXT
-) -> None:
+def list_models(output_dir_: OutputDir = "", format_: FormatOption = "text") -> None:
     """List the models of finished runs, the oldest first, with all their tasks."""
     folder = output_dir({"output-dir": output_dir_})
     models: dict[str, list[Stored]] = {}
@@ -48,7 +46,7 @@ def list_models(
         run = versions[-1].file.parent.name
         rows.append((name, versions[-1].strategy, tasks, run))
     titles = ("model", "strategy", "tasks", "last run")
-    if format_ == Format.JSON:
+    if format_ == "json":
         print_json([dict(zip(titles, row, strict=True)) for row in rows])
         return
     table = Table(*titles, box=None, pad_edge=False)
@@ -64,14 +62,14 @@ def list_models(
 def show(
     model: Annotated[str, typer.Argument(help="The number, or the run.")],
     output_dir_: OutputDir = "",
-    format_: FormatOption = Format.TEXT,
+    format_: FormatOption = "text",
 ) -> None:
     """Show what the files of a model hold."""
     folder = output_dir({"output-dir": output_dir_})
     models = find_models(model, folder)
     if not models:
         raise ValueError(f"there is no model {model!r} in {folder}")
-    if format_ == Format.JSON:
+    if format_ == "json":
         print_json([_described(stored) for stored in models])
         return
     for stored in models:
@@ -115,9 +113,7 @@ def remove(
         typer.Option("--set", help="key=value of the run, such as n-parties=3."),
     ] = None,
     output_dir_: OutputDir = "",
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show all that Flower logs.")
-    ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Remove a model at the server and, by a run, its parts at all parties.
 

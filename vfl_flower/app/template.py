@@ -1,10 +1,6 @@
 """A Flower app that runs the installed package, for work outside a checkout.
 
-``flwr run`` takes a folder with a ``pyproject.toml``. This command writes one whose
-apps are those of the installed vfl_flower, with every key of the run config::
-
-    python -m vfl_flower.app.template my-app
-    flwr run my-app --stream
+``python -m vfl_flower.app.template my-app`` writes it for ``flwr run my-app --stream``.
 """
 
 from __future__ import annotations
@@ -45,11 +41,7 @@ def project() -> str:
 
 
 def write_app(folder: Path) -> Path:
-    """Write the ``pyproject.toml`` of a Flower app that runs the installed package.
-
-    The folder is created if it does not exist. Raises ValueError if it has a
-    ``pyproject.toml`` already.
-    """
+    """Write an app that runs the installed package, unless the folder has one."""
     target = folder / "pyproject.toml"
     if target.exists():
         raise ValueError(f"the folder must have no pyproject.toml yet, got {folder}")
