@@ -395,24 +395,31 @@ def supernode_command(
     ]
 
 
-def _check_peers(consent: Consent) -> str:
-    """Return what to note of the pinned peers, or ""; raise ValueError for none."""
-    if consent.trust_on_first_use:
-        return ""
-    pinned, least = len(consent.peers or {}), consent.least_parties
-    if not pinned:
+def _print_peers(
+    consent: Consent, cards: Sequence[Card], ca: Path, *, err: bool
+) -> None:
+    """Print whom the party knows, and what to compare; raise ValueError for nobody."""
+    pinned, least = consent.peers or {}, consent.least_parties
+    if not pinned and not consent.trust_on_first_use:
         raise ValueError(
             "the party must know its peers: give the card of each with --peer"
         )
-    if pinned + 1 >= least:
-        return ""
-    two = ""
-    if (pinned, least) == (1, LEAST_PARTIES):
-        two = "; for runs of two, see two-parties there"
-    return (
-        f"Note: {pinned} pinned, but {CONSENT} wants runs of at least {least} "
-        f"parties{two}."
-    )
+    for name, key in pinned.items():
+        typer.echo(f'pinned: {name} = "{key}"', err=err)
+    for card in cards:
+        typer.echo(f"card of {card.name}: {card.fingerprint}", err=err)
+    typer.echo(f"{ca.name}: {fingerprint_of(ca)}", err=err)
+    compare = "Compare these fingerprints on the telephone, before the first run."
+    typer.echo(compare, err=err)
+    if len(pinned) + 1 < least and not consent.trust_on_first_use:
+        two = ""
+        if (len(pinned), least) == (1, LEAST_PARTIES):
+            two = "; for runs of two, see two-parties there"
+        typer.echo(
+            f"Note: {len(pinned)} pinned, but {CONSENT} wants runs of at least {least} "
+            f"parties{two}.",
+            err=True,
+        )
 
 
 @ends_in_a_sentence()
@@ -463,16 +470,7 @@ def party(
         raise ValueError(f"{folder / SUPERNODE_KEY} must be readable for you")
     cards = load_cards(peers or [])
     consent = pin_peers(source, consent, cards)
-    lines = [f'pinned: {name} = "{key}"' for name, key in (consent.peers or {}).items()]
-    lines += [f"card of {card.name}: {card.fingerprint}" for card in cards]
-    lines += [
-        f"{ca.name}: {fingerprint_of(ca)}",
-        "Compare these fingerprints on the telephone, before the first run.",
-    ]
-    note = _check_peers(consent)
-    typer.echo("\n".join(lines), err=systemd)
-    if note:
-        typer.echo(note, err=True)
+    _print_peers(consent, cards, ca, err=systemd)
     if systemd:
         options = [f"--superlink={superlink}", f"--ca={ca}"]
         options += [f"--port={port}"] if port else []
