@@ -22,10 +22,10 @@ from vfl_flower import (
 )
 from vfl_flower.models.base import Model, plain
 from vfl_flower.protocol.consent import Terms
-from vfl_flower.protocol.contract import IN_SUM, Reals
+from vfl_flower.protocol.contract import IN_SUM, OWN, Reals, Whole
 from vfl_flower.protocol.errors import FederationError, PartyFailed
 from vfl_flower.protocol.settings import settings
-from vfl_flower.protocol.steps import reveals, step_of
+from vfl_flower.protocol.steps import each, reveals, step_of
 from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.secure_aggregation.masks import PairwiseMasks
 from vfl_flower.testing import (
@@ -165,6 +165,13 @@ def chatty(party: Party, more: bool = False) -> Chatty:
 
 
 @step
+def dealt(
+    party: Party, share: Annotated[Array, Whole("n_columns", 0, 256), OWN]
+) -> Total:
+    return {"total": party.X.sum(axis=0) + share}
+
+
+@step
 def other(party: Party) -> Total:
     return {"total": party.X.sum(axis=0)}
 
@@ -280,6 +287,15 @@ class Counting(Mean):
         return super().total(parties) * parties.ledger.messages
 
 
+class Trusting(Mean):
+    steps = (dealt,)
+
+    def total(self, parties):
+        shares = each([np.full(2, 3, np.uint8)] * len(parties))
+        total = parties.secure_sum(dealt.summing(total=2.0**20), share=shares)["total"]
+        return total - 3 * len(parties)
+
+
 class Talkative(Mean):
     asks = chatty
 
@@ -318,6 +334,7 @@ BROKEN = {
     Forgetful: ("check_model", "a saved model has lost its 'mean'"),
     Patient: ("check_faults", "the run must end"),
     Counting: ("check_faults", "the model has other 'mean'"),
+    Trusting: ("check_faults", "with the fault 'deal' at 'airline' in test_testing_"),
     Useless: ("check_quality", "test_r2 is -0.1, as without a model"),
 }
 

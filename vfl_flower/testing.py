@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -21,9 +23,10 @@ from vfl_flower.app.rehearsal import Shape, quietly
 from vfl_flower.models.base import plain
 from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.consent import Consent, Kind, Limit
-from vfl_flower.protocol.contract import ENCRYPTED, Field
+from vfl_flower.protocol.contract import ENCRYPTED, OWN, Field, Whole
 from vfl_flower.protocol.errors import FederationError, PartyFailed
 from vfl_flower.protocol.messages import BUNDLE, pack, unpack
+from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
@@ -126,6 +129,33 @@ class _Struck(InProcessGrid):
             del frame["digest"]
             reply.content = pack(values, frame)
         return number
+
+
+def _dealt(field: Field) -> bool:
+    """Return whether an input is bytes that the server gives each party alone."""
+    array = field.array
+    return field.told == OWN and isinstance(array, Whole) and array.below == 256
+
+
+@contextmanager
+def _dealing(action: str, party: int) -> Iterator[None]:
+    """Let the server deal other bytes to a party, under the digest of these bytes."""
+    digests = Parties._blocks
+
+    def altered(
+        parties: Parties, step: Step[..., Any], requests: list[Mapping[str, Any]]
+    ) -> Any:
+        if step.action == action:
+            fields, request = step.contract.request, requests[party]
+            requests[party] = {
+                name: value ^ np.uint8(1) if _dealt(fields[name]) else value
+                for name, value in request.items()
+                if value is not None
+            }
+        return digests(parties, step, requests)
+
+    with patch.object(Parties, "_blocks", altered):
+        yield
 
 
 @shapes_only
@@ -328,14 +358,21 @@ def check_faults(runs: Runs) -> None:
     for turn, action in enumerate(expected.ledger.waits):
         asked = [party for a, party in expected.ledger.entries if a == action]
         name = asked[turn % len(asked)]
-        reply = _step(action).contract.reply.values()
+        contract = _step(action).contract
         # A damaged request is sent again, and what was altered the others refuse.
-        alters = ["alter"] * any(field.leaves in ENCRYPTED for field in reply)
-        for fault in (FATAL[turn % 2], "damage", *alters):
-            grid = _Struck(runs.consenting(), action, names.index(name), fault)
+        faults = [(FATAL[turn % 2], name), ("damage", name)]
+        if any(field.leaves in ENCRYPTED for field in contract.reply.values()):
+            faults.append(("alter", name))
+        if any(map(_dealt, contract.request.values())):
+            faults += [("deal", party) for party in asked]
+        for fault, name in faults:
+            place = names.index(name)
+            grid = _Struck(runs.consenting(), action, place, fault)
+            dealing = _dealing(action, place) if fault == "deal" else nullcontext()
             what = f"with the fault {fault!r} at {name!r} in {action}"
             try:
-                result = runs.start(grid, TIMEOUT if fault == "lose" else 3600)
+                with dealing:
+                    result = runs.start(grid, TIMEOUT if fault == "lose" else 3600)
             except FederationError as error:
                 # Before its first reply a party has no other name.
                 known = [*names, *(f"node {node}" for node in grid.get_node_ids())]
