@@ -46,6 +46,7 @@ from vfl_flower.strategies.coreset_predictions import held_out_errors, keep_part
 from vfl_flower.strategies.coresets_metrics import CLUSTERS, REGRESSION
 from vfl_flower.strategies.linear import solve
 from vfl_flower.strategies.products import (
+    COMPUTING,
     ComputingParties,
     deal,
     multiply,
@@ -186,7 +187,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
         if self.regularizer == "none" and self.alpha != 0:
             raise ValueError(f"alpha must be 0 without a regularizer, got {self.alpha}")
         if self.solver != "gram":
-            check_unused(self, ["dealer", "computes"], f"solver {self.solver!r}")
+            check_unused(self, COMPUTING, f"solver {self.solver!r}")
 
     @classmethod
     def paper(cls, **settings: Any) -> Self:

@@ -20,6 +20,9 @@ from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES
 from vfl_flower.typing import Array
 
+COMPUTING = ["dealer", "computes"]
+"""The settings that :class:`ComputingParties` adds."""
+
 log = logging.getLogger("vfl_flower")
 
 

@@ -67,12 +67,12 @@ def deal(
     reply: Delivered = {}
     if roles is not None:
         check_roles(party, roles, fraction=joint_fraction(roles.rows))
-        if party.index == roles.dealer:
+        if roles.deals(party.index):
             dealt = deal_turn(party.session, root_of(party), roles)
             reply["turn_parts"] = dict(enumerate(dealt))
     if row_roles is not None:
         check_roles(party, row_roles, fraction=NEW_ROWS.fraction, labels=False)
-        if party.index == row_roles.dealer:
+        if row_roles.deals(party.index):
             dealt = deal_rows(party.session, root_of(party), row_roles, outputs)
             reply["row_parts"] = dict(enumerate(dealt))
     return reply
@@ -95,7 +95,7 @@ class PartInfo(TypedDict):
 @step
 @sums_over("none", "it sends random numbers alone")
 def part(
-    party: Party, dealer: Place | None = None, second: Place | None = None
+    party: Party, dealt_by: Place | None = None, second: Place | None = None
 ) -> PartInfo:
     """Describe the local model, and deal for the first rows that are predicted.
 
@@ -118,15 +118,15 @@ def part(
         "kernel": model["kernel"],
         "bandwidth": model["bandwidth"],
     }
-    if dealer is None or party.index != dealer:
+    if dealt_by is None or party.index != dealt_by:
         return reply
     widths = [int(width) for width in model["widths"]]
     rows = row_blocks(party.n_rows, sum(widths) + joint)[0]
     widths[holder] = 0
     if second is None:
-        second = min({*range(party.n_parties)} - {holder, dealer})
+        second = min({*range(party.n_parties)} - {holder, dealt_by})
     fraction = NEW_ROWS.fraction
-    roles = Roles(holder, second, widths, len(rows), dealer, joint, fraction)
+    roles = Roles(holder, second, widths, len(rows), dealt_by, joint, fraction)
     check_roles(party, roles, fraction=fraction, labels=False)
     dealt = deal_rows(party.session, root_of(party), roles, model["outputs"])
     reply["first_rows"] = dict(enumerate(dealt))

@@ -182,7 +182,7 @@ def rows(
             digest = np.frombuffer(seed_digest(deal, index, of_owner.seed), np.uint8)
             sent = np.concatenate([digest, pack(opening, deal.bits)])
             reply["hidden"] = {roles.first: sent}
-    if index == roles.dealer and roles.joint:
+    if roles.deals(index) and roles.joint:
         cosines = cosines_of(use, root_of(party), roles, bits)
         reply["row_cosines"] = {roles.second: cosines}
     if index in (roles.first, roles.second):

@@ -177,7 +177,7 @@ def hide_rows(
     angles = (angles_of(party, state, joint, fitted, rows) for rows in parts)
     use = training_angles(roles, party.session)
     reply["angles"] = hidden_angles(party, roles, use, state.angles, angles)
-    if party.index == roles.dealer:
+    if roles.deals(party.index):
         sent = cosines_of(use, root_of(party), roles, joint.bits)
         reply["turn_cosines"] = {roles.second: sent}
     scaled = scaled_columns(fitted.local, fitted.X)

@@ -61,6 +61,10 @@ class Roles:
         """Whether the server deals."""
         return self.dealer is None
 
+    def deals(self, index: int | None) -> bool:
+        """Return whether a party deals, by its index."""
+        return index is not None and index == self.dealer
+
     @property
     def columns(self) -> int:
         """Number of columns of the Gram matrix."""

@@ -124,8 +124,8 @@ class RidgePrediction(ComputingParties, RowPrediction):
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Check the parts, then let the label holder open the scores of all rows."""
-        dealer, second = self.places(parties)
-        described = parties.ask(dealing.part, dealer=dealer, second=second)
+        dealt_by, second = self.places(parties)
+        described = parties.ask(dealing.part, dealt_by=dealt_by, second=second)
         first = described[0]
         common = ("parties", "holder", "n_features", "kernel", "bandwidth")
         check_places(parties, described, common)
