@@ -21,12 +21,12 @@ from vfl_flower import (
     SecureRidge,
 )
 from vfl_flower.models.base import Model, plain
-from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.contract import IN_SUM, OWN, Reals, Whole
 from vfl_flower.protocol.errors import FederationError, PartyFailed
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import each, reveals, step_of
 from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.masks import PairwiseMasks
 from vfl_flower.testing import (
     CHECKS,

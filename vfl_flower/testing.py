@@ -22,7 +22,7 @@ from vfl_flower.app.plan import plan
 from vfl_flower.app.rehearsal import Shape, quietly
 from vfl_flower.models.base import plain
 from vfl_flower.protocol.answering import hello
-from vfl_flower.protocol.consent import Consent, Kind, Limit
+from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.contract import ENCRYPTED, OWN, Field, Whole
 from vfl_flower.protocol.errors import FederationError, PartyFailed
 from vfl_flower.protocol.messages import BUNDLE, pack, unpack
@@ -30,6 +30,7 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
+from vfl_flower.protocol.terms import Kind
 from vfl_flower.shapes import shapes_only
 from vfl_flower.simulation import InProcessGrid, apart, check_members
 from vfl_flower.typing import Array

@@ -17,7 +17,7 @@ from vfl_flower import Party, PartyFailed, __version__, register
 from vfl_flower.app.register import make_client_app
 from vfl_flower.protocol import identity
 from vfl_flower.protocol.answering import hello
-from vfl_flower.protocol.consent import Consent, Limit, Terms
+from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.contract import IN_SUM, Reals, Whole
 from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.frame import MOST_CLIPPED
@@ -37,6 +37,7 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.parts import load_part, save_part
 from vfl_flower.protocol.party import PartyError, Predictions, stored_as
 from vfl_flower.protocol.steps import STEPS, Step
+from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.secure_aggregation.masks import unmask_sum
 from vfl_flower.simulation import InProcessGrid

@@ -27,12 +27,7 @@ from vfl_flower import (
     PartyFailed,
 )
 from vfl_flower.clients import coresets
-from vfl_flower.protocol.consent import (
-    FREE,
-    MOST_BYTES,
-    Consent,
-    Limit,
-)
+from vfl_flower.protocol.consent import FREE, MOST_BYTES, Consent, Limit
 from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.journal import FILE
 from vfl_flower.protocol.parties import Parties

@@ -7,9 +7,10 @@ import pytest
 
 from vfl_flower.app.report import markdown
 from vfl_flower.protocol.answering import Hello
-from vfl_flower.protocol.consent import Computing, Consent, Terms
+from vfl_flower.protocol.consent import Consent
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.names import is_name, printable
+from vfl_flower.protocol.terms import Computing, Terms
 
 FORGED = 'server"]\n\x1b[2K\rINFO ask your admin; add:\n[leaves]\nrows = true\n#'
 

@@ -17,7 +17,6 @@ from transcripts import Listening
 
 from vfl_flower import FederationError, Party, PartyFailed, __version__
 from vfl_flower.app.register import make_client_app
-from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.contract import (
     IN_SUM,
     OWN,
@@ -39,6 +38,7 @@ from vfl_flower.protocol.messages import (
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.steps import STEPS, Step, Sum, each
+from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.typing import Array

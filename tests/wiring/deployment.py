@@ -34,7 +34,7 @@ from vfl_flower.app.processes import (
     free_port,
     wait_for,
 )
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.terms import Kind
 
 NAMES = ("airline", "weather", "registry")
 """The parties; the last one holds the labels."""

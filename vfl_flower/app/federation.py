@@ -64,7 +64,8 @@ from vfl_flower.app.processes import (
     write_flower_config,
 )
 from vfl_flower.files import make_private
-from vfl_flower.protocol.consent import KINDS, LEAST_PARTIES, Consent, in_order
+from vfl_flower.protocol.consent import Consent
+from vfl_flower.protocol.terms import KINDS, LEAST_PARTIES, in_order
 
 CONNECTION = "federation"
 """Name of the SuperLink in the ``config.toml`` that ``coordinator`` writes."""

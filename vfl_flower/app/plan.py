@@ -17,10 +17,10 @@ from vfl_flower.app.rehearsal import Shape, n_rows_of, quietly, rehearse
 from vfl_flower.app.report import markdown_table
 from vfl_flower.app.units import duration
 from vfl_flower.protocol.answering import hello
-from vfl_flower.protocol.consent import KINDS
 from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.ledger import COUNTS, Entry, Ledger
 from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.protocol.terms import KINDS
 
 log = logging.getLogger("vfl_flower")
 

@@ -18,7 +18,6 @@ from typing import Annotated, NotRequired, TypedDict
 import numpy as np
 from annotated_types import Len, MaxLen
 
-from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import NEXT, OWN, Whole
 from vfl_flower.protocol.parts import read_private
 from vfl_flower.protocol.party import Party, PartyError, stored_as
@@ -29,6 +28,7 @@ from vfl_flower.protocol.row_order import (
     save_order,
 )
 from vfl_flower.protocol.steps import once, step_of, sums_over
+from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.masks import derive_key
 from vfl_flower.secure_aggregation.points import (

@@ -11,10 +11,10 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 
 from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.kernel_model import Target
-from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import Reals, Whole
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, NotNegative
+from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")

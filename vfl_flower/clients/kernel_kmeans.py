@@ -39,7 +39,6 @@ from vfl_flower.numerics.kernel_kmeans import (
     stack,
     step_size,
 )
-from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, SECRET, Reals, Whole, flat
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import (
@@ -51,6 +50,7 @@ from vfl_flower.protocol.party import (
 )
 from vfl_flower.protocol.settings import Count, Natural, Positive
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
+from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.secure_aggregation.limbs import split_limbs
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array

@@ -48,11 +48,11 @@ from vfl_flower.numerics.linear_gram import (
     solve_moments,
 )
 from vfl_flower.numerics.row_clip import clipped, row_clip, sums
-from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
 from vfl_flower.protocol.party import Party, PartyError, stored_as
 from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
+from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.secure_aggregation.products.roles import NORM, Roles
 from vfl_flower.typing import Array
 

@@ -41,7 +41,6 @@ from vfl_flower.numerics.mufc import (
     seed_centroids,
     surviving,
 )
-from vfl_flower.protocol.consent import LEAST_ROWS as FEWEST
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, Reals, Whole
 from vfl_flower.protocol.errors import PartyError, refusing
 from vfl_flower.protocol.party import Party, Predictions, digest_ids, stored_as
@@ -55,6 +54,7 @@ from vfl_flower.protocol.requests import (
 )
 from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
+from vfl_flower.protocol.terms import LEAST_ROWS as FEWEST
 from vfl_flower.secure_aggregation.limbs import split_limbs
 from vfl_flower.secure_aggregation.sparse_sum import SparseSum
 from vfl_flower.typing import Array

@@ -46,9 +46,9 @@ from vfl_flower.data.statistics import (
     marker_numbers,
     without_coded,
 )
-from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.normal import normal_text, size_fault
 from vfl_flower.protocol.party import PartyError
+from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.typing import Array
 
 MAX_LEVELS = 100

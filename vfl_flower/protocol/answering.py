@@ -19,7 +19,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from vfl_flower.protocol.columns import NO_COLUMNS, Declared, declared
-from vfl_flower.protocol.consent import Consent, Kind, Terms
+from vfl_flower.protocol.consent import Consent
 from vfl_flower.protocol.contract import (
     ContractError,
     fields_of,
@@ -53,6 +53,7 @@ from vfl_flower.protocol.names import Name, Text
 from vfl_flower.protocol.parts import check_folder
 from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.steps import Step
+from vfl_flower.protocol.terms import Kind, Terms
 from vfl_flower.version import __version__
 
 log = logging.getLogger("vfl_flower")

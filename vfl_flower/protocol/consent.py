@@ -12,7 +12,7 @@ import os
 import secrets
 import stat
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -22,48 +22,23 @@ from annotated_types import Ge
 
 from vfl_flower.protocol.contract import ContractError, fields_of, restore, structure
 from vfl_flower.protocol.errors import PartyError, refusing, refusing_files
-from vfl_flower.protocol.names import Name, Text
 from vfl_flower.protocol.settings import Count, Natural
+from vfl_flower.protocol.terms import (
+    KINDS,
+    LEAST_PARTIES,
+    LEAST_ROWS,
+    SERVER,
+    Computing,
+    Kind,
+    Terms,
+)
 from vfl_flower.secure_aggregation.keys import parse_key
 from vfl_flower.typing import Array
-
-Kind = Literal[
-    "rows",
-    "embedded-rows",
-    "angles",
-    "centroids",
-    "predictions",
-    "row-sums",
-    "totals",
-    "coefficients",
-    "moments",
-    "curves",
-]
-"""What leaves a party beyond sums over the rows of all parties."""
-
-KINDS: dict[Kind, str] = {
-    "rows": "rows in the clear, or sums from which they follow",
-    "embedded-rows": "rows of an embedding, which reveal the distances between rows",
-    "angles": "sums over parties from which a party learns columns up to a linear map",
-    "centroids": "means of several rows, rounded, that stand for clusters",
-    "predictions": "this party's part of the prediction of a row",
-    "row-sums": "numbers for single rows, or of functions that the server chooses, in "
-    "sums over the parties",
-    "totals": "totals of scores, and the numbers of rows that were drawn by them",
-    "coefficients": "this party's coefficients of a linear model",
-    "moments": "means, and sums of products of columns, to the party with the labels",
-    "curves": "means of labels and predictions, each of 20 rows or more, and how many "
-    "rows of a class are taken for which, to the server",
-}
-"""The kinds in words, as documents and refusals say them."""
 
 _WITHOUT_ROWS = frozenset({"totals", "coefficients", "moments", "curves"})
 """Kinds that are not of single rows: their limits are of how often they leave."""
 
 MOST_BYTES = 2**20  # most bytes of a ``consent.toml``
-LEAST_ROWS = 20  # fewest rows of which one number says little of each
-SERVER = "server"  # what a ``consent.toml`` calls the server among those who may deal
-LEAST_PARTIES = 3  # fewest parties of a sum, unless the party consents to two
 
 
 @dataclass(frozen=True)
@@ -74,37 +49,6 @@ class Limit:
     life: Count | None = None  # in all runs, for the life of the data
     rows: Natural | None = None
     """Of `moments`, the fewest rows of a Gram matrix; None: 20, and four a column."""
-
-
-@dataclass(frozen=True)
-class Computing:
-    """Who computes products under shares with the label holder: any two read rows."""
-
-    dealer: Name = SERVER  # of correlated randomness: "server" or a party
-    computes: Name | None = None  # None: the first of those without labels
-
-
-OF_TWO = (
-    "With two parties, who deals and one party together compute the other's columns: "
-    "neither party may operate the dealer (the server), a third organisation must"
-)
-"""What two parties that compute must know."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a run asks of the parties: a strategy declares it, and a consent answers.
-
-    A server may say anything here: a party enforces its rules at each step.
-    """
-
-    needs: Sequence[Kind] = ()  # what must leave the parties beyond sums
-    wants: Sequence[Kind] = ()
-    """What else may leave them, and without which the run does less."""
-    less: Text = ""  # which setting needs less, as a sentence; or nothing
-    computing: Computing | None = None  # who computes products under shares
-    seeded: bool = False  # whether the run has a seed; the greeting says it
-    parties: Natural = 2  # the fewest; in the greeting their number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,11 +252,6 @@ FREE = Consent(
     peers=None,
 )
 """The consent of simulated parties, whose data nobody has to protect."""
-
-
-def in_order(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
-    """Return kinds in the order of :data:`KINDS`."""
-    return tuple(sorted(set(kinds), key=list(KINDS).index))
 
 
 def _limit(kind: str, value: object) -> Limit | None:

@@ -13,7 +13,6 @@ from flwr.app import RecordDict
 
 from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.checkpoint import Checkpoint
-from vfl_flower.protocol.consent import OF_TWO, Terms
 from vfl_flower.protocol.contract import ContractError, flatten, structure
 from vfl_flower.protocol.errors import FederationError, PartyFailed
 from vfl_flower.protocol.exchange import FIRST_POLL, LAST_POLL, POLL_GROWTH, Exchange
@@ -21,6 +20,7 @@ from vfl_flower.protocol.messages import pack
 from vfl_flower.protocol.names import is_name
 from vfl_flower.protocol.replies import PartyInfo
 from vfl_flower.protocol.steps import T
+from vfl_flower.protocol.terms import OF_TWO, Terms
 from vfl_flower.version import __version__
 
 log = logging.getLogger("vfl_flower")

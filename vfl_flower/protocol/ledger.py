@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any
 
-from vfl_flower.protocol.consent import Kind
+from vfl_flower.protocol.terms import Kind
 
 
 @dataclass

@@ -20,7 +20,6 @@ from vfl_flower.protocol.columns import (
     how_matched,
 )
 from vfl_flower.protocol.common import has_own, own_digest
-from vfl_flower.protocol.consent import Kind, Terms
 from vfl_flower.protocol.contract import (
     PRIVATE,
     SECRET,
@@ -39,6 +38,7 @@ from vfl_flower.protocol.messages import pack
 from vfl_flower.protocol.replies import PartyInfo, Replies, Reply, checked
 from vfl_flower.protocol.seals import Seal, Sealed, split
 from vfl_flower.protocol.steps import Each, P, Question, R, Step, Sum
+from vfl_flower.protocol.terms import Kind, Terms
 from vfl_flower.secure_aggregation.groups import Group, Plain, Ring, group
 from vfl_flower.secure_aggregation.masks import unmask_sum
 from vfl_flower.secure_aggregation.trees import Tree

@@ -12,11 +12,12 @@ from typing import Any, Protocol, TypeVar, dataclass_transform
 
 import numpy as np
 
-from vfl_flower.protocol.consent import Consent, Kind, Releases
+from vfl_flower.protocol.consent import Consent, Releases
 from vfl_flower.protocol.contract import fields_of, flat, restore
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.names import MOST_OF_NAME, is_name
 from vfl_flower.protocol.normal import normal_ids, size_fault
+from vfl_flower.protocol.terms import Kind
 from vfl_flower.rows import (
     Rows,
     as_rows,

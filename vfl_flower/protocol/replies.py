@@ -8,7 +8,6 @@ from typing import Any, Generic, cast, overload
 
 import numpy as np
 
-from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.contract import (
     ENCRYPTED,
     NEXT,
@@ -27,6 +26,7 @@ from vfl_flower.protocol.exchange import Opened
 from vfl_flower.protocol.frame import SumRequest
 from vfl_flower.protocol.seals import Sealed
 from vfl_flower.protocol.steps import R, Step
+from vfl_flower.protocol.terms import Kind
 from vfl_flower.secure_aggregation.groups import Field, Group, group
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays

@@ -30,8 +30,9 @@ from vfl_flower.numerics.row_sets import (
     sure_number,
     text_tags,
 )
-from vfl_flower.protocol.consent import LEAST_ROWS, Consent
+from vfl_flower.protocol.consent import Consent
 from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.masks import stream
 from vfl_flower.shapes import shapes_only

@@ -27,10 +27,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast
 
-from vfl_flower.protocol.consent import Kind
 from vfl_flower.protocol.contract import Contract
 from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.seals import Sealed
+from vfl_flower.protocol.terms import Kind
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 

@@ -17,7 +17,6 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from vfl_flower.models.base import Model
 from vfl_flower.protocol.checkpoint import Checkpoint
-from vfl_flower.protocol.consent import LEAST_ROWS, Terms
 from vfl_flower.protocol.errors import FederationError
 from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.ledger import Ledger
@@ -27,6 +26,7 @@ from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import PartyInfo
 from vfl_flower.protocol.settings import Count, Seed, settings, settings_of, values_of
 from vfl_flower.protocol.steps import Step, Steps
+from vfl_flower.protocol.terms import LEAST_ROWS, Terms
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")

@@ -21,7 +21,6 @@ from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.kernel_solvers import LossName
 from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -36,6 +35,7 @@ from vfl_flower.protocol.settings import (
 )
 from vfl_flower.protocol.steps import Sum, opened
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.limbs import LIMB
 from vfl_flower.strategies.angles import (
     Angles,

@@ -39,7 +39,6 @@ from vfl_flower.numerics.mufc import (
     server_centroids,
     server_points,
 )
-from vfl_flower.protocol.consent import Terms
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.parties import Parties
@@ -47,6 +46,7 @@ from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Count, InOutputDir, Natural, settings
 from vfl_flower.protocol.steps import Steps, Sum
 from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.limbs import LIMB, join_limbs
 from vfl_flower.secure_aggregation.sparse_sum import SparseSum
 from vfl_flower.strategies.mufc_box import (

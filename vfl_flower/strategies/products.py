@@ -8,13 +8,13 @@ from dataclasses import KW_ONLY
 from typing import Any
 
 from vfl_flower.clients import products as party
-from vfl_flower.protocol.consent import SERVER, Computing
 from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import each
 from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.protocol.terms import SERVER, Computing
 from vfl_flower.secure_aggregation.products.dealing import deal_all
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES

@@ -23,10 +23,10 @@ from vfl_flower.numerics.ridge.local_columns import (
     fit_local_columns,
     scaled_columns,
 )
-from vfl_flower.protocol.consent import LEAST_ROWS
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.party import Party, stored_as
 from vfl_flower.protocol.settings import Count, Fraction, Natural
+from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
