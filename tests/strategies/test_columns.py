@@ -8,7 +8,8 @@ from deviating import RealParties, sums_of
 from forgetting import removal
 
 from vfl_flower import MUFC, FKKMeans, MUFCForgetClient, Party, simulate
-from vfl_flower.protocol.columns import agree, arrange, declared
+from vfl_flower.protocol.agreement import agree
+from vfl_flower.protocol.columns import arrange, declared
 from vfl_flower.protocol.consent import Consent, Limit
 from vfl_flower.protocol.exchange import FederationError, PartyFailed
 from vfl_flower.protocol.frame import Frame

@@ -131,7 +131,7 @@ class Greeter:
         """Raise FederationError unless names differ, and what parties share does not.
 
         ``"vertical"`` parties share rows; ``"horizontal"`` ones share columns, which
-        :func:`~vfl_flower.protocol.columns.agree` compares by name.
+        :func:`~vfl_flower.protocol.agreement.agree` compares by name.
         """
         names, replies, partition = self.names, self.replies, self._partition
         for name in names.values():

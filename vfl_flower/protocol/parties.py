@@ -11,14 +11,9 @@ from typing import Any, Literal, cast, overload
 
 import numpy as np
 
+from vfl_flower.protocol.agreement import agree, how_matched
 from vfl_flower.protocol.checkpoint import Checkpoint
-from vfl_flower.protocol.columns import (
-    NO_COLUMNS,
-    ColumnKind,
-    Declared,
-    agree,
-    how_matched,
-)
+from vfl_flower.protocol.columns import NO_COLUMNS, ColumnKind, Declared
 from vfl_flower.protocol.common import has_own, own_digest
 from vfl_flower.protocol.contract import (
     PRIVATE,

@@ -6,6 +6,7 @@ its module declares, and its own, and a strategy asks for it by the function:
 
 >>> from typing import Annotated, TypedDict
 >>> from vfl_flower.protocol.contract import IN_SUM, Reals
+>>> from vfl_flower.protocol.party import Party
 >>> from vfl_flower.typing import Array
 >>> class Total(TypedDict):
 ...     total: Annotated[Array, Reals("1"), IN_SUM]
@@ -28,7 +29,6 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast
 
 from vfl_flower.protocol.contract import Contract
-from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.seals import Sealed
 from vfl_flower.protocol.terms import Kind
 from vfl_flower.shapes import shapes_only
@@ -38,7 +38,7 @@ P = ParamSpec("P")
 R = TypeVar("R", bound=Mapping[str, Any])
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-Function = Callable[Concatenate[Party, P], R]
+Function = Callable[Concatenate[Any, P], R]  # of a party
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Step(Question[P, R]):
         functools.update_wrapper(self, function)
         super().__init__(self, {})
 
-    def __call__(self, party: Party, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, party: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the step on a party, as a plain function."""
         return self.function(party, *args, **kwargs)
 
