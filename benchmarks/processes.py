@@ -21,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from vfl_flower import Party
 from vfl_flower.app.register import make_client_app
-from vfl_flower.protocol.consent import FREE
+from vfl_flower.party.consent import FREE
 from vfl_flower.simulation import InProcessGrid
 
 MB = 2**20

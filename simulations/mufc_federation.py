@@ -41,7 +41,7 @@ from vfl_flower.numerics.mufc import (
     server_points,
     surviving,
 )
-from vfl_flower.protocol.strategy import Run
+from vfl_flower.server.strategy import Run
 from vfl_flower.typing import Array
 
 # --- Data ---------------------------------------------------------------------------

@@ -13,9 +13,9 @@ import pytest
 from faults import Clock
 
 from vfl_flower import Party
-from vfl_flower.protocol import exchange, greeting
-from vfl_flower.protocol.metrics import SPREAD
-from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.server import exchange, greeting
+from vfl_flower.server.metrics import SPREAD
+from vfl_flower.server.strategy import ProtocolStrategy
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # As shells start what runs in the background: commands of tests would inherit it.

@@ -7,9 +7,9 @@ import numpy as np
 
 from vfl_flower import Party
 from vfl_flower.clients import coresets
-from vfl_flower.protocol.consent import FREE, Consent, Limit
-from vfl_flower.protocol.parties import Parties
+from vfl_flower.party.consent import FREE, Consent, Limit
 from vfl_flower.protocol.terms import Kind
+from vfl_flower.server.parties import Parties
 
 
 def limited(run: int | None = None, life: int | None = None) -> Consent:

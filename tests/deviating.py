@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from vfl_flower.app.register import make_client_app
-from vfl_flower.protocol import strategy as frame
-from vfl_flower.protocol.consent import FREE
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.party import Party
-from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.party.consent import FREE
+from vfl_flower.party.party import Party
 from vfl_flower.secure_aggregation.masks import unmask_sum
+from vfl_flower.server import strategy as frame
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.typing import Arrays
 

@@ -21,10 +21,10 @@ import numpy as np
 from deviating import RealParties
 
 from vfl_flower import Party, request_changes, simulate
-from vfl_flower.protocol.checkpoint import FILE, Checkpoint
-from vfl_flower.protocol.memory import Memory
+from vfl_flower.party.memory import Memory
 from vfl_flower.protocol.steps import STEPS
-from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.server.checkpoint import FILE, Checkpoint
+from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.strategies import (
     FDSKL,
     MUFC,

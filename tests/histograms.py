@@ -14,12 +14,11 @@ from typing import Annotated, NotRequired, TypedDict
 import numpy as np
 
 from vfl_flower.models.no_model import UsedModel
+from vfl_flower.party.party import Party, PartyError, stored_as
 from vfl_flower.protocol.contract import OWN, PRIVATE, Whole
 from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.party import Party, PartyError, stored_as
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import each, step_of, sums_over
-from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.secure_aggregation.fixed_point import reduce
 from vfl_flower.secure_aggregation.products.private import (
     PrivateProduct,
@@ -40,6 +39,7 @@ from vfl_flower.secure_aggregation.products.shares import (
     unpack,
 )
 from vfl_flower.secure_aggregation.products.triples import SACRIFICED
+from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.typing import Array
 
 step = step_of("histograms")

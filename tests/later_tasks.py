@@ -17,7 +17,7 @@ from vfl_flower import (
     Party,
     request_changes,
 )
-from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import (
     CoresetEvaluation,

@@ -43,12 +43,12 @@ from vfl_flower.app.learned import table_at_defaults
 from vfl_flower.app.party_folder import consent_text, terms_of
 from vfl_flower.app.runs import gather
 from vfl_flower.app.settings import markdown
-from vfl_flower.protocol.consent import Consent, Limit
-from vfl_flower.protocol.exchange import Exchange
-from vfl_flower.protocol.parties import Parties
+from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.protocol.settings import settings_of
 from vfl_flower.protocol.steps import STEPS
 from vfl_flower.protocol.terms import KINDS
+from vfl_flower.server.exchange import Exchange
+from vfl_flower.server.parties import Parties
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import algorithms
 

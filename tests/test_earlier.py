@@ -12,7 +12,8 @@ from earlier import ARCHIVE, KILLED, TRAINED, go_on, predicted, use
 from transcripts import our_steps
 
 from vfl_flower import load_model
-from vfl_flower.protocol import checkpoint, journal, party
+from vfl_flower.party import journal, party
+from vfl_flower.server import checkpoint
 
 
 @pytest.fixture(scope="module")

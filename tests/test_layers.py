@@ -33,14 +33,30 @@ BELOW: dict[str, set[str]] = {
     "numerics": set(),
     "secure_aggregation": {"numerics"},
     "models": {"numerics"},
-    "protocol": {"numerics", "secure_aggregation", "models"},
-    "data": {"protocol"},
-    "clients": {"numerics", "secure_aggregation", "protocol"},
-    "strategies": {"numerics", "secure_aggregation", "protocol", "models", "clients"},
-    "app": {"models", "protocol", "data", "strategies", "simulation"},
-    "simulation": {"protocol", "app"},
-    "testing": {"models", "protocol", "app", "simulation"},
-    "sklearn": {"numerics", "models", "protocol", "strategies", "simulation"},
+    "protocol": set(),
+    "party": {"numerics", "secure_aggregation", "protocol"},
+    "data": {"protocol", "party"},
+    "clients": {"numerics", "secure_aggregation", "protocol", "party"},
+    "server": {"secure_aggregation", "models", "protocol", "party"},
+    "strategies": {
+        *("numerics", "secure_aggregation", "models", "protocol", "party", "clients"),
+        "server",
+    },
+    "app": {
+        "models",
+        "protocol",
+        "party",
+        "server",
+        "data",
+        "strategies",
+        "simulation",
+    },
+    "simulation": {"protocol", "party", "server", "app"},
+    "testing": {"models", "protocol", "party", "server", "app", "simulation"},
+    "sklearn": {
+        *("numerics", "models", "protocol", "party", "server", "strategies"),
+        "simulation",
+    },
 }
 """What each layer may import besides itself and the leaves."""
 
@@ -51,10 +67,10 @@ class by the kind in its file, in the one table that names the algorithms."""
 PURE = {
     *("numerics", "secure_aggregation", "clients", "data", "typing", "version"),
     "rows",
-    *("files", "protocol.contract", "protocol.frame", "protocol.ledger"),
-    *("protocol.consent", "protocol.errors", "protocol.identity", "protocol.parts"),
-    *("protocol.party", "protocol.rules", "protocol.seals"),
-    *("protocol.settings", "protocol.steps", "protocol.sums"),
+    *("files", "protocol.contract", "protocol.errors", "protocol.frame"),
+    *("protocol.rules", "protocol.seals", "protocol.settings", "protocol.steps"),
+    *("protocol.terms", "party.consent", "party.identity", "party.parts"),
+    *("party.party", "party.sums", "server.ledger"),
 }
 """Layers and modules that import no Flower."""
 
@@ -359,7 +375,7 @@ def test_every_way_to_ask_is_known():
     """No method of Parties but these, and what they share, sends a message."""
     sending = {"_exchange", "_round_trip", "_ask"}
     for module in ("parties", "greeting"):
-        for node in ast.walk(tree_of(f"vfl_flower.protocol.{module}")):
+        for node in ast.walk(tree_of(f"vfl_flower.server.{module}")):
             if isinstance(node, ast.FunctionDef):
                 calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
                 called = {getattr(call.func, "attr", "") for call in calls}

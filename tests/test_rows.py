@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import vfl_flower as vf
 from vfl_flower.data.rows import ArrowRows, arrow_rows
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.party.party import PartyError
 from vfl_flower.rows import (
     WINDOW_BYTES,
     ArrayRows,

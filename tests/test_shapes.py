@@ -27,9 +27,10 @@ PUBLIC = {
     "numerics": "Block Loss Penalty Box Quantizer PrimeField",
     "clients": "Clustering Setup AngleRequest MoreAngles Problem Rule Task Joint "
     "Evaluated TrainingSettings",
-    "protocol": "Computing Terms Limit _Rules Consent Reals Whole Many Leaves Told "
-    "Field Contract SumRequest Credential Entry Seen Ledger Metric PartyInfo Seal "
-    "Setting Sum Reveals ProtocolResult ProtocolStrategy Rows",
+    "protocol": "Computing Terms Reals Whole Many Leaves Told Field Contract "
+    "SumRequest Seal Setting Sum Reveals",
+    "party": "Limit _Rules Consent Credential Rows",
+    "server": "Entry Seen Ledger Metric PartyInfo ProtocolResult ProtocolStrategy",
     "secure_aggregation": "FixedPoint _Bounded Ring Circle Plain Field Deal Tree Roles",
     "simulation": "SimulatedResult",
 }

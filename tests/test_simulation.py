@@ -10,10 +10,10 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from vfl_flower import Party
+from vfl_flower.party.party import stored_as
 from vfl_flower.protocol.contract import Reals
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.messages import pack, unpack
-from vfl_flower.protocol.party import stored_as
 from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import CoresetVKMC, CoresetVRLR, FDSKLDirect

@@ -25,9 +25,9 @@ from vfl_flower.protocol.contract import IN_SUM, OWN, Reals, Whole
 from vfl_flower.protocol.errors import FederationError, PartyFailed
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import each, reveals, step_of
-from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.masks import PairwiseMasks
+from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.testing import (
     CHECKS,
     Runs,

@@ -2,17 +2,17 @@
 
 import pytest
 
-from vfl_flower.protocol import guards
+from vfl_flower.party import guards
 
 ATTACKS = {
     "check_round": (
-        "protocol/test_journal.py::test_a_second_message_from_one_saved_state"
+        "party/test_journal.py::test_a_second_message_from_one_saved_state"
     ),
     "recall_state": "strategies/test_resume_attacks.py::test_rows_are_counted_on",
-    "enter_round": "protocol/test_answering.py::test_other_step_in_the_same_round",
-    "check_strategy": "protocol/test_consent.py::test_rules_of_a_run[rules0-",
+    "enter_round": "party/test_answering.py::test_other_step_in_the_same_round",
+    "check_strategy": "party/test_consent.py::test_rules_of_a_run[rules0-",
     "load_releases": (
-        "protocol/test_consent.py::test_a_limit_for_life_holds_over_twenty_runs"
+        "party/test_consent.py::test_a_limit_for_life_holds_over_twenty_runs"
     ),
     "check_peers": (
         "strategies/test_forged_peers.py::test_it_has_nothing_where_peers_are_pinned"
@@ -22,38 +22,38 @@ ATTACKS = {
         "test_a_hello_that_is_replayed_ends_at_the_second_message"
     ),
     "sign_keys": "strategies/test_forged_peers.py::test_pinned_peers_are_accepted",
-    "refuse_plain": "protocol/test_answering.py::test_plain_sums_are_refused[counter-",
+    "refuse_plain": "party/test_answering.py::test_plain_sums_are_refused[counter-",
     "arrange_columns": (
         "strategies/test_columns.py::"
         "test_columns_in_another_order_give_the_same_clusters[False"
     ),
     "recall_part": (
-        "protocol/test_answering.py::test_new_rows_of_another_encoding_are_refused"
+        "party/test_answering.py::test_new_rows_of_another_encoding_are_refused"
     ),
     "open_inputs": (
-        "protocol/test_answering.py::test_masks_hide_each_and_cancel_in_the_sum"
+        "party/test_answering.py::test_masks_hide_each_and_cancel_in_the_sum"
     ),
     "check_arguments": (
-        "protocol/test_answering.py::test_wrong_arguments_are_refused_by_name"
+        "party/test_answering.py::test_wrong_arguments_are_refused_by_name"
     ),
     "check_repetition": (
         "strategies/test_resume_attacks.py::"
         "test_what_is_answered_once_is_not_answered_again"
     ),
     "count_releases": (
-        "protocol/test_consent.py::test_nothing_is_computed_for_a_step_that_is_refused"
+        "party/test_consent.py::test_nothing_is_computed_for_a_step_that_is_refused"
     ),
     "check_rows": (
         "strategies/test_row_guards.py::"
         "test_two_orders_that_differ_by_a_row_do_not_reveal_it"
     ),
     "hide_sums": (
-        "protocol/test_answering.py::test_clipped_values_are_counted_under_a_mask"
+        "party/test_answering.py::test_clipped_values_are_counted_under_a_mask"
     ),
-    "pack_reply": "protocol/test_answering.py::test_memory_goes_from_round_to_round",
-    "note_reply": "protocol/test_consent.py::test_rules_of_a_run[rules4-",
+    "pack_reply": "party/test_answering.py::test_memory_goes_from_round_to_round",
+    "note_reply": "party/test_consent.py::test_rules_of_a_run[rules4-",
     "leave_round": (
-        "protocol/test_answering.py::test_same_round_with_another_reply_is_refused"
+        "party/test_answering.py::test_same_round_with_another_reply_is_refused"
     ),
     "keep_inputs": (
         "strategies/test_deviating_server.py::"
@@ -64,14 +64,14 @@ ATTACKS = {
         "test_steps_of_two_strategies_do_not_mix_in_a_session"
     ),
     "keep_part": (
-        "protocol/test_answering.py::test_a_new_part_is_kept_in_the_run_and_on_disk"
+        "party/test_answering.py::test_a_new_part_is_kept_in_the_run_and_on_disk"
     ),
     "keep_state": (
         "strategies/test_resume_attacks.py::"
         "test_a_supernode_that_is_started_again_takes_the_key_of_a_message"
     ),
     "keep_predictions": (
-        "protocol/test_answering.py::test_predictions_of_rows_without_ids"
+        "party/test_answering.py::test_predictions_of_rows_without_ids"
     ),
 }
 """For each guard, the start of the id of a test of an attack or a fault."""

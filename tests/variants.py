@@ -9,8 +9,8 @@ import numpy as np
 
 from vfl_flower import Party
 from vfl_flower.clients import mufc
-from vfl_flower.protocol.parts import ModelPart, save_part
-from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.party.parts import ModelPart, save_part
+from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import (
     FDSKL,

@@ -4,11 +4,11 @@ from vfl_flower import strategies
 from vfl_flower.app.register import register
 from vfl_flower.app.result_page import report
 from vfl_flower.models import load_model
-from vfl_flower.protocol.consent import FREE, Consent
-from vfl_flower.protocol.exchange import FederationError, PartyFailed
-from vfl_flower.protocol.ledger import Ledger
-from vfl_flower.protocol.party import Party
-from vfl_flower.protocol.requests import request_changes
+from vfl_flower.party.consent import FREE, Consent
+from vfl_flower.party.party import Party
+from vfl_flower.party.requests import request_changes
+from vfl_flower.server.exchange import FederationError, PartyFailed
+from vfl_flower.server.ledger import Ledger
 from vfl_flower.simulation import simulate
 from vfl_flower.strategies import *  # noqa: F403, the registry's names
 from vfl_flower.version import __version__

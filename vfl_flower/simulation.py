@@ -27,9 +27,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from vfl_flower.app.register import make_client_app
 from vfl_flower.app.result_page import framed, report
-from vfl_flower.protocol.memory import Memory
-from vfl_flower.protocol.party import Party
-from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
+from vfl_flower.party.memory import Memory
+from vfl_flower.party.party import Party
+from vfl_flower.server.strategy import ProtocolResult, ProtocolStrategy
 
 
 class SimulatedResult(ProtocolResult):

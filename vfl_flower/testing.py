@@ -21,16 +21,16 @@ from scipy.stats import chisquare
 from vfl_flower.app.plan import plan
 from vfl_flower.app.rehearsal import Shape, quietly
 from vfl_flower.models.base import plain
-from vfl_flower.protocol.answering import hello
-from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.party.answering import hello
+from vfl_flower.party.consent import Consent, Limit
+from vfl_flower.party.party import Party
 from vfl_flower.protocol.contract import ENCRYPTED, OWN, Field, Whole
 from vfl_flower.protocol.errors import FederationError, PartyFailed
-from vfl_flower.protocol.messages import BUNDLE, pack, unpack
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.party import Party
+from vfl_flower.protocol.messages import BUNDLE, n_bytes, pack, unpack
 from vfl_flower.protocol.steps import STEPS, Step
-from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
 from vfl_flower.protocol.terms import Kind
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.strategy import ProtocolResult, ProtocolStrategy
 from vfl_flower.shapes import shapes_only
 from vfl_flower.simulation import InProcessGrid, apart, check_members
 from vfl_flower.typing import Array
@@ -60,6 +60,7 @@ class Sent:
     values: dict[str, Any]  # by the names under which they travel
     frame: dict[str, Any]  # what else it has, such as its round
     data: bytes  # the message as it travels
+    size: int  # in bytes, as a ledger counts it
 
     @property
     def declared(self) -> Mapping[str, Field | None]:
@@ -97,7 +98,8 @@ class Recorder(InProcessGrid):
         action = message.metadata.message_type.partition(".")[2]
         party = self.get_node_ids().index(node)
         data = message_to_proto(message).SerializeToString()
-        self.transcript.append(Sent(action, party, up, *unpack(message.content), data))
+        sent = *unpack(message.content), data, n_bytes(message.content)
+        self.transcript.append(Sent(action, party, up, *sent))
 
 
 class _Struck(InProcessGrid):
@@ -123,7 +125,7 @@ class _Struck(InProcessGrid):
         elif fault == "alter" and (reply := self._replies[number]).has_content():
             values, frame = unpack(reply.content)
             action = metadata.message_type.partition(".")[2]
-            sent = Sent(action, 0, True, values, frame, b"")
+            sent = Sent(action, 0, True, values, frame, b"", 0)
             for name, declared in sent.declared.items():
                 if declared and declared.leaves in ENCRYPTED:
                     values[name] = values[name] ^ np.uint8(1)

@@ -6,7 +6,7 @@ from flwr.app import Context, Message, RecordDict
 
 from vfl_flower import Party
 from vfl_flower.app.register import make_client_app
-from vfl_flower.protocol.consent import FREE
+from vfl_flower.party.consent import FREE
 
 
 def load(context: Context) -> Party:

@@ -8,8 +8,8 @@ from empty import nothing
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from vfl_flower.protocol.exchange import Exchange
-from vfl_flower.protocol.parties import Parties
+from vfl_flower.server.exchange import Exchange
+from vfl_flower.server.parties import Parties
 
 app = ServerApp()
 

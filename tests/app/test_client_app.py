@@ -15,11 +15,11 @@ from vfl_flower import CoresetVRLR, Party, PartyFailed
 from vfl_flower.app import register
 from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.register import make_client_app
-from vfl_flower.protocol.answering import hello
-from vfl_flower.protocol.exchange import Exchange
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.parts import ModelPart, save_part
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.party.answering import hello
+from vfl_flower.party.parts import ModelPart, save_part
+from vfl_flower.party.party import PartyError
+from vfl_flower.server.exchange import Exchange
+from vfl_flower.server.parties import Parties
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import sampling
 from vfl_flower.testing import Recorder

@@ -51,8 +51,8 @@ from vfl_flower.app.options import check_there
 from vfl_flower.app.party_folder import terms_of
 from vfl_flower.app.processes import START, Processes, _Commands, free_port, wait_for
 from vfl_flower.data import load_party
-from vfl_flower.protocol.consent import Consent, Limit
-from vfl_flower.protocol.identity import public_identity
+from vfl_flower.party.consent import Consent, Limit
+from vfl_flower.party.identity import public_identity
 from vfl_flower.strategies import algorithms
 
 ROWS = "id,a,b,y\n" + "".join(f"r{i},{i},{i * i % 7},{i % 3}\n" for i in range(40))

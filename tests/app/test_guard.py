@@ -8,15 +8,15 @@ import pytest
 from typer.testing import CliRunner
 
 from vfl_flower.app.cli import app
-from vfl_flower.protocol.journal import journal_of
-from vfl_flower.protocol.party import PartyError
-from vfl_flower.protocol.row_order import (
+from vfl_flower.party.journal import journal_of
+from vfl_flower.party.party import PartyError
+from vfl_flower.party.row_order import (
     RowOrder,
     load_order,
     normal_ids,
     save_order,
 )
-from vfl_flower.protocol.row_sets import ANCHOR, check_journal
+from vfl_flower.party.row_sets import ANCHOR, check_journal
 
 
 def said(*words, code=0):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from vfl_flower.app import identity
-from vfl_flower.protocol.identity import FILE, load_identity
+from vfl_flower.party.identity import FILE, load_identity
 from vfl_flower.secure_aggregation.keys import encode_key, parse_key
 
 

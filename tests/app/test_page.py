@@ -32,9 +32,9 @@ from vfl_flower.app.report import (
     record_of,
 )
 from vfl_flower.models.coresets import LinearModel
-from vfl_flower.protocol import metrics as protocol_metrics
-from vfl_flower.protocol.replies import PartyInfo
-from vfl_flower.protocol.strategy import ProtocolResult
+from vfl_flower.server import metrics as protocol_metrics
+from vfl_flower.server.replies import PartyInfo
+from vfl_flower.server.strategy import ProtocolResult
 
 HOSTILE = "</title><script>alert('1')</script>$\\alpha$<img src=x onerror=y>&amp;\"'"
 LARGEST = 2_000_000

@@ -25,8 +25,8 @@ from vfl_flower.app import plan as plans
 from vfl_flower.app.learned import table_of_all, who_learns
 from vfl_flower.app.plan import dry_run, extended, plan
 from vfl_flower.app.rehearsal import Shape
-from vfl_flower.protocol.answering import hello
-from vfl_flower.protocol.consent import Consent
+from vfl_flower.party.answering import hello
+from vfl_flower.party.consent import Consent
 from vfl_flower.strategies import ALGORITHMS
 from vfl_flower.testing import Recorder
 

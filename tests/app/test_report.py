@@ -16,8 +16,8 @@ from vfl_flower.app.report import (
     write_report,
 )
 from vfl_flower.models.coresets import LinearModel
-from vfl_flower.protocol.replies import PartyInfo
-from vfl_flower.protocol.strategy import ProtocolResult
+from vfl_flower.server.replies import PartyInfo
+from vfl_flower.server.strategy import ProtocolResult
 
 
 def result(loss, *, seed=4, **more):

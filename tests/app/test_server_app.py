@@ -15,7 +15,7 @@ from vfl_flower.app.config import check_run_config
 from vfl_flower.app.figures import last
 from vfl_flower.app.runs import resume_command
 from vfl_flower.app.server_app import RESUME, RunEnded, main
-from vfl_flower.protocol.checkpoint import FILE
+from vfl_flower.server.checkpoint import FILE
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.testing import Recorder
 

@@ -6,8 +6,8 @@ import pytest
 from vfl_flower import Party
 from vfl_flower.clients import coresets, linear
 from vfl_flower.clients.coresets import Clustering, WeightedRows
+from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, structure
-from vfl_flower.protocol.party import PartyError
 
 N = 12
 

@@ -5,7 +5,7 @@ import pytest
 
 from vfl_flower import Party
 from vfl_flower.clients.evaluation import NAMES, hides_each, told
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.party.party import PartyError
 
 N = 200
 

@@ -23,8 +23,8 @@ from vfl_flower.clients.fdskl import (
 from vfl_flower.numerics.kernel_model import partial_angles
 from vfl_flower.numerics.random_features import RandomFeatures, draw_pairs
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, structure
-from vfl_flower.protocol.party import PartyError
 from vfl_flower.secure_aggregation.limbs import join_limbs, split_limbs
 
 ROOT = math.sqrt(2)

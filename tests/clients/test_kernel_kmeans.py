@@ -21,8 +21,8 @@ from vfl_flower.numerics.kernel_kmeans import (
     stack,
     step_size,
 )
+from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, flatten, structure
-from vfl_flower.protocol.party import PartyError
 from vfl_flower.secure_aggregation.limbs import join_limbs
 
 N, D, D_1 = 12, 4, 6

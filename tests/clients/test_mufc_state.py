@@ -32,8 +32,8 @@ from vfl_flower.clients.mufc_state import (
     ServerState,
     list_models,
 )
+from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError
-from vfl_flower.protocol.party import PartyError
 
 MODEL = "0123456789abcdef"
 IDS = [f"patient-{i:03d}" for i in range(40)]

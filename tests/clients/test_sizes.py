@@ -12,8 +12,8 @@ import pytest
 from vfl_flower import Party
 from vfl_flower.clients import coresets, fdskl, kernel_kmeans, linear, mufc
 from vfl_flower.clients.mufc_state import TrainingSettings
+from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, flatten, structure
-from vfl_flower.protocol.party import PartyError
 
 N, D = 1000, 10
 MANY = np.zeros(2**22, dtype=np.uint8)

@@ -10,7 +10,7 @@ import pytest
 
 from vfl_flower.data import load_party
 from vfl_flower.data.source import PartySource
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.party.party import PartyError
 
 
 def load(path, encoding=None, **options):

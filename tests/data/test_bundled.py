@@ -7,7 +7,7 @@ from party_files import load, refusal
 from vfl_flower.data import load_party
 from vfl_flower.data.bundled import ids_of_bundled
 from vfl_flower.data.source import PartySource
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.party.party import PartyError
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from vfl_flower.app.config import party_source
 from vfl_flower.data import load_party
 from vfl_flower.data.checking import check
 from vfl_flower.data.source import PartySource
-from vfl_flower.protocol.consent import Consent
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.party.consent import Consent
+from vfl_flower.party.party import PartyError
 
 N = 400
 SECRETS = ("Secretville", "zqx", "31337", "Undisclosed", "hunter")

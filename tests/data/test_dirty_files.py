@@ -15,7 +15,7 @@ from vfl_flower.app.cli import app
 from vfl_flower.data import checking
 from vfl_flower.data.checking import check
 from vfl_flower.data.source import PartySource
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.party.party import PartyError
 
 N = 60
 

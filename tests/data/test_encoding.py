@@ -10,7 +10,7 @@ import pyarrow.feather
 import pytest
 from party_files import load, refusal, write_frame
 
-from vfl_flower.protocol.party import digest_ids
+from vfl_flower.party.party import digest_ids
 
 MIXED = """a,carrier,flag,b
 1,UA,true,10

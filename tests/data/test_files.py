@@ -11,7 +11,7 @@ from party_files import FRAME, TEXT, load, refusal, write_frame
 
 from vfl_flower.data import csv_tables, read_ids
 from vfl_flower.data.source import PartySource
-from vfl_flower.protocol.party import PartyError, digest_ids
+from vfl_flower.party.party import PartyError, digest_ids
 
 # --- Formats
 

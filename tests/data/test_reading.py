@@ -25,7 +25,7 @@ from vfl_flower.data.ids import Ids
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import Numbers, medians, packed
 from vfl_flower.files import map_npz
-from vfl_flower.protocol.party import PartyError, digest_ids
+from vfl_flower.party.party import PartyError, digest_ids
 
 # -- text ------------------------------------------------------------------------------
 

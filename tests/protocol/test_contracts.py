@@ -33,7 +33,7 @@ from transcripts import our_steps
 from variants import VARIANTS, GivenUp, parties_of
 
 from vfl_flower import FederationError, Party
-from vfl_flower.protocol import answering
+from vfl_flower.party import answering
 from vfl_flower.protocol.contract import structure
 from vfl_flower.protocol.messages import (
     DAMAGED,
@@ -44,7 +44,7 @@ from vfl_flower.protocol.messages import (
     unpack,
 )
 from vfl_flower.protocol.steps import Step
-from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
 
 REQUESTS, REPLIES = int(os.environ.get("VFL_FLOWER_EXAMPLES", "27")), 4

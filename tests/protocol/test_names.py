@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from vfl_flower.app.report import markdown
-from vfl_flower.protocol.answering import Hello
-from vfl_flower.protocol.consent import Consent
+from vfl_flower.party.answering import Hello
+from vfl_flower.party.consent import Consent
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.names import is_name, printable
 from vfl_flower.protocol.terms import Computing, Terms

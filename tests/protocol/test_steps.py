@@ -9,8 +9,8 @@ import pytest
 from transcripts import leaving, our_steps
 
 from vfl_flower import Party
+from vfl_flower.party.answering import hello
 from vfl_flower.protocol import steps
-from vfl_flower.protocol.answering import hello
 from vfl_flower.protocol.contract import IN_SUM, SEALED, Reals
 from vfl_flower.protocol.steps import STEPS, Step, Sum, step_of
 from vfl_flower.strategies import algorithms

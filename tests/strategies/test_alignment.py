@@ -15,12 +15,12 @@ from transcripts import is_uniform, our_steps
 import vfl_flower as vf
 from vfl_flower import FREE, Alignment, Consent, FederationError, Party, PartyFailed
 from vfl_flower.clients import alignment as client
-from vfl_flower.protocol import strategy as frame
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.party import PartyError
-from vfl_flower.protocol.row_order import load_order, normal_ids
+from vfl_flower.party.party import PartyError
+from vfl_flower.party.row_order import load_order, normal_ids
 from vfl_flower.protocol.seals import Seal, Sealed
 from vfl_flower.secure_aggregation.points import encrypt, hash_ids, hash_to_point
+from vfl_flower.server import strategy as frame
+from vfl_flower.server.parties import Parties
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.testing import Recorder
 

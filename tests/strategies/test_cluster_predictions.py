@@ -16,7 +16,7 @@ from vfl_flower.clients.mufc_state import ServerState
 from vfl_flower.numerics.kernel_embedding import embed_rows
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.mufc import Box
-from vfl_flower.protocol.consent import FREE, Limit
+from vfl_flower.party.consent import FREE, Limit
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import (
     MUFC,

@@ -8,14 +8,14 @@ from deviating import RealParties, sums_of
 from forgetting import removal
 
 from vfl_flower import MUFC, FKKMeans, MUFCForgetClient, Party, simulate
-from vfl_flower.protocol.agreement import agree
-from vfl_flower.protocol.columns import arrange, declared
-from vfl_flower.protocol.consent import Consent, Limit
-from vfl_flower.protocol.exchange import FederationError, PartyFailed
+from vfl_flower.party.columns import arrange, declared
+from vfl_flower.party.consent import Consent, Limit
+from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.frame import Frame
-from vfl_flower.protocol.party import PartyError
 from vfl_flower.rows import ArrayRows
 from vfl_flower.secure_aggregation.limbs import join_limbs
+from vfl_flower.server.agreement import agree
+from vfl_flower.server.exchange import FederationError, PartyFailed
 
 NAMES = ["age", "height", "weight"]
 

@@ -20,16 +20,16 @@ from vfl_flower.app.client_app import load_from_context
 from vfl_flower.clients import coresets, fdskl, kernel_kmeans, linear, mufc
 from vfl_flower.clients.mufc_state import TrainingSettings
 from vfl_flower.numerics.random_features import draw_pairs
-from vfl_flower.protocol.consent import Consent, Limit
-from vfl_flower.protocol.exchange import Exchange
-from vfl_flower.protocol.greeting import Greeter
-from vfl_flower.protocol.identity import public_identity
-from vfl_flower.protocol.memory import Memory
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.party.consent import Consent, Limit
+from vfl_flower.party.identity import public_identity
+from vfl_flower.party.memory import Memory
+from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.steps import Sum, each, opened
 from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.secure_aggregation.limbs import LIMB, PLACES, join_limbs
+from vfl_flower.server.exchange import Exchange
+from vfl_flower.server.greeting import Greeter
+from vfl_flower.server.parties import Parties
 
 N = 60
 VICTIM = 1

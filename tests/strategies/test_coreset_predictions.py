@@ -14,13 +14,13 @@ from transcripts import actual, patterns
 from vfl_flower import CoresetVKMC, CoresetVRLR, FederationError, Party, PartyFailed
 from vfl_flower.clients import coreset_predictions as party
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.party.consent import Consent, Limit
+from vfl_flower.party.parts import ModelPart, save_part
+from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, structure
-from vfl_flower.protocol.exchange import Exchange
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.parts import ModelPart, save_part
-from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.steps import Sum, each, opened
+from vfl_flower.server.exchange import Exchange
+from vfl_flower.server.parties import Parties
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import CoresetEvaluation, CoresetPrediction
 from vfl_flower.testing import Recorder

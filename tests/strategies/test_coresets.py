@@ -19,9 +19,9 @@ from vfl_flower.numerics.coresets import (
 )
 from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.checkpoint import Checkpoint
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.strategy import Run
+from vfl_flower.server.checkpoint import Checkpoint
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.strategy import Run
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import CoresetVKMC, CoresetVRLR, coresets
 from vfl_flower.strategies import sampling as rows_of

@@ -29,12 +29,12 @@ from vfl_flower.clients.ridge import scores as ridge_scores
 from vfl_flower.models.coresets import KMeansModel
 from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol import strategy as frame
-from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.party.consent import Consent, Limit
+from vfl_flower.party.parts import ModelPart, save_part
 from vfl_flower.protocol.messages import pack
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.parts import ModelPart, save_part
 from vfl_flower.secure_aggregation.groups import group
+from vfl_flower.server import strategy as frame
+from vfl_flower.server.parties import Parties
 from vfl_flower.strategies import (
     CoresetEvaluation,
     CoresetVKMC,

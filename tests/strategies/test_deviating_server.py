@@ -14,14 +14,14 @@ from forgetting import removal
 
 from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
 from vfl_flower.clients import coresets, fdskl, linear_gram
-from vfl_flower.protocol.consent import FREE, Consent, Limit
+from vfl_flower.party.consent import FREE, Consent, Limit
 from vfl_flower.protocol.contract import IN_SUM
-from vfl_flower.protocol.exchange import Exchange
 from vfl_flower.protocol.frame import Frame
-from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import Sum, each, opened
 from vfl_flower.secure_aggregation.limbs import LIMB
 from vfl_flower.secure_aggregation.masks import unmask_sum
+from vfl_flower.server.exchange import Exchange
+from vfl_flower.server.parties import Parties
 
 VICTIM = 1
 

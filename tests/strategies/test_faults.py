@@ -13,9 +13,9 @@ from transcripts import our_steps
 from variants import VARIANTS, parties, parties_of, parts
 
 from vfl_flower import PartyFailed
-from vfl_flower.protocol.exchange import RETRIES
 from vfl_flower.protocol.messages import unpack
-from vfl_flower.protocol.strategy import ProtocolResult
+from vfl_flower.server.exchange import RETRIES
+from vfl_flower.server.strategy import ProtocolResult
 from vfl_flower.simulation import InProcessGrid
 
 TIMEOUT = 10.0  # seconds of a clock that only sleeping moves

@@ -25,10 +25,10 @@ from vfl_flower.numerics.random_features import (
     taken,
 )
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.consent import Consent, Limit
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.strategy import Run
+from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.secure_aggregation.groups import group
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.strategy import Run
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import FDSKL, FDSKLDirect, FDSKLPrediction
 from vfl_flower.strategies.angles import row_blocks

@@ -8,9 +8,9 @@ import pytest
 from transcripts import Sent
 
 from vfl_flower import Party, PartyFailed, RidgePrediction, SecureRidge
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.parts import ModelPart, load_part, save_part
+from vfl_flower.party.parts import ModelPart, load_part, save_part
 from vfl_flower.secure_aggregation.groups import group
+from vfl_flower.server.exchange import FederationError
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import FDSKL, FDSKLDirect, FDSKLEvaluation, FDSKLPrediction
 

@@ -23,12 +23,12 @@ from vfl_flower import Party
 from vfl_flower.numerics.kernel_model import own_features, owned, partial_angles
 from vfl_flower.numerics.kernel_solvers import GRID
 from vfl_flower.numerics.random_features import RandomFeatures, draw_pairs, features
-from vfl_flower.protocol import sums
+from vfl_flower.party import sums
+from vfl_flower.party.memory import Memory
+from vfl_flower.party.sums import PartySums
 from vfl_flower.protocol.frame import Frame
-from vfl_flower.protocol.memory import Memory
 from vfl_flower.protocol.messages import unbundle
 from vfl_flower.protocol.steps import STEPS as ACTIONS
-from vfl_flower.protocol.sums import PartySums
 from vfl_flower.secure_aggregation import masks, relay
 from vfl_flower.secure_aggregation.labels import SECRET_DRAW
 from vfl_flower.secure_aggregation.limbs import join_limbs

@@ -14,21 +14,21 @@ from deviating import RealParties
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.clients import coresets
-from vfl_flower.protocol import guards
-from vfl_flower.protocol.consent import FREE, Consent, Limit
-from vfl_flower.protocol.exchange import Exchange
-from vfl_flower.protocol.frame import KEY_BYTES, Frame
-from vfl_flower.protocol.greeting import Greeter
-from vfl_flower.protocol.identity import (
+from vfl_flower.party import guards
+from vfl_flower.party.consent import FREE, Consent, Limit
+from vfl_flower.party.identity import (
     Credential,
     load_identity,
     pack_credentials,
     parse_credentials,
 )
-from vfl_flower.protocol.journal import FILE, journal_of
-from vfl_flower.protocol.parties import Parties
+from vfl_flower.party.journal import FILE, journal_of
+from vfl_flower.protocol.frame import KEY_BYTES, Frame
 from vfl_flower.protocol.steps import each
 from vfl_flower.secure_aggregation.keys import encode_key, new_private_key, public_key
+from vfl_flower.server.exchange import Exchange
+from vfl_flower.server.greeting import Greeter
+from vfl_flower.server.parties import Parties
 
 VICTIM = 1
 N = 40

@@ -29,7 +29,7 @@ from vfl_flower.numerics.kernel_kmeans import (
     first_features,
 )
 from vfl_flower.numerics.kmeans import assign
-from vfl_flower.protocol.strategy import ProtocolResult, Run
+from vfl_flower.server.strategy import ProtocolResult, Run
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import FKKMeans
 from vfl_flower.testing import Recorder

@@ -28,10 +28,10 @@ from vfl_flower.numerics.kernel_kmeans import (
     stack,
     step_size,
 )
-from vfl_flower.protocol.parties import Parties
 from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.secure_aggregation.keys import new_private_key, public_key
 from vfl_flower.secure_aggregation.relay import Relay
+from vfl_flower.server.parties import Parties
 from vfl_flower.simulation import simulate
 from vfl_flower.strategies import FKKMeans
 from vfl_flower.testing import Recorder

@@ -30,9 +30,9 @@ from vfl_flower.numerics.summed_kmeans import (
     part_of_pass,
     summed_kmeans,
 )
+from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, structure
-from vfl_flower.protocol.party import PartyError
-from vfl_flower.protocol.strategy import Run
+from vfl_flower.server.strategy import Run
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import FKKMeans
 from vfl_flower.strategies import kernel_kmeans as strategies

@@ -22,9 +22,9 @@ from vfl_flower import (
 )
 from vfl_flower.clients.ridge import training as ridge
 from vfl_flower.clients.ridge.state import Joint
-from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
-from vfl_flower.protocol.greeting import Greeter
+from vfl_flower.server.greeting import Greeter
 from vfl_flower.testing import Recorder
 
 N = 600

@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import adjusted_rand_score
 
 from vfl_flower import MUFC, Party, simulate
-from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.server.exchange import FederationError
 
 COLUMNS = [
     {"name": "sex", "levels": ["f", "m"]},

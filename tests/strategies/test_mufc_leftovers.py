@@ -9,8 +9,8 @@ from forgetting import removal
 
 from vfl_flower import MUFC, FederationError, MUFCUnlearn, Party, PartyFailed, simulate
 from vfl_flower.clients.mufc_state import list_models
-from vfl_flower.protocol.consent import FREE
-from vfl_flower.protocol.identity import public_identity
+from vfl_flower.party.consent import FREE
+from vfl_flower.party.identity import public_identity
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import mufc as strategies
 from vfl_flower.testing import Recorder

@@ -25,16 +25,16 @@ from vfl_flower.clients import products as party
 from vfl_flower.clients.coresets import WeightedRows
 from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.party.consent import Consent, Limit
+from vfl_flower.party.identity import public_identity
+from vfl_flower.party.party import digest_ids
 from vfl_flower.protocol.errors import PartyError
-from vfl_flower.protocol.greeting import Greeter
-from vfl_flower.protocol.identity import public_identity
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.party import digest_ids
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.products import dealing
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import subtract
+from vfl_flower.server.greeting import Greeter
+from vfl_flower.server.parties import Parties
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import CoresetEvaluation
 from vfl_flower.strategies import products as server

@@ -7,8 +7,8 @@ from forgetting import removal as forgetting
 
 from vfl_flower import MUFC, FDSKLDirect, FKKMeans, Party, PartyFailed, simulate
 from vfl_flower.clients.mufc_state import ClientState
-from vfl_flower.protocol.consent import Consent, Limit
-from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.party.consent import Consent, Limit
+from vfl_flower.server.exchange import FederationError
 from vfl_flower.strategies.removal import MUFCRemoval, Removal
 
 RNG = np.random.default_rng(0)

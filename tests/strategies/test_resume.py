@@ -10,7 +10,7 @@ from variants import VARIANTS, parties_of
 
 from vfl_flower import MUFC, Party, PartyFailed
 from vfl_flower.clients.mufc_state import list_models
-from vfl_flower.protocol.checkpoint import FILE, Checkpoint
+from vfl_flower.server.checkpoint import FILE, Checkpoint
 
 PLAIN = ("fkk without cem", "fdskl paper")
 """Only parties in one process take part in them: no run of SuperNodes is so."""

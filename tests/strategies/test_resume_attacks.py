@@ -20,18 +20,18 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.clients import coresets
-from vfl_flower.protocol import journal
-from vfl_flower.protocol.checkpoint import Checkpoint
-from vfl_flower.protocol.exchange import Exchange
-from vfl_flower.protocol.journal import MOST_SESSIONS, MOST_STATES
-from vfl_flower.protocol.ledger import Ledger
-from vfl_flower.protocol.memory import Memory
+from vfl_flower.party import journal
+from vfl_flower.party.journal import MOST_SESSIONS, MOST_STATES
+from vfl_flower.party.memory import Memory
+from vfl_flower.party.party import PartyError
+from vfl_flower.party.vault import Vault
 from vfl_flower.protocol.messages import pack, unpack
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.steps import each
-from vfl_flower.protocol.vault import Vault
 from vfl_flower.secure_aggregation.groups import group
+from vfl_flower.server.checkpoint import Checkpoint
+from vfl_flower.server.exchange import Exchange
+from vfl_flower.server.ledger import Ledger
+from vfl_flower.server.parties import Parties
 
 N, LIMIT = 60, 10
 VICTIM = 1

@@ -44,11 +44,10 @@ from vfl_flower.numerics.ridge.fit import GramFit, fit_gram
 from vfl_flower.numerics.ridge.local_columns import local_columns
 from vfl_flower.numerics.ridge.relevance import relevance_of
 from vfl_flower.numerics.split import split_rows, training_rows
-from vfl_flower.protocol.consent import Consent, Limit
+from vfl_flower.party.consent import Consent, Limit
+from vfl_flower.party.identity import public_identity
+from vfl_flower.party.party import digest_ids
 from vfl_flower.protocol.errors import PartyError
-from vfl_flower.protocol.identity import public_identity
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.party import digest_ids
 from vfl_flower.secure_aggregation.fixed_point import (
     decode,
     gram_fixed_point,
@@ -71,6 +70,7 @@ from vfl_flower.secure_aggregation.products.shares import (
     unpack,
 )
 from vfl_flower.secure_aggregation.products.triples import deal_predictions, hide_rows
+from vfl_flower.server.parties import Parties
 from vfl_flower.strategies.products import ComputingParties
 from vfl_flower.strategies.ridge import prediction as server_prediction
 from vfl_flower.strategies.ridge import training as server

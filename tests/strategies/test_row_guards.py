@@ -14,13 +14,13 @@ from transcripts import our_steps
 
 from vfl_flower import Party, PartyFailed, simulate
 from vfl_flower.clients import alignment, kernel_kmeans, linear_gram
-from vfl_flower.protocol.consent import Consent, Limit
-from vfl_flower.protocol.exchange import Exchange
-from vfl_flower.protocol.identity import public_identity
-from vfl_flower.protocol.parties import Parties
+from vfl_flower.party.consent import Consent, Limit
+from vfl_flower.party.identity import public_identity
 from vfl_flower.protocol.steps import Sum, each
 from vfl_flower.secure_aggregation.limbs import LIMB, join_limbs
 from vfl_flower.secure_aggregation.products.roles import Roles
+from vfl_flower.server.exchange import Exchange
+from vfl_flower.server.parties import Parties
 from vfl_flower.strategies import FKKMeans
 
 CHOSEN_BY = {

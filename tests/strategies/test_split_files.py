@@ -15,8 +15,8 @@ from vfl_flower.app.label import label
 from vfl_flower.clients import kernel_kmeans as party
 from vfl_flower.data import load_party
 from vfl_flower.data.levels import parse_levels
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.party.party import PartyError
+from vfl_flower.server.exchange import FederationError
 
 HEADER = ["id", "age", "sex", "region", "seen", "weight"]
 LEVELS = "sex=f|m;region=n|s|w|other"
@@ -287,7 +287,7 @@ def test_a_server_that_does_not_fill_is_refused(folder):
     ours = loaded(folder)[0]
     ours.index, ours.n_parties = 0, 3
     party.begin(ours, known=True)
-    setup = party.Setup("gaussian", 1.0, 1, 0.0, 5, 5)
+    setup = party.Setup("gaussian", 1.0, 5, 5)
     with pytest.raises(PartyError, match="fill must come"):
         party.gram(ours, t=1, setup=setup)
 

@@ -29,7 +29,7 @@ from vfl_flower.app.federation import CONNECTION
 from vfl_flower.app.party_folder import terms_of
 from vfl_flower.app.processes import Processes, RunFailed, free_port
 from vfl_flower.app.server_app import make_strategies
-from vfl_flower.protocol.consent import FREE, Consent
+from vfl_flower.party.consent import FREE, Consent
 from wiring.commands import Running, running, said, started_in
 from wiring.raw_files import HOSPITAL, INSURER, LABORATORY, write_columns, write_rows
 

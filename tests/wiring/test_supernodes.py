@@ -24,7 +24,7 @@ from vfl_flower.app.processes import RunFailed
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
 from vfl_flower.models.mufc import MUFCModel
-from vfl_flower.protocol.consent import FREE
+from vfl_flower.party.consent import FREE
 from vfl_flower.simulation import simulate
 from wiring.deployment import NAMES, STOCK, Deployment, Run
 
@@ -196,7 +196,7 @@ def test_flowers_own_supernode_runs_the_bundle_of_a_checkout(
 REFUSED = "coreset-vrlr", "mufc"
 """A strategy for split columns, and one for split rows.
 
-That each of the others needs what it says, and no less, tests/protocol/test_consent.py
+That each of the others needs what it says, and no less, tests/party/test_consent.py
 shows in one process.
 """
 

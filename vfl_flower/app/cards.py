@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from vfl_flower.app.certificates import CURVE
 from vfl_flower.files import write_whole
-from vfl_flower.protocol.consent import Consent
+from vfl_flower.party.consent import Consent
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.names import MOST_OF_NAME
 

@@ -12,9 +12,9 @@ from vfl_flower.app.config import has_encoding, party_source
 from vfl_flower.app.register import make_client_app
 from vfl_flower.data import StoredRows, is_file, load_party
 from vfl_flower.data.source import PartySource, who_of
-from vfl_flower.protocol.consent import FREE, Consent
-from vfl_flower.protocol.parts import check_folder, load_part
-from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.party.consent import FREE, Consent
+from vfl_flower.party.parts import check_folder, load_part
+from vfl_flower.party.party import Party, PartyError
 
 
 def load_from_context(context: Context) -> Party:

@@ -28,7 +28,7 @@ from vfl_flower.protocol.settings import (
     settings,
     settings_of,
 )
-from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.strategies import ALGORITHMS, algorithms
 
 UserConfig = Mapping[str, bool | int | float | str]

@@ -64,7 +64,7 @@ from vfl_flower.app.processes import (
     write_flower_config,
 )
 from vfl_flower.files import make_private
-from vfl_flower.protocol.consent import Consent
+from vfl_flower.party.consent import Consent
 from vfl_flower.protocol.terms import KINDS, LEAST_PARTIES, in_order
 
 CONNECTION = "federation"

@@ -28,7 +28,7 @@ RESTART = 10
 A SuperLink takes a SuperNode that has not said goodbye for connected until it has
 missed two heartbeats, and refuses the same key meanwhile, so the first starts may fail.
 A run begins to wait when the SuperLink takes the party for gone, and waits much longer
-than this, :data:`vfl_flower.protocol.exchange.ABSENCE`.
+than this, :data:`vfl_flower.server.exchange.ABSENCE`.
 """
 
 TIED = (

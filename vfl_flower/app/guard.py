@@ -11,14 +11,14 @@ import typer
 
 from vfl_flower.app.options import ends_in_a_sentence
 from vfl_flower.app.party_folder import NODE_CONFIG, load_party_folder
-from vfl_flower.protocol.journal import FILE
-from vfl_flower.protocol.row_order import (
+from vfl_flower.party.journal import FILE
+from vfl_flower.party.row_order import (
     accept_order,
     is_accepted,
     list_orders,
     read_order,
 )
-from vfl_flower.protocol.row_sets import confirm_journal, count_sets
+from vfl_flower.party.row_sets import confirm_journal, count_sets
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the party, or its state-dir.")]
 

@@ -15,7 +15,7 @@ import tomli_w
 import typer
 
 from vfl_flower.app.options import ends_in_a_sentence
-from vfl_flower.protocol.identity import public_identity
+from vfl_flower.party.identity import public_identity
 from vfl_flower.protocol.names import MOST_OF_NAME, is_name
 
 HOW_TO_USE = """\

@@ -13,7 +13,7 @@ from vfl_flower.app.config import party_source
 from vfl_flower.app.options import ends_in_a_sentence
 from vfl_flower.data import load_party, read_ids
 from vfl_flower.models import Model
-from vfl_flower.protocol.parts import is_model_id, load_part, write_predictions
+from vfl_flower.party.parts import is_model_id, load_part, write_predictions
 from vfl_flower.strategies import algorithms
 
 

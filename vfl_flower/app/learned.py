@@ -14,11 +14,11 @@ import typer
 
 from vfl_flower.app.config import check_run_config, make_strategy
 from vfl_flower.app.rehearsal import Shape, quietly, rehearse
-from vfl_flower.protocol.answering import hello
+from vfl_flower.party.answering import hello
 from vfl_flower.protocol.contract import Field
-from vfl_flower.protocol.ledger import Seen
 from vfl_flower.protocol.steps import Step
 from vfl_flower.protocol.terms import Kind, in_order
+from vfl_flower.server.ledger import Seen
 from vfl_flower.strategies import ALGORITHMS
 
 

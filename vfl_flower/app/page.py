@@ -14,7 +14,7 @@ from vfl_flower.app.extras import lacks
 from vfl_flower.app.figures import finite, last
 from vfl_flower.app.page_template import STYLE, TEMPLATE
 from vfl_flower.app.units import duration, size
-from vfl_flower.protocol.metrics import OF_SPREAD, SPREAD
+from vfl_flower.server.metrics import OF_SPREAD, SPREAD
 
 MOST_PARTIES = 40
 """Most parties of a table; the others are added up in one more line."""

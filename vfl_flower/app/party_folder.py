@@ -29,9 +29,9 @@ from vfl_flower.app.config import (
 from vfl_flower.app.rehearsal import quietly
 from vfl_flower.data.source import PartySource
 from vfl_flower.files import write_whole
-from vfl_flower.protocol.consent import Consent
+from vfl_flower.party.consent import Consent
+from vfl_flower.party.identity import public_identity
 from vfl_flower.protocol.errors import PartyError
-from vfl_flower.protocol.identity import public_identity
 from vfl_flower.protocol.terms import KINDS, Kind, Terms
 from vfl_flower.strategies import algorithms
 

@@ -16,11 +16,11 @@ from vfl_flower.app.learned import Learned, table_of, who_learns
 from vfl_flower.app.rehearsal import Shape, n_rows_of, quietly, rehearse
 from vfl_flower.app.report import markdown_table
 from vfl_flower.app.units import duration
-from vfl_flower.protocol.answering import hello
-from vfl_flower.protocol.exchange import Exchange
-from vfl_flower.protocol.ledger import COUNTS, Entry, Ledger
-from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.party.answering import hello
 from vfl_flower.protocol.terms import KINDS
+from vfl_flower.server.exchange import Exchange
+from vfl_flower.server.ledger import COUNTS, Entry, Ledger
+from vfl_flower.server.strategy import ProtocolStrategy
 
 log = logging.getLogger("vfl_flower")
 

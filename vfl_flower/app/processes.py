@@ -111,10 +111,10 @@ class Processes(AbstractContextManager["Processes"]):
         self._started.append(process)
         return process
 
-    def log(self, name: str) -> str:
+    def log(self, name: str, lines: int = 20) -> str:
         """Return the last lines of the log of a daemon."""
         text = self._log_file(name).read_text(errors="replace")
-        return "\n".join(COLOR.sub("", text).splitlines()[-20:])
+        return "\n".join(COLOR.sub("", text).splitlines()[-lines:])
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
         """Return the answer of ``flwr ... --format json``; raise RunFailed for none."""

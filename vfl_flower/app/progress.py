@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from flwr.app import Message
 
 from vfl_flower.app.rehearsal import Rehearsal, Shape, n_rows_of, quietly, rehearse
-from vfl_flower.protocol.ledger import Ledger
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.server.ledger import Ledger
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
 
 log = logging.getLogger("vfl_flower")
@@ -91,7 +91,7 @@ class Progress:
 
 
 class Reporter:
-    """Logs how far a run is: a :class:`~vfl_flower.protocol.strategy.Watch`."""
+    """Logs how far a run is: a :class:`~vfl_flower.server.strategy.Watch`."""
 
     def __init__(self, say: Callable[[str], None] = log.info) -> None:
         self._say, self._start = say, time.monotonic()

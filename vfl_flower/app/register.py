@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flwr.clientapp import ClientApp
 
-from vfl_flower.protocol.answering import Load, serve
+from vfl_flower.party.answering import Load, serve
 from vfl_flower.protocol.steps import STEPS
 from vfl_flower.strategies import algorithms
 

@@ -14,10 +14,10 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from vfl_flower.protocol.ledger import Ledger
-from vfl_flower.protocol.party import Party
-from vfl_flower.protocol.replies import PartyInfo
-from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.party.party import Party
+from vfl_flower.server.ledger import Ledger
+from vfl_flower.server.replies import PartyInfo
+from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid, apart
 from vfl_flower.typing import Array
 

@@ -19,12 +19,12 @@ from vfl_flower.app.figures import figures_of
 from vfl_flower.app.learned import who_learns
 from vfl_flower.app.page import page_of
 from vfl_flower.files import write_whole
-from vfl_flower.protocol.answering import hello
-from vfl_flower.protocol.metrics import SPREAD
+from vfl_flower.party.answering import hello
 from vfl_flower.protocol.names import printable
 from vfl_flower.protocol.settings import settings_of, values_of
-from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
 from vfl_flower.protocol.terms import KINDS
+from vfl_flower.server.metrics import SPREAD
+from vfl_flower.server.strategy import ProtocolResult, ProtocolStrategy
 from vfl_flower.version import __version__
 
 RESULT, REPORT, PAGE, FIGURES = "result.json", "report.md", "report.html", "figures"

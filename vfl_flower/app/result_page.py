@@ -9,7 +9,7 @@ import html
 import os
 from pathlib import Path
 
-from vfl_flower.protocol.strategy import ProtocolResult
+from vfl_flower.server.strategy import ProtocolResult
 
 
 def report(result: ProtocolResult, folder: str | os.PathLike[str]) -> Path:

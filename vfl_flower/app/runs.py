@@ -37,8 +37,8 @@ from vfl_flower.app.progress import Progress
 from vfl_flower.app.server_app import RESUME, command_of, make_strategies
 from vfl_flower.app.template import write_app
 from vfl_flower.app.units import clock, size
-from vfl_flower.protocol.checkpoint import FILE
 from vfl_flower.protocol.names import did_you_mean, printable
+from vfl_flower.server.checkpoint import FILE
 from vfl_flower.strategies import ALGORITHMS
 
 _FLOWERS = re.compile(

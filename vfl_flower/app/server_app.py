@@ -20,10 +20,10 @@ from vfl_flower.app.plan import dry_run
 from vfl_flower.app.progress import Reporter
 from vfl_flower.app.report import write_page, write_report
 from vfl_flower.app.reports import remove_files
-from vfl_flower.protocol.checkpoint import FILE, Checkpoint
-from vfl_flower.protocol.exchange import FederationError
 from vfl_flower.protocol.names import printable
-from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.server.checkpoint import FILE, Checkpoint
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.strategy import ProtocolStrategy
 
 log = logging.getLogger("vfl_flower")
 

@@ -35,7 +35,7 @@ from vfl_flower.data.checking import check
 from vfl_flower.data.paths import PartyFile
 from vfl_flower.data.source import PartySource, who_of
 from vfl_flower.data.tables import name_of
-from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.party.party import Party, PartyError
 from vfl_flower.simulation import InProcessGrid
 
 log = logging.getLogger("vfl_flower")

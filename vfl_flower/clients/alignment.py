@@ -18,15 +18,15 @@ from typing import Annotated, NotRequired, TypedDict
 import numpy as np
 from annotated_types import Len, MaxLen
 
-from vfl_flower.protocol.contract import NEXT, OWN, Whole
-from vfl_flower.protocol.parts import read_private
-from vfl_flower.protocol.party import Party, PartyError, stored_as
-from vfl_flower.protocol.row_order import (
+from vfl_flower.party.parts import read_private
+from vfl_flower.party.party import Party, PartyError, stored_as
+from vfl_flower.party.row_order import (
     RowOrder,
     accept_order,
     normal_ids,
     save_order,
 )
+from vfl_flower.protocol.contract import NEXT, OWN, Whole
 from vfl_flower.protocol.steps import once, step_of, sums_over
 from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.secure_aggregation import labels

@@ -21,8 +21,8 @@ from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import mean_and_error
 from vfl_flower.numerics.kmeans import partial_distances
 from vfl_flower.numerics.row_clip import clipped
+from vfl_flower.party.party import Party, PartyError, Predictions, stored_as
 from vfl_flower.protocol.contract import OWN, SEALED, Leaves, Reals
-from vfl_flower.protocol.party import Party, PartyError, Predictions, stored_as
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.protocol.terms import LEAST_ROWS

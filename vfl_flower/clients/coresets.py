@@ -29,8 +29,8 @@ from vfl_flower.numerics.kmeans import (
 )
 from vfl_flower.numerics.leverage import leverage_factor, leverage_scores
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.party.party import Party, PartyError, stored_as
 from vfl_flower.protocol.contract import IN_SUM, OWN, Leaves, Reals, Whole
-from vfl_flower.protocol.party import Party, PartyError, stored_as
 from vfl_flower.protocol.settings import Count, Fraction
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.shapes import shapes_only

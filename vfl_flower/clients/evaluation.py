@@ -11,8 +11,8 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 
 from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.kernel_model import Target
+from vfl_flower.party.party import Party, PartyError
 from vfl_flower.protocol.contract import Reals, Whole
-from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, NotNegative
 from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.typing import Array

@@ -60,9 +60,9 @@ from vfl_flower.numerics.random_features import (
     taken,
 )
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.party.party import Party, PartyError, Predictions, stored_as
 from vfl_flower.protocol.contract import OWN, ROUTE, SEALED, Many, Reals, Whole
 from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.party import Party, PartyError, Predictions, stored_as
 from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.protocol.terms import LEAST_ROWS

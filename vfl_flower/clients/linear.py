@@ -33,8 +33,8 @@ from vfl_flower.numerics.linear import (
     soft_threshold,
     whiten,
 )
+from vfl_flower.party.party import Party, PartyError, stored_as
 from vfl_flower.protocol.contract import IN_SUM, Leaves, Reals, Whole
-from vfl_flower.protocol.party import Party, PartyError, stored_as
 from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.typing import Array

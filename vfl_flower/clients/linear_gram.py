@@ -48,8 +48,8 @@ from vfl_flower.numerics.linear_gram import (
     solve_moments,
 )
 from vfl_flower.numerics.row_clip import clipped, row_clip, sums
+from vfl_flower.party.party import Party, PartyError, stored_as
 from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
-from vfl_flower.protocol.party import Party, PartyError, stored_as
 from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.protocol.terms import LEAST_ROWS

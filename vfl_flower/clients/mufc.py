@@ -41,10 +41,8 @@ from vfl_flower.numerics.mufc import (
     seed_centroids,
     surviving,
 )
-from vfl_flower.protocol.contract import COUNTS, IN_SUM, Reals, Whole
-from vfl_flower.protocol.errors import PartyError, refusing
-from vfl_flower.protocol.party import Party, Predictions, digest_ids, stored_as
-from vfl_flower.protocol.requests import (
+from vfl_flower.party.party import Party, Predictions, digest_ids, stored_as
+from vfl_flower.party.requests import (
     ADD,
     FORGET,
     LEAVE,
@@ -52,6 +50,8 @@ from vfl_flower.protocol.requests import (
     finish_requests,
     read_requests,
 )
+from vfl_flower.protocol.contract import COUNTS, IN_SUM, Reals, Whole
+from vfl_flower.protocol.errors import PartyError, refusing
 from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.protocol.terms import LEAST_ROWS as FEWEST

@@ -37,9 +37,9 @@ from annotated_types import Ge, Le
 
 from vfl_flower.files import check_no_link, make_private
 from vfl_flower.numerics.mufc import Box, Quantizer
+from vfl_flower.party.parts import is_model_id
+from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, fields_of, flat, structure
-from vfl_flower.protocol.parts import is_model_id
-from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.settings import Natural, Positive
 from vfl_flower.secure_aggregation.sparse_sum import SparseSum
 from vfl_flower.shapes import shapes_only

@@ -25,9 +25,9 @@ from typing import Annotated, NotRequired, TypedDict
 
 import numpy as np
 
+from vfl_flower.party.party import Party, PartyError, stored_as
 from vfl_flower.protocol.contract import PRIVATE, Whole
 from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.party import Party, PartyError, stored_as
 from vfl_flower.protocol.steps import once, step_of, sums_over
 from vfl_flower.protocol.terms import LEAST_ROWS, SERVER, Computing
 from vfl_flower.secure_aggregation import labels

@@ -39,7 +39,7 @@ from vfl_flower.data.files import from_file, ids_of_file
 from vfl_flower.data.paths import PartyFile, folder_files
 from vfl_flower.data.source import QUERY, PartySource, who_of
 from vfl_flower.data.tables import FORMATS
-from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.party.party import Party, PartyError
 
 SHEETS = (".xls", ".xlsx", ".xlsm", ".ods")
 """Endings of spreadsheets, which are not read."""

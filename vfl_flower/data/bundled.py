@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from vfl_flower.data.encoding import Encoding, check_columns, encode_arrays
 from vfl_flower.data.files import choose
 from vfl_flower.data.source import PartySource, who_of
-from vfl_flower.protocol.party import Party, PartyError
+from vfl_flower.party.party import Party, PartyError
 from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array

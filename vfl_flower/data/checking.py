@@ -18,7 +18,7 @@ from vfl_flower.data.findings import Finding, fault, note, warning
 from vfl_flower.data.kinds import NUMERIC, YES, are_codes, number_texts
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import Column
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.party.party import PartyError
 
 HEAVY = 30.0
 """Kurtosis above which a column has heavy tails; 3 for a Gaussian, 9 exponential."""

@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.tables import PACKED, TEXTS, Table, empty_rows, ending, member_of
 from vfl_flower.files import check_growth
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.party.party import PartyError
 
 CSV_BLOCK = 2**20
 """Bytes of a CSV parsed at a time, and the most that one row may have."""

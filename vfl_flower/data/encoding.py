@@ -46,8 +46,8 @@ from vfl_flower.data.statistics import (
     marker_numbers,
     without_coded,
 )
+from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.normal import normal_text, size_fault
-from vfl_flower.protocol.party import PartyError
 from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.typing import Array
 

@@ -31,9 +31,9 @@ from vfl_flower.data.paths import PartyFile
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import Column, medians, survey
 from vfl_flower.data.tables import Table, empty_rows, name_of
+from vfl_flower.party.party import Party, PartyError
+from vfl_flower.party.row_order import RowOrder, load_order
 from vfl_flower.protocol.names import did_you_mean
-from vfl_flower.protocol.party import Party, PartyError
-from vfl_flower.protocol.row_order import RowOrder, load_order
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.party.party import PartyError
 
 MOST_FAULTS = 20
 """Faults that one error names."""

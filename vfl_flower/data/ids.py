@@ -41,7 +41,7 @@ class Ids:
 
     @property
     def digest(self) -> str:
-        """As :func:`~vfl_flower.protocol.party.digest_ids`."""
+        """As :func:`~vfl_flower.party.party.digest_ids`."""
         return self._sha.hexdigest()
 
     def texts(self, array: Any) -> Any:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Literal
 
 from vfl_flower.protocol.settings import Natural, settings
+from vfl_flower.shapes import shapes_only
 
 
+@shapes_only
 @settings
 class FileOptions:
     """How a party file is read."""

@@ -17,7 +17,8 @@ from vfl_flower.data.csv_tables import CSV_BLOCK, csv_table, layout_of
 from vfl_flower.data.source import QUERY, PartySource, who_of
 from vfl_flower.data.tables import FORMATS, TEXTS, Table, ending, files_of, name_of
 from vfl_flower.files import UnpackedSizeError
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.party.party import PartyError
+from vfl_flower.shapes import shapes_only
 
 logger = logging.getLogger("vfl_flower")
 
@@ -33,6 +34,7 @@ FORMS = {
 """What a file that cannot be read should be, by its ending."""
 
 
+@shapes_only
 @dataclass(frozen=True)
 class PartyFile:
     """A party's file and how it is read."""

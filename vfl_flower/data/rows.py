@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vfl_flower.data.tables import batch_rows, files_of
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.party.party import PartyError
 from vfl_flower.rows import WINDOW_BYTES, Rows
 from vfl_flower.typing import Array
 

@@ -238,7 +238,7 @@ def without_coded(values: Array, coded: Array) -> Array:
 def packed(texts: Any) -> Any:
     """Return texts, none missing, as the bytes of their lengths and of themselves.
 
-    It is what :func:`~vfl_flower.protocol.party.digest_ids` digests.
+    It is what :func:`~vfl_flower.party.party.digest_ids` digests.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

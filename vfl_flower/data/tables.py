@@ -19,7 +19,7 @@ from vfl_flower.data.arrow_ipc import batches_of, give_back, map_arrow, schema_o
 from vfl_flower.data.kinds import is_number, is_text, without_markers
 from vfl_flower.data.source import PartySource
 from vfl_flower.files import check_growth, map_npz
-from vfl_flower.protocol.party import PartyError
+from vfl_flower.party.party import PartyError
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 

@@ -6,7 +6,7 @@ its module declares, and its own, and a strategy asks for it by the function:
 
 >>> from typing import Annotated, TypedDict
 >>> from vfl_flower.protocol.contract import IN_SUM, Reals
->>> from vfl_flower.protocol.party import Party
+>>> from vfl_flower.party.party import Party
 >>> from vfl_flower.typing import Array
 >>> class Total(TypedDict):
 ...     total: Annotated[Array, Reals("1"), IN_SUM]
@@ -186,7 +186,7 @@ def sums_over(rows: SumRows, why: str = "") -> Callable[[F], F]:
     rows: ``"session"``, as without this declaration: all rows of the session, which the
         party's guard checks before the step. ``"request"``: rows that follow from the
         request, such as numbers, a seed or a share; the step calls
-        :meth:`~vfl_flower.protocol.party.Party.sum_over`. ``"earlier"``: rows that an
+        :meth:`~vfl_flower.party.party.Party.sum_over`. ``"earlier"``: rows that an
         earlier step of the session has checked in this way. ``"party"``: groups that
         the party forms by a rule of the step. ``"none"``: it adds up no rows.
     why: what hides a single row instead of the guard.

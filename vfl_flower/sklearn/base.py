@@ -19,12 +19,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from vfl_flower.models.base import check_blocks
-from vfl_flower.protocol.exchange import FederationError
+from vfl_flower.party.party import Party
 from vfl_flower.protocol.normal import normal_text
-from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.settings import documented, settings_of
-from vfl_flower.protocol.strategy import ProtocolResult, ProtocolStrategy
 from vfl_flower.rows import check_index, indexed, is_whole, number_array
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.strategy import ProtocolResult, ProtocolStrategy
 from vfl_flower.simulation import simulate
 from vfl_flower.typing import Array
 

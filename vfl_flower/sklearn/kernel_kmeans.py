@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.base import ClusterMixin
 
 from vfl_flower.numerics.kmeans import assign
-from vfl_flower.protocol.party import Party
+from vfl_flower.party.party import Party
 from vfl_flower.sklearn.base import SplitRows, estimates
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
 

@@ -11,10 +11,10 @@ from sklearn.base import ClusterMixin
 
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.mufc import Box
-from vfl_flower.protocol.party import Party
-from vfl_flower.protocol.requests import FORGET, request_changes
-from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.party.party import Party
+from vfl_flower.party.requests import FORGET, request_changes
 from vfl_flower.rows import number_array
+from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.sklearn.base import SplitRows, estimates
 from vfl_flower.strategies.mufc import MUFC
 from vfl_flower.strategies.mufc_tasks import MUFCUnlearn

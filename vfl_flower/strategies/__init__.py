@@ -3,7 +3,7 @@
 from functools import cache
 from importlib.metadata import entry_points
 
-from vfl_flower.protocol.strategy import ProtocolStrategy
+from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.strategies.alignment import Alignment
 from vfl_flower.strategies.coreset_predictions import (
     CoresetEvaluation,

@@ -15,14 +15,14 @@ from vfl_flower.clients import alignment as party
 from vfl_flower.models.alignment import AlignmentModel
 from vfl_flower.models.base import Model
 from vfl_flower.numerics.alignment import overlaps
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.memory import Memory
-from vfl_flower.protocol.metrics import Metric
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.row_order import NAME, NAME_RULE
+from vfl_flower.party.memory import Memory
+from vfl_flower.party.row_order import NAME, NAME_RULE
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import each
-from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.metrics import Metric
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.strategy import ProtocolStrategy, Run
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")

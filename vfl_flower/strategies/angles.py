@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 
 from vfl_flower.clients import fdskl as party
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.seals import Sealed
 from vfl_flower.protocol.steps import P, Question, R, Sum, each, opened
 from vfl_flower.secure_aggregation.trees import Tree, spanning, two_trees
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.replies import Replies
 from vfl_flower.typing import Array
 
 T = TypeVar("T")

@@ -10,11 +10,11 @@ from flwr.app import ArrayRecord
 from vfl_flower.clients import coreset_predictions as party
 from vfl_flower.clients.evaluation import metrics_of
 from vfl_flower.models.no_model import UsedModel
-from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps, Sum, each, opened
-from vfl_flower.protocol.strategy import Run
 from vfl_flower.protocol.terms import Kind, Terms
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.later import RowPrediction, check_places
 from vfl_flower.typing import Array
 

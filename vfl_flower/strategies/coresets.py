@@ -28,10 +28,7 @@ from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.coresets import importance_estimate, sigma_min, tau
 from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
 from vfl_flower.numerics.linear import Penalty, center, mean_squared_error, solve_pooled
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.memory import Memory
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.replies import Replies
+from vfl_flower.party.memory import Memory
 from vfl_flower.protocol.settings import (
     Fraction,
     Natural,
@@ -40,8 +37,11 @@ from vfl_flower.protocol.settings import (
     settings,
 )
 from vfl_flower.protocol.steps import Steps, each
-from vfl_flower.protocol.strategy import Run
 from vfl_flower.protocol.terms import LEAST_ROWS, Kind, Terms, in_order
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.replies import Replies
+from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.coreset_predictions import held_out_errors, keep_parts
 from vfl_flower.strategies.coresets_metrics import CLUSTERS, REGRESSION
 from vfl_flower.strategies.linear import solve

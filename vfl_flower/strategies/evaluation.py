@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vfl_flower.protocol.metrics import CONVERGED, Metric
+from vfl_flower.server.metrics import CONVERGED, Metric
 
 TEST_ROWS = Metric(
     "Rows held out",

@@ -16,13 +16,13 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
 from vfl_flower.numerics.kernel_bandwidth import WIDEST
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Count, Positive, check_unused, settings
 from vfl_flower.protocol.steps import Steps, opened
-from vfl_flower.protocol.strategy import Run
 from vfl_flower.protocol.terms import LEAST_ROWS, Terms
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.replies import Replies
+from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.angles import Angles, Turn, check_block, row_blocks
 from vfl_flower.strategies.kernel_learning import MOST_FEATURES, KernelLearning
 from vfl_flower.typing import Array

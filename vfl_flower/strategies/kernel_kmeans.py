@@ -42,9 +42,7 @@ from vfl_flower.numerics.summed_kmeans import (
     chosen_kmeans,
     summed_kmeans,
 )
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.memory import Memory
-from vfl_flower.protocol.parties import Parties
+from vfl_flower.party.memory import Memory
 from vfl_flower.protocol.settings import (
     Natural,
     NotNegative,
@@ -53,8 +51,10 @@ from vfl_flower.protocol.settings import (
     settings,
 )
 from vfl_flower.protocol.steps import Steps, each
-from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.protocol.terms import Terms
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.strategy import ProtocolStrategy, Run
 from vfl_flower.strategies.kernel_kmeans_metrics import TRAINING
 from vfl_flower.strategies.kernel_kmeans_setup import begin, decomposed
 from vfl_flower.typing import Array

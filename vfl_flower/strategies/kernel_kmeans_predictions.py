@@ -9,11 +9,11 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients import kernel_kmeans as party
 from vfl_flower.models.no_model import UsedModel
-from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps
-from vfl_flower.protocol.strategy import Run
 from vfl_flower.protocol.terms import Terms
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.kernel_kmeans_metrics import LATER
 from vfl_flower.strategies.later import LaterTask, log_clusters
 

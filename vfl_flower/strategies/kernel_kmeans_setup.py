@@ -16,10 +16,10 @@ import numpy as np
 from vfl_flower.clients import kernel_kmeans as party
 from vfl_flower.numerics.kernel_embedding import Kernel, default_gamma
 from vfl_flower.numerics.kernel_kmeans import variances
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.steps import Step, each
 from vfl_flower.secure_aggregation.limbs import LIMB, join_limbs
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.parties import Parties
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")

@@ -21,10 +21,7 @@ from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.kernel_solvers import LossName
 from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.memory import Memory
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.replies import Replies
+from vfl_flower.party.memory import Memory
 from vfl_flower.protocol.settings import (
     Count,
     Fraction,
@@ -34,9 +31,12 @@ from vfl_flower.protocol.settings import (
     settings,
 )
 from vfl_flower.protocol.steps import Sum, opened
-from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.limbs import LIMB
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.replies import Replies
+from vfl_flower.server.strategy import ProtocolStrategy, Run
 from vfl_flower.strategies.angles import (
     Angles,
     Bits,

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from vfl_flower.clients.evaluation import curves_of, metrics_of
 from vfl_flower.numerics import evaluation
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.parts import check_model
-from vfl_flower.protocol.replies import Replies
+from vfl_flower.party.parts import check_model
 from vfl_flower.protocol.settings import check_unused, settings
-from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.protocol.terms import Terms
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.replies import Replies
+from vfl_flower.server.strategy import ProtocolStrategy, Run
 from vfl_flower.strategies.evaluation import OF_NEW_ROWS
 
 log = logging.getLogger("vfl_flower")

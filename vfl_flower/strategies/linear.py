@@ -14,8 +14,8 @@ import numpy as np
 from vfl_flower.clients import linear as party
 from vfl_flower.clients.coresets import WeightedRows
 from vfl_flower.numerics.linear import Penalty, momentum
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.strategy import Run
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.strategy import Run
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")

@@ -39,16 +39,16 @@ from vfl_flower.numerics.mufc import (
     server_centroids,
     server_points,
 )
-from vfl_flower.protocol.exchange import FederationError, PartyFailed
-from vfl_flower.protocol.memory import Memory
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.replies import Replies
+from vfl_flower.party.memory import Memory
 from vfl_flower.protocol.settings import Count, InOutputDir, Natural, settings
 from vfl_flower.protocol.steps import Steps, Sum
-from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.limbs import LIMB, join_limbs
 from vfl_flower.secure_aggregation.sparse_sum import SparseSum
+from vfl_flower.server.exchange import FederationError, PartyFailed
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.replies import Replies
+from vfl_flower.server.strategy import ProtocolStrategy, Run
 from vfl_flower.strategies.mufc_box import (
     Bounds,
     box_of,

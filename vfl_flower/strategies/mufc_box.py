@@ -10,10 +10,10 @@ import numpy as np
 import pydantic
 
 from vfl_flower.numerics.mufc import Box
-from vfl_flower.protocol.columns import column_digest
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.parties import Parties
+from vfl_flower.party.columns import column_digest
 from vfl_flower.rows import number_array
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.parties import Parties
 from vfl_flower.typing import Array
 
 Bounds = str | pydantic.SkipValidation[tuple[Any, Any] | Mapping[str, Any]]

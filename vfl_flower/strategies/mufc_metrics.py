@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vfl_flower.protocol.metrics import Metric
+from vfl_flower.server.metrics import Metric
 from vfl_flower.strategies.evaluation import EXPLAINED, TEST_ROWS
 
 METRICS: dict[str, Metric] = {

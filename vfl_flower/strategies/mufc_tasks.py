@@ -20,14 +20,14 @@ from vfl_flower.clients import mufc as party
 from vfl_flower.clients.mufc import MOST_ROWS
 from vfl_flower.clients.mufc_state import GlobalClusters, ServerState
 from vfl_flower.models.mufc import MUFCModel
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.parts import check_model
-from vfl_flower.protocol.replies import Replies
+from vfl_flower.party.parts import check_model
 from vfl_flower.protocol.settings import check_unused, settings
 from vfl_flower.protocol.steps import Steps
-from vfl_flower.protocol.strategy import Run
 from vfl_flower.protocol.terms import Terms
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.replies import Replies
+from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.later import log_clusters
 from vfl_flower.strategies.mufc import (
     MUFCTask,

@@ -11,13 +11,13 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients import fdskl as party
 from vfl_flower.models.fdskl import KernelModel
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import Natural, check_unused, settings
 from vfl_flower.protocol.steps import Steps
-from vfl_flower.protocol.strategy import Run
 from vfl_flower.protocol.terms import Terms
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.replies import Replies
+from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.angles import (
     Angles,
     Bits,

@@ -8,16 +8,16 @@ from dataclasses import KW_ONLY
 from typing import Any
 
 from vfl_flower.clients import products as party
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import each
-from vfl_flower.protocol.strategy import ProtocolStrategy
 from vfl_flower.protocol.terms import SERVER, Computing
 from vfl_flower.secure_aggregation.products.dealing import deal_all
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.replies import Replies
+from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.typing import Array
 
 COMPUTING = ["dealer", "computes"]

@@ -11,13 +11,13 @@ from annotated_types import Ge, Le
 from vfl_flower.clients import coresets as party
 from vfl_flower.numerics.coresets import allocate, coreset_weights, uniform
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps, each
-from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.protocol.terms import Kind, Terms, in_order
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.replies import Replies
+from vfl_flower.server.strategy import ProtocolStrategy, Run
 from vfl_flower.typing import Array
 
 MESSAGE_NUMBERS = 2**22

@@ -6,7 +6,7 @@ from fifth_algorithm.pca import FederatedPCA
 from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.register import make_client_app
 from vfl_flower.app.server_app import app as server_app
-from vfl_flower.protocol.party import Party
+from vfl_flower.party.party import Party
 from vfl_flower.strategies import add_algorithm
 
 add_algorithm("pca", FederatedPCA)

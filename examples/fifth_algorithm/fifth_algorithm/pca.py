@@ -9,10 +9,10 @@ from flwr.app import ArrayRecord
 
 from fifth_algorithm import pca_party as party
 from vfl_flower.models.base import Model, plain
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.parties import Parties
 from vfl_flower.protocol.settings import Natural, settings
-from vfl_flower.protocol.strategy import ProtocolStrategy, Run
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.strategy import ProtocolStrategy, Run
 from vfl_flower.typing import Array, Arrays
 
 

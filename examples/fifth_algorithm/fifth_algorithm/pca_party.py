@@ -4,8 +4,8 @@ from typing import Annotated, TypedDict
 
 import numpy as np
 
+from vfl_flower.party.party import Party
 from vfl_flower.protocol.contract import IN_SUM, Reals
-from vfl_flower.protocol.party import Party
 from vfl_flower.protocol.steps import step_of
 from vfl_flower.typing import Array
 

@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 import numpy as np
 
 from vfl_flower.clients.products import dealt_to
+from vfl_flower.party.party import Party, PartyError
 from vfl_flower.protocol.contract import SEALED, Reals
 from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.secure_aggregation.products.angles import cosine_shares, hide_angles
 from vfl_flower.secure_aggregation.products.dealing import place_of
 from vfl_flower.secure_aggregation.products.roles import Roles

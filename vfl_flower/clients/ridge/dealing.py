@@ -14,8 +14,8 @@ from annotated_types import Ge, Le
 from vfl_flower.clients.evaluation import MAX_CLASSES, Columns, check_columns
 from vfl_flower.clients.products import Bytes, check_roles
 from vfl_flower.numerics.random_features import Kernel
+from vfl_flower.party.party import Party, PartyError
 from vfl_flower.protocol.contract import PRIVATE
-from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Natural, Positive
 from vfl_flower.protocol.steps import step_of, sums_over
 from vfl_flower.secure_aggregation import labels

@@ -20,7 +20,7 @@ from vfl_flower.numerics.ridge.local_columns import (
     local_columns,
     reached,
 )
-from vfl_flower.protocol.party import Party
+from vfl_flower.party.party import Party
 from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.secure_aggregation.products.roles import LARGEST
 from vfl_flower.typing import Array

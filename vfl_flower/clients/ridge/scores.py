@@ -36,9 +36,9 @@ from vfl_flower.numerics.kernel_model import answers
 from vfl_flower.numerics.ridge.features import part_angles, unpack_local
 from vfl_flower.numerics.ridge.fit import probabilities
 from vfl_flower.numerics.ridge.local_columns import LocalColumns, local_columns
+from vfl_flower.party.party import Party, PartyError, Predictions, stored_as
 from vfl_flower.protocol.contract import OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.party import Party, PartyError, Predictions, stored_as
 from vfl_flower.protocol.steps import reveals, step_of, sums_over
 from vfl_flower.secure_aggregation.fixed_point import decode, weights_fixed_point
 from vfl_flower.secure_aggregation.products.dealing import (

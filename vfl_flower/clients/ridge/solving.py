@@ -25,9 +25,9 @@ from vfl_flower.numerics.ridge.fit import Target as Kind
 from vfl_flower.numerics.ridge.local_columns import LocalColumns
 from vfl_flower.numerics.ridge.relevance import derivative_products, relevance_of
 from vfl_flower.numerics.ridge.relevance import probes as draw_probes
+from vfl_flower.party.party import Party, PartyError
 from vfl_flower.protocol.contract import OWN, PRIVATE
 from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.secure_aggregation.products.relevance import (

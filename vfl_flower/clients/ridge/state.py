@@ -23,8 +23,8 @@ from vfl_flower.numerics.ridge.local_columns import (
     fit_local_columns,
     scaled_columns,
 )
+from vfl_flower.party.party import Party, stored_as
 from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.party import Party, stored_as
 from vfl_flower.protocol.settings import Count, Fraction, Natural
 from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.secure_aggregation.products.roles import Roles

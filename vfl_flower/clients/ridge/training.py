@@ -52,9 +52,9 @@ from vfl_flower.clients.ridge.state import (
 )
 from vfl_flower.numerics.ridge.features import cumulants
 from vfl_flower.numerics.ridge.local_columns import local_columns, scaled_columns
+from vfl_flower.party.party import Party, PartyError
 from vfl_flower.protocol.contract import IN_SUM, OWN, PRIVATE, SEALED_FOR, Reals
 from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.party import Party, PartyError
 from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.secure_aggregation.products.dealing import (

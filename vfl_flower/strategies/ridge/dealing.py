@@ -8,12 +8,12 @@ from typing import Any, Self, TypeVar
 
 from vfl_flower.clients.ridge import dealing as party
 from vfl_flower.clients.ridge.angles import AngleBits
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.steps import Sum, each, opened
 from vfl_flower.secure_aggregation.products import dealing
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES, Deal
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.replies import Replies
 from vfl_flower.strategies.products import passed_on
 from vfl_flower.typing import Array
 

@@ -13,14 +13,14 @@ from vfl_flower.clients.evaluation import Told
 from vfl_flower.clients.ridge import dealing, scores
 from vfl_flower.clients.ridge.angles import AngleBits
 from vfl_flower.models.ridge import RidgeModel
-from vfl_flower.protocol.parties import Parties
-from vfl_flower.protocol.replies import Replies
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps
-from vfl_flower.protocol.strategy import Run
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.products.dealing import NEW_ROWS, row_angles
 from vfl_flower.secure_aggregation.products.roles import Roles
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.replies import Replies
+from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.later import RowPrediction, check_places
 from vfl_flower.strategies.products import ComputingParties, passed_on, secret
 from vfl_flower.strategies.ridge.dealing import Dealing, summed_angles, sums_of_angles

@@ -30,12 +30,9 @@ from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.random_features import Kernel, median_bandwidth
 from vfl_flower.numerics.ridge.features import median_of
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.protocol.exchange import FederationError
-from vfl_flower.protocol.memory import Memory
-from vfl_flower.protocol.parties import Parties
+from vfl_flower.party.memory import Memory
 from vfl_flower.protocol.settings import Count, Fraction, check_unused, settings
 from vfl_flower.protocol.steps import Steps, each
-from vfl_flower.protocol.strategy import ProtocolStrategy, Run
 from vfl_flower.protocol.terms import LEAST_ROWS, Kind, Terms
 from vfl_flower.secure_aggregation.products.dealing import (
     joint_fraction,
@@ -44,6 +41,9 @@ from vfl_flower.secure_aggregation.products.dealing import (
 from vfl_flower.secure_aggregation.products.relevance import deal_relevance
 from vfl_flower.secure_aggregation.products.roles import MOST_NUMBERS, Roles
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES
+from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.strategy import ProtocolStrategy, Run
 from vfl_flower.strategies.evaluation import KERNEL, left_out
 from vfl_flower.strategies.products import (
     ComputingParties,

@@ -1,0 +1,586 @@
+"""What a party lets leave it, and what it counts of it over its runs."""
+
+import functools
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from consents import limited, pool
+from deviating import RealParties
+from draws import repeated_draws
+from transcripts import our_steps
+
+from vfl_flower import (
+    FDSKL,
+    MUFC,
+    CoresetVKMC,
+    CoresetVRLR,
+    FDSKLDirect,
+    FederationError,
+    FKKMeans,
+    Party,
+    PartyFailed,
+)
+from vfl_flower.clients import coresets
+from vfl_flower.party.consent import FREE, MOST_BYTES, Consent, Limit
+from vfl_flower.party.journal import FILE
+from vfl_flower.party.party import PartyError
+from vfl_flower.protocol.steps import STEPS, Reveals
+from vfl_flower.secure_aggregation.keys import encode_key
+from vfl_flower.server.exchange import Exchange
+from vfl_flower.server.parties import Parties
+
+N = 60
+KEY = encode_key(bytes(range(32)))
+
+
+def made(tmp_path, consents=None, ids=True, n=N):
+    rng = np.random.default_rng(0)
+    consents = consents or [FREE] * 3
+    parties = []
+    for name, consent in zip("abc", consents, strict=True):
+        X = rng.uniform(-0.4, 0.4, size=(n, 2))
+        party = Party(
+            X,
+            y=(X[:, 0] > 0).astype(float) if name == "c" else None,
+            name=name,
+            ids=np.arange(n) if ids else None,
+            state_dir=tmp_path / name,
+            consent=consent,
+        )
+        parties.append(party)
+    return parties
+
+
+def letting(*kinds, **rules):
+    """Return a consent that lets kinds leave, without limit; keys are not checked."""
+    leaves = dict.fromkeys(kinds, Limit())
+    return Consent(**{"leaves": leaves, "peers": None} | rules)
+
+
+# -- the file --------------------------------------------------------------------------
+
+
+def test_a_file_is_read(tmp_path):
+    path = tmp_path / "consent.toml"
+    path.write_text(
+        'strategies = ["fdskl"]\nmin-parties = 4\nallow-seed = true\n'
+        "max-round-trips = 50\n"
+        "[leaves]\nrows = {run = 10, life = 100}\nangles = true\ntotals = false\n"
+        f'[peers]\nrome = "{KEY}"\n'
+    )
+    path.chmod(0o600)
+    assert Consent.load(path) == Consent(
+        strategies=["fdskl"],
+        min_parties=4,
+        allow_seed=True,
+        max_round_trips=50,
+        leaves={"rows": Limit(10, 100), "angles": Limit()},
+        peers={"rome": KEY},
+    )
+
+
+def test_an_empty_file_lets_sums_leave():
+    assert Consent.parse({}) == Consent()
+    assert not Consent().leaves
+    assert Consent().least_parties == 3
+
+
+def test_a_file_of_an_earlier_checkout_is_read():
+    """It had a key for runs that continue without a party, which no run does now."""
+    assert Consent.parse({"parties-may-leave": False}) == Consent()
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("parties-may-leave = true", "'parties-may-leave' must be false or left out"),
+        ("parties-may-leave = 0", "'parties-may-leave' must be false or left out"),
+        ("rows = 5", "'rows' is not a value"),
+        ("min-parties = 2", "'min-parties' must be a whole number of at least 3"),
+        ('two-parties = "yes"', "'two-parties' must be True or False"),
+        ("two-parties = true\nmin-parties = 5", "'two-parties' must be false with"),
+        ("[leaves]\nlabels = true", r"must have keys among rows, .*, got 'labels'"),
+        ("[leaves]\nrows = 5", "rows must be true or false or a table"),
+        ("[leaves]\nrows = {runs = 5}", "rows: 'runs' is not a value"),
+        ("[leaves]\nrows = {run = -5}", "rows: 'run' must be a whole number"),
+        ("[leaves]\ntotals = { rows = 5 }", "totals must have no 'rows'"),
+        ("[leaves]\nmoments = { rows = 0 }", "moments: "),
+        ("leaves = 3", "'leaves' must be a table"),
+        ("[peers]\nrome = 3", "'peers' must be a table of names and keys"),
+        ('[peers]\nrome = "me"', "a party's public key must be 'ed25519:' and 43 "),
+        ("leaves", "must be a TOML file"),
+    ],
+)
+def test_a_file_with_a_fault(tmp_path, text, rule):
+    path = tmp_path / "consent.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(PartyError, match=rule):
+        Consent.load(path)
+
+
+def test_a_file_that_is_too_large(tmp_path):
+    """A rule at its end must not be lost."""
+    (path := tmp_path / "consent.toml").touch(mode=0o600)
+    first, last = "allow-seed = true\n", "\nmin-parties = 4\n"
+    path.write_text(f"{first:#<{MOST_BYTES - len(last)}}{last}")
+    assert Consent.load(path) == Consent(allow_seed=True, min_parties=4)
+    path.write_text(f"{first:#<{MOST_BYTES}}{last}")
+    with pytest.raises(PartyError, match=f"consent must have at most {MOST_BYTES} byt"):
+        Consent.load(path)
+
+
+def test_a_file_that_others_can_write(tmp_path):
+    path = tmp_path / "consent.toml"
+    path.write_text("")
+    path.chmod(0o622)
+    with pytest.raises(PartyError, match="no other user can write"):
+        Consent.load(path)
+    with pytest.raises(PartyError, match="consent cannot be read: No such file"):
+        Consent.load(tmp_path / "none.toml")
+
+
+def test_a_file_of_another_user(tmp_path, monkeypatch):
+    path = tmp_path / "consent.toml"
+    path.write_text("")
+    path.chmod(0o644)
+    if os.geteuid():
+        monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    else:
+        os.chown(path, 1234, -1)
+    with pytest.raises(PartyError, match="must be a file of the user who runs"):
+        Consent.load(path)
+
+
+# -- what a run needs ------------------------------------------------------------------
+
+STRATEGIES = {
+    "gram": CoresetVRLR(120),
+    "central": CoresetVRLR(10, solver="central"),
+    "paper rounds": CoresetVRLR(10, solver="central", rounds="paper"),
+    "uniform": CoresetVRLR(10, solver="central", sampling="uniform"),
+    "held out": CoresetVRLR(10, solver="central", test_fraction=0.4),
+    "cg": CoresetVRLR(120, solver="cg", test_fraction=0.2, evaluate="full"),
+    "lasso": CoresetVRLR(120, solver="cg", regularizer="lasso", alpha=0.1),
+    "saga": CoresetVRLR(120, solver="saga", max_iter=2),
+    "k-means": CoresetVKMC(2, size=10),
+    "all rows": CoresetVKMC(2, sampling="full"),
+    "distdim": CoresetVKMC(2, size=10, solver="distdim"),
+    "full cost": CoresetVKMC(2, size=10, evaluate="full"),
+    "direct": FDSKLDirect(features=4, test_fraction=0.5),
+    "doubly stochastic": FDSKL(features=8),
+    "kernel k-means": FKKMeans(2, 4, 8, 2, passes=2),
+    "kernel coreset": FKKMeans(2, 4, 8, 2, clustering="coreset"),
+    "mufc": MUFC(2),
+    "mufc of rows": MUFC(2, client_training="init"),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_needs_what_it_says_and_nothing_less(tmp_path, name):
+    """One of five coresets of these rows has labels that no Gram matrix takes."""
+    strategy = STRATEGIES[name]
+    parties = made(tmp_path, [letting(*strategy.terms.needs)] * 3)
+    if strategy.partition == "horizontal":
+        for party in parties:
+            party.y = None
+    with repeated_draws(0):
+        strategy.start(RealParties(parties))
+    for kind in strategy.terms.needs:
+        rest = [k for k in strategy.terms.needs if k != kind]
+        parties[1].consent = letting(*rest)
+        with pytest.raises(FederationError) as caught:
+            strategy.start(RealParties(parties))
+        assert f"consent.toml of 'b' would need [leaves], {kind} = true" in str(
+            caught.value
+        )
+        assert "1 of 3 parties refuse the run" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [CoresetVRLR(12, dealer="b", computes="a"), CoresetVRLR(12, solver="central")],
+    ids=["products", "rows"],
+)
+def test_a_consent_reads_the_terms_that_a_strategy_declares(
+    tmp_path, monkeypatch, strategy
+):
+    seen = []
+    monkeypatch.setattr(Consent, "lacks", lambda self, terms: seen.append(terms) or [])
+    strategy.replace(seed=1).greet(Exchange(RealParties(made(tmp_path))))
+    terms = strategy.terms
+    needs, wants = list(terms.needs), list(terms.wants)
+    given = replace(terms, needs=needs, wants=wants, seeded=True, parties=3)
+    assert seen == [given] * 3
+
+
+def test_the_setting_that_needs_less_is_named(tmp_path):
+    parties = made(tmp_path, [letting()] * 3)
+    with pytest.raises(
+        FederationError,
+        match=r"3 of 3 .* 'a' .* 'b' .* 'c' .* solver='gram' the run asks for no "
+        "rows, and instead for row-sums, totals, coefficients, moments",
+    ):
+        CoresetVRLR(10, solver="central").start(RealParties(parties))
+
+
+def test_a_server_that_says_less_is_refused_by_the_step(tmp_path):
+    parties = Parties(Exchange(RealParties(made(tmp_path, [letting("totals")] * 3))))
+    with pytest.raises(PartyFailed, match="consent lets no rows leave it") as caught:
+        pool(parties, range(3))
+    assert "'rows = true' to [leaves]" in caught.value.reason
+
+
+def test_nothing_is_computed_for_a_step_that_is_refused(tmp_path, monkeypatch):
+    computed = []
+
+    @functools.wraps(coresets.pooled_rows.function)  # the contract of the step
+    def compute(*_, **__):
+        computed.append(1)
+
+    monkeypatch.setattr(coresets.pooled_rows, "function", compute)
+    grid = RealParties(made(tmp_path, [letting()] * 3))
+    parties = Parties(Exchange(grid))
+    with pytest.raises(PartyFailed, match="no rows leave"):
+        pool(parties, range(3))
+    assert not computed
+
+
+@pytest.mark.parametrize(
+    ("rules", "refused"),
+    [
+        ({"strategies": ["mufc"]}, "has no strategy and task that ask for coresets_"),
+        ({"tasks": ["predict"]}, "has no strategy and task that ask for coresets_"),
+        ({"min_parties": 4}, "would need min-parties = 3"),
+        ({"allow_seed": False}, "would need allow-seed = true"),
+        ({"max_round_trips": 1}, "run with 1 messages at most, with this one they are"),
+        ({"max_bytes": 100}, "run with 100 bytes at most, with this one they are"),
+    ],
+)
+def test_rules_of_a_run(tmp_path, rules, refused):
+    consent = letting("rows", "totals", **{"allow_seed": True} | rules)
+    grid = RealParties(made(tmp_path, [FREE, consent, FREE]))
+    with pytest.raises((FederationError, PartyFailed), match=refused):
+        CoresetVRLR(10, solver="central", seed=1).start(grid)
+
+
+def test_a_seed_that_the_server_did_not_announce(tmp_path):
+    grid = RealParties(made(tmp_path, [letting("rows")] * 3))
+    parties = Parties(Exchange(grid))
+    parties._private_draws = False
+    with pytest.raises(PartyFailed, match="a run with a seed is refused"):
+        pool(parties, range(3))
+
+
+def test_two_parties_need_a_line(tmp_path):
+    strategy = CoresetVRLR(120)
+    parties = made(tmp_path)[1:]
+    for two in (False, True):
+        for party in parties:
+            party.consent = letting(*strategy.terms.needs, two_parties=two)
+        grid = RealParties(parties)
+        if two:
+            with repeated_draws(1):
+                assert strategy.start(grid).metrics["weight_sum"] > 0
+        else:
+            with pytest.raises(FederationError, match="would need two-parties = true"):
+                strategy.start(grid)
+
+
+def test_a_party_of_a_loader_without_consent_is_strict(tmp_path):
+    grid = RealParties(made(tmp_path))
+    for party in grid._parties.values():
+        party.consent = None
+    with pytest.raises(FederationError, match=r"3 of 3 parties refuse .* rows = true"):
+        CoresetVRLR(10, solver="central").start(grid)
+
+
+@pytest.mark.parametrize(
+    ("when", "value", "applies"),
+    [
+        ("", None, True),
+        ("pool", True, True),
+        ("pool", False, False),
+        ("pool", 0, False),
+        ("pool", np.zeros(3), True),
+        ("pool", None, False),
+        ("not pool", None, True),
+        ("not pool", 3, False),
+    ],
+)
+def test_when_a_step_reveals(when, value, applies):
+    assert Reveals("rows", when).applies({"pool": value}) == applies
+
+
+UNDECLARED = {
+    # Rows whose labels a party knows, drawn uniformly.
+    ("fdskl_start", "rows"),
+    # Only in a run in one process.
+    ("kernel_kmeans_expand", "rows"),
+    # Points under the keys of all parties, shuffled: they tell sizes of intersections.
+    ("alignment_encrypt_points", "encrypted"),
+    # Hashes under a key that the party has put into its state-dir for this.
+    ("alignment_hash_with_key", "hashes"),
+    # The parties have consented in linear_gram_columns; a mean over many rows each.
+    ("linear_gram_solve", "coefficients"),
+}
+
+
+def test_arrays_leave_in_the_clear_only_by_declaration():
+    """A step that one adds declares what it reveals, or is in the list above."""
+    for step in our_steps().values():
+        for name, field in step.contract.reply.items():
+            if field.kind in (np.ndarray, dict) and field.leaves is None:
+                assert step.reveals or (step.action, name) in UNDECLARED, step
+
+
+def test_conditions_are_parameters():
+    for step in STEPS.values():
+        for revealed in step.reveals:
+            name = revealed.when.removeprefix("not ").partition(".")[0]
+            assert not name or name in step.contract.request
+
+
+# -- limits ----------------------------------------------------------------------------
+
+
+def run_of(tmp_path, rows, run=10, life=30, **changes):
+    grid = RealParties(made(tmp_path, [limited(run, life)] * 3, **changes))
+    pool(Parties(Exchange(grid), seed=0), rows)
+
+
+def test_a_limit_for_life_holds_over_twenty_runs(tmp_path):
+    """Ten runs with a limit of 100 a run released 406 to 494 of 569 rows."""
+    rng = np.random.default_rng(0)
+    seen: set[int] = set()
+    refused = 0
+    for _ in range(20):
+        rows = rng.choice(N, size=10, replace=False)
+        wanted = seen | set(rows.tolist())
+        if len(wanted) > 30:
+            with pytest.raises(PartyFailed, match="lets 30 rows leave it as rows for"):
+                run_of(tmp_path, rows)
+            refused += 1
+        else:
+            run_of(tmp_path, rows)
+            seen = wanted
+    assert len(seen) <= 30
+    assert refused > 10
+    run_of(tmp_path, sorted(seen)[:10])  # what has left may leave again
+
+
+def test_a_limit_for_life_needs_ids(tmp_path):
+    """Values can change with the file: standardised ones do with each row."""
+    with pytest.raises(PartyFailed, match="needs the ids of this party's rows"):
+        run_of(tmp_path, range(5), ids=False)
+
+
+def test_rows_are_known_in_another_order(tmp_path):
+    """A file that was sorted again has the same ids, and so the same limits."""
+    for start in (0, 10, 20):
+        run_of(tmp_path, range(start, start + 10))
+    parties = made(tmp_path, [limited(None, 30)] * 3)
+    for party in parties:
+        party.X, party.ids = party.X[::-1], party.ids[::-1]
+        party.y = None
+    asked = Parties(Exchange(RealParties(parties)), seed=0)
+    pool(asked, range(N - 10, N))  # rows 9 to 0
+    with pytest.raises(PartyFailed, match="they were 31"):
+        pool(asked, [0])
+
+
+def test_two_runs_at_once_share_a_limit(tmp_path):
+    grids = [RealParties(made(tmp_path, [limited(20, 30)] * 3)) for _ in range(2)]
+    first, second = (Parties(Exchange(grid), seed=0) for grid in grids)
+    pool(first, range(20))
+    pool(second, range(20, 30))
+    with pytest.raises(PartyFailed, match="they were 31"):
+        pool(second, [30])
+
+
+KILLED = """
+import os, pathlib, signal, sys
+import numpy as np
+from flwr.app import RecordDict
+from vfl_flower import Party
+from vfl_flower.party.memory import Memory
+from vfl_flower.party.consent import Limit, Consent
+from vfl_flower.protocol.frame import Frame
+from vfl_flower.party.journal import journal_of
+folder, when = pathlib.Path(sys.argv[1]), sys.argv[2]
+consent = Consent(leaves={"rows": Limit(None, 30)}, peers=None)
+frame = Frame(session=1, seed=0, private_draws=False, masking="ring", round=1,
+              previous=0, parties=3, index=0)
+
+def send(start):
+    party = Party(np.arange(60.0)[:, None], ids=np.arange(60), consent=consent)
+    with journal_of(folder, start) as line:
+        line.greet(1 + start, Memory(RecordDict()))
+        line.enter(party)
+        party.share(np.arange(start, start + 10), "rows")
+        line.leave(frame, party, b"reply", 5)
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+    print("sent", start, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+for start in (0, 10, 20, 30):
+    pid = os.fork()
+    if not pid:
+        try:
+            send(start)
+        finally:
+            os._exit(1)
+    print("ended", start, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_party_that_is_killed_has_sent_no_more_than_it_counted(tmp_path, when):
+    """Killed before the journal is written it has sent nothing; then it counted."""
+    said = subprocess.run(
+        [sys.executable, "-c", KILLED, tmp_path, when],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    expected = []
+    for start in (0, 10, 20, 30):
+        expected += [f"sent {start}"] * (when == "after" and start < 30)
+        code = 1 if when == "after" and start == 30 else -signal.SIGKILL
+        expected.append(f"ended {start} {code}")
+    assert said.splitlines() == expected
+
+
+SENDING = """
+import contextlib, os, pathlib, signal, sys, tempfile, time
+import numpy as np
+from flwr.app import RecordDict
+from vfl_flower import Party
+from vfl_flower.party.memory import Memory
+from vfl_flower.party.consent import Consent, Limit
+from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.frame import Frame
+from vfl_flower.party.journal import journal_of
+consent = Consent(leaves={"rows": Limit(None, 300)}, peers=None)
+
+def send(folder, first, row, count=1000):
+    party = Party(np.arange(2000.0)[:, None], ids=np.arange(2000), consent=consent)
+    for number in range(first, first + count):
+        frame = Frame(session=1, seed=0, private_draws=False, masking="ring", round=1,
+                      previous=0, parties=3, index=0)
+        party.shared, party.releases = {}, None
+        try:
+            with journal_of(folder, number) as line:
+                line.greet(1 + number, Memory(RecordDict()))
+                line.enter(party)
+                party.share(np.arange(row, row + 1), "rows")
+                line.leave(frame, party, b"reply", 5)
+        except PartyError:
+            continue
+        print(row, flush=True)
+        row += 1
+
+with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
+    send(pathlib.Path(folder), 0, 0, 1)  # imports what is imported late
+for attempt in range(10):
+    lines, seconds = int(sys.argv[2 + attempt]), float(sys.argv[12 + attempt])
+    pids, (read, write) = [], os.pipe()
+    for first in (0, 1000):
+        pid = os.fork()
+        if not pid:
+            try:
+                os.dup2(write, 1)
+                row = 90 * attempt + first
+                send(pathlib.Path(sys.argv[1]), 2000 * attempt + first, row)
+            finally:
+                os._exit(1)
+        pids.append(pid)
+    os.close(write)
+    with open(read) as pipe:
+        said = [pipe.readline() for _ in range(lines)]
+        time.sleep(seconds)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        print(*said, *pipe)
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_any_point_a_party_has_counted_what_it_sent(tmp_path):
+    """Two processes at once, killed at a random time after some sends, ten times."""
+    rng = np.random.default_rng(0)
+    lines, seconds = rng.integers(10, size=10), rng.uniform(0, 0.03, 10)
+    said = subprocess.run(
+        [sys.executable, "-c", SENDING, tmp_path, *map(str, [*lines, *seconds])],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    sent = set(said.split())
+    with sqlite3.connect(tmp_path / FILE) as db:
+        ((tags,),) = db.execute("SELECT tags FROM released").fetchall()
+    assert 20 < len(sent) <= len(tags) // 8 <= 300
+
+
+def test_no_id_and_no_value_is_in_the_journal(tmp_path):
+    ids = np.array([f"patient-{k}" for k in range(N)])
+    parties = made(tmp_path, [limited(10, 30)] * 3)
+    for party in parties:
+        party.ids = ids
+    pool(Parties(Exchange(RealParties(parties)), seed=0), range(5))
+    content = (tmp_path / "a" / FILE).read_bytes()
+    assert b"patient" not in content
+    with sqlite3.connect(tmp_path / "a" / FILE) as db:
+        ((kind, tags),) = db.execute("SELECT kind, tags FROM released").fetchall()
+    assert (kind, len(tags)) == ("rows", 5 * 8)
+
+
+def test_what_is_not_of_rows_is_counted_by_times(tmp_path):
+    """From as many solutions as there are rows, all rows would follow."""
+    strategy = CoresetVRLR(120, solver="cg", seed=0)
+    leaves = dict.fromkeys(strategy.terms.needs, Limit())
+    leaves["coefficients"] = Limit(life=2)
+    consent = Consent(allow_seed=True, leaves=leaves, peers=None)
+
+    def run():
+        strategy.start(RealParties(made(tmp_path, [consent] * 3)))
+
+    run()
+    run()
+    with pytest.raises(PartyFailed, match="lets coefficients leave it 2 times for the"):
+        run()
+
+
+def test_times_in_a_run_are_counted():
+    consent = Consent(leaves={"coefficients": Limit(run=2)}, peers=None)
+    party = Party(np.ones((9, 1)), consent=consent)
+    party.reveal("coefficients")
+    party.reveal("coefficients")
+    party.reveal("coefficients", again=True)  # what was told may be told again
+    with pytest.raises(PartyError, match=r"it 2 times in a run; .* would be 3"):
+        party.reveal("coefficients")
+
+
+def test_refusals_run_out(tmp_path):
+    """Each tells a bit: where a box has a row outside of it, say."""
+    grid = RealParties(made(tmp_path, [letting(max_refusals=5)] * 3))
+    for _ in range(5):
+        parties = Parties(Exchange(grid))
+        with pytest.raises(PartyFailed, match="no rows leave it"):
+            pool(parties, range(3))
+    with pytest.raises(PartyFailed, match="has refused 5 messages and answers none"):
+        Parties(Exchange(grid))
+
+
+def test_a_limit_for_life_needs_a_folder():
+    party = Party(np.ones((3, 1)), consent=limited(None, 2))
+    with pytest.raises(PartyError, match="needs a state-dir"):
+        party.share(np.arange(2), "rows")

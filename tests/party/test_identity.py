@@ -1,0 +1,484 @@
+"""Keys that outlive a run, what they sign, and whom a party refuses."""
+
+import dataclasses
+import os
+import stat
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vfl_flower import Party
+from vfl_flower.party import identity
+from vfl_flower.party.consent import Consent
+from vfl_flower.party.identity import (
+    FILE,
+    Credential,
+    check_peers,
+    check_run,
+    credential_of,
+    load_identity,
+    pack_credentials,
+    parse_credentials,
+)
+from vfl_flower.party.journal import Journal
+from vfl_flower.party.party import PartyError
+from vfl_flower.protocol.contract import ContractError
+from vfl_flower.protocol.frame import Frame
+from vfl_flower.secure_aggregation.keys import (
+    NO_IDENTITY,
+    encode_key,
+    new_private_key,
+    parse_key,
+    public_key,
+)
+
+SESSION = 11
+NAMES = ("a", "b", "c")
+PLACE = 1
+PRIVATE = [Ed25519PrivateKey.generate() for _ in NAMES]
+OF_RUN = [public_key(new_private_key()) for _ in NAMES]
+LISTED = [
+    Credential(name, j, 3, OF_RUN[j]).signed(PRIVATE[j], SESSION)
+    for j, name in enumerate(NAMES)
+]
+PINNED = {c.name: encode_key(c.identity) for c in LISTED}
+
+
+def text_of(private):
+    return encode_key(private.public_key().public_bytes_raw())
+
+
+# -- the file --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def put(folder, data, mode=0o600):
+    (folder / FILE).write_bytes(data)
+    (folder / FILE).chmod(mode)
+
+
+def pem_of(key, encryption=None):
+    encryption = encryption or NoEncryption()
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+
+
+def test_a_key_is_made_once(folder):
+    first = load_identity(folder)
+    assert text_of(load_identity(folder)) == text_of(first)
+    assert (folder / FILE).read_bytes() == pem_of(first)
+    assert stat.S_IMODE((folder / FILE).stat().st_mode) == 0o600
+    assert [path.name for path in folder.iterdir()] == [FILE]
+
+
+def test_two_processes_that_start_together_have_one_key(folder, monkeypatch):
+    """Both have seen that there is no file."""
+    first = load_identity(folder)
+    monkeypatch.setattr(os.path, "lexists", lambda path: False)
+    assert text_of(load_identity(folder)) == text_of(first)
+    assert [path.name for path in folder.iterdir()] == [FILE]
+
+
+def test_a_key_that_cannot_be_written_leaves_nothing(folder, monkeypatch):
+    def refuse(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(PartyError, match="read or made: No space left on device"):
+        load_identity(folder)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no key",
+        pem_of(X25519PrivateKey.generate()),
+        pem_of(PRIVATE[0], BestAvailableEncryption(b"password")),
+        pem_of(PRIVATE[0])[:-40],
+    ],
+    ids=["empty", "text", "X25519", "password", "cut"],
+)
+def test_a_file_without_a_key_is_refused_and_stays(folder, data):
+    put(folder, data)
+    with pytest.raises(PartyError, match="must hold an Ed25519 key without a password"):
+        load_identity(folder)
+    assert (folder / FILE).read_bytes() == data
+
+
+def test_a_key_that_others_may_read_is_refused(folder):
+    put(folder, pem_of(PRIVATE[0]), 0o640)
+    with pytest.raises(PartyError, match=r"its user alone may read .*got mode 640"):
+        load_identity(folder)
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "folder"])
+def test_what_is_no_file_is_refused(folder, tmp_path, kind):
+    path = folder / FILE
+    if kind == "pipe":
+        os.mkfifo(path, 0o644)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        target = tmp_path / "elsewhere.pem"
+        if kind == "link":
+            target.write_bytes(pem_of(PRIVATE[0]))
+            target.chmod(0o600)
+        path.symlink_to(target)
+    with pytest.raises(PartyError, match=r"identity\.pem in this party's state-dir"):
+        load_identity(folder)
+
+
+def test_the_folder_must_be_closed(folder):
+    folder.chmod(0o755)
+    with pytest.raises(PartyError, match="mode 755"):
+        load_identity(folder)
+
+
+# -- a key as text ---------------------------------------------------------------------
+
+
+@given(st.binary(min_size=32, max_size=32).filter(any))
+def test_a_key_as_text_and_back(key):
+    text = encode_key(key)
+    assert len(text) == len("ed25519:") + 43
+    assert parse_key(text) == key
+
+
+TEXT = encode_key(bytes(range(32)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        TEXT[:-1],
+        TEXT + "A",
+        TEXT + "=",
+        TEXT + "\n",
+        TEXT.removeprefix("ed25519:"),
+        TEXT.replace("ed25519", "x25519"),
+        encode_key(NO_IDENTITY),
+        TEXT[:-1] + "9",  # other bits that stand for no byte
+    ],
+)
+def test_what_is_no_key(text):
+    with pytest.raises(ValueError, match="public key must be 'ed25519:' and 43"):
+        parse_key(text)
+
+
+# -- what is signed --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "b"},
+        {"name": ""},
+        {"index": 1},
+        {"index": -1},
+        {"n_parties": 2},
+        {"public_key": OF_RUN[1]},
+        {"identity": LISTED[1].identity},
+        {"identity": NO_IDENTITY},
+        {"signature": LISTED[1].signature},
+        {"signature": bytes(64)},
+        {"signature": b""},
+    ],
+)
+def test_each_part_is_signed(change):
+    assert not dataclasses.replace(LISTED[0], **change).verify(SESSION)
+
+
+def test_the_run_is_signed():
+    assert LISTED[0].verify(SESSION)
+    assert not LISTED[0].verify(SESSION + 1)
+
+
+def test_the_key_of_no_party_signs_nothing():
+    """Zeros are a point of order 4: a quarter of all texts would verify."""
+    empty = Credential("a", 0, 3, OF_RUN[0])
+    assert not any(empty.verify(session) for session in range(50))
+
+
+TOLD = st.tuples(
+    st.integers(0, 2**63 - 1),
+    st.binary(max_size=40),
+    st.text(max_size=12),
+    st.integers(-1, 2**20),
+    st.integers(0, 2**20),
+)
+
+
+@given(TOLD, st.integers(1, 11))
+def test_no_byte_moves_from_one_part_to_the_next(told, cut):
+    session, key, name, index, n = told
+    moved = (session, key + name.encode()[:cut], name[cut:], index, n)
+    if moved != told:
+        assert identity._encoded(*moved) != identity._encoded(*told)
+    digits = (session, key, f"{name}{index}", n, n)
+    assert identity._encoded(*digits) != identity._encoded(*told)
+
+
+def test_the_statement_stays_the_same():
+    """Another one would end the runs of parties of two versions: change _DOMAIN."""
+    told = identity._encoded(identity._DOMAIN, 7, b"\x01\x02", "é", -1, 3)
+    assert told == (
+        b"\0\0\0\x15vfl_flower identity 1\0\0\0\x017\0\0\0\x02\x01\x02"
+        b"\0\0\0\x02\xc3\xa9\0\0\0\x02-1\0\0\0\x013"
+    )
+
+
+def test_a_party_says_what_it_knows(folder):
+    party = Party(np.ones((2, 1)), state_dir=folder)
+    said = credential_of(party, SESSION, OF_RUN[0])
+    assert (said.name, said.index, said.n_parties) == ("", -1, 0)
+    assert said == credential_of(party, SESSION, OF_RUN[0])  # to compare with later
+    with pytest.raises(PartyError, match="no state-dir"):
+        credential_of(Party(np.ones((2, 1))), SESSION, OF_RUN[0])
+
+
+# -- in a message ----------------------------------------------------------------------
+
+CREDENTIALS = st.lists(
+    st.builds(
+        Credential,
+        st.text(max_size=100).filter(str.isprintable),
+        st.integers(-1, 2**40),
+        st.integers(0, 2**40),
+        st.binary(min_size=32, max_size=32),
+        st.binary(min_size=32, max_size=32),
+        st.binary(min_size=64, max_size=64),
+    ),
+    max_size=5,
+)
+
+
+@given(CREDENTIALS)
+def test_packed_and_back(credentials):
+    peers = b"".join(c.public_key for c in credentials)
+    assert parse_credentials(pack_credentials(credentials), peers) == credentials
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda packed: b"",
+        lambda packed: packed[:-1],
+        lambda packed: packed + b"\0",
+        lambda packed: packed + b"\0\0\0\0",
+        lambda packed: packed * 2,
+        lambda packed: packed.replace(b"\0\0\0\x010", b"\0\0\0\x0200"),
+        lambda packed: packed.replace(b"\0\0\0\x010", b"\0\0\0\x01x"),
+        lambda packed: packed.replace(b"\0\0\0\x01a", b"\0\0\0\x01\xff"),
+        lambda packed: packed.replace(b"\0\0\0\x01a", b"\0\0\0\x01\n"),
+        lambda packed: packed.replace(b"\0\0\0\x01a", b"\0\0\0\x65" + b"a" * 101),
+        lambda packed: b"\xff" * len(packed),
+    ],
+)
+def test_malformed_credentials(change):
+    packed = pack_credentials(LISTED)
+    assert change(packed) != packed
+    with pytest.raises(ContractError, match="'credentials' must hold one of each"):
+        parse_credentials(change(packed), b"".join(OF_RUN))
+
+
+# -- whom a party refuses --------------------------------------------------------------
+
+
+def check(credentials=LISTED, session=SESSION, place=PLACE, pinned=PINNED, **more):
+    return check_peers(credentials, session, place, LISTED[PLACE], pinned, **more)
+
+
+def other(j, **change):
+    c = dataclasses.replace(LISTED[j], **change)
+    return [*LISTED[:j], c.signed(PRIVATE[j], SESSION), *LISTED[j + 1 :]]
+
+
+def altered(j, **change):
+    return [*LISTED[:j], dataclasses.replace(LISTED[j], **change), *LISTED[j + 1 :]]
+
+
+def test_pinned_peers_are_accepted():
+    assert check() == {}
+    assert check(pinned={"a": PINNED["a"], "c": PINNED["c"], "d": PINNED["b"]}) == {}
+    assert check(other(0, n_parties=7)) == {}
+
+
+def test_parties_without_an_index_stand_by_name():
+    listed = [
+        Credential(name, -1, 0, OF_RUN[j]).signed(PRIVATE[j], SESSION)
+        for j, name in enumerate(NAMES)
+    ]
+    assert check_peers(listed, SESSION, 1, listed[1], PINNED) == {}
+    turned = [listed[2], listed[1], listed[0]]
+    with pytest.raises(PartyError, match="order of their names, but 'b' follows 'c'"):
+        check_peers(turned, SESSION, 1, listed[1], PINNED)
+
+
+OWN = "does not stand at its place"
+FORGED = "signature of party 'a' does not verify"
+
+REFUSED = {
+    "own key of the run": (altered(PLACE, public_key=bytes(32)), OWN),
+    "own name": (altered(PLACE, name="bb"), OWN),
+    "own number of parties": (altered(PLACE, n_parties=2), OWN),
+    "own identity": (altered(PLACE, identity=LISTED[0].identity), OWN),
+    "own place": ([LISTED[1], LISTED[0], LISTED[2]], OWN),
+    "left out": ([LISTED[0], LISTED[2]], OWN),
+    "nobody": ([], OWN),
+    "key of the run": (altered(0, public_key=bytes(32)), FORGED),
+    "number of parties": (altered(0, n_parties=2), FORGED),
+    "signature": (altered(0, signature=LISTED[1].signature), FORGED),
+    "no identity": (altered(0, identity=NO_IDENTITY), "'a' must have a key of its own"),
+    "a new name": (other(2, name="d"), "party 'd' must be pinned"),
+    "no name": (other(2, name=""), "the one at place 2 has none"),
+    "one name": (other(2, name="a"), "names must differ, two are 'a'"),
+    "own name twice": (other(2, name="b"), "names must differ, two are 'b'"),
+    "one identity": (
+        [*LISTED[:2], Credential("c", 2, 3, OF_RUN[2]).signed(PRIVATE[0], SESSION)],
+        "but 'a' and 'c' have the same",
+    ),
+    "own identity twice": (
+        [*LISTED[:2], Credential("c", 2, 3, OF_RUN[2]).signed(PRIVATE[1], SESSION)],
+        "but 'b' and 'c' have the same",
+    ),
+    "one key of the run": (
+        other(2, public_key=OF_RUN[0]),
+        "but 'a' and 'c' have the same",
+    ),
+    "another key": (
+        [Credential("a", 0, 3, OF_RUN[0]).signed(PRIVATE[2], SESSION), LISTED[1]],
+        "key of party 'a' must be the one that is pinned, but it is ed25519:",
+    ),
+    "order": (
+        other(0, index=2),
+        "in the order of their indices, but 'b' follows 'a'",
+    ),
+    "one index": (other(2, index=1), "indices, but 'c' follows 'b'"),
+    "no index": (other(0, index=-1), "all parties or none must have an index, 'a' not"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("trust", [False, True])
+def test_refused(case, trust):
+    credentials, reason = REFUSED[case]
+    if case == "a new name" and trust:
+        assert list(check(credentials, trust_on_first_use=True)) == ["d"]
+        return
+    with pytest.raises(PartyError, match=reason):
+        check(credentials, trust_on_first_use=trust)
+
+
+@pytest.mark.parametrize("place", [-2, -1, 0, 2, 3])
+def test_another_place_is_refused(place):
+    with pytest.raises(PartyError, match=f"at its place {place}"):
+        check(place=place)
+
+
+def test_another_key_is_pinned_for_the_party_itself():
+    with pytest.raises(PartyError, match=f"must be that of .*{PINNED['b']}"):
+        check(pinned=PINNED | {"b": PINNED["a"]})
+
+
+def test_trust_on_first_use():
+    pinned = {"a": PINNED["a"]}
+    new = check(pinned=pinned, trust_on_first_use=True)
+    assert new == {"c": PINNED["c"]}
+    assert check(pinned=pinned, trust_on_first_use=True, known=new) == {}
+    with pytest.raises(PartyError, match="'c' must be the one that is trusted on firs"):
+        check(pinned=pinned, trust_on_first_use=True, known={"c": PINNED["b"]})
+    with pytest.raises(PartyError, match="'c' must be pinned"):
+        check(pinned=pinned, known=new)  # without the flag only what is pinned counts
+    changed = {"c": PINNED["b"]}  # what is pinned counts more
+    assert check(pinned=PINNED, trust_on_first_use=True, known=changed) == {}
+    assert "c" not in pinned
+
+
+# -- the run ---------------------------------------------------------------------------
+
+
+FRAME = Frame(
+    session=SESSION,
+    seed=3,
+    private_draws=True,
+    masking="ring",
+    round=2,
+    previous=1,
+    parties=3,
+    index=PLACE,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "allowed", "reason"),
+    [
+        ({"parties": 2}, {}, "at least 3 parties .*, this one has 2"),
+        ({"parties": 3}, {"min_parties": 4}, "at least 4 parties"),
+        ({"parties": 1}, {"two_parties": True}, "at least 2 parties"),
+        ({"private_draws": False}, {}, "a run with a seed is refused.*allow-seed"),
+        ({"peers": b"".join(OF_RUN)}, {}, "must pass on what the parties sign"),
+        (
+            {"peers": b"".join(OF_RUN), "credentials": b"x"},
+            {},
+            "'credentials' must hold",
+        ),
+    ],
+)
+def test_a_run_without_consent(change, allowed, reason):
+    """Also in a later message, which brings no keys."""
+    party = Party(np.ones((2, 1)), name="b", index=PLACE)
+    frame = dataclasses.replace(FRAME, **change)
+    with pytest.raises((PartyError, ContractError), match=reason):
+        check_run(frame, party, bytes(32), Consent(peers=PINNED, **allowed), Journal())
+
+
+def test_a_run_with_consent():
+    party = Party(np.ones((2, 1)), name="b", index=PLACE)
+    for change, allowed in (
+        ({}, {}),
+        ({"parties": 2}, {"two_parties": True}),
+        ({"private_draws": False}, {"allow_seed": True}),
+    ):
+        frame = dataclasses.replace(FRAME, **change)
+        check_run(frame, party, bytes(32), Consent(peers=PINNED, **allowed), None)
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_without_a_journal_nobody_is_trusted_on_first_use(folder, noted, caplog):
+    """It would be the first use each time."""
+    party = Party(np.ones((2, 1)), name="b", index=PLACE, state_dir=folder)
+    party.n_parties = 3
+    private = new_private_key()
+    own = credential_of(party, SESSION, public_key(private))
+    listed = [LISTED[0], own, LISTED[2]]
+    peers = b"".join(c.public_key for c in listed)
+    frame = dataclasses.replace(
+        FRAME, peers=peers, credentials=pack_credentials(listed)
+    )
+    journal = Journal() if noted else None
+    agreed = Consent(peers={}, trust_on_first_use=True)
+    if noted:
+        check_run(frame, party, private, agreed, journal)
+        assert journal.trusted == {"a": PINNED["a"], "c": PINNED["c"]}
+        assert f"'c' is trusted on first use with {PINNED['c']}" in caplog.text
+    else:
+        with pytest.raises(PartyError, match="'a' must be pinned"):
+            check_run(frame, party, private, agreed, journal)

@@ -1,0 +1,176 @@
+"""Ids as all parties write them, and the order that a party keeps."""
+
+import json
+import stat
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vfl_flower.party import row_order
+from vfl_flower.party.party import PartyError
+from vfl_flower.party.row_order import (
+    DIGEST_BYTES,
+    FORMAT,
+    RowOrder,
+    accept_order,
+    is_accepted,
+    list_orders,
+    load_order,
+    normal_ids,
+    read_order,
+    save_order,
+)
+
+SALT = bytes(range(32))
+
+
+def order(ids, name="q4", tag="ab"):
+    return RowOrder.of(name, tag, SALT, normal_ids(ids))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (7, "7"),
+        (np.array([7]), np.array(["7"])),
+        (np.array([np.int32(7), 8], dtype=object)[:1], "7"),
+        (" a7\t", "a7"),
+        ("\u00a0a", "a"),
+        ("\uff17", "7"),
+        ("e\u0301", "\u00e9"),
+        ("\ufb01n", "fin"),
+        (-3, "-3"),
+    ],
+)
+def test_written_alike(one, other):
+    def ids(value):
+        return value if isinstance(value, np.ndarray) else [value]
+
+    assert normal_ids(ids(one)) == normal_ids(ids(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *[("A7", "a7"), ("7", "007"), ("7", "7.0"), ("a b", "ab"), ("7", "+7")],
+    ],
+)
+def test_not_alike(one, other):
+    assert len(set(normal_ids([one, other]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("ids", "rule"),
+    [
+        (None, "needs an id for each row: set id-column"),
+        ([1, 2.5, "a"], "ids must be integers or text, 1 are neither"),
+        ([True, 2.5, b"x"], "ids must be integers or text, 3 are neither"),
+        (np.array([1.0, 2.0]), "ids must be integers or text, 2 are neither"),
+        (["a", " ", ""], "ids must not be empty or missing, 2 are"),
+        (["a", None, float("nan")], "ids must not be empty or missing, 2 are"),
+        (["a", "\ud800"], "ids must be text of Unicode, 1 have half of a pair"),
+        (["secret", "secret ", 7, "7", "b"], "must be distinct .* got 2 repeated"),
+    ],
+)
+def test_refused_with_a_count_and_no_id(ids, rule):
+    with pytest.raises(PartyError, match=rule) as caught:
+        normal_ids(ids)
+    assert "secret" not in str(caught.value)
+
+
+@given(st.permutations(range(12)), st.integers(1, 12))
+def test_rows_are_found_by_id(shuffled, count):
+    wanted = [f"r{k}" for k in range(count)]
+    rows = order(wanted).rows([f" r{k}" for k in shuffled])
+    assert [f"r{shuffled[row]}" for row in rows.tolist()] == wanted
+
+
+def test_ids_in_blocks(monkeypatch):
+    monkeypatch.setattr(row_order, "BLOCK", 2)
+    kept = order(["a", "b", "c"])
+    assert kept.rows(["x", "c", "b", "y", "a"]).tolist() == [4, 2, 1]
+    with pytest.raises(PartyError, match=r"must be distinct .*, got 1 repeated"):
+        kept.rows(["a", "b", "c", " a"])
+    with pytest.raises(PartyError, match="needs an id for each row"):
+        kept.rows(None)
+
+
+def test_missing_ids_are_counted():
+    with pytest.raises(PartyError, match=r"all 3 ids of alignment 'q4', 2 are missing"):
+        order(["a", "b", "c"]).rows(["b", "d"])
+
+
+def test_saved_and_loaded(tmp_path):
+    folder = tmp_path / "state"
+    for _ in range(2):  # asked twice, it is the same order
+        save_order(folder, order(["b", "a"], tag="cd"))
+    (file,) = folder.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with pytest.raises(PartyError, match=r"2 rows must be accepted .* --accept q4"):
+        load_order(folder, "q4")
+    accept_order(folder, "q4")
+    loaded = load_order(folder, "q4")
+    assert (loaded.name, loaded.tag, loaded.digest) == ("q4", "cd", "alignment q4 cd")
+    assert loaded.rows(["a", "x", "b"]).tolist() == [2, 0]
+
+
+def test_an_order_is_never_replaced(tmp_path):
+    save_order(tmp_path, order(["a", "b"]))
+    accept_order(tmp_path, "q4")
+    with pytest.raises(PartyError, match="'q4' exists at this party"):
+        save_order(tmp_path, order(["b", "a"]))
+    file = tmp_path / "alignment-q4.npz"
+    file.unlink()  # nor is another one accepted in its place
+    save_order(tmp_path, order(["b", "a"]))
+    assert list_orders(tmp_path) == ["q4"]
+    assert not is_accepted(tmp_path, read_order(tmp_path, "q4"))
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".x", "a" * 65, "a b", "x\n"])
+def test_a_name_that_leads_elsewhere(tmp_path, name):
+    rule = "alignment must be 1 to 64 letters"
+    with pytest.raises(PartyError, match=rule):
+        load_order(tmp_path, name)
+    with pytest.raises(PartyError, match=rule):
+        save_order(tmp_path, order(["a"], name=name))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_loaded(tmp_path):
+    with pytest.raises(PartyError, match="needs a state-dir"):
+        load_order(None, "q4")
+    with pytest.raises(PartyError, match="has no alignment 'q4': name another"):
+        load_order(tmp_path, "q4")
+    save_order(tmp_path, order(["a"]))
+    file = tmp_path / "alignment-q4.npz"
+    file.rename(tmp_path / "alignment-q5.npz")
+    with pytest.raises(PartyError, match="'q5' of this party is damaged, renamed"):
+        load_order(tmp_path, "q5")
+    order_q4 = {
+        "about": json.dumps({"format": FORMAT, "name": "q4", "tag": "ab"}),
+        "salt": np.zeros(32, dtype=np.uint8),
+        "ids": np.zeros((3, DIGEST_BYTES), dtype=np.uint8),
+    }
+    about = json.dumps({"format": FORMAT + 1, "name": "q4", "tag": "ab"})
+    np.savez(file, **order_q4)
+    assert len(read_order(tmp_path, "q4").ids) == 3
+    for change in (
+        {"about": about},
+        {"ids": np.zeros((3, DIGEST_BYTES))},
+        {"ids": np.zeros((3, DIGEST_BYTES + 1), dtype=np.uint8)},
+    ):
+        np.savez(file, **{**order_q4, **change})
+        with pytest.raises(PartyError, match="damaged, renamed, or of another version"):
+            load_order(tmp_path, "q4")
+    np.savez_compressed(file, **order_q4)
+    with pytest.raises(PartyError, match="damaged"):
+        load_order(tmp_path, "q4")
+    file.write_bytes(b"PK nothing")
+    with pytest.raises(PartyError, match="damaged"):
+        load_order(tmp_path, "q4")
+    file.unlink()
+    file.symlink_to(tmp_path / "alignment-q5.npz")
+    with pytest.raises(PartyError, match="cannot be read: it is a symbolic link"):
+        load_order(tmp_path, "q4")

@@ -1,0 +1,118 @@
+"""What a party that holds rows says of its columns, and how it takes their order.
+
+It sends in ``hello`` digests of the name and kind of each column, and of the levels of
+text columns; the names themselves only if its consent says so. If the order differs
+between parties, the server sends all that of the first one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+
+from vfl_flower.party.party import Party, digest_ids
+from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.names import MOST_OF_TEXT, Text, printable
+from vfl_flower.protocol.settings import Natural
+from vfl_flower.rows import Rows
+
+ColumnKind = Literal["number", "date", "text"]
+"""What a column holds: yes and no are numbers."""
+
+
+class Declared(TypedDict):
+    """What a party says of its columns."""
+
+    columns: list[Text]  # digests of names, in the order of its file; empty without
+    names: list[Text]  # if the party's consent allows them to leave it; otherwise empty
+    kinds: list[ColumnKind]
+    widths: list[Natural]  # columns of X that each becomes: text, one for each level
+    levels_digest: Text  # SHA-256 of the levels of its text columns; "" without any
+    gaps: bool  # whether a value is missing
+
+
+NO_COLUMNS: Declared = {
+    "columns": [],
+    "names": [],
+    "kinds": [],
+    "widths": [],
+    "levels_digest": "",
+    "gaps": False,
+}
+"""What a party says where parties hold columns."""
+
+
+def declared(party: Party) -> Declared:
+    """Return what a party says of its columns where parties hold rows."""
+    entries = _entries(party)
+    names = [entry["name"] for entry in entries]
+    levels = {entry["name"]: entry["levels"] for entry in entries if entry["levels"]}
+    texts = [text for name in sorted(levels) for text in ("", name, *levels[name])]
+    told = party.consent is None or party.consent.column_names
+    return {
+        "columns": list(map(column_digest, names)),
+        "names": [printable(name)[:MOST_OF_TEXT] for name in names if told],
+        "kinds": list(map(_kind, entries)),
+        "widths": list(map(_width, entries)),
+        "levels_digest": digest_ids(np.array(texts)) if texts else "",
+        "gaps": party.gaps,
+    }
+
+
+def column_digest(name: str) -> str:
+    """Return what stands for the name of a column in messages."""
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def _entries(party: Party) -> list[dict[str, Any]]:
+    """Return the columns of a party's file, each with its kind and levels."""
+    if party.encoding is not None:
+        return list(party.encoding["columns"])
+    return [{"name": name, "levels": None} for name in party.columns or ()]
+
+
+def _width(entry: Mapping[str, Any]) -> int:
+    return len(entry["levels"] or [0])
+
+
+def _kind(entry: Mapping[str, Any]) -> ColumnKind:
+    if entry["levels"] is not None:
+        return "text"
+    return "date" if entry.get("kind") == "date" else "number"
+
+
+def arrange(party: Party, order: Sequence[str]) -> None:
+    """Put the columns of a party, in place, in the order that the parties agree on.
+
+    Columns without names stay. Raises PartyError if `order` has other digests of names.
+    """
+    columns = _entries(party)
+    entries = {column_digest(entry["name"]): entry for entry in columns}
+    if not entries or list(entries) == list(order):
+        return
+    if sorted(order) != sorted(entries) or len(entries) != len(columns):
+        raise PartyError(
+            f"columns must name each of the {len(columns)} columns of this party once, "
+            f"and no other, got {len(order)} names"
+        )
+    if isinstance(party.X, Rows):
+        raise PartyError(
+            "columns of a party whose rows are no array must stand in the order of "
+            "the first party's: name them in this order"
+        )
+    ends = pairwise(accumulate(map(_width, columns), initial=0))
+    ranges = dict(zip(entries, (range(*pair) for pair in ends), strict=True))
+    places = [place for column in order for place in ranges[column]]
+    known = party.cache.get("arranged")
+    if known is None or known[0] is not party.X or known[1] != places:
+        known = party.cache["arranged"] = party.X, places, party.X[:, places]
+    party.X = known[2]
+    if party.columns is not None:
+        party.columns = [party.columns[place] for place in places]
+    if party.encoding is not None:
+        ordered = [entries[column] for column in order]
+        party.encoding = party.encoding | {"columns": ordered}

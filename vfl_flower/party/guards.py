@@ -1,0 +1,399 @@
+"""A party's guards: what happens between a request and its step, and after the step.
+
+:data:`BEFORE` and :data:`AFTER` are in order, and each guard says why it is needed and
+why it stands where it does. A guard that raises PartyError refuses the request; nothing
+of it has been written by then.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from flwr.app import RecordDict
+
+from vfl_flower.party.columns import arrange
+from vfl_flower.party.identity import (
+    check_list,
+    check_run,
+    parse_credentials,
+    sign_list,
+)
+from vfl_flower.party.journal import Journal
+from vfl_flower.party.memory import Memory
+from vfl_flower.party.parts import load_part, write_predictions
+from vfl_flower.party.party import Party, PartyError
+from vfl_flower.party.sums import PartySums
+from vfl_flower.protocol.contract import Sizes, flatten, structure
+from vfl_flower.protocol.frame import Frame
+from vfl_flower.protocol.messages import bytes_of_arrays, digest_of_values, to_records
+from vfl_flower.protocol.steps import Step
+from vfl_flower.shapes import shapes_only
+
+log = logging.getLogger("vfl_flower")
+
+Use = frozenset[tuple[str, str]]
+"""Strategies and tasks, by their names."""
+
+
+@shapes_only
+@dataclass
+class Call:
+    """One request for a step, with what the guards have made of it so far."""
+
+    step: Step[..., Any]
+    values: dict[str, Any]
+    digests: Mapping[str, bytes]
+    frame: Frame
+    party: Party
+    memory: Memory
+    journal: Journal | None
+    allow_plain: bool
+    asked_by: Use
+    """The strategies and tasks that ask for the step."""
+
+    keys: tuple[bytes, list[bytes]] = (b"", [])
+    """The party's private key, and all public keys."""
+    uses: Use = frozenset()
+    """The strategies and tasks that ask for all steps of the session so far."""
+    sums: PartySums = field(init=False)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    again: bool = False
+    """Whether the party has answered the request before."""
+    reply: dict[str, Any] = field(default_factory=dict)
+    content: RecordDict = field(default_factory=RecordDict)
+    sent: bytes = b""
+    """The digest of the reply."""
+    frame_of_reply: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Keep the party as it was announced, and the part that it brings."""
+        self.announced, self.part = copy.copy(self.party), self.party.part
+
+    @property
+    def common(self) -> bytes:
+        """The digest of the inputs of a step that gives sums; b"" of any other."""
+        return self.sums.common if self.frame.sums else b""
+
+    def run(self) -> None:
+        """Run the step between its guards."""
+        for guard in BEFORE:
+            guard(self)
+        self.reply = flatten(self.step(self.party, **self.arguments))
+        for guard in AFTER:
+            guard(self)
+
+
+# -- before the step -------------------------------------------------------------------
+
+
+def check_round(call: Call) -> None:
+    """Refuse a round that the journal has as answered, whatever the memory says.
+
+    The memory may be an older copy of the state, in which the masks are still unused.
+    """
+    if call.journal is not None:
+        call.journal.check(call.frame)
+
+
+def recall_state(call: Call) -> None:
+    """Take the state of the session from the journal, if the memory lost the last one.
+
+    It must be there before the round is compared with it.
+    """
+    if call.journal is not None:
+        call.journal.recall(call.memory, call.frame.state_key)
+
+
+def enter_round(call: Call) -> None:
+    """Refuse a request that is not the next one, and restore the party.
+
+    From here on the party has its place, its keys and what its steps remember, which
+    all later guards read.
+    """
+    call.keys = call.memory.enter(call.frame, call.party)
+
+
+def check_strategy(call: Call) -> None:
+    """Refuse a step that no strategy and task asks for in which the party takes part.
+
+    Steps of one session must be those of one strategy: mixed, they could open what each
+    strategy hides.
+    """
+    consent, before = call.party.consent, call.memory.uses
+    call.uses = call.asked_by
+    if consent is None:
+        return
+    if before is not None and consent.peers is not None:
+        call.uses = call.asked_by & before
+        if not call.uses and call.asked_by | before:
+            raise PartyError(
+                f"{call.step.action} is of another strategy or task than the steps "
+                "before it in this session"
+            )
+    if not any(consent.takes_part(*use) for use in call.uses or {("", "")}):
+        raise PartyError(
+            "this party's consent has no strategy and task that ask for "
+            f"{call.step.action}"
+        )
+
+
+def load_releases(call: Call) -> None:
+    """Give the party the journal's record of the rows that have ever left it.
+
+    It adds to what the memory knows of the session, so it follows the memory.
+    """
+    if call.journal is not None:
+        call.journal.enter(call.party)
+
+
+def check_peers(call: Call) -> None:
+    """Refuse keys of other parties than those with which this one consents to run.
+
+    A server that makes up a party would learn what is meant for that party. The
+    party's own statement is compared as it was before the run gave it a place.
+    """
+    consent, (private_key, _) = call.party.consent, call.keys
+    if consent is not None:
+        check_run(call.frame, call.announced, private_key, consent, call.journal)
+
+
+def check_signatures(call: Call) -> None:
+    """Refuse a second request until all parties have signed one list of keys.
+
+    Otherwise, a server could give each party other keys.
+    """
+    frame, memory, consent = call.frame, call.memory, call.party.consent
+    pinned = consent is not None and consent.peers is not None
+    if pinned and call.step.contract.reply and memory.lacks_signatures(frame):
+        listed, keys = memory.credentials(frame), b"".join(call.keys[1])
+        check_list(frame.signed or b"", frame.session, keys, listed or b"")
+        memory.keep_signed()
+
+
+def sign_keys(call: Call) -> None:
+    """Learn the parties' names, and sign the list of their keys if it is new.
+
+    The party signs only what :func:`check_peers` has accepted.
+    """
+    frame, keys = call.frame, b"".join(call.keys[1])
+    if (listed := call.memory.credentials(frame)) is None:
+        return
+    call.party.names = [c.name for c in parse_credentials(listed, keys)]
+    if frame.peers is not None and call.journal is not None:
+        signed = sign_list(call.party, frame.session, keys, listed)
+        call.frame_of_reply["signed"] = signed
+
+
+def refuse_plain(call: Call) -> None:
+    """Refuse to work without masks, except in one process."""
+    if call.frame.masking == "plain" and not call.allow_plain:
+        raise PartyError("this party sends its addends only under masks")
+    call.party.allow_plain = call.allow_plain
+
+
+def arrange_columns(call: Call) -> None:
+    """Bring the columns into the order of the run, which only the first request has."""
+    call.frame = replace(call.frame, columns=call.memory.columns(call.frame))
+    if call.frame.columns is not None:
+        arrange(call.party, call.frame.columns)
+
+
+def recall_part(call: Call) -> None:
+    """Load the party's part of the model that the request names."""
+    party, model = call.party, call.frame.model
+    if model is not None:
+        if party.state_dir is None:
+            raise PartyError(
+                "this party has no state-dir, so it keeps no part of a model"
+            )
+        part = load_part(party.state_dir, model, call.step.algorithm)
+        settings = dict(part.settings)
+        if settings.pop("encoding", None) != party.encoding:
+            raise PartyError(
+                "new rows must be encoded as those of training: set task and "
+                "model in the run config, or load them with the encoding of the part"
+            )
+        party.part = {**settings, **part.arrays}
+    call.part = party.part
+
+
+def open_inputs(call: Call) -> None:
+    """Decrypt what other parties have sealed for this one, if they had the same inputs.
+
+    The digests of the inputs are of the values as they came.
+    """
+    call.sums = PartySums(*call.keys, call.frame, call.allow_plain)
+    call.party.agree = call.sums.agree
+    call.sums.open(call.step, call.values, call.digests, call.memory.inputs)
+
+
+def check_arguments(call: Call) -> None:
+    """Refuse values that break the contract of the step, now that all are readable."""
+    call.arguments = arguments_of(call.step, call.values, call.party)
+
+
+def check_repetition(call: Call) -> None:
+    """Refuse a step that is answered once, unless the request is the same again.
+
+    It precedes the count of what leaves, which a request counts once.
+    """
+    call.again = call.memory.repeats(call.frame, call.step, call.common)
+
+
+def count_releases(call: Call) -> None:
+    """Count what leaves the party against its consent, or continue without it."""
+    for revealed in call.step.reveals:
+        if revealed.applies(call.arguments):
+            once = int(revealed.counted)
+            times = call.arguments[revealed.times] if revealed.times else once
+            try:
+                call.party.reveal(revealed.kind, call.again, times)
+            except PartyError as error:
+                if not (revealed.optional and call.party.lets(revealed.kind)):
+                    raise
+                log.warning(
+                    "%s continues without %s: %s", call.step, revealed.kind, error
+                )
+                call.arguments[revealed.when] = False
+
+
+def check_rows(call: Call) -> None:
+    """Refuse rows that differ in a few from rows over which anything has left before.
+
+    The difference of two sums over such rows would show single rows.
+    """
+    if call.step.rows == "session":
+        call.party.sum_over()
+
+
+# -- after the step --------------------------------------------------------------------
+
+
+def hide_sums(call: Call) -> None:
+    """Mask and encrypt what the step sends only so; nothing before it is a message."""
+    clipped = call.sums.hide(call.step, call.reply, sizes_of(call.party))
+    if clipped is not None:
+        call.frame_of_reply["clipped"] = clipped
+
+
+def pack_reply(call: Call) -> None:
+    """Make the message, whose digest and size the journal notes."""
+    call.content = to_records(call.reply)
+    call.sent = digest_of_values(call.content)
+
+
+def note_reply(call: Call) -> None:
+    """Note in the journal what leaves, and refuse more than the party consents to.
+
+    The first of two notes: this refuses before the memory has taken the round.
+    """
+    if call.journal is not None:
+        size = bytes_of_arrays(call.content)
+        call.journal.leave(call.frame, call.party, call.sent, size)
+
+
+def leave_round(call: Call) -> None:
+    """Store what the steps remember, and refuse a second reply to the same round."""
+    call.memory.leave(call.frame, call.party, call.step, call.common, call.sent)
+
+
+def keep_inputs(call: Call) -> None:
+    """Keep the digest of the inputs of a step that encrypts for other parties.
+
+    They open it only if they had the same inputs.
+    """
+    if call.step.contract.seals:
+        action, number = call.step.action, call.frame.round
+        call.memory.keep_inputs(action, number, call.sums.common)
+
+
+def keep_uses(call: Call) -> None:
+    """Keep to which strategies the session can belong, for :func:`check_strategy`."""
+    call.memory.keep_uses(call.uses)
+
+
+def keep_part(call: Call) -> None:
+    """Keep a new part of the model; it reads the round that :func:`leave_round` set."""
+    if call.party.part is not call.part:
+        call.memory.keep_part(call.party, call.step.algorithm)
+
+
+def keep_state(call: Call) -> None:
+    """Write the whole memory into the journal, so it follows all that changes it."""
+    if call.journal is not None:
+        call.journal.keep(call.memory)
+
+
+def keep_predictions(call: Call) -> None:
+    """Write the party's predictions to a CSV file in its ``state-dir``."""
+    party, model, run = call.party, call.frame.model, call.memory.run
+    predictions = party.predictions
+    if predictions is None or party.state_dir is None:
+        return
+    number = model or predictions.model or run
+    ids, rows = party.read_ids(), predictions.rows
+    if rows is not None and not np.array_equal(rows, np.arange(party.n_rows)):
+        ids = rows.tolist() if ids is None else [ids[row] for row in rows.tolist()]
+    write_predictions(
+        party.state_dir / f"predictions-{number}{f'-{run}' if model else ''}.csv",
+        ids,
+        predictions.values,
+        f"the predictions of model {number}",
+        more=predictions.more,
+    )
+
+
+# -- their orders ----------------------------------------------------------------------
+
+Guard = Callable[[Call], None]
+
+BEFORE: tuple[Guard, ...] = (
+    check_round,
+    recall_state,
+    enter_round,
+    check_strategy,
+    load_releases,
+    check_peers,
+    check_signatures,
+    sign_keys,
+    refuse_plain,
+    arrange_columns,
+    recall_part,
+    open_inputs,
+    check_arguments,
+    check_repetition,
+    count_releases,
+    check_rows,
+)
+"""What happens between a request and its step, in order."""
+
+AFTER: tuple[Guard, ...] = (
+    hide_sums,
+    pack_reply,
+    note_reply,
+    leave_round,
+    keep_inputs,
+    keep_uses,
+    keep_part,
+    keep_state,
+    keep_predictions,
+)
+"""What happens between a step and its reply, in order."""
+
+
+def arguments_of(
+    step: Step[..., Any], values: dict[str, Any], party: Party
+) -> dict[str, Any]:
+    """Return the arguments of a step, checked against its contract and the data."""
+    return structure(step.contract.request, values, sizes_of(party))
+
+
+def sizes_of(party: Party) -> Sizes:
+    """Return the sizes of a party that a contract may name."""
+    n_rows, n_columns = party.X.shape
+    return {"n_rows": n_rows, "n_columns": n_columns, "n_parties": party.n_parties}

@@ -1,0 +1,350 @@
+"""Who the parties of a run are: a long-term key of each signs its key of the run.
+
+The public keys of a run travel through the server, which could replace them by its own
+and open what is hidden for a party. So each party has an Ed25519 key in its
+``state-dir``, and a file of its own with the public keys of its peers. A signature does
+not say that the holder of a key is honest, nor that it does not work with the server.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from vfl_flower.files import check_no_link, write_whole
+from vfl_flower.party.consent import Consent
+from vfl_flower.party.journal import Journal
+from vfl_flower.party.parts import check_folder
+from vfl_flower.party.party import Party, PartyError
+from vfl_flower.protocol.contract import ContractError
+from vfl_flower.protocol.errors import refusing_files
+from vfl_flower.protocol.frame import KEY_BYTES, SIGNATURE_BYTES, Frame
+from vfl_flower.protocol.names import is_name
+from vfl_flower.secure_aggregation.keys import NO_IDENTITY, encode_key, public_key
+
+log = logging.getLogger("vfl_flower")
+
+FILE = "identity.pem"  # name of the file in the ``state-dir``
+
+_DOMAIN = b"vfl_flower identity 1"
+_LIST_DOMAIN = b"vfl_flower list of keys 1"
+_LENGTH_BYTES = 4
+
+
+def load_identity(folder: Path) -> Ed25519PrivateKey:
+    """Return the party's identity key; create it in its ``state-dir`` if it has none.
+
+    Raises PartyError if the file is unusable, open to other users, or holds no such
+    key.
+    """
+    check_folder(folder)
+    path = folder / FILE
+    what = f"{FILE} in this party's state-dir"
+    with refusing_files(f"{what} cannot be read or made", path):
+        if not os.path.lexists(path):
+            _create(path)
+        data = _read(path)
+    try:
+        private = load_pem_private_key(data, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        private = None
+    if not isinstance(private, Ed25519PrivateKey):
+        log.error("no Ed25519 key in PEM without a password: %s", path)
+        raise PartyError(f"{what} must hold an Ed25519 key without a password")
+    return private
+
+
+def _create(path: Path) -> None:
+    """Write a new key, unless another process has just done so."""
+    key = Ed25519PrivateKey.generate()
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    write_whole(part, pem, private=True)
+    try:
+        with suppress(FileExistsError):
+            os.link(part, path)  # a rename would replace the key of another process
+            log.warning("a new key of this party is in %s: keep a copy of it", path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> bytes:
+    check_no_link(path)
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) or mode & 0o077:  # to read a pipe would wait
+        log.error("no file of its user alone: chmod 600 %s", path)
+        raise PartyError(
+            f"{FILE} in this party's state-dir must be a file that its user alone may "
+            f"read (mode 600), got mode {stat.S_IMODE(mode):o}"
+        )
+    return path.read_bytes()
+
+
+def public_identity(folder: Path) -> str:
+    """Return the party's public key, as peers pin it; see :func:`load_identity`."""
+    return encode_key(load_identity(folder).public_key().public_bytes_raw())
+
+
+@dataclass(frozen=True)
+class Credential:
+    """What a party says of itself in ``hello``, signed."""
+
+    name: str  # "" if it has none
+    index: int  # -1 if it does not know it
+    n_parties: int  # 0 if it does not know it
+    public_key: bytes  # of the run (X25519), 32 bytes
+    identity: bytes = NO_IDENTITY  # its long-term public key (Ed25519), 32 bytes
+    signature: bytes = bytes(SIGNATURE_BYTES)  # by that key, 64 bytes
+
+    def signed(self, private: Ed25519PrivateKey, session: int) -> Credential:
+        """Return what a party says in the run of number `session`, signed."""
+        identity = private.public_key().public_bytes_raw()
+        signature = private.sign(self._said(session))
+        return replace(self, identity=identity, signature=signature)
+
+    def verify(self, session: int) -> bool:
+        """Return whether the party has said this in the run of number `session`."""
+        try:
+            identity = Ed25519PublicKey.from_public_bytes(self.identity)
+            identity.verify(self.signature, self._said(session))
+        except (InvalidSignature, ValueError):
+            return False
+        return self.identity != NO_IDENTITY
+
+    def _said(self, session: int) -> bytes:
+        about = self.public_key, self.name, self.index, self.n_parties
+        return _encoded(_DOMAIN, session, *about)
+
+
+def credential_of(party: Party, session: int, public_key: bytes) -> Credential:
+    """Return the credential of a party as loaded; raise PartyError without a key."""
+    if party.state_dir is None:
+        raise PartyError("this party has no state-dir, so it cannot sign its keys")
+    index = -1 if party.index is None else party.index
+    unsigned = Credential(party.name or "", index, party.n_parties, public_key)
+    return unsigned.signed(load_identity(party.state_dir), session)
+
+
+def _encoded(*fields: bytes | str | int) -> bytes:
+    """Return fields with their lengths: no two lists of the same types look alike."""
+    parts = [f if isinstance(f, bytes) else str(f).encode() for f in fields]
+    return b"".join(len(p).to_bytes(_LENGTH_BYTES, "big") + p for p in parts)
+
+
+def pack_credentials(credentials: Sequence[Credential]) -> bytes:
+    """Return credentials as bytes, without the keys of the run."""
+    packed = b""
+    for c in credentials:
+        packed += _encoded(c.name, c.index, c.n_parties, c.identity, c.signature)
+    return packed
+
+
+def parse_credentials(packed: bytes, peers: bytes) -> list[Credential]:
+    """Return the credentials that :func:`pack_credentials` packed.
+
+    Raises ContractError unless there is one for each of the `peers`, their keys of the
+    run.
+    """
+    try:
+        fields = zip(*[iter(_fields(packed))] * 5, strict=True)
+        keys = [peers[k : k + KEY_BYTES] for k in range(0, len(peers), KEY_BYTES)]
+        credentials = [
+            Credential(name.decode(), int(index), int(n), key, *signed)
+            for key, (name, index, n, *signed) in zip(keys, fields, strict=True)
+        ]
+        whole = pack_credentials(credentials) == packed
+    except ValueError:
+        whole = False
+    if not whole or not all(map(_has_form, credentials)):
+        raise ContractError("'credentials' must hold one of each party")
+    return credentials
+
+
+def _fields(packed: bytes) -> list[bytes]:
+    fields, at = [], 0
+    while at < len(packed):
+        start = at + _LENGTH_BYTES
+        at = start + int.from_bytes(packed[at:start], "big")
+        fields.append(packed[start:at])
+    return fields
+
+
+def _has_form(credential: Credential) -> bool:
+    sizes = len(credential.identity), len(credential.signature)
+    named = not credential.name or is_name(credential.name)
+    return named and sizes == (KEY_BYTES, SIGNATURE_BYTES)
+
+
+def sign_list(party: Party, session: int, keys: bytes, packed: bytes) -> bytes:
+    """Return the signature by which a party takes part with this list of keys.
+
+    A ``hello`` of a peer that has lost the session can be replayed; this signature
+    cannot, since it is of a list with fresh keys of the others.
+    """
+    assert party.state_dir is not None
+    identity = load_identity(party.state_dir)
+    return identity.sign(_encoded(_LIST_DOMAIN, session, keys, packed))
+
+
+def check_list(signatures: bytes, session: int, keys: bytes, packed: bytes) -> None:
+    """Raise ``PartyError`` unless all parties have signed the same list of keys."""
+    listed = _encoded(_LIST_DOMAIN, session, keys, packed)
+    for j, peer in enumerate(parse_credentials(packed, keys)):
+        signature = signatures[j * SIGNATURE_BYTES : (j + 1) * SIGNATURE_BYTES]
+        try:
+            Ed25519PublicKey.from_public_bytes(peer.identity).verify(signature, listed)
+        except InvalidSignature:
+            raise PartyError(
+                f"party {peer.name!r} must sign the list of the parties' keys before "
+                "this party answers a second message, but it has not"
+            ) from None
+
+
+def check_peers(
+    credentials: Sequence[Credential],
+    session: int,
+    place: int,
+    announced: Credential,
+    pinned: Mapping[str, str],
+    *,
+    trust_on_first_use: bool = False,
+    known: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Check the parties of a run; return names and keys trusted for the first time.
+
+    With `trust_on_first_use` the server can invent a party: only a later change of its
+    key is noticed. Raises PartyError if a party is not the expected one.
+    """
+    if not 0 <= place < len(credentials) or credentials[place] != announced:
+        raise PartyError(
+            f"what this party said of itself does not stand at its place {place} among "
+            "the parties of the run"
+        )
+    text = encode_key(announced.identity)
+    if pinned.get(announced.name, text) != text:
+        raise PartyError(
+            f"the key pinned for this party's own name {announced.name!r} must be that "
+            f"of its state-dir, {text}"
+        )
+    _check_distinct(credentials)
+    _check_order(credentials)
+    accepted = {**(known or {}), **pinned} if trust_on_first_use else pinned
+    new = {}
+    for j, peer in enumerate(credentials):
+        if j == place:
+            continue
+        who, text = f"party {peer.name!r}", encode_key(peer.identity)
+        if peer.identity == NO_IDENTITY:
+            rule = "must have a key of its own, and for that a state-dir"
+            raise PartyError(f"{who} {rule}, but it has none")
+        if not peer.verify(session):
+            raise PartyError(
+                f"the signature of {who} does not verify: what it signs is of another "
+                "run, or was altered"
+            )
+        if peer.name not in accepted:
+            if not trust_on_first_use:
+                rule = "must be pinned among the peers of this party's consent"
+                raise PartyError(f"{who} {rule}, but it is not")
+            new[peer.name] = text
+        elif accepted[peer.name] != text:
+            how = "pinned" if peer.name in pinned else "trusted on first use"
+            rule = f"must be the one that is {how}"
+            raise PartyError(f"the key of {who} {rule}, but it is {text}")
+    return new
+
+
+def _check_distinct(credentials: Sequence[Credential]) -> None:
+    """Raise where a name or a key stands twice, or a party has no name."""
+    names = [c.name for c in credentials]
+    if "" in names:
+        raise PartyError(
+            "each party must have a party-name by which it can be pinned, but the one "
+            f"at place {names.index('')} has none"
+        )
+    for what in ("name", "identity", "public_key"):
+        seen: dict[str | bytes, str] = {}
+        for c in credentials:
+            value = getattr(c, what)
+            if value in seen and value != NO_IDENTITY:
+                if what == "name":
+                    raise PartyError(f"party names must differ, two are {c.name!r}")
+                raise PartyError(
+                    f"each party must have a key of its own, but {seen[value]!r} and "
+                    f"{c.name!r} have the same"
+                )
+            seen[value] = c.name
+
+
+def _check_order(credentials: Sequence[Credential]) -> None:
+    """Raise unless the parties stand by index, or by name where none has an index."""
+    named = all(c.index == -1 for c in credentials)
+    if not named and (lacking := [c.name for c in credentials if c.index < 0]):
+        raise PartyError(f"all parties or none must have an index, {lacking[0]!r} not")
+    for first, second in pairwise(credentials):
+        if (first.name >= second.name) if named else (first.index >= second.index):
+            raise PartyError(
+                f"parties must stand in the order of their "
+                f"{'names' if named else 'indices'}, but {second.name!r} follows "
+                f"{first.name!r}"
+            )
+
+
+def check_run(
+    frame: Frame,
+    announced: Party,
+    private_key: bytes,
+    consent: Consent,
+    journal: Journal | None,
+) -> None:
+    """Raise ``PartyError`` for parties or a seed that this party has not consented to.
+
+    The party greeted the run as `announced`, and the first frame names the parties.
+    Without a journal, it trusts nobody on first use.
+    """
+    if frame.parties < (least := consent.least_parties):
+        raise PartyError(
+            f"a run must have at least {least} parties by this party's consent, this "
+            f"one has {frame.parties}"
+        )
+    if not (frame.private_draws or consent.allow_seed):
+        raise PartyError(
+            "a run with a seed is refused: with it the server can repeat this party's "
+            "random draws; allow-seed in the party's consent allows it"
+        )
+    if consent.peers is None or frame.peers is None:  # the keys still hold
+        return
+    if frame.credentials is None:
+        raise PartyError("the server must pass on what the parties sign, it does not")
+    trusted = {} if journal is None else journal.trusted
+    new = check_peers(
+        parse_credentials(frame.credentials, frame.peers),
+        frame.session,
+        frame.index,
+        credential_of(announced, frame.session, public_key(private_key)),
+        consent.peers,
+        trust_on_first_use=consent.trust_on_first_use and journal is not None,
+        known=trusted,
+    )
+    for name, key in new.items():
+        log.warning("party %r is trusted on first use with %s", name, key)
+    trusted |= new

@@ -1,0 +1,364 @@
+"""What a party has answered, on its disk: no mask serves twice, and no count is lost.
+
+Two messages that arrive together are answered from one saved ``Context.state``, so it
+cannot show that a mask was used; and it disappears with the process. Only one message
+at a time has the journal, which is written before the reply leaves. It also has the
+state of the session, under a key that the server has and this disk has not.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.files import make_private
+from vfl_flower.party.consent import Releases, pack_rows, unpack_rows
+from vfl_flower.party.memory import Memory
+from vfl_flower.party.party import Party, PartyError
+from vfl_flower.party.row_sets import (
+    TABLES,
+    RowSets,
+    count_sets,
+    first_value,
+    write_anchor,
+)
+from vfl_flower.party.vault import Vault
+from vfl_flower.protocol.frame import Frame
+from vfl_flower.shapes import shapes_only
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+FILE = "journal.sqlite"  # name of the file in the ``state-dir``
+
+PATIENCE = 600.0  # seconds that a message waits for another one of the same party
+MOST_SESSIONS = 10  # of a run: it begins anew without a party, or with a baseline
+KEPT = 100  # runs that the journal keeps
+MOST_STATES = 20  # sessions of which a party keeps its state, to resume them
+STATE_SECONDS = 86400.0  # after which a party forgets a session: a day
+SURE_STATES, MOST_BYTES = 5, 2**30
+"""So many of the latest sessions keep their states whatever their size, and earlier
+ones where all of these are within so many bytes."""
+
+_COUNTS = "CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER)"
+_TABLES = (
+    _COUNTS,
+    """CREATE TABLE IF NOT EXISTS sessions (run TEXT PRIMARY KEY, session INTEGER,
+    round INTEGER, digest BLOB, reply BLOB, messages INTEGER, bytes INTEGER,
+    sessions INTEGER)""",
+    """CREATE TABLE IF NOT EXISTS shared (
+    run TEXT, kind TEXT, rows BLOB, PRIMARY KEY (run, kind))""",
+    "CREATE TABLE IF NOT EXISTS released (kind TEXT PRIMARY KEY, tags BLOB)",
+    "CREATE TABLE IF NOT EXISTS peers (name TEXT PRIMARY KEY, key TEXT)",
+    "CREATE TABLE IF NOT EXISTS secrets (name TEXT PRIMARY KEY, value BLOB)",
+    # What a party remembers of a session, encrypted. An array is written once, and not
+    # again with each message.
+    """CREATE TABLE IF NOT EXISTS locked_states (run TEXT PRIMARY KEY, time REAL,
+    public_key BLOB, content BLOB)""",
+    """CREATE TABLE IF NOT EXISTS locked_arrays (
+    run TEXT, label BLOB, value BLOB, PRIMARY KEY (run, label))""",
+)
+_READ = """SELECT session, round, digest, reply, messages, bytes, sessions
+    FROM sessions WHERE run = ?"""
+_WRITE = """INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (run) DO UPDATE SET session = excluded.session,
+    round = excluded.round, digest = excluded.digest, reply = excluded.reply,
+    messages = excluded.messages, bytes = excluded.bytes,
+    sessions = excluded.sessions"""
+_FORGET = (
+    "DELETE FROM sessions WHERE rowid <= (SELECT max(rowid) FROM sessions) - :kept",
+    "DELETE FROM shared WHERE run NOT IN (SELECT run FROM sessions)",
+    "DELETE FROM locked_states WHERE run NOT IN (SELECT run FROM sessions)",
+    """DELETE FROM locked_states WHERE run IN (
+    WITH sizes AS (
+        SELECT run, time, length(content) + (
+            SELECT total(length(value)) FROM locked_arrays AS arrays
+            WHERE arrays.run = states.run) AS bytes
+        FROM locked_states AS states),
+    latest AS (
+        SELECT run, row_number() OVER back AS place, sum(bytes) OVER back AS bytes
+        FROM sizes WINDOW back AS (ORDER BY time DESC))
+    SELECT run FROM latest
+    WHERE place > :most OR place > :sure AND bytes > :bytes)""",
+    "DELETE FROM locked_arrays WHERE run NOT IN (SELECT run FROM locked_states)",
+)
+
+
+@shapes_only
+@dataclass
+class Journal:
+    """The line of one run in the journal of a party."""
+
+    session: int = -1  # the last one; a run may start several, one after another
+    round: int = 0  # the last one that was answered
+    digest: bytes = b""  # of the request of that round
+    reply: bytes = b""  # digest of the reply to it
+    messages: int = 0  # of the run that were answered
+    n_bytes: int = 0  # of the replies
+    sessions: int = 0
+    refusals: int = 0  # in all runs
+    shared: dict[str, bytes] = field(default_factory=dict)
+    """Rows that left the party in the run, by kind, a bit each."""
+    released: dict[str, Array] = field(default_factory=dict)
+    """Tags of rows that have ever left the party, by kind, including this message."""
+    trusted: dict[str, str] = field(default_factory=dict)
+    """Peers of any run that were trusted on first use, and their keys."""
+    _run: str = field(default="", compare=False)
+    _path: Path = field(default=Path(), compare=False)
+    _db: sqlite3.Connection | None = field(default=None, compare=False)
+
+    def _execute(self, query: str, *values: Any) -> sqlite3.Cursor:
+        assert self._db is not None
+        return self._db.execute(query, values)
+
+    def _value(self, query: str, *values: Any) -> Any:
+        assert self._db is not None
+        return first_value(self._db, query, *values)
+
+    def _load(self) -> None:
+        """Read the line of the run, if there is one."""
+        if known := self._execute(_READ, self._run).fetchone():
+            self.session, self.round, self.digest, self.reply = known[:4]
+            self.messages, self.n_bytes, self.sessions = known[4:]
+        query = "SELECT kind, rows FROM shared WHERE run = ?"
+        self.shared = dict(self._execute(query, self._run))
+
+    def check_refusals(self, party: Party) -> None:
+        """Raise PartyError after too many refusals: each may reveal a bit of data."""
+        most = 0 if party.consent is None else party.consent.max_refusals
+        if self.refusals >= most > 0:
+            raise PartyError(
+                f"this party has refused {most} messages and answers none until its "
+                "owner raises max-refusals in its consent.toml"
+            )
+
+    def greet(self, session: int, memory: Memory, goes_on: bool = False) -> bytes:
+        """Start or resume a session; what was counted in it still counts.
+
+        A session that the server resumes in another run, because it was restarted,
+        moves there with all that was counted: its earlier run can no longer ask for it.
+        Unless the server says that it has the key of the state (`goes_on`), a session
+        in which nothing was answered yet gets new keys. Returns the party's public key
+        if only the next message, with the key, can open the state of the session, and
+        otherwise b"".
+
+        Raises PartyError if the run has started too often, since what is answered once
+        is so in each session, or if the party has forgotten the state of the session.
+        """
+        if session != self.session and not self._adopt(session):
+            if self.sessions >= MOST_SESSIONS:
+                raise PartyError(
+                    f"this run has started {MOST_SESSIONS} times, which is the most"
+                )
+            self.session, self.round, self.sessions = session, 0, self.sessions + 1
+            self.digest = self.reply = b""
+            for table in ("locked_states", "locked_arrays"):  # of a session given up
+                self._execute(f"DELETE FROM {table} WHERE run = ?", self._run)
+            memory.forget()
+            return b""
+        if memory.place[0] == session:
+            self.recall(memory)
+            return b""
+        memory.forget()
+        if not (goes_on or self.round):
+            return b""
+        return bytes(self._state("public_key"))
+
+    def _adopt(self, session: int) -> bool:
+        """Move the session of another run here; return whether there is one."""
+        query = "SELECT run FROM sessions WHERE session = ?"
+        if (known := self._value(query, session)) is None:
+            return False
+        if self.sessions:
+            raise PartyError("a run that continues a session must have started none")
+        for table in ("sessions", "shared", "locked_states", "locked_arrays"):
+            self._execute(f"UPDATE {table} SET run = ? WHERE run = ?", self._run, known)
+        self._load()
+        return True
+
+    def recall(self, memory: Memory, state_key: bytes | None = None) -> None:
+        """Give a party its state of the session, if its memory has another or none.
+
+        The journal takes precedence: it was written before the reply left. Raises
+        PartyError if the party has forgotten the session, or if the `state_key` does
+        not open its state.
+        """
+        if memory.place == (self.session, self.round):
+            return
+        key = memory.state_key if memory.place[0] == self.session else state_key
+        content = self._state("content")
+        if key is None:
+            raise PartyError(
+                "this party was restarted, and the message lacks the key of its state "
+                "of the session"
+            )
+        vault = Vault(key, self.session)
+
+        def array(digest: bytes) -> bytes:
+            label = vault.label(digest)
+            query = "SELECT value FROM locked_arrays WHERE run = ? AND label = ?"
+            return vault.open(label, self._value(query, self._run, label))
+
+        memory.restore(vault.open(b"state", content), array, key)
+
+    def _state(self, column: str) -> bytes:
+        """Return a column of the session's state; raise PartyError if there is none."""
+        query = f"SELECT {column} FROM locked_states WHERE run = ?"
+        if (kept := self._value(query, self._run)) is None:
+            raise PartyError(
+                "this party has forgotten the session, as it does after a day or when "
+                f"{MOST_STATES} others begin, {SURE_STATES} if they are large: begin a "
+                "new one"
+            )
+        return bytes(kept)
+
+    def keep(self, memory: Memory) -> None:
+        """Keep the state of the session with the line, and forget those out of date."""
+        content, arrays = memory.pack()
+        vault = Vault(memory.state_key, self.session)
+        labels = {vault.label(digest): digest for digest in arrays}
+        known = "SELECT label FROM locked_arrays WHERE run = ?"
+        stored = {bytes(label) for (label,) in self._execute(known, self._run)}
+        now = time.time(), memory.public_key, vault.lock(b"state", content)
+        self._execute("REPLACE INTO locked_states VALUES (?, ?, ?, ?)", self._run, *now)
+        delete = "DELETE FROM locked_arrays WHERE run = ? AND label = ?"
+        for label in stored - labels.keys():
+            self._execute(delete, self._run, label)
+        insert = "INSERT INTO locked_arrays VALUES (?, ?, ?)"
+        for label in labels.keys() - stored:
+            locked = vault.lock(label, arrays[labels[label]])
+            self._execute(insert, self._run, label, locked)
+
+    def check(self, frame: Frame) -> None:
+        """Raise PartyError unless a message is the next one, or the last one again."""
+        if frame.session != self.session:
+            raise PartyError("the journal of this party knows of another session")
+        again = frame.round == self.round and frame.digest == self.digest
+        if frame.round <= self.round and not again:
+            raise PartyError(f"round {frame.round} is over, says this party's journal")
+
+    def enter(self, party: Party) -> None:
+        """Tell the party which rows have left it."""
+        for kind, packed in self.shared.items():
+            before = party.shared.get(kind, np.zeros(party.n_rows, dtype=bool))
+            party.shared[kind] = before | unpack_rows(packed, party.n_rows)
+        if party.consent is not None:
+            life = self._ever, partial(party.tags, key=self._key)
+            party.releases = Releases(party.consent, party.shared, party.n_rows, *life)
+            if party.consent.peers is not None:  # no run in one process
+                assert self._db is not None
+                party.row_sets = RowSets(self._db, self._path, party, self._key)
+
+    def leave(self, frame: Frame, party: Party, reply: bytes, size: int) -> None:
+        """Note a round, the digest and size of its reply, and what leaves with it.
+
+        Raises PartyError if the round had another reply before, or against a limit.
+        """
+        if frame.round == self.round:
+            if self.reply != reply:
+                raise PartyError(f"round {frame.round} has another reply than before")
+            return
+        self.round, self.digest, self.reply = frame.round, frame.digest, reply
+        self.messages, self.n_bytes = self.messages + 1, self.n_bytes + size
+        if (consent := party.consent) is not None:
+            for what, count, most in (
+                ("messages", self.messages, consent.max_round_trips),
+                ("bytes", self.n_bytes, consent.max_bytes),
+            ):
+                if most is not None and count > most:
+                    raise PartyError(
+                        f"this party's consent lets it answer a run with {most} {what} "
+                        f"at most, with this one they are {count}"
+                    )
+        self.shared = {kind: pack_rows(rows) for kind, rows in party.shared.items()}
+        if party.releases is not None:
+            self.released = party.releases.added
+
+    @property
+    def _key(self) -> bytes:
+        """The key of the tags of this party's rows."""
+        insert = "INSERT OR IGNORE INTO secrets VALUES ('tags', ?)"
+        self._execute(insert, secrets.token_bytes(32))
+        return bytes(self._value("SELECT value FROM secrets WHERE name = 'tags'"))
+
+    def _ever(self, kind: str) -> Array:
+        """Return the sorted tags of the rows of a kind that have ever left."""
+        tags = self._value("SELECT tags FROM released WHERE kind = ?", kind)
+        return np.frombuffer(tags or b"", dtype="<u8")
+
+
+@contextmanager
+def journal_of(folder: Path, run: int) -> Iterator[Journal]:
+    """Give one message the line of its run, and write it unless it is refused.
+
+    Raises PartyError if the journal is unusable, or if another message holds it too
+    long.
+    """
+    path, name = folder / FILE, str(run)
+    with _named_errors(path):
+        make_private(path)
+        db = sqlite3.connect(path, PATIENCE, isolation_level=None)
+    with closing(db):
+        with _named_errors(path):
+            db.execute("PRAGMA secure_delete = ON")  # a key that is forgotten is gone
+            db.execute("BEGIN IMMEDIATE")
+            for table in (*_TABLES, *TABLES):
+                db.execute(table)
+            n_sets = count_sets(db)
+            old = (time.time() - STATE_SECONDS,)
+            db.execute("DELETE FROM locked_states WHERE time < ?", old)
+            line = Journal(_run=name, _path=path, _db=db)
+            line._load()
+            line.trusted = dict(db.execute("SELECT name, key FROM peers"))
+            refusals = "SELECT value FROM counts WHERE name = 'refusals'"
+            line.refusals = line._value(refusals) or 0
+        yield line
+        with _named_errors(path):
+            numbers = line.session, line.round, line.digest, line.reply
+            counts = line.messages, line.n_bytes, line.sessions
+            db.execute(_WRITE, (name, *numbers, *counts))
+            rows = [(name, kind, packed) for kind, packed in line.shared.items()]
+            db.executemany("REPLACE INTO shared VALUES (?, ?, ?)", rows)
+            tags = [(kind, known.tobytes()) for kind, known in line.released.items()]
+            db.executemany("REPLACE INTO released VALUES (?, ?)", tags)
+            peers = line.trusted.items()
+            db.executemany("INSERT OR IGNORE INTO peers VALUES (?, ?)", peers)
+            bounds = {"kept": KEPT, "most": MOST_STATES}
+            bounds |= {"sure": SURE_STATES, "bytes": MOST_BYTES}
+            for forget in _FORGET:
+                db.execute(forget, bounds)
+            added = count_sets(db) > n_sets
+            db.execute("COMMIT")
+            if added:  # afterwards: an anchor ahead of the journal would stop the party
+                write_anchor(path, count_sets(db))
+
+
+def note_refusal(folder: Path) -> None:
+    """Count a message that the party has refused; raise PartyError if it cannot."""
+    path = folder / FILE
+    count = """INSERT INTO counts VALUES ('refusals', 1)
+        ON CONFLICT (name) DO UPDATE SET value = value + 1"""
+    with _named_errors(path), closing(sqlite3.connect(path, PATIENCE)) as db, db:
+        db.execute(_COUNTS)
+        db.execute(count)
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Say that it is the journal that failed, and not the step inside."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        log.error("the journal %s: %s", path, error)
+        reason = "the journal in this party's state-dir cannot be written"
+        raise PartyError(reason) from None

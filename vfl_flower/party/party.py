@@ -1,0 +1,500 @@
+"""The party: its data, and its memory of the run."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, dataclass_transform
+
+import numpy as np
+
+from vfl_flower.party.consent import Consent, Releases
+from vfl_flower.protocol.contract import fields_of, flat, restore
+from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.names import MOST_OF_NAME, is_name
+from vfl_flower.protocol.normal import normal_ids, size_fault
+from vfl_flower.protocol.terms import Kind
+from vfl_flower.rows import (
+    Rows,
+    as_rows,
+    check_index,
+    indexed,
+    is_whole,
+    number_array,
+)
+from vfl_flower.secure_aggregation import labels, masks
+from vfl_flower.shapes import shapes_only
+from vfl_flower.typing import Array
+
+S = TypeVar("S")
+
+MOST_NUMBERS = 2**22
+"""Numbers that a message may make of any party's rows; see :meth:`Party.afford`."""
+
+
+@shapes_only
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a step has predicted, which stays at the party."""
+
+    values: Array  # labels or numbers, shape (m,)
+    rows: Array | None = None  # the party's rows of these, shape (m,); None: all
+    model: str = ""  # number of the model that predicted them, if not the run's
+    more: Mapping[str, Array] = field(default_factory=dict)
+    """Further texts or numbers of each row, shape (m,), by name: classes, scores."""
+
+
+class RowSets(Protocol):
+    """The party's guard of the rows that it adds up for others."""
+
+    def check(
+        self, rows: Array | None, weights: Array | None, *, by_choice: bool
+    ) -> None:
+        """Note a set of rows, or refuse it; see :meth:`Party.sum_over`."""
+
+
+class Source(Protocol):
+    """Where the rows of a party come from."""
+
+    def read_ids(self) -> Sequence[str] | None:
+        """Return the ids of the rows as text; None where they have none."""
+
+    def drop_cache(self) -> None:
+        """Remove copies of the rows, some of which the party may have to forget."""
+
+
+@dataclass(eq=False, repr=False)
+class Party:
+    """The data of one organisation, and what it remembers during a run.
+
+    Parameters
+    ----------
+    X : Array or Rows, shape (n, d)
+        The party's columns; row i is the same entity at every party. Real, finite.
+        Rows need not lie in memory.
+    y : Array, shape (n,), optional
+        Labels, at the label holders only. Real and finite, or NaN for the rows of
+        which this party does not know the label.
+    ids : Array, shape (n,), optional
+        Identifiers of the rows, distinct. Parties compare a digest of them.
+    name : str, optional
+        What reports and errors call this party; default ``party-<index>``.
+    columns : sequence of str, optional
+        Names of the columns of `X`; default: those of a DataFrame, or none.
+    index : int, optional
+        Place of the party in the run's order, from 0.
+    ids_digest : str, optional
+        Digest of `ids` where it is known already; computed from `ids` otherwise.
+    state_dir : path, optional
+        Folder, private to the party, in which its parts of models are kept; without
+        one they are gone with the run.
+    consent : Consent, optional
+        What may leave the party other than in sums over three or more parties; default:
+        nothing, and in a run in one process anything.
+    checked : bool
+        Skip the checks: the loader did them when it wrote its cache.
+
+    Raises
+    ------
+    ValueError
+        `X` is not a non-empty real matrix, a value is missing, masked or infinite, `y`
+        or `ids` has another length or another pandas index than `X`, or an id is
+        missing or stands twice.
+    """
+
+    X: Array | Rows
+    y: Array | None = None
+    ids: Array | None = None
+    name: str | None = None
+    columns: Sequence[str] | None = None
+    index: int | None = None
+    ids_digest: str | None = None
+    state_dir: Path | None = None
+    consent: Consent | None = None
+    checked: InitVar[bool] = False
+    n_parties: int = field(default=0, init=False)
+    seed: int = field(default=0, init=False)  # of the run
+    private_draws: bool = field(default=False, init=False)
+    """Whether its streams come from `run_secret`, since the run has no seed."""
+    run_secret: bytes = field(default=b"", init=False)
+    """Random bytes of this party and this run, whatever its seed, for keys. Nothing
+    that leaves the party may depend on them but by a key."""
+    session: int = field(default=0, init=False)  # number of the run
+    names: Sequence[str] = field(default=(), init=False)
+    """Names of the parties as they have signed them; empty where they sign nothing."""
+    agree: Callable[[int], bytes] | None = field(default=None, init=False)
+    """From a party's index to 32 bytes of the run that these two alone know."""
+    allow_plain: bool = field(default=False, init=False)
+    """Whether it takes part in protocols that do not protect it."""
+    encoding: dict[str, Any] | None = field(default=None, init=False)
+    """How the columns of its file became those of `X`; kept with its part of a model.
+    """
+    cache: dict[str, Any] = field(default_factory=dict, init=False)
+    """What a step computes for the next one in the same process, which computes it
+    again where it is gone."""
+    part: dict[str, Any] = field(default_factory=dict, init=False)
+    """Its part of a model: a new one that a training step puts here is kept, and is
+    here again when the model predicts."""
+    predictions: Predictions | None = field(default=None, init=False)
+    """What a step leaves here is written to a file in `state_dir`."""
+    source: Source | None = field(default=None, init=False)
+    shared: dict[str, Array] = field(default_factory=dict, init=False)
+    """Rows that :meth:`share` has counted in the run, by kind; bool, shape (n,)."""
+    releases: Releases | None = field(default=None, init=False)
+    row_sets: RowSets | None = field(default=None, init=False)  # None in one process
+    order_key: str | None = field(default=None, init=False)
+    """What changes with the order of the rows, where parties have aligned them."""
+    row_labels: Any = field(default=None, init=False)  # index of a DataFrame
+    _states: dict[str, Any] = field(default_factory=dict, init=False)
+    _kept: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self, checked: bool) -> None:
+        """Check the data once, when the party is made."""
+        if not checked:
+            self._check()
+        if self.state_dir is not None:
+            self.state_dir = Path(self.state_dir)
+        if self.ids is not None and self.ids_digest is None:
+            self.ids_digest = digest_ids(self.ids)
+
+    def __repr__(self) -> str:
+        """Return its name and the sizes of its data, and no value of them."""
+        named = "" if self.name is None else f"{self.name!r}: "
+        labels = "" if self.y is None else f", {self.n_labels} labels"
+        rows, columns = self.X.shape
+        ids = ", ids" if self.ids_digest is not None else ""
+        return f"Party({named}{rows} rows, {columns} columns{labels}{ids})"
+
+    def _check(self) -> None:
+        if self.name is not None and not is_name(self.name):
+            raise ValueError(
+                f"name must be 1 to {MOST_OF_NAME} printable characters, got "
+                f"{str(self.name)[:40]!r}"
+            )
+        who = f"party {self.name!r}" if self.name else "the party"
+        if self.index is not None and not (is_whole(self.index) and self.index >= 0):
+            raise ValueError(f"index of {who} must be a whole number from 0")
+        if self.consent is not None and not isinstance(self.consent, Consent):
+            raise ValueError(f"consent of {who} must be a Consent or None")
+        for name in ("X", "y", "ids"):  # of Arrow or Polars
+            if hasattr(value := getattr(self, name), "to_pandas"):
+                setattr(self, name, value.to_pandas())
+        if self.columns is None and hasattr(self.X, "columns"):  # a DataFrame
+            self.columns = self.X.columns
+        if self.columns is not None:
+            if isinstance(self.columns, str | set | frozenset):
+                raise ValueError(f"columns of {who} must be a list of names")
+            self.columns = [str(name) for name in self.columns]
+            if len(set(self.columns)) < len(self.columns):
+                raise ValueError(f"columns of {who} must be distinct names")
+        self.row_labels = getattr(indexed([self.X]), "index", None)
+        check_index(self.X, self.y, f"y of {who}")
+        check_index(self.X, self.ids, f"ids of {who}")
+        if not isinstance(self.X, Rows):
+            self.X = number_array(self.X, f"X of {who}")
+        if len(self.X.shape) != 2 or 0 in self.X.shape:
+            raise ValueError(
+                f"X of {who} must be a matrix with at least one row and one column, "
+                f"got shape {self.X.shape}"
+            )
+        if isinstance(self.X, Rows):
+            _check_finite(self.X, f"X of {who}")
+        else:
+            _check_real(self.X, f"X of {who}")
+        if self.y is not None:
+            self.y = number_array(self.y, f"y of {who}")
+            self._check_length(self.y, f"y of {who} must have one label")
+            _check_labels(self.y, f"y of {who}")
+        if self.ids is not None:
+            if np.ma.is_masked(self.ids):
+                raise ValueError(f"ids of {who} must have no masked value")
+            given, self.ids = np.asarray(self.ids, object), np.asarray(self.ids)
+            self._check_length(self.ids, f"ids of {who} must have one id")
+            texts, fault = normal_ids(given)
+            if fault:
+                raise ValueError(f"ids of {who} {fault}")
+            if self.ids.dtype.kind == "O":
+                self.ids = np.array([str(value) for value in given.tolist()])
+            if repeated := len(texts) - len(set(texts)):
+                rule = f"must be distinct, got {repeated} repeated"
+                raise ValueError(f"ids of {who} {rule}")
+        if self.columns is not None and len(self.columns) != self.X.shape[1]:
+            raise ValueError(
+                f"columns of {who} must name each of the {self.X.shape[1]} columns of "
+                f"X, got {len(self.columns)} names"
+            )
+
+    def _check_length(self, values: Array, rule: str) -> None:
+        if values.shape != (len(self.X),):
+            raise ValueError(
+                f"{rule} for each of the {len(self.X)} rows, got shape {values.shape}"
+            )
+
+    def take(self, rows: Array) -> Party:
+        """Return a party in memory with some of the rows of this one, in their order.
+
+        Parameters
+        ----------
+        rows : Array of int, shape (m,)
+            Numbers of rows.
+        """
+        return replace(
+            self,
+            X=self.rows.take(rows),
+            y=None if self.y is None else self.y[rows],
+            ids=None if self.ids is None else self.ids[rows],
+            ids_digest=None,
+        )
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of `X`, which steps read by blocks, by numbers or in sums."""
+        return as_rows(self.X)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows, n."""
+        return len(self.X)
+
+    @property
+    def order_name(self) -> str | None:
+        """What changes with the ids of the rows or their order; None without ids."""
+        return self.order_key or self.ids_digest
+
+    @property
+    def n_labels(self) -> int:
+        """Number of rows whose label this party knows."""
+        return 0 if self.y is None else int(np.count_nonzero(~np.isnan(self.y)))
+
+    @property
+    def gaps(self) -> bool:
+        """Whether `X` has missing values, which a run must fill first."""
+        entries = (self.encoding or {}).get("columns", ())
+        return any(entry.get("later") for entry in entries)
+
+    def lets(self, kind: Kind) -> bool:
+        """Return whether the party's consent names a kind that may leave it."""
+        return self.consent is None or kind in self.consent.leaves
+
+    def reveal(self, kind: Kind, again: bool = False, times: int = 1) -> None:
+        """Check before a step computes that what it reveals may leave, and count it.
+
+        With `again` it was counted before. Raises PartyError if the consent lets none
+        of this kind leave, or not that often.
+        """
+        if (counter := self._counter()) is None:
+            return
+        if again:
+            counter.consent.limit(kind)
+        else:
+            counter.count(kind, times)
+
+    def share(self, rows: Array, kind: Kind) -> None:
+        """Count rows whose values leave; raise PartyError if so many may not."""
+        if (counter := self._counter()) is not None:
+            counter.add(kind, rows)
+
+    def _counter(self) -> Releases | None:
+        """Return what counts releases; None where the party has no rules to hold."""
+        if self.releases is None and self.consent is not None:
+            self.releases = Releases(self.consent, self.shared, self.n_rows)
+        return self.releases
+
+    def sum_over(
+        self,
+        rows: Array | None = None,
+        weights: Array | None = None,
+        *,
+        by_choice: bool = False,
+    ) -> None:
+        """Raise PartyError unless a step may add up these rows for others.
+
+        rows: their numbers, shape (m,), with repeats; default: all of the session.
+        weights: their weights, shape (m,); default: 1.
+        by_choice: whether the party itself has removed or added rows: the set is noted,
+            and may differ from an earlier one by few rows.
+        """
+        if self.row_sets is not None:
+            chosen = None if rows is None else rows.astype(np.intp)
+            self.row_sets.check(chosen, weights, by_choice=by_choice)
+
+    def tags(self, rows: Array, key: bytes) -> Array:
+        """Return the sorted tags (uint64) that identify rows for the life of the data.
+
+        They are hashes of ids under `key`, which the party alone has. Raises PartyError
+        without ids.
+        """
+        ids = self.read_ids()
+        if ids is None:
+            raise PartyError(
+                "a limit for the life of the data needs the ids of this party's rows "
+                "(id-column), by which they are known in a later run"
+            )
+        texts = (str(ids[row]).encode() for row in rows.tolist())
+        hashes = [hashlib.blake2b(t, digest_size=8, key=key).digest() for t in texts]
+        return np.unique(np.frombuffer(b"".join(hashes), dtype="<u8"))
+
+    def afford(self, name: str, rows: int, width: int) -> None:
+        """Refuse work out of proportion: repeated rows cost their sender little.
+
+        `name` is what the request calls the rows, and each makes `width` numbers.
+        Raises PartyError if the `rows` are more than twice the party's, and `rows`
+        times `width` is above `MOST_NUMBERS`.
+        """
+        most = max(2 * self.n_rows, MOST_NUMBERS // max(width, 1))
+        if rows > most:
+            raise PartyError(
+                f"{name} must be at most {most} rows, twice those of this party or "
+                f"2^22 numbers in all, got {rows} of {width} numbers each"
+            )
+
+    def remember(self, state: object) -> None:
+        """Store a state for the next steps; it replaces an earlier one of its kind.
+
+        It should be small, since it travels between processes with each message. Raises
+        TypeError if its class is not :func:`stored_as` a name, or has a field that no
+        message can carry.
+        """
+        name = _name_of(type(state))
+        fields_of(type(state))
+        self._states[name] = state
+
+    def recall(self, kind: type[S], first: S | None = None) -> S:
+        """Return what an earlier step has stored; a change in place is stored too.
+
+        Raises PartyError if no step has stored an instance of `kind`, unless `first` is
+        given, which is stored then.
+        """
+        name = _name_of(kind)
+        if name not in self._states:
+            if name in self._kept:
+                kept = {key: value for key, value in self._kept[name].items() if key}
+                self._states[name] = restore(kind, kept)
+            elif first is not None:
+                self._states[name] = first
+            else:
+                raise PartyError(
+                    "the step needs what an earlier step of the run keeps, and that "
+                    "step was not asked"
+                )
+        state: S = self._states[name]
+        return state
+
+    def forget(self, kind: type) -> None:
+        """Store nothing of a kind from now on."""
+        name = _name_of(kind)
+        self._states.pop(name, None)
+        self._kept.pop(name, None)
+
+    def resume(self, kept: dict[str, Any]) -> None:
+        """Continue from what :meth:`remembered` returned after an earlier step."""
+        self._states, self._kept = {}, {}
+        for place, value in kept.items():
+            name, _, key = place.partition("/")
+            self._kept.setdefault(name, {})[key] = value
+
+    def remembered(self) -> dict[str, Any]:
+        """Return what the steps have kept: arrays and scalars by kind/name."""
+        kept = {n: v for n, v in self._kept.items() if n not in self._states}
+        kept |= {n: {"": True} | flat(state) for n, state in self._states.items()}
+        return {f"{n}/{key}": v[key] for n, v in kept.items() for key in v}
+
+    def read_ids(self) -> Sequence[Any] | Array | None:
+        """Return the ids of the rows, from the data file if there is one."""
+        return self.ids if self.source is None else self.source.read_ids()
+
+    def rng(self, stream: str) -> np.random.Generator:
+        """Return the generator of one named stream of this party in this run.
+
+        It depends on (seed, party, stream) alone, and where the run has no seed on a
+        key of the stream: a step that is asked twice draws the same.
+        """
+        if self.index is None:
+            raise RuntimeError("a party has a generator only inside a step of a run")
+        entropy = [self.seed, self.index, zlib.crc32(stream.encode())]
+        if self.private_draws:
+            parts = [labels.RANDOM_STREAM, stream.encode()]
+            entropy = [int.from_bytes(masks.derive_key(self.run_secret, parts))]
+        return np.random.default_rng(np.random.SeedSequence(entropy))
+
+    def secret_bytes(self, stream: str, size: int) -> bytes:
+        """Return secret bytes of one named stream, the same each time.
+
+        Without a seed of the run, nothing that :meth:`rng` draws says anything of them.
+        """
+        if self.index is None or not self.private_draws:
+            return self.rng(stream).bytes(size)
+        parts = [labels.SECRET_DRAW, stream.encode()]
+        return masks.stream(self.run_secret, parts)(size)
+
+
+_NAMES: dict[type, str] = {}
+"""The names under which classes of states are stored."""
+
+
+@dataclass_transform(field_specifiers=(field,))
+def stored_as(name: str) -> Callable[[type[S]], type[S]]:
+    """Make a class a dataclass whose state :meth:`Party.remember` stores under a name.
+
+    The name stays when the class moves: a journal may hold a state of an older version.
+    """
+
+    def declare(cls: type[S]) -> type[S]:
+        _NAMES[cls] = name
+        return shapes_only(dataclass(cls))
+
+    return declare
+
+
+def _name_of(kind: type) -> str:
+    if kind not in _NAMES:
+        raise TypeError(f"the class of a state must be stored_as a name, got {kind}")
+    return _NAMES[kind]
+
+
+def _check_real(values: Array, what: str) -> None:
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"{what} must hold real numbers, got dtype {values.dtype}")
+    # One pass without a mask of n x d: a sum is finite only if each value is. Where it
+    # is not, it may have overflowed, so the rows are looked at in blocks.
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = np.isfinite(values.sum(dtype=np.float64))
+    if not finite:
+        _check_finite(as_rows(values.reshape(len(values), -1)), what)
+    if values.dtype.kind == "f" and values.size:
+        largest = np.maximum(values.max(axis=0), -values.min(axis=0))
+        if fault := size_fault(largest):
+            raise ValueError(f"{what} {fault}")
+
+
+def _check_finite(rows: Rows, what: str) -> None:
+    def count(_: slice, values: Array) -> int:
+        return int((~np.isfinite(values)).sum())
+
+    if missing := rows.map_reduce(count, operator.add, 0):
+        rule = "must have no missing or infinite value"
+        raise ValueError(f"{what} {rule}, {missing} found")
+
+
+def _check_labels(y: Array, what: str) -> None:
+    if y.dtype.kind == "f":
+        if np.isnan(y).all():
+            raise ValueError(f"{what} must have at least one label, all are missing")
+        y = y[~np.isnan(y)]
+    _check_real(y, what)
+
+
+def digest_ids(ids: Array) -> str:
+    """Return the SHA-256 in hexadecimal of ids as text, in order: 7 equals "7"."""
+    sha = hashlib.sha256()
+    for value in ids.tolist():
+        text = str(value).encode()
+        sha.update(b"%d:%b" % (len(text), text))
+    return sha.hexdigest()
+
+
+__all__ = ["Party", "PartyError", "Predictions", "digest_ids", "stored_as"]

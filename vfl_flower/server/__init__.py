@@ -1,0 +1,1 @@
+"""The server's end: the parties of a run, the exchange of messages, strategies."""

@@ -1,0 +1,106 @@
+"""Whether parties that hold different rows have the same columns, by name and type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vfl_flower.party.columns import ColumnKind, Declared, column_digest
+from vfl_flower.protocol.errors import FederationError
+
+OTHER_PLACES = 1000
+"""Columns of a file that a party at most leaves out and that still count as places."""
+
+SHOWN = 5  # names of columns that an error lists
+
+
+def how_matched(names: Sequence[str], told: Sequence[Declared]) -> str:
+    """Say how columns match; names x0, x1, .. are of a file without a header."""
+    most = max(len(said["columns"]) for said in told) + OTHER_PLACES
+    places = {column_digest(f"x{place}") for place in range(most)}
+    pairs = zip(names, told, strict=True)
+    nameless = [name for name, said in pairs if places.issuperset(said["columns"])]
+    if nameless and len(names) > 1:
+        return (
+            "columns are matched by position, and nobody can tell whether they are the "
+            f"same, since they have no names at {', '.join(nameless)}"
+        )
+    return "column names are the same"
+
+
+def agree(
+    names: Sequence[str], told: Sequence[Declared], wanted: Sequence[str] = ()
+) -> list[str] | None:
+    """Return the order of columns that all parties must take; None if they have it.
+
+    The order is `wanted`, that of a trained model, or by default that of the first
+    party. A party without column names is taken to have those of the others, in this
+    order. Raises FederationError if columns differ in name, kind or levels; the error
+    names the parties, and the columns by names that a party has sent, or by positions.
+    """
+    named: list[tuple[str, Declared, dict[str, ColumnKind]]] = []
+    shown: dict[str, str] = {}
+    for name, said in zip(names, told, strict=True):
+        if columns := said["columns"]:
+            named.append((name, said, dict(zip(columns, said["kinds"], strict=True))))
+            shown |= dict(zip(columns, map(repr, said["names"]), strict=False))
+    if not named:
+        return None
+
+    def listed(name: str, said: Declared, columns: Sequence[str]) -> str:
+        place = said["columns"].index
+        texts = [shown.get(c, f"column {place(c)} of {name!r}") for c in columns]
+        more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+        return ", ".join(texts[:SHOWN]) + more
+
+    (first, before, kinds), *rest = named
+    for name, said, held in named:
+        if len(held) < len(said["columns"]):
+            raise FederationError(
+                f"the columns of a party must have distinct names: {name!r} has "
+                f"{len(said['columns'])} of {len(held)} names"
+            )
+    for name, said, held in rest:
+        lacks = [column for column in kinds if column not in held]
+        more = [column for column in held if column not in kinds]
+        parts = [f"has no {listed(first, before, lacks)}"] if lacks else []
+        parts += [f"has {listed(name, said, more)} besides"] if more else []
+        if parts:
+            raise FederationError(
+                f"all parties must hold the same columns: {name!r} "
+                f"{' and '.join(parts)}, unlike {first!r}{_counted(shown)}"
+            )
+        if differing := [column for column in kinds if held[column] != kinds[column]]:
+            kind, wanted_kind = held[differing[0]], kinds[differing[0]]
+            # A party whose rows have "f" alone reads it as "false", and so a number.
+            hint = ": give 'levels' for it" if "text" in (kind, wanted_kind) else ""
+            raise FederationError(
+                f"a column must be of one kind at all parties: "
+                f"{listed(first, before, differing)} is of kind {kind} at {name!r} and "
+                f"{wanted_kind} at {first!r}{hint}{_counted(shown)}"
+            )
+        if said["levels_digest"] != before["levels_digest"]:
+            texts = [column for column in kinds if kinds[column] == "text"]
+            raise FederationError(
+                "text columns must have the same levels at all parties: those of "
+                f"{listed(first, before, texts)} differ between {first!r} and "
+                f"{name!r}: name the same levels in a file for 'levels' in each node "
+                f"config{_counted(shown)}"
+            )
+    order = list(wanted) or before["columns"]
+    if set(order) != kinds.keys():
+        raise FederationError(
+            f"the data must have the {len(order)} columns of training: {first!r} has "
+            f"{len(kinds)}, or others"
+        )
+    alike = all(said["columns"] == order for _, said, _ in named)
+    return None if alike else order
+
+
+def _counted(shown: Mapping[str, str]) -> str:
+    """Say how columns without a name are meant."""
+    if shown:
+        return ""
+    return (
+        " (column 0 is the first of a party's data, without ids and labels; "
+        "'column-names = true' in each consent.toml lets names be shown instead)"
+    )

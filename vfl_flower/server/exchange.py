@@ -1,0 +1,305 @@
+"""One round trip over Flower's grid: push, poll, retry, count, or say who failed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from threading import Thread
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
+
+from annotated_types import Ge, Len
+from flwr.app import Error, Message, RecordDict
+from flwr.serverapp import Grid
+
+from vfl_flower.protocol.contract import ContractError, fields_of, structure
+from vfl_flower.protocol.errors import FederationError, PartyFailed
+from vfl_flower.protocol.frame import SIGNATURE_BYTES
+from vfl_flower.protocol.messages import (
+    DAMAGED,
+    MALFORMED,
+    REFUSED,
+    CorruptMessage,
+    bundle,
+    n_bytes,
+    n_units,
+    unbundle,
+    unpack,
+)
+from vfl_flower.protocol.names import printable
+from vfl_flower.server.checkpoint import Checkpoint, digest_of
+from vfl_flower.server.ledger import Entry, Ledger
+from vfl_flower.shapes import shapes_only
+
+log = logging.getLogger("vfl_flower")
+
+RETRIES = 2  # of a message that failed on its way, not in its step
+
+# Flower's error codes for messages that no step has refused (flwr.common.constant.
+# ErrorCode: message, reply or node unavailable, app crashed), and our own for damage.
+NODE_UNAVAILABLE = 5
+_TRANSIENT = frozenset({3, 4, NODE_UNAVAILABLE, 8, DAMAGED})
+
+MOST_OF_REASON = 500  # most characters of a party's reason
+
+ABSENCE = 40.0
+"""Seconds that a round trip waits for a node that is not connected. A SuperNode that
+systemd starts again is back sooner; a run that has ended can go on."""
+
+PATIENCE = 1.0  # seconds that one reply on its way may hold up the others
+
+FIRST_POLL, LAST_POLL, POLL_GROWTH = 0.01, 0.5, 1.5
+"""Seconds before the first look for replies, most seconds between two, and growth."""
+
+
+class _ReplyFrame(TypedDict):
+    """What a reply tells besides the values of its step."""
+
+    seconds: Annotated[float, Ge(0)]
+    clipped: NotRequired[Annotated[bytes, Len(8, 8)]]
+    signed: NotRequired[Annotated[bytes, Len(SIGNATURE_BYTES, SIGNATURE_BYTES)]]
+    digest: bytes
+
+
+@shapes_only
+class Opened(NamedTuple):
+    """A reply that arrived whole."""
+
+    values: dict[str, Any]  # of the step, by flat names
+    clipped: bytes | None  # a number under a mask, if the party sends into sums
+    signed: bytes | None  # of the list of the parties' keys, in the first step
+
+
+def _reason(error: Error) -> str:
+    """Return why a node failed, in a line: a party may send any text."""
+    reason = printable(" ".join((error.reason or "").split())[:MOST_OF_REASON])
+    return reason or f"Flower's error code {error.code}"
+
+
+def _failure(action: str, nodes: Mapping[int, str], reason: str) -> PartyFailed:
+    return PartyFailed(", ".join(nodes.values()), action, reason, nodes)
+
+
+class Exchange:
+    """Sends messages and waits for one reply each, polling often at first.
+
+    Flower's own ``send_and_receive`` looks for replies every 3 s. If Flower says that a
+    message, its reply or its node was lost, or if the message arrived damaged, it is
+    sent again: steps give the same reply when they are asked twice. Silence is no
+    reason to ask again: the party may be at work, and a second process for the same
+    step would delay the next.
+
+    If a SuperNode is killed after it has announced a reply, Flower's grid waits three
+    minutes for the rest of it. Therefore a thread fetches each reply, and a delayed one
+    is ignored if its node is not connected.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        ledger: Ledger | None = None,
+        timeout: float = 3600.0,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self.grid, self.ledger, self.timeout = grid, ledger or Ledger(), timeout
+        self.checkpoint = checkpoint or Checkpoint()
+        self._refused: set[tuple[str, int]] = set()
+        # Messages of round trips that have failed, whose replies nobody has read.
+        self._unread: dict[str, tuple[str, int]] = {}
+        # Replies that the grid is still fetching, by the numbers of the messages.
+        self._held: dict[str, Future[list[Message]]] = {}
+
+    def __call__(
+        self,
+        action: str,
+        contents: Mapping[int, RecordDict],
+        names: Mapping[int, str],
+        checkpoint: Checkpoint | None = None,
+    ) -> list[Opened]:
+        """Send each node one message; return exactly one reply from each, in order.
+
+        The `checkpoint` replaces the usual one. Raises PartyFailed if a node refused,
+        failed too often, was silent or disconnected, and FederationError if the
+        checkpoint holds another round trip in the place of this one.
+        """
+        checkpoint = checkpoint or self.checkpoint
+        digest = digest_of(action, list(contents.values()))
+        contents = {node: bundle(content) for node, content in contents.items()}
+        if (past := checkpoint.past(action, digest)) is not None:
+            replies, (seconds, stored) = [], past
+            for node, reply in zip(contents, stored, strict=True):
+                entry = self._count(action, names[node], contents[node])
+                entry.seconds_answered += seconds
+                replies.append(self._read(action, names[node], reply))
+            self.ledger.round_trip(action, seconds)
+            # The same reply was read when it came.
+            return [reply for reply in replies if not isinstance(reply, Error)]
+        start = time.monotonic()
+        try:
+            opened = self._live(action, contents, names, checkpoint)
+            seconds = time.monotonic() - start
+            checkpoint.close(action, digest, seconds, list(contents))
+        finally:
+            checkpoint.drop()
+        self.ledger.round_trip(action, seconds)
+        return opened
+
+    def _live(
+        self,
+        action: str,
+        contents: Mapping[int, RecordDict],
+        names: Mapping[int, str],
+        checkpoint: Checkpoint,
+    ) -> list[Opened]:
+        """Ask the nodes, and keep their replies."""
+        deadline = time.monotonic() + self.timeout
+        places = list(contents)
+        replies: dict[int, Opened] = {}
+        attempts = dict.fromkeys(contents, 0)
+        absent: dict[int, float] = {}
+        pending = self._push(action, contents, names, contents)
+        sent = time.monotonic()
+        poll = FIRST_POLL
+        while True:
+            messages = self._pull(list(pending))
+            lost: list[int] = []
+            for message in messages:
+                node = pending.pop(message.metadata.reply_to_message_id, None)
+                if node is None:
+                    continue
+                if message.has_error():
+                    reply: Opened | Error = message.error
+                else:
+                    reply = self._read(action, names[node], message.content)
+                if not isinstance(reply, Error):
+                    checkpoint.add(places.index(node), message.content)
+                    replies[node] = reply
+                    entry = self.ledger.entry(action, names[node])
+                    entry.seconds_answered += time.monotonic() - sent
+                elif reply.code == NODE_UNAVAILABLE and not self._connected(node):
+                    lost.append(node)
+                elif reply.code in _TRANSIENT and attempts[node] < RETRIES:
+                    attempts[node] += 1
+                    log.warning("asking %s again: %s", names[node], _reason(reply))
+                    pending |= self._push(action, [node], names, contents)
+                else:
+                    if reply.code == REFUSED and not attempts[node]:
+                        self._refused.add((action, node))
+                    once = {m: n for m, n in pending.items() if not attempts[n]}
+                    self._unread |= {number: (action, n) for number, n in once.items()}
+                    self._note(messages)
+                    raise _failure(action, {node: names[node]}, _reason(reply))
+            if len(replies) == len(contents):
+                return [replies[node] for node in contents]
+            for number in self._held.keys() & pending.keys():
+                if not self._connected(pending[number]):
+                    lost.append(pending.pop(number))
+                    del self._held[number]
+            for node in lost:
+                log.warning("waiting for %s: it is not connected", names[node])
+                absent[node] = time.monotonic()
+            for node in filter(self._connected, list(absent)):
+                log.warning("asking %s again: it is connected again", names[node])
+                del absent[node]
+                pending |= self._push(action, [node], names, contents)
+            now = time.monotonic()
+            gone = {n: names[n] for n, since in absent.items() if now > since + ABSENCE}
+            if gone:
+                raise _failure(action, gone, f"not connected for {ABSENCE:g} s")
+            if now > deadline:
+                silent = {node: names[node] for node in contents if node not in replies}
+                away = "".join(f"; {names[node]!r} is not connected" for node in absent)
+                reason = f"no reply within {self.timeout:g} s{away}"
+                raise _failure(action, silent, reason)
+            time.sleep(min(poll, max(0.0, deadline - now)))
+            poll = min(poll * POLL_GROWTH, LAST_POLL)
+
+    def refused(self, action: str, node: int) -> bool:
+        """Return whether a node has refused a step, the only time it was asked.
+
+        A round trip ends with the first party that fails; others may have refused too.
+        """
+        self._note(self._pull(list(self._unread)))
+        return (action, node) in self._refused
+
+    def _pull(self, numbers: Iterable[str]) -> Iterator[Message]:
+        """Fetch the replies to some messages, and yield those that are there."""
+        for number in numbers:
+            patience = 0.0 if number in self._held else PATIENCE
+            call = self._held.pop(number, None) or self._fetch(number)
+            if wait([call], patience).done:
+                yield from call.result()
+            else:
+                self._held[number] = call
+
+    def _fetch(self, number: str) -> Future[list[Message]]:
+        """Fetch one reply in a thread that ends with the process at the latest."""
+        call: Future[list[Message]] = Future()
+
+        def work() -> None:
+            try:
+                call.set_result(list(self.grid.pull_messages([number])))
+            except BaseException as error:  # for the thread that waits
+                call.set_exception(error)
+
+        Thread(target=work, daemon=True).start()
+        return call
+
+    def _note(self, messages: Iterable[Message]) -> None:
+        """Keep which of these replies, of round trips that have failed, refuse."""
+        for message in messages:
+            asked = self._unread.pop(message.metadata.reply_to_message_id, None)
+            if asked and message.has_error() and message.error.code == REFUSED:
+                self._refused.add(asked)
+
+    def _connected(self, node: int) -> bool:
+        return node in self.grid.get_node_ids()
+
+    def _push(
+        self,
+        action: str,
+        nodes: Iterable[int],
+        names: Mapping[int, str],
+        contents: Mapping[int, RecordDict],
+    ) -> dict[str, int]:
+        pushed: dict[str, int] = {}
+        for node in nodes:
+            kind, life = f"train.{action}", self.timeout
+            message = Message(contents[node], node, kind, ttl=life, group_id=action)
+            entry = self._count(action, names[node], contents[node])
+            begun = time.monotonic()
+            # One at a time: for a message that is not taken some grids give None and
+            # some give nothing, so that its place in the answer would be unknown.
+            number = next(iter(self.grid.push_messages([message])), None)
+            if number is None:
+                reason = "the SuperLink did not take the message"
+                raise _failure(action, {node: names[node]}, reason)
+            entry.seconds_answered += time.monotonic() - begun
+            pushed[number] = node
+        return pushed
+
+    def _count(self, action: str, name: str, content: RecordDict) -> Entry:
+        entry = self.ledger.entry(action, name)
+        entry.messages += 1
+        entry.bytes_down += n_bytes(content)
+        entry.units_down += n_units(unbundle(content))
+        return entry
+
+    def _read(self, action: str, name: str, content: RecordDict) -> Opened | Error:
+        entry = self.ledger.entry(action, name)
+        entry.bytes_up += n_bytes(content)
+        try:
+            reply, frame = unpack(content)
+        except CorruptMessage as error:
+            return Error(DAMAGED, str(error))
+        try:
+            told = structure(fields_of(_ReplyFrame), frame, {})
+        except ContractError as error:
+            return Error(MALFORMED, f"its reply is malformed: {error}")
+        entry.units_up += n_units(unbundle(content))
+        entry.seconds_computed += told["seconds"]
+        return Opened(reply, told.get("clipped"), told.get("signed"))
+
+
+__all__ = ["Exchange", "FederationError", "Opened", "PartyFailed"]

@@ -1,0 +1,286 @@
+"""The first round trip of a run at the server: who takes part, and in which order."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, cast
+
+from flwr.app import RecordDict
+
+from vfl_flower.party.answering import hello
+from vfl_flower.protocol.contract import ContractError, flatten, structure
+from vfl_flower.protocol.errors import FederationError, PartyFailed
+from vfl_flower.protocol.messages import pack
+from vfl_flower.protocol.names import is_name
+from vfl_flower.protocol.steps import T
+from vfl_flower.protocol.terms import OF_TWO, Terms
+from vfl_flower.server.checkpoint import Checkpoint
+from vfl_flower.server.exchange import FIRST_POLL, LAST_POLL, POLL_GROWTH, Exchange
+from vfl_flower.server.replies import PartyInfo
+from vfl_flower.version import __version__
+
+log = logging.getLogger("vfl_flower")
+
+_ALIGN = (
+    "; where files have other rows, or the same ones in another order, run the "
+    "strategy align first, and name its order by alignment"
+)
+"""What helps where rows are not the same."""
+
+
+class Greeter:
+    """Greets the parties; `replies` and `names` are theirs by node, in party order."""
+
+    def __init__(
+        self, exchange: Exchange, session: int, partition: str, terms: Terms
+    ) -> None:
+        self._exchange, self._session = exchange, session
+        self._partition, self._terms = partition, terms
+        self._timeout, self._checkpoint = exchange.timeout, exchange.checkpoint
+        self.replies: dict[int, dict[str, Any]] = {}
+        self.names: dict[int, str] = {}
+        self.from_checkpoint = False
+
+    def greet(self, n_parties: int, source: str = "") -> None:
+        """Greet `n_parties` nodes; 0: those that are connected.
+
+        `source` says where the number comes from. Raises FederationError if the parties
+        make no order, refuse the run or run another version, and PartyFailed if one
+        fails or sends a malformed reply.
+        """
+        held = self._checkpoint.nodes()
+        nodes = held or self._wait_for_nodes(n_parties, source)
+        unnamed = self._registered(nodes)
+        try:
+            arrived = self._ask(nodes, unnamed)
+        except PartyFailed as failure:
+            raise _named(failure) from None
+        replies = {}
+        for node, reply in arrived.items():
+            name = _name_of(reply) or unnamed[node]
+            if (version := reply.get("version")) != __version__:
+                raise FederationError(
+                    "all parties must run the same version of vfl_flower as the "
+                    f"server, {__version__}: {name!r} has {str(version)[:20]!r}"
+                )
+            try:
+                replies[node] = structure(hello.contract.reply, reply, {})
+                for each in ("kinds", "widths"):
+                    if len(reply[each]) != len(reply["columns"]):
+                        rule = f"{each!r} must have one for each of 'columns'"
+                        raise ContractError(rule)
+            except ContractError as error:
+                reason = f"its reply is malformed: {error}"
+                raise PartyFailed(name, hello.action, reason, {node: name}) from None
+        largest = max(replies, key=lambda node: replies[node]["n_parties"])
+        announced = replies[largest]["n_parties"]
+        if announced > len(nodes):  # the others are still to connect
+            name = replies[largest]["name"] or unnamed[largest]
+            self.greet(announced, f" by what {name!r} says")
+            return
+        self.replies = {node: replies[node] for node in _order_of(replies)}
+        self.names = {
+            node: reply["name"] or f"party-{reply['index']}"
+            for node, reply in self.replies.items()
+        }
+        self._check_consent()
+        renamed = {unnamed[node]: name for node, name in self.names.items()}
+        self._exchange.ledger.rename(renamed)
+        self.from_checkpoint = bool(held)
+
+    def find_again(self) -> dict[str, int]:
+        """Return the nodes of the parties that an earlier process has greeted, by name.
+
+        Raises FederationError if other parties are connected, or if one has changed.
+        """
+        log.info("the run continues after %d round trips", self._checkpoint.held)
+        nodes = self._wait_for_nodes(len(self.names), " with which it began")
+        unnamed = self._registered(nodes)
+        before = dict(zip(self.names.values(), self.replies.values(), strict=True))
+        where: dict[str, int] = {}
+        for node, reply in self._ask(nodes, unnamed, goes_on=True).items():
+            name = _name_of(reply) or f"party-{reply.get('index')}"
+            if (first := before.get(name)) is None or name in where:
+                raise FederationError(
+                    f"the run continues with the parties with which it started, and "
+                    f"{name!r} is none of them"
+                )
+            now = {"state_key": first.get("state_key"), **reply}
+            if changed := [key for key in first if first[key] != now.get(key)]:
+                lost = "public_key" in changed
+                what = "lost the state of the run" if lost else f"another {changed[0]}"
+                reason = f"{name!r} has {what}; begin a new one"
+                raise FederationError(f"the run cannot go on: {reason}")
+            where[name] = node
+        renamed = {unnamed[node]: name for name, node in where.items()}
+        self._exchange.ledger.rename(renamed)
+        return where
+
+    def infos(self) -> list[PartyInfo]:
+        """Return what the server knows of the parties, in their order."""
+        return [
+            from_reply(PartyInfo, reply | {"node_id": node, "name": self.names[node]})
+            for node, reply in self.replies.items()
+        ]
+
+    def check_alike(self) -> None:
+        """Raise FederationError unless names differ, and what parties share does not.
+
+        ``"vertical"`` parties share rows; ``"horizontal"`` ones share columns, which
+        :func:`~vfl_flower.server.agreement.agree` compares by name.
+        """
+        names, replies, partition = self.names, self.replies, self._partition
+        for name in names.values():
+            if list(names.values()).count(name) > 1:
+                raise FederationError(f"party names must differ, two are {name!r}")
+        if partition == "either":
+            return
+        first, *rest = replies
+        amount, size, hint = "number of rows", "n_rows", _ALIGN
+        if partition == "horizontal":
+            amount, size, hint = "columns", "n_columns", ""
+        for node in rest:
+            if replies[node][size] != replies[first][size]:
+                raise FederationError(
+                    f"all parties must hold the same {amount}: {names[first]!r} has "
+                    f"{replies[first][size]}, {names[node]!r} has "
+                    f"{replies[node][size]}{hint}"
+                )
+        if partition == "horizontal":
+            return
+        digests = {node: reply["ids_digest"] for node, reply in replies.items()}
+        without = [names[node] for node, digest in digests.items() if not digest]
+        if 0 < len(without) < len(digests):
+            rule = "give ids to all parties or to none"
+            raise FederationError(f"{rule}: {without[0]!r} has none")
+        for node in rest:
+            if digests[node] != digests[first]:
+                raise FederationError(
+                    "all parties must hold the same row ids in the same order: those "
+                    f"of {names[node]!r} differ from those of {names[first]!r}{_ALIGN}"
+                )
+
+    def _ask(
+        self, nodes: Sequence[int], names: Mapping[int, str], goes_on: bool = False
+    ) -> dict[int, dict[str, Any]]:
+        """Send ``hello`` to some nodes, and return the values of their replies."""
+        contents = dict.fromkeys(nodes, self.message(len(nodes), goes_on))
+        past = Checkpoint() if goes_on else None  # where no greeting is held
+        replies = self._exchange(hello.action, contents, names, past)
+        return {node: reply.values for node, reply in zip(nodes, replies, strict=True)}
+
+    def message(self, count: int, goes_on: bool = False) -> RecordDict:
+        """Return the first message of the run to each of a number of parties."""
+        terms = replace(self._terms, parties=count)
+        values = flatten({"partition": self._partition, "terms": terms})
+        more = {"goes_on": True} if goes_on else {}
+        return pack(values, {"session": self._session, **more})
+
+    def _wait_for_nodes(self, n_parties: int, source: str) -> list[int]:
+        wanted = max(self._terms.parties, n_parties)
+        deadline = time.monotonic() + self._timeout
+        poll, logged = FIRST_POLL, -1
+        while len(nodes := sorted(self._exchange.grid.get_node_ids())) < wanted:
+            if len(nodes) != logged:
+                logged, left = len(nodes), max(0, round(deadline - time.monotonic()))
+                known = ", ".join(self._registered(nodes).values())
+                here = f"{logged} connected" + (f" ({known})" if nodes else "")
+                log.info(
+                    "waiting for %d parties, %s; at most %d s more", wanted, here, left
+                )
+            if time.monotonic() > deadline:
+                raise FederationError(
+                    f"the run needs {wanted} parties{source}, {len(nodes)} connected "
+                    f"within {self._timeout:g} s"
+                )
+            time.sleep(poll)
+            poll = min(poll * POLL_GROWTH, LAST_POLL)
+        if len(nodes) > n_parties > 0:
+            raise FederationError(
+                f"the run is for {n_parties} parties{source}, {len(nodes)} are "
+                "connected (one that was stopped counts for a minute or two)"
+            )
+        return nodes
+
+    def _registered(self, nodes: Sequence[int]) -> dict[int, str]:
+        """Return what to call nodes that have not said whose they are.
+
+        A SuperLink has names where the keys of SuperNodes were registered with some;
+        the grid of an older flwr does not tell them.
+        """
+        grid = self._exchange.grid
+        infos = grid.get_nodes() if hasattr(grid, "get_nodes") else ()
+        named = {n.node_id: _name_of({"name": getattr(n, "name", "")}) for n in infos}
+        labels = {node: f"node {node}" for node in nodes}
+        known = {n: f"{named[n]} ({labels[n]})" for n in nodes if named.get(n)}
+        return labels | known
+
+    def _check_consent(self) -> None:
+        """Raise ``FederationError`` where a party refuses what the run needs."""
+        lacks = {self.names[n]: reply["lacks"] for n, reply in self.replies.items()}
+        refusing = {name: lines for name, lines in lacks.items() if lines}
+        if refusing:
+            which = "; ".join(
+                f"the consent.toml of {name!r} would need {', '.join(lines)}"
+                for name, lines in refusing.items()
+            )
+            said = [f"{len(refusing)} of {len(lacks)} parties refuse the run: {which}"]
+            if any("[leaves]" in lines for lines in refusing.values()):
+                said.append(self._terms.less)
+            if len(lacks) == 2 and self._terms.computing is not None:
+                said.append(OF_TWO)
+            raise FederationError(". ".join(filter(None, said)))
+
+
+def from_reply(kind: type[T], reply: Mapping[str, Any]) -> T:
+    """Return the dataclass of some of the values of a reply."""
+    names = {field.name for field in fields(cast(Any, kind))}
+    return kind(**{name: value for name, value in reply.items() if name in names})
+
+
+def _order_of(replies: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """Return nodes by index, or else by name; raise FederationError without."""
+    indices = {node: reply["index"] for node, reply in replies.items()}
+    if all(index == -1 for index in indices.values()):
+        unnamed = [f"node {n}" for n, reply in replies.items() if not reply["name"]]
+        if unnamed:
+            raise FederationError(
+                "each node needs a partition-id or a party-name in its node config, or "
+                f"its Party an index or a name, but {', '.join(unnamed)} lacks both"
+            )
+        return sorted(replies, key=lambda node: str(replies[node]["name"]))
+    distinct = len(set(indices.values()) - {-1}) == len(replies)
+    if not distinct or max(indices.values()) >= len(replies):
+        listed = ", ".join(
+            f"{replies[node]['name'] or f'node {node}'!r} has "
+            + ("none" if index == -1 else str(index))
+            for node, index in sorted(indices.items(), key=lambda item: item[1])
+        )
+        raise FederationError(
+            f"the partition-ids (or indexes) of {len(replies)} parties must be 0 to "
+            f"{len(replies) - 1}, each once, but {listed}"
+        )
+    return sorted(replies, key=lambda node: indices[node])
+
+
+def _named(failure: PartyFailed) -> PartyFailed:
+    """Return a failure in ``hello`` under the name that the party gives in it."""
+    match = re.search(r"\bparty '([^']+)'", failure.reason)
+    if match is None or not is_name(match[1]):
+        away = failure.reason.startswith(("not connected", "no reply"))
+        if not away or all(name != f"node {n}" for n, name in failure.nodes.items()):
+            return failure
+        reason = f"{failure.reason} (whose node it is: flwr supernode list)"
+        return PartyFailed(failure.party, failure.action, reason, failure.nodes)
+    name, reason = match[1], failure.reason.removeprefix(f"{match[0]}: ")
+    return PartyFailed(name, failure.action, reason, dict.fromkeys(failure.nodes, name))
+
+
+def _name_of(reply: Mapping[str, Any]) -> str:
+    """Return the name that a party gives, if a log or an error can show it, or ""."""
+    name = reply.get("name")
+    return str(name) if is_name(name) else ""

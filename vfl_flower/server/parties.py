@@ -1,0 +1,570 @@
+"""The parties of a run as the server sees them: one call is one round trip."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast, overload
+
+import numpy as np
+
+from vfl_flower.party.columns import NO_COLUMNS, ColumnKind, Declared
+from vfl_flower.party.identity import Credential, pack_credentials
+from vfl_flower.protocol.common import has_own, own_digest
+from vfl_flower.protocol.contract import (
+    PRIVATE,
+    SECRET,
+    ContractError,
+    Sizes,
+    flatten,
+    learn_sizes,
+)
+from vfl_flower.protocol.errors import FederationError, PartyFailed
+from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
+from vfl_flower.protocol.messages import pack
+from vfl_flower.protocol.seals import Seal, Sealed, split
+from vfl_flower.protocol.steps import Each, P, Question, R, Step, Sum
+from vfl_flower.protocol.terms import Kind, Terms
+from vfl_flower.secure_aggregation.groups import Group, Plain, Ring, group
+from vfl_flower.secure_aggregation.masks import unmask_sum
+from vfl_flower.secure_aggregation.trees import Tree
+from vfl_flower.server.agreement import agree, how_matched
+from vfl_flower.server.checkpoint import Checkpoint
+from vfl_flower.server.exchange import Exchange, Opened
+from vfl_flower.server.greeting import Greeter, from_reply
+from vfl_flower.server.ledger import Seen
+from vfl_flower.server.replies import PartyInfo, Replies, Reply, checked
+from vfl_flower.shapes import shapes_only
+from vfl_flower.typing import Array, Arrays
+
+log = logging.getLogger("vfl_flower")
+
+SALT_BYTES = 16  # bytes of the salt of a digest
+WIDER = 2.0**20  # factor of a bound that clipped a value, in the next request
+MOST_BOUND = 1e200  # a wider one clips no value that a party computes in floats
+
+
+class Parties(Sequence[PartyInfo]):
+    """The parties of one run, in order of their index, and the only way to ask them.
+
+    Making it is the first round trip, ``hello``; the keys of all travel with the next
+    message. Without a `seed` the parties draw from their operating systems. With 0
+    `n_parties` those take part that are connected, at least ``terms.parties``. The
+    parties load their parts of `model`, whose columns have the order `columns` (by
+    default that of the first party). Only `steps` may be asked for, if there are any.
+
+    `session` is the random number of this session, 63 bits: the number of the model it
+    trains. If parties hold rows, `columns` has digests of the names of their columns in
+    the order that all take (empty without names), `column_kinds` and `column_widths`
+    what each column of a file holds and how many columns of X it becomes, and `gaps`
+    whether a party has missing values.
+
+    Raises FederationError for fewer than two parties, or if they do not fit together,
+    and PartyFailed if a party cannot load its data or does not answer in time.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        *,
+        seed: int | None = None,
+        masking: Literal["ring", "plain"] = "ring",
+        n_parties: int = 0,
+        partition: str = "vertical",
+        model: str | None = None,
+        columns: Sequence[str] = (),
+        steps: Sequence[Step[..., Any]] = (),
+        terms: Terms | None = None,
+    ) -> None:
+        self._steps, self._partition = steps, partition
+        self._exchange, self.grid = exchange, exchange.grid
+        self.ledger, self.checkpoint = exchange.ledger, exchange.checkpoint
+        self._seed = self.checkpoint.seed if seed is None else seed
+        self._private_draws = seed is None
+        self.session = self.checkpoint.number()
+        self.masking, self._model = masking, model
+        self._round = 0
+        self._columns: list[str] | None = None
+        self.columns, self.gaps = list(columns), False
+        self.column_kinds: dict[str, ColumnKind] = {}
+        self.column_widths: dict[str, int] = {}
+        terms = replace(terms or Terms(), seeded=seed is not None)
+        self._greeter = Greeter(exchange, self.session, partition, terms)
+        self._greeter.greet(n_parties)
+        replies = list(self._greeter.replies.values())
+        names = list(self._greeter.names.values())
+        compared = bool(replies[0]["ids_digest"])
+        shared = f"row ids {'are the same' if compared else 'were not compared'}"
+        if partition == "horizontal":
+            shared = self._agree_on_columns(names, cast(list[Declared], replies))
+        self._greeter.check_alike()
+        self._infos = self._greeter.infos()
+        log.info("%d parties: %s; %s", len(self), ", ".join(names), shared)
+        self._peers = b"".join(reply["public_key"] for reply in replies)
+        self._state_keys = [reply.get("state_key") for reply in replies]
+        signing = ["identity" in reply for reply in replies]
+        self._credentials: bytes | None = None
+        if any(signing):
+            credentials = [from_reply(Credential, reply) for reply in replies]
+            self._credentials = pack_credentials(credentials)
+        self._signed: dict[int, bytes] = {}  # by parties, below the list of keys
+        self._unproven = set(range(len(self))) if any(signing) else set()
+        self._last = [0] * len(self)  # round in which each party was last asked
+        if not all(signing):
+            self.checkpoint.remove()  # a party without a state-dir cannot go on
+        self._resumed = self._greeter.from_checkpoint and all(signing)
+
+    def _agree_on_columns(
+        self, names: Sequence[str], replies: Sequence[Declared]
+    ) -> str:
+        """Note the columns of parties that hold rows; return how they match."""
+        self._columns = agree(names, replies, self.columns)
+        self.gaps = any(reply["gaps"] for reply in replies)
+        named = next((reply for reply in replies if reply["columns"]), NO_COLUMNS)
+        digests = named["columns"]
+        self.columns = self._columns or list(digests)
+        self.column_kinds = dict(zip(digests, named["kinds"], strict=True))
+        self.column_widths = dict(zip(digests, named["widths"], strict=True))
+        if self._columns is not None:
+            log.info("all parties take their columns in the order of one")
+        return how_matched(names, replies)
+
+    @overload
+    def __getitem__(self, index: int) -> PartyInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[PartyInfo]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return party `index`."""
+        return self._infos[index]
+
+    def __len__(self) -> int:
+        """Return the number of parties, T."""
+        return len(self._infos)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows, n: the same at all parties, or with split rows their sum."""
+        if self._partition == "horizontal":
+            return sum(info.n_rows for info in self)
+        return self[0].n_rows
+
+    @property
+    def label_holders(self) -> list[int]:
+        """Indices of the parties with labels; raises FederationError without any."""
+        holders = [j for j, info in enumerate(self) if info.n_labels]
+        if not holders:
+            raise FederationError("a party must hold the labels, but none does")
+        return holders
+
+    @property
+    def label_holder(self) -> int:
+        """Index of the only label holder; raises FederationError if it lacks labels."""
+        holders = [info for info in self if info.n_labels]
+        if len(holders) != 1:
+            names = ", ".join(info.name for info in holders)
+            raise FederationError(
+                "exactly one party must hold the labels, but "
+                + (f"{names} do" if holders else "none does")
+            )
+        if holders[0].n_labels < self.n_rows:
+            raise FederationError(
+                f"{holders[0].name!r} must hold the labels of all {self.n_rows} rows, "
+                f"{self.n_rows - holders[0].n_labels} are missing"
+            )
+        return self.label_holders[0]
+
+    def let(self, kind: Kind, *places: int) -> bool:
+        """Return whether parties let an optional kind leave; log who does not."""
+        names = [self[j].name for j in places if kind not in self[j].lets]
+        if names:
+            log.info(
+                "the run has no %s: the consent.toml of %s would need '%s = true'",
+                *(kind, ", ".join(map(repr, names)), kind),
+            )
+        return not names
+
+    def refuse_two(self, what: str, allowed: bool) -> None:
+        """Raise ``FederationError`` for two parties, where `what` gives parties sums.
+
+        If they are `allowed` (``allow_two_parties``), log a warning.
+        """
+        if len(self) > 2:
+            return
+        reason = (
+            f"{what} gives the parties sums over all, and between two the sum shows "
+            "each the other's part"
+        )
+        if not allowed:
+            raise FederationError(
+                f"{reason}: it needs at least three parties, or allow_two_parties "
+                "(in a run config allow-two-parties=true)"
+            )
+        log.warning("%s", reason)
+
+    def hurry(self, seconds: float) -> None:
+        """Wait for a reply for so many seconds at most from now on."""
+        self._exchange.timeout = min(self._exchange.timeout, seconds)
+
+    def leave_checkpoint(self) -> None:
+        """Keep nothing in the checkpoint of what is asked from now on."""
+        self._exchange.checkpoint = Checkpoint()
+
+    def refused(self, j: int, step: Step[..., Any]) -> bool:
+        """Return whether party `j` has refused a step and so has done nothing of it."""
+        return self._exchange.refused(step.action, self[j].node_id)
+
+    def ask(
+        self, question: Question[P, R], *args: P.args, **values: P.kwargs
+    ) -> Replies[R]:
+        """Ask all parties for a step, in one round trip; return the replies and sums.
+
+        :meth:`Step.summing` asks for the sums of arrays under masks, and
+        :func:`~vfl_flower.protocol.steps.each` gives a parameter that differs between
+        parties. Raises PartyFailed if a party refused, failed, sent something that its
+        step does not declare, or did not answer in time.
+        """
+        _check_named(args)
+        replies = self._ask(question.step, question.sums, values)
+        if replies.clipped:
+            log.warning(
+                "%d values of %s were clipped to the bound of their sum, which is not "
+                "exact",
+                *(replies.clipped, question.step.action),
+            )
+        return replies
+
+    def secure_sum(
+        self, question: Question[P, R], *args: P.args, **values: P.kwargs
+    ) -> Arrays:
+        """Return only the sums over the parties, by name; see :meth:`ask`."""
+        return self.ask(question, *args, **values).sums
+
+    def ask_exactly(
+        self, question: Question[P, R], *args: P.args, **values: P.kwargs
+    ) -> Replies[R]:
+        """Ask with bounds that are first guesses, and again if one clips a value."""
+        _check_named(args)
+        sums, step = dict(question.sums), question.step
+        while (replies := self._ask(step, sums, values)).clipped:
+            if any(spec.bound > MOST_BOUND for spec in sums.values()):
+                raise FederationError(
+                    f"the values of {step.action} must be below {MOST_BOUND:g} in "
+                    f"size, {replies.clipped} are not"
+                )
+            self.ledger.clips[step.action] -= replies.clipped
+            sums = {n: replace(s, bound=s.bound * WIDER) for n, s in sums.items()}
+        return replies
+
+    def ask_one(
+        self, party: int, question: Question[P, R], *args: P.args, **values: P.kwargs
+    ) -> R:
+        """Ask one party in one round trip and return its reply; see :meth:`ask`."""
+        _check_named(args)
+        requests = {party: self._values_for(party, values)}
+        return self._round_trip(question.step, requests, {}, _Blocks())[party].values
+
+    def _ask(
+        self, step: Step[Any, R], sums: Mapping[str, Sum], values: Mapping[str, Any]
+    ) -> Replies[R]:
+        wanted = {n: self._sum_request(s, self._round + 1) for n, s in sums.items()}
+        bound = bool(sums) or step.contract.seals
+        requests = self._requests(step, values, bound)
+        blocks = self._blocks(step, requests) if bound else _Blocks()
+        of_all = dict.fromkeys(range(len(self)), wanted)
+        replies = self._round_trip(step, dict(enumerate(requests)), of_all, blocks)
+        result: Replies[R] = Replies(
+            [reply.values for reply in replies.values()],
+            lambda j, reason: self.failure(j, step, reason),
+            secrets=self._secrets(step, replies),
+            clipped=self._clipped(step, replies) if sums else 0,
+        )
+        for name, asked in wanted.items():
+            adding = self._group(asked)
+            addends = [reply.hidden[name] for reply in replies.values()]
+            for j, addend in enumerate(addends):
+                if addend.shape != addends[0].shape:
+                    other = f"that of {self[0].name!r} has {addends[0].shape}"
+                    reason = f"{name!r} has shape {addend.shape}, {other}"
+                    raise self.failure(j, step, reason)
+            if asked.to is None:
+                result.sums[name] = self._sum_of(step, addends, adding)
+            else:
+                place = self._round, 0, asked.group, asked.bound
+                seal = Seal("pad", step.action, name, *place)
+                total = functools.reduce(adding.add, addends)
+                result.sealed[name] = Sealed(asked.to, (total,), (seal,))
+        return result
+
+    def _sum_of(
+        self, step: Step[..., Any], addends: list[Array], adding: Group
+    ) -> Array:
+        """Return a sum; raise FederationError unless it can be one, up to rounding."""
+        total = unmask_sum(addends, adding)
+        if isinstance(adding, Ring | Plain):
+            most = len(self) * adding.bound * (1 + 1e-9)
+            if not np.abs(total).max(initial=0.0) <= most:
+                raise self.faulty_sum(step, "numbers within their bound")
+        return total
+
+    def faulty_sum(self, step: Step[..., Any], rule: str) -> FederationError:
+        """Return the error for a sum that breaks a rule, whoever is at fault."""
+        names = ", ".join(repr(info.name) for info in self)
+        return FederationError(
+            f"in {step.action!r} the parts of the parties do not add up to {rule}: one "
+            f"of {names} is faulty"
+        )
+
+    def _clipped(self, step: Step[..., Any], replies: Mapping[int, Reply[Any]]) -> int:
+        """Count clipped values; raise FederationError if the masks do not cancel."""
+        counts = [np.frombuffer(r.clipped or b"", "<u8") for r in replies.values()]
+        total = unmask_sum(counts, group("ring", MOST_CLIPPED, len(self)))[0]
+        sent = sum(a.size for reply in replies.values() for a in reply.hidden.values())
+        if not 0 <= total <= sent:
+            raise FederationError(
+                f"the masks of {step.action} do not cancel: a party was asked "
+                "something else than the others, or did not follow the protocol"
+            )
+        clips = self.ledger.clips
+        clips[step.action] = clips.get(step.action, 0) + int(total)
+        return int(total)
+
+    def _requests(
+        self, step: Step[..., Any], values: Mapping[str, Any], bound: bool
+    ) -> list[dict[str, Any]]:
+        """Return the values to each party; raise ValueError if common ones differ."""
+        fields = step.contract.request
+        for name in values.keys() & fields.keys() if bound else ():
+            common = fields[name].told is None and fields[name].leaves is None
+            if common and isinstance(values[name], Each):
+                raise ValueError(
+                    f"{name} must be the same for all parties of {step.action}, whose "
+                    "masks cancel, and sealed bytes open, only then"
+                )
+        return [self._values_for(j, values) for j in range(len(self))]
+
+    def _values_for(self, j: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of the request to party j."""
+        for name, value in values.items():
+            if isinstance(value, Each) and len(value.values) != len(self):
+                raise ValueError(
+                    f"{name} must have {len(self)} values, one for each party, got "
+                    f"{len(value.values)}"
+                )
+        return {
+            name: value.values[j] if isinstance(value, Each) else value
+            for name, value in values.items()
+        }
+
+    def _blocks(
+        self, step: Step[..., Any], told: Sequence[Mapping[str, Any]]
+    ) -> _Blocks:
+        """Return the digests of what each party alone is told; none if nothing is."""
+        fields = step.contract.request
+        if not has_own(fields):
+            return _Blocks()
+        salts = [self.checkpoint.token(SALT_BYTES) for _ in told]
+        pairs = zip(map(flatten, told), salts, strict=True)
+        return _Blocks(b"".join(own_digest(fields, *pair) for pair in pairs), salts)
+
+    def _secrets(
+        self, step: Step[..., Any], replies: Mapping[int, Reply[Any]]
+    ) -> dict[str, list[Any]]:
+        """Return what parties have for others, encrypted, a list over the receivers."""
+        secrets: dict[str, list[Any]] = {}
+        for sender, reply in replies.items():
+            for name, parts in reply.secrets.items():
+                leaves = step.contract.reply[name].leaves
+                private = leaves == PRIVATE
+                if leaves == SECRET and parts and name in secrets:
+                    first = self[secrets[name].index(None)].name
+                    reason = f"it sends the secret {name!r} after {first!r} has"
+                    raise self.failure(sender, step, reason)
+                empty: list[Any] = [{} if private else None for _ in self]
+                for to, part in parts.items():
+                    sent = f"{name}_{to}" if private else name
+                    seal = Seal("secret", step.action, sent, self._round, sender)
+                    sealed = Sealed(to, (part,), (seal,))
+                    received = secrets.setdefault(name, empty)
+                    if private:
+                        received[to][sender] = sealed
+                    else:
+                        received[to] = sealed
+        return secrets
+
+    def relay_sums(
+        self,
+        question: Question[P, R],
+        sums: Mapping[str, tuple[Sum, Tree]],
+        *args: P.args,
+        **values: P.kwargs,
+    ) -> dict[str, Sealed]:
+        """Let sums travel from party to party, encrypted, to the root of each tree.
+
+        One hop along all trees is one round trip. The root sends its own addend to
+        itself. The step's parameter ``send`` gets the names of the arrays that a party
+        must send. Raises ValueError if a tree leaves out a party, so that the masks of
+        the others do not cancel, and PartyFailed as :meth:`ask` does.
+        """
+        _check_named(args)
+        step, number = question.step, self._round + 1
+        asked = {n: self._sum_request(spec, number) for n, (spec, _) in sums.items()}
+        for name, (_, tree) in sums.items():
+            if self._group(asked[name]).protects and len(tree.leaves) < len(self):
+                raise ValueError(
+                    f"the tree of {name!r} must have all {len(self)} parties, whose "
+                    f"masks cancel only together, got {len(tree.leaves)}"
+                )
+        told = self._requests(step, values, bound=True)
+        blocks = self._blocks(step, told)
+        arrived: dict[tuple[str, int], Sealed] = {}
+        for hop in range(max([1, *(len(tree.hops) for _, tree in sums.values())])):
+            edges: dict[tuple[str, int], int] = {}
+            for name, (_, tree) in sums.items():
+                pairs = [(tree.root, tree.root)] if hop == 0 else []
+                pairs += tree.hops[hop] if hop < len(tree.hops) else ()
+                edges |= {(name, sender): receiver for sender, receiver in pairs}
+            requests: dict[int, dict[str, Any]] = {}
+            wanted: dict[int, dict[str, SumRequest]] = {}
+            for name, sender in sorted(edges, key=lambda edge: edge[1]):
+                receiver = edges[name, sender]
+                request = requests.setdefault(sender, told[sender] | {"send": []})
+                request["send"].append(name)
+                travels = replace(asked[name], relay=receiver)
+                wanted.setdefault(sender, {})[name] = travels
+                if sender != receiver and (name, sender) in arrived:
+                    request[name] = arrived.pop((name, sender))
+            replies = self._round_trip(step, requests, wanted, blocks)
+            for (name, sender), receiver in edges.items():
+                place = self._round, sender, asked[name].group, asked[name].bound
+                seal = Seal("relay", step.action, name, *place)
+                sealed = Sealed(receiver, (replies[sender].hidden[name],), (seal,))
+                before = arrived.get((name, receiver))
+                arrived[name, receiver] = sealed if before is None else before + sealed
+        return {name: arrived[name, tree.root] for name, (_, tree) in sums.items()}
+
+    def _sum_request(self, spec: Sum, number: int) -> SumRequest:
+        where = spec.group or self.masking
+        return SumRequest(number, float(spec.bound), where, spec.to)
+
+    def _group(self, wanted: SumRequest) -> Group:
+        return group(wanted.group, wanted.bound, len(self))
+
+    def _round_trip(
+        self,
+        step: Step[Any, R],
+        requests: Mapping[int, Mapping[str, Any]],
+        sums: Mapping[int, Mapping[str, SumRequest]],
+        blocks: _Blocks,
+    ) -> dict[int, Reply[R]]:
+        """Send parties their values, each with a frame, and return checked replies."""
+        if self._steps and step not in self._steps:
+            raise ValueError(f"steps must have {step.action}, which was asked for")
+        if self._resumed and not self.checkpoint.ahead:
+            where = self._greeter.find_again()
+            self._infos = [replace(info, node_id=where[info.name]) for info in self]
+            self._resumed = False
+        sizes = {j: self._sizes(step, j, values) for j, values in requests.items()}
+        contents = {j: split(flatten(values), j) for j, values in requests.items()}
+        nodes = {self[j].node_id: self[j].name for j in requests}
+        messages = {}
+        self._round += 1
+        for j, (content, sealed) in contents.items():
+            first = not self._last[j]
+            frame = Frame(
+                session=self.session,
+                seed=self._seed,
+                private_draws=self._private_draws,
+                masking=self.masking,
+                round=self._round,
+                previous=self._last[j],
+                parties=len(self),
+                index=j,
+                peers=self._peers if first else None,
+                credentials=self._credentials if first else None,
+                signed=None if first else self._signatures(j),
+                model=self._model,
+                columns=self._columns if first else None,
+                blocks=blocks.digests,
+                salt=blocks.salts[j] if blocks.salts else None,
+                state_key=self._state_keys[j],
+                sums=dict(sums.get(j, {})),
+                sealed=sealed,
+            )
+            self._last[j] = self._round
+            messages[self[j].node_id] = pack(content, frame.pack())
+        arrived = self._exchange(step.action, messages, nodes)
+        for j, reply in zip(requests, arrived, strict=True):
+            if reply.signed is not None:
+                self._signed[j] = reply.signed
+        self._note(step, list(requests.values()), arrived)
+        return {
+            j: self._checked(step, j, sizes[j], sums.get(j, {}), reply)
+            for j, reply in zip(requests, arrived, strict=True)
+        }
+
+    def _checked(
+        self,
+        step: Step[Any, R],
+        j: int,
+        sizes: Sizes,
+        sums: Mapping[str, SumRequest],
+        arrived: Opened,
+    ) -> Reply[R]:
+        try:
+            return checked(step, j, len(self), sizes, sums, arrived)
+        except ContractError as error:
+            reason = f"its reply is malformed: {error}"
+            raise self.failure(j, step, reason) from None
+
+    def _signatures(self, j: int) -> bytes | None:
+        """Return the signatures of all parties, once, for a second message to j."""
+        if j not in self._unproven or len(self._signed) < len(self):
+            return None
+        self._unproven.remove(j)
+        return b"".join(self._signed[k] for k in range(len(self)))
+
+    def _note(
+        self,
+        step: Step[..., Any],
+        requests: Sequence[Mapping[str, Any]],
+        replies: Sequence[Opened],
+    ) -> None:
+        """Note in the ledger which of the declared values were sent."""
+        seen = self.ledger.seen.setdefault(step.action, Seen())
+        for values in requests:
+            seen.request |= {n for n, v in values.items() if flatten({n: v})}
+            seen.kinds |= {r.kind for r in step.reveals if r.applies(values)}
+        for reply in replies:
+            # Some values are in several parts: ``name_k`` or ``name.k``.
+            heads = (re.split(r"[._]\d+$|\.", name)[0] for name in reply.values)
+            seen.reply |= step.contract.reply.keys() & {*reply.values, *heads}
+
+    def _sizes(self, step: Step[..., Any], j: int, values: Mapping[str, Any]) -> Sizes:
+        """Return the sizes that the reply of party j to these values may refer to."""
+        info = self[j]
+        sizes = {"n_rows": info.n_rows, "n_columns": info.n_columns}
+        sizes["n_parties"] = len(self)
+        learn_sizes(step.contract.request, values, sizes)
+        return sizes
+
+    def failure(self, j: int, step: Step[..., Any], reason: str) -> PartyFailed:
+        """Return the error that says why party `j` failed in a step."""
+        info = self[j]
+        return PartyFailed(info.name, step.action, reason, {info.node_id: info.name})
+
+
+@shapes_only
+@dataclass(frozen=True)
+class _Blocks:
+    """Digests of what each party alone is told, and their salts, if there are any."""
+
+    digests: bytes | None = None
+    salts: Sequence[bytes] = ()
+
+
+def _check_named(args: tuple[object, ...]) -> None:
+    if args:
+        raise TypeError("the parameters of a step must be given by name")

@@ -1,0 +1,428 @@
+"""A Flower strategy whose rounds are a protocol, written from top to bottom."""
+
+from __future__ import annotations
+
+import logging
+import time
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, ClassVar, Literal, NoReturn, Protocol, Self
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from vfl_flower.models.base import Model
+from vfl_flower.party.memory import Memory
+from vfl_flower.protocol.errors import FederationError
+from vfl_flower.protocol.settings import Count, Seed, settings, settings_of, values_of
+from vfl_flower.protocol.steps import Step, Steps
+from vfl_flower.protocol.terms import LEAST_ROWS, Terms
+from vfl_flower.server.checkpoint import Checkpoint
+from vfl_flower.server.exchange import Exchange
+from vfl_flower.server.ledger import Ledger
+from vfl_flower.server.metrics import Metric
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.replies import PartyInfo
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+Traces = dict[str, list[tuple[int, int, float]]]
+
+
+@dataclass(repr=False, kw_only=True)
+class ProtocolResult(Result):
+    """Flower's ``Result`` with the model and what it cost.
+
+    Attributes
+    ----------
+    model : Model
+        The trained model, with ``predict``, ``save`` and ``load``.
+    ledger : Ledger
+        Round trips, bytes, scalars and seconds, of everything.
+    evaluation : Ledger
+        Those of `ledger` that only evaluated the model.
+    seed : int or None
+        The seed that was given: with it the run repeats.
+    strategy : ProtocolStrategy
+        What was run, with its settings.
+    parties : tuple of PartyInfo
+        Who took part, in party order.
+    seconds : float
+        Time from the start to the end of the run in this process.
+    traces : dict of str to list of (int, int, float)
+        How an iterative solver went: by the name of a metric its values, each with the
+        round trips and bytes up to then.
+    warnings : tuple of str
+        Why the model may be worse than it should be, such as a solver that did not
+        converge.
+    curves : mapping of str to sequence
+        What pictures of the model need, bin by bin; empty where there is nothing. See
+        ``docs/simulate.md``.
+    """
+
+    model: Model
+    ledger: Ledger
+    evaluation: Ledger
+    seed: int | None
+    strategy: ProtocolStrategy
+    parties: tuple[PartyInfo, ...]
+    seconds: float = 0.0
+    traces: Traces = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    curves: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The metrics of the last recorded iteration."""
+        recorded = self.train_metrics_clientapp
+        return dict(recorded[max(recorded)])
+
+
+class Run:
+    """What a protocol is given besides the parties: its randomness and its record.
+
+    A protocol sets `curves`, the data of pictures of the model, and adds `warnings`:
+    why the result may be worse than it should be.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        evaluate_fn: EvaluateFn | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.seed, self._ledger, self.traces = seed, ledger or Ledger(), Traces()
+        self._evaluate_fn = evaluate_fn
+        self.train_metrics: dict[int, MetricRecord] = {}
+        self.evaluate_metrics: dict[int, MetricRecord] = {}
+        self.curves: dict[str, list[Any]] = {}
+        self.warnings: list[str] = []
+
+    def rng(self, stream: str) -> np.random.Generator:
+        """Return the server's generator of one named stream."""
+        entropy = [self.seed, zlib.crc32(b"server"), zlib.crc32(stream.encode())]
+        return np.random.default_rng(np.random.SeedSequence(entropy))
+
+    def record(
+        self, iteration: int, arrays: ArrayRecord, metrics: dict[str, Any] | None = None
+    ) -> None:
+        """Store the metrics of an iteration and call ``evaluate_fn`` on its model.
+
+        `iteration` is 0 before training. The metrics become
+        ``train_metrics_clientapp``.
+        """
+        if metrics is not None:
+            plain = {n: np.asarray(value).tolist() for n, value in metrics.items()}
+            self.train_metrics[iteration] = MetricRecord(plain)
+        evaluate = self._evaluate_fn
+        if evaluate and (evaluated := evaluate(iteration, arrays)) is not None:
+            self.evaluate_metrics[iteration] = evaluated
+
+    def trace(self, name: str, value: float) -> None:
+        """Store a solver's value of a metric, with what the run has cost so far."""
+        sent = self._ledger.bytes_up + self._ledger.bytes_down
+        point = (self._ledger.round_trips, sent, float(value))
+        self.traces.setdefault(name, []).append(point)
+
+
+class Watch(Protocol):
+    """Who is told how far a run is."""
+
+    def greeted(
+        self, strategy: ProtocolStrategy, parties: Parties, ledger: Ledger
+    ) -> None:
+        """Say that the parties have answered ``hello``."""
+
+    def round_trip(self, ledger: Ledger, action: str) -> None:
+        """Say that the parties have answered a step."""
+
+
+@settings
+class ProtocolStrategy(Strategy):
+    """Base of the package's strategies; goes wherever a Flower strategy goes.
+
+    A subclass declares its settings (:mod:`vfl_flower.protocol.settings`) and writes
+    :meth:`protocol`; its locals are the state, one call to ``parties`` is one round
+    trip, and the four hooks of a round-based strategy have no place in it.
+    """
+
+    _: KW_ONLY
+    masking: Literal["ring", "plain"] = "ring"
+    """How sums over parties are hidden; parties refuse "plain" outside tests."""
+    n_parties: Count = 0
+    """How many parties to wait for; 0: those that are connected, at least two."""
+    seed: Seed | None = None
+    """Seed of all draws, with which the run repeats. The server and the other parties
+    know it, so the rows that a party draws tell more of its scores. Without one the
+    parties draw from their operating systems. Keys and masks never depend on it."""
+
+    task: ClassVar[str] = "train"  # of its algorithm, as the run config calls it
+    model_class: ClassVar[type[Model]]  # of the model that it trains, or works with
+    partition = "vertical"
+    """What differs between parties: the columns ("vertical") or the rows ("horizontal")
+    that each holds, or anything ("either")."""
+    encodes: ClassVar[bool] = True
+    """Whether a party may use all of its rows to make its columns: the levels of a text
+    column, the mean for a missing value."""
+    fills: ClassVar[bool] = False
+    """Whether it fills missing values with means over all parties that hold rows."""
+    resumable: ClassVar[bool] = True
+    """Whether a checkpoint lets a run go on; otherwise the next run completes it."""
+    steps: ClassVar[Steps] = ()
+    """Steps that it asks for, in the order of the protocol; no other one."""
+    evaluation_steps: ClassVar[tuple[Step[..., Any], ...]] = ()
+    """Steps that evaluate the model and do not train it."""
+    labelled: ClassVar[bool] = False  # whether it learns from labels
+    numeric: ClassVar[bool] = False  # whether these must be numbers, in any case
+    question: ClassVar[str] = ""
+    """What somebody asks who runs it, as a sentence: the title of its report."""
+    explained: ClassVar[Mapping[str, Metric]] = {}  # what its metrics mean, by name
+    _watch: ClassVar[Watch | None] = None
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        least, count = self.least_parties, self.n_parties
+        if 0 < count < least:
+            raise ValueError(f"n_parties must be 0 or at least {least}, got {count}")
+
+    @abstractmethod
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Train with parties, in order of index, and return the model's arrays."""
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+        *,
+        checkpoint: Checkpoint | None = None,
+    ) -> ProtocolResult:
+        """Run the protocol.
+
+        Parameters
+        ----------
+        grid : Grid
+            Where the parties are.
+        initial_arrays, num_rounds, train_config, evaluate_config : None
+            A protocol has its own start, rounds and settings; anything but None (or an
+            empty record) raises.
+        timeout : float
+            Seconds that one round trip may take, and that parties may take to connect.
+        evaluate_fn : callable, optional
+            Called with (iteration, arrays) for iteration 0 and each recorded one; make
+            the model of `arrays` with ``strategy.model_class.from_arrays``.
+        checkpoint : Checkpoint, optional
+            Keeps what the run has done, and lets one that was killed go on.
+
+        Returns
+        -------
+        ProtocolResult
+            Flower's result, with ``model`` and ``ledger``.
+
+        Raises
+        ------
+        FederationError
+            The parties do not fit together.
+        PartyFailed
+            A party failed; the run ends, nothing is filled in for it.
+        ValueError
+            An argument that a protocol cannot honour, a timeout <= 0, or a setting that
+            was changed to what its constructor refuses.
+        """
+        for name, value in (
+            ("initial_arrays", initial_arrays),
+            ("train_config", train_config),
+            ("evaluate_config", evaluate_config),
+        ):
+            if value:
+                raise ValueError(
+                    f"{name} must be None: {type(self).__name__} takes its settings as "
+                    "arguments of its constructor"
+                )
+        if num_rounds is not None:
+            raise ValueError(
+                f"num_rounds must be None, got {num_rounds}: the protocol of "
+                f"{type(self).__name__} sets its own number of round trips"
+            )
+        if isinstance(timeout, str) or not timeout > 0:
+            raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
+        self.replace()  # raises if a setting was changed to an invalid value
+        self.summary()
+        self.check()
+        checkpoint = checkpoint or Checkpoint()
+        seed = checkpoint.seed if self.seed is None else self.seed
+        began = time.monotonic()
+        watch = self._watch
+        ledger = Ledger(watch=None if watch is None else watch.round_trip)
+        run = Run(seed, evaluate_fn, ledger)
+        parties = self.greet(Exchange(grid, ledger, timeout, checkpoint))
+        try:
+            if watch is not None:
+                watch.greeted(self, parties, ledger)
+            arrays = self.protocol(parties, run)
+        except Exception as error:
+            parties.leave_checkpoint()
+            self.give_up(parties, error)
+            raise
+        ledger.watch = None
+        if recorded := run.train_metrics:
+            run.warnings += self.shortfalls(dict(recorded[max(recorded)]))
+        for warning in run.warnings:
+            log.warning("warning: %s", warning)
+        return ProtocolResult(
+            arrays=arrays,
+            train_metrics_clientapp=run.train_metrics,
+            evaluate_metrics_serverapp=run.evaluate_metrics,
+            model=self.model_class.from_arrays(arrays),
+            ledger=ledger,
+            evaluation=ledger.of(*(step.action for step in self.evaluation_steps)),
+            seed=self.seed,
+            strategy=self,
+            parties=tuple(parties),
+            seconds=time.monotonic() - began,
+            traces=run.traces,
+            warnings=tuple(run.warnings),
+            curves=run.curves,
+        )
+
+    def give_up(self, parties: Parties, error: Exception) -> None:
+        """Tidy up after a failed protocol; no checkpoint has what is asked here."""
+
+    def greet(self, exchange: Exchange) -> Parties:
+        """Greet the parties; raise FederationError if they refuse or do not fit."""
+        parties = Parties(
+            exchange,
+            seed=self.seed,
+            masking="plain" if self.masking == "plain" else "ring",
+            n_parties=self.n_parties,
+            partition=self.partition,
+            model=self.works_with,
+            columns=self.columns,
+            steps=self.steps,
+            terms=replace(self.terms, parties=self.least_parties),
+        )
+        if parties.gaps and not self.fills:
+            raise FederationError(
+                f"the data of a party have missing values, and {type(self).__name__} "
+                "fills none: set impute to 'none' to see which"
+            )
+        return parties
+
+    def rehearsed(self) -> Self:
+        """Return the strategy that a rehearsal runs, on columns without names."""
+        return self.replace()
+
+    def check(self) -> None:
+        """Raise before any message where the strategy cannot run."""
+
+    @property
+    def least_parties(self) -> int:
+        """The fewest parties that make a run."""
+        return 2
+
+    def check_count(self, count: int) -> None:
+        """Raise ``ValueError`` where `count` parties cannot make a run."""
+        if count < self.least_parties:
+            rule = f"needs at least {self.least_parties} parties"
+            raise ValueError(f"{type(self).__name__} {rule}, got {count}")
+        if self.n_parties not in (0, count):
+            rule = f"must be 0 or the {count} parties given"
+            raise ValueError(f"n_parties {rule}, got {self.n_parties}")
+
+    def fewest_rows(self, columns: int) -> int:
+        """Return how many rows a run needs at least with so many columns."""
+        return LEAST_ROWS
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a run with a seed repeats to the last digit."""
+        return True
+
+    @property
+    def terms(self) -> Terms:
+        """What a run with these settings asks of the parties, beyond sums."""
+        return Terms()
+
+    @property
+    def works_with(self) -> str | None:
+        """Number of the model whose parts the parties load; None: they load none."""
+        return None
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Digests of the names of the columns of a trained model, in their order."""
+        return ()
+
+    @property
+    def enough_rows(self) -> int | None:
+        """Rows above which more of them cost no more, for a plan; None: none."""
+        return None
+
+    def trade(self, n_rows: int) -> str:
+        """Say in sentences what a plan's figures depend on beyond sizes."""
+        return ""
+
+    def scaled(self, share: float) -> Self:
+        """Return the strategy that needs as many messages on a share of the rows."""
+        return self
+
+    def random_rows(
+        self, rng: np.random.Generator, n_rows: int, n_columns: int
+    ) -> Array:
+        """Return rows without a meaning that the strategy takes, for a rehearsal."""
+        return rng.uniform(-0.5, 0.5, size=(n_rows, n_columns))
+
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return why a model with these last metrics may be worse than it should be."""
+        if metrics.get("converged", 1.0) == 1.0:
+            return []
+        return ["the solver stopped before it converged: the model is not the optimum"]
+
+    def watched_by(self, watch: Watch) -> Self:
+        """Let somebody know how far the runs of this strategy are; return it."""
+        vars(self)["_watch"] = watch
+        return self
+
+    @property
+    def variant(self) -> str:
+        """Name of the result in a report, where it is compared with others."""
+        return self.task
+
+    def baselines(self) -> dict[str, ProtocolStrategy]:
+        """Return the strategies that a run with ``compare`` adds, by their names."""
+        return {}
+
+    def complete(self, model: Model, memories: Sequence[Memory]) -> None:
+        """Add, in place, the parties' stored parts of a model in a single process."""
+
+    def replace(self, **settings: Any) -> Self:
+        """Return the strategy with some settings changed."""
+        return type(self)(**values_of(self) | settings)
+
+    def summary(self) -> None:
+        """Log the settings that are not as by default, without secrets."""
+        defaults = {s.name: s.default for s in settings_of(type(self))}
+        shown = ", ".join(
+            f"{name}={value!r}"
+            for name, value in values_of(self).items()
+            if repr(value) != repr(defaults[name])
+        )
+        log.info("%s(%s)", type(self).__name__, shown)
+
+    def _no_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise: a protocol has no rounds that Flower could configure or aggregate."""
+        reason = "is one protocol without rounds: call start(grid)"
+        raise NotImplementedError(f"{type(self).__name__} {reason}")
+
+    configure_train = aggregate_train = _no_hook
+    configure_evaluate = aggregate_evaluate = _no_hook
