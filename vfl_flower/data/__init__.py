@@ -61,7 +61,8 @@ def load_party(
     names the party, the column and the rule, never a path or a value.
     """
     if is_file(source):
-        return from_file(party_file(source), encoding)
+        file = party_file(source)
+        return from_file(file.path, source, file.folder, encoding)
     if source.alignment:
         raise PartyError("alignment must be of a party file, this data set has no ids")
     if source.data in BUNDLED:

@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,14 +44,16 @@ TAKEN = 2**12
 """Rows that are put in order at once."""
 
 
-def from_file(file: PartyFile, encoding: Encoding | None = None) -> Party:
+def from_file(
+    path: Path,
+    source: PartySource,
+    folder: Sequence[Path] = (),
+    encoding: Encoding | None = None,
+) -> Party:
     """Return the party of a file, from the cache if it is there."""
-    source = file.source
-    order = _order(source)
+    file, order = PartyFile.of(path, source, folder), _order(source)
     key = "" if order is None else order.key
-    entry = CacheEntry.of(
-        file.path, file.stamp(), source, bool(file.folder), encoding, key
-    )
+    entry = CacheEntry.of(path, file.stamp(), source, bool(folder), encoding, key)
     converted = entry.load()
     if converted is None:
         converted = _convert(file, encoding, entry, order)
@@ -63,7 +66,7 @@ def from_file(file: PartyFile, encoding: Encoding | None = None) -> Party:
     party = Party(
         converted.X,
         y=converted.y,
-        name=source.name or name_of(file.path),
+        name=source.name or name_of(path),
         columns=converted.columns,
         index=source.index,
         ids_digest=converted.ids_digest,
