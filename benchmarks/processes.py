@@ -21,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from vfl_flower import Party
 from vfl_flower.app.register import make_client_app
-from vfl_flower.party.consent import FREE
+from vfl_flower.party.consent import ALLOW_ALL
 from vfl_flower.simulation import InProcessGrid
 
 MB = 2**20
@@ -38,7 +38,7 @@ def peak() -> float:
 def serve(pipe: Connection, make: Callable[..., Party], *arguments: Any) -> None:
     """Answer messages until an empty one comes, then report the memory that it took."""
     party = make(*arguments)
-    party.consent = FREE
+    party.consent = ALLOW_ALL
     app = make_client_app(lambda context: party)
     context = Context(1, 1000, {}, RecordDict(), {})
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1

@@ -7,7 +7,7 @@ import numpy as np
 
 from vfl_flower import Party
 from vfl_flower.clients import coresets
-from vfl_flower.party.consent import FREE, Consent, Limit
+from vfl_flower.party.consent import ALLOW_ALL, Consent, Limit
 from vfl_flower.protocol.terms import Kind
 from vfl_flower.server.parties import Parties
 
@@ -23,7 +23,7 @@ def limited(run: int | None = None, life: int | None = None) -> Consent:
 def free(party: Party) -> Party:
     """Return a party of a grid, as a loader does that has no consent to hold."""
     if party.consent in (None, Consent()):
-        party.consent = FREE
+        party.consent = ALLOW_ALL
     return party
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vfl_flower.app.register import make_client_app
-from vfl_flower.party.consent import FREE
+from vfl_flower.party.consent import ALLOW_ALL
 from vfl_flower.party.party import Party
 from vfl_flower.secure_aggregation.masks import unmask_sum
 from vfl_flower.server import strategy as frame
@@ -25,7 +25,7 @@ class RealParties(InProcessGrid):
     def __init__(self, parties: Sequence[Party]) -> None:
         super().__init__(parties)
         for party in self._parties.values():
-            party.consent = party.consent or FREE
+            party.consent = party.consent or ALLOW_ALL
         self._app = make_client_app(lambda context: self._parties[context.node_id])
 
 

@@ -4,7 +4,7 @@ from vfl_flower import strategies
 from vfl_flower.app.register import register
 from vfl_flower.app.result_page import report
 from vfl_flower.models import load_model
-from vfl_flower.party.consent import FREE, Consent
+from vfl_flower.party.consent import ALLOW_ALL, Consent
 from vfl_flower.party.party import Party
 from vfl_flower.party.requests import request_changes
 from vfl_flower.server.exchange import FederationError, PartyFailed
@@ -14,7 +14,7 @@ from vfl_flower.strategies import *  # noqa: F403, the registry's names
 from vfl_flower.version import __version__
 
 __all__ = [
-    "FREE",
+    "ALLOW_ALL",
     "Consent",
     "FederationError",
     "Ledger",

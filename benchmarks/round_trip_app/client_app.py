@@ -6,13 +6,13 @@ from flwr.app import Context, Message, RecordDict
 
 from vfl_flower import Party
 from vfl_flower.app.register import make_client_app
-from vfl_flower.party.consent import FREE
+from vfl_flower.party.consent import ALLOW_ALL
 
 
 def load(context: Context) -> Party:
     """Return a party with one value."""
     index = int(context.node_config["partition-id"])
-    return Party(np.zeros((1, 1)), index=index, consent=FREE)
+    return Party(np.zeros((1, 1)), index=index, consent=ALLOW_ALL)
 
 
 app = make_client_app(load)

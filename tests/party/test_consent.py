@@ -27,7 +27,7 @@ from vfl_flower import (
     PartyFailed,
 )
 from vfl_flower.clients import coresets
-from vfl_flower.party.consent import FREE, MOST_BYTES, Consent, Limit
+from vfl_flower.party.consent import ALLOW_ALL, MOST_BYTES, Consent, Limit
 from vfl_flower.party.journal import FILE
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.steps import STEPS, Reveals
@@ -41,7 +41,7 @@ KEY = encode_key(bytes(range(32)))
 
 def made(tmp_path, consents=None, ids=True, n=N):
     rng = np.random.default_rng(0)
-    consents = consents or [FREE] * 3
+    consents = consents or [ALLOW_ALL] * 3
     parties = []
     for name, consent in zip("abc", consents, strict=True):
         X = rng.uniform(-0.4, 0.4, size=(n, 2))
@@ -265,7 +265,7 @@ def test_nothing_is_computed_for_a_step_that_is_refused(tmp_path, monkeypatch):
 )
 def test_rules_of_a_run(tmp_path, rules, refused):
     consent = letting("rows", "totals", **{"allow_seed": True} | rules)
-    grid = RealParties(made(tmp_path, [FREE, consent, FREE]))
+    grid = RealParties(made(tmp_path, [ALLOW_ALL, consent, ALLOW_ALL]))
     with pytest.raises((FederationError, PartyFailed), match=refused):
         CoresetVRLR(10, solver="central", seed=1).start(grid)
 

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from transcripts import is_uniform, our_steps
 
 import vfl_flower as vf
-from vfl_flower import FREE, Alignment, Consent, FederationError, Party, PartyFailed
+from vfl_flower import (
+    ALLOW_ALL,
+    Alignment,
+    Consent,
+    FederationError,
+    Party,
+    PartyFailed,
+)
 from vfl_flower.clients import alignment as client
 from vfl_flower.party.party import PartyError
 from vfl_flower.party.row_order import load_order, normal_ids
@@ -603,4 +610,4 @@ def test_consent(rules, count, refused):
 
 def test_every_step_is_asked_for():
     assert {step.action for step in Alignment.steps} == set(our_steps("alignment"))
-    assert FREE.takes_part("align", "train")
+    assert ALLOW_ALL.takes_part("align", "train")

@@ -16,7 +16,7 @@ from vfl_flower.clients.mufc_state import ServerState
 from vfl_flower.numerics.kernel_embedding import embed_rows
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.mufc import Box
-from vfl_flower.party.consent import FREE, Limit
+from vfl_flower.party.consent import ALLOW_ALL, Limit
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import (
     MUFC,
@@ -195,12 +195,12 @@ def test_a_model_without_a_map_is_refused_before_any_row_is_read(tmp_path):
 
 def test_consent_counts_what_an_evaluation_costs(kind, tmp_path, model, new):
     for party in new:
-        party.consent = dataclasses.replace(FREE, leaves={"row-sums": Limit(39)})
+        party.consent = dataclasses.replace(ALLOW_ALL, leaves={"row-sums": Limit(39)})
     strategy = later(kind, "Evaluation", model, tmp_path)
     with pytest.raises(PartyFailed, match="lets 39 rows leave it as row-sums"):
         simulate(strategy, new)
     for party in new:
-        party.consent = dataclasses.replace(FREE, leaves={})
+        party.consent = dataclasses.replace(ALLOW_ALL, leaves={})
     with pytest.raises(FederationError, match="row-sums = true"):
         simulate(strategy, new)
     simulate(later(kind, "Prediction", model, tmp_path), new)
@@ -235,7 +235,7 @@ def test_a_server_that_chooses_centres_gets_a_row_by_what_consent_calls_row_sums
         change = (total() - first) * 64  # a side of the box is 8
         read.append(guess[place] + (step**2 - change) / (2 * step))
     np.testing.assert_allclose(read, new[1].X[5], atol=1e-6)
-    new[1].consent = dataclasses.replace(FREE, leaves={"centroids": Limit()})
+    new[1].consent = dataclasses.replace(ALLOW_ALL, leaves={"centroids": Limit()})
     with pytest.raises(FederationError, match="row-sums = true"):
         total()
 

@@ -14,7 +14,7 @@ from forgetting import removal
 
 from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
 from vfl_flower.clients import coresets, fdskl, linear_gram
-from vfl_flower.party.consent import FREE, Consent, Limit
+from vfl_flower.party.consent import ALLOW_ALL, Consent, Limit
 from vfl_flower.protocol.contract import IN_SUM
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.steps import Sum, each, opened
@@ -273,7 +273,7 @@ def test_centres_of_clusters_are_rows():
     with pytest.raises(PartyFailed, match="lets no rows leave it"):
         centres(asked, 1, [17])
     for j, party in enumerate(parties):
-        party.consent = limited(20) if j == VICTIM else FREE
+        party.consent = limited(20) if j == VICTIM else ALLOW_ALL
     asked = Parties(Exchange(RealParties(parties)))
     with pytest.raises(PartyFailed, match="lets 20 rows leave it as rows"):
         centres(asked, 5)

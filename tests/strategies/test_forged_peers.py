@@ -15,7 +15,7 @@ from deviating import RealParties
 from vfl_flower import Party, PartyFailed
 from vfl_flower.clients import coresets
 from vfl_flower.party import guards
-from vfl_flower.party.consent import FREE, Consent, Limit
+from vfl_flower.party.consent import ALLOW_ALL, Consent, Limit
 from vfl_flower.party.identity import (
     Credential,
     load_identity,
@@ -55,7 +55,7 @@ def honest(tmp_path):
 def consent(honest, **changes):
     """Return the consent of a party whose peers are the honest ones."""
     peers = {other.name: text_of(other.state_dir) for other in honest}
-    return Consent(**{"leaves": FREE.leaves, "peers": peers} | changes)
+    return Consent(**{"leaves": ALLOW_ALL.leaves, "peers": peers} | changes)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from forgetting import removal
 
 from vfl_flower import MUFC, FederationError, MUFCUnlearn, Party, PartyFailed, simulate
 from vfl_flower.clients.mufc_state import list_models
-from vfl_flower.party.consent import FREE
+from vfl_flower.party.consent import ALLOW_ALL
 from vfl_flower.party.identity import public_identity
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import mufc as strategies
@@ -57,7 +57,7 @@ def test_a_party_gives_up_before_its_peers_have_signed_the_keys(tmp_path):
     three[1].X = 9 * three[1].X
     peers = {party.name: public_identity(party.state_dir) for party in three}
     for party in three:
-        party.consent = replace(FREE, peers=peers)
+        party.consent = replace(ALLOW_ALL, peers=peers)
     with pytest.raises(PartyFailed, match="party 'b' failed in 'mufc_train'"):
         MUFC(server_state=tmp_path / "server").start(RealParties(three))
     assert left(tmp_path) == {"a": [], "b": [], "c": []}

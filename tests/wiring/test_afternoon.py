@@ -29,7 +29,7 @@ from vfl_flower.app.federation import CONNECTION
 from vfl_flower.app.party_folder import terms_of
 from vfl_flower.app.processes import Processes, RunFailed, free_port
 from vfl_flower.app.server_app import make_strategies
-from vfl_flower.party.consent import FREE, Consent
+from vfl_flower.party.consent import ALLOW_ALL, Consent
 from wiring.commands import Running, running, said, started_in
 from wiring.raw_files import HOSPITAL, INSURER, LABORATORY, write_columns, write_rows
 
@@ -218,7 +218,7 @@ def outcome(made: Federation) -> dict[str, Any]:
 def loaded(made: Federation, name: str, run: Mapping[str, Any], **node: str) -> Party:
     config = tomllib.loads((made.place / name / "party.toml").read_text()) | node
     party = load_from_context(Context(0, 0, config, RecordDict(), dict(run)))
-    party.consent, party.state_dir = FREE, None
+    party.consent, party.state_dir = ALLOW_ALL, None
     return party
 
 

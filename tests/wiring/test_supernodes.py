@@ -24,7 +24,7 @@ from vfl_flower.app.processes import RunFailed
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
 from vfl_flower.models.mufc import MUFCModel
-from vfl_flower.party.consent import FREE
+from vfl_flower.party.consent import ALLOW_ALL
 from vfl_flower.simulation import simulate
 from wiring.deployment import NAMES, STOCK, Deployment, Run
 
@@ -66,7 +66,7 @@ def test_clusters_forget_in_a_later_run(app, tmp_path, organisations):
     organisations.consent("rows", "centroids")
     parties = [load_from_context(context) for context in contexts]
     for party in parties:
-        party.consent = FREE  # nobody signs in one process
+        party.consent = ALLOW_ALL  # nobody signs in one process
         party.names = list(NAMES)
     simulate(strategy, parties)
     (number,) = list_models(tmp_path / "state")

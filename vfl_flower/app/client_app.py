@@ -12,7 +12,7 @@ from vfl_flower.app.config import has_encoding, party_source
 from vfl_flower.app.register import make_client_app
 from vfl_flower.data import StoredRows, is_file, load_party
 from vfl_flower.data.source import PartySource, who_of
-from vfl_flower.party.consent import FREE, Consent
+from vfl_flower.party.consent import ALLOW_ALL, Consent
 from vfl_flower.party.parts import check_folder, load_part
 from vfl_flower.party.party import Party, PartyError
 
@@ -37,7 +37,7 @@ def load_from_context(context: Context) -> Party:
     except PartyError as error:  # when greeted, the party has not told its name yet
         raise PartyError(f"{who_of(source)}: {error}") from None
     if consent is None:
-        consent = Consent() if real else FREE
+        consent = Consent() if real else ALLOW_ALL
     party = load_party(source, encoding=encoding)
     party.state_dir = source.state_dir
     party.source = StoredRows(source)

@@ -244,7 +244,7 @@ class Consent(_Rules):
         return [*lines, *(["[leaves]"] if leaves else []), *leaves]
 
 
-FREE = Consent(
+ALLOW_ALL = Consent(
     min_parties=1,
     allow_seed=True,
     column_names=True,

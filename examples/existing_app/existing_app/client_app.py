@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from existing_app.task import descend, load_data, probabilities
-from vfl_flower import FREE, Consent, Party, register
+from vfl_flower import ALLOW_ALL, Consent, Party, register
 
 app = ClientApp()
 
@@ -46,7 +46,7 @@ def load(context: Context) -> Party:
     X, _ = load_data(context)
     config = context.node_config
     if "consent" not in config:  # a simulation, in which all rows are on one machine
-        return Party(X, consent=FREE)
+        return Party(X, consent=ALLOW_ALL)
     consent, state_dir = (
         Consent.load(str(config["consent"])),
         Path(str(config["state-dir"])),
