@@ -27,7 +27,7 @@ PUBLIC = {
     "numerics": "Block Loss Penalty Box Quantizer PrimeField",
     "clients": "Clustering Setup AngleRequest MoreAngles Problem Rule Task Joint "
     "Evaluated TrainingSettings",
-    "protocol": "Computing Terms Reals Whole Many Leaves Told Field Contract "
+    "protocol": "Computing Terms Reals Whole Many Leaves Sending Field Contract "
     "SumRequest Seal Setting Sum Reveals",
     "party": "Limit _Rules Consent Credential Rows",
     "server": "Entry Seen Ledger Metric PartyInfo ProtocolResult ProtocolStrategy",

@@ -92,8 +92,8 @@ class InProcessGrid(Grid):
 
     def memories(self) -> list[Memory]:
         """Return what each party that took part remembers of its last run."""
-        kept = [Memory(context.state) for context in self._contexts.values()]
-        return [memory for memory in kept if memory.run]
+        memories = [Memory(context.state) for context in self._contexts.values()]
+        return [memory for memory in memories if memory.run]
 
     def set_run(self, run: Run) -> None:
         """Do nothing: there is one run."""

@@ -137,7 +137,7 @@ class _Struck(InProcessGrid):
 def _dealt(field: Field) -> bool:
     """Return whether an input is bytes that the server gives each party alone."""
     array = field.array
-    return field.told == OWN and isinstance(array, Whole) and array.below == 256
+    return field.sending == OWN and isinstance(array, Whole) and array.below == 256
 
 
 @contextmanager

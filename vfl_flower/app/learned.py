@@ -99,7 +99,7 @@ def _way(declared: Field, ways: Mapping[str, Any]) -> str:
         return declared.leaves.how if declared.leaves else "clear"
     if declared.leaves:
         return ""
-    return declared.told.how if declared.told else "common"
+    return declared.sending.how if declared.sending else "common"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

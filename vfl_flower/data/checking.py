@@ -230,8 +230,8 @@ def _of_levels(
         text = f"{what} becomes {len(entry['levels'])} columns, for the levels given"
         yield note("text", name, text, "levels", examples)
     elif entry.get("other"):
-        kept = len(entry["levels"]) - 1
-        text = f"{what} has {count} different texts: the {kept} most frequent become "
+        common = len(entry["levels"]) - 1
+        text = f"{what} has {count} different texts: the {common} most frequent become "
         text += "columns of 0 and 1, and the others one column"
         yield warning("levels", name, text, "max-levels", examples)
     elif count > FEW_ROWS and 2 * count > column.numbers.known:

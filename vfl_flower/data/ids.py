@@ -76,12 +76,12 @@ class Ids:
         repeated = 0
         for part in range(parts):
             self._file.seek(0)
-            kept = []
+            selected = []
             while block := self._file.read(2**20):
                 hashes = np.frombuffer(block, dtype=np.int64)
-                kept.append(hashes[hashes % parts == part] if parts > 1 else hashes)
-            ordered = np.concatenate([*kept, np.empty(0, dtype=np.int64)])
-            del kept
+                selected.append(hashes[hashes % parts == part] if parts > 1 else hashes)
+            ordered = np.concatenate([*selected, np.empty(0, dtype=np.int64)])
+            del selected
             ordered.sort()
             repeated += int((ordered[1:] == ordered[:-1]).sum())
         return repeated

@@ -78,9 +78,9 @@ def regression(y: Array, predicted: Array) -> dict[str, float]:
         size = float(np.abs(residual).max()) or 1.0
         loss, loss_se = mean_and_error((residual / size) ** 2)
         unit = float(np.square(size))
-        told = {"loss": loss * unit, "loss_se": loss_se * unit if loss_se else 0.0}
-        told["r2"] = explained(told["loss"], float(y.var()))
-        return told | _named("mae", mean_and_error(np.abs(residual)))
+        measures = {"loss": loss * unit, "loss_se": loss_se * unit if loss_se else 0.0}
+        measures["r2"] = explained(measures["loss"], float(y.var()))
+        return measures | _named("mae", mean_and_error(np.abs(residual)))
 
 
 def explained(loss: float, variance: float) -> float:
@@ -115,15 +115,15 @@ def two_classes(
     model predicts to be; the scores by which it ranks them; and the probabilities of
     that class, whose mean squared difference from 0 or 1 is ``brier``.
     """
-    told = _named("auc", area_under_curve(scores, positive)) | {
+    measures = _named("auc", area_under_curve(scores, positive)) | {
         "true_positives": int((positive & predicted).sum()),
         "false_positives": int((~positive & predicted).sum()),
         "false_negatives": int((positive & ~predicted).sum()),
         "true_negatives": int((~positive & ~predicted).sum()),
     }
     if probability is not None:
-        told |= _named("brier", mean_and_error((probability - positive) ** 2))
-    return told
+        measures |= _named("brier", mean_and_error((probability - positive) ** 2))
+    return measures
 
 
 def _bins_of_curve(order_by: Array, least: int) -> list[Array]:
@@ -161,13 +161,13 @@ def two_class_curve(
     """
     if not (bins := _bins_of_curve(scores, least)):
         return {}
-    told = {
+    curve = {
         "rows": np.array([len(rows) for rows in bins], np.uint32),
         "positives": np.array([positive[rows].sum() for rows in bins], np.uint32),
     }
     if probability is not None:
-        told["score"] = np.array([probability[rows].mean() for rows in bins])
-    return told
+        curve["score"] = np.array([probability[rows].mean() for rows in bins])
+    return curve
 
 
 def regression_curve(y: Array, predicted: Array, least: int) -> dict[str, Array]:
@@ -219,34 +219,34 @@ def shortfalls(metrics: Mapping[str, Any]) -> list[str]:
     a clustering ``explained``, 1 - cost / cost with one cluster, and
     ``smallest_cluster``, a number of rows.
     """
-    told = []
+    sentences = []
     error, base = metrics.get("test_error"), metrics.get("test_base_error")
     if error is not None and base is not None and error >= base:
-        told.append(
+        sentences.append(
             f"the model is no better than the base rate: {error:.3g} of the rows held "
             f"out are wrong, and {base:.3g} would be with the most frequent class for "
             "each"
         )
-    if (found := metrics.get("test_true_positives")) is not None:
-        positives = found + metrics["test_false_negatives"]
-        if not found + metrics["test_false_positives"]:
-            told.append(
+    if (true_positives := metrics.get("test_true_positives")) is not None:
+        positives = true_positives + metrics["test_false_negatives"]
+        if not true_positives + metrics["test_false_positives"]:
+            sentences.append(
                 "the model predicts no row held out to be of the second class, the "
                 f"positive one, of which {positives} are"
             )
     if metrics.get("test_r2", 1.0) <= 0:
-        told.append(
+        sentences.append(
             "the model is no better than the mean of the labels: on the rows held out "
             f"its R^2 is {metrics['test_r2']:.3g}"
         )
     if metrics.get("explained", 1.0) <= 0:
-        told.append(
+        sentences.append(
             "the clusters are no better than one: they explain "
             f"{metrics['explained']:.3g} of its cost"
         )
     if not metrics.get("smallest_cluster", 1):
-        told.append("a cluster has no row: there are fewer than n_clusters")
-    return told
+        sentences.append("a cluster has no row: there are fewer than n_clusters")
+    return sentences
 
 
 def most_chosen(metrics: Mapping[str, Any], n_clusters: int) -> list[str]:

@@ -105,9 +105,9 @@ def shrink(values: Array, vectors: Array, cut: float) -> Array:
     Its columns are v_i sqrt((lambda_i - cut) / lambda_i) over lambda_i > cut = eta_t
     lambda, for the values lambda_i, (j,), and vectors v_i, (D + r, j), of W_t^T W_t.
     """
-    kept = values > cut
-    scale = np.sqrt((values[kept] - cut) / values[kept])
-    return np.asarray(vectors[:, kept] * scale)
+    above = values > cut
+    scale = np.sqrt((values[above] - cut) / values[above])
+    return np.asarray(vectors[:, above] * scale)
 
 
 def embed(values: Array, vectors: Array, eta: float, lam: float, s: int) -> Array:
@@ -212,8 +212,8 @@ def variances(
     if len(square) != len(mean):
         mean, rounding = mean.sum(), rounding.sum()
     variance = square - mean
-    kept = variance > np.maximum(CONSTANT * square, rounding)
-    return np.where(kept, variance, 0.0)
+    significant = variance > np.maximum(CONSTANT * square, rounding)
+    return np.where(significant, variance, 0.0)
 
 
 def gamma(

@@ -47,19 +47,19 @@ def _gram_factor(blocks: RowBlocks) -> Array | None:
     if not np.isfinite(G).all():
         return None
     squares = np.diag(G)
-    kept = squares > 1e-280  # below, squares of single values may have underflowed
-    scale = 1 / np.sqrt(squares[kept])
-    eigenvalues, V = np.linalg.eigh(G[np.ix_(kept, kept)] * np.outer(scale, scale))
+    usable = squares > 1e-280  # below, squares of single values may have underflowed
+    scale = 1 / np.sqrt(squares[usable])
+    eigenvalues, V = np.linalg.eigh(G[np.ix_(usable, usable)] * np.outer(scale, scale))
     b = min(n, blocks.block_rows)
     error = d * (b + n / b) * EPS / 2 if n else 0.0
     if len(eigenvalues) and eigenvalues[0] < 1e6 * error:
         return None
-    if not kept.all() and blocks.map_reduce(
-        lambda _, X: bool(X[:, ~kept].any()), operator.or_, False
+    if not usable.all() and blocks.map_reduce(
+        lambda _, X: bool(X[:, ~usable].any()), operator.or_, False
     ):
         return None
     r = eigenvalues > max(n, d) * EPS * eigenvalues[-1:]
-    return _embed(kept, scale, V[:, r] / np.sqrt(eigenvalues[r]))
+    return _embed(usable, scale, V[:, r] / np.sqrt(eigenvalues[r]))
 
 
 def _qr_factor(blocks: RowBlocks) -> Array:
@@ -69,12 +69,12 @@ def _qr_factor(blocks: RowBlocks) -> Array:
     if not np.isfinite(R).all():
         raise ValueError("X must have no missing or infinite value")
     largest = np.abs(R).max(axis=0, initial=0)
-    kept = largest > 1e-290  # so that no reciprocal overflows
-    R = R[:, kept] / largest[kept]
+    usable = largest > 1e-290  # so that no reciprocal overflows
+    R = R[:, usable] / largest[usable]
     norms = np.linalg.norm(R, axis=0)
     _, S, Vt = np.linalg.svd(R / norms, full_matrices=False)
     r = max(n, d) * EPS * S[:1] < S
-    return _embed(kept, 1 / norms / largest[kept], Vt[r].T / S[r])
+    return _embed(usable, 1 / norms / largest[usable], Vt[r].T / S[r])
 
 
 def _stacked(R: Array, rows: Array) -> Array:
@@ -82,10 +82,10 @@ def _stacked(R: Array, rows: Array) -> Array:
     return np.asarray(np.linalg.qr(np.vstack([R, rows]), mode="r"))
 
 
-def _embed(kept: Array, scale: Array, F: Array) -> Array:
+def _embed(scaled: Array, scale: Array, F: Array) -> Array:
     """Undo the scaling of the columns; columns that were left out get rows of 0."""
-    unscaled = np.zeros((len(kept), F.shape[1]))
-    unscaled[kept] = scale[:, None] * F
+    unscaled = np.zeros((len(scaled), F.shape[1]))
+    unscaled[scaled] = scale[:, None] * F
     return unscaled
 
 

@@ -106,8 +106,8 @@ def whiten(gram: Array, l2: Array) -> Array:
     scale = np.sqrt(np.diag(matrix))
     scale[scale == 0] = 1.0
     values, vectors = np.linalg.eigh(matrix / np.outer(scale, scale))
-    kept = values > 1e-12 * max(values[-1], 0.0)
-    return np.asarray(vectors[:, kept] / np.sqrt(values[kept]) / scale[:, None])
+    large = values > 1e-12 * max(values[-1], 0.0)
+    return np.asarray(vectors[:, large] / np.sqrt(values[large]) / scale[:, None])
 
 
 def proximal_block(R: Array, c: Array, n_parties: int, penalty: Penalty) -> Array:

@@ -49,10 +49,10 @@ def pseudo_rows(gram: Array) -> tuple[Array, Array, float]:
     shape (r, d) and q (r,). The rest is the share of |t|^2 that no x explains.
     """
     values, vectors = np.linalg.eigh(gram[:-1, :-1])
-    kept = values > TOLERANCE * len(gram)
-    root = np.sqrt(values[kept])
-    q = vectors[:, kept].T @ gram[:-1, -1] / root
-    K = root[:, None] * vectors[:, kept].T
+    large = values > TOLERANCE * len(gram)
+    root = np.sqrt(values[large])
+    q = vectors[:, large].T @ gram[:-1, -1] / root
+    K = root[:, None] * vectors[:, large].T
     return K, q, max(0.0, float(gram[-1, -1] - q @ q))
 
 
@@ -86,8 +86,8 @@ def sigma_min_of_moments(gram: Array, blocks: Sequence[Array]) -> float:
         parts.append(part)
     basis = np.hstack(parts)
     values = np.linalg.eigvalsh(basis.T @ gram @ basis)
-    kept = values[values > TOLERANCE * d]
-    return float(np.sqrt(min(1.0, kept.min(initial=1.0))))
+    large = values[values > TOLERANCE * d]
+    return float(np.sqrt(min(1.0, large.min(initial=1.0))))
 
 
 def bounded_columns(
@@ -111,26 +111,26 @@ def bounded_columns(
     """
     support = [len(x) - np.unique(x, return_counts=True)[1].max() for x in columns]
     norms = np.linalg.norm(A, axis=0)
-    kept = (np.array(support) >= least_rows) & (norms > 0)
-    free = len(kept) - fixed
-    kept[free:] = True
-    while kept[:free].any():
-        gram = sum(B.T @ B for B in _scaled(A, norms, kept))
-        W = whiten(np.asarray(gram), np.zeros(kept.sum()))
+    chosen = (np.array(support) >= least_rows) & (norms > 0)
+    free = len(chosen) - fixed
+    chosen[free:] = True
+    while chosen[:free].any():
+        gram = sum(B.T @ B for B in _scaled(A, norms, chosen))
+        W = whiten(np.asarray(gram), np.zeros(chosen.sum()))
         rows, leverages = [], []
-        for block in _scaled(A, norms, kept):
+        for block in _scaled(A, norms, chosen):
             U = block @ W
             lengths = row_squares(U)
             rows.append(U[largest := lengths.argmax()])
             leverages.append(lengths[largest])
         if max(leverages) <= most_leverage:
             break
-        pointing = np.abs(W @ rows[int(np.argmax(leverages))])[: kept[:free].sum()]
-        kept[np.flatnonzero(kept)[pointing.argmax()]] = False
-    return np.asarray(kept)
+        pointing = np.abs(W @ rows[int(np.argmax(leverages))])[: chosen[:free].sum()]
+        chosen[np.flatnonzero(chosen)[pointing.argmax()]] = False
+    return np.asarray(chosen)
 
 
-def _scaled(A: Array, norms: Array, kept: Array) -> Iterator[Array]:
-    """Yield the columns that are kept, of length 1, in blocks of rows."""
+def _scaled(A: Array, norms: Array, chosen: Array) -> Iterator[Array]:
+    """Yield the chosen columns, of length 1, in blocks of rows."""
     for start in range(0, len(A), BLOCK_ROWS):
-        yield A[start : start + BLOCK_ROWS, kept] / norms[kept]
+        yield A[start : start + BLOCK_ROWS, chosen] / norms[chosen]

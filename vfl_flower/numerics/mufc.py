@@ -85,21 +85,21 @@ def initialise(
     (array([2, 1]), array([0, 1, 0]))
     """
     n = len(blocks)
-    kept = [] if prefix is None else [int(row) for row in prefix]
+    reused = [] if prefix is None else [int(row) for row in prefix]
     new = np.zeros(n, bool) if added is None else added
     nearest = np.full(n, np.inf)  # d^2(x, C)
     labels = np.zeros(n, np.int64)
     rows: list[int] = []
     for j in range(k):
-        row = kept[j] if j < len(kept) else None
+        row = reused[j] if j < len(reused) else None
         if (row is None or new.any()) and nearest.any():
             drawn = int(draw(nearest if rows else np.ones(n), 1, rng)[0])
             if row is None or new[drawn]:
-                row, kept = drawn, kept[:j]
+                row, reused = drawn, reused[:j]
         if row is None:  # each row equals a centroid
             break
         if nearest[row] == 0:
-            raise ValueError(f"prefix must name rows of distinct values, got {kept}")
+            raise ValueError(f"prefix must name rows of distinct values, got {reused}")
         center = blocks.take(np.array([row]))
         distances = blocks.per_row(partial(_squared_distances, centers=center))
         closer = distances < nearest

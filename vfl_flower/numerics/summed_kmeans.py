@@ -302,20 +302,20 @@ def _passes(
         large[starts] |= now >= LEAST_ROWS
         if (len(starts) == 1 and stale >= PATIENCE) or t + 1 == most_passes:
             break
-        kept = np.arange(len(starts))
+        remaining = np.arange(len(starts))
         if t and t % HALVING == 0:
-            kept = np.sort(result.inertia.argsort()[: max(1, len(starts) // 2)])
+            remaining = np.sort(result.inertia.argsort()[: max(1, len(starts) // 2)])
         moved = _moved(centers, result)
-        for j in kept:
+        for j in remaining:
             small = now[j] < LEAST_ROWS
             # As far apart as the rows of a cluster in the mean.
             within = max(float(result.inertia[j]), 0.0) / now[j].sum()
             share = math.sqrt(within / spread) if spread > 0 else 0.0
             shift = rng.standard_normal((k, len(mean))) @ root
             moved[j, small] = moved[j, now[j].argmax()] + share * shift[small]
-        starts, last, centers = starts[kept], centers[kept], moved[kept]
+        starts, last, centers = starts[remaining], centers[remaining], moved[remaining]
         # A new centre has no rows of a pass before.
-        sizes = np.where(now[kept] < LEAST_ROWS, 0, now[kept])
+        sizes = np.where(now[remaining] < LEAST_ROWS, 0, now[remaining])
     return Clustering(best, t + 1, 1 - float(large.mean()), silhouette)
 
 

@@ -97,7 +97,7 @@ def _hello(
         log.error("the consent of this party lacks: %s", "; ".join(lacks))
     if partition == "vertical" and party.gaps:
         raise PartyError("a missing value must be filled where parties hold columns")
-    told = declared(party) if partition == "horizontal" else NO_COLUMNS
+    columns = declared(party) if partition == "horizontal" else NO_COLUMNS
     reply: Hello = {
         "name": party.name or "",
         "index": -1 if party.index is None else party.index,
@@ -106,7 +106,7 @@ def _hello(
         "n_columns": party.X.shape[1],
         "n_labels": party.n_labels,
         "ids_digest": "" if partition == "either" else party.ids_digest or "",
-        **told,  # type: ignore[typeddict-item]  # it has no optional key
+        **columns,  # type: ignore[typeddict-item]  # it has no optional key
         "version": __version__,
         "public_key": bytes(KEY_BYTES),
         "lacks": lacks,

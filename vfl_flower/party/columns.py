@@ -52,10 +52,10 @@ def declared(party: Party) -> Declared:
     names = [entry["name"] for entry in entries]
     levels = {entry["name"]: entry["levels"] for entry in entries if entry["levels"]}
     texts = [text for name in sorted(levels) for text in ("", name, *levels[name])]
-    told = party.consent is None or party.consent.column_names
+    named = party.consent is None or party.consent.column_names
     return {
         "columns": list(map(column_digest, names)),
-        "names": [printable(name)[:MOST_OF_TEXT] for name in names if told],
+        "names": [printable(name)[:MOST_OF_TEXT] for name in names if named],
         "kinds": list(map(_kind, entries)),
         "widths": list(map(_width, entries)),
         "levels_digest": digest_ids(np.array(texts)) if texts else "",

@@ -214,13 +214,13 @@ class Journal:
     def _state(self, column: str) -> bytes:
         """Return a column of the session's state; raise PartyError if there is none."""
         query = f"SELECT {column} FROM locked_states WHERE run = ?"
-        if (kept := self._value(query, self._run)) is None:
+        if (content := self._value(query, self._run)) is None:
             raise PartyError(
                 "this party has forgotten the session, as it does after a day or when "
                 f"{MOST_STATES} others begin, {SURE_STATES} if they are large: begin a "
                 "new one"
             )
-        return bytes(kept)
+        return bytes(content)
 
     def keep(self, memory: Memory) -> None:
         """Keep the state of the session with the line, and forget those out of date."""

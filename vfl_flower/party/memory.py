@@ -345,16 +345,16 @@ class Memory:
 
     def remembered(self, name: str) -> Array | None:
         """Return the last array of a name that the steps have remembered, if any."""
-        kept = self._kept("after")
-        key = next((k for k in reversed(kept) if k.partition("/")[2] == name), "")
-        return kept[key] if isinstance(kept.get(key), np.ndarray) else None
+        stored = self._kept("after")
+        key = next((k for k in reversed(stored) if k.partition("/")[2] == name), "")
+        return stored[key] if isinstance(stored.get(key), np.ndarray) else None
 
     def _kept(self, name: str) -> dict[str, Any]:
         """Return what was packed into two records of a state."""
-        kept = dict(self._records.get(f"{name}.settings") or {})
+        unpacked = dict(self._records.get(f"{name}.settings") or {})
         for key, array in (self._records.get(f"{name}.arrays") or {}).items():
-            kept[key] = array.numpy()
-        return kept
+            unpacked[key] = array.numpy()
+        return unpacked
 
 
 def _fixed(frame: Frame, party: Party) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class Party:
     """What changes with the order of the rows, where parties have aligned them."""
     row_labels: Any = field(default=None, init=False)  # index of a DataFrame
     _states: dict[str, Any] = field(default_factory=dict, init=False)
-    _kept: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
+    _stored: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
 
     def __post_init__(self, checked: bool) -> None:
         """Check the data once, when the party is made."""
@@ -371,9 +371,9 @@ class Party:
         """
         name = _name_of(kind)
         if name not in self._states:
-            if name in self._kept:
-                kept = {key: value for key, value in self._kept[name].items() if key}
-                self._states[name] = restore(kind, kept)
+            if name in self._stored:
+                entries = {k: v for k, v in self._stored[name].items() if k}
+                self._states[name] = restore(kind, entries)
             elif first is not None:
                 self._states[name] = first
             else:
@@ -388,20 +388,20 @@ class Party:
         """Store nothing of a kind from now on."""
         name = _name_of(kind)
         self._states.pop(name, None)
-        self._kept.pop(name, None)
+        self._stored.pop(name, None)
 
-    def resume(self, kept: dict[str, Any]) -> None:
+    def resume(self, stored: dict[str, Any]) -> None:
         """Continue from what :meth:`remembered` returned after an earlier step."""
-        self._states, self._kept = {}, {}
-        for place, value in kept.items():
+        self._states, self._stored = {}, {}
+        for place, value in stored.items():
             name, _, key = place.partition("/")
-            self._kept.setdefault(name, {})[key] = value
+            self._stored.setdefault(name, {})[key] = value
 
     def remembered(self) -> dict[str, Any]:
-        """Return what the steps have kept: arrays and scalars by kind/name."""
-        kept = {n: v for n, v in self._kept.items() if n not in self._states}
-        kept |= {n: {"": True} | flat(state) for n, state in self._states.items()}
-        return {f"{n}/{key}": v[key] for n, v in kept.items() for key in v}
+        """Return what the steps have stored: arrays and scalars by kind/name."""
+        stored = {n: v for n, v in self._stored.items() if n not in self._states}
+        stored |= {n: {"": True} | flat(state) for n, state in self._states.items()}
+        return {f"{n}/{key}": v[key] for n, v in stored.items() for key in v}
 
     def read_ids(self) -> Sequence[Any] | Array | None:
         """Return the ids of the rows, from the data file if there is one."""

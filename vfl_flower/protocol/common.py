@@ -26,7 +26,7 @@ from vfl_flower.protocol.normal import plain_number
 
 def has_own(fields: Fields) -> bool:
     """Return whether a step has inputs that differ between parties."""
-    return any(field.told == OWN for field in fields.values())
+    return any(field.sending == OWN for field in fields.values())
 
 
 def own_digest(fields: Fields, values: Mapping[str, Any], salt: bytes) -> bytes:
@@ -36,7 +36,7 @@ def own_digest(fields: Fields, values: Mapping[str, Any], salt: bytes) -> bytes:
     """
     sha = hashlib.sha256(salt)
     for name, field, value in _declared(fields, values):
-        if field.told == OWN:
+        if field.sending == OWN:
             _update(sha, name, value)
     return sha.digest()
 
@@ -67,7 +67,7 @@ def common_digest(
             )
         sha.update(blocks)
     for name, field, value in _declared(fields, values):
-        if field.told is None:
+        if field.sending is None:
             _update(sha, name, digests.get(name, value))
     return sha.digest()
 

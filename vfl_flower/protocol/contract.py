@@ -134,15 +134,15 @@ ENCRYPTED = (SECRET, NEXT, PRIVATE)
 
 
 @dataclass(frozen=True)
-class Told:
+class Sending:
     """How the server sends an input to the parties; without it, all get the same."""
 
     how: Literal["own", "route"]
 
 
-OWN = Told("own")
+OWN = Sending("own")
 """An input that differs between parties: a party's block of what is common, say."""
-ROUTE = Told("route")
+ROUTE = Sending("route")
 """Which of the arrays to send in this message: it changes no addend."""
 
 
@@ -157,7 +157,7 @@ class Field:
     array: Reals | Whole | None = None  # also of each array of a dictionary
     lengths: tuple[Length, ...] = ()
     leaves: Leaves | None = None
-    told: Told | None = None
+    sending: Sending | None = None
     required: bool = True
     default: int | None = None  # of a whole number that is left out
 
@@ -187,9 +187,9 @@ def parse(annotation: Any) -> Field:
         else:
             break
     leaves = next((m for m in metadata if isinstance(m, Leaves)), None)
-    told = next((m for m in metadata if isinstance(m, Told)), None)
-    rules = [m for m in metadata if not isinstance(m, Leaves | Told)]
-    declared = Field(object, leaves=leaves, told=told, required=required)
+    sending = next((m for m in metadata if isinstance(m, Sending)), None)
+    rules = [m for m in metadata if not isinstance(m, Leaves | Sending)]
+    declared = Field(object, leaves=leaves, sending=sending, required=required)
     if origin is np.ndarray or bare is np.ndarray:
         array, lengths = _array_rules(rules)
         return replace(declared, kind=np.ndarray, array=array, lengths=lengths)

@@ -81,11 +81,11 @@ def bundle(content: RecordDict) -> RecordDict:
 
 def unbundle(content: RecordDict) -> RecordDict:
     """Return the records of a message that has travelled, or raise CorruptMessage."""
-    one = _records(content).get(BUNDLE)
-    if one is None:
+    bundled = _records(content).get(BUNDLE)
+    if bundled is None:
         return content
     try:
-        return recorddict_from_proto(ProtoRecordDict.FromString(one[BUNDLE]))
+        return recorddict_from_proto(ProtoRecordDict.FromString(bundled[BUNDLE]))
     except Exception:  # Protocol Buffers and Flower raise many kinds
         raise CorruptMessage("the message cannot be read") from None
 

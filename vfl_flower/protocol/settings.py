@@ -241,10 +241,10 @@ def documented(text: str, declared: Sequence[Setting]) -> str:
         ]
     text = inspect.cleandoc(text)
     title = "\n\nParameters\n----------\n"
-    head, found, rest = text.partition(title)
+    head, heading, rest = text.partition(title)
     # Before the next section: a line of dashes stands below its title.
-    body = rest if found else head
+    body = rest if heading else head
     section = re.search(r"\n\n\w[^\n]*\n---+\n", f"{body}\n")
     place = section.start() if section else len(body)
-    before = head + title + rest[:place] + "\n" if found else head[:place] + title
+    before = head + title + rest[:place] + "\n" if heading else head[:place] + title
     return before + "\n".join(parameters) + body[place:]

@@ -13,11 +13,11 @@ OTHER_PLACES = 1000
 SHOWN = 5  # names of columns that an error lists
 
 
-def how_matched(names: Sequence[str], told: Sequence[Declared]) -> str:
+def how_matched(names: Sequence[str], statements: Sequence[Declared]) -> str:
     """Say how columns match; names x0, x1, .. are of a file without a header."""
-    most = max(len(said["columns"]) for said in told) + OTHER_PLACES
+    most = max(len(said["columns"]) for said in statements) + OTHER_PLACES
     places = {column_digest(f"x{place}") for place in range(most)}
-    pairs = zip(names, told, strict=True)
+    pairs = zip(names, statements, strict=True)
     nameless = [name for name, said in pairs if places.issuperset(said["columns"])]
     if nameless and len(names) > 1:
         return (
@@ -28,7 +28,7 @@ def how_matched(names: Sequence[str], told: Sequence[Declared]) -> str:
 
 
 def agree(
-    names: Sequence[str], told: Sequence[Declared], wanted: Sequence[str] = ()
+    names: Sequence[str], statements: Sequence[Declared], wanted: Sequence[str] = ()
 ) -> list[str] | None:
     """Return the order of columns that all parties must take; None if they have it.
 
@@ -39,7 +39,7 @@ def agree(
     """
     named: list[tuple[str, Declared, dict[str, ColumnKind]]] = []
     shown: dict[str, str] = {}
-    for name, said in zip(names, told, strict=True):
+    for name, said in zip(names, statements, strict=True):
         if columns := said["columns"]:
             named.append((name, said, dict(zip(columns, said["kinds"], strict=True))))
             shown |= dict(zip(columns, map(repr, said["names"]), strict=False))

@@ -294,12 +294,12 @@ class Exchange:
         except CorruptMessage as error:
             return Error(DAMAGED, str(error))
         try:
-            told = structure(fields_of(_ReplyFrame), frame, {})
+            values = structure(fields_of(_ReplyFrame), frame, {})
         except ContractError as error:
             return Error(MALFORMED, f"its reply is malformed: {error}")
         entry.units_up += n_units(unbundle(content))
-        entry.seconds_computed += told["seconds"]
-        return Opened(reply, told.get("clipped"), told.get("signed"))
+        entry.seconds_computed += values["seconds"]
+        return Opened(reply, values.get("clipped"), values.get("signed"))
 
 
 __all__ = ["Exchange", "FederationError", "Opened", "PartyFailed"]

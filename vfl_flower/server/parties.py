@@ -337,7 +337,7 @@ class Parties(Sequence[PartyInfo]):
         """Return the values to each party; raise ValueError if common ones differ."""
         fields = step.contract.request
         for name in values.keys() & fields.keys() if bound else ():
-            common = fields[name].told is None and fields[name].leaves is None
+            common = fields[name].sending is None and fields[name].leaves is None
             if common and isinstance(values[name], Each):
                 raise ValueError(
                     f"{name} must be the same for all parties of {step.action}, whose "
@@ -359,14 +359,14 @@ class Parties(Sequence[PartyInfo]):
         }
 
     def _blocks(
-        self, step: Step[..., Any], told: Sequence[Mapping[str, Any]]
+        self, step: Step[..., Any], requests: Sequence[Mapping[str, Any]]
     ) -> _Blocks:
-        """Return the digests of what each party alone is told; none if nothing is."""
+        """Return the digests of what each party alone is sent; none if nothing is."""
         fields = step.contract.request
         if not has_own(fields):
             return _Blocks()
-        salts = [self.checkpoint.token(SALT_BYTES) for _ in told]
-        pairs = zip(map(flatten, told), salts, strict=True)
+        salts = [self.checkpoint.token(SALT_BYTES) for _ in requests]
+        pairs = zip(map(flatten, requests), salts, strict=True)
         return _Blocks(b"".join(own_digest(fields, *pair) for pair in pairs), salts)
 
     def _secrets(
@@ -417,8 +417,8 @@ class Parties(Sequence[PartyInfo]):
                     f"the tree of {name!r} must have all {len(self)} parties, whose "
                     f"masks cancel only together, got {len(tree.leaves)}"
                 )
-        told = self._requests(step, values, bound=True)
-        blocks = self._blocks(step, told)
+        inputs = self._requests(step, values, bound=True)
+        blocks = self._blocks(step, inputs)
         arrived: dict[tuple[str, int], Sealed] = {}
         for hop in range(max([1, *(len(tree.hops) for _, tree in sums.values())])):
             edges: dict[tuple[str, int], int] = {}
@@ -430,7 +430,7 @@ class Parties(Sequence[PartyInfo]):
             wanted: dict[int, dict[str, SumRequest]] = {}
             for name, sender in sorted(edges, key=lambda edge: edge[1]):
                 receiver = edges[name, sender]
-                request = requests.setdefault(sender, told[sender] | {"send": []})
+                request = requests.setdefault(sender, inputs[sender] | {"send": []})
                 request["send"].append(name)
                 travels = replace(asked[name], relay=receiver)
                 wanted.setdefault(sender, {})[name] = travels

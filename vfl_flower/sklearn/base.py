@@ -48,8 +48,8 @@ def estimates(
     """
 
     def decorate(cls: type[E]) -> type[E]:
-        own = {*OF_A_RUN, *fixed}
-        taken = [s for s in settings_of(strategy) if s.name not in own]
+        excluded = {*OF_A_RUN, *fixed}
+        taken = [s for s in settings_of(strategy) if s.name not in excluded]
         names = [setting.name for setting in taken]
         cls.__annotations__ = inspect.get_annotations(cls) | dict.fromkeys(names, Any)
         for setting in taken:
@@ -159,24 +159,24 @@ class SplitColumns(Estimator):
         self.columns_per_party_ = split(
             given, n_columns, "columns_per_party", "n_features", names
         )
-        return [X[:, own] for own in self.columns_per_party_], y
+        return [X[:, columns] for columns in self.columns_per_party_], y
 
     def _blocks(self, X: Any) -> list[Array]:
         """Return the block of each party of what ``predict`` is given."""
         check_is_fitted(self)
         if blocks := as_blocks(X):
             self._check_names(blocks)
-            return check_blocks(blocks, [len(own) for own in self.columns_per_party_])
+            return check_blocks(blocks, list(map(len, self.columns_per_party_)))
         number_array(X, "X")
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        return [X[:, own] for own in self.columns_per_party_]
+        return [X[:, columns] for columns in self.columns_per_party_]
 
     def _check_names(self, blocks: Sequence[Any]) -> None:
         """Refuse blocks whose columns have other names than those of training."""
         if (names := getattr(self, "feature_names_in_", None)) is None:
             return
-        for block, own in zip(blocks, self.columns_per_party_, strict=False):
-            wanted = names[own].tolist()
+        for block, columns in zip(blocks, self.columns_per_party_, strict=False):
+            wanted = names[columns].tolist()
             if hasattr(block, "columns") and list(block.columns) != wanted:
                 raise ValueError(
                     f"the columns of a block must be {wanted}, in this order, got "
@@ -396,10 +396,10 @@ def split(
     if not all(map(is_list, items)):
         raise ValueError(f"{argument} must be all counts or all lists, got {given!r}")
     places = {name: place for place, name in enumerate(names)}
-    held = [[places.get(one, one) for one in item] for item in items]
-    for one in chain(*held):
-        if not is_whole(one) or one not in range(n):
-            raise ValueError(f"{argument} has {one!r}, and X with {what} = {n} has not")
+    held = [[places.get(name, name) for name in item] for item in items]
+    for i in chain(*held):
+        if not is_whole(i) or i not in range(n):
+            raise ValueError(f"{argument} has {i!r}, and X with {what} = {n} has not")
     if not all(held) or sorted(chain(*held)) != list(range(n)):
         raise ValueError(
             f"{argument} must have at least one item for each party, and each of "

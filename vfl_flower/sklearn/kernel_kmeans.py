@@ -53,11 +53,11 @@ class KernelKMeans(ClusterMixin, SplitRows):
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit the model to X, shape (n, d) or a block a party; y is not used."""
         X = self._split(X)
-        parties = [Party(X[own]) for own in self.rows_per_party_]
+        parties = [Party(X[rows]) for rows in self.rows_per_party_]
         result = self._run(self._made(), parties)
         self.labels_ = np.empty(len(X), dtype=np.int64)
-        for own, labels in zip(self.rows_per_party_, self._model.labels_, strict=True):
-            self.labels_[own] = labels
+        for rows, labels in zip(self.rows_per_party_, self._model.labels_, strict=True):
+            self.labels_[rows] = labels
         self.cluster_centers_ = self._model.cluster_centers_
         self.inertia_ = self._model.inertia_
         self.n_iter_ = int(result.metrics["iterations"])

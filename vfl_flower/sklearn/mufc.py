@@ -110,10 +110,10 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
             )
         if self.state_folder is None:
             raise ValueError("state_folder must be a folder at fit and now, got None")
-        kept = np.setdiff1d(np.arange(len(self.labels_)), self.forgotten_)
-        if not np.isin(rows, kept).all():
+        remaining = np.setdiff1d(np.arange(len(self.labels_)), self.forgotten_)
+        if not np.isin(rows, remaining).all():
             raise ValueError("rows must be numbers of rows that the model has")
-        if len(X) != len(self.labels_) or self._digest != digest_of(X[kept]):
+        if len(X) != len(self.labels_) or self._digest != digest_of(X[remaining]):
             raise ValueError(
                 f"X must have the {len(self.labels_)} rows of fit, unchanged and in "
                 f"their order, got {len(X)}"
@@ -139,15 +139,15 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
         Each row has its number for its id.
         """
         folder = None if self.state_folder is None else Path(self.state_folder)
-        held = [np.setdiff1d(own, self.forgotten_) for own in self.rows_per_party_]
+        held = [np.setdiff1d(ids, self.forgotten_) for ids in self.rows_per_party_]
         names = [f"party-{j}" for j in range(len(held))]
         parties = [
-            Party(X[own], ids=own, name=name, state_dir=folder and folder / name)
-            for name, own in zip(names, held, strict=True)
+            Party(X[ids], ids=ids, name=name, state_dir=folder and folder / name)
+            for name, ids in zip(names, held, strict=True)
         ]
         try:
-            for party, own in zip(parties, held, strict=True):
-                if (requests := np.intersect1d(rows, own)).size:
+            for party, ids in zip(parties, held, strict=True):
+                if (requests := np.intersect1d(rows, ids)).size:
                     request_changes(party, forget=requests)
             self._run(strategy, parties)
         finally:  # nothing waits of a run that has failed
@@ -156,8 +156,8 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
                     (party.state_dir / FORGET).unlink(missing_ok=True)
         self.forgotten_ = np.union1d(self.forgotten_, rows)
         self.labels_ = np.full(len(X), -1)
-        for own, labels in zip(held, self._model.labels_ or [], strict=True):
-            self.labels_[np.setdiff1d(own, rows)] = labels
+        for ids, labels in zip(held, self._model.labels_ or [], strict=True):
+            self.labels_[np.setdiff1d(ids, rows)] = labels
         self._digest = digest_of(np.delete(X, self.forgotten_, axis=0))
         self.cluster_centers_ = self._model.cluster_centers_
         self.inertia_ = self._model.inertia_

@@ -123,8 +123,8 @@ def pack_local(fitted: LocalColumns) -> dict[str, Any]:
 def unpack_local(part: Mapping[str, Any]) -> LocalColumns:
     """Return what :func:`pack_local` has packed."""
     names = [f.name for f in dataclasses.fields(LocalColumns)]
-    kept = {name: part[_LOCAL + name] for name in names if _LOCAL + name in part}
-    return LocalColumns(**kept)
+    columns = {name: part[_LOCAL + name] for name in names if _LOCAL + name in part}
+    return LocalColumns(**columns)
 
 
 def decision_function(

@@ -136,11 +136,11 @@ def probabilities(
     """
     logits = scores @ slope + offset
     if tail is not None:
-        one = logits.shape[1] == 1
-        shares = np.hstack([1 - logits, logits]) if one else logits
+        single = logits.shape[1] == 1
+        shares = np.hstack([1 - logits, logits]) if single else logits
         small = tail**2 / (2 * tail - np.minimum(shares, tail))
         shares = np.maximum(shares, small)
-        return np.asarray((shares / shares.sum(axis=1, keepdims=True))[:, one:])
+        return np.asarray((shares / shares.sum(axis=1, keepdims=True))[:, single:])
     if logits.shape[1] == 1:
         return np.asarray(0.5 + 0.5 * np.tanh(0.5 * logits))
     odds = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -270,7 +270,7 @@ class _Evidence:
             value, slope = self(logs)
             return min(value - least, 1e12), slope
 
-        found = minimize(
+        result = minimize(
             loss,
             start,
             jac=True,
@@ -278,7 +278,7 @@ class _Evidence:
             bounds=[(low, high) for low in lows],
             options={"maxiter": steps, "maxfun": 2 * steps, "gtol": 1e-7},
         )
-        return np.asarray(found.x if found.fun < 0 else start)
+        return np.asarray(result.x if result.fun < 0 else start)
 
 
 def _thinned(sizes: Sequence[int], most: int) -> Array:

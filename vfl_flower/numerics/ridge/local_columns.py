@@ -132,17 +132,17 @@ def fit_local_columns(
     gaps = np.flatnonzero([_supported(k, least) for k in known.T])[: most - len(values)]
     room = most - len(values) - len(gaps)
     for count in range(bins, 1, -1):
-        found = [
+        intervals = [
             (column, low, high)
             for column in range(d)
             for low, high in _intervals(ordered[column], least, count)
         ]
-        if len(found) <= room:
+        if len(intervals) <= room:
             break
     else:
-        found = []
-    columns, lows, highs = np.array(found, np.float64).reshape(-1, 3).T.copy()
-    room -= len(found)
+        intervals = []
+    columns, lows, highs = np.array(intervals, np.float64).reshape(-1, 3).T.copy()
+    room -= len(intervals)
     n_waves = min(waves, room // 2) if fitted.scale.any() else 0
     fitted = replace(
         fitted,
@@ -155,11 +155,11 @@ def fit_local_columns(
     )
     # Without a column, directions that were too short to count may do so.
     while not (
-        kept := bounded(
+        passing := bounded(
             local_columns(fitted, X), least=least, most_leverage=most_leverage
         )
     ).all():
-        fitted = _kept(fitted, kept)
+        fitted = _selected(fitted, passing)
     return fitted
 
 
@@ -210,7 +210,7 @@ def _intervals(ordered: Array, least: int, count: int) -> list[Interval]:
         ordered, ordered[0], "right"
     ) == np.searchsorted(ordered, ordered[-1]):
         return []
-    found: list[Interval] = []
+    intervals: list[Interval] = []
     low, start, first = -np.inf, 0, 0
     for left in range(count, 0, -1):
         if start == len(ordered):
@@ -218,9 +218,9 @@ def _intervals(ordered: Array, least: int, count: int) -> list[Interval]:
         edge = float(ordered[start - 1 + -(-(len(ordered) - start) // left)])
         start = int(np.searchsorted(ordered, edge, "right"))
         if start - first >= least:
-            found.append((low, edge))
+            intervals.append((low, edge))
             low, first = edge, start
-    return found[:-1]
+    return intervals[:-1]
 
 
 def _bandwidth(Z: Array, rng: np.random.Generator) -> float:
@@ -233,10 +233,10 @@ def _bandwidth(Z: Array, rng: np.random.Generator) -> float:
     )
 
 
-def _kept(fitted: LocalColumns, kept: Array) -> LocalColumns:
-    """Return the columns that are kept; of a wave, both or none."""
+def _selected(fitted: LocalColumns, chosen: Array) -> LocalColumns:
+    """Return the chosen columns; of a wave, both or none."""
     v, g, b = len(fitted.values), len(fitted.gaps), len(fitted.lows)
-    values, gaps, intervals, waves = np.split(kept, np.cumsum([v, g, b]))
+    values, gaps, intervals, waves = np.split(chosen, np.cumsum([v, g, b]))
     both = np.logical_and(*np.split(waves, 2))
     return replace(
         fitted,

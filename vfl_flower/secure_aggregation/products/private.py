@@ -100,8 +100,8 @@ def deal_factor(
         total += product(left.T, right, deal.bits)
     correction = pack(subtract(total, second, deal.bits), deal.bits)
     corrections = {holder: correction, other: NOTHING}
-    zero, one = (Dealt.of(use, j, seeds[j], corrections[j]) for j in (0, 1))
-    return zero, one
+    to_first, to_second = (Dealt.of(use, j, seeds[j], corrections[j]) for j in (0, 1))
+    return to_first, to_second
 
 
 def hide_matrix(
