@@ -39,7 +39,7 @@ from vfl_flower.numerics.fdskl import (
 )
 from vfl_flower.numerics.kernel_bandwidth import best_multiple
 from vfl_flower.numerics.kernel_model import (
-    Part,
+    KernelPart,
     Target,
     answers,
     linear_scores,
@@ -335,9 +335,9 @@ def _check_setup(party: Party, setup: Setup) -> None:
         raise PartyError("shared.kept must be another party for each label holder")
 
 
-def _part(party: Party, training: Training) -> Part:
+def _part(party: Party, training: Training) -> KernelPart:
     setup = training.setup
-    part: Part = {
+    part: KernelPart = {
         "kernel": setup.kernel,
         "bandwidth": setup.bandwidth,
         "n_features": setup.n_features,
@@ -524,7 +524,7 @@ def _angles(
     return reply
 
 
-def _check_request(part: Part, request: AngleRequest) -> None:
+def _check_request(part: KernelPart, request: AngleRequest) -> None:
     """Raise ``PartyError`` unless the angles are of the model, and fit into a reply."""
     stop, bits = request.stop, request.bits
     if stop > part["n_features"]:
@@ -874,11 +874,11 @@ def _addends(party: Party, partial: Array | None, size: int, columns: int) -> Ar
 # -- prediction -----------------------------------------------------------------------
 
 
-def _model_part(party: Party) -> Part:
+def _model_part(party: Party) -> KernelPart:
     """Return the party's part of the model that the run has."""
     if "holders" not in party.part:
         raise PartyError("this run has no model of this kind")
-    return cast(Part, party.part)
+    return cast(KernelPart, party.part)
 
 
 class PartInfo(TypedDict):
@@ -987,7 +987,7 @@ def answer(
     return reply
 
 
-def _coefficients(model_part: Part) -> tuple[Array, Array]:
+def _coefficients(model_part: KernelPart) -> tuple[Array, Array]:
     """Return coefficients and intercept of a label holder."""
     if "coef" not in model_part:
         raise PartyError("this party holds no coefficients")
@@ -995,7 +995,7 @@ def _coefficients(model_part: Part) -> tuple[Array, Array]:
 
 
 def _answer(
-    state: FDSKLState, model_part: Part, done: ScoredRows, y: Array | None
+    state: FDSKLState, model_part: KernelPart, done: ScoredRows, y: Array | None
 ) -> None:
     """Turn summed scores of rows into answers; with labels also how sure these are."""
     rows, scores = done.rows, done.scores
@@ -1017,7 +1017,7 @@ def _answer(
 
 
 def _errors(
-    party: Party, model_part: Part, state: FDSKLState, curves: bool
+    party: Party, model_part: KernelPart, state: FDSKLState, curves: bool
 ) -> Answered:
     """Return what the answers are worth for rows whose labels this party knows."""
     known, y = judged(party, state.rows, state.evaluated)

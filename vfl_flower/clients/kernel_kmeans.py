@@ -24,9 +24,9 @@ from vfl_flower.numerics import distributed_kmeans, kmeans, summed_kmeans
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import ClusterSummary, cluster_summary
 from vfl_flower.numerics.kernel_embedding import (
+    EmbeddingPart,
     FeatureSetup,
     Kernel,
-    Part,
     embed_rows,
     feature_block_rows,
     feature_blocks,
@@ -740,7 +740,7 @@ def _new_clusters(party: Party) -> tuple[Array, Array]:
             f"{width} columns"
         )
     with refusing(), _within_memory():
-        H = embed_rows(cast(Part, part), party.rows)
+        H = embed_rows(cast(EmbeddingPart, part), party.rows)
         parts = [kmeans.assign(rows, part["centers"]) for rows in RowBlocks(H)]
     labels, costs = (np.concatenate(some) for some in zip(*parts, strict=True))
     return labels, costs

@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from vfl_flower.models.base import NumberedModel, arrays_of_parts, part_in, plain
-from vfl_flower.numerics.kernel_embedding import Part, embed_rows, label_rows
+from vfl_flower.numerics.kernel_embedding import EmbeddingPart, embed_rows, label_rows
 from vfl_flower.rows import Rows
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
@@ -41,8 +41,8 @@ class KernelKMeansModel(NumberedModel):
         Whether all parties have a ``state-dir`` and have kept their parts in it.
     parts : list of dict, optional
         One a party, if all are in one process: a
-        :class:`~vfl_flower.numerics.kernel_embedding.Part`, without a map where the
-        model was trained without cem.
+        :class:`~vfl_flower.numerics.kernel_embedding.EmbeddingPart`, without a map
+        where the model was trained without cem.
     sizes_ : Array, shape (k,)
         Rows of each cluster; shape (0,) in a model that is not complete.
     """
@@ -120,7 +120,7 @@ class KernelKMeansModel(NumberedModel):
             )
         return self.parts
 
-    def _map(self, X: Array) -> Part:
+    def _map(self, X: Array) -> EmbeddingPart:
         part = _with_map(self._parts()[0])
         shape, kind = np.shape(X), np.asarray(X).dtype.kind
         if len(shape) != 2 or shape[1] != self.n_columns or kind not in "biuf":
@@ -168,10 +168,10 @@ class KernelKMeansModel(NumberedModel):
         )
 
 
-def _with_map(part: Mapping[str, Any]) -> Part:
+def _with_map(part: Mapping[str, Any]) -> EmbeddingPart:
     """Return a party's part of a model; ValueError if it cannot map rows."""
     if "P" not in part:
         raise ValueError(
             "only a model of split rows, trained with cem, labels new rows"
         )
-    return cast(Part, part)
+    return cast(EmbeddingPart, part)

@@ -36,7 +36,7 @@ class FeatureSetup(TypedDict):
     scale: NotRequired[Array]
 
 
-class Part(FeatureSetup):
+class EmbeddingPart(FeatureSetup):
     """A party's local model."""
 
     D: int
@@ -121,7 +121,7 @@ def _filled(setup: FeatureSetup, rows: Array) -> Array:
     return np.where(gaps, fill, rows)
 
 
-def embed_rows(part: Part, X: Array | Rows) -> Array:
+def embed_rows(part: EmbeddingPart, X: Array | Rows) -> Array:
     """Return h(x) = [a_1(x) .. a_T(x)] P, (n, s), of rows X, (n, d).
 
     The products of the embedded rows estimate K_s.
@@ -140,7 +140,7 @@ def embed_rows(part: Part, X: Array | Rows) -> Array:
     return H
 
 
-def label_rows(part: Part, X: Array | Rows) -> Array:
+def label_rows(part: EmbeddingPart, X: Array | Rows) -> Array:
     """Return the clusters of rows by one party's part of the model, shape (n,)."""
     H = RowBlocks(embed_rows(part, X))
     return H.per_row(lambda rows: assign(rows, part["centers"])[0])

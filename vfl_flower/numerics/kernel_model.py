@@ -24,7 +24,7 @@ BLOCK_NUMBERS = 2**19
 """How many numbers a block of features has: 4 MB."""
 
 
-class Part(TypedDict):
+class KernelPart(TypedDict):
     """What one party keeps of a kernel model: settings and arrays by name."""
 
     kernel: Kernel
@@ -61,7 +61,7 @@ class Part(TypedDict):
     loss: NotRequired[LossName]
 
 
-def own_features(part: Part) -> RandomFeatures:
+def own_features(part: KernelPart) -> RandomFeatures:
     """Return the random features that the party alone can compute."""
     # None are orthogonal: orthogonal blocks would show whose column is whose.
     seed = int(part["seed"], 16)
@@ -69,7 +69,7 @@ def own_features(part: Part) -> RandomFeatures:
 
 
 def partial_angles(
-    part: Part,
+    part: KernelPart,
     X: Array | Rows,
     stop: int,
     bits: int,
@@ -93,13 +93,13 @@ def partial_angles(
     return np.asarray(chosen @ W + private.weights(0, stop)[1])
 
 
-def owned(part: Part, stop: int, holder: int) -> Array:
+def owned(part: KernelPart, stop: int, holder: int) -> Array:
     """Return which features 0 .. stop - 1 belong to a label holder, shape (stop,)."""
     turn = np.arange(stop) // part["block"] % len(part["holders"])
     return np.asarray(np.asarray(part["holders"])[turn] == holder)
 
 
-def decision_function(parts: Sequence[Part], blocks: Sequence[Array]) -> Array:
+def decision_function(parts: Sequence[KernelPart], blocks: Sequence[Array]) -> Array:
     """Return f(x), eq. 7, (n, C), where all parts of a model are in one place.
 
     `blocks` are the columns of each party, (n, d_l), in party order like `parts`.
