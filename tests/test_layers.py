@@ -51,7 +51,7 @@ BELOW: dict[str, set[str]] = {
         "strategies",
         "simulation",
     },
-    "simulation": {"protocol", "party", "server", "app"},
+    "simulation": {"protocol", "party", "server", "strategies"},
     "testing": {"models", "protocol", "party", "server", "app", "simulation"},
     "sklearn": {
         *("numerics", "models", "protocol", "party", "server", "strategies"),

@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.common.serde import (
     context_from_proto,
     context_to_proto,
@@ -25,23 +26,24 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from vfl_flower.app.register import make_client_app
-from vfl_flower.app.result_page import framed, report
+from vfl_flower.party.answering import serve
 from vfl_flower.party.memory import Memory
 from vfl_flower.party.party import Party
+from vfl_flower.protocol.steps import STEPS
 from vfl_flower.server.strategy import ProtocolResult, ProtocolStrategy
+from vfl_flower.strategies import uses_of_steps
 
 
 class SimulatedResult(ProtocolResult):
-    """The result of a run in this process, which can show its report."""
+    """The result of a run in this process, which can show its report.
 
-    def report(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the report; see :func:`vfl_flower.app.result_page.report`."""
-        return report(self, folder)
+    A run needs no report: :mod:`vfl_flower.app.result_page` adds both methods.
+    """
 
-    def _repr_html_(self) -> str:
-        """Return the page in a frame of its own, for a notebook."""
-        return framed(self)
+    report: ClassVar[Callable[[ProtocolResult, str | os.PathLike[str]], Path]]
+    """Write the report into a folder, and return its page."""
+    _repr_html_: ClassVar[Callable[[ProtocolResult], str]]
+    """Return the page in a frame of its own, for a notebook."""
 
 
 @contextmanager
@@ -84,8 +86,13 @@ class InProcessGrid(Grid):
             self._parties[node_id] = copy.copy(party)
             self._parties[node_id].index = index
             self._contexts[node_id] = Context(run_id, node_id, {}, RecordDict(), {})
-        self._app = make_client_app(
-            lambda context: self._parties[context.node_id], allow_plain=True
+        self._app = ClientApp()
+        serve(
+            self._app,
+            lambda context: self._parties[context.node_id],
+            STEPS.values(),
+            uses=uses_of_steps(),
+            allow_plain=True,
         )
         self._replies: dict[str, Message] = {}
         self._pushed = 0

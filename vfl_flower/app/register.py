@@ -6,7 +6,7 @@ from flwr.clientapp import ClientApp
 
 from vfl_flower.party.answering import Load, serve
 from vfl_flower.protocol.steps import STEPS
-from vfl_flower.strategies import algorithms
+from vfl_flower.strategies import uses_of_steps
 
 
 def make_client_app(load: Load, *, allow_plain: bool = False) -> ClientApp:
@@ -32,10 +32,4 @@ def register(app: ClientApp, load: Load, *, allow_plain: bool = False) -> None:
         Answer a server that asks for sums without masks, or for a protocol that does
         not protect the party. Only for tests and comparisons.
     """
-    uses: dict[str, set[tuple[str, str]]] = {}
-    for name, strategies in algorithms().items():
-        for strategy in strategies:
-            for step in strategy.steps:
-                uses.setdefault(step.action, set()).add((name, strategy.task))
-    frozen = {action: frozenset(pairs) for action, pairs in uses.items()}
-    serve(app, load, STEPS.values(), uses=frozen, allow_plain=allow_plain)
+    serve(app, load, STEPS.values(), uses=uses_of_steps(), allow_plain=allow_plain)

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from vfl_flower.server.strategy import ProtocolResult
+from vfl_flower.simulation import SimulatedResult
 
 
 def report(result: ProtocolResult, folder: str | os.PathLike[str]) -> Path:
@@ -49,3 +50,7 @@ def framed(result: ProtocolResult) -> str:
         f'<iframe title="Report of the run" srcdoc="{html.escape(page_text(result))}" '
         'sandbox style="width: 100%; height: 40rem; border: 0"></iframe>'
     )
+
+
+SimulatedResult.report = report
+SimulatedResult._repr_html_ = framed

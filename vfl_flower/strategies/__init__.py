@@ -63,6 +63,16 @@ def algorithms() -> dict[str, Tasks]:
     return table
 
 
+def uses_of_steps() -> dict[str, frozenset[tuple[str, str]]]:
+    """Return the algorithms that ask for each step, with their tasks, by its action."""
+    uses: dict[str, set[tuple[str, str]]] = {}
+    for name, strategies in algorithms().items():
+        for strategy in strategies:
+            for step in strategy.steps:
+                uses.setdefault(step.action, set()).add((name, strategy.task))
+    return {action: frozenset(pairs) for action, pairs in uses.items()}
+
+
 def add_algorithm(name: str, *strategies: type[ProtocolStrategy]) -> None:
     """Add an algorithm by hand, where its package is not installed.
 
