@@ -79,11 +79,7 @@ from simulations.kernel_pooled import (
 from vfl_flower import Party, simulate
 from vfl_flower.models.kernel_kmeans import KernelKMeansModel
 from vfl_flower.numerics.kernel_kmeans import first_features
-from vfl_flower.numerics.kmeans import (
-    assign,
-    simplified_silhouettes,
-    weighted_kmeans,
-)
+from vfl_flower.numerics.kmeans import assign, simplified_silhouettes, weighted_kmeans
 from vfl_flower.numerics.lanczos import lanczos
 from vfl_flower.strategies.kernel_kmeans import FKKMeans
 from vfl_flower.typing import Array

@@ -23,10 +23,7 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from vfl_flower import Party, SecureRidge
 from vfl_flower.numerics.ridge.fit import fit_gram
-from vfl_flower.secure_aggregation.fixed_point import (
-    decode,
-    gram_fixed_point,
-)
+from vfl_flower.secure_aggregation.fixed_point import decode, gram_fixed_point
 from vfl_flower.secure_aggregation.products.angles import (
     cosine_shares,
     deal_cosines,

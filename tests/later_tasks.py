@@ -9,14 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vfl_flower import (
-    MUFC,
-    CoresetVRLR,
-    FDSKLDirect,
-    FKKMeans,
-    Party,
-    request_changes,
-)
+from vfl_flower import MUFC, CoresetVRLR, FDSKLDirect, FKKMeans, Party, request_changes
 from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import (

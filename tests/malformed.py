@@ -20,12 +20,7 @@ from flwr.common.serde import recorddict_to_proto
 from hypothesis import strategies as st
 
 from vfl_flower.protocol.contract import Field, Whole, fields_of
-from vfl_flower.protocol.messages import (
-    BUNDLE,
-    address,
-    digest_of_values,
-    pack,
-)
+from vfl_flower.protocol.messages import BUNDLE, address, digest_of_values, pack
 from vfl_flower.typing import Array
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]

@@ -10,12 +10,7 @@ from typer.testing import CliRunner
 from vfl_flower.app.cli import app
 from vfl_flower.party.journal import journal_of
 from vfl_flower.party.party import PartyError
-from vfl_flower.party.row_order import (
-    RowOrder,
-    load_order,
-    normal_ids,
-    save_order,
-)
+from vfl_flower.party.row_order import RowOrder, load_order, normal_ids, save_order
 from vfl_flower.party.row_sets import ANCHOR, check_journal
 
 

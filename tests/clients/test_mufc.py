@@ -23,11 +23,7 @@ from vfl_flower.clients.mufc_state import ClientState, list_models
 from vfl_flower.numerics.mufc import seed_centroids
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.party.party import PartyError
-from vfl_flower.protocol.contract import (
-    ContractError,
-    flatten,
-    structure,
-)
+from vfl_flower.protocol.contract import ContractError, flatten, structure
 from vfl_flower.secure_aggregation.limbs import join_limbs
 from vfl_flower.secure_aggregation.sparse_sum import SparseSum
 

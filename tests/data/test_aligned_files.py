@@ -16,12 +16,7 @@ from vfl_flower.app.config import check_run_config, make_strategy, party_source
 from vfl_flower.app.register import make_client_app
 from vfl_flower.clients import alignment as client
 from vfl_flower.party.party import PartyError
-from vfl_flower.party.row_order import (
-    accept_order,
-    load_order,
-    read_order,
-    save_order,
-)
+from vfl_flower.party.row_order import accept_order, load_order, read_order, save_order
 from vfl_flower.simulation import InProcessGrid
 
 NAMES = "airline", "weather", "registry"

@@ -10,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from simulations.coreset_theorems import (
-    theorem31_size,
-    theorem42_size,
-    theorem52_size,
-)
+from simulations.coreset_theorems import theorem31_size, theorem42_size, theorem52_size
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import (
     ClusterSummary,

@@ -7,12 +7,7 @@ import pytest
 from scipy.optimize import minimize
 
 from simulations.fdskl_theorem import theorem4_iterations, theorem4_step
-from vfl_flower.numerics.fdskl import (
-    base_scores,
-    dsg_update,
-    implicit_step,
-    step_sizes,
-)
+from vfl_flower.numerics.fdskl import base_scores, dsg_update, implicit_step, step_sizes
 from vfl_flower.numerics.kernel_solvers import LOSSES
 
 

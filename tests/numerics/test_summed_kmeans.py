@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 from vfl_flower.numerics import summed_kmeans as numerics
-from vfl_flower.numerics.kmeans import (
-    assign,
-    simplified_silhouettes,
-    weighted_kmeans,
-)
+from vfl_flower.numerics.kmeans import assign, simplified_silhouettes, weighted_kmeans
 from vfl_flower.numerics.summed_kmeans import (
     Request,
     chosen_kmeans,

@@ -16,13 +16,7 @@ from flwr.app import ArrayRecord, RecordDict
 from vfl_flower import Party, PartyFailed
 from vfl_flower.party import journal
 from vfl_flower.party.consent import pack_rows
-from vfl_flower.party.journal import (
-    FILE,
-    MOST_STATES,
-    SURE_STATES,
-    Journal,
-    journal_of,
-)
+from vfl_flower.party.journal import FILE, MOST_STATES, SURE_STATES, Journal, journal_of
 from vfl_flower.party.memory import Memory
 from vfl_flower.party.party import PartyError
 from vfl_flower.server.exchange import Exchange

@@ -8,12 +8,7 @@ import pytest
 from annotated_types import Ge, Interval, Le, Len, Lt, MinLen
 
 from vfl_flower.protocol.rules import describe
-from vfl_flower.protocol.settings import (
-    Fraction,
-    Natural,
-    Positive,
-    Seed,
-)
+from vfl_flower.protocol.settings import Fraction, Natural, Positive, Seed
 
 
 @pytest.mark.parametrize(

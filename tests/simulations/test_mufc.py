@@ -30,12 +30,7 @@ from simulations.mufc import (
     sizes,
     speedup,
 )
-from simulations.mufc_attack import (
-    OPTIONS,
-    attacked,
-    distances_to_bins,
-    success,
-)
+from simulations.mufc_attack import OPTIONS, attacked, distances_to_bins, success
 from simulations.mufc_federation import (
     METHODS,
     Numerics,

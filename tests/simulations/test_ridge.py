@@ -10,16 +10,7 @@ import pytest
 
 from simulations import coresets, experiments, ridge
 from simulations.experiments import MissingData
-from simulations.ridge import (
-    FULL,
-    QUICK,
-    STEM,
-    Cell,
-    app,
-    errors_page,
-    load,
-    plan,
-)
+from simulations.ridge import FULL, QUICK, STEM, Cell, app, errors_page, load, plan
 from simulations.ridge_costs import gram_errors
 
 COMMITTED = experiments.ROOT / "docs" / "papers"

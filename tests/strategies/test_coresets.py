@@ -12,11 +12,7 @@ from transcripts import Sent
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.coresets import (
-    allocate,
-    cluster_summary,
-    vkmc_sensitivities,
-)
+from vfl_flower.numerics.coresets import allocate, cluster_summary, vkmc_sensitivities
 from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.server.checkpoint import Checkpoint

@@ -22,12 +22,7 @@ from simulations.kernel_kmeans_attacks import (
 )
 from vfl_flower import Party, PartyFailed
 from vfl_flower.numerics.kernel_embedding import embed_rows, feature_blocks
-from vfl_flower.numerics.kernel_kmeans import (
-    compose,
-    feature_range,
-    stack,
-    step_size,
-)
+from vfl_flower.numerics.kernel_kmeans import compose, feature_range, stack, step_size
 from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.secure_aggregation.keys import new_private_key, public_key
 from vfl_flower.secure_aggregation.relay import Relay

@@ -48,10 +48,7 @@ from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.party.identity import public_identity
 from vfl_flower.party.party import digest_ids
 from vfl_flower.protocol.errors import PartyError
-from vfl_flower.secure_aggregation.fixed_point import (
-    decode,
-    gram_fixed_point,
-)
+from vfl_flower.secure_aggregation.fixed_point import decode, gram_fixed_point
 from vfl_flower.secure_aggregation.products import dealing
 from vfl_flower.secure_aggregation.products import relevance as ridge_relevance
 from vfl_flower.secure_aggregation.products import roles as bounds

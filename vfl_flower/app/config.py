@@ -21,13 +21,7 @@ from vfl_flower.data.levels import parse_levels
 from vfl_flower.data.options import FileOptions
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.protocol.names import did_you_mean
-from vfl_flower.protocol.settings import (
-    Count,
-    Positive,
-    Setting,
-    settings,
-    settings_of,
-)
+from vfl_flower.protocol.settings import Count, Positive, Setting, settings, settings_of
 from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.strategies import ALGORITHMS, algorithms
 

@@ -20,12 +20,7 @@ from annotated_types import Len, MaxLen
 
 from vfl_flower.party.parts import read_private
 from vfl_flower.party.party import Party, PartyError, stored_as
-from vfl_flower.party.row_order import (
-    RowOrder,
-    accept_order,
-    normal_ids,
-    save_order,
-)
+from vfl_flower.party.row_order import RowOrder, accept_order, normal_ids, save_order
 from vfl_flower.protocol.contract import NEXT, OWN, Whole
 from vfl_flower.protocol.steps import once, step_of, sums_over
 from vfl_flower.protocol.terms import LEAST_ROWS

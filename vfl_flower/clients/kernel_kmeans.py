@@ -39,13 +39,7 @@ from vfl_flower.numerics.kernel_kmeans import (
     stack,
     step_size,
 )
-from vfl_flower.party.party import (
-    Party,
-    PartyError,
-    Predictions,
-    digest_ids,
-    stored_as,
-)
+from vfl_flower.party.party import Party, PartyError, Predictions, digest_ids, stored_as
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, SECRET, Reals, Whole, flat
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.settings import Count, Natural, Positive

@@ -8,12 +8,7 @@ from typing import Literal, NotRequired, TypedDict
 import numpy as np
 
 from vfl_flower.numerics.kernel_solvers import LossName, sigmoid
-from vfl_flower.numerics.random_features import (
-    Kernel,
-    RandomFeatures,
-    features,
-    taken,
-)
+from vfl_flower.numerics.random_features import Kernel, RandomFeatures, features, taken
 from vfl_flower.rows import Rows, as_rows
 from vfl_flower.typing import Array
 

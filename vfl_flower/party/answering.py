@@ -26,12 +26,7 @@ from vfl_flower.party.journal import Journal, journal_of, note_refusal
 from vfl_flower.party.memory import Memory
 from vfl_flower.party.parts import check_folder
 from vfl_flower.party.party import Party, PartyError
-from vfl_flower.protocol.contract import (
-    ContractError,
-    fields_of,
-    flatten,
-    structure,
-)
+from vfl_flower.protocol.contract import ContractError, fields_of, flatten, structure
 from vfl_flower.protocol.frame import (
     KEY_BYTES,
     SIGNATURE_BYTES,

@@ -18,14 +18,7 @@ from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.names import MOST_OF_NAME, is_name
 from vfl_flower.protocol.normal import normal_ids, size_fault
 from vfl_flower.protocol.terms import Kind
-from vfl_flower.rows import (
-    Rows,
-    as_rows,
-    check_index,
-    indexed,
-    is_whole,
-    number_array,
-)
+from vfl_flower.rows import Rows, as_rows, check_index, indexed, is_whole, number_array
 from vfl_flower.secure_aggregation import labels, masks
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array

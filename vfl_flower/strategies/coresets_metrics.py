@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from vfl_flower.server.metrics import CONVERGED, Metric
-from vfl_flower.strategies.evaluation import (
-    EXPLAINED,
-    LARGEST,
-    SMALLEST,
-    TOLD,
-)
+from vfl_flower.strategies.evaluation import EXPLAINED, LARGEST, SMALLEST, TOLD
 
 WEIGHT_SUM = Metric(
     "Sum of the weights",
