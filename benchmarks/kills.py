@@ -41,11 +41,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from vfl_flower.app.foreground import RESTART
-from vfl_flower.app.processes import RunFailed, free_port, live_processes, wait_for
+from vfl_flower.app.deployment.foreground import RESTART
+from vfl_flower.app.deployment.processes import (
+    RunFailed,
+    free_port,
+    live_processes,
+    wait_for,
+)
 
 ROOT = Path(__file__).parents[1]
-COMMAND = (sys.executable, "-m", "vfl_flower.app.cli")
+COMMAND = (sys.executable, "-m", "vfl_flower.app.commands.cli")
 NAMES = ("airline", "weather", "registry")
 LABELS = NAMES[-1]
 
@@ -56,7 +61,7 @@ KINDS = {
     "ServerApp": "the process of one run",
     "SuperNode": "the SuperNode below vfl-flower party",
     "SuperLink": "flower-superlink below vfl-flower coordinator",
-    "executor": "vfl_flower.app.server_executor, which starts ServerApps",
+    "executor": "vfl_flower.app.deployment.server_executor, which starts ServerApps",
     "gate": "the gate below vfl-flower coordinator",
     "party": "vfl-flower party itself",
     "coordinator": "vfl-flower coordinator itself",
@@ -125,7 +130,7 @@ ASKED = re.compile(r"\[RUN (\d+)\] Receiving: train\.(\w+) message")
 
 DYING = """
 import os, signal, sys
-if "vfl_flower.app.executor" in sys.orig_argv:
+if "vfl_flower.app.deployment.executor" in sys.orig_argv:
     from functools import wraps
     from flwr.supercore.inflatable import inflatable_utils as utils
     push = utils.push_objects
@@ -354,8 +359,8 @@ class Site:
         if kind in ("SuperNode", "announcing"):
             return nodes[:1]
         modules = {
-            "executor": "vfl_flower.app.server_executor",
-            "gate": "vfl_flower.app.gate",
+            "executor": "vfl_flower.app.deployment.server_executor",
+            "gate": "vfl_flower.app.deployment.gate",
         }
         servers = {
             name: [pid for pid, _, w in table if pid in started and module in w]

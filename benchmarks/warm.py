@@ -24,10 +24,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from vfl_flower.app.bundle import bundle_hash
-from vfl_flower.app.flower_run import CONNECTION, start_superlink, submit
-from vfl_flower.app.processes import START, Processes, RunFailed, free_port, wait_for
-from vfl_flower.app.template import write_app
+from vfl_flower.app.commands.template import write_app
+from vfl_flower.app.deployment.bundle import bundle_hash
+from vfl_flower.app.deployment.flower_run import CONNECTION, start_superlink, submit
+from vfl_flower.app.deployment.processes import (
+    START,
+    Processes,
+    RunFailed,
+    free_port,
+    wait_for,
+)
 
 EMPTY = Path(__file__).parent / "round_trip_app"
 
@@ -118,9 +124,9 @@ class Deployment:
             return
         python = [sys.executable, "-m"]
         port = start_superlink(processes, "--isolation=process")
-        serverapps = [*python, "vfl_flower.app.server_executor"]
+        serverapps = [*python, "vfl_flower.app.deployment.server_executor"]
         processes.start("serverapps", *serverapps, f"--superlink=127.0.0.1:{port}")
-        command = [*python, "vfl_flower.app.executor"]
+        command = [*python, "vfl_flower.app.deployment.executor"]
         command += ["--bundle", bundle_hash(EMPTY)]
         start_supernodes(processes, port, nodes, command)
 

@@ -27,7 +27,7 @@ from click.core import ParameterSource
 from platformdirs import user_data_path
 
 from vfl_flower import Party
-from vfl_flower.app.report import markdown_table, write_text
+from vfl_flower.app.report.report import markdown_table, write_text
 from vfl_flower.typing import Array
 
 tell = partial(print, flush=True)

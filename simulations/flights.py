@@ -19,10 +19,10 @@ import pandas as pd
 import typer
 
 from simulations.flights_files import ID, LABEL
-from vfl_flower.app.figures import last
-from vfl_flower.app.page import TOGETHER
-from vfl_flower.app.report import RESULT, read_result, write_page, write_text
-from vfl_flower.app.reports import find_run
+from vfl_flower.app.commands.reports import find_run
+from vfl_flower.app.report.figures import last
+from vfl_flower.app.report.page import TOGETHER
+from vfl_flower.app.report.report import RESULT, read_result, write_page, write_text
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.typing import Array
 

@@ -47,7 +47,7 @@ from simulations import (
     pictures,
 )
 from simulations.experiments import ROOT, DataDir, new_app, table, tell
-from vfl_flower.app.report import write_text
+from vfl_flower.app.report.report import write_text
 
 Figures = Any
 Page = Callable[[Figures], Iterator[str]]

@@ -16,8 +16,8 @@ import numpy as np
 
 from simulations.coreset_theorems import BETAS, kept_by_most
 from simulations.experiments import standard_error
-from vfl_flower.app.drawing import FIRST, MUTED, SECOND, THIRD, make_figure
-from vfl_flower.app.report import write_text
+from vfl_flower.app.report.drawing import FIRST, MUTED, SECOND, THIRD, make_figure
+from vfl_flower.app.report.report import write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas

@@ -3,7 +3,7 @@
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from vfl_flower.app.cards import Card
+from vfl_flower.app.deployment.cards import Card
 from vfl_flower.secure_aggregation.keys import encode_key
 
 

@@ -30,7 +30,8 @@ from typer.testing import CliRunner
 from wiring.handshake import check_supernode_key, shake_hands
 
 import vfl_flower as vf
-from vfl_flower.app import cli
+from vfl_flower.app.commands import cli
+from vfl_flower.app.commands.runs import gather
 from vfl_flower.app.config import (
     check_run_config,
     make_strategy,
@@ -38,10 +39,9 @@ from vfl_flower.app.config import (
     run_keys,
     tasks_of,
 )
-from vfl_flower.app.federation import write_connection
-from vfl_flower.app.learned import table_at_defaults
-from vfl_flower.app.party_folder import consent_text, terms_of
-from vfl_flower.app.runs import gather
+from vfl_flower.app.deployment.federation import write_connection
+from vfl_flower.app.deployment.party_folder import consent_text, terms_of
+from vfl_flower.app.plan.learned import table_at_defaults
 from vfl_flower.app.settings import markdown
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.protocol.settings import settings_of
@@ -403,7 +403,7 @@ def test_make_has_the_targets():
 RUNS = commands("flwr run") | {
     place: words
     for place, words in commands("python").items()
-    if words[2:3] == ["vfl_flower.app.flower_run"]
+    if words[2:3] == ["vfl_flower.app.deployment.flower_run"]
 }
 
 

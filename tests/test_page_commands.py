@@ -24,11 +24,11 @@ from flwr.app import Context, RecordDict
 from pages import PAGES
 from typer.testing import CliRunner
 
-from vfl_flower.app import cli, runs, stored
+from vfl_flower.app.commands import cli, runs, stored
+from vfl_flower.app.commands.reports import RESULT, read_result, runs_in
+from vfl_flower.app.commands.simulate import load, party_sources
 from vfl_flower.app.config import check_run_config
-from vfl_flower.app.reports import RESULT, read_result, runs_in
 from vfl_flower.app.server_app import execute
-from vfl_flower.app.simulate import load, party_sources
 from vfl_flower.simulation import InProcessGrid
 
 MODEL = "1f0c5d2a9b3e4c71"
@@ -56,7 +56,7 @@ NOT_HERE = {
         r"(FLWR_HOME=\S+ )?flwr |flower-super": (
             "vfl-flower starts these and prints them, in tests/wiring"
         ),
-        r"python -m vfl_flower.app.(executor|gate) ": "as the line above",
+        r"python -m vfl_flower.app.deployment.(executor|gate) ": "as the line above",
         r"vfl-flower run .* resume=": "of a run that was killed: tests/strategies",
     },
     "docs/experiments.md": {
@@ -74,7 +74,7 @@ NOT_HERE = {
     },
     "docs/simulate.md": {
         r"make demo|source ": "of a clean clone, which CI makes",
-        r"export|flwr run |python -m vfl_flower.app.flower_run": (
+        r"export|flwr run |python -m vfl_flower.app.deployment.flower_run": (
             "tests/wiring/test_flower_run.py"
         ),
     },

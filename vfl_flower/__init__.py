@@ -2,7 +2,7 @@
 
 from vfl_flower import strategies
 from vfl_flower.app.register import register
-from vfl_flower.app.result_page import report
+from vfl_flower.app.report.result_page import report
 from vfl_flower.models import load_model
 from vfl_flower.party.consent import ALLOW_ALL, Consent
 from vfl_flower.party.party import Party

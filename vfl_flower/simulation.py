@@ -37,7 +37,7 @@ from vfl_flower.strategies import uses_of_steps
 class SimulatedResult(ProtocolResult):
     """The result of a run in this process, which can show its report.
 
-    A run needs no report: :mod:`vfl_flower.app.result_page` adds both methods.
+    A run needs no report: :mod:`vfl_flower.app.report.result_page` adds both methods.
     """
 
     report: ClassVar[Callable[[ProtocolResult, str | os.PathLike[str]], Path]]

@@ -18,8 +18,8 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from scipy.stats import chisquare
 
-from vfl_flower.app.plan import plan
-from vfl_flower.app.rehearsal import Shape, quietly
+from vfl_flower.app.plan.plan import plan
+from vfl_flower.app.plan.rehearsal import Shape, quietly
 from vfl_flower.models.base import plain
 from vfl_flower.party.answering import hello
 from vfl_flower.party.consent import Consent, Limit

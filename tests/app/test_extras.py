@@ -15,7 +15,7 @@ import json
 from typer.testing import CliRunner
 import vfl_flower
 import vfl_flower.app.client_app
-from vfl_flower.app.cli import app
+from vfl_flower.app.commands.cli import app
 
 results = []
 for words in json.loads(sys.argv[1]):

@@ -11,9 +11,9 @@ from deviating import RealParties
 from flwr.app import Context, RecordDict
 
 from vfl_flower import FederationError, Party
+from vfl_flower.app.commands.runs import resume_command
 from vfl_flower.app.config import check_run_config
-from vfl_flower.app.figures import last
-from vfl_flower.app.runs import resume_command
+from vfl_flower.app.report.figures import last
 from vfl_flower.app.server_app import RESUME, RunEnded, main
 from vfl_flower.server.checkpoint import FILE
 from vfl_flower.simulation import InProcessGrid

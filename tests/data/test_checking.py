@@ -12,7 +12,7 @@ from flwr.common.config import parse_config_args
 from party_files import load
 from typer.testing import CliRunner
 
-from vfl_flower.app.cli import app
+from vfl_flower.app.commands.cli import app
 from vfl_flower.app.config import party_source
 from vfl_flower.data import load_party
 from vfl_flower.data.checking import check

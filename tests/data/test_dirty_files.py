@@ -11,7 +11,7 @@ import pytest
 from party_files import load, refusal
 from typer.testing import CliRunner
 
-from vfl_flower.app.cli import app
+from vfl_flower.app.commands.cli import app
 from vfl_flower.data import checking
 from vfl_flower.data.checking import check
 from vfl_flower.data.source import PartySource

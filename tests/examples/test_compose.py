@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from vfl_flower.app.cli import app
+from vfl_flower.app.commands.cli import app
 
 FOLDER = Path(__file__).parents[2] / "examples" / "compose"
 FILES = ["compose.coordinator.yaml", "compose.party.yaml"]

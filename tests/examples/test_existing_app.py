@@ -15,8 +15,8 @@ from pages import PAGES, commands, options
 from sklearn.datasets import load_breast_cancer
 
 import vfl_flower as vf
-from vfl_flower.app.flower_run import run
-from vfl_flower.app.identity import line_for_peers
+from vfl_flower.app.commands.identity import line_for_peers
+from vfl_flower.app.deployment.flower_run import run
 from vfl_flower.simulation import InProcessGrid
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "existing_app"

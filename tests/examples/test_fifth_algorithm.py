@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
-from vfl_flower.app.flower_run import run
+from vfl_flower.app.deployment.flower_run import run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fifth_algorithm"
 

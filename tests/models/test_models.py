@@ -187,7 +187,7 @@ def test_clusters_of_a_kernel_whose_parts_lie_at_the_parties(tmp_path):
         assert not model.kept
         sentence = (
             "the labels and parts of model fedcba9876543210 lie at the parties, where "
-            "python -m vfl_flower.app.label labels new rows"
+            "python -m vfl_flower.app.commands.label labels new rows"
         )
         with pytest.raises(ValueError, match="lie at the parties") as caught:
             _ = model.labels_

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from vfl_flower.app.report import markdown
+from vfl_flower.app.report.report import markdown
 from vfl_flower.party.answering import Hello
 from vfl_flower.party.consent import Consent
 from vfl_flower.protocol.contract import ContractError, fields_of, structure

@@ -11,7 +11,7 @@ from simulations import flights
 from simulations.experiments import ROOT
 from simulations.flights_files import FILES, ID, LABEL, make_party_files
 from vfl_flower import CoresetVRLR, Party, simulate
-from vfl_flower.app.report import write_report
+from vfl_flower.app.report.report import write_report
 from vfl_flower.numerics.split import split_rows
 
 

@@ -19,9 +19,9 @@ from vfl_flower import (
     SecureRidge,
     simulate,
 )
-from vfl_flower.app.plan import RunPlan
-from vfl_flower.app.rehearsal import Shape
-from vfl_flower.app.report import write_report
+from vfl_flower.app.plan.plan import RunPlan
+from vfl_flower.app.plan.rehearsal import Shape
+from vfl_flower.app.report.report import write_report
 from vfl_flower.clients import evaluation as tellers
 from vfl_flower.clients import fdskl
 from vfl_flower.clients.fdskl import FDSKLState

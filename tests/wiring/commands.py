@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from vfl_flower.app.cli import app
-from vfl_flower.app.node import PROCESSES, preload
-from vfl_flower.app.processes import RunFailed, live_processes, wait_for
+from vfl_flower.app.commands.cli import app
+from vfl_flower.app.deployment.node import PROCESSES, preload
+from vfl_flower.app.deployment.processes import RunFailed, live_processes, wait_for
 
 PLACE = Path(__file__).parents[2]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vfl_flower.app.bundle import bundle_hash
-from vfl_flower.app.template import write_app
+from vfl_flower.app.commands.template import write_app
+from vfl_flower.app.deployment.bundle import bundle_hash
 from wiring.deployment import FORKING, Organisations, deploy, node_configs
 
 

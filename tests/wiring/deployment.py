@@ -22,11 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vfl_flower.app.certificates import write_certificates, write_supernode_key
-from vfl_flower.app.federation import superlink_answers
-from vfl_flower.app.flower_run import CONNECTION, submit
-from vfl_flower.app.identity import line_for_peers
-from vfl_flower.app.processes import (
+from vfl_flower.app.commands.identity import line_for_peers
+from vfl_flower.app.deployment.certificates import (
+    write_certificates,
+    write_supernode_key,
+)
+from vfl_flower.app.deployment.federation import superlink_answers
+from vfl_flower.app.deployment.flower_run import CONNECTION, submit
+from vfl_flower.app.deployment.processes import (
     COLOR,
     START,
     Processes,
@@ -39,7 +42,7 @@ from vfl_flower.protocol.terms import Kind
 NAMES = ("airline", "weather", "registry")
 """The parties; the last one holds the labels."""
 
-FORKING = (sys.executable, "-m", "vfl_flower.app.executor")
+FORKING = (sys.executable, "-m", "vfl_flower.app.deployment.executor")
 """What runs the SuperNode of a party that answers with its installed package."""
 STOCK = ("flower-supernode",)
 """Flower's own SuperNode, which runs whatever bundle the server sends."""

@@ -22,12 +22,12 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from vfl_flower import Party, load_model, simulate
-from vfl_flower.app.certificates import write_supernode_key
 from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.config import check_run_config
-from vfl_flower.app.federation import CONNECTION
-from vfl_flower.app.party_folder import terms_of
-from vfl_flower.app.processes import Processes, RunFailed, free_port
+from vfl_flower.app.deployment.certificates import write_supernode_key
+from vfl_flower.app.deployment.federation import CONNECTION
+from vfl_flower.app.deployment.party_folder import terms_of
+from vfl_flower.app.deployment.processes import Processes, RunFailed, free_port
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.party.consent import ALLOW_ALL, Consent
 from wiring.commands import Running, running, said, started_in

@@ -6,7 +6,10 @@ import pytest
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.config_loader import load_control_authn_plugin
 
-from vfl_flower.app.certificates import write_certificates, write_supernode_key
+from vfl_flower.app.deployment.certificates import (
+    write_certificates,
+    write_supernode_key,
+)
 from wiring.handshake import shake_hands
 
 

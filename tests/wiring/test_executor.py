@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vfl_flower.app.commands.template import project as template_project
+from vfl_flower.app.commands.template import write_app
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
-from vfl_flower.app.processes import wait_for
-from vfl_flower.app.template import project as template_project
-from vfl_flower.app.template import write_app
+from vfl_flower.app.deployment.processes import wait_for
 from vfl_flower.data import load_party
 from vfl_flower.simulation import simulate
 from wiring.deployment import NAMES, STOCK, Organisations

@@ -13,9 +13,14 @@ from types import SimpleNamespace
 import pytest
 from flwr.common.config import parse_config_args
 
-from vfl_flower.app import flower_run
-from vfl_flower.app.flower_run import run, submit
-from vfl_flower.app.processes import Processes, RunFailed, live_processes, wait_for
+from vfl_flower.app.deployment import flower_run
+from vfl_flower.app.deployment.flower_run import run, submit
+from vfl_flower.app.deployment.processes import (
+    Processes,
+    RunFailed,
+    live_processes,
+    wait_for,
+)
 
 PROJECT = """
 [build-system]
@@ -204,7 +209,7 @@ def test_interrupted(probe, tmp_path, kind):
         return {p.pid for p in live if mark.items() <= p.info["environ"].items()}
 
     log = tmp_path / "log"
-    tool_command = [sys.executable, "-m", "vfl_flower.app.flower_run"]
+    tool_command = [sys.executable, "-m", "vfl_flower.app.deployment.flower_run"]
     with log.open("wb") as file:
         tool = subprocess.Popen(
             [*tool_command, str(probe), "--run-config", 'mode="hang"'],
@@ -281,7 +286,7 @@ def test_supernodes_of_a_federation(probe):
 
 
 def test_stop_finds_orphans_and_kills_the_stubborn(tmp_path, monkeypatch):
-    monkeypatch.setattr("vfl_flower.app.processes.GRACE", 0.2)
+    monkeypatch.setattr("vfl_flower.app.deployment.processes.GRACE", 0.2)
     sleep = "[sys.executable, '-c', 'import time; time.sleep(600)']"
     orphan = (
         f"import subprocess, sys; subprocess.Popen({sleep}, start_new_session=True)"

@@ -8,10 +8,10 @@ import json
 import numpy as np
 import pytest
 
+from vfl_flower.app.commands.template import write_app
 from vfl_flower.app.config import check_run_config, party_source
-from vfl_flower.app.flower_run import run
+from vfl_flower.app.deployment.flower_run import run
 from vfl_flower.app.server_app import make_strategies
-from vfl_flower.app.template import write_app
 from vfl_flower.data import load_party
 from vfl_flower.models.coresets import LinearModel
 from vfl_flower.simulation import simulate

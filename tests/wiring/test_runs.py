@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vfl_flower.app.flower_run import CONNECTION
+from vfl_flower.app.deployment.flower_run import CONNECTION
 from wiring.deployment import NAMES, Organisations
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,14 @@ def start(
     options = [word for item in [*common, *given] for word in ("--set", item)]
     options += ["--connection", CONNECTION]
     return subprocess.Popen(
-        [sys.executable, "-m", "vfl_flower.app.cli", "run", "coreset-vrlr", *options],
+        [
+            sys.executable,
+            "-m",
+            "vfl_flower.app.commands.cli",
+            "run",
+            "coreset-vrlr",
+            *options,
+        ],
         env=organisations.deployment.processes.env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

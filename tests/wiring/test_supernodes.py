@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Context, RecordDict
 
-from vfl_flower.app.bundle import installed_bundle
-from vfl_flower.app.certificates import write_certificates
 from vfl_flower.app.client_app import load_from_context
+from vfl_flower.app.commands.identity import line_for_peers
 from vfl_flower.app.config import check_run_config, make_strategy
-from vfl_flower.app.identity import line_for_peers
-from vfl_flower.app.processes import RunFailed
+from vfl_flower.app.deployment.bundle import installed_bundle
+from vfl_flower.app.deployment.certificates import write_certificates
+from vfl_flower.app.deployment.processes import RunFailed
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
 from vfl_flower.models.mufc import MUFCModel

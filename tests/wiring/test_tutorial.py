@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from pages import commands, examples
 
-from vfl_flower.app.processes import free_port
+from vfl_flower.app.deployment.processes import free_port
 from wiring.commands import Running, started_in
 from wiring.test_afternoon import Federation, nothing_leaks
 

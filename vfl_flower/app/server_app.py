@@ -14,12 +14,12 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from vfl_flower.app.commands.reports import remove_files
 from vfl_flower.app.config import check_run_config, make_strategy, output_dir, run_keys
-from vfl_flower.app.federation import DATABASE, HOME
-from vfl_flower.app.plan import dry_run
-from vfl_flower.app.progress import Reporter
-from vfl_flower.app.report import write_page, write_report
-from vfl_flower.app.reports import remove_files
+from vfl_flower.app.deployment.federation import DATABASE, HOME
+from vfl_flower.app.plan.plan import dry_run
+from vfl_flower.app.plan.progress import Reporter
+from vfl_flower.app.report.report import write_page, write_report
 from vfl_flower.protocol.names import printable
 from vfl_flower.server.checkpoint import FILE, Checkpoint
 from vfl_flower.server.exchange import FederationError

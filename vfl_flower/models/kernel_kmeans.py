@@ -116,7 +116,7 @@ class KernelKMeansModel(NumberedModel):
         if self.parts is None:
             raise ValueError(
                 f"the labels and parts of model {self.model} lie at the parties, where "
-                "python -m vfl_flower.app.label labels new rows"
+                "python -m vfl_flower.app.commands.label labels new rows"
             )
         return self.parts
 

@@ -1,0 +1,232 @@
+"""The gate hands on what SuperNodes ask for, whole, and nothing else."""
+
+import gzip
+import ssl
+import threading
+from contextlib import contextmanager
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from vfl_flower.app.deployment import gate
+from vfl_flower.app.deployment.certificates import write_certificates
+from vfl_flower.app.deployment.gate import make_gate
+from vfl_flower.app.deployment.processes import free_port, wait_for
+
+
+@contextmanager
+def serve(app, folder, port):
+    config = uvicorn.Config(
+        app,
+        port=port,
+        log_level="error",
+        ws="none",
+        ssl_certfile=folder / "server.pem",
+        ssl_keyfile=folder / "server.key",
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        wait_for(lambda: server.started, 20, "the server")
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def asked():
+    return []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gate")
+    write_certificates(folder, ["127.0.0.1", "localhost"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def link(asked):
+    async def note(request: Request) -> Response:
+        body = await request.body()
+        headers = dict(request.headers)
+        asked.append((request.method, request.url, headers, body))
+        status = 401 if body == b"stranger" else 200
+        headers = {"X-Of-Superlink": "yes", "Keep-Alive": "timeout=9"}
+        return Response(body[::-1], status, headers)
+
+    methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+    return Starlette(routes=[Route("/{path:path}", note, methods=methods)])
+
+
+@contextmanager
+def gated(link, folder, *, superlinks=None):
+    """Serve a SuperLink and its gate, and yield a client of the gate.
+
+    The certificates of the SuperLink are in the folder `superlinks`, by default those
+    of the gate.
+    """
+    context = ssl.create_default_context(cafile=folder / "ca.crt")
+    inner, outer = free_port(), free_port()
+    app = make_gate(f"https://127.0.0.1:{inner}", context)
+    with (
+        serve(link, superlinks or folder, inner),
+        serve(app, folder, outer),
+        httpx.Client(
+            base_url=f"https://localhost:{outer}",
+            verify=context,
+            trust_env=False,
+            timeout=60,
+        ) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(folder, link):
+    with gated(link, folder) as client:
+        yield client
+
+
+def test_a_supernode_passes(client, asked):
+    """Body, headers, status and reply are those of the SuperLink."""
+    body = bytes(range(256)) * 20_000  # 5 MB
+    headers = {"X-Flwr-Signature": "abc", "Content-Type": "application/protobuf"}
+    reply = client.post("/v1/fleet/pull-messages", content=body, headers=headers)
+    assert (reply.status_code, reply.content) == (200, body[::-1])
+    assert reply.headers["x-of-superlink"] == "yes"
+    method, url, told, got = asked.pop()
+    assert (method, url.path, got) == ("POST", "/v1/fleet/pull-messages", body)
+    assert told["x-flwr-signature"] == "abc"
+    assert told["content-type"] == "application/protobuf"
+    reply = client.post("/v1/fleet/activate-node", content=b"stranger")
+    assert (reply.status_code, reply.content) == (401, b"regnarts")
+    asked.clear()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/control/register-node",
+        "/v1/control/start-run",
+        "/v1/runtime/pull-task",
+        "/health",
+        "/",
+        "/v1/fleet/",
+        "/v1/fleet/../control/start-run",
+        "/v1/fleet/%2e%2e/control/start-run",
+        "/v1/fleet/..%2fcontrol%2fstart-run",
+        "/v1/fleet//v1/control/start-run",
+        "/v1/fleet/x\n",
+        "//v1/fleet/x",
+        "/V1/fleet/x",
+    ],
+)
+def test_no_one_else_passes(client, asked, path):
+    """Such a request is answered by the gate, and the SuperLink hears nothing of it."""
+    url = client.base_url.copy_with(raw_path=path.replace("\n", "%0a").encode())
+    assert client.post(url).status_code == 403
+    assert client.get(url).status_code == 405
+    assert asked == []
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE"])
+def test_supernodes_only_post(client, asked, method):
+    assert client.request(method, "/v1/fleet/pull-messages").status_code == 405
+    assert asked == []
+
+
+def test_a_query_is_left_out(client, asked):
+    """SuperNodes have none."""
+    request = client.build_request("POST", "/v1/fleet/x?y=1")
+    assert client.send(request).status_code == 200
+    ((_, url, *_),) = asked
+    assert url.query == ""
+    asked.clear()
+
+
+def test_a_superlink_that_is_down(folder):
+    context = ssl.create_default_context(cafile=folder / "ca.crt")
+    app = make_gate(f"https://127.0.0.1:{free_port()}", context)
+    outer = free_port()
+    with (
+        serve(app, folder, outer),
+        httpx.Client(verify=context, trust_env=False) as client,
+    ):
+        reply = client.post(f"https://127.0.0.1:{outer}/v1/fleet/x", content=b"y")
+    assert reply.status_code == 503  # which a SuperNode takes as a reason to try again
+
+
+def test_another_superlink_hears_nothing(folder, link, asked, tmp_path):
+    """One that listens on that port with the certificate of another authority."""
+    write_certificates(tmp_path, ["127.0.0.1"])
+    with gated(link, folder, superlinks=tmp_path) as client:
+        assert client.post("/v1/fleet/x", content=b"y").status_code == 503
+    assert asked == []
+
+
+def test_the_environment_names_no_proxy(folder, link, asked, monkeypatch):
+    """It would be between the gate and a SuperLink on the same machine."""
+    for name in ("HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with gated(link, folder) as client:
+        assert client.post("/v1/fleet/x").status_code == 200
+    asked.clear()
+
+
+def test_a_slow_superlink_is_waited_for(folder, link, asked, monkeypatch):
+    """However short the time is that HTTPX waits by default."""
+    monkeypatch.setitem(httpx.AsyncClient.__init__.__kwdefaults__, "timeout", 1e-6)
+    with gated(link, folder) as client:
+        assert client.post("/v1/fleet/x").status_code == 200
+    asked.clear()
+
+
+def test_a_packed_reply_stays_packed(folder):
+    packed = gzip.compress(b"some reply")
+
+    async def note(request: Request) -> Response:
+        return Response(packed, headers={"Content-Encoding": "gzip"})
+
+    link = Starlette(routes=[Route("/{path:path}", note, methods=["POST"])])
+    with (
+        gated(link, folder) as client,
+        client.stream("POST", "/v1/fleet/x") as reply,
+    ):
+        assert b"".join(reply.iter_raw()) == packed
+
+
+def test_headers_of_one_connection_stay_there(client, asked):
+    """Those that say how long it lasts, and whom it is with."""
+    headers = {"Host": "elsewhere", "Keep-Alive": "timeout=9", "TE": "trailers"}
+    reply = client.post("/v1/fleet/x", headers=headers)
+    assert "keep-alive" not in reply.headers
+    _, _, told, _ = asked.pop()
+    assert told["host"].startswith("127.0.0.1:")
+    assert "keep-alive" not in told
+    assert "te" not in told
+
+
+def test_the_command_knows_the_superlink_by_its_authority(folder, monkeypatch):
+    made, started = [], []
+    monkeypatch.setattr(gate, "make_gate", lambda *given: made.append(given))
+    monkeypatch.setattr(uvicorn, "run", lambda app, **how: started.append(how))
+    gate.main(folder, port=8000, superlink=8001, host="127.0.0.2")
+    ((address, context),) = made
+    assert address == "https://127.0.0.1:8001"
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert len(context.get_ca_certs()) == 1  # and none of the system's
+    (how,) = started
+    assert (how["host"], how["port"]) == ("127.0.0.2", 8000)
+    assert how["ssl_certfile"] == folder / "server.pem"
+    assert how["ssl_keyfile"] == folder / "server.key"

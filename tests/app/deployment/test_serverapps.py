@@ -1,0 +1,228 @@
+"""What starts ServerApps: by a fork those of the installed package, others as Flower.
+
+With a SuperLink that has TLS: tests/wiring/test_afternoon.py.
+"""
+
+import os
+import signal
+import sys
+from dataclasses import replace
+from queue import Queue
+
+import pytest
+import typer
+from flwr.common.constant import SubStatus
+from flwr.supercore.constant import TaskType
+from flwr.supercore.logger import console_handler
+from flwr.supercore.superexec import run_superexec as superexec
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
+from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+from flwr.superlink.grid import HttpGrid
+from typer.testing import CliRunner
+
+from vfl_flower.app.deployment import server_executor, serverapps
+from vfl_flower.app.deployment.bundle import bundle_hash
+from vfl_flower.app.deployment.federation import server_executor_command
+from vfl_flower.app.deployment.node import PRELOADED, preload
+from vfl_flower.app.deployment.serverapps import (
+    PRELOADED_TOO,
+    WAIT,
+    ForkingExecutor,
+    check_flower,
+    serve,
+    serve_run,
+    tell_end,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+
+
+@pytest.fixture
+def spec():
+    def make(bundle, kind=TaskType.SERVER_APP):
+        return ExecutionSpec(
+            task_type=kind,
+            runtime_api_address="127.0.0.1:1",
+            token="token",
+            insecure=True,
+            root_certificates_path=None,
+            runtime_dependency_install=False,
+            parent_pid=os.getpid(),
+            suppress_output=True,
+            task_id=1,
+            fab_hash=bundle,
+        )
+
+    return make
+
+
+def test_the_installed_bundle_alone_is_forked_and_watched(spec, monkeypatch):
+    forked, new, watched = [], [], Queue()
+
+    class Process:
+        def __init__(self, target, args, daemon):
+            assert (target, daemon) == (serverapps.serve_run, True)
+            forked.append(args[0])
+
+        def start(self):
+            pass
+
+    monkeypatch.setattr(serverapps, "tell_end", lambda *given: watched.put(given))
+    monkeypatch.setattr(serverapps.PROCESSES, "Process", Process)
+    monkeypatch.setattr(SubprocessExecutor, "launch", lambda _, spec: new.append(spec))
+    executor = ForkingExecutor(bundle_hash())
+    others = [spec("0" * 64), spec(None), spec(bundle_hash(), TaskType.SIMULATION)]
+    launched = executor.launch(spec(bundle_hash()))
+    for task in others:
+        executor.launch(task)
+    assert launched.status == LaunchResultStatus.ACCEPTED
+    assert forked == [spec(bundle_hash())]
+    assert new == others
+    task, process = watched.get(timeout=60)
+    assert (task, type(process)) == (spec(bundle_hash()), Process)
+
+
+@pytest.mark.parametrize("suppressed", [True, False])
+@pytest.mark.parametrize("certificates", [None, b"of the authority"])
+def test_a_forked_one_runs_as_flowers_own(
+    spec, monkeypatch, tmp_path, capfd, suppressed, certificates
+):
+    """What it prints is in the log of the run, and where asked nowhere else."""
+    runs, path = [], tmp_path / "ca.crt"
+    if certificates:
+        path.write_bytes(certificates)
+    task = replace(
+        spec(bundle_hash()),
+        insecure=not certificates,
+        root_certificates_path=str(path) if certificates else None,
+        suppress_output=suppressed,
+    )
+
+    def run_serverapp(address, lines, *given):
+        os.write(1, b"of a library\n")
+        os.write(2, b"of another\n")
+        sys.stdout.write("of the app")
+        runs.append((address, lines.get_nowait(), *given))
+
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "write", stream.write)  # Flower puts another there
+    monkeypatch.setattr(console_handler, "stream", console_handler.stream)
+    monkeypatch.setattr(serverapps, "run_serverapp", run_serverapp)
+    serve_run(task)
+    given = "127.0.0.1:1", "of the app", "token", not certificates, certificates
+    assert runs == [(*given, os.getpid(), False)]
+    out, err = capfd.readouterr()
+    assert ("of a library" in out, "of another" in err) == (not suppressed,) * 2
+
+
+def test_one_that_cannot_start_ends_its_run_alone(spec, monkeypatch):
+    """What forks was killed meanwhile: the executor goes on, and the run has failed."""
+    told = []
+
+    class Process:
+        def __init__(self, target, args, daemon):
+            pass
+
+        def start(self):
+            raise EOFError("unexpected EOF")
+
+    monkeypatch.setattr(serverapps.PROCESSES, "Process", Process)
+    monkeypatch.setattr(serverapps, "tell", lambda spec, details: told.append(details))
+    launched = ForkingExecutor(bundle_hash()).launch(spec(bundle_hash()))
+    assert launched.status == LaunchResultStatus.FAILED
+    assert told == ["the ServerApp was killed before it began"]
+
+
+@pytest.mark.parametrize(
+    ("target", "argument", "told"),
+    [
+        (signal.raise_signal, signal.SIGKILL, "the ServerApp was killed by signal 9"),
+        (sys.exit, 3, None),
+        (sys.exit, 0, None),
+    ],
+)
+def test_the_superlink_is_told_of_a_killed_one(
+    spec, monkeypatch, target, argument, told
+):
+    """With the token of its task; others have told their end themselves."""
+    requests = []
+
+    class Grid:
+        def __init__(self, address, insecure, certificates, *, token):
+            assert (address, insecure) == ("127.0.0.1:1", True)
+            assert (certificates, token) == (None, "token")
+            self._runtime_client = self
+
+        def PushTaskOutput(self, request):
+            requests.append((request.sub_status, request.details))
+
+        def close(self):
+            requests.append("closed")
+
+    monkeypatch.setattr(serverapps, "HttpGrid", Grid)
+    preload()  # else the process that forks has a thread of Arrow's, for all tests
+    process = serverapps.PROCESSES.Process(target=target, args=(argument,))
+    process.start()
+    tell_end(spec("0" * 64), process)
+    assert requests == ([(SubStatus.FAILED, told), "closed"] if told else [])
+
+
+def test_flowers_loop_takes_this_executor(monkeypatch):
+    """It asks the module for what starts processes, and finds the one that forks."""
+    found, steps = [], []
+
+    def loop(address, insecure, certificates, parent_pid):
+        steps.append(os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"])
+        executor = superexec.get_executor("subprocess", executor_config=None)
+        found.append((executor.bundle, address, insecure, certificates, parent_pid))
+
+    monkeypatch.setattr(superexec, "get_executor", superexec.get_executor)
+    monkeypatch.setattr(superexec, "run_superexec", loop)
+    monkeypatch.setattr(serverapps, "preload", lambda: steps.append("preloaded"))
+    monkeypatch.setattr(serverapps.PROCESSES, "set_forkserver_preload", steps.extend)
+    monkeypatch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "")  # as after the test
+    monkeypatch.delenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL")
+    serve("127.0.0.1:1", "ca.crt", 7)
+    assert found == [(bundle_hash(), "127.0.0.1:1", False, "ca.crt", 7)]
+    assert steps == [*PRELOADED, *PRELOADED_TOO, "preloaded", WAIT]
+    serve("127.0.0.1:1", None, 7)
+    assert found[1:] == [(bundle_hash(), "127.0.0.1:1", True, None, 7)]
+
+
+def test_the_installed_flower_is_the_one_that_is_called():
+    check_flower()
+
+
+@pytest.mark.parametrize(
+    ("holder", "name"), [(superexec, "get_executor"), (HttpGrid, "_runtime_client")]
+)
+def test_another_flower_is_noticed(monkeypatch, holder, name):
+    monkeypatch.delattr(holder, name)
+    with pytest.raises(ImportError, match=f"has no {name}"):
+        check_flower()
+
+
+def test_a_task_without_a_bundle_is_noticed(monkeypatch):
+    monkeypatch.delitem(ExecutionSpec.__dataclass_fields__, "fab_hash")
+    with pytest.raises(ImportError, match="has no fab_hash"):
+        check_flower()
+
+
+def test_the_command_knows_the_superlink_by_its_authority(monkeypatch, tmp_path):
+    """And ends with the SuperLink: the words are those of the coordinator."""
+    served = []
+    monkeypatch.setattr(serverapps, "serve", lambda *given: served.append(given))
+    command = typer.Typer()
+    command.command()(server_executor.main)
+    words = server_executor_command(tmp_path, 8001, 7)
+    done = CliRunner().invoke(command, words[3:])
+    assert done.exit_code == 0, done.output
+    assert served == [("127.0.0.1:8001", str(tmp_path / "ca.crt"), 7)]
+
+
+def test_nothing_starts_with_another_flower(monkeypatch, replaced):
+    monkeypatch.setitem(serverapps.SHAPES, preload, "other")
+    monkeypatch.setattr(serverapps, "serve", lambda *_: pytest.fail("it serves"))
+    with pytest.raises(SystemExit, match=r"flwr 1.40 to 1.42: .*preload has other"):
+        server_executor.main("127.0.0.1:1", None, 7)
+    assert replaced == []

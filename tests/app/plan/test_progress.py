@@ -1,0 +1,110 @@
+"""How far a run is, as the server says it and as the command line reads it."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from vfl_flower import CoresetVRLR, FKKMeans, Ledger, Party
+from vfl_flower.app.plan.plan import progress
+from vfl_flower.app.plan.progress import Progress, Reporter, planned_trips
+from vfl_flower.app.plan.rehearsal import Rehearsal, Shape
+from vfl_flower.simulation import InProcessGrid
+from vfl_flower.strategies import kernel_kmeans
+
+SHAPES = [Shape(400, 3, 0, "a"), Shape(400, 2, 400, "b")]
+
+
+def parties():
+    X = np.random.default_rng(0).normal(size=(60, 4))
+    return [Party(X[:, :2], name="a"), Party(X[:, 2:], X.sum(axis=1), name="b")]
+
+
+@pytest.mark.parametrize("planned", [0, 4])
+def test_a_line_is_read_back(planned):
+    line = Progress("coresets_totals", 3, planned, 1_234_567, 12.0)
+    assert Progress.parse(f"{line}\n") == line
+    assert ("left" in str(line)) == bool(planned)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "progress: step x", "INFO : progress: 3", "| 1 |"]
+)
+def test_another_line_is_none_of_them(line):
+    assert Progress.parse(line) is None
+
+
+def test_a_run_says_how_far_it_is():
+    lines = []
+    strategy = CoresetVRLR(size=10, solver="central").watched_by(Reporter(lines.append))
+    ledger = strategy.start(InProcessGrid(parties())).ledger
+    read = [Progress.parse(line) for line in lines]
+    assert [line.step for line in read] == list(ledger.waits)
+    assert [line.trips for line in read] == [1, 2, 3]
+    assert [line.planned for line in read] == [0, 3, 3]
+    assert read[-1].n_bytes == ledger.bytes_up + ledger.bytes_down
+    assert ledger.watch is None
+
+
+def test_a_step_that_is_asked_often_has_few_lines(monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 1e9)
+    lines = []
+    options = {"solver": "cg", "max_iter": 9, "tol": 0.0, "allow_two_parties": True}
+    strategy = CoresetVRLR(size=10, **options).watched_by(Reporter(lines.append))
+    ledger = strategy.start(InProcessGrid(parties())).ledger
+    assert len(lines) <= len(ledger.waits) + 1 < ledger.round_trips
+
+
+def test_round_trips_are_planned_only_where_they_are_known(monkeypatch):
+    assert planned_trips(CoresetVRLR(size=20, solver="central"), SHAPES) == 2
+    assert (
+        planned_trips(CoresetVRLR(size=20, solver="central"), [Shape(400, 3, 0)] * 2)
+        == 0
+    )  # it fails
+    # Parties that have a place for their parts of the model keep them at the end.
+    keeping = [shape._replace(keeps=True) for shape in SHAPES]
+    assert planned_trips(CoresetVRLR(size=20, solver="central"), keeping) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "PATIENCE", -1.0)
+        assert planned_trips(CoresetVRLR(size=20, solver="central"), SHAPES) == 0
+
+    def rehearse(strategy, shapes, rows, clusters, grid):
+        ledger = Ledger(waits={"hello": [0.0], "x": [0.0] * (3 + clusters)})
+        return Rehearsal(ledger, 0.0)
+
+    # As of a solver that stops when it has converged.
+    monkeypatch.setattr(progress, "rehearse", rehearse)
+    assert planned_trips(CoresetVRLR(size=20, solver="central"), SHAPES) == 0
+
+
+@pytest.mark.parametrize("warns", [True, False])
+def test_a_model_that_has_not_converged_says_so(warns, caplog, monkeypatch):
+    """A warning only where it matters: nearly no run is at rest when it ends."""
+    monkeypatch.setattr(kernel_kmeans, "MOVING", 0.02 if warns else 1e9)
+    caplog.set_level(logging.INFO, "vfl_flower")
+    X = np.random.default_rng(0).normal(size=(3, 40, 4))
+    options = {"n_features": 32, "iterations": 2, "seed": 0}
+    result = FKKMeans(2, **options).start(InProcessGrid([Party(own) for own in X]))
+    (said,) = (r for r in caplog.records if "still moved" in r.getMessage())
+    assert said.levelno == (logging.WARNING if warns else logging.INFO)
+    text = said.getMessage()
+    assert f"moved by {result.metrics['moved']:.2g} in the last of 2" in text
+    assert "subspace-tol is 0.01" in text
+    assert [warning in text for warning in result.warnings] == [True] * warns
+    caplog.clear()
+    options["subspace_tol"] = 0.0
+    still = FKKMeans(2, **options).start(InProcessGrid([Party(own) for own in X]))
+    assert ["still moved" in warning for warning in still.warnings] == [True] * warns
+    assert ("still moved" in caplog.text) == warns
+
+
+def test_clusters_that_are_found_with_the_defaults_give_no_warning(caplog):
+    """A constant column is no reason for one, nor is a subspace that hardly moves."""
+    X = np.random.default_rng(0).normal(size=(300, 4)) / 4
+    X[:, 3] = 7.0
+    X[::2, :2] += 3.0
+    parties = [Party(X[m::3]) for m in range(3)]
+    result = FKKMeans(2, 4, standardize=True, seed=0).start(InProcessGrid(parties))
+    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert [text for text in said if "the run has a seed" not in text] == []
+    assert result.warnings == ()

@@ -1,0 +1,467 @@
+"""The page of a run: complete, sound, alone, and for whoever reads it."""
+
+import csv
+import dataclasses
+import html.parser
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from flwr.app import MetricRecord
+from variants import VARIANTS, parties_of
+
+from vfl_flower import CoresetVRLR, Ledger, Party, report, simulate
+from vfl_flower.app.report.figures import figures_of
+from vfl_flower.app.report.page import (
+    MOST_PARTIES,
+    UNEXPLAINED,
+    amount,
+    page_of,
+    times_of,
+    verdicts,
+)
+from vfl_flower.app.report.report import (
+    PAGE,
+    RESULT,
+    drawing,
+    figures,
+    page,
+    page_template,
+    page_text,
+    record_of,
+    units,
+)
+from vfl_flower.models.coresets import LinearModel
+from vfl_flower.server import metrics as protocol_metrics
+from vfl_flower.server.replies import PartyInfo
+from vfl_flower.server.strategy import ProtocolResult
+
+HOSTILE = "</title><script>alert('1')</script>$\\alpha$<img src=x onerror=y>&amp;\"'"
+LARGEST = 2_000_000
+VOID = {"meta", "br", "wbr"}
+
+SHOWN = ["gram", "k-means", "ridge", "fkk sums", "mufc", "align"]
+"""A variant of each strategy."""
+
+
+class Checked(html.parser.HTMLParser):
+    """Reads a page and fails where a browser would have to guess."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.words, self._open = "", set[str](), list[str]()
+        self.feed(page)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names)), (tag, names)
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        """Note an element of an SVG; no other one may end like this."""
+        assert "svg" in self._open, tag
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if self._open[-1:] != ["style"]:
+            self.text += data.replace("\N{NO-BREAK SPACE}", " ")
+            self.words |= words_of(data)
+
+
+def words_of(text):
+    return set(re.findall(r"[^\W\d_]{3,}", text))
+
+
+def of(page, tag):
+    return [attributes for name, attributes in page.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def pages():
+    made = {}
+    for name in SHOWN:
+        result = VARIANTS[name].start(_grid(name))
+        record = record_of({"train": result}, {}, "vfl-flower run x")
+        record = json.loads(json.dumps(record))
+        made[name] = page_of(record, figures_of(record["results"])), record
+    return made
+
+
+def _grid(variant):
+    from vfl_flower.simulation import InProcessGrid
+
+    return InProcessGrid(parties_of(variant, 3))
+
+
+def made_result(name="airline", *, count=1, **more):
+    ledger = Ledger()
+    names = [name] + [f"{name[:90]} {j}" for j in range(1, count)]
+    for step in ("hello", "solve"):
+        for party in names:
+            entry = ledger.entry(step, party)
+            entry.bytes_up, entry.bytes_down = 10, 20
+            entry.seconds_computed, entry.seconds_answered = 0.1, 0.25
+        ledger.round_trip(step, 0.5)
+    model = LinearModel([np.array([1.0])], 1.0)
+    given = {
+        "arrays": model.to_record(),
+        "train_metrics_clientapp": {1: MetricRecord({"train_loss": 1.5})},
+        "model": model,
+        "ledger": ledger,
+        "evaluation": ledger.of("test"),
+        "seed": 4,
+        "strategy": CoresetVRLR(size=200),
+        "parties": tuple(PartyInfo(j, n, 40, 2, 40) for j, n in enumerate(names)),
+    }
+    return ProtocolResult(**given | more)
+
+
+def text_of(results, **more):
+    record = json.loads(json.dumps(record_of(results, {}, "")))
+    for result in record["results"].values():
+        result |= more
+    return page_of(record, figures_of(record["results"]))
+
+
+# -- a sound page ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_page_is_sound_html(pages, name):
+    page = Checked(pages[name][0])
+    assert pages[name][0].startswith("<!DOCTYPE html>\n")
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    headings = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
+    assert headings[0] == 1
+    assert all(b <= a + 1 for a, b in pairwise(headings))
+    assert of(page, "html") == [{"lang": "en"}]
+    for cell in of(page, "th"):
+        assert cell["scope"] in ("row", "col")
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_page_asks_nothing_of_any_place(pages, name):
+    text = pages[name][0]
+    page = Checked(text)
+    assert "http:" not in text
+    assert "https:" not in text
+    assert "//" not in re.sub(r"<pre>.*?</pre>", "", text)
+    assert "@import" not in text
+    assert not re.search(r"url\((?!#)", text)
+    tags = {tag for tag, _ in page.elements}
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "image"}
+    for _, attributes in page.elements:
+        assert not {key for key in attributes if key.startswith("on") or key == "src"}
+        assert (attributes.get("href") or "#").startswith("#")
+    (policy,) = [m["content"] for m in of(page, "meta") if "http-equiv" in m]
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline';")
+    assert "script-src" not in policy
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_every_figure_has_a_text_in_its_place(pages, name):
+    page = Checked(pages[name][0])
+    pictures = of(page, "svg")
+    assert len(pictures) == len(of(page, "figure"))
+    assert pictures or name in ("gram", "ridge", "align")  # no curves
+    for picture in pictures:
+        assert picture["role"] == "img"
+        assert len(picture["aria-label"]) > 30
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_every_metric_is_explained(pages, name):
+    text, record = pages[name]
+    page = Checked(text)
+    assert UNEXPLAINED not in page.text
+    (result,) = record["results"].values()
+    metrics = result["metrics"][max(result["metrics"], key=int)]
+    for metric in metrics:
+        if not metric.endswith("_se"):
+            meaning = result["explained"][metric]
+            assert meaning["title"] in page.text
+            assert " ".join(meaning["text"].split()) in page.text
+    assert result["question"] in page.text
+
+
+def test_what_another_package_does_not_explain_is_said():
+    text = text_of({"a": made_result()}, explained={})
+    assert UNEXPLAINED in Checked(text).text
+
+
+# -- hostile texts, many parties -------------------------------------------------------
+
+
+def test_hostile_names_and_texts_are_text():
+    """Of a party, a result, a warning, a step and a setting; the first one first."""
+    result = made_result(HOSTILE, warnings=(HOSTILE,))
+    learned = {"step": HOSTILE, "values": [HOSTILE], "how": HOSTILE, "who": HOSTILE}
+    text = text_of(
+        {HOSTILE: result, "b": result},
+        learned=[learned | {"kinds": []}],
+        question=HOSTILE,
+        settings={HOSTILE: HOSTILE},
+        note=HOSTILE,
+        counts={HOSTILE: 3},
+        traces={HOSTILE: {"round_trips": [1, 2], "bytes": [1, 2], "value": [2, 1]}},
+    )
+    page = Checked(text)
+    assert HOSTILE in page.text
+    tags = {tag for tag, _ in page.elements}
+    assert not tags & {"script", "img"}
+    assert "<script" not in text
+    assert sum(tag == "title" for tag, _ in page.elements) == 1
+
+
+def test_a_page_of_many_parties_is_small():
+    result = made_result("\U0001f3e5" * 100, count=1000)
+    metrics = {f"metric_{k}": float(k) for k in range(100)}
+    result = dataclasses.replace(
+        result,
+        train_metrics_clientapp={1: MetricRecord(metrics)},
+        warnings=("x" * 9999,),
+    )
+    text = text_of({name: result for name in "abcd"}, counts={"x" * 50000: 1})
+    assert len(text.encode()) < LARGEST
+    page = Checked(text)
+    assert f"{1000 - MOST_PARTIES} others" in page.text
+    assert f"{40 * (1000 - MOST_PARTIES):,}" in page.text  # rows of these
+
+
+# -- only what is in the file ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_page_has_no_word_that_is_not_in_the_file(pages, name):
+    """Nor in the sources of pages."""
+    text, record = pages[name]
+    known = words_of(json.dumps(record, ensure_ascii=False).replace("\\n", " "))
+    for module in (drawing, figures, page, page_template, units, protocol_metrics):
+        known |= words_of(Path(module.__file__).read_text(encoding="utf-8"))
+    capitals = {word[:1].upper() + word[1:] for word in known}
+    assert Checked(text).words - known - capitals == set()
+
+
+def test_result_has_no_row_of_a_party(tmp_path):
+    """Of the values of the data, which are like no other number, none is in a file."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 4))
+    y = X.sum(axis=1) + rng.normal(size=600)
+    parties = [Party(X[:, :2], y, name="a"), Party(X[:, 2:], name="b")]
+    result = simulate(CoresetVRLR(size=200, test_fraction=0.2), parties, seed=0)
+    result.report(tmp_path)
+    files = [path for path in tmp_path.rglob("*") if path.suffix in (".json", ".html")]
+    assert len(files) >= 2
+    for path in files:
+        text = path.read_text()
+        for value in [*X.ravel(), *y]:
+            assert repr(float(value))[:12] not in text
+
+
+# -- figures ---------------------------------------------------------------------------
+
+TWO = {
+    "score": [0.1, 0.3, 0.6, 0.9],
+    "rows": [50.0, 40.0, 30.0, 20.0],
+    "positives": [5.0, 10.0, 20.0, 18.0],
+}
+NUMBERS = {
+    "predicted": [1.0, 2.0, 4.0],
+    "true": [1.2, 1.9, 4.4],
+    "true_sd": [0.5, 0.4, 0.8],
+    "rows": [30.0, 30.0, 20.0],
+}
+
+
+def drawn(**more):
+    record = json.loads(json.dumps(record_of({"a": made_result()}, {}, "")))
+    record["results"]["a"] |= more
+    return {figure.name: figure for figure in figures_of(record["results"])}
+
+
+def test_roc_by_hand():
+    """From the highest score: 18 of 53 positives for 2 of 87 others, then 38 for 12."""
+    data = drawn(curves=TWO)["roc"].data
+    np.testing.assert_allclose(
+        data["true_positive_rate"], [0, 18 / 53, 38 / 53, 48 / 53, 1]
+    )
+    np.testing.assert_allclose(
+        data["false_positive_rate"], [0, 2 / 87, 12 / 87, 42 / 87, 1]
+    )
+
+
+def test_calibration_by_hand():
+    """5 of 50 are 0.1, with a standard error of sqrt(0.1 * 0.9 / 50)."""
+    data = drawn(curves=TWO)["calibration"].data
+    np.testing.assert_allclose(data["share_positive"], [0.1, 0.25, 2 / 3, 0.9])
+    assert data["standard_error"][0] == pytest.approx(np.sqrt(0.09 / 50))
+
+
+def test_without_probabilities_there_is_no_calibration():
+    curves = {name: TWO[name] for name in ("rows", "positives")}
+    figures_drawn = drawn(curves=curves)
+    assert figures_drawn["roc"].data == drawn(curves=TWO)["roc"].data
+    assert "calibration" not in figures_drawn
+
+
+def test_bins_of_one_class_draw_nothing():
+    assert "roc" not in drawn(curves=TWO | {"positives": [0.0] * 4})
+
+
+def test_curves_of_numbers():
+    assert drawn(curves=NUMBERS)["predicted-true"].data == NUMBERS
+
+
+@pytest.mark.parametrize(
+    ("more", "cells"),
+    [
+        ({"curves": {"confusion": [[19, 0, 1], [3, 0, 17], [0, 0, 20]]}}, "2 3 0 17"),
+        ({"counts": {"all parties": 1200, "only a": 3}}, "all parties 1,200 only a 3"),
+        (
+            {
+                "metrics": {"1": {"test_loss": 3.0}},
+                "beside": {"test_loss": {"pooled": 2.0}, "text": "Who trains alone."},
+            },
+            "all parties, nothing pooled 3 pooled 2",
+        ),
+    ],
+)
+def test_further_tables(more, cells):
+    """Of classes, a class that nobody is taken for keeps its empty column."""
+    text = text_of({"a": made_result()}, **more)
+    assert cells in " ".join(re.sub("<[^>]+>", " ", text).split())
+
+
+@pytest.mark.parametrize(("sent", "axis"), [([9, 9], ">step<"), ([9, 10], ">MB sent")])
+def test_steps_that_send_nothing_are_counted(sent, axis):
+    trace = {"round_trips": [1, 1], "bytes": sent, "value": [3.0, 2.0]}
+    assert axis in drawn(traces={"moved": trace})["progress"].svg.decode()
+
+
+def test_standard_errors_are_written_out():
+    judged = {"1": {"test_loss": 2945.0, "test_loss_se": 263.0, "other": 1.0}}
+    assert "2945 ± 260" in Checked(text_of({"a": made_result()}, metrics=judged)).text
+
+
+@pytest.mark.parametrize("rows", [[3.0, 1.0], []])
+def test_clusters(rows):
+    places = {"x": [1.0, -3.0], "y": [0.0, 0.0], "rows": rows, "shares": [1.0, 0.0]}
+    figure = drawn(clusters=places)["clusters"]
+    assert figure.data["x"] == [1.0, -3.0]
+    assert ("not known to the server" in figure.text) == (not rows)
+
+
+def test_files_of_a_figure():
+    figure = drawn(curves=TWO)["calibration"]
+    files = dict(figure.files())
+    assert [name.split(".")[1] for name in files] == ["svg", "png", "json", "csv"]
+    root = ElementTree.fromstring(files["calibration.svg"])
+    assert root.get("aria-label") == figure.alt
+    assert files["calibration.png"].startswith(b"\x89PNG")
+    assert json.loads(files["calibration.json"])["data"] == figure.data
+    header, *rows = csv.reader(files["calibration.csv"].decode().splitlines())
+    assert header == list(figure.data)
+    assert [float(row[0]) for row in rows] == TWO["score"]
+
+
+def test_times_add_up_to_what_the_server_waited():
+    """Party b answers after half of the time, of which it computes 0.2 s."""
+    ledger = {
+        "waits": {"x": [0.5, 1.5]},
+        "entries": [
+            {
+                **{"action": "x", "party": "b"},
+                **{"seconds_computed": 0.2, "seconds_answered": 1.0},
+            }
+        ],
+    }
+    parties = [{"name": "a"}, {"name": "b"}]
+    times = times_of({"ledger": ledger, "parties": parties})
+    assert times["x"]["a"] == (0.0, 0.0, 2.0)  # it was not asked
+    assert times["x"]["b"] == pytest.approx((0.2, 0.8, 1.0))
+
+
+# -- words -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "told"),
+    [
+        (0.83184, "share", "83.2 %"),
+        (1234567, "count", "1,234,567"),
+        (295.786, "number", "295.8"),
+        (31234567890.5, "number", "3.123e+10"),
+        (2.08e-05, "number", "2.08e-05"),
+        ("inf", "number", "inf"),
+    ],
+)
+def test_numbers_as_people_read_them(value, kind, told):
+    assert amount(value, kind) == told
+
+
+def test_verdicts_name_the_baseline():
+    metrics = {"test_rows": 200, "test_error": 0.1, "test_base_error": 0.4}
+    (told,) = verdicts(metrics)
+    assert "On the 200 rows held out" in told
+    assert "90.0 %" in told
+    assert "60.0 %" in told
+    assert verdicts({"test_loss": "inf", "test_r2": "nan"}) == []
+
+
+# -- where it is made ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 4))
+    parties = [Party(X[:, :2], X.sum(axis=1), name="a"), Party(X[:, 2:], name="b")]
+    return simulate(CoresetVRLR(size=200, test_fraction=0.2), parties, seed=3)
+
+
+def test_report_of_a_result(tmp_path, simulated):
+    page = simulated.report(tmp_path / "new" / "folder")
+    assert page == tmp_path / "new" / "folder" / PAGE
+    record = json.loads((page.parent / RESULT).read_text())
+    assert record["command"] == (
+        "vf.simulate(vf.CoresetVRLR(size=200, test_fraction=0.2), parties, seed=3)"
+    )
+    assert report(simulated, tmp_path).read_bytes()[:15] == b"<!DOCTYPE html>"
+
+
+def test_a_notebook_shows_the_page_in_a_frame(simulated):
+    frame = Checked(simulated._repr_html_())
+    ((tag, attributes),) = frame.elements
+    assert tag == "iframe"
+    assert attributes["sandbox"] is None
+    inside = Checked(attributes["srcdoc"])
+    assert "Which few rows give nearly the linear model" in inside.text
+    shown, alone = (
+        re.sub(r"[\d-]{10} \d\d:\d\d UTC", "", text)  # a minute may end in between
+        for text in (str(attributes["srcdoc"]), page_text(simulated))
+    )
+    assert shown == alone
+
+
+def test_who_learned_what_has_only_what_was_sent(simulated):
+    """No step of another solver, and no value that this one has not asked for."""
+    record = json.loads(json.dumps(record_of({"a": simulated}, {}, "")))
+    learned = record["results"]["a"]["learned"]
+    steps = {row["step"] for row in learned}
+    assert steps == set(simulated.ledger.waits)
+    sent = {value for row in learned for value in row["values"]}
+    assert "scores" in sent
+    assert "X" not in sent  # rows in the clear, of solver central

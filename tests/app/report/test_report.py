@@ -1,0 +1,110 @@
+"""What a run writes and prints."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import MetricRecord
+
+from vfl_flower import MUFC, CoresetVRLR, Ledger, SecureRidge
+from vfl_flower.app.report.report import (
+    changed,
+    page_text,
+    summary_rows,
+    write_report,
+)
+from vfl_flower.models.coresets import LinearModel
+from vfl_flower.server.replies import PartyInfo
+from vfl_flower.server.strategy import ProtocolResult
+
+
+def result(loss, *, seed=4, **more):
+    ledger = Ledger()
+    for action, size in (("hello", 10), ("solve", 2000), ("test", 300)):
+        entry = ledger.entry(action, "airline")
+        entry.messages, entry.bytes_up, entry.bytes_down = 1, size, 2 * size
+        entry.units_up, entry.units_down = size // 10, size // 20
+        ledger.round_trip(action, 0.5)
+    model = LinearModel([np.array([loss])], 1.0)
+    return ProtocolResult(
+        arrays=model.to_record(),
+        train_metrics_clientapp={1: MetricRecord({"train_loss": loss, **more})},
+        model=model,
+        ledger=ledger,
+        evaluation=ledger.of("test"),
+        seed=seed,
+        strategy=CoresetVRLR(size=200),
+        parties=(PartyInfo(1, "airline", 400, 1, 400),),
+    )
+
+
+@pytest.fixture
+def results():
+    return {"coreset": result(1.25, sigma_min=0.5), "full": result(1.0, seed=None)}
+
+
+SETTINGS = {"strategy": "coreset-vrlr", "size": 200, "compare": True}
+
+
+def test_json(tmp_path, results):
+    write_report(tmp_path, results, SETTINGS)
+    actual = json.loads((tmp_path / "result.json").read_text())
+    assert actual["run_config"] == SETTINGS
+    coreset, full = actual["results"]["coreset"], actual["results"]["full"]
+    assert list(actual["results"]) == ["coreset", "full"]
+    assert (coreset["seed"], full["seed"]) == (4, None)
+    assert coreset["metrics"] == {"1": {"train_loss": 1.25, "sigma_min": 0.5}}
+    assert coreset["ledger"]["bytes_up"] == 2310
+    assert coreset["ledger"]["round_trips"] == 3
+    assert [e["action"] for e in coreset["ledger"]["entries"]] == [
+        *("hello", "solve", "test"),
+    ]
+
+
+def test_numbers_that_json_does_not_have(tmp_path):
+    write_report(tmp_path, {"a": result(math.inf, tau=math.nan)}, SETTINGS)
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    text = (tmp_path / "result.json").read_text()
+    actual = json.loads(text, parse_constant=refuse)
+    metrics = actual["results"]["a"]["metrics"]["1"]
+    assert metrics == {"train_loss": "inf", "tau": "nan"}
+    assert "inf" in (tmp_path / "report.md").read_text()
+
+
+def test_summary(results):
+    header, rows = summary_rows(results)
+    assert header == ["", "coreset", "full"]
+    table = {name: cells for name, *cells in rows}
+    assert table == {
+        "train loss": ["1.25", "1"],
+        "sigma min": ["0.5", ""],
+        "round trips": ["3", "3"],
+        "bytes up": ["2,310", "2,310"],
+        "evaluation bytes up": ["300", "300"],
+        "bytes down": ["4,620", "4,620"],
+        "units": ["346", "346"],
+        "seconds": ["1.50", "1.50"],
+    }
+
+
+def test_a_standard_error_stands_beside_its_number():
+    rows = summary_rows({"a": result(1.0, test_loss=2.0, test_loss_se=0.1234)})[1]
+    assert rows[:2] == [["train loss", "1"], ["test loss", "2 +- 0.12"]]
+    assert not any("se" in row[0].split() for row in rows)
+
+
+def test_settings_are_compared_with_the_defaults():
+    assert changed(CoresetVRLR()) == changed(MUFC(server_state="/state")) == {}
+    assert changed(CoresetVRLR(test_fraction=0.2)) == {"test_fraction": 0.2}
+
+
+def test_a_run_that_repeats_nearly_is_not_said_to_repeat_exactly():
+    run = result(1.0)
+    assert "the run repeats exactly" in page_text(run)
+    nearly = replace(run, strategy=SecureRidge())
+    assert "the run repeats only nearly" in page_text(nearly)

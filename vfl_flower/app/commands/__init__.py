@@ -1,0 +1,1 @@
+"""The command ``vfl-flower``: what each of its commands does."""

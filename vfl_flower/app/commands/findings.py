@@ -1,0 +1,131 @@
+"""What a check of a party file has found, as commands print it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import chain
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vfl_flower.app.config import UserConfig, party_source, tasks_of
+from vfl_flower.app.plan.rehearsal import quietly
+from vfl_flower.data.checking import Checked, check
+from vfl_flower.data.findings import Finding, fault
+from vfl_flower.data.source import PartySource
+from vfl_flower.protocol.names import printable
+
+MARKS = {"error": "fix", "warning": "look", "note": "done"}
+"""The levels of findings as commands print them."""
+
+
+Reading = tuple[Checked, list[str]]
+"""What was found in a file, and the strategies that read it so; of none: []."""
+
+
+def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
+    """Check a file as each of the strategies reads it, or in general without any."""
+    sources: list[tuple[PartySource, list[str]]] = []
+    for strategy in strategies or [""]:
+        run_config: UserConfig = {"strategy": strategy} if strategy else {}
+        if strategy:
+            tasks_of(run_config)
+        source = party_source(config, run_config)
+        alike = next((names for known, names in sources if known == source), None)
+        if alike is None:
+            sources.append((source, [strategy]))
+        else:
+            alike.append(strategy)
+    readings: list[Reading] = []
+    for source, names in sources:
+        with quietly():
+            checked = check(source)
+        if names[0]:
+            faults = _of_strategies(names, checked)
+            checked = replace(checked, findings=[*faults, *checked.findings])
+        for other, others in readings:
+            if replace(checked, source=other.source) == other:
+                others += names
+                break
+        else:
+            readings.append((checked, names))
+    return readings
+
+
+def _of_strategies(names: Sequence[str], checked: Checked) -> list[Finding]:
+    """Return what a file lacks for training with some of the strategies."""
+    faults = []
+    label = checked.source.label_column
+    for name in names:
+        strategy = tasks_of({"strategy": name})["train"]()
+        least = strategy.fewest_rows(checked.columns)
+        if 0 < checked.rows < least:
+            text = f"{name} needs at least {least} rows for {checked.columns} columns, "
+            text += f"and the file has {checked.rows}: add rows or leave out columns"
+            faults.append(fault("strategy", None, text))
+        about = {f.about for f in checked.findings if f.column == label and label}
+        text = ""
+        if strategy.labelled and "constant" in about:
+            text = f"{name} needs labels of two classes or values, and label-column "
+            text += f"{label!r} has one value in all rows"
+        elif strategy.numeric and about & {"classes", "categories"}:
+            text = f"{name} needs labels that are numbers, and label-column {label!r} "
+            text += "holds classes"
+        if text:
+            faults.append(fault("strategy", label, text, "label-column"))
+    return faults
+
+
+def print_findings(readings: Sequence[Reading], show: bool) -> None:
+    """Print each finding once, in tables by whom it concerns, and lines that count."""
+    tables: dict[tuple[str, ...], list[Finding]] = {}
+    everyone = tuple(name for _, names in readings for name in names)
+    for finding in dict.fromkeys(f for found, _ in readings for f in found.findings):
+        concerned = (names for found, names in readings if finding in found.findings)
+        tables.setdefault(tuple(chain.from_iterable(concerned)), []).append(finding)
+    for some in sorted(tables, key=lambda some: some != everyone):
+        if some != everyone:
+            typer.echo(f"For {', '.join(some)}:")
+        _print_table(tables[some], show)
+    for checked, names in readings:
+        counts = Counter(finding.level for finding in checked.findings)
+        whom = f"{', '.join(names)}: " if len(readings) > 1 else ""
+        typer.echo(
+            f"{whom}{checked.rows} rows, {checked.columns} columns of numbers; to "
+            f"fix: {counts['error']}, to look at: {counts['warning']}, done: "
+            f"{counts['note']}"
+        )
+
+
+def as_json(readings: Sequence[Reading], show: bool) -> list[dict[str, Any]]:
+    """Return what is found, with values of the data only where `show` says so."""
+    return [
+        {
+            "strategies": names,
+            "rows": checked.rows,
+            "columns": checked.columns,
+            "findings": [
+                {k: v for k, v in asdict(finding).items() if show or k != "examples"}
+                for finding in checked.findings
+            ],
+        }
+        for checked, names in readings
+    ]
+
+
+def _print_table(findings: Sequence[Finding], show: bool) -> None:
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "column", "finding", "option"):
+        table.add_column(title, overflow="fold")
+    for finding in findings:
+        text = finding.text
+        if show and finding.examples:
+            text += f" [{', '.join(finding.examples[:10])}]"
+        cells = (MARKS[finding.level], finding.column or "", text, finding.option)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    Console(soft_wrap=False).print(table)

@@ -1,0 +1,79 @@
+"""What a party's operator decides of its rows: which orders and journal to use."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vfl_flower.app.commands.options import ends_in_a_sentence
+from vfl_flower.app.deployment.party_folder import NODE_CONFIG, load_party_folder
+from vfl_flower.party.journal import FILE
+from vfl_flower.party.row_order import (
+    accept_order,
+    is_accepted,
+    list_orders,
+    read_order,
+)
+from vfl_flower.party.row_sets import confirm_journal, count_sets
+
+Folder = Annotated[Path, typer.Argument(help="Folder of the party, or its state-dir.")]
+
+
+@ends_in_a_sentence()
+def align(
+    folder: Folder,
+    accept: Annotated[
+        str, typer.Option(metavar="NAME", help="Let runs use this order.")
+    ] = "",
+) -> None:
+    """List the orders of rows that the party has aligned, or accept one.
+
+    A run may use an order once the party's operator has accepted it. Compare its number
+    of rows with what you expect: the server has proposed it.
+    """
+    state_dir = state_dir_of(folder)
+    if accept:
+        order = accept_order(state_dir, accept)
+        typer.echo(f"accepted: alignment {accept!r} of {len(order.ids)} rows")
+        return
+    if not (names := list_orders(state_dir)):
+        raise ValueError(f"{state_dir} has no order: the party has not aligned rows")
+    for name in names:
+        order = read_order(state_dir, name)
+        state = "accepted" if is_accepted(state_dir, order) else "not accepted"
+        typer.echo(f"{name}: {len(order.ids)} rows, {state}")
+
+
+@ends_in_a_sentence()
+def journal(
+    folder: Folder,
+    confirm: Annotated[
+        bool, typer.Option(help="Use this journal although it lost row sets.")
+    ] = False,
+) -> None:
+    """Say over how many sets of rows sums have left the party.
+
+    A party stops where its journal was lost or restored from a backup, since it then
+    does not know all of these sets. With --confirm it uses the journal that is there:
+    later sums can then differ from forgotten ones by a single row.
+    """
+    path = state_dir_of(folder) / FILE
+    if confirm:
+        confirm_journal(path)
+    if not path.exists():
+        raise ValueError(f"{path} is missing: the party has not taken part in a run")
+    with closing(sqlite3.connect(path)) as db:
+        typer.echo(f"sets of rows in {path}: {count_sets(db)}")
+
+
+def state_dir_of(folder: Path) -> Path:
+    """Return the ``state-dir`` of a party's folder, or the folder itself."""
+    if not (folder / NODE_CONFIG).exists():
+        return folder
+    source, _ = load_party_folder(folder)
+    assert source.state_dir is not None
+    return source.state_dir

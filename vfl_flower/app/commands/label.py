@@ -1,0 +1,87 @@
+"""Label new rows by a party's own part of a clustering, without a run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from flwr.common.config import parse_config_args
+
+from vfl_flower.app.commands.options import ends_in_a_sentence
+from vfl_flower.app.config import party_source
+from vfl_flower.data import load_party, read_ids
+from vfl_flower.models import Model
+from vfl_flower.party.parts import is_model_id, load_part, write_predictions
+from vfl_flower.strategies import algorithms
+
+
+def label(model: str, node_config: str, output: Path) -> None:
+    """Write the clusters of a party's new rows to a CSV file.
+
+    Raises PartyError or ValueError if the node config, the local model or the data
+    break a rule, or the output is a file of the party.
+    """
+    try:
+        config = parse_config_args([node_config])
+    except Exception:  # Flower's own error, whose base class differs by version
+        raise ValueError(
+            "node config must be 'key=value key=value' with text values in double "
+            "quotes, as of a SuperNode"
+        ) from None
+    if output.exists() != output.is_file() or not output.absolute().parent.is_dir():
+        raise ValueError("output must be a file in a folder that exists")
+    if "data" not in config:
+        raise ValueError("node config must name the new rows as 'data'")
+    source = party_source(config, {})
+    if source.state_dir is None:
+        raise ValueError("node config must name the 'state-dir' of training")
+    for place in (Path(source.data), source.state_dir):
+        files = place.iterdir() if place.is_dir() else [place]
+        if output.exists() and any(output.samefile(f) for f in files if f.exists()):
+            raise ValueError(
+                "output must not be a file of the party: its data, or one that is in "
+                "its state-dir already"
+            )
+    if is_model_id(model) and (source.state_dir / f"{model}.sqlite").exists():
+        raise ValueError(
+            f"model {model} can forget rows, and its parties label rows in a run: "
+            f"vfl-flower run STRATEGY --task predict --set model={model}"
+        )
+    part = load_part(source.state_dir, model)
+    kind = _model_class(part.strategy)
+    party = load_party(source, encoding=part.settings["encoding"])
+    labels = kind.label_rows({**part.settings, **part.arrays}, party.X)
+    ids = read_ids(source)
+    write_predictions(output, ids, labels, "the labels", where="the folder of output")
+
+
+def _model_class(algorithm: str) -> type[Model]:
+    """Return the model class of the first strategy with steps of an algorithm."""
+    for strategies in algorithms().values():
+        for strategy in strategies:
+            if algorithm in {step.algorithm for step in strategy.steps}:
+                return strategy.model_class
+    raise ValueError(f"the part is of a model of {algorithm!r}, which is not installed")
+
+
+@ends_in_a_sentence()
+def main(
+    model: Annotated[str, typer.Argument(help="Number of the model.")],
+    node_config: Annotated[
+        str, typer.Option(help="As that of the SuperNode, with the new rows as data.")
+    ],
+    output: Annotated[Path, typer.Option(help="CSV file to write.")],
+) -> None:
+    """Label new rows by a party's own part of a clustering, without a run.
+
+    Nothing leaves the machine. The node config is that of the party's SuperNode, with
+    the file of the new rows as data.
+    """
+    logging.basicConfig(format="%(message)s")
+    label(model, node_config, output)
+
+
+if __name__ == "__main__":
+    typer.run(main)

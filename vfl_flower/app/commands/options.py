@@ -1,0 +1,140 @@
+"""Options that several commands of ``vfl-flower`` have, declared once."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import click
+import typer
+import typer.core
+
+from vfl_flower.app.deployment.processes import RunFailed
+from vfl_flower.data.options import FileOptions
+from vfl_flower.data.source import QUERY
+from vfl_flower.data.tables import files_of
+from vfl_flower.protocol.errors import PartyError, PartyFailed
+from vfl_flower.protocol.names import printable
+from vfl_flower.protocol.settings import Setting, settings_of
+
+C = TypeVar("C", bound=Callable[..., None])
+
+IdColumn = Annotated[str, typer.Option(help="Column with the row ids.")]
+Task = Annotated[str, typer.Option(help="train, or a later task on a trained model.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="key=value of docs/settings.md; may be repeated."),
+]
+Config = Annotated[
+    Path | None, typer.Option(help="A TOML file of settings; --set wins.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show all that Flower logs.")]
+
+
+FormatOption = Annotated[
+    Literal["text", "json"],
+    typer.Option("--format", help="text, or one JSON value on standard output."),
+]
+
+
+class _WholeSummary(click.Command):
+    def get_short_help_str(self, limit: int = 1000) -> str:
+        """Return the first sentence of the help, however long it is."""
+        return super().get_short_help_str(limit=1000)
+
+
+class Command(_WholeSummary, typer.core.TyperCommand):
+    """A command of which the list of all commands has the whole summary."""
+
+
+class Group(_WholeSummary, typer.core.TyperGroup):
+    """The same of a group of commands."""
+
+
+def print_json(value: Any) -> None:
+    """Print the answer of a command as JSON."""
+    typer.echo(json.dumps(value, indent=2))
+
+
+def absolute(data: str) -> str:
+    """Return a data file as a node config names it; a query stays as it is."""
+    return data if data.startswith(QUERY) else str(Path(data).expanduser().absolute())
+
+
+def check_there(data: str) -> None:
+    """Raise ValueError unless a data file, or one of a pattern or folder, is there."""
+    if data.startswith(QUERY):
+        return
+    if not any(file.is_file() for file in files_of(Path(data).expanduser())):
+        raise ValueError(f"data must be a file that is there, got {data!r}")
+
+
+def help_of(setting: Setting) -> str:
+    """Return the words that a setting may be, and what it means."""
+    return ". ".join(filter(None, (", ".join(setting.choices), setting.text)))
+
+
+_FILE_OPTIONS = {
+    setting.name: inspect.Parameter(
+        setting.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=setting.default,
+        annotation=Annotated[
+            type(setting.default), typer.Option(help=help_of(setting))
+        ],
+    )
+    for setting in settings_of(FileOptions)
+    if setting.name != "one_hot"  # without it a text column is an error alone
+}
+"""The options of a command that takes a party file, by name."""
+
+
+def reads_a_file(command: C) -> C:
+    """Give a command, in the place of its ``**options``, those of a party file."""
+    signature = inspect.signature(command, eval_str=True)
+    *own, _ = signature.parameters.values()
+    parameters = [*own, *_FILE_OPTIONS.values()]
+    vars(command)["__signature__"] = signature.replace(parameters=parameters)
+    return command
+
+
+def node_keys(data: str, **options: bool | int | str) -> dict[str, bool | int | str]:
+    """Return the node config of a data file, and its options that are no defaults."""
+    chosen = {
+        name.replace("_", "-"): value
+        for name, value in options.items()
+        if value != _FILE_OPTIONS[name].default
+    }
+    return {"data": absolute(data), **chosen}
+
+
+@contextmanager
+def ends_in_a_sentence() -> Iterator[None]:
+    """End a command that fails with 1, and a sentence that says why."""
+    try:
+        yield
+    except typer.Exit:  # a RuntimeError too
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (OSError, PartyError, RuntimeError, ValueError, sqlite3.Error) as error:
+        typer.echo(reason_of(error), err=True)
+        raise typer.Exit(1) from None
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a command ends, without what could steer a terminal."""
+    text = f"Error: {error}"
+    if isinstance(error, RunFailed) and error.reason:
+        text = f"the run failed: {error.reason}"
+    if isinstance(error, PartyFailed):
+        text = f"the run failed: {error}"
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        text = f"Error: {where}{error.strerror}"
+    return "\n".join(map(printable, text.split("\n")))

@@ -1,0 +1,139 @@
+"""``vfl-flower report``: the results of a finished run, as its folder has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vfl_flower.app.commands.options import FormatOption, ends_in_a_sentence, print_json
+from vfl_flower.app.config import output_dir
+from vfl_flower.app.extras import check_installed
+from vfl_flower.app.report.report import PAGE, REPORT, RESULT, read_result, write_page
+
+OutputDir = Annotated[
+    str,
+    typer.Option(
+        "--output-dir",
+        help="The runs' output-dir.",
+        callback=lambda folder: str(Path(folder).absolute()) if folder else "",
+    ),
+]
+"""Option of the commands that read the results of runs."""
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the folders of finished runs, the oldest first."""
+
+    def age(result: Path) -> tuple[str, int]:
+        """Return its second, as the folder's name has it, and when it was written."""
+        return result.parent.name.rpartition("-")[0], result.stat().st_mtime_ns
+
+    return [path.parent for path in sorted(folder.glob(f"*/{RESULT}"), key=age)]
+
+
+def find_run(name: str, folder: Path) -> Path:
+    """Return the folder of a run, given as a folder, its name, or Flower's number.
+
+    "" is the last run. Raises ValueError if there is no such run.
+    """
+    if name and (Path(name) / RESULT).is_file():
+        return Path(name)
+    runs = runs_in(folder)
+    matching = [run for run in runs if name in ("", run.name, run.name.split("-")[-1])]
+    if not matching:
+        what = f"run {name!r}" if name else "finished run"
+        raise ValueError(
+            f"there is no {what} in {folder}, which has {len(runs)} runs: a run writes "
+            "its results on the machine of the SuperLink"
+        )
+    return matching[-1]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A model that a run has written."""
+
+    file: Path
+    """Its file, in the folder of its run."""
+    number: str
+    """Number under which parties store their local models; "" if they store none."""
+    strategy: str
+    task: str
+    variant: str
+    """What the report calls it."""
+
+    @property
+    def name(self) -> str:
+        """What commands call it: its number, or else its run and its file."""
+        return self.number or f"{self.file.parent.name}/{self.variant}"
+
+
+def stored_models(folder: Path) -> Iterator[Stored]:
+    """Yield the models of readable runs in a folder, the oldest first."""
+    for run in runs_in(folder):
+        try:
+            read = read_result(run)
+        except ValueError:
+            continue
+        config: dict[str, Any] = read["run_config"]
+        for variant, result in read["results"].items():
+            file = run / f"model-{variant}.npz"
+            if file.is_file():
+                strategy, task = str(config["strategy"]), str(config["task"])
+                number = result.get("model") or ""
+                yield Stored(file, number, strategy, task, variant)
+
+
+def find_models(name: str, folder: Path) -> list[Stored]:
+    """Return the models of a name: versions of one number, or all models of a run."""
+    return [
+        model
+        for model in stored_models(folder)
+        if name and name in (model.name, model.number, model.file.parent.name)
+    ]
+
+
+def remove_files(number: str, folder: Path) -> list[Path]:
+    """Remove a model's files in the folders of runs, and return them."""
+    files = [model.file for model in find_models(number, folder) if model.number]
+    for file in files:
+        file.unlink()
+    return files
+
+
+@ends_in_a_sentence()
+def report(
+    run: Annotated[
+        str, typer.Argument(help="The run's folder or number; default: the last run.")
+    ] = "",
+    output_dir_: OutputDir = "",
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Make the page and its figures again.")
+    ] = False,
+    open_: Annotated[
+        bool, typer.Option("--open", help="Open the page in the browser.")
+    ] = False,
+    format_: FormatOption = "text",
+) -> None:
+    """Show the report of a finished run, on the machine of its SuperLink.
+
+    The page, report.html in the run's folder, is made where it is not there.
+    """
+    if rebuild:
+        check_installed("matplotlib")
+    folder = find_run(run, output_dir({"output-dir": output_dir_}))
+    page = folder / PAGE
+    if rebuild or not page.is_file():
+        page = write_page(folder)
+    if format_ == "text":
+        typer.echo((folder / REPORT).read_text(encoding="utf-8"))
+        typer.echo(f"Page: {page}")
+    else:
+        paths = {"folder": str(folder), "page": str(page)}
+        print_json(paths | read_result(folder))
+    if open_ and typer.launch(str(page)):
+        raise ValueError("the browser cannot be opened: open the page in it")

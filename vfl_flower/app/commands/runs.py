@@ -1,0 +1,309 @@
+"""``vfl-flower run``: start a run on a SuperLink, and report its outcome.
+
+The bundle that it sends is of the installed package
+(:mod:`vfl_flower.app.commands.template`), the same bytes wherever the same version is
+installed, so that parties can pin it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vfl_flower.app.commands.options import (
+    Config,
+    FormatOption,
+    Set,
+    Task,
+    Verbose,
+    ends_in_a_sentence,
+    print_json,
+    reason_of,
+)
+from vfl_flower.app.commands.template import write_app
+from vfl_flower.app.config import Key, check_run_config, output_dir, run_keys
+from vfl_flower.app.deployment.bundle import bundle_hash
+from vfl_flower.app.deployment.federation import HOME
+from vfl_flower.app.deployment.flower_run import RunOutcome, read_settings, submit
+from vfl_flower.app.deployment.processes import COLOR, Processes, RunFailed
+from vfl_flower.app.plan.progress import Progress
+from vfl_flower.app.report.units import clock, size
+from vfl_flower.app.server_app import RESUME, command_of, make_strategies
+from vfl_flower.protocol.names import did_you_mean, printable
+from vfl_flower.server.checkpoint import FILE
+from vfl_flower.strategies import ALGORITHMS
+
+_FLOWERS = re.compile(
+    r"(DEBUG|INFO|WARNING|ERROR)\s*:|Using SuperLink:|Successfully installed |[╭│╰]"
+)
+"""Beginning of a line that Flower itself has logged, or of a box that it draws."""
+
+_WORDS = {"true": True, "false": False}
+
+
+def parse_settings(strategy: str, pairs: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of ``--set key=value`` options by the keys of the run config.
+
+    The algorithm's keys may be given without its name, and take precedence over those
+    of all strategies. Raises ValueError for no such pair, or an unknown key.
+    """
+    keys, values = run_keys(), {}
+    for item in pairs:
+        name, equals, text = map(str.strip, item.partition("="))
+        if not equals:
+            raise ValueError(f"set must be key=value, got {item!r}")
+        key = keys.get(f"{strategy}.{name}") or keys.get(name)
+        if key is None:
+            # As they may be given: those of this strategy without its name.
+            short = {key.removeprefix(f"{strategy}."): key for key in keys}
+            hint = did_you_mean(name, {key: key for key in keys} | short)
+            raise ValueError(f"run config has no key {name!r}{hint}")
+        values[key.name] = _value(key, text)
+    return values
+
+
+def _value(key: Key, text: str) -> bool | int | float | str:
+    """Return a value of its key's type, or text; ``@FILE`` stands for its lines."""
+    kinds = key.setting.kinds
+    if text.startswith("@"):
+        try:
+            lines = Path(text[1:]).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
+            raise ValueError(f"set cannot read {text[1:]}: {reason}") from None
+        plain = (line.partition("#")[0].strip() for line in lines)
+        text = ";".join(filter(None, plain))
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1]
+    if bool in kinds and text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for kind in (int, float):
+        if kind in kinds:
+            with suppress(ValueError):
+                return kind(text)
+    return text
+
+
+def gather(
+    strategy: str,
+    task: str,
+    pairs: Sequence[str],
+    file: Path | None = None,
+    **more: bool | str,
+) -> dict[str, Any]:
+    """Return the run config of a command line, checked as the server will check it.
+
+    `pairs` win over the TOML `file`. `more` are further keys, with ``_`` for ``-``.
+    Raises ValueError if a key or a value breaks a rule.
+    """
+    if strategy not in ALGORITHMS:
+        hint = did_you_mean(strategy, [*ALGORITHMS])
+        hint = hint or ": an algorithm of another package comes with its own Flower app"
+        raise ValueError(
+            f"strategy must be one of {', '.join(ALGORITHMS)}, got {strategy!r}{hint}"
+        )
+    config = {} if file is None else read_settings(file)
+    config |= parse_settings(strategy, pairs)
+    config |= {name.replace("_", "-"): value for name, value in more.items()}
+    given = {"strategy": (strategy, "the argument STRATEGY"), "task": (task, "--task")}
+    for key, (value, place) in given.items():
+        if config.setdefault(key, value) != value:
+            raise ValueError(
+                f"{key} must be given by {place}, got {config[key]!r} as a setting"
+            )
+    make_strategies(check_run_config(config))
+    return config
+
+
+class Follower:
+    """Shows the log of a run: of its steps one line each, of Flower's own lines none.
+
+    If `rewrites`, the output is a terminal, where a line of the same step replaces the
+    one before. `resumable` is whether the run has said how it is resumed.
+    """
+
+    def __init__(self, verbose: bool = False, rewrites: bool = False) -> None:
+        self._verbose, self._rewrites = verbose, rewrites
+        self._step, self._ended, self.resumable = "", False, False
+
+    def __call__(self, line: str) -> None:
+        """Show one line."""
+        plain = printable(COLOR.sub("", line).rstrip())
+        progress = None if self._verbose else Progress.parse(plain)
+        if progress is not None:
+            again = self._rewrites and progress.step == self._step
+            self._step = progress.step
+            print("\x1b[1A\x1b[2K" * again + describe(progress), flush=True)
+            return
+        self._step = ""
+        self.resumable |= plain.startswith(RESUME)
+        if self._verbose:
+            print(plain, flush=True)
+            return
+        # What Flower logs of a failure, its stack too, comes last.
+        self._ended |= plain.startswith("ERROR")
+        if plain and not self._ended and not _FLOWERS.match(plain):
+            print(plain, flush=True)
+
+
+def describe(progress: Progress) -> str:
+    """Return a line of progress as a table's line: the same widths for all steps."""
+    share = "     " if progress.share is None else f"{progress.share:4.0%} "
+    left = "" if progress.left is None else f", {clock(progress.left)} left"
+    return (
+        f"{share}{progress.step:<24} round trip {progress.trips:>4}, "
+        f"{size(progress.n_bytes):>8}, {clock(progress.seconds)}{left}"
+    )
+
+
+Federation = Annotated[
+    Path | None,
+    typer.Option(help="The coordinator's folder, in the place of ~/.flwr."),
+]
+"""Option of the commands that start runs."""
+
+Strategy = Annotated[
+    str,
+    typer.Argument(
+        help=f"{', '.join(ALGORITHMS)}.", autocompletion=lambda: [*ALGORITHMS]
+    ),
+]
+"""Argument of the commands that run a strategy."""
+
+
+def connection_of(name: str, federation: Path | None = None) -> str:
+    """Return the connection to start a run on: a SuperLink, and no simulation.
+
+    From here on Flower reads the ``config.toml`` of the federation's folder, if given.
+    Raises ValueError if there is no such connection.
+    """
+    from flwr.cli.flower_config import read_superlink_connection
+
+    if federation is not None:
+        home = federation.absolute() / HOME
+        if not (home / "config.toml").is_file():
+            raise ValueError(
+                "federation must be the folder that vfl-flower coordinator was started "
+                f"with, and in {federation} it has never run"
+            )
+        os.environ["FLWR_HOME"] = str(home)
+    try:
+        connection = read_superlink_connection(name or None)
+    except Exception as error:  # Flower's own errors, which differ by version
+        reason = getattr(error, "message", "") or str(error)
+        raise ValueError(f"connection: {' '.join(reason.split())}") from None
+    if not connection.address or connection.address.startswith(":"):
+        raise ValueError(
+            f"connection must be a SuperLink of Flower's config.toml, and "
+            f"{connection.name!r} is a simulation: name the coordinator's folder with "
+            "--federation, or another SuperLink with --connection, or use vfl-flower "
+            "simulate"
+        )
+    return str(connection.name)
+
+
+def start(
+    config: Mapping[str, Any],
+    connection: str,
+    federation: Path | None = None,
+    *,
+    verbose: bool = False,
+) -> RunOutcome:
+    """Run a checked run config on a SuperLink with the installed package.
+
+    Raises RunFailed if the run was refused, failed, or was stopped, and ValueError if
+    there is no such connection.
+    """
+    name = connection_of(connection, federation)
+    home = os.environ.get("FLWR_HOME", "")
+    where = f"FLWR_HOME={shlex.quote(home)} " if home else ""
+    run_ids: list[str] = []
+
+    def started(run_id: str) -> None:
+        run_ids.append(run_id)
+        print(
+            f"run {run_id}, bundle {bundle_hash()[:16]}. It continues if this command "
+            f"ends; to stop it:\n    {where}flwr stop {run_id} {name}",
+            flush=True,
+        )
+
+    print(f"starting a run on {name}", flush=True)
+    follower = Follower(verbose, sys.stdout.isatty())
+    try:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Processes(private=False) as processes,
+        ):
+            return submit(
+                processes,
+                write_app(Path(folder)).parent,
+                name,
+                run_config=config,
+                started=started,
+                show=follower,
+            )
+    except RunFailed:
+        if run_ids and not follower.resumable:  # as where its ServerApp was killed
+            print(resume_command(config, run_ids[0], federation), end="", flush=True)
+        raise
+
+
+def resume_command(
+    config: Mapping[str, Any], run_id: str, federation: Path | None
+) -> str:
+    """Return how a run is resumed whose checkpoint is on this machine, or ""."""
+    complete = check_run_config(config)
+    for file in output_dir(complete).glob(f"*-{run_id}/{FILE}"):
+        resumed = complete | {"resume": file.parent.name}
+        command = command_of(resumed, complete["n-parties"], federation=federation)
+        return f"{RESUME} {command}\n"
+    return ""
+
+
+@ends_in_a_sentence()
+def run(
+    strategy: Strategy,
+    task: Task = "train",
+    set_: Set = None,
+    config: Config = None,
+    connection: Annotated[
+        str, typer.Option(help="A SuperLink of Flower's config.toml.")
+    ] = "",
+    federation: Federation = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what the run would cost.")
+    ] = False,
+    verbose: Verbose = False,
+    format_: FormatOption = "text",
+) -> None:
+    """Start a run on a SuperLink and follow it; end with its true status.
+
+    The exit code is 0 if the run has completed, and 1 if it was refused, failed or was
+    stopped, with the reason in a sentence. With --format json the log is on standard
+    error.
+    """
+    as_json = format_ == "json"
+    try:
+        more = {"dry_run": True} if dry_run else {}
+        settings = gather(strategy, task, set_ or [], config, **more)
+        with redirect_stdout(sys.stderr if as_json else sys.stdout):
+            outcome = start(settings, connection, federation, verbose=verbose)
+    except (RunFailed, ValueError) as error:
+        if as_json:
+            print_json({"success": False, "error-message": reason_of(error)})
+        raise
+    except KeyboardInterrupt:
+        typer.echo("no longer followed: the run continues", err=True)
+        raise
+    if as_json:
+        ended = {"run-id": str(outcome.run_id), "status": outcome.status}
+        print_json({"success": True, **ended})

@@ -1,0 +1,277 @@
+"""``vfl-flower simulate``: a run on one machine, from files or example data.
+
+All files are checked first, and their faults are reported together. The run is in this
+process, and gives the model that SuperNodes would; with ``--supernodes`` it is on
+Flower's simulation engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tomli_w
+import typer
+from flwr.app import Context, RecordDict
+
+from vfl_flower.app.client_app import stored_encoding
+from vfl_flower.app.commands.findings import MARKS
+from vfl_flower.app.commands.options import (
+    Config,
+    IdColumn,
+    Set,
+    Task,
+    ends_in_a_sentence,
+)
+from vfl_flower.app.commands.runs import Follower, Strategy, gather
+from vfl_flower.app.commands.template import write_app
+from vfl_flower.app.config import check_run_config, make_strategy, party_source
+from vfl_flower.app.deployment import flower_run
+from vfl_flower.app.extras import check_installed
+from vfl_flower.app.plan.rehearsal import quietly
+from vfl_flower.app.server_app import execute
+from vfl_flower.data import StoredRows, folder_files, is_file, load_party
+from vfl_flower.data.bundled import BUNDLED
+from vfl_flower.data.checking import check
+from vfl_flower.data.paths import PartyFile
+from vfl_flower.data.source import PartySource, who_of
+from vfl_flower.data.tables import name_of
+from vfl_flower.party.party import Party, PartyError
+from vfl_flower.simulation import InProcessGrid
+
+log = logging.getLogger("vfl_flower")
+
+
+def party_sources(
+    config: Mapping[str, Any],
+    files: Sequence[Path],
+    n_parties: int = 3,
+    state_dir: Path | None = None,
+) -> list[PartySource]:
+    """Return where the data of each party are.
+
+    Without files, ``data`` of the run config is a folder of them, or a set, which is
+    split over `n_parties`. Raises ValueError if a file is missing or two share a name,
+    and PartyError if the folder has no party files.
+    """
+    data = Path(str(config.get("data", ""))).expanduser()
+    common = party_source({}, dict(config))
+    if not files and is_file(common):
+        if not data.is_dir():
+            raise ValueError(
+                "data must be a folder of party files, synthetic:n=..,d=.. or one of "
+                f"{', '.join(BUNDLED)}, got {str(config.get('data', ''))!r}; or give "
+                "files by --party"
+            )
+        files = folder_files(data, replace(common, index=0))
+    if not files:
+        sources = [
+            replace(common, index=j, count=n_parties, name=f"party-{j}")
+            for j in range(n_parties)
+        ]
+    else:
+        for file in files:
+            if not file.exists():
+                raise ValueError(f"party must be a file that is there, got {file}")
+        names = [name_of(file) for file in files]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"party files must differ in name, two are {name!r}")
+        sources = [
+            replace(common, data=str(file.absolute()), index=j, name=name)
+            for j, (file, name) in enumerate(zip(files, names, strict=True))
+        ]
+        sources = _shared_out(sources)
+    if state_dir is None:
+        return sources
+    return [replace(s, state_dir=state_dir.absolute() / str(s.name)) for s in sources]
+
+
+def _shared_out(sources: Sequence[PartySource]) -> list[PartySource]:
+    """Leave the options that name columns to the files that have these columns.
+
+    A column that no file has stays with all of them, whose check then says so.
+    """
+    held = [_columns(source) for source in sources]
+    every = set().union(*held)
+    result = []
+    for source, present in zip(sources, held, strict=True):
+        label, columns = source.label_column, source.columns
+        if label in every and label not in present:
+            label = None
+        if columns is not None and set(columns) & present:
+            columns = tuple(c for c in columns if c in present or c not in every)
+        result.append(replace(source, label_column=label, columns=columns))
+    return result
+
+
+def _columns(source: PartySource) -> set[str]:
+    """Return the names of a file's columns; none where its check will say why."""
+    try:
+        return set(PartyFile.of(Path(source.data), source).table().names)
+    except Exception:  # a reader's own errors, which the check turns into sentences
+        return set()
+
+
+@contextmanager
+def _logged_by(follower: Follower) -> Iterator[None]:
+    """Show what the run logs as ``vfl-flower run`` does."""
+    handler, handlers, level = _Shown(follower), list(log.handlers), log.level
+    log.handlers[:] = [handler]
+    log.setLevel(logging.INFO)
+    propagates, log.propagate = log.propagate, False
+    try:
+        yield
+    finally:
+        log.handlers[:] = handlers
+        log.setLevel(level)
+        log.propagate = propagates
+
+
+class _Shown(logging.Handler):
+    def __init__(self, follower: Follower) -> None:
+        super().__init__()
+        self._follower = follower
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._follower(record.getMessage())
+
+
+def load(source: PartySource, config: Mapping[str, Any]) -> Party:
+    """Return a party, for predictions with new rows encoded as those of training."""
+    try:
+        encoding = stored_encoding(source, config)
+    except PartyError as error:
+        raise PartyError(f"{who_of(source)}: {error}") from None
+    party = load_party(source, encoding=encoding)
+    party.state_dir, party.source = source.state_dir, StoredRows(source)
+    return party
+
+
+@ends_in_a_sentence()
+def simulate(
+    strategy: Strategy,
+    party: Annotated[
+        list[Path] | None,
+        typer.Option(help="A party's file; once for each party, in party order."),
+    ] = None,
+    data: Annotated[
+        str,
+        typer.Option(help="Or a folder of party files, or a set such as diabetes."),
+    ] = "",
+    parties: Annotated[
+        int, typer.Option(min=1, help="Parties that a set is split over.")
+    ] = 3,
+    id_column: IdColumn = "",
+    label_column: Annotated[
+        str, typer.Option(help="Column with the labels, of the file that has it.")
+    ] = "",
+    task: Task = "train",
+    set_: Set = None,
+    config: Config = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder for what parties keep, for a later task."),
+    ] = None,
+    supernodes: Annotated[
+        bool,
+        typer.Option("--supernodes", help="Use Flower's simulation of SuperNodes."),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show all that is logged.")
+    ] = False,
+) -> None:
+    """Run a strategy on this machine: on files, on a folder of them, or on a set.
+
+    All files are checked first, and all that must be fixed is said at once. The exit
+    code is 0 if the run has completed.
+    """
+    files = list(party or [])
+    more = {"id_column": id_column, "label_column": label_column, "data": data}
+    if files and data:
+        raise ValueError("data must be left out where --party names the files")
+    if supernodes:
+        check_installed("ray")
+    if data and (folder := Path(data).expanduser()).is_dir():
+        more["data"] = str(folder.absolute())
+    keys = {name: value for name, value in more.items() if value}
+    chosen = gather(strategy, task, set_ or [], config, **keys)
+    complete = check_run_config(chosen)
+    if not files and "data" not in chosen:
+        typer.echo(
+            "neither --party nor --data is given: the rows are those of the set "
+            f"{complete['data']}, split over {parties} parties"
+        )
+    sources = party_sources(complete, files, parties, state_dir)
+    made = make_strategy(complete)
+    made.check_count(len(sources))
+    if _must_be_fixed(sources, made.partition == "horizontal"):
+        raise typer.Exit(1)
+    if supernodes:
+        if state_dir is not None:
+            raise ValueError("state-dir must be left out with --supernodes")
+        _on_supernodes(chosen, sources)
+        return
+    with _logged_by(Follower(verbose)):
+        grid = InProcessGrid([load(source, chosen) for source in sources])
+        context = Context(grid.run_id, 0, {}, RecordDict(), chosen)
+        execute(grid, context, _words(files, parties, state_dir))
+
+
+def _words(files: Sequence[Path], n_parties: int, state_dir: Path | None) -> list[str]:
+    """Return the options of the command that are not in the run config."""
+    words = [word for file in files for word in ("--party", str(file))]
+    words += [] if files else ["--parties", str(n_parties)]
+    return words + ([] if state_dir is None else ["--state-dir", str(state_dir)])
+
+
+def _must_be_fixed(sources: Sequence[PartySource], horizontal: bool) -> bool:
+    """Print what to fix or to look at; return whether anything must be fixed."""
+    if not is_file(sources[0]):
+        return False
+    with quietly():
+        checks = {str(source.name): check(source) for source in sources}
+    texts: dict[str, list[str]] = {"error": [], "warning": []}
+    for name, checked in checks.items():
+        for finding in checked.findings:
+            if finding.level in texts:
+                hint = f" ({finding.option})" if finding.option else ""
+                texts[finding.level].append(f"{name}: {finding.text}{hint}")
+    sizes = {
+        n: c.columns if horizontal else c.rows for n, c in checks.items() if c.rows
+    }
+    if len(set(sizes.values())) > 1:
+        what = "columns" if horizontal else "rows"
+        listed = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        texts["error"].append(f"all parties must hold as many {what}: {listed}")
+    for level, lines in texts.items():
+        for line in lines:
+            typer.echo(f"{MARKS[level]}  {line}")
+    if texts["error"]:
+        typer.echo(f"{len(texts['error'])} to fix before the run", err=True)
+    return bool(texts["error"])
+
+
+def _on_supernodes(config: Mapping[str, Any], sources: Sequence[PartySource]) -> None:
+    """Run on Flower's simulation engine, with files in the order of their numbers."""
+    with tempfile.TemporaryDirectory(prefix="vfl-flower-") as temporary:
+        folder, chosen = Path(temporary), dict(config)
+        if is_file(sources[0]):
+            links = folder / "parties"
+            links.mkdir()
+            for j, source in enumerate(sources, start=1):
+                file = Path(source.data)
+                (links / f"{j}_{file.name}").symlink_to(file)
+            chosen["data"] = str(links)
+        settings = folder / "run.toml"
+        settings.write_text(tomli_w.dumps(chosen), encoding="utf-8")
+        flower_run.run(
+            write_app(folder / "app").parent,
+            run_config=[str(settings)],
+            num_supernodes=len(sources),
+        )

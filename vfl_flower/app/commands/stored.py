@@ -1,0 +1,154 @@
+"""``vfl-flower models``: the models of finished runs, on the machine of the SuperLink.
+
+The parts that parties keep go by a run, in which each party removes its own.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from vfl_flower.app.commands.options import (
+    Command,
+    FormatOption,
+    Verbose,
+    ends_in_a_sentence,
+    print_json,
+)
+from vfl_flower.app.commands.reports import (
+    OutputDir,
+    Stored,
+    find_models,
+    stored_models,
+)
+from vfl_flower.app.commands.runs import Federation, gather, start
+from vfl_flower.app.config import output_dir
+from vfl_flower.models import load_model
+from vfl_flower.strategies import ALGORITHMS
+
+app = typer.Typer(
+    help="The models of finished runs, on the machine of the SuperLink.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command("list", cls=Command)
+@ends_in_a_sentence()
+def list_models(output_dir_: OutputDir = "", format_: FormatOption = "text") -> None:
+    """List the models of finished runs, the oldest first, with all their tasks."""
+    folder = output_dir({"output-dir": output_dir_})
+    models: dict[str, list[Stored]] = {}
+    for stored in stored_models(folder):
+        models.setdefault(stored.name, []).append(stored)
+    rows = []
+    for name, versions in models.items():
+        tasks = list(dict.fromkeys(version.task for version in versions))
+        run = versions[-1].file.parent.name
+        rows.append((name, versions[-1].strategy, tasks, run))
+    titles = ("model", "strategy", "tasks", "last run")
+    if format_ == "json":
+        print_json([dict(zip(titles, row, strict=True)) for row in rows])
+        return
+    table = Table(*titles, box=None, pad_edge=False)
+    for name, strategy, tasks, run in rows:
+        table.add_row(*map(escape, (name, strategy, ", ".join(tasks), run)))
+    if models:  # a name is copied whole, however narrow the terminal
+        Console(highlight=False, width=1000).print(table)
+    typer.echo(f"{len(models)} model{'s' * (len(models) != 1)} in {folder}")
+
+
+@app.command("show", cls=Command)
+@ends_in_a_sentence()
+def show(
+    model: Annotated[str, typer.Argument(help="The number, or the run.")],
+    output_dir_: OutputDir = "",
+    format_: FormatOption = "text",
+) -> None:
+    """Show what the files of a model hold."""
+    folder = output_dir({"output-dir": output_dir_})
+    models = find_models(model, folder)
+    if not models:
+        raise ValueError(f"there is no model {model!r} in {folder}")
+    if format_ == "json":
+        print_json([_described(stored) for stored in models])
+        return
+    for stored in models:
+        loaded = load_model(stored.file)
+        title = f"{stored.name}: {loaded.kind}, {stored.strategy} {stored.task}"
+        typer.echo(f"{title}\n  file: {stored.file}")
+        if loaded.note:
+            typer.echo(f"  {loaded.note}")
+        for name, array in loaded.arrays().items():
+            value = array if array.size == 1 else f"shape {array.shape}"
+            typer.echo(f"  {name}: {value}")
+
+
+def _described(stored: Stored) -> dict[str, Any]:
+    """Return what a file holds; of an array of several numbers its shape alone."""
+    loaded = load_model(stored.file)
+    named = {"model": stored.name, "strategy": stored.strategy, "task": stored.task}
+    arrays = {
+        name: array.item() if array.size == 1 else {"shape": array.shape}
+        for name, array in loaded.arrays().items()
+    }
+    about = {"kind": loaded.kind, "note": loaded.note, "file": str(stored.file)}
+    return named | about | {"arrays": arrays}
+
+
+@app.command("remove", cls=Command)
+@ends_in_a_sentence()
+def remove(
+    model: Annotated[
+        str, typer.Argument(help="The number; or the run, of a model without parts.")
+    ],
+    connection: Annotated[
+        str, typer.Option(help="The SuperLink whose parties have parts of it.")
+    ] = "",
+    federation: Federation = None,
+    strategy: Annotated[
+        str, typer.Option(help="Its strategy, where this machine has no file of it.")
+    ] = "",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value of the run, such as n-parties=3."),
+    ] = None,
+    output_dir_: OutputDir = "",
+    verbose: Verbose = False,
+) -> None:
+    """Remove a model at the server and, by a run, its parts at all parties.
+
+    It can be repeated: a party that has nothing of the model says so.
+    """
+    models = find_models(model, output_dir({"output-dir": output_dir_}))
+    if models and not any(stored.number for stored in models):
+        for stored in models:
+            stored.file.unlink()
+            typer.echo(f"removed: {stored.file}")
+        return
+    numbers = {stored.number for stored in models if stored.number} or {model}
+    if len(numbers) > 1:
+        raise ValueError(
+            f"run {model!r} has several models, name one: {', '.join(numbers)}"
+        )
+    algorithm = strategy or (models[0].strategy if models else "")
+    if not algorithm:
+        raise ValueError(
+            "strategy must be given for a model of which this machine has no "
+            f"file: --strategy with one of {', '.join(_WITH_PARTS)}"
+        )
+    pairs = [*(set_ or []), f"model={numbers.pop()}"]
+    if output_dir_:
+        pairs.append(f"output-dir={output_dir_}")
+    start(gather(algorithm, "remove", pairs), connection, federation, verbose=verbose)
+
+
+_WITH_PARTS = [
+    name
+    for name, tasks in ALGORITHMS.items()
+    if any(kind.task == "remove" for kind in tasks)
+]

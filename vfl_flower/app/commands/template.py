@@ -1,0 +1,63 @@
+"""A Flower app that runs the installed package, for work outside a checkout.
+
+``python -m vfl_flower.app.commands.template my-app`` writes it for
+``flwr run my-app --stream``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vfl_flower.app.commands.options import ends_in_a_sentence
+from vfl_flower.app.settings import toml
+from vfl_flower.version import __version__
+
+BUNDLE = "vfl-flower-app"
+"""Name of the app in every folder: the same version gives the same bundle."""
+
+PROJECT = """\
+[project]
+name = "{name}"
+version = "{version}"
+description = "Runs the installed vfl_flower {version}"
+license = "Apache-2.0"
+dependencies = ["vfl-flower=={version}"]
+
+[tool.flwr.app]
+publisher = "vfl-flower"
+
+[tool.flwr.app.components]
+serverapp = "vfl_flower.app.server_app:app"
+clientapp = "vfl_flower.app.client_app:app"
+
+{config}"""
+
+
+def project() -> str:
+    """Return the ``pyproject.toml`` of the app."""
+    return PROJECT.format(name=BUNDLE, version=__version__, config=toml())
+
+
+def write_app(folder: Path) -> Path:
+    """Write an app that runs the installed package, unless the folder has one."""
+    target = folder / "pyproject.toml"
+    if target.exists():
+        raise ValueError(f"the folder must have no pyproject.toml yet, got {folder}")
+    folder.mkdir(parents=True, exist_ok=True)
+    target.write_text(project(), encoding="utf-8")
+    return target
+
+
+@ends_in_a_sentence()
+def main(
+    folder: Annotated[Path, typer.Argument(help="Folder of the new app.")],
+) -> None:
+    """Write a Flower app that runs the installed package."""
+    typer.echo(f"{write_app(folder)} is written; run it with flwr run {folder}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

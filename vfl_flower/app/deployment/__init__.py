@@ -1,0 +1,1 @@
+"""Federations of organisations: their processes, certificates and party folders."""

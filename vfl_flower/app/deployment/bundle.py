@@ -1,0 +1,52 @@
+"""The bundle of the installed package's app, and what says that a bundle is this one.
+
+``flwr run`` packs a folder into a bundle (Flower calls it a FAB), which is known by its
+SHA-256. The same version of this package gives the same bundle everywhere, so that a
+party knows its hash without having seen it::
+
+    python -m vfl_flower.app.deployment.bundle [FOLDER OF ANOTHER APP]
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from flwr.cli.build import build_fab_from_disk, build_fab_from_files
+
+from vfl_flower.app.commands.options import ends_in_a_sentence
+from vfl_flower.app.commands.template import project
+
+
+def installed_bundle() -> tuple[bytes, str]:
+    """Return the bundle of the installed package's app, and its hash."""
+    bundle, _ = build_fab_from_files({"pyproject.toml": project().encode()})
+    return bundle, hash_of(bundle)
+
+
+def bundle_hash(folder: Path | None = None) -> str:
+    """Return the hash of a folder's bundle, or of the installed package's app."""
+    if folder is None:
+        return installed_bundle()[1]
+    return hash_of(build_fab_from_disk(folder))
+
+
+def hash_of(bundle: bytes) -> str:
+    """Return the hash by which Flower knows a bundle."""
+    return hashlib.sha256(bundle).hexdigest()
+
+
+@ends_in_a_sentence()
+def main(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder of an app; default: the installed.")
+    ] = None,
+) -> None:
+    """Print the hash of a bundle, as a party pins it."""
+    typer.echo(bundle_hash(folder))
+
+
+if __name__ == "__main__":
+    typer.run(main)

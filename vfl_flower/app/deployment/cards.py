@@ -1,0 +1,144 @@
+"""The card of a party: one small public file that it gives to all others.
+
+A card holds the party's name, the public key by which its peers pin it, and the public
+key of its SuperNode, which the owner of the SuperLink registers. Its fingerprint is a
+digest of all three: two people who compare it on the telephone know that nobody has
+put another card in the place of this one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tomli_w
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_public_key,
+)
+
+from vfl_flower.app.deployment.certificates import CURVE
+from vfl_flower.files import write_whole
+from vfl_flower.party.consent import Consent
+from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.names import MOST_OF_NAME
+
+MOST_BYTES = 4096
+"""Most bytes of a card."""
+
+_DIGITS = 32
+_DOMAIN = "vfl_flower card 1"
+
+_ABOUT = """\
+# The card of a party, for the others of its federation. All of it is public. Whoever
+# gets it compares the fingerprint on the telephone with the one that the party sees.
+"""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What others must know of a party; raises ValueError for another form."""
+
+    name: str
+    """Its ``party-name``: letters, digits, blanks, points, dashes and underscores."""
+    identity: str
+    """Its public key (Ed25519), as ``[peers]`` of a ``consent.toml`` has it."""
+    supernode: str
+    """The public key of its SuperNode (P-384), as OpenSSH writes it."""
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_name(self.name)
+        try:
+            Consent.parse({"peers": {self.name: self.identity}})
+        except PartyError as error:
+            raise ValueError(str(error).removeprefix("consent: ")) from None
+        try:
+            key = load_ssh_public_key(self.supernode.encode())
+        except (ValueError, UnsupportedAlgorithm):
+            key = None
+        if not (
+            isinstance(key, EllipticCurvePublicKey)
+            and key.curve.name == CURVE.name
+            and len(self.supernode.split()) == 2
+            and self.supernode.isprintable()
+        ):
+            raise ValueError(
+                "supernode must be a public key on the curve P-384 as OpenSSH writes "
+                f"it, without a comment, got {self.supernode[:60]!r}"
+            )
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits of a SHA-256 digest of the card, in groups of four."""
+        fields = (_DOMAIN, self.name, self.identity, self.supernode)  # no line breaks
+        digits = hashlib.sha256("\n".join(fields).encode()).hexdigest()[:_DIGITS]
+        return " ".join(re.findall("....", digits))
+
+    @property
+    def supernode_pem(self) -> bytes:
+        """The key of the SuperNode as Flower keeps it."""
+        key = load_ssh_public_key(self.supernode.encode())
+        return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+    @classmethod
+    def load(cls, path: Path) -> Card:
+        """Read a card; raise ValueError if there is none at the path."""
+        try:
+            with path.open("rb") as file:
+                content = file.read(MOST_BYTES + 1)
+        except OSError as error:
+            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        try:
+            if len(content) > MOST_BYTES:
+                raise ValueError(f"a card has at most {MOST_BYTES} bytes")
+            table = tomllib.loads(content.decode())
+            keys = ["name", "identity", "supernode", "fingerprint"]
+            if sorted(table) != sorted(keys):
+                raise ValueError(f"its keys must be {', '.join(keys)}")
+            if not all(isinstance(value, str) for value in table.values()):
+                raise ValueError("its values must be texts")
+            fingerprint = table.pop("fingerprint")
+            card = cls(**table)
+            if fingerprint != card.fingerprint:
+                raise ValueError(
+                    f"its fingerprint must be that of its keys, {card.fingerprint}, "
+                    "but it is another one: ask for the card again"
+                )
+        except ValueError as error:
+            raise ValueError(f"{path} is no card of a party: {error}") from None
+        return card
+
+    def write(self, path: Path) -> None:
+        """Write the card; an earlier one is replaced."""
+        table = asdict(self) | {"fingerprint": self.fingerprint}
+        write_whole(path, (_ABOUT + tomli_w.dumps(table)).encode())
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError unless a name can be that of a party and of its folder."""
+    if not (len(name) <= MOST_OF_NAME and re.fullmatch(r"\w[\w. -]*(?<! )", name)):
+        raise ValueError(
+            f"name must be 1 to {MOST_OF_NAME} letters, digits, blanks, points, dashes "
+            f"and underscores, the first one a letter or digit, got {name[:40]!r}"
+        )
+
+
+def load_cards(paths: list[Path]) -> list[Card]:
+    """Read cards; raise ValueError if two have a name or a key in common."""
+    cards = [Card.load(path) for path in paths]
+    for what in ("name", "identity", "supernode"):
+        values = [getattr(card, what) for card in cards]
+        for k, value in enumerate(values):
+            if value in values[:k]:
+                raise ValueError(
+                    f"each card must have a {what} of its own, but {paths[k]} has that "
+                    f"of {paths[values.index(value)]}"
+                )
+    return cards

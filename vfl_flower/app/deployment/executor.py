@@ -1,0 +1,73 @@
+r"""Start the SuperNode of a party so that it runs the package which is installed there.
+
+The options are those of ``flower-supernode``::
+
+    python -m vfl_flower.app.deployment.executor --superlink HOST:443 \
+        --root-certificates ca.crt --auth-supernode-private-key airline.key \
+        --node-config 'data="/data/a.csv" ...'
+
+:mod:`vfl_flower.app.deployment.node` calls internal functions of Flower; where the
+installed flwr has others, nothing starts.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+KNOWN = "1.40 to 1.42"
+"""Versions of flwr whose internal functions are those that this package calls."""
+
+
+def main(
+    context: typer.Context,
+    bundle: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HASH", help="Let the code of this bundle run."),
+    ] = None,
+) -> None:
+    """Start a SuperNode that runs the installed package.
+
+    All other options are those of flower-supernode. It runs in the foreground, until
+    SIGINT or SIGTERM or the server is lost.
+    """
+    pinned = frozenset(bundle or ())
+    for text in pinned:
+        if not re.fullmatch("[0-9a-f]{64}", text):
+            sys.exit(f"bundle must be 64 hexadecimal digits, got {text!r}")
+    try:
+        from vfl_flower.app.deployment.node import check_flower, run_node
+
+        check_flower()
+    except ImportError as error:
+        sys.exit(
+            f"the SuperNode needs flwr {KNOWN}, and the installed version is "
+            f"{version('flwr')}: {error}"
+        )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        run_node(context.args, pinned)
+    except ValueError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt as interrupt:
+        # On a refusal of its key, flwr interrupts its own process and logs nothing.
+        reason = str(interrupt.__context__)
+        sys.exit(reason if "401 Unauthorized" in reason else 0)
+    sys.exit("the connection to the SuperLink has ended")
+
+
+def command() -> typer.Typer:
+    """Return the command, which hands on the options that it does not know."""
+    command = typer.Typer(add_completion=False)
+    unknown_options = {"allow_extra_args": True, "ignore_unknown_options": True}
+    command.command(context_settings=unknown_options)(main)
+    return command
+
+
+if __name__ == "__main__":
+    command()()

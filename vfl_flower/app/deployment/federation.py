@@ -1,0 +1,502 @@
+"""The commands by which organisations set up a federation.
+
+Each party runs ``init`` and ``party``; the owner of the SuperLink runs ``certificates``
+and ``coordinator``. What they start runs in the foreground, and ends with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import os
+import re
+import shlex
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from cryptography.hazmat.primitives import hashes
+
+from vfl_flower.app.commands.findings import print_findings, readings_of
+from vfl_flower.app.commands.options import (
+    absolute,
+    check_there,
+    ends_in_a_sentence,
+    node_keys,
+    reads_a_file,
+)
+from vfl_flower.app.deployment.cards import Card, check_name, load_cards
+from vfl_flower.app.deployment.certificates import (
+    AUTHORITY,
+    CERTIFICATE,
+    KEY,
+    read_certificate,
+    write_certificates,
+)
+from vfl_flower.app.deployment.flower_run import answers
+from vfl_flower.app.deployment.foreground import Shown, unit, until_ended
+from vfl_flower.app.deployment.link_state import forget_messages, take_up
+from vfl_flower.app.deployment.party_folder import (
+    CONSENT,
+    NODE_CONFIG,
+    SUPERNODE_KEY,
+    check_new,
+    load_party_folder,
+    pin_peers,
+    terms_of,
+    write_party_folder,
+    write_with_data,
+)
+from vfl_flower.app.deployment.processes import (
+    START,
+    Processes,
+    RunFailed,
+    free_port,
+    wait_for,
+    write_flower_config,
+)
+from vfl_flower.files import make_private
+from vfl_flower.party.consent import Consent
+from vfl_flower.protocol.terms import KINDS, LEAST_PARTIES, in_order
+
+CONNECTION = "federation"
+"""Name of the SuperLink in the ``config.toml`` that ``coordinator`` writes."""
+
+HOME = "flwr"
+"""Flower's own folder (``FLWR_HOME``) in the folder of a party or a coordinator."""
+
+DATABASE = "superlink.sqlite"
+"""What the SuperLink keeps from one start to the next, in Flower's folder."""
+
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Port for SuperNodes.")]
+Systemd = Annotated[
+    bool, typer.Option("--systemd", help="Print a systemd unit, start nothing.")
+]
+
+LOCK = "coordinator.lock"
+"""File that a coordinator locks in its folder, with its process and when it started."""
+
+WHY_ENDED = {
+    "code: 2004": """\
+The SuperLink has refused the key of this SuperNode (code 2004), which has three causes
+that flwr does not tell apart. The key is not registered: the coordinator must start
+with this party's card. Or this party runs already, in another terminal or on another
+machine: stop one of the two. Or it has ended without a goodbye a moment ago, and the
+SuperLink still takes it for connected: wait 30 seconds.""",
+    "certificate verify failed": """\
+The certificate of the SuperLink must be of the authority in --ca, and for the host in
+--superlink, but it is not; the line with "certificate verify failed" says which.""",
+    "401 Unauthorized": """\
+The SuperLink has dropped this SuperNode, as its list of keys no longer contains this
+party's: the coordinator was started without this party's card, or its superlink.sqlite
+was replaced. Ask the coordinator to start with the card, then start this command
+again.""",
+}
+"""What a SuperNode that ends has in its log, and what that means."""
+
+
+@ends_in_a_sentence()
+@reads_a_file
+def init(
+    name: Annotated[str, typer.Argument(help="Name of the party, and of its folder.")],
+    data: Annotated[str, typer.Option(help="The party file, or a query of DuckDB.")],
+    strategies: Annotated[
+        list[str] | None,
+        typer.Option("--for", help="A strategy whose needs may leave; repeatable."),
+    ] = None,
+    **options: Any,
+) -> None:
+    """Check a party file, and write the folder NAME of the party with its keys.
+
+    It stops where the file must be fixed first, and where the folder exists. The
+    party gives NAME.card, which is public, to all others of the federation.
+    """
+    config = node_keys(data, **options)
+    chosen = list(dict.fromkeys(strategies or []))
+    check_name(name)
+    check_there(data)
+    check_new(Path(name))
+    terms = {strategy: terms_of(strategy) for strategy in chosen}
+    readings = readings_of(config, chosen)
+    print_findings(readings, show=False)
+    if not all(checked.sound for checked, _ in readings):
+        raise ValueError("nothing is written: the file must be fixed first")
+    kinds = in_order(kind for asked in terms.values() for kind in asked.needs)
+    card = write_party_folder(Path(name), config, kinds)
+    typer.echo(
+        f"\nWritten, for you alone to read: {name}/\n"
+        f"  {NODE_CONFIG:13}  how the SuperNode reads the data\n"
+        f"  {CONSENT:13}  what may leave this party, and whom it takes part with\n"
+        f"  {SUPERNODE_KEY:13}  the key of the SuperNode: keep a copy of it\n"
+        f"  state/         the key of the party, identity.pem: keep a copy of it\n\n"
+        f"{name}/{name}.card is public: give it to the coordinator and all parties.\n"
+    )
+    for strategy, asked in terms.items():
+        typer.echo(f"{CONSENT} permits what {strategy} needs:")
+        if not asked.needs:
+            typer.echo("  nothing but sums over three or more parties")
+        for kind in asked.needs:
+            typer.echo(f"  {kind}: {KINDS[kind]}")
+        typer.echo(f"  {asked.less}.\n" if asked.less else "")
+    if not chosen:
+        typer.echo(
+            f"{CONSENT} lets nothing leave but sums over three or more parties: most "
+            "runs need more, see [leaves] there.\n"
+        )
+    typer.echo("Fingerprint of the card, to be compared on the telephone:")
+    typer.echo(f"  {card.fingerprint}")
+
+
+@ends_in_a_sentence()
+def certificates(
+    hosts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="HOST...", help="Names or addresses by which parties reach it."
+        ),
+    ],
+    folder: Annotated[
+        Path, typer.Option(help="Where to write; made if missing.")
+    ] = Path("federation"),
+    days: Annotated[
+        int, typer.Option(min=1, max=3650, help="How long they are valid.")
+    ] = 365,
+) -> None:
+    """Write the certificates of a SuperLink, and an authority that signs no others."""
+    names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
+    if (folder / KEY).exists():
+        raise ValueError(
+            f"{folder} has certificates already, and they are not replaced: choose "
+            "another --folder"
+        )
+    write_certificates(folder, names, days)
+    typer.echo(
+        f"Written to {folder}/, for {', '.join(names)}, valid for {days} days:\n"
+        f"  {AUTHORITY:10}  give this file to all parties\n"
+        f"  {CERTIFICATE:10}  stays here\n"
+        f"  {KEY:10}  stays here, and secret\n\n"
+        f"Fingerprint of {AUTHORITY}, to be compared on the telephone:\n"
+        f"  {fingerprint_of(folder / AUTHORITY)}"
+    )
+
+
+def fingerprint_of(certificate: Path) -> str:
+    """Return 32 digits of the SHA-256 digest of a certificate, in groups of four."""
+    digest = read_certificate(certificate).fingerprint(hashes.SHA256())
+    return " ".join(re.findall("....", digest.hex()[:32]))
+
+
+def superlink_command(folder: Path, port: int) -> list[str]:
+    """Return the command of a SuperLink, which its own machine alone can reach."""
+    return [
+        "flower-superlink",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        f"--ssl-ca-certfile={folder / AUTHORITY}",
+        f"--ssl-certfile={folder / CERTIFICATE}",
+        f"--ssl-keyfile={folder / KEY}",
+        "--enable-supernode-auth",
+        "--disable-runtime-dependency-installation",
+        "--isolation=process",  # server_executor_command starts the ServerApps
+        f"--database={folder / HOME / DATABASE}",
+    ]
+
+
+def server_executor_command(folder: Path, port: int, superlink: int) -> list[str]:
+    """Return the command that starts the ServerApps of a SuperLink, by its process."""
+    options = [f"--superlink=127.0.0.1:{port}", f"--parent-pid={superlink}"]
+    options.append(f"--root-certificates={folder / AUTHORITY}")
+    return [sys.executable, "-m", "vfl_flower.app.deployment.server_executor", *options]
+
+
+def gate_command(folder: Path, host: str, port: int, superlink: int) -> list[str]:
+    """Return the command of the gate through which SuperNodes reach a SuperLink."""
+    options = [f"--host={host}", f"--port={port}", f"--superlink={superlink}"]
+    return [
+        sys.executable,
+        "-m",
+        "vfl_flower.app.deployment.gate",
+        str(folder),
+        *options,
+    ]
+
+
+def write_connection(folder: Path, port: int, home: Path) -> None:
+    """Write into `home` how ``flwr`` finds the SuperLink at a port of this machine."""
+    options = {"root-certificates": str(folder / AUTHORITY)}
+    write_flower_config(home, CONNECTION, port, options)
+
+
+@ends_in_a_sentence()
+def coordinator(
+    folder: Annotated[Path, typer.Argument(help="Folder of the certificates.")],
+    cards: Annotated[
+        list[Path], typer.Option("--card", help="Card of a party; repeatable.")
+    ],
+    port: Port = 8000,
+    host: Annotated[str, typer.Option(help="Address for SuperNodes.")] = "0.0.0.0",
+    local_port: Annotated[
+        int,
+        typer.Option(
+            min=1, max=65535, help="Port of the SuperLink, on this machine alone."
+        ),
+    ] = 8001,
+    systemd: Systemd = False,
+) -> None:
+    """Start a SuperLink, and register the SuperNodes of the parties' cards.
+
+    It runs until Ctrl-C or SIGTERM. Runs can be started on this machine alone.
+    """
+    folder = folder.absolute()
+    parties = load_cards(cards)
+    if not (folder / AUTHORITY).exists():
+        raise ValueError(
+            f"{folder} must be a folder that vfl-flower certificates has written"
+        )
+    for name in (AUTHORITY, CERTIFICATE):
+        read_certificate(folder / name)
+    if not os.access(folder / KEY, os.R_OK):
+        raise ValueError(f"{folder / KEY} must be there, and readable for you")
+    if port == local_port:
+        raise ValueError(f"port and local-port must differ, got {port} twice")
+    if systemd:
+        options = [f"--card={card.absolute()}" for card in cards]
+        options += [f"--port={port}", f"--host={host}"]
+        command = ["coordinator", str(folder), *options]
+        typer.echo(unit("SuperLink", [*command, f"--local-port={local_port}"]))
+        return
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(folder))
+        for where, number in ((host, port), ("127.0.0.1", local_port)):
+            _check_free(where, number)
+        stack.callback(forget_messages, folder / HOME / DATABASE)
+        shown = stack.enter_context(until_ended(folder / HOME))
+        _start_superlink(shown, folder, local_port, parties)
+        # Only now: a SuperNode whose key is not registered yet would give up.
+        shown.start("the gate", gate_command(folder, host, port, local_port))
+        typer.echo(
+            f"\nSuperNodes connect to port {port}. Runs are started on this "
+            f"machine:\n\n    vfl-flower run STRATEGY --federation "
+            f"{shlex.quote(str(folder))}\n"
+        )
+        shown.wait()
+
+
+def _start_superlink(
+    shown: Shown, folder: Path, port: int, cards: Sequence[Card]
+) -> None:
+    """Start a SuperLink and what starts its ServerApps, and register SuperNodes."""
+    for card in cards:
+        typer.echo(f"card of {card.name}: {card.fingerprint}")
+    home = folder / HOME
+    write_connection(folder, port, home)
+    known = take_up(home / DATABASE, [card.supernode_pem for card in cards])
+    command = superlink_command(folder, port)
+    # On SIGTERM it would take no call any more, and for a minute let those who follow a
+    # run wait for its log.
+    link = shown.start("the SuperLink", command, signal.SIGKILL)
+    wait_for(
+        lambda: superlink_answers(link, port, folder / AUTHORITY),
+        START,
+        f"the SuperLink on port {port} to answer",
+    )
+    starter = server_executor_command(folder, port, link.pid)
+    shown.start("what starts the ServerApps", starter)
+    for card in cards:
+        if card.supernode_pem not in known:
+            register(shown.processes, card)
+        typer.echo(f"registered {card.name}")
+    shown.processes.no_more_commands()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a coordinator's folder, or raise ValueError if another does."""
+    make_private(folder / LOCK)
+    with (folder / LOCK).open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = file.readline().strip() or "another process"
+            raise ValueError(
+                f"folder {folder} already has a running coordinator ({holder}): stop "
+                "it first, or give this one a folder of its own"
+            ) from None
+        file.truncate(0)
+        since = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+        print(f"process {os.getpid()} since {since}", file=file, flush=True)
+        yield
+
+
+def register(processes: Processes, card: Card) -> None:
+    """Register the SuperNode of a card; raise RunFailed if its key is not accepted."""
+    public = processes.home / "supernode.pub"  # flwr takes a key from a file alone
+    public.write_text(f"{card.supernode}\n")
+    processes.flwr(
+        *("supernode", "register", str(public), CONNECTION, "--name", card.name)
+    )
+    public.unlink()
+
+
+def _check_free(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ValueError(
+                f"port {port} of {host} must be free: {error.strerror}; --port and "
+                "--local-port choose others"
+            ) from None
+
+
+def superlink_answers(superlink: subprocess.Popen[Any], port: int, ca: Path) -> bool:
+    """Return whether a SuperLink of this machine answers.
+
+    Raises RunFailed if it has ended, and ValueError if its certificate is another one.
+    """
+    if superlink.poll() is not None:
+        raise RunFailed("the SuperLink ended; its last lines say why")
+    context = ssl.create_default_context(cafile=ca)
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", port, timeout=1, context=context
+    )
+    try:
+        return answers(connection)
+    except ssl.SSLCertVerificationError as error:
+        raise ValueError(
+            f"{CERTIFICATE} must be for 127.0.0.1 and of {AUTHORITY}: "
+            f"{error.verify_message}"
+        ) from None
+
+
+SUPERNODE = (sys.executable, "-m", "vfl_flower.app.deployment.executor")
+"""The program of a SuperNode, which takes the options of ``flower-supernode``."""
+
+
+def supernode_command(
+    folder: Path,
+    superlink: str,
+    ca: Path,
+    port: int,
+    bundles: Sequence[str] = (),
+    node_config: Path | None = None,
+) -> list[str]:
+    """Return the command of a party's SuperNode, with the folder's node config."""
+    return [
+        *SUPERNODE,
+        *(f"--bundle={digest}" for digest in bundles),
+        f"--superlink={superlink}",
+        f"--root-certificates={ca}",
+        f"--auth-supernode-private-key={folder / SUPERNODE_KEY}",
+        f"--node-config={node_config or folder / NODE_CONFIG}",
+        f"--port={port}",
+    ]
+
+
+def _print_peers(
+    consent: Consent, cards: Sequence[Card], ca: Path, *, err: bool
+) -> None:
+    """Print whom the party knows, and what to compare; raise ValueError for nobody."""
+    pinned, least = consent.peers or {}, consent.least_parties
+    if not pinned and not consent.trust_on_first_use:
+        raise ValueError(
+            "the party must know its peers: give the card of each with --peer"
+        )
+    for name, key in pinned.items():
+        typer.echo(f'pinned: {name} = "{key}"', err=err)
+    for card in cards:
+        typer.echo(f"card of {card.name}: {card.fingerprint}", err=err)
+    typer.echo(f"{ca.name}: {fingerprint_of(ca)}", err=err)
+    compare = "Compare these fingerprints on the telephone, before the first run."
+    typer.echo(compare, err=err)
+    if len(pinned) + 1 < least and not consent.trust_on_first_use:
+        two = ""
+        if (len(pinned), least) == (1, LEAST_PARTIES):
+            two = "; for runs of two, see two-parties there"
+        typer.echo(
+            f"Note: {len(pinned)} pinned, but {CONSENT} wants runs of at least {least} "
+            f"parties{two}.",
+            err=True,
+        )
+
+
+@ends_in_a_sentence()
+def party(
+    folder: Annotated[Path, typer.Argument(help="Folder that init has written.")],
+    superlink: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
+    ca: Annotated[Path, typer.Option(help="ca.crt of the coordinator.")],
+    peers: Annotated[
+        list[Path] | None,
+        typer.Option("--peer", help="Card of another party; repeatable."),
+    ] = None,
+    port: Annotated[
+        int,
+        typer.Option(
+            max=65535,
+            min=0,
+            help="Port on this machine for the SuperNode's own use.",
+            show_default="a free one",
+        ),
+    ] = 0,
+    data: Annotated[
+        str, typer.Option(help="Another file this time, such as new rows to predict.")
+    ] = "",
+    bundles: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--bundle",
+            metavar="HASH",
+            help="Run this bundle too, besides the installed package; repeatable.",
+        ),
+    ] = None,
+    systemd: Systemd = False,
+) -> None:
+    """Pin the keys of the other parties, and start the SuperNode of this one.
+
+    It runs until Ctrl-C or SIGTERM. Peers that are pinned need not be named again.
+    """
+    folder, ca = folder.absolute(), ca.absolute()
+    if not re.fullmatch(r"[^\s:/]+:[1-9]\d{0,4}", superlink):
+        raise ValueError(
+            f"superlink must be HOST:PORT, without https://, got {superlink[:60]!r}"
+        )
+    read_certificate(ca)
+    source, consent = load_party_folder(folder)
+    if data:
+        check_there(data)
+    if not os.access(folder / SUPERNODE_KEY, os.R_OK):
+        raise ValueError(f"{folder / SUPERNODE_KEY} must be readable for you")
+    cards = load_cards(peers or [])
+    consent = pin_peers(source, consent, cards)
+    _print_peers(consent, cards, ca, err=systemd)
+    if systemd:
+        options = [f"--superlink={superlink}", f"--ca={ca}"]
+        options += [f"--port={port}"] if port else []
+        options += [f"--bundle={digest}" for digest in bundles or []]
+        options += [f"--data={absolute(data)}"] if data else []
+        typer.echo(
+            unit(f"SuperNode of {source.name}", ["party", str(folder), *options])
+        )
+        return
+    port = port or free_port()
+    _check_free("127.0.0.1", port)
+    with until_ended(folder / HOME) as shown:
+        node_config = write_with_data(folder, absolute(data)) if data else None
+        command = supernode_command(
+            folder, superlink, ca, port, bundles or [], node_config
+        )
+        typer.echo(
+            f"Connecting to {superlink}. While no SuperLink answers there, the "
+            "SuperNode tries again."
+        )
+        shown.start("the SuperNode", command)
+        shown.wait(WHY_ENDED)

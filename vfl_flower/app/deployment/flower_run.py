@@ -1,0 +1,360 @@
+"""Run a Flower project with the installed ``flwr`` command and check its final status.
+
+The exit code of ``flwr run`` says that a run was submitted, not that it succeeded, and
+the SuperLink that it starts for a simulation stays behind. :func:`run` raises an error
+with the reason for a run that failed, and ends every process that it started::
+
+    python -m vfl_flower.app.deployment.flower_run --num-supernodes 3
+"""
+
+from __future__ import annotations
+
+import http.client
+import math
+import os
+import re
+import signal
+import ssl
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import tomli_w
+import typer
+from flwr.common.config import flatten_dict, parse_config_args
+
+from vfl_flower.app.deployment.processes import (
+    COLOR,
+    START,
+    Processes,
+    RunFailed,
+    free_port,
+    wait_for,
+    write_flower_config,
+)
+from vfl_flower.app.extras import check_installed
+from vfl_flower.protocol.names import did_you_mean
+
+CONNECTION = "loopback"
+"""Name of the private SuperLink in the private ``config.toml``."""
+KILLED = "the ServerApp was killed"
+"""What the SuperLink is told of one."""
+
+REASON = re.compile(r"ERROR\b|[A-Za-z_][\w.]*(Error|Exception|Failed)\b.*:")
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """A run that completed."""
+
+    run_id: int
+    status: str
+    output: str
+    """The log of the run."""
+
+
+def run(
+    app_dir: str | Path = ".",
+    federation: str | None = None,
+    *,
+    run_config: Sequence[str] = (),
+    num_supernodes: int | None = None,
+    timeout: float | None = None,
+) -> RunOutcome:
+    """Run a Flower project, show its log and return when it has completed.
+
+    `federation` is a SuperLink of ``$FLWR_HOME/config.toml``; default: a private one on
+    loopback, which simulates `num_supernodes` with Ray, and is stopped at the end.
+    `run_config` has ``key=value`` pairs and TOML files; later values win. After
+    `timeout` seconds the run is abandoned. Raises RunFailed if it was refused, failed,
+    was stopped or timed out, and ValueError if Ray is missing or an argument invalid.
+    """
+    if federation is not None and num_supernodes is not None:
+        raise ValueError(
+            f"num_supernodes belongs to a simulation, federation {federation!r} has "
+            f"its own SuperNodes, got {num_supernodes}"
+        )
+    if federation is None:
+        check_installed("ray")
+    config = read_run_config(app_dir, run_config)  # before any process is started
+    with Processes(private=federation is None) as processes:
+        options = []
+        if federation is None:
+            start_superlink(processes, "--simulation")
+            # One CPU a party: Flower's default of 2 leaves a small machine with none.
+            simulation = ["client-resources-num-cpus=1"]
+            if num_supernodes is not None:
+                simulation.append(f"num-supernodes={num_supernodes}")
+            options = ["--federation-config", " ".join(simulation)]
+        return submit(
+            processes,
+            app_dir,
+            federation or CONNECTION,
+            run_config=config,
+            options=options,
+            timeout=timeout,
+        )
+
+
+def submit(
+    processes: Processes,
+    app_dir: str | Path,
+    connection: str = CONNECTION,
+    *,
+    run_config: Mapping[str, Any] | None = None,
+    options: Sequence[str] = (),
+    timeout: float | None = None,
+    started: Callable[[str], None] = lambda run_id: None,
+    show: Callable[[str], None] = lambda line: print(line, end="", flush=True),
+) -> RunOutcome:
+    """Submit a project to a running SuperLink, show its log, return when completed.
+
+    `started` is called with the number of the run, and `show` with each line of its
+    log. Raises RunFailed as :func:`run` does.
+    """
+    # As a file: in a KEY=VALUE pair, Flower has no escape for a quote.
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        tomli_w.dump(run_config or {}, file)
+        file.flush()
+        config = f"--run-config={file.name}"
+        answer = processes.flwr("run", str(app_dir), connection, config, *options)
+    run_id = str(answer["run-id"])
+    started(run_id)
+    lines: list[str] = []
+    give_up = math.inf if timeout is None else time.monotonic() + timeout
+    while True:
+        _show_log(processes, run_id, connection, give_up, lines, show)
+        if time.monotonic() > give_up:
+            with suppress(RunFailed):
+                processes.flwr("stop", run_id, connection)
+            raise RunFailed(f"run {run_id} did not finish within {timeout:g} s")
+        row = _ended(processes, run_id, connection)
+        if row is not None:  # otherwise only the connection has broken off
+            break
+    # Flower ends a stream by a status that it reads after the log, and so without the
+    # lines that came in between.
+    _show_log(processes, run_id, connection, give_up, lines, show)
+    output = "".join(lines)
+    if row["status"] != "finished:completed":
+        plain = [COLOR.sub("", line).rstrip() for line in output.splitlines()]
+        errors = [line for line in plain if REASON.match(line)]
+        reasons = [f"run {run_id} is {row['status']}: {row['status-details']}"]
+        reason = why(row["status"], str(row["status-details"] or ""), run_id)
+        raise RunFailed("\n  ".join(reasons + errors[-3:]), reason)
+    return RunOutcome(int(run_id), row["status"], output)
+
+
+def _ended(processes: Processes, run_id: str, connection: str) -> dict[str, Any] | None:
+    """Return Flower's row of a finished run, or None if the run continues.
+
+    Raises RunFailed if the SuperLink has stopped, or knows no such run.
+    """
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            row = processes.flwr("ls", connection, "--run-id", run_id)["runs"][0]
+        except RunFailed as error:
+            if time.monotonic() > deadline:
+                last = str(error).strip().splitlines()[-1].strip()
+                raise RunFailed(
+                    str(error),
+                    "the SuperLink no longer lists it, as one that was "
+                    f"killed or has started anew ({last}){_how_to_go_on(run_id)}",
+                ) from None
+        else:
+            if row["status"].startswith("finished"):
+                return dict(row)
+            if time.monotonic() > deadline:
+                return None
+        time.sleep(1)
+
+
+def why(status: str, details: str, run_id: str) -> str:
+    """Return why a run has failed, in a sentence, from Flower's words."""
+    details = " ".join(details.split())
+    if status == "finished:stopped":
+        return "it was stopped"
+    if "heartbeat" in details:
+        return (
+            f"the ServerApp has gone silent, as one that was killed ({details})"
+            f"{_how_to_go_on(run_id)}"
+        )
+    if details.startswith(KILLED):
+        return f"{details}{_how_to_go_on(run_id)}"
+    _, told, sentence = details.partition("failed with exception: ")
+    return sentence if told else details or f"it is {status}"
+
+
+def _how_to_go_on(run_id: str) -> str:
+    """Return what to do after a run whose ServerApp could not say it any more."""
+    return (
+        "; to go on, start it with resume= and the name of the folder in output-dir "
+        f"that ends in -{run_id}, or as it was where there is none"
+    )
+
+
+def start_superlink(processes: Processes, *options: str) -> int:
+    """Start a SuperLink on loopback, name it `CONNECTION`; return the port of its APIs.
+
+    Its working directory is the private folder, since a ServerApp must not depend on
+    where the user is. Raises RunFailed if it ended or did not answer in time.
+    """
+    port = free_port()
+    write_flower_config(processes.home, CONNECTION, port, {"insecure": True})
+    superlink = processes.start(
+        "superlink", "flower-superlink", "--insecure", f"--port={port}", *options
+    )
+
+    def healthy() -> bool:
+        if superlink.poll() is not None:
+            raise RunFailed(f"the SuperLink ended:\n{processes.log('superlink')}")
+        return answers(http.client.HTTPConnection("127.0.0.1", port, timeout=1))
+
+    wait_for(healthy, START, f"the SuperLink on port {port} to answer")
+    return port
+
+
+def answers(connection: http.client.HTTPConnection) -> bool:
+    """Return whether a SuperLink answers; raise if its certificate is for another."""
+    with closing(connection):
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except ssl.SSLCertVerificationError:
+            raise
+        except OSError:
+            return False
+
+
+def _show_log(
+    processes: Processes,
+    run_id: str,
+    connection: str,
+    give_up: float,
+    lines: list[str],
+    show: Callable[[str], None],
+) -> None:
+    """Show what is new of a run's log until it ends or `give_up`; add to `lines`."""
+    known, (source, sink) = len(lines), os.pipe()
+    with (
+        os.fdopen(source, errors="replace") as shown,
+        os.fdopen(sink, "wb") as log,
+        processes.command(("log", run_id, connection, "--stream"), log, log) as viewer,
+    ):
+        log.close()  # so that what is shown ends with the command
+        timer = threading.Timer(max(0.0, give_up - time.monotonic()), viewer.kill)
+        if give_up < math.inf:
+            timer.start()
+        try:
+            for number, line in enumerate(shown):
+                if number >= known:
+                    show(line)
+                    lines.append(line)
+            with suppress(RunFailed):  # killed by the timer
+                viewer.wait()
+        finally:
+            timer.cancel()
+
+
+_PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
+"""A ``key=value`` pair as Flower reads it."""
+
+
+def read_run_config(app_dir: str | Path, run_config: Sequence[str]) -> dict[str, Any]:
+    """Return the values of a run config by their keys, as Flower reads them."""
+    config = dict(pair for item in run_config for pair in _parsed(item).items())
+    _check_keys(Path(app_dir), config)
+    return config
+
+
+def _parsed(item: str) -> dict[str, Any]:
+    """Return keys and values, as Flower reads them, of pairs or of the file named."""
+    if item.endswith(".toml"):
+        return read_settings(Path(item))
+    no_pairs = _PAIR.sub("", item).split()
+    if no_pairs:  # which Flower would silently ignore
+        raise ValueError(f"run config must be KEY=VALUE pairs, got {no_pairs[0]!r}")
+    try:
+        return parse_config_args([item])
+    except (click.ClickException, ValueError) as error:
+        raise ValueError(f"run config {item!r} cannot be read: {error}") from None
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the flattened keys of a TOML file; raise ValueError for no such file."""
+    try:
+        return dict(flatten_dict(tomllib.loads(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"run config {path} cannot be read: {reason}") from None
+
+
+def _check_keys(project: Path, keys: Iterable[str]) -> None:
+    """Raise ``ValueError`` for a key that the project's own config does not have."""
+    try:
+        table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+        known = [*flatten_dict(table["tool"]["flwr"]["app"]["config"])]
+    except (OSError, ValueError, KeyError):
+        return  # Flower will say what is wrong with the project
+    short = {name.rpartition(".")[2]: name for name in reversed(known)}
+    for key in keys:
+        if key not in known:
+            hint = did_you_mean(key, {name: name for name in known} | short)
+            raise ValueError(f"run config has no key {key!r}{hint}")
+
+
+def main(
+    app_dir: Annotated[str, typer.Argument(help="Project folder.")] = ".",
+    federation: Annotated[
+        str | None, typer.Argument(help="A SuperLink of $FLWR_HOME/config.toml.")
+    ] = None,
+    num_supernodes: Annotated[
+        int | None, typer.Option(help="SuperNodes to simulate; Flower's default is 2.")
+    ] = None,
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE pairs or a TOML file; a later one wins."),
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds until the run is given up.")
+    ] = None,
+) -> None:
+    """Run a Flower project, show its log, and fail if the run fails."""
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, lambda number, _: sys.exit(128 + number))
+    try:
+        outcome = run(
+            app_dir,
+            federation,
+            run_config=run_config or [],
+            num_supernodes=num_supernodes,
+            timeout=timeout,
+        )
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (RunFailed, ValueError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"Run {outcome.run_id} is {outcome.status}.")
+
+
+def command() -> typer.Typer:
+    """Return the command, whose help ends with every key of the run config."""
+    from vfl_flower.app.settings import help_text
+
+    command = typer.Typer(add_completion=False)
+    keys = "\n\n".join(help_text().splitlines())
+    command.command(epilog=f"Keys of this package's run config:\n\n{keys}")(main)
+    return command
+
+
+if __name__ == "__main__":
+    command()()

@@ -1,0 +1,147 @@
+"""Processes in the foreground, and systemd units that start the commands."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import queue
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import typer
+
+from vfl_flower.app.deployment.processes import Processes, RunFailed
+
+RESTART = 10
+"""Seconds after which systemd starts again what has failed, as often as it takes.
+
+A SuperLink takes a SuperNode that has not said goodbye for connected until it has
+missed two heartbeats, and refuses the same key meanwhile, so the first starts may fail.
+A run begins to wait when the SuperLink takes the party for gone, and waits much longer
+than this, :data:`vfl_flower.server.exchange.ABSENCE`.
+"""
+
+TIED = (
+    "import ctypes, os, sys\n"
+    "parent, kind, *command = sys.argv[1:]\n"
+    "ctypes.CDLL(None).prctl(1, int(kind))\n"  # PR_SET_PDEATHSIG
+    "if os.getppid() == int(parent): os.execvp(command[0], command)\n"
+)
+"""Runs a command that Linux ends when its parent is gone: the parent's number and the
+signal come first."""
+
+
+class Shown:
+    """Processes whose output is shown, and which stop together.
+
+    On Linux they also stop if this process is killed.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self._names: dict[subprocess.Popen[str], str] = {}
+        self._ended: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
+        self._last: deque[str] = deque(maxlen=200)
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        kind: signal.Signals = signal.SIGTERM,
+    ) -> subprocess.Popen[str]:
+        """Start a command, which a signal ends where this process is killed.
+
+        It is printed, and so is what it prints. Errors name it by `name`.
+        """
+        typer.echo(f"$ {shlex.join(command)}")
+        tied = [sys.executable, "-Ic", TIED, str(os.getpid()), str(int(kind))]
+        process = self.processes.popen(
+            [*(tied if sys.platform == "linux" else []), *command],
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        self._names[process] = name
+        for target in (self._show, self._watch):
+            threading.Thread(target=target, args=(process,), daemon=True).start()
+        return process
+
+    def wait(self, reasons: Mapping[str, str] | None = None) -> None:
+        """Wait until a process ends by itself, and raise RunFailed, which names it.
+
+        `reasons` maps what the processes may have printed to what that means.
+        """
+        name = self._names[self._ended.get()]
+        time.sleep(0.5)  # for its last lines
+        printed = "".join(self._last)
+        for line, reason in (reasons or {}).items():
+            if line in printed:
+                raise RunFailed(f"{name} ended. {reason}")
+        raise RunFailed(f"{name} ended; its last lines say why")
+
+    def _show(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                self._last.append(line)
+                print(line, end="", flush=True)
+
+    def _watch(self, process: subprocess.Popen[str]) -> None:
+        process.wait()
+        self._ended.put(process)
+
+
+@contextlib.contextmanager
+def until_ended(home: Path) -> Iterator[Shown]:
+    """Let processes run until one ends, or this one is told to end, which is no error.
+
+    All of them have ended when this returns.
+    """
+    for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(kind) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(kind, signal.default_int_handler)
+    try:
+        with Processes(home) as processes:
+            yield Shown(processes)
+    except KeyboardInterrupt:
+        typer.echo("ended")
+
+
+def unit(what: str, command: Sequence[str]) -> str:
+    """Return a systemd unit that runs a command of ``vfl-flower``."""
+    words = [sys.executable, "-m", "vfl_flower.app.commands.cli", *command]
+    return f"""\
+[Unit]
+Description={what.replace("%", "%%")}
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+ExecStart={" ".join(map(_unit_word, words))}
+User={getpass.getuser()}
+UMask=0077
+NoNewPrivileges=true
+# It ends what it has started.
+KillMode=mixed
+# A SuperLink refuses a SuperNode that ended without a goodbye for half a minute.
+Restart=on-failure
+RestartSec={RESTART}
+
+[Install]
+WantedBy=multi-user.target"""
+
+
+def _unit_word(word: str) -> str:
+    if not re.fullmatch(r"[\w./:=@,+-]+", word):
+        word = json.dumps(word, ensure_ascii=False)
+    return word.replace("%", "%%").replace("$", "$$")

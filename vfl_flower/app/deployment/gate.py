@@ -1,0 +1,101 @@
+r"""The gate of a SuperLink: it forwards what SuperNodes ask for, and nothing else.
+
+A SuperLink serves SuperNodes, ``flwr`` and its own processes on one port, and
+authenticates only SuperNodes. So it listens on its own machine alone, and the
+SuperNodes of other machines reach it through this gate, as through the reverse proxy of
+docs/deploy.md::
+
+    python -m vfl_flower.app.deployment.gate /srv/federation \
+        --port 8000 --superlink 8001
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+import uvicorn
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from vfl_flower.app.deployment.certificates import AUTHORITY, CERTIFICATE, KEY
+
+SUPERNODES = re.compile("/v1/fleet/[a-z-]+")
+"""Paths that SuperNodes ask for, by POST and without a query."""
+
+_OF_A_HOP = {b"connection", b"host", b"keep-alive", b"te", b"transfer-encoding"}
+"""Headers of one connection, which the next one has anew."""
+
+
+def make_gate(superlink: str, context: ssl.SSLContext) -> Starlette:
+    """Return the gate of a SuperLink, at an ``https://`` address, as an application."""
+    client = httpx.AsyncClient(
+        base_url=superlink, verify=context, timeout=None, trust_env=False
+    )
+
+    async def hand_on(request: Request) -> Response:
+        path = request.scope["path"]
+        if not SUPERNODES.fullmatch(path):
+            return Response("this port is for SuperNodes alone\n", 403)
+        asked = client.build_request(
+            request.method,
+            path,
+            headers=[h for h in request.headers.raw if h[0] not in _OF_A_HOP],
+            content=request.stream(),
+        )
+        try:
+            reply = await client.send(asked, stream=True)
+        except httpx.TransportError:
+            return Response("the SuperLink does not answer\n", 503)
+        done = BackgroundTask(reply.aclose)
+        answer = StreamingResponse(
+            reply.aiter_raw(), reply.status_code, background=done
+        )
+        answer.raw_headers = [
+            (name.lower(), value)
+            for name, value in reply.headers.raw
+            if name.lower() not in _OF_A_HOP
+        ]
+        return answer
+
+    @asynccontextmanager
+    async def closing(_: Starlette) -> AsyncIterator[None]:
+        async with client:
+            yield
+
+    routes = [Route("/{path:path}", hand_on, methods=["POST"])]
+    return Starlette(routes=routes, lifespan=closing)
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="Folder of the certificates.")],
+    port: Annotated[int, typer.Option(help="Port for SuperNodes.")],
+    superlink: Annotated[int, typer.Option(help="Port of the SuperLink.")],
+    host: Annotated[str, typer.Option(help="Address for SuperNodes.")] = "0.0.0.0",
+) -> None:
+    """Hand on to the SuperLink of this machine what SuperNodes ask for."""
+    context = ssl.create_default_context(cafile=folder / AUTHORITY)
+    uvicorn.run(
+        make_gate(f"https://127.0.0.1:{superlink}", context),
+        host=host,
+        port=port,
+        ssl_certfile=folder / CERTIFICATE,
+        ssl_keyfile=folder / KEY,
+        log_level="warning",
+        ws="none",
+        server_header=False,
+        date_header=False,
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

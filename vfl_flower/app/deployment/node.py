@@ -1,0 +1,420 @@
+"""A SuperNode that runs the installed package, each message in a process of its own.
+
+It speaks to the SuperLink as ``flower-supernode`` does, with Flower's own client, and
+differs in:
+
+1. *Whose code.* For the bundle of the installed package's app it runs the installed
+   package, and fetches nothing; the code of another bundle only if its hash is pinned.
+2. *How a process starts.* A process without threads imports all that a party needs,
+   once; it forks one for each message, which ends with the reply.
+3. *When it asks for work.* Soon after a message and then less and less often, where
+   Flower's asks every 3 s.
+4. It has no API for its processes, and so opens no port.
+5. Its heartbeats are twice as frequent, so that a run learns sooner that it was killed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, get_args, get_type_hints
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.cli.install import install_from_fab
+from flwr.clientapp import ClientApp
+from flwr.common.args import try_obtain_root_certificates
+from flwr.common.config import (
+    get_fused_config_from_fab,
+    get_project_config,
+    parse_config_args,
+)
+from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore import heartbeat
+from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    pull_and_inflate_object_from_tree,
+    push_objects,
+)
+from flwr.supercore.object_ref import load_app
+from flwr.supercore.run import Run, RunNotRunningException
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode import fleet_http_connection
+from flwr.supernode.cli.flower_supernode import (
+    _parse_args_run_supernode,
+    _try_setup_client_authentication,
+)
+from flwr.supernode.fleet_http_connection import http_request_response
+
+from vfl_flower.app.deployment.bundle import hash_of, installed_bundle
+from vfl_flower.protocol.names import escape_record, printable
+from vfl_flower.version import __version__
+
+log = logging.getLogger("flwr")
+log.addFilter(escape_record)  # the server chooses the types of messages
+
+PRELOADED = (
+    *(
+        "vfl_flower.app.deployment.node",
+        "vfl_flower.app.client_app",
+        "vfl_flower.app.commands.cli",
+    ),
+    *("scipy.linalg", "scipy.sparse.linalg", "scipy.spatial.distance", "scipy.special"),
+    *("sklearn.cluster", "sklearn.linear_model", "sklearn.metrics", "sklearn.datasets"),
+    *("pyarrow.compute", "pyarrow.csv", "pyarrow.dataset", "pyarrow.parquet", "flint"),
+)
+"""What a process for a message finds imported. OpenBLAS ends its threads for a fork,
+and the others start none before they have work."""
+
+HONOURED = frozenset(
+    {
+        *("superlink", "insecure", "root_certificates", "auth_supernode_private_key"),
+        *("node_config", "max_retries", "max_wait_time", "host", "port"),
+    }
+)
+"""Options of ``flower-supernode`` that this one takes; it has no use for a port."""
+
+FIRST_WAIT, MOST_WAIT = 0.1, 3.0
+"""Seconds between two questions for work: a twentieth of the time since the last
+message, but from the first to the second of these."""
+
+LONGEST = 7 * 24 * 3600.0
+"""Most seconds that a message may take, whatever it says itself."""
+
+HEARTBEAT = 15
+"""Seconds between two heartbeats at most. The SuperLink takes a node for gone after
+twice as long, and refuses its key until then; Flower's own says 30."""
+
+_BEATING = (heartbeat, fleet_http_connection)
+"""Modules of Flower that know the time between two heartbeats."""
+
+
+class Fleet(NamedTuple):
+    """What Flower's client for SuperNodes gives, in its order."""
+
+    node_id: int
+    receive: Callable[[], tuple[Message, ObjectTree] | None]
+    send: Callable[[Message, ObjectTree, float], tuple[set[str], str]]
+    get_run: Callable[[int], Run]
+    get_fab: Callable[[str, int], Fab]
+    pull_object: Callable[[int, str], bytes]
+    push_object: Callable[[int, str, str, bytes], None]
+    confirm: Callable[[int, str], None]
+
+
+class NotAnswered(Exception):
+    """A message that gets an error as its reply, with Flower's code of the error."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+# -- what of Flower it needs -----------------------------------------------------------
+
+SHAPES: dict[Callable[..., Any], str] = {
+    http_request_response: "server_address insecure root_certificates "
+    "authentication_keys max_retries max_wait_time",
+    pull_and_inflate_object_from_tree: "object_tree pull_object_fn "
+    "confirm_object_received_fn * return_type initial_backoff backoff_cap",
+    push_objects: "objects push_object_fn * object_ids_to_push",
+    get_fused_config_from_fab: "fab_file run",
+    install_from_fab: "fab_file install_dir skip_prompt",
+    load_app: "module_attribute_str error_type project_dir",
+}
+"""How this module calls Flower's internal functions: behind ``*``, by name."""
+
+
+def check_shapes(shapes: Mapping[Callable[..., Any], str]) -> None:
+    """Raise ImportError if a function has other parameters than `shapes` says."""
+    for function, shape in shapes.items():
+        names = list(inspect.signature(function).parameters)
+        first, _, named = shape.partition("*")
+        begins = names[: len(first.split())] == first.split()
+        if not begins or not set(named.split()) <= set(names):
+            raise ImportError(f"flwr's {function.__name__} has other parameters")
+
+
+def check_flower() -> None:
+    """Raise ImportError if Flower has other internals than this module uses."""
+    check_shapes(SHAPES)
+    hints = get_type_hints(inspect.unwrap(http_request_response))
+    fleet = get_args(get_args(hints["return"])[0])
+    if len(fleet) != len(Fleet._fields):
+        raise ImportError(f"flwr's connection of a SuperNode has {len(fleet)} parts")
+    if not all(hasattr(module, "HEARTBEAT_DEFAULT_INTERVAL") for module in _BEATING):
+        raise ImportError("flwr's heartbeats have no HEARTBEAT_DEFAULT_INTERVAL")
+    if unknown := HONOURED - vars(_parse_args_run_supernode().parse_args([])).keys():
+        raise ImportError(f"flower-supernode has no option {min(unknown)}")
+
+
+# -- the process of the SuperNode ------------------------------------------------------
+
+
+def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> None:
+    """Serve one party until the connection ends, or a signal ends the process.
+
+    `arguments` are those of ``flower-supernode``, and `pinned` the hashes of bundles
+    whose code may run too. Raises ValueError for an option that has no meaning here.
+    """
+    parser = _parse_args_run_supernode()
+    args, default = parser.parse_args(arguments), vars(parser.parse_args([]))
+    for name, value in vars(args).items():
+        if name not in HONOURED and value != default[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"{option} cannot be used where the installed package runs"
+            )
+    keys = _try_setup_client_authentication(args)
+    if args.insecure and keys is not None:
+        raise ValueError("a SuperNode with a key needs TLS, got --insecure")
+    certificates = try_obtain_root_certificates(args, args.superlink)
+    node_config = parse_config_args([args.node_config] if args.node_config else None)
+    preload()
+    for module in _BEATING:
+        vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        http_request_response(
+            args.superlink,
+            args.insecure,
+            certificates,
+            keys,
+            args.max_retries,
+            args.max_wait_time,
+        ) as connection,
+    ):
+        Node(Fleet(*connection), node_config, pinned, Path(scratch)).serve()
+
+
+class Node:
+    """Takes messages, has each answered in a process of its own, and sends the replies.
+
+    The code of pinned bundles is kept in the folder `scratch`.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        node_config: dict[str, Any],
+        pinned: frozenset[str],
+        scratch: Path,
+    ) -> None:
+        self.fleet, self.node_config, self.scratch = fleet, node_config, scratch
+        self.installed, self.pinned = installed_bundle(), pinned
+        self.runs: dict[int, tuple[Context, Path | None]] = {}
+
+    def serve(self) -> NoReturn:
+        """Answer one message after another."""
+        log.info("SuperNode ID: %s", self.fleet.node_id)
+        log.info("It runs the installed package, bundle %s", self.installed[1])
+        last = time.monotonic()
+        while True:
+            try:
+                received = self.fleet.receive()
+            except RunNotRunningException:
+                received = None
+            if received is None:
+                idle = time.monotonic() - last
+                time.sleep(min(max(idle / 20, FIRST_WAIT), MOST_WAIT))
+                continue
+            try:
+                self.answer(*received)
+            except RunNotRunningException:
+                log.info("The run has ended")
+            except Exception:
+                log.exception("A reply could not be sent")
+            last = time.monotonic()
+
+    def answer(self, head: Message, tree: ObjectTree) -> None:
+        """Pull the contents of a message, have it answered, and send the reply."""
+        run_id, start = head.metadata.run_id, time.monotonic()
+        log.info("[RUN %s] Receiving: %s message", run_id, head.metadata.message_type)
+        try:
+            context, code = self.runs.get(run_id) or self.begin(run_id)
+            message = pull_and_inflate_object_from_tree(
+                tree,
+                partial(self.fleet.pull_object, run_id),
+                partial(self.fleet.confirm, run_id),
+                return_type=Message,
+                initial_backoff=0.02,  # Flower's 1 s is most of a round trip
+                backoff_cap=1.0,
+            )
+            # What was sent has no number, which is that of the whole.
+            message.metadata.__dict__["_message_id"] = tree.object_id
+            reply, context = in_a_process(message, context, code)
+            self.runs[run_id] = context, code
+        except NotAnswered as error:
+            log.error("%s", error)
+            reply = Message(Error(error.code, str(error)), reply_to=head)
+        except Exception as error:  # a server that waits in vain would wait for long
+            log.exception("The message could not be answered")
+            reason = f"{type(error).__name__}; the party's log says more"
+            reply = Message(Error(ErrorCode.UNKNOWN, reason), reply_to=head)
+        self.send(reply, time.monotonic() - start)
+        log.info("[RUN %s] Sent after %.2f s", run_id, time.monotonic() - start)
+
+    def begin(self, run_id: int) -> tuple[Context, Path | None]:
+        """Return a run's context, and the folder of its pinned code or None.
+
+        Raises NotAnswered if the run has another bundle than the installed or pinned.
+        """
+        run = self.fleet.get_run(run_id)
+        self.forget_ended()
+        bundle, expected = self.installed
+        code = None
+        if run.fab_hash in self.pinned:
+            # What counts is what came, and not what the server calls it.
+            bundle, expected = self.fleet.get_fab(run.fab_hash, run_id).content, ""
+            if hash_of(bundle) == run.fab_hash:
+                expected = run.fab_hash
+                code = install_from_fab(bundle, self.scratch / expected, True)
+        if run.fab_hash != expected:
+            version = printable(str(run.fab_version))[:20]
+            raise NotAnswered(
+                ErrorCode.INVALID_FAB,
+                f"the party has version {__version__} of vfl_flower installed and the "
+                f"run is of version {version}: install the same version at both, or "
+                f"pin the run's bundle. The party runs bundle {self.installed[1]} and "
+                f"has not pinned the bundle {run.fab_hash} of this run",
+            )
+        context = Context(
+            run_id=run_id,
+            node_id=self.fleet.node_id,
+            node_config=self.node_config,
+            state=RecordDict(),
+            run_config=get_fused_config_from_fab(bundle, run),
+        )
+        return context, code
+
+    def forget_ended(self) -> None:
+        """Drop the contexts of runs that have ended, or that nobody knows any more."""
+        for run_id in list(self.runs):
+            try:
+                self.fleet.get_run(run_id)
+            except RunNotRunningException:
+                del self.runs[run_id]
+
+    def send(self, reply: Message, seconds: float) -> None:
+        """Send a reply, and then those of its contents that the SuperLink has not."""
+        run_id = reply.metadata.run_id
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        with no_object_id_recompute():
+            wanted, session = self.fleet.send(reply, get_object_tree(reply), seconds)
+            push_objects(
+                get_all_nested_objects(reply),
+                partial(self.fleet.push_object, run_id, session),
+                object_ids_to_push=wanted,
+            )
+
+
+# -- the process of a message ----------------------------------------------------------
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(list(PRELOADED))
+
+BROKEN_OFF = (EOFError, OSError)
+"""What is raised where a process is killed that starts another, or sends a reply. If
+it is the one that forks, the next start of a process starts that one anew."""
+
+
+def preload() -> None:
+    """Start the process that forks, and return once it has imported what is needed."""
+    # The one thread that an import starts: Arrow's, of an allocator that it has unused.
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+    process = PROCESSES.Process(target=os.getpid)
+    process.start()
+    process.join()
+
+
+def in_a_process(
+    message: Message, context: Context, code: Path | None
+) -> tuple[Message, Context]:
+    """Have a message answered in a process of its own; return the reply and context.
+
+    Raises NotAnswered if the process did not start, ended before it had replied, or
+    took longer than the message lives.
+    """
+    ours, theirs = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=answer, args=(theirs, message, context, code))
+    try:
+        process.start()
+    except BROKEN_OFF as error:
+        ours.close()
+        reason = f"the process for {message.metadata.message_type} could not start"
+        raise NotAnswered(ErrorCode.CLIENT_APP_CRASHED, reason) from error
+    finally:
+        theirs.close()
+    seconds = min(LONGEST, message.metadata.ttl)
+    try:
+        if ours.poll(seconds):
+            answered: tuple[Message, Context] = ours.recv()
+            return answered
+        reason = f"took longer than {seconds:g} s"
+    except BROKEN_OFF:
+        process.join()
+        reason = f"ended with exit code {process.exitcode}"
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+    reason = f"the process for {message.metadata.message_type} {reason}"
+    raise NotAnswered(ErrorCode.CLIENT_APP_CRASHED, reason)
+
+
+def answer(
+    pipe: Connection, message: Message, context: Context, code: Path | None
+) -> None:
+    """Answer a message, in the process that is for it alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the SuperNode ends this process
+    threading.Thread(target=_end_with_the_node, daemon=True).start()
+    TaskIdentity.run_id, TaskIdentity.node_id = context.run_id, context.node_id
+    TaskIdentity.task_id = message.metadata.dst_task_id or 0
+    try:
+        reply = _client_app(code)(message=message, context=context)
+    except Exception as error:
+        # Steps scrub their errors; of another one, the text may hold what it likes.
+        log.exception("The ClientApp raised an exception")
+        reason = f"{type(error).__name__}; the party's log says more"
+        kind = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        reply = Message(Error(kind, reason), reply_to=message)
+    pipe.send((reply, context))
+
+
+def _end_with_the_node() -> None:
+    """End this process where the SuperNode was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _client_app(code: Path | None) -> ClientApp:
+    """Return the installed package's ClientApp, or that of a pinned bundle."""
+    if code is None:
+        from vfl_flower.app.client_app import app
+
+        return app
+    # The bundle's modules, and not those of the same name that are imported here.
+    modules = {path.stem for path in code.iterdir()}
+    for name in [name for name in sys.modules if name.partition(".")[0] in modules]:
+        del sys.modules[name]
+    parts = get_project_config(code)["tool"]["flwr"]["app"]["components"]
+    loaded: ClientApp = load_app(parts["clientapp"], ImportError, code)
+    return loaded

@@ -1,0 +1,237 @@
+"""The folder of a party: its node config, its consent, its keys and its card.
+
+``vfl-flower init`` writes it whole or not at all, and nothing rewrites it: the other
+parties know the party by its keys.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import tomli_w
+
+from vfl_flower.app.config import (
+    UserConfig,
+    check_run_config,
+    make_strategy,
+    party_source,
+)
+from vfl_flower.app.deployment.cards import Card, check_name
+from vfl_flower.app.deployment.certificates import write_supernode_key
+from vfl_flower.app.plan.rehearsal import quietly
+from vfl_flower.data.source import PartySource
+from vfl_flower.files import write_whole
+from vfl_flower.party.consent import Consent
+from vfl_flower.party.identity import public_identity
+from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.terms import KINDS, Kind, Terms
+from vfl_flower.strategies import algorithms
+
+NODE_CONFIG, CONSENT, STATE, SUPERNODE_KEY = (
+    *("party.toml", "consent.toml", "state", "supernode.key"),
+)
+"""What the folder of a party holds, besides its card."""
+
+_HOW_TO_READ = """\
+# How the SuperNode of this party finds and reads its data. It reads this file when it
+# starts. docs/party-files.md has all keys.
+"""
+
+_RULES = """\
+# What this party takes part in, and what may leave it. A missing key has the value that
+# stands here; one behind "#" has no value unless you give it one.
+
+# strategies = {strategies}  # only these; otherwise all
+# tasks = ["train", "predict"]  # only these; otherwise all
+min-parties = 3             # fewest parties of a run, at least 3
+two-parties = false         # true: also with one other party, which can then compute
+                            # this party's part of each sum that it learns
+# dealers = ["server"]      # who may deal the randomness of products under shares:
+                            # "server", or names of parties; otherwise the server, in
+                            # runs of three or more parties
+# computes = ["weather"]    # who may compute such products with the label holder;
+                            # otherwise the first of the other parties
+# changed-parties = ["lab"] # parties that may join or leave sums over the same rows;
+                            # the difference reveals that party's contribution
+allow-seed = false          # true: also where the server knows the seed, and so can
+                            # repeat this party's random draws
+trust-on-first-use = false  # true: pin the key of a party without a line in [peers]
+                            # when it first comes; the server can then invent a party
+column-names = false        # true: send the server the names of columns, and not only
+                            # digests of them, where parties hold rows
+# max-round-trips = 100     # most messages that the party answers in one run
+# max-bytes = 1000000000    # most bytes of its replies in one run
+max-refusals = 100          # after so many refusals, in all runs, it answers none
+min-changed-rows = 20       # fewest rows in which the rows of two different sums must
+                            # differ: the difference reveals the sum over those rows
+# most-row-sets = 50        # most different sets of rows over which sums leave, ever;
+                            # otherwise a twentieth of the rows, at least 30
+# accept-alignments = ["server"]  # use an order of rows from "align" without
+                            # 'vfl-flower align --accept'
+
+[leaves]  # false: none; true: any number; {{ run = 2000, life = 10000 }}: as many
+          # different rows at most, in one run and in all runs
+"""
+
+
+def consent_text(kinds: Collection[Kind] = ()) -> str:
+    """Return a ``consent.toml`` with the defaults, in which these kinds may leave."""
+    lines = [
+        f"{kind} = {'true' if kind in kinds else 'false'}".ljust(28) + f"# {words}\n"
+        for kind, words in KINDS.items()
+    ]
+    rules = _RULES.format(strategies=json.dumps([*algorithms()][:2]))
+    return f"{rules}{''.join(lines)}\n[peers]\n"
+
+
+def terms_of(strategy: str) -> Terms:
+    """Return what a strategy asks of a party; raise ValueError if there is no such."""
+    return make_strategy(check_run_config({"strategy": strategy})).terms
+
+
+def write_party_folder(
+    folder: Path, config: UserConfig, kinds: Collection[Kind] = ()
+) -> Card:
+    """Write the folder of a new party, whole or not at all; return its card.
+
+    The name of the folder is that of the party, and `kinds` says what may leave. Raises
+    ValueError if the folder exists or its name is invalid for a party.
+    """
+    folder = folder.absolute()
+    check_name(name := folder.name)
+    check_new(folder)
+    full = {
+        **config,
+        "party-name": name,
+        "state-dir": str(folder / STATE),
+        "consent": str(folder / CONSENT),
+    }
+    part = folder.with_name(f".{name}.{secrets.token_hex(4)}.part")
+    part.mkdir(mode=0o700)
+    try:
+        node_config = _HOW_TO_READ + tomli_w.dumps(full)
+        write_whole(part / NODE_CONFIG, node_config.encode(), private=True)
+        write_whole(part / CONSENT, consent_text(kinds).encode(), private=True)
+        public = write_supernode_key(part / SUPERNODE_KEY)
+        key = public.read_text().strip()
+        public.unlink()  # the card has it
+        with quietly():
+            identity = public_identity(part / STATE)
+        card = Card(name, identity, key)
+        card.write(part / f"{name}.card")
+        part.rename(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return card
+
+
+def check_new(folder: Path) -> None:
+    """Raise ValueError if there is a folder of a party, or another file, already."""
+    if os.path.lexists(folder):
+        raise ValueError(
+            f"{folder} is there already, and nothing in it is replaced: change its "
+            f"{NODE_CONFIG} or {CONSENT} with an editor, or choose another name"
+        )
+
+
+def load_party_folder(folder: Path) -> tuple[PartySource, Consent]:
+    """Return a party's source and consent; raise ValueError for an invalid file."""
+    path = folder / NODE_CONFIG
+    try:
+        config = tomllib.loads(path.read_text(encoding="utf-8"))
+        source = party_source(config, {})
+    except OSError as error:
+        hint = "; vfl-flower init makes the folder of a party"
+        raise ValueError(f"{path} cannot be read: {error.strerror}{hint}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    for key, value in (
+        ("party-name", source.name),
+        ("consent", source.consent),
+        ("state-dir", source.state_dir),
+    ):
+        if value is None:
+            raise ValueError(f"{path} must have a {key}")
+    assert source.consent is not None
+    try:
+        return source, Consent.load(source.consent)
+    except PartyError as error:
+        raise ValueError(f"{source.consent}: {error}") from None
+
+
+def write_with_data(folder: Path, data: str) -> Path:
+    """Write the node config with another data file beside its own; return its path."""
+    config = tomllib.loads((folder / NODE_CONFIG).read_text(encoding="utf-8"))
+    path = folder / f"other-data{Path(NODE_CONFIG).suffix}"
+    text = _HOW_TO_READ + tomli_w.dumps(config | {"data": data})
+    write_whole(path, text.encode(), private=True)
+    return path
+
+
+def pin_peers(source: PartySource, consent: Consent, cards: Sequence[Card]) -> Consent:
+    """Add the keys of peers to a party's ``consent.toml``, and return its consent.
+
+    No key is changed. Raises ValueError if a card is the party's own, contradicts a
+    pinned one, or the file has its peers in a form that cannot be added to.
+    """
+    assert source.consent is not None
+    assert source.state_dir is not None
+    pinned, path = dict(consent.peers or {}), source.consent
+    try:
+        with quietly():
+            identity = public_identity(source.state_dir)
+    except PartyError as error:
+        raise ValueError(str(error)) from None
+    for card in cards:
+        if source.name == card.name or identity == card.identity:
+            raise ValueError(
+                f"a peer must be another party, but the card of {card.name!r} has the "
+                f"{'name' if source.name == card.name else 'key'} of this one"
+            )
+        if (before := pinned.get(card.name, card.identity)) != card.identity:
+            raise ValueError(
+                f"the card of {card.name!r} must have the key that {path} pins, "
+                f"{before}, but it has {card.identity}: ask that party on the "
+                "telephone; only if it has made a new key, change the line yourself"
+            )
+        for name, key in pinned.items():
+            if key == card.identity and name != card.name:
+                raise ValueError(
+                    f"the key of {card.name!r} must be its own, but {path} pins it for "
+                    f"{name!r}"
+                )
+    new = {card.name: card.identity for card in cards if card.name not in pinned}
+    if new:
+        text = path.read_text(encoding="utf-8-sig")
+        write_whole(path, _with_peers(text, new, path).encode(), private=True)
+    return replace(consent, peers=pinned | new)
+
+
+def _with_peers(text: str, new: Mapping[str, str], path: Path) -> str:
+    """Return the text of a ``consent.toml`` with more lines in its table of peers."""
+    lines = tomli_w.dumps(new)
+    header = re.compile(r"(?m)^[ \t]*\[[ \t]*peers[ \t]*\][^\n]*$")
+    if "peers" not in (before := tomllib.loads(text)):
+        added = f"{text.rstrip()}\n\n[peers]\n{lines}"
+    else:
+        added = header.sub(lambda match: f"{match[0]}\n{lines}".rstrip(), text, count=1)
+    expected = before | {"peers": {**before.get("peers", {}), **new}}
+    try:
+        understood = tomllib.loads(added) == expected
+    except tomllib.TOMLDecodeError:
+        understood = False
+    if not understood:
+        raise ValueError(
+            f"{path} must have its peers below a line [peers]; write there: "
+            f"{'; '.join(lines.splitlines())}"
+        )
+    return added

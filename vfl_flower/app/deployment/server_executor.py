@@ -1,0 +1,38 @@
+r"""Start the ServerApps of a SuperLink that has ``--isolation process``.
+
+It takes the place of Flower's ``flower-superexec``.
+:mod:`vfl_flower.app.deployment.serverapps` calls internal functions of Flower. Where
+the installed flwr has others, nothing starts.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from vfl_flower.app.deployment.executor import KNOWN
+
+
+def main(
+    superlink: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink.")],
+    root_certificates: Annotated[
+        str | None, typer.Option(help="Its authority; without: no TLS.")
+    ] = None,
+    parent_pid: Annotated[
+        int | None, typer.Option(help="The process with whose end this one ends.")
+    ] = None,
+) -> None:
+    """Start the ServerApps of a SuperLink, until a signal ends this process."""
+    try:
+        from vfl_flower.app.deployment.serverapps import check_flower, serve
+
+        check_flower()
+    except ImportError as error:
+        sys.exit(f"the SuperLink needs flwr {KNOWN}: {error}")
+    serve(superlink, root_certificates, parent_pid)
+
+
+if __name__ == "__main__":
+    typer.run(main)

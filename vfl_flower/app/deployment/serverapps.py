@@ -1,0 +1,143 @@
+"""The ServerApps of a SuperLink, those of the installed package from a fork.
+
+It takes tasks from the SuperLink as Flower's ``flower-superexec`` does, and differs in:
+
+1. *How a ServerApp starts.* A process without threads imports what all runs need, once,
+   and forks one for each run of the installed package's app. A run of another bundle
+   has a new process, as with Flower's own, so that it gets its own modules.
+2. *When it asks for work*: each 0.2 s, where Flower's asks each second.
+3. *What it says of a ServerApp that was killed*: at once that it was, where Flower's
+   lets the SuperLink wait for heartbeats, for a minute or more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from multiprocessing.process import BaseProcess
+from queue import Queue
+from typing import Any
+
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.logger import mirror_output_to_queue
+from flwr.supercore.superexec import run_superexec as superexec
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
+from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+from flwr.supercore.tls import validate_and_resolve_root_certificates
+from flwr.superlink.grid import HttpGrid
+from flwr.superlink.runtime.run_serverapp import run_serverapp
+
+from vfl_flower.app.deployment.bundle import installed_bundle
+from vfl_flower.app.deployment.flower_run import KILLED
+from vfl_flower.app.deployment.node import (
+    BROKEN_OFF,
+    PRELOADED,
+    PROCESSES,
+    check_shapes,
+    preload,
+)
+
+PRELOADED_TOO = ("vfl_flower.app.deployment.serverapps", "vfl_flower.app.server_app")
+"""What a process for a ServerApp finds imported besides what one for a message does."""
+
+WAIT = "0.2"
+"""Seconds between two questions for work."""
+
+
+class ForkingExecutor(SubprocessExecutor):
+    """Starts ServerApps of one bundle by a fork, and everything else as Flower does."""
+
+    def __init__(self, bundle: str) -> None:
+        self.bundle = bundle
+
+    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+        """Start a process for a task."""
+        if spec.task_type != TaskType.SERVER_APP or spec.fab_hash != self.bundle:
+            return super().launch(spec)
+        process = PROCESSES.Process(target=serve_run, args=(spec,), daemon=True)
+        try:
+            process.start()
+        except BROKEN_OFF as error:
+            tell(spec, f"{KILLED} before it began")
+            return LaunchResult.failed(str(error))
+        threading.Thread(target=tell_end, args=(spec, process), daemon=True).start()
+        return LaunchResult.accepted()
+
+
+def serve_run(spec: ExecutionSpec) -> None:
+    """Run a ServerApp as ``flwr-serverapp`` does, in the process that is for it."""
+    if spec.suppress_output:  # its log is that of the run
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+    lines: Queue[str | None] = Queue()
+    mirror_output_to_queue(lines)
+    run_serverapp(
+        spec.runtime_api_address,
+        lines,
+        spec.token,
+        spec.insecure,
+        validate_and_resolve_root_certificates(
+            spec.root_certificates_path, spec.insecure
+        ),
+        spec.parent_pid,
+        spec.runtime_dependency_install,
+    )
+
+
+def tell_end(spec: ExecutionSpec, process: BaseProcess) -> None:
+    """Wait for the end of a ServerApp, and tell the SuperLink if it was killed."""
+    process.join()
+    if process.exitcode is not None and process.exitcode < 0:
+        tell(spec, f"{KILLED} by signal {-process.exitcode}")
+
+
+def tell(spec: ExecutionSpec, details: str) -> None:
+    """Tell the SuperLink how a task has failed."""
+    certificates = validate_and_resolve_root_certificates(
+        spec.root_certificates_path, spec.insecure
+    )
+    failed = PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details)
+    address, token = spec.runtime_api_address, spec.token
+    with closing(HttpGrid(address, spec.insecure, certificates, token=token)) as grid:
+        grid._runtime_client.PushTaskOutput(failed)
+
+
+SHAPES: dict[Callable[..., Any], str] = {
+    run_serverapp: "runtime_api_address log_queue token insecure certificates "
+    "parent_pid runtime_dependency_install",
+    superexec.run_superexec: "runtime_api_address insecure root_certificates_path "
+    "superexec_auth_secret plugin_config parent_pid",
+    mirror_output_to_queue: "log_queue",
+    validate_and_resolve_root_certificates: "root_cert_path insecure",
+    HttpGrid: "runtime_api_address insecure root_certificates",
+}
+"""How this module calls Flower's internal functions: their first parameters."""
+
+
+def check_flower() -> None:
+    """Raise ImportError if Flower has other internals than this module uses."""
+    check_shapes(SHAPES)
+    if not hasattr(superexec, "get_executor"):
+        raise ImportError("flwr's run_superexec has no get_executor")
+    if not hasattr(HttpGrid, "_runtime_client"):
+        raise ImportError("flwr's HttpGrid has no _runtime_client")
+    if "fab_hash" not in ExecutionSpec.__dataclass_fields__:
+        raise ImportError("flwr's task for a ServerApp has no fab_hash")
+
+
+def serve(superlink: str, root_certificates: str | None, parent: int | None) -> None:
+    """Start ServerApps until a signal ends this process."""
+    PROCESSES.set_forkserver_preload([*PRELOADED, *PRELOADED_TOO])
+    preload()
+    executor = ForkingExecutor(installed_bundle()[1])
+    # What run_superexec finds under this name, it starts its tasks with.
+    superexec.__dict__["get_executor"] = lambda *_, **__: executor
+    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", WAIT)
+    superexec.run_superexec(
+        superlink, root_certificates is None, root_certificates, parent_pid=parent
+    )

@@ -1,0 +1,177 @@
+"""Who learns what, from the declarations of the steps.
+
+This prints it for every strategy, as Markdown::
+
+    python -m vfl_flower.app.plan.learned
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from vfl_flower.app.config import check_run_config, make_strategy
+from vfl_flower.app.plan.rehearsal import Shape, quietly, rehearse
+from vfl_flower.party.answering import hello
+from vfl_flower.protocol.contract import Field
+from vfl_flower.protocol.steps import Step
+from vfl_flower.protocol.terms import Kind, in_order
+from vfl_flower.server.ledger import Seen
+from vfl_flower.strategies import ALGORITHMS
+
+
+class Learned(NamedTuple):
+    """What somebody learns from a step, in words."""
+
+    step: str
+    values: tuple[str, ...]
+    """Names of the values, all of which travel in the same way."""
+    how: str
+    who: str
+    kinds: tuple[str, ...] = ()
+    """What the step reveals beyond sums, as a party's consent calls it."""
+
+
+_LEAVES = {
+    "clear": ("in the clear", "the server, of each party"),
+    "sum": ("under a mask", "the server, only the sum over all parties"),
+    "sealed": (
+        "under a mask and a pad",
+        "the party that the sum is for, only the sum over all parties; not the server",
+    ),
+    "secret": ("encrypted for each other party", "the other parties; not the server"),
+    "next": ("encrypted for the next party", "the next party; not the server"),
+    "private": ("encrypted for one party", "the party that it is for; not the server"),
+}
+_BY_SERVER = "told by the server"
+_HEADER = ("step", "what", "how", "who learns it", "kinds of consent")
+_TOLD = {
+    "common": (_BY_SERVER, "the parties"),
+    "own": (_BY_SERVER, "each party, of its own"),
+}
+
+
+def who_learns(
+    steps: Iterable[Step[..., Any]], seen: Mapping[str, Seen] | None = None
+) -> list[Learned]:
+    """Return who learns what from steps, by their declarations.
+
+    What the server only passes on to parties is left out. With `seen`, which has what
+    was sent by action, only that is returned.
+    """
+    rows = []
+    for step in steps:
+        if seen is not None and step.action not in seen:
+            continue
+        of_step = Seen() if seen is None else seen[step.action]
+        if seen is None:
+            kinds = tuple(_conditional(r.kind, r.when) for r in step.reveals)
+        else:
+            kinds = in_order(of_step.kinds)
+        for fields, ways, sent, what in (
+            (step.contract.reply, _LEAVES, of_step.reply, kinds),
+            (step.contract.request, _TOLD, of_step.request, ()),
+        ):
+            groups: dict[str, list[str]] = {}
+            for name, declared in fields.items():
+                if seen is None or name in sent:
+                    groups.setdefault(_way(declared, ways), []).append(name)
+            rows += [
+                Learned(step.action, tuple(groups[way]), *words, what)
+                for way, words in ways.items()
+                if way in groups
+            ]
+    return rows
+
+
+def _conditional(kind: Kind, when: str) -> str:
+    if not when:
+        return kind
+    name = when.removeprefix("not ")
+    return f"{kind} ({'without' if name != when else 'with'} {name})"
+
+
+def _way(declared: Field, ways: Mapping[str, Any]) -> str:
+    """Return how a value travels; for an input that others have sent, nothing."""
+    if ways is _LEAVES:
+        return declared.leaves.how if declared.leaves else "clear"
+    if declared.leaves:
+        return ""
+    return declared.sending.how if declared.sending else "common"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table of words."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cells(row: Learned) -> list[str]:
+    values = ", ".join(f"`{value}`" for value in row.values)
+    return [f"`{row.step}`", values, row.how, row.who, ", ".join(row.kinds)]
+
+
+def table_of(rows: Iterable[Learned]) -> str:
+    """Return who learns what as a Markdown table."""
+    return _table(_HEADER, map(_cells, rows))
+
+
+def table_of_all() -> str:
+    """Return who learns what, and what leaves at the defaults, as Markdown."""
+    parts = ["Every run:", table_of(who_learns([hello]))]
+    for name, tasks in ALGORITHMS.items():
+        for strategy in tasks:
+            learned = who_learns(strategy.steps)
+            header, rows = list(_HEADER), list(map(_cells, learned))
+            if strategy.task == "train":
+                seen = _seen_at_defaults(name)
+                header.append("at the defaults")
+                rows = [[*_cells(row), _sent(row, seen)] for row in learned]
+            title = f"`{name}`, task `{strategy.task}`:"
+            parts += [title, _table(header, rows)]
+    return "\n\n".join(parts)
+
+
+def table_at_defaults() -> str:
+    """Return what leaves the parties at the defaults of a run config, as Markdown."""
+    rows = []
+    for name, (strategy, *_) in ALGORITHMS.items():
+        for row in who_learns(strategy.steps, _seen_at_defaults(name)):
+            if row.how != _BY_SERVER:
+                rows.append([f"`{name}`", *_cells(row)])
+    return _table(("strategy", *_HEADER), rows)
+
+
+def _sent(row: Learned, seen: Mapping[str, Seen]) -> str:
+    """Return which of the values of a row a rehearsal has seen."""
+    of_step = seen.get(row.step, Seen())
+    sent = of_step.request if row.how == _BY_SERVER else of_step.reply
+    values = [value for value in row.values if value in sent]
+    if len(values) == len(row.values):
+        return "yes"
+    return f"only {', '.join(f'`{value}`' for value in values)}" if values else "no"
+
+
+def _seen_at_defaults(name: str) -> dict[str, Seen]:
+    """Return what training sends at the defaults of a run config."""
+    config = check_run_config({"strategy": name, "seed": 0, "alignment": "rows"})
+    strategy = make_strategy(config)
+    n = 3000  # enough for curves, and more than a coreset has
+    shapes = [Shape(n, 3), Shape(n, 3), Shape(n, 3, n)]
+    with quietly():
+        return rehearse(strategy, shapes).ledger.seen
+
+
+def main(
+    defaults: Annotated[
+        bool, typer.Option(help="Only what leaves the parties at the defaults.")
+    ] = False,
+) -> None:
+    """Print who learns what in each strategy, as Markdown."""
+    print(table_at_defaults() if defaults else table_of_all())
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,361 @@
+"""What a run will cost, and who will learn what, before any row leaves a party."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from vfl_flower.app.plan.learned import Learned, table_of, who_learns
+from vfl_flower.app.plan.rehearsal import Shape, n_rows_of, quietly, rehearse
+from vfl_flower.app.report.report import markdown_table
+from vfl_flower.app.report.units import duration
+from vfl_flower.party.answering import hello
+from vfl_flower.protocol.terms import KINDS
+from vfl_flower.server.exchange import Exchange
+from vfl_flower.server.ledger import COUNTS, Entry, Ledger
+from vfl_flower.server.strategy import ProtocolStrategy
+
+log = logging.getLogger("vfl_flower")
+
+MOST_ROWS = 20_000
+"""Most rows of a rehearsal, of all parties where they hold different rows."""
+MOST_NUMBERS = 8_000_000
+"""Most numbers in the rows of a rehearsal, at all parties together: 64 MB."""
+FEW_ROWS = 1_000
+"""Most rows of the rehearsals that look for what depends on the data."""
+MESSAGE_BYTES = 2**25
+"""Most bytes of one reply where a step sends all rows, in as many messages as it takes:
+a rehearsal on fewer rows may need only one of them."""
+LINEAR = 1.8
+"""Growth from one doubling of the rows to the next that counts as proportional to the
+rows: the next doubling then adds twice as much."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run will cost, and who will learn what."""
+
+    strategy: ProtocolStrategy
+    shapes: tuple[Shape, ...]
+    learned: list[Learned]
+    ledger: Ledger | None = None
+    """Round trips, bytes and seconds by step and party; None: it was not rehearsed."""
+    reason: str = ""
+    """Why it was not rehearsed."""
+    rows: int = 0
+    """Rows of the largest rehearsal."""
+    extended: bool = False
+    """Whether the figures of all rows were computed from those of fewer."""
+    varying: dict[str, tuple[int, int]] | None = None
+    """Steps whose costs depend on the values of the data, and their round trips on few
+    rows without a pattern, and on few in clusters; None: that is not known."""
+    server_seconds: float = 0.0
+    """Time that the server computes."""
+    round_trip: float | None = None
+    """Seconds of one round trip besides computing, as ``hello`` took them; None: nobody
+    was greeted."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds that the run takes, without the time for the bytes; None: unknown."""
+        if self.ledger is None or self.round_trip is None:
+            return None
+        return self.ledger.round_trips * self.round_trip + self.computing
+
+    @property
+    def computing(self) -> float:
+        """Seconds of computing: of each step's slowest party, and of the server."""
+        slowest: dict[str, float] = {}
+        for entry in self.ledger.entries.values() if self.ledger else ():
+            before = slowest.get(entry.action, 0.0)
+            slowest[entry.action] = max(before, entry.seconds_computed)
+        return sum(slowest.values()) + self.server_seconds
+
+    def __str__(self) -> str:
+        """Return the plan as text, which is Markdown."""
+        sizes = [
+            f"{shape.name or f'party-{j}'} ({shape.n_rows:,} rows, "
+            f"{shape.n_columns:,} columns"
+            f"{f', {shape.n_labels:,} labels' if shape.n_labels else ''})"
+            for j, shape in enumerate(self.shapes)
+        ]
+        title = f"# Plan: {type(self.strategy).__name__}, {self.strategy.variant}"
+        parts = [title, f"{len(sizes)} parties: {'; '.join(sizes)}.", "## Costs"]
+        parts += [self.reason] if self.ledger is None else self._costs(self.ledger)
+        parts += ["## Who learns what", table_of(self.learned)]
+        parts += self._consent()
+        return "\n\n".join(parts)
+
+    def _costs(self, ledger: Ledger) -> list[str]:
+        rows = [self._row(action, ledger.of(action)) for action in ledger.waits]
+        header = [
+            *("step", "round trips", "bytes to a party", "bytes from a party"),
+            "bytes of all parties",
+        ]
+        return [
+            markdown_table(header, [*rows, self._row("all", ledger)]),
+            "Bytes to and from a party are those of the party that has most of them.",
+            self._time(ledger),
+            self._basis(),
+            *filter(None, [self.strategy.trade(n_rows_of(self.strategy, self.shapes))]),
+        ]
+
+    def _row(self, action: str, ledger: Ledger) -> list[str]:
+        varies = self.varying is not None and action in self.varying
+        down: Counter[str] = Counter()
+        up: Counter[str] = Counter()
+        for entry in ledger.entries.values():
+            down[entry.party] += entry.bytes_down
+            up[entry.party] += entry.bytes_up
+        total = ledger.bytes_down + ledger.bytes_up
+        figures = ledger.round_trips, max(down.values()), max(up.values()), total
+        return [f"{action} *" if varies else action, *(f"{n:,}" for n in figures)]
+
+    def _time(self, ledger: Ledger) -> str:
+        waiting = f"{ledger.round_trips} round trips"
+        if self.seconds is None:
+            waiting += " (on SuperNodes a few seconds each)"
+        else:
+            waiting = f"{duration(self.seconds)}, which is {waiting} of "
+            waiting += f"{duration(self.round_trip or 0.0)}, as `hello` took,"
+        return (
+            f"Expected time: {waiting} and {duration(self.computing)} of computing, by "
+            "this machine's speed; the time that the network takes for the bytes comes "
+            "on top."
+        )
+
+    def _basis(self) -> str:
+        all_rows = n_rows_of(self.strategy, self.shapes)
+        rows = f"{self.rows:,} random rows"
+        text = f"The figures come from a rehearsal in this process on {rows}"
+        if self.extended:
+            text += f", and on a half and a quarter of them: those of all {all_rows:,} "
+            text += "rows follow from how they grow, and are estimates"
+        elif self.rows < all_rows:
+            text += (
+                f": all {all_rows:,} rows take no more round trips and no more bytes"
+            )
+        if self.varying is None:
+            return f"{text}. Which figures depend on the values is not known."
+        if not self.varying:
+            return (
+                f"{text}. Rows of another kind cost the same; a solver that stops when "
+                "it has converged can still take longer on the real ones."
+            )
+        differ = "; ".join(
+            f"`{action}` {random} and {clusters} round trips"
+            for action, (random, clusters) in self.varying.items()
+            if random != clusters
+        )
+        example = f". On few rows without a pattern and in clusters: {differ}"
+        return (
+            f"{text}. Those of the steps with * depend on the values, such as on how "
+            "many iterations a solver takes: they are typical of random rows, and the "
+            "run can cost more or less, up to what its settings allow"
+            f"{example if differ else ''}."
+        )
+
+    def _consent(self) -> list[str]:
+        terms = self.strategy.terms
+        kinds = "; ".join(f"`{kind}`: {KINDS[kind]}" for kind in terms.needs)
+        text = "The consent of a party needs no line in `[leaves]`."
+        if terms.needs:
+            text = f"The consent of each party must let these leave it: {kinds}."
+            text += f" {terms.less}." if terms.less else ""
+        for kind in terms.wants:
+            text += (
+                f" Where it also names `{kind}` ({KINDS[kind]}), the run uses them; "
+                "not every run needs them."
+            )
+        if len(self.shapes) == 2:
+            text += " Of two parties, one that learns a sum knows the other's part."
+        if self.strategy.masking == "plain":
+            text += " With masking 'plain' the server learns each addend of all sums."
+        return [text]
+
+
+def plan(
+    strategy: ProtocolStrategy,
+    shapes: Sequence[Shape],
+    greeted: Ledger | None = None,
+) -> RunPlan:
+    """Return what a run will cost and show, without any data.
+
+    `greeted` has the costs of ``hello`` with the real parties. Without a rehearsal, the
+    plan has a reason instead of costs.
+    """
+    shapes = tuple(shapes)
+    declared = RunPlan(strategy, shapes, who_learns([hello, *strategy.steps]))
+    if strategy.task != "train":
+        reason = (
+            f"A plan has the costs of training only: the task {strategy.task!r} works "
+            "on what the parties keep of a trained model. The table has all that its "
+            "steps may show."
+        )
+        return replace(declared, reason=reason)
+    everything = n_rows_of(strategy, shapes)
+    wanted = min(everything, strategy.enough_rows or everything)
+    widths = [shape.n_columns for shape in shapes]
+    width = max(widths) if strategy.partition == "horizontal" else sum(widths)
+    rows = min(wanted, MOST_ROWS, max(1, MOST_NUMBERS // width))
+    counts = [rows] if rows == wanted else [rows // 4, rows // 2, rows]
+    doublings = math.log2(wanted / rows)
+    # First, since the first rehearsal also waits for imports.
+    few_rows = min(rows, FEW_ROWS)
+    with _rehearsing(few_rows):
+        varying = _varying(strategy, shapes, few_rows)
+    rehearsals = []
+    for count in counts:
+        try:
+            with _rehearsing(count):
+                part = strategy.scaled(count / wanted)
+                rehearsals.append(rehearse(part, shapes, count))
+        except Exception as error:  # whatever a strategy raises is what there is to say
+            few = f"{counts[0]:,} to " if len(counts) > 1 else ""
+            reason = (
+                f"The run was not rehearsed, since it failed on {few}{rows:,} random "
+                f"rows: {error or type(error).__name__}. The table has all that its "
+                "steps may show."
+            )
+            return replace(declared, reason=reason)
+    last = rehearsals[-1]
+    ledger, seconds = last.ledger, last.seconds
+    if len(rehearsals) > 1:
+        ledger = _extended_ledger(
+            [r.ledger for r in rehearsals], doublings, varying or ()
+        )
+        seconds = extended([r.seconds for r in rehearsals], doublings)
+    round_trip = None
+    if greeted is not None:
+        ledger = Ledger(
+            greeted.entries | _without_hello(ledger.entries),
+            greeted.waits | _without_hello(ledger.waits),
+        )
+        computed = max(e.seconds_computed for e in greeted.entries.values())
+        waited = greeted.seconds_waited - computed
+        round_trip = max(0.0, waited) / greeted.round_trips
+    return RunPlan(
+        strategy,
+        shapes,
+        # Real parties send more in ``hello`` than rehearsed ones, such as signatures.
+        [*who_learns([hello]), *who_learns(strategy.steps, last.ledger.seen)],
+        ledger,
+        rows=rows,
+        extended=len(rehearsals) > 1,
+        varying=varying,
+        server_seconds=seconds,
+        round_trip=round_trip,
+    )
+
+
+def _without_hello(kept: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return what is kept by action, or by action and party, but for ``hello``."""
+    return {key: v for key, v in kept.items() if hello.action not in (key, key[0])}
+
+
+def _varying(
+    strategy: ProtocolStrategy, shapes: Sequence[Shape], rows: int
+) -> dict[str, tuple[int, int]] | None:
+    """Return round trips on random rows and clusters of the steps that differ there."""
+    try:
+        random = rehearse(strategy, shapes, rows)
+        clusters = rehearse(strategy, shapes, rows, clusters=True)
+    except Exception:
+        return None
+    varying = {}
+    for action in random.ledger.waits | clusters.ledger.waits:
+        trips, size = random.sizes(action)
+        other_trips, other_size = clusters.sizes(action)
+        if trips != other_trips or not math.isclose(size, other_size, rel_tol=0.01):
+            varying[action] = trips, other_trips
+    return varying
+
+
+def extended(values: Sequence[float], doublings: float) -> float:
+    """Return what a cost will be after further doublings of the rows.
+
+    `values` are what n / 4, n / 2 and n rows cost. The result is a + b n^p through
+    them, where p is at most 1: from one doubling to the next the growth is multiplied
+    by 2^p. A cost that has not grown stays.
+    """
+    first, last = values[1] - values[0], values[2] - values[1]
+    if last <= 0:
+        return values[2]
+    ratio = last / first if first > 0 else 2.0
+    if ratio > LINEAR:
+        ratio = 2.0
+    if math.isclose(ratio, 1):
+        return values[2] + last * doublings
+    return values[2] + last * ratio * float(ratio**doublings - 1) / (ratio - 1)
+
+
+def _extended_ledger(
+    ledgers: Sequence[Ledger], doublings: float, varying: Collection[str]
+) -> Ledger:
+    """Return the ledger of more rows from those of n / 4, n / 2 and n.
+
+    A step that varies with the values is asked as often as in one of them: a solver's
+    iterations do not follow from the number of rows.
+    """
+    result = Ledger()
+    trips = {
+        action: [len(ledger.waits.get(action, ())) for ledger in ledgers]
+        for action in ledgers[-1].waits
+    }
+    for (action, party), entry in ledgers[-1].entries.items():
+        entries = [x.entries.get((action, party), Entry("", "")) for x in ledgers]
+        times, shares = 1, [1] * len(ledgers)
+        if action in varying:
+            times, shares = max(trips[action]), [max(1, n) for n in trips[action]]
+        counts: dict[str, Any] = {}
+        for name in COUNTS:
+            pairs = zip(entries, shares, strict=True)
+            each = [getattr(e, name) / share for e, share in pairs]
+            counts[name] = round(times * extended(each, doublings))
+        # Seconds vary too much for a curve: they count as proportional to the rows.
+        for name in ("seconds_computed", "seconds_answered"):
+            counts[name] = getattr(entry, name) * 2**doublings
+        result.entries[action, party] = Entry(action, party, **counts)
+    for action, waits in ledgers[-1].waits.items():
+        of_step = (e for e in result.entries.values() if e.action == action)
+        least = math.ceil(max(e.bytes_up for e in of_step) / MESSAGE_BYTES)
+        count = math.ceil(extended(trips[action], doublings))
+        if action in varying:
+            count, least = max(trips[action]), 0
+        result.waits[action] = [sum(waits) / len(waits)] * max(least, count)
+    return result
+
+
+@contextmanager
+def _rehearsing(rows: int) -> Iterator[None]:
+    """Log that a rehearsal starts, and nothing of what it logs itself."""
+    log.info("dry run: rehearsing on %s random rows", f"{rows:,}")
+    with quietly():
+        yield
+
+
+def dry_run(
+    grid: Grid, strategies: Mapping[str, ProtocolStrategy], timeout: float
+) -> str:
+    """Greet the parties for each strategy, and return the plans as text.
+
+    Raises the errors of a run before its first step, such as when a party refuses it.
+    """
+    met = []
+    for strategy in strategies.values():
+        strategy.check()
+        log.info("dry run: greeting the parties")
+        ledger = Ledger()
+        parties = strategy.greet(Exchange(grid, ledger, timeout))
+        shapes = [Shape.of(info) for info in parties]
+        met.append((strategy, shapes, ledger))
+    plans = [str(plan(*greeting)) for greeting in met]
+    sent = "This was a dry run: `hello` was sent to the parties, and nothing else."
+    return "\n\n".join([*plans, sent])

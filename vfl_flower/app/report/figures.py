@@ -1,0 +1,278 @@
+"""What the figures of a report show: each is made from what ``result.json`` has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vfl_flower.app.extras import lacks
+from vfl_flower.app.report.drawing import (
+    FIRST,
+    INK,
+    MUTED,
+    SQUARE,
+    THIRD,
+    Figure,
+    in_lines,
+    make_figure,
+    mark_few,
+    note,
+    tick,
+    unit_square,
+)
+from vfl_flower.typing import Array
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+
+def figures_of(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+    """Return the figures that fit the results of a run, the first one foremost.
+
+    Without the extra ``report`` there are none.
+    """
+    if lacks("matplotlib"):
+        return []
+    first = next(iter(results.values()))
+    curves = first.get("curves") or {}
+    drawn = [*_two_classes(curves), _regression(curves)]
+    drawn += [_clusters(first), _progress(first)]
+    return [figure for figure in drawn if figure is not None]
+
+
+def last(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the metrics of the last iteration of a result."""
+    metrics = result["metrics"]
+    return metrics[max(metrics, key=int)] if metrics else {}
+
+
+def finite(value: object) -> bool:
+    """Return whether a value is a number that is neither infinite nor NaN."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _arrays(curves: Mapping[str, Sequence[float]], *names: str) -> list[Array]:
+    return [np.array(curves.get(name, ()), dtype=np.float64) for name in names]
+
+
+def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
+    """ROC and calibration, from bins of the rows held out in the order of scores."""
+    if not {"rows", "positives"} <= curves.keys():
+        return []
+    # Without probabilities there is no score, and the bins still have their order.
+    rows, positives, score = _arrays(curves, "rows", "positives", "score")
+    if not 0 < positives.sum() < rows.sum():
+        return []
+    roc = _roc(rows, positives)
+    return [roc, _calibration(rows, positives, score)] if len(score) else [roc]
+
+
+def _roc(rows: Array, positives: Array) -> Figure:
+    negatives = rows - positives
+    found, alarms = (
+        np.concatenate([[0.0], np.cumsum(counts[::-1])]) / counts.sum()
+        for counts in (positives, negatives)
+    )
+    area = float(np.trapezoid(found, alarms))
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.subplots()
+        unit_square(axes, "guessing")
+        axes.plot(alarms, found, color=FIRST, marker="o", markersize=4)
+        axes.set_xlabel("false alarms among the negative rows")
+        axes.set_ylabel("positive rows found")
+
+    return make_figure(
+        "roc",
+        "How well it separates the classes",
+        "Each point is a threshold: rows with a higher score count as positive. Up: "
+        "how many of the positive rows are found; to the right: how many of the others "
+        "are false alarms. The nearer to the upper left corner, the better; the dashed "
+        "line is guessing.",
+        f"ROC curve of {int(rows.sum()):,} rows held out in {len(rows)} groups, with "
+        f"an area of about {area:.2f}; the line of guessing has 0.5.",
+        {"false_positive_rate": alarms.tolist(), "true_positive_rate": found.tolist()},
+        draw,
+        **SQUARE,
+    )
+
+
+def _calibration(rows: Array, positives: Array, score: Array) -> Figure:
+    share = positives / rows
+    spread = np.sqrt(share * (1 - share) / rows)
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.subplots()
+        unit_square(axes, "as predicted")
+        axes.errorbar(
+            score, share, yerr=2 * spread, fmt="o", color=FIRST, capsize=3, markersize=5
+        )
+        axes.set_xlabel("predicted probability of the positive class")
+        axes.set_ylabel("share of rows that are positive")
+
+    worst = int(np.abs(share - score).argmax())
+    return make_figure(
+        "calibration",
+        "Whether its probabilities are right",
+        "Each point is a group of rows with similar probabilities. On the dashed line "
+        "as many rows are positive as predicted; below it the model promises too much. "
+        "Bars span two standard errors.",
+        f"Predicted probabilities against what happened, in {len(score)} groups of "
+        f"rows; the largest difference is at {score[worst]:.2f}, where "
+        f"{share[worst]:.2f} of the rows are positive.",
+        {
+            "predicted": score.tolist(),
+            "share_positive": share.tolist(),
+            "standard_error": spread.tolist(),
+            "rows": rows.astype(int).tolist(),
+        },
+        draw,
+        **SQUARE,
+    )
+
+
+def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
+    """Predicted against true, in bins of rows in the order of their predictions."""
+    if not {"predicted", "true", "true_sd", "rows"} <= curves.keys():
+        return None
+    predicted, true, spread, rows = _arrays(
+        curves, "predicted", "true", "true_sd", "rows"
+    )
+    if not len(predicted):
+        return None
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.subplots()
+        low, high = min(predicted.min(), true.min()), max(predicted.max(), true.max())
+        axes.plot([low, high], [low, high], color=THIRD, linestyle="--")
+        lower, upper = true - spread, true + spread
+        axes.fill_between(predicted, lower, upper, color=FIRST, alpha=0.18, linewidth=0)
+        axes.plot(predicted, true, color=FIRST, marker="o", markersize=4)
+        middle = low + 0.62 * (high - low)
+        note(axes, "as predicted", (middle, middle), (8, -12), color=MUTED, ha="left")
+        axes.set_xlabel("prediction")
+        axes.set_ylabel("truth")
+        mark_few(axes)
+        axes.yaxis.set_major_formatter(tick)
+
+    off = int(np.abs(true - predicted).argmax())
+    return make_figure(
+        "predicted-true",
+        "Predicted against true",
+        "Each point is a group of rows held out with similar predictions, at the mean "
+        "of what was predicted and of what is true. On the dashed line the model is "
+        "right on the mean; the band is one standard deviation of the truth within a "
+        "group: how far single rows are off.",
+        f"Mean truth against mean prediction in {len(rows)} groups of "
+        f"{int(rows.sum()):,} rows, from {predicted.min():.3g} to "
+        f"{predicted.max():.3g}; the largest difference of the means is at "
+        f"{predicted[off]:.3g}, where the truth is {true[off]:.3g}.",
+        {
+            "predicted": predicted.tolist(),
+            "true": true.tolist(),
+            "true_sd": spread.tolist(),
+            "rows": rows.astype(int).tolist(),
+        },
+        draw,
+        **SQUARE,
+    )
+
+
+def _clusters(result: Mapping[str, Any]) -> Figure | None:
+    """Return the centres in the two directions in which they differ most."""
+    if not (clusters := result.get("clusters")):
+        return None
+    x, y, rows = _arrays(clusters, "x", "y", "rows")
+    shares = clusters["shares"]
+    known = len(rows) > 0
+    areas = 900 * rows / max(rows.max(), 1) if known else np.full(len(x), 200.0)
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.subplots()
+        axes.scatter(x, y, s=areas, color=FIRST, alpha=0.35, edgecolors=FIRST)
+        axes.scatter(x, y, s=8, color=INK)
+        beside = 2 + 0.7 * np.sqrt(areas / np.pi)  # points, from centre to edge
+        for k, away in enumerate(beside):
+            note(axes, f"{k + 1}", (x[k], y[k]), (away, away), ha="left")
+        axes.margins(0.2)
+        axes.set_xlabel(f"first direction ({shares[0]:.0%} of how the centres differ)")
+        axes.set_ylabel(f"second direction ({shares[1]:.0%})")
+
+    what = "The area of a circle is the number of rows of its cluster."
+    if not known:
+        what = "The numbers of rows are not known to the server, so all are alike."
+    sizes = f" of {int(rows.min()):,} to {int(rows.max()):,} rows" if known else ""
+    return make_figure(
+        "clusters",
+        "Where the clusters are",
+        "The centres, seen in the two directions in which they differ most, as far as "
+        f"the model alone determines. {what} Near circles are like clusters; the "
+        f"picture shows {sum(shares):.0%} of how the centres differ, and no row.",
+        f"{len(x)} clusters{sizes} in two directions, which show {sum(shares):.0%} of "
+        "how their centres differ.",
+        {
+            "cluster": list(range(1, len(x) + 1)),
+            "x": x.tolist(),
+            "y": y.tolist(),
+            "rows": rows.tolist() if known else [""] * len(x),
+        },
+        draw,
+        height=4.2,
+    )
+
+
+def _progress(result: Mapping[str, Any]) -> Figure | None:
+    """Return how far an iterative solver was, by the bytes that it had cost."""
+    traces = {
+        name: trace
+        for name, trace in (result.get("traces") or {}).items()
+        if len(trace["value"]) > 1
+    }
+    if not traces:
+        return None
+    told = {
+        name: result["explained"].get(name, {}).get("title", name) for name in traces
+    }
+
+    def draw(canvas: Canvas) -> None:
+        from matplotlib.ticker import NullLocator
+
+        panels = canvas.subplots(1, len(traces), squeeze=False)[0]
+        for axes, (name, trace) in zip(panels, traces.items(), strict=True):
+            values = trace["value"]
+            sent = len(set(trace["bytes"])) > 1
+            steps = np.arange(1, 1 + len(values))
+            places = np.array(trace["bytes"]) / 1e6 if sent else steps
+            axes.plot(places, values, color=FIRST, marker="o", markersize=4)
+            if min(values) > 0 and max(values) > 30 * min(values):
+                axes.set_yscale("log")
+                axes.yaxis.set_minor_locator(NullLocator())
+                axes.yaxis.set_major_formatter(tick)
+            axes.set_xlabel("MB sent so far" if sent else "step")
+            axes.set_title(in_lines(told[name]), loc="left")
+            mark_few(axes)
+
+    ends = "; ".join(
+        f"{told[name]} from {trace['value'][0]:.3g} to {trace['value'][-1]:.3g} in "
+        f"{len(trace['value'])} steps"
+        for name, trace in traces.items()
+    )
+    columns: dict[str, list[Any]] = {"metric": []}
+    for name, trace in traces.items():
+        columns["metric"] += [name] * len(trace["value"])
+        for column in ("round_trips", "bytes", "value"):
+            columns.setdefault(column, []).extend(trace[column])
+    return make_figure(
+        "progress",
+        "What each step of the solver gained",
+        "One point for each step, at the bytes that had been sent by then in both "
+        "directions. Where the line is flat, further steps gained little for their "
+        "bytes. Steps that send nothing are counted instead.",
+        f"{ends}.",
+        columns,
+        draw,
+        height=3.1,
+    )

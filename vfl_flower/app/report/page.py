@@ -1,0 +1,383 @@
+"""The page of a run: one HTML file that asks nothing of any other place.
+
+Whatever comes from a run is escaped, and the page allows no script.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from vfl_flower.app.extras import lacks
+from vfl_flower.app.report.drawing import Figure
+from vfl_flower.app.report.figures import finite, last
+from vfl_flower.app.report.page_template import STYLE, TEMPLATE
+from vfl_flower.app.report.units import duration, size
+from vfl_flower.server.metrics import OF_SPREAD, SPREAD
+
+MOST_PARTIES = 40
+"""Most parties of a table; the others are added up in one more line."""
+
+MOST_OF_TEXT = 400
+"""Most characters of a setting, a name or a warning; ``result.json`` has the whole."""
+
+UNEXPLAINED = "The strategy does not say what this number means."
+
+COSTS = {
+    "Round trips": (
+        "round_trips",
+        "How often the server asked and waited for all answers. In a real deployment "
+        "each takes a second or more, whatever its size.",
+    ),
+    "Bytes from all parties": ("bytes_up", "What all parties together sent."),
+    "Bytes to all parties": ("bytes_down", "What the server sent to all of them."),
+    "Time waited": (
+        "seconds_waited",
+        "How long the server waited for answers, of all the run.",
+    ),
+    "Time computed by parties": (
+        "seconds_computed",
+        "The parties' own computing, added up over the parties.",
+    ),
+}
+"""What a ledger counts, and what it means."""
+
+DOING = ("computing", "sending and starting", "waiting for others")
+"""What a party's time goes into."""
+
+TOGETHER = "all parties, nothing pooled"
+"""The model of a run, beside those of parties alone."""
+
+WORDS = {
+    "Party": "An organisation that takes part with data of its own.",
+    "Server": "The program that asks the parties and puts their answers together. It "
+    "holds no rows.",
+    "Label": "The column that the model predicts.",
+    "Rows held out": "Rows that the model was not trained on, so that it can be judged "
+    "by them.",
+    "Round trip": "One question of the server to the parties, and all their answers.",
+    "Under a mask": "A party adds random numbers that cancel in the sum over all "
+    "parties: the server gets the sum, and nothing of a single party.",
+    "In the clear": "As it is: whoever gets it can read it.",
+    "Standard error": OF_SPREAD,
+    "Consent": "A file of each party that says what may leave it. Its own program "
+    "refuses everything else.",
+}
+"""What the page's words mean."""
+
+
+def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
+    """Return the page of a run from its ``result.json`` and its figures."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"size": size, "duration": duration}
+    environment.filters |= {"cut": cut, "unbroken": unbroken}
+    results: Mapping[str, Any] = record["results"]
+    name, first = next(iter(results.items()))
+    warnings = [(other, x) for other, r in results.items() for x in r["warnings"]]
+    return environment.from_string(TEMPLATE).render(
+        style=STYLE,
+        record=record,
+        results=results,
+        name=name,
+        first=first,
+        several=len(results) > 1,
+        short=in_short(results),
+        warnings=warnings,
+        metrics=_metrics(results),
+        costs=[
+            (title, text, [_cost(key, r["ledger"][key]) for r in results.values()])
+            for title, (key, text) in COSTS.items()
+        ],
+        tables=list(_tables(first)),
+        pictures=figures,
+        missing=_missing(first),
+        parties=_parties(first),
+        steps=_steps(first),
+        learned=_learned(first["learned"]),
+        doing=DOING,
+        words=WORDS,
+    )
+
+
+def cut(text: object) -> str:
+    """Return a text, or its beginning where it is long."""
+    whole = str(text)
+    return whole if len(whole) <= MOST_OF_TEXT else f"{whole[:MOST_OF_TEXT]}…"
+
+
+def unbroken(text: str) -> str:
+    """Return a text whose percentages stay in one line."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def in_short(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what a run has come to, in a few sentences: the first result's."""
+    first = next(iter(results.values()))
+    ledger = first["ledger"]
+    times = "round trip" if ledger["round_trips"] == 1 else "round trips"
+    cost = (
+        f"The run took {duration(first['seconds'])} and {ledger['round_trips']:,} "
+        f"{times}; the parties sent {size(ledger['bytes_up'])} and received "
+        f"{size(ledger['bytes_down'])}."
+    )
+    if first["kinds"]:
+        meanings = "; ".join(first["kinds"].values())
+        left = f"Beyond sums over all parties, this left a party: {meanings}."
+    else:
+        left = (
+            "Nothing left a party that its consent has to allow: only names, sizes, "
+            "sums over all parties and encrypted values."
+        )
+    note = [f"{first['note'][0].upper()}{first['note'][1:]}."] if first["note"] else []
+    return [_who(first), *verdicts(last(first)), *note, cost, left]
+
+
+def _who(result: Mapping[str, Any]) -> str:
+    parties = result["parties"]
+    names = ", ".join(cut(party["name"]) for party in parties[:6])
+    more = f" and {len(parties) - 6} more" if len(parties) > 6 else ""
+    count = "1 party" if len(parties) == 1 else f"{len(parties)} parties"
+    text = f"{count} took part: {names}{more}. "
+    columns = [party["columns"] for party in parties]
+    rows = [party["rows"] for party in parties]
+    if result["partition"] == "vertical":
+        text += f"They hold {sum(columns):,} columns of the same {rows[0]:,} rows."
+    elif result["partition"] == "horizontal":
+        ending = "" if max(columns) == 1 else "s"
+        text += f"They hold {sum(rows):,} rows of the same {max(columns):,} column"
+        text += f"{ending}."
+    else:
+        text += f"They hold {min(rows):,} to {max(rows):,} rows each."
+    holders = [cut(party["name"]) for party in parties if party["labels"]]
+    if holders and result["partition"] == "vertical":
+        text += f" The labels are at {', '.join(holders[:6])}."
+    return text
+
+
+def verdicts(metrics: Mapping[str, Any]) -> list[str]:
+    """Return how good a model is beside no model, a sentence for each way to see it."""
+    known = {k: v for k, v in metrics.items() if finite(v)}
+    told = []
+    rows = f"the {known['test_rows']:,.0f} rows" if "test_rows" in known else "rows"
+    if "test_error" in known:
+        text = (
+            f"On {rows} held out the model names the right class for "
+            f"{_share(1 - known['test_error'])}"
+        )
+        if "test_base_error" in known:
+            text += (
+                "; naming the most frequent class each time would be right for "
+                f"{_share(1 - known['test_base_error'])}"
+            )
+        told.append(f"{text}.")
+    if "test_auc" in known:
+        told.append(
+            "Of a positive and a negative row it gives the positive one the higher "
+            f"score in {_share(known['test_auc'])} of all pairs; guessing, in 50 %."
+        )
+    if "test_r2" in known:
+        text = (
+            f"On {rows} held out the model explains {_share(known['test_r2'])} of the "
+            "variance of the labels; naming their mean each time would explain 0 %"
+        )
+        if "test_loss" in known:
+            typical = math.sqrt(known["test_loss"])
+            text += f". A typical error is {typical:.3g}, in the unit of the label"
+        told.append(f"{text}.")
+    if "explained" in known:
+        told.append(
+            f"The clusters explain {_share(known['explained'])} of the spread of the "
+            "rows; a single cluster would explain 0 %."
+        )
+    return told
+
+
+def _missing(result: Mapping[str, Any]) -> str:
+    """Return why there is no figure, or none of predictions and truth, or ""."""
+    if reason := lacks("matplotlib"):
+        return f"There is no figure: {reason}, and vfl-flower report RUN --rebuild."
+    judged = {"test_error", "test_r2"} & last(result).keys()
+    if result.get("curves") or not judged:
+        return ""
+    return (
+        "There is no picture of the predictions beside the truth. It needs at least "
+        "100 rows held out, of which the party with the labels reports means over "
+        "groups of 20 rows or more where its consent allows curves. This run has none."
+    )
+
+
+def _metrics(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the metrics of all results with what they mean, those explained first."""
+    values = [last(result) for result in results.values()]
+    explained: dict[str, Any] = {}
+    for result in results.values():
+        explained |= result["explained"]
+    measured = [metric for of in values for metric in of]
+    rows = []
+    for metric in dict.fromkeys([*explained, *measured]):
+        is_spread = metric.endswith(SPREAD) and metric.removesuffix(SPREAD) in measured
+        if is_spread or metric not in measured:
+            continue
+        meaning = explained.get(metric, {})
+        kind = meaning.get("kind", "number")
+        rows.append(
+            {
+                "name": metric,
+                "title": meaning.get("title", metric.replace("_", " ")),
+                "text": meaning.get("text", UNEXPLAINED),
+                "better": meaning.get("better", ""),
+                "values": [
+                    _with_spread(of.get(metric), of.get(f"{metric}{SPREAD}"), kind)
+                    for of in values
+                ],
+            }
+        )
+    return rows
+
+
+def _tables(
+    result: Mapping[str, Any],
+) -> Iterator[tuple[str, Sequence[object], Sequence[tuple[object, Sequence[object]]]]]:
+    """Yield further tables of a result: their captions, headers and rows.
+
+    A result may have ``beside``: a metric of models of no run, by their names, and a
+    ``text`` that says what they are.
+    """
+    if beside := result.get("beside"):
+        ((metric, others),) = ((k, v) for k, v in beside.items() if k != "text")
+        title = result["explained"].get(metric, {}).get("title", metric)
+        values = {TOGETHER: last(result)[metric]} | others
+        rows = [(name, [amount(value, "number")]) for name, value in values.items()]
+        yield f"Beside each party alone. {beside['text']}", ("Model", title), rows
+    if confusion := result.get("curves", {}).get("confusion"):
+        numbers = range(1, len(confusion) + 1)
+        caption = (
+            "Rows held out by the class that is right (lines) and the class that the "
+            "model names (columns), in the ascending order of the labels"
+        )
+        yield caption, ("Class", *numbers), list(zip(numbers, confusion, strict=True))
+    if counts := result["counts"]:
+        caption = (
+            "What the run has counted. The server knows these numbers, and not which "
+            "rows or texts they count"
+        )
+        yield caption, ("Of", "Count"), [(k, [f"{n:,}"]) for k, n in counts.items()]
+
+
+def _with_spread(value: Any, spread: Any, kind: str) -> str:
+    if value is None:
+        return "-"
+    text = amount(value, kind)
+    if spread is None or not finite(spread):
+        return text
+    if kind == "share":
+        return f"{text.removesuffix(' %')} ± {100 * spread:.1f} %"
+    return f"{text} ± {amount(float(f'{spread:.2g}'), kind)}"
+
+
+def amount(value: Any, kind: str) -> str:
+    """Return a metric as people read it; ``inf`` and ``nan`` as they are."""
+    if not finite(value):
+        return str(value)
+    if kind == "share":
+        return _share(value)
+    if kind == "count" or 1e4 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _cost(key: str, value: float) -> str:
+    if key.startswith("bytes"):
+        return size(value)
+    return duration(value) if key.startswith("seconds") else f"{value:,}"
+
+
+def times_of(
+    result: Mapping[str, Any],
+) -> dict[str, dict[str, tuple[float, float, float]]]:
+    """Return the seconds of each party in each step: computing, sending, waiting.
+
+    The three add up to the time that the server waited in the step. Sending is the
+    network, Flower's queues, and the start of a process. A party waits until the
+    slowest one has answered, and where only others are asked.
+    """
+    ledger = result["ledger"]
+    entries = {(e["action"], e["party"]): e for e in ledger["entries"]}
+    times: dict[str, dict[str, tuple[float, float, float]]] = {}
+    for step, waits in ledger["waits"].items():
+        wait = sum(waits)
+        times[step] = {}
+        for party in result["parties"]:
+            entry = entries.get((step, party["name"]), {})
+            computed = min(wait, entry.get("seconds_computed", 0.0))
+            answered = min(wait, max(computed, entry.get("seconds_answered", 0.0)))
+            seconds = computed, answered - computed, wait - answered
+            times[step][party["name"]] = seconds
+    return times
+
+
+def _parties(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what each party holds, has sent, and has spent its time on."""
+    times = times_of(result)
+    lines = []
+    for party in result["parties"]:
+        name = party["name"]
+        entries = [e for e in result["ledger"]["entries"] if e["party"] == name]
+        of_steps = [of_step[name] for of_step in times.values()]
+        costs = {
+            "sent": sum(entry["bytes_up"] for entry in entries),
+            "received": sum(entry["bytes_down"] for entry in entries),
+            "seconds": [sum(parts) for parts in zip(*of_steps, strict=True)],
+        }
+        lines.append({**party, **costs})
+    rest = lines[MOST_PARTIES:]
+    if not rest:
+        return lines
+    others: dict[str, Any] = {
+        key: sum(line[key] for line in rest)
+        for key in ("rows", "columns", "labels", "sent", "received")
+    }
+    others["name"] = f"{len(rest)} others, added up"
+    parts = zip(*(line["seconds"] for line in rest), strict=True)
+    others["seconds"] = [sum(part) for part in parts]
+    return [*lines[:MOST_PARTIES], others]
+
+
+def _steps(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what each step has cost all parties together."""
+    ledger = result["ledger"]
+    lines = []
+    for step, waits in ledger["waits"].items():
+        entries = [entry for entry in ledger["entries"] if entry["action"] == step]
+        slowest = max(
+            entries, key=lambda e: float(e["seconds_computed"]), default={"party": ""}
+        )
+        lines.append(
+            {
+                "name": step,
+                "trips": len(waits),
+                "up": sum(entry["bytes_up"] for entry in entries),
+                "down": sum(entry["bytes_down"] for entry in entries),
+                "waited": sum(waits),
+                "computed": slowest.get("seconds_computed", 0.0),
+                "slowest": slowest["party"],
+            }
+        )
+    return lines
+
+
+def _learned(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Return who learned what by who it is; what the server told comes last."""
+    groups: dict[str, list[Any]] = {}
+    for row in sorted(rows, key=lambda row: row["how"] == "told by the server"):
+        groups.setdefault(row["who"], []).append(row)
+    return list(groups.items())

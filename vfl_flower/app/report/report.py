@@ -1,0 +1,274 @@
+"""The only writer of results: JSON, Markdown, models, the page and its figures."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.table import Table
+
+from vfl_flower.app.plan.learned import who_learns
+from vfl_flower.app.report.figures import figures_of
+from vfl_flower.app.report.page import page_of
+from vfl_flower.files import write_whole
+from vfl_flower.party.answering import hello
+from vfl_flower.protocol.names import printable
+from vfl_flower.protocol.settings import settings_of, values_of
+from vfl_flower.protocol.terms import KINDS
+from vfl_flower.server.metrics import SPREAD
+from vfl_flower.server.strategy import ProtocolResult, ProtocolStrategy
+from vfl_flower.version import __version__
+
+RESULT, REPORT, PAGE, FIGURES = "result.json", "report.md", "report.html", "figures"
+"""In the folder of a run: all numbers, the text that the run prints, the page for
+people, and the folder of its figures. The last two follow from the first."""
+
+MOST_COUNTS = 40
+"""Most counts of a model in the result; the others are added up in one more."""
+
+
+def write_report(
+    folder: Path,
+    results: Mapping[str, ProtocolResult],
+    settings: Mapping[str, Any],
+    command: str = "",
+) -> str:
+    """Write ``result.json``, ``report.md`` and the models; return the report as text.
+
+    `results` are named by their variant, such as the sampling, `settings` is the run
+    config, and `command` is what starts the run again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    record = record_of(results, settings, command)
+    write_text(folder / RESULT, json.dumps(record, indent=1))
+    for name, result in results.items():
+        result.model.save(folder / f"model-{name}.npz")
+    first = next(iter(results))
+    ledger = results[first].ledger.table()
+    fence = max(["``", *re.findall("`+", ledger)], key=len) + "`"
+
+    def results_as(show: Callable[[str], str]) -> str:
+        header, rows = summary_rows(results)
+        cells = [list(map(show, row)) for row in (header, *rows)]
+        notes = [show(note)] if (note := results[first].model.note) else []
+        notes += [f"Warning: {show(text)}." for text in warnings_of(results)]
+        return "\n\n".join([markdown_table(cells[0], cells[1:]), *notes])
+
+    write_text(
+        folder / REPORT,
+        f"# {markdown(str(settings.get('strategy', 'Result')))}\n\n"
+        f"{results_as(markdown)}\n\n## Ledger of {markdown(first)}\n\n"
+        f"{fence}\n{ledger}\n{fence}\n",
+    )
+    shown = results_as(printable)
+    return f"{shown}\n\nledger of {first}:\n{ledger}\n\nresults in {folder}"
+
+
+def markdown(text: str) -> str:
+    r"""Return a text that Markdown shows as it is, in one line and one cell.
+
+    >>> print(markdown("a|b <script>"))
+    a\|b \<script\>
+    """
+    return re.sub(r"([\\`*_\[\]<>|#&~!$])", r"\\\1", printable(text))
+
+
+def page_text(result: ProtocolResult) -> str:
+    """Return the page of a result as text, and write nothing."""
+    record = record_of({result.strategy.variant: result}, *of_python(result))
+    # As it is read back: with the keys of JSON, which are texts.
+    record = json.loads(json.dumps(record))
+    return page_of(record, figures_of(record["results"]))
+
+
+def of_python(result: ProtocolResult) -> tuple[dict[str, Any], str]:
+    """Return what stands for the run config of a result, and what repeats it."""
+    strategy = result.strategy
+    settings = changed(strategy)
+    given = ", ".join(f"{k}={v!r}" for k, v in settings.items() if k != "seed")
+    name = type(strategy).__name__
+    named = {"strategy": name, "task": strategy.task}
+    return named, f"vf.simulate(vf.{name}({given}), parties, seed={result.seed})"
+
+
+def changed(strategy: ProtocolStrategy) -> dict[str, Any]:
+    """Return the settings that differ from their defaults; folders are left out."""
+    defaults = {s.name: s.default for s in settings_of(type(strategy)) if not s.folder}
+    return {
+        name: value if isinstance(value, bool | int | float | str) else str(value)
+        for name, value in values_of(strategy).items()
+        if name in defaults and repr(getattr(strategy, name)) != repr(defaults[name])
+    }
+
+
+def record_of(
+    results: Mapping[str, ProtocolResult], settings: Mapping[str, Any], command: str
+) -> dict[str, Any]:
+    """Return what ``result.json`` has of a run: all that the page shows."""
+    return {
+        "version": __version__,
+        "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "command": command,
+        "run_config": dict(settings),
+        "results": {name: _result(result) for name, result in results.items()},
+    }
+
+
+def _result(result: ProtocolResult) -> dict[str, Any]:
+    """Return one result as plain numbers and texts."""
+    strategy, recorded = result.strategy, result.train_metrics_clientapp
+    named = {*result.traces}.union(*recorded.values())
+    told = [metric for metric in strategy.explained if metric in named]
+    learned = [*who_learns([hello]), *who_learns(strategy.steps, result.ledger.seen)]
+    revealed = {kind for row in learned for kind in row.kinds}
+    return {
+        "strategy": type(strategy).__name__,
+        "task": strategy.task,
+        "question": strategy.question,
+        "partition": strategy.partition,
+        "settings": changed(strategy),
+        "repeats": strategy.repeats,
+        "parties": [
+            {
+                "name": info.name,
+                "rows": info.n_rows,
+                "columns": info.n_columns,
+                "labels": info.n_labels,
+            }
+            for info in result.parties
+        ],
+        "seed": result.seed,
+        "model": result.model.number,
+        "note": result.model.note,
+        "warnings": list(result.warnings),
+        "metrics": {
+            t: {metric: _number(value) for metric, value in metrics.items()}
+            for t, metrics in recorded.items()
+        },
+        "explained": {metric: strategy.explained[metric]._asdict() for metric in told},
+        "traces": {
+            name: dict(zip(("round_trips", "bytes", "value"), columns, strict=True))
+            for name, points in result.traces.items()
+            if (columns := [[*c] for c in zip(*filter(_finite, points), strict=True)])
+        },
+        **({"curves": dict(result.curves)} if result.curves else {}),
+        "clusters": result.model.plane(),
+        "counts": _first(result.model.counts([info.name for info in result.parties])),
+        "learned": [row._asdict() for row in learned],
+        "kinds": {kind: KINDS[kind] for kind in KINDS if kind in revealed},
+        "seconds": result.seconds,
+        "evaluation_bytes_up": result.evaluation.bytes_up,
+        "ledger": result.ledger.to_dict(),
+    }
+
+
+def _finite(point: tuple[int, int, float]) -> bool:
+    return math.isfinite(point[2])
+
+
+def _first(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the largest counts, and the sum of the others."""
+    largest = sorted(counts.items(), key=lambda item: -item[1])
+    kept, rest = dict(largest[:MOST_COUNTS]), largest[MOST_COUNTS:]
+    return kept | ({f"{len(rest)} others": sum(n for _, n in rest)} if rest else {})
+
+
+def write_page(folder: Path) -> Path:
+    """Write the page of a run and its figures, from its ``result.json`` alone."""
+    record = read_result(folder)
+    figures = figures_of(record["results"])
+    (folder / FIGURES).mkdir(exist_ok=True)
+    for figure in figures:
+        for name, content in figure.files():
+            write_whole(folder / FIGURES / name, content)
+    write_text(folder / PAGE, page_of(record, figures))
+    return folder / PAGE
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return a run's result; raise ValueError if it cannot be read, or is none."""
+    try:
+        read = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        assert isinstance(read["results"], dict)
+        assert {"strategy", "task"} <= read["run_config"].keys()
+    except OSError as error:
+        raise ValueError(
+            f"the result in {folder} cannot be read: {error.strerror}"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
+        raise ValueError(f"the result in {folder} is damaged") from None
+    return dict(read)
+
+
+def warnings_of(results: Mapping[str, ProtocolResult]) -> list[str]:
+    """Return why results may be worse than they should be, a sentence each."""
+    several = len(results) > 1
+    return [
+        f"{name}: {warning}" if several else warning
+        for name, result in results.items()
+        for warning in result.warnings
+    ]
+
+
+def _number(value: Any) -> Any:
+    """Return a value for JSON: as text if it is infinite or NaN, which JSON lacks."""
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+
+
+def summary_rows(
+    results: Mapping[str, ProtocolResult],
+) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of the table of results, a column for each."""
+    names = dict.fromkeys(
+        name for result in results.values() for name in result.metrics
+    )
+    rows = [
+        [name, *(_cell(result.metrics, name) for result in results.values())]
+        for name in names
+        if not (name.endswith(SPREAD) and name.removesuffix(SPREAD) in names)
+    ]
+    costs = {
+        "round trips": lambda result: f"{result.ledger.round_trips}",
+        "bytes up": lambda result: f"{result.ledger.bytes_up:,}",
+        "evaluation bytes up": lambda result: f"{result.evaluation.bytes_up:,}",
+        "bytes down": lambda result: f"{result.ledger.bytes_down:,}",
+        "units": lambda result: f"{result.ledger.units:,}",
+        "seconds": lambda result: f"{result.ledger.seconds_waited:.2f}",
+    }
+    rows += [[cost, *map(of, results.values())] for cost, of in costs.items()]
+    return ["", *results], [[row[0].replace("_", " "), *row[1:]] for row in rows]
+
+
+def _cell(metrics: Mapping[str, Any], name: str) -> str:
+    """Return a metric, with its standard error where it has one."""
+    if (value := metrics.get(name)) is None:
+        return ""
+    spread = metrics.get(f"{name}{SPREAD}")
+    return f"{value:.6g}" + ("" if spread is None else f" +- {spread:.2g}")
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table with aligned columns."""
+    table = Table(*header, box=MARKDOWN)
+    for column in table.columns:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    text = io.StringIO()
+    Console(file=text, width=10**4, highlight=False, markup=False).print(table)
+    lines = text.getvalue().strip().splitlines()
+    lines[1] = lines[1].replace("-|", ":|")  # rich writes no alignment in Markdown
+    return "\n".join(lines)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    write_whole(path, text.encode())

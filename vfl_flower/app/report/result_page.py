@@ -1,0 +1,56 @@
+"""The report of a result outside a run.
+
+A party's process imports the package for each message, and nothing for reports.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from pathlib import Path
+
+from vfl_flower.server.strategy import ProtocolResult
+from vfl_flower.simulation import SimulatedResult
+
+
+def report(result: ProtocolResult, folder: str | os.PathLike[str]) -> Path:
+    """Write the report of a result into a folder, and return its page.
+
+    Parameters
+    ----------
+    result : ProtocolResult
+        Of :func:`~vfl_flower.simulation.simulate`, or of a strategy's ``start`` in your
+        own ServerApp.
+    folder : path
+        Created if it does not exist; it then has ``report.html``, the figures as SVG,
+        PNG, JSON and CSV, ``result.json``, ``report.md`` and the model.
+
+    Returns
+    -------
+    Path
+        The page, which ``vfl-flower report FOLDER --rebuild`` makes again.
+
+    Raises
+    ------
+    OSError
+        The folder cannot be written to.
+    """
+    from vfl_flower.app.report.report import of_python, write_page, write_report
+
+    results = {result.strategy.variant: result}
+    write_report(Path(folder), results, *of_python(result))
+    return write_page(Path(folder))
+
+
+def framed(result: ProtocolResult) -> str:
+    """Return the page of a result in a frame of its own, for a notebook."""
+    from vfl_flower.app.report.report import page_text
+
+    return (
+        f'<iframe title="Report of the run" srcdoc="{html.escape(page_text(result))}" '
+        'sandbox style="width: 100%; height: 40rem; border: 0"></iframe>'
+    )
+
+
+SimulatedResult.report = report
+SimulatedResult._repr_html_ = framed
