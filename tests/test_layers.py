@@ -25,7 +25,10 @@ MODULES = ["vfl_flower"] + [
     module.name for module in pkgutil.walk_packages(vfl_flower.__path__, "vfl_flower.")
 ]
 
-LEAVES = {"typing", "version", "files", "rows", "shapes"}
+INTERNALS = "app.flwr_internals"
+"""The folder of every import of Flower's private modules, a layer of its own."""
+
+LEAVES = {"typing", "version", "files", "rows", "shapes", INTERNALS}
 """Modules that import no layer of the package, and that every layer may import."""
 
 BELOW: dict[str, set[str]] = {
@@ -121,7 +124,8 @@ def imports_of(module: str, everywhere: bool = True) -> set[str]:
 
 
 def layer_of(module: str) -> str:
-    return module.split(".")[1]
+    inside = f"{module}.".startswith(f"vfl_flower.{INTERNALS}.")
+    return INTERNALS if inside else module.split(".")[1]
 
 
 def modules_of(*places: str) -> list[str]:
@@ -181,7 +185,43 @@ def test_no_import_goes_in_a_circle():
 
 @pytest.mark.parametrize("module", modules_of(*PURE))
 def test_a_pure_module_imports_no_flower(module):
-    assert not {name for name in imports_of(module) if name.split(".")[0] == "flwr"}
+    flower = {"flwr", *modules_of(INTERNALS)}
+    assert not {n for n in imports_of(module) if {n, n.split(".")[0]} & flower}
+
+
+PUBLIC_OF_FLOWER = {
+    *("flwr.app", "flwr.clientapp", "flwr.simulation"),
+    *("flwr.serverapp", "flwr.serverapp.strategy"),
+}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_private_modules_of_flower_are_imported_in_one_folder(module):
+    used = {name for name in imports_of(module) if name.split(".")[0] == "flwr"}
+    assert used <= PUBLIC_OF_FLOWER or module in modules_of(INTERNALS)
+
+
+def test_imports_go_in_a_circle_only_inside_a_folder():
+    """Also by the imports inside of functions, but for `UPWARDS`."""
+    graph = {
+        module: {name for name in imports_of(module) if (module, name) not in UPWARDS}
+        for module in MODULES[1:]
+    }
+    for module in graph:
+        reached, waiting = set(), [module]
+        while waiting:
+            new = graph.get(waiting.pop(), set()) - reached
+            reached |= new
+            waiting += new
+        graph[module] = reached
+    circles = {
+        (module, other)
+        for module, reached in graph.items()
+        for other in reached
+        if module in graph.get(other, set())
+        and path_of(module).parent != path_of(other).parent
+    }
+    assert circles == set()
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -16,16 +16,10 @@ from typing import Any, ClassVar
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.serde import (
-    context_from_proto,
-    context_to_proto,
-    message_from_proto,
-    message_to_proto,
-)
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
+from vfl_flower.app.flwr_internals.runs import Run, TaskIdentity
+from vfl_flower.app.flwr_internals.serialisation import arrived, restored
 from vfl_flower.party.answering import serve
 from vfl_flower.party.memory import Memory
 from vfl_flower.party.party import Party
@@ -132,15 +126,15 @@ class InProcessGrid(Grid):
     def _push(self, message: Message) -> str:
         self._pushed += 1
         message.metadata.__dict__["_message_id"] = f"message-{self._pushed}"
-        arrived = message_from_proto(message_to_proto(message))
-        node_id = arrived.metadata.dst_node_id
-        context = context_from_proto(context_to_proto(self._contexts[node_id]))
-        reply = self._app(arrived, context)
+        request = arrived(message)
+        node_id = request.metadata.dst_node_id
+        context = restored(self._contexts[node_id])
+        reply = self._app(request, context)
         # Not before: a process that is killed leaves the context as it was.
         self._contexts[node_id] = context
         reply.metadata.__dict__["_message_id"] = f"reply-{self._pushed}"
-        number = arrived.metadata.message_id
-        self._replies[number] = message_from_proto(message_to_proto(reply))
+        number = request.metadata.message_id
+        self._replies[number] = arrived(reply)
         return number
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:

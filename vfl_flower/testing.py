@@ -15,9 +15,9 @@ from unittest.mock import patch
 
 import numpy as np
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.common.serde import message_to_proto
 from scipy.stats import chisquare
 
+from vfl_flower.app.flwr_internals.serialisation import message_to_bytes
 from vfl_flower.app.plan.plan import plan
 from vfl_flower.app.plan.rehearsal import Shape, quietly
 from vfl_flower.models.base import plain
@@ -97,7 +97,7 @@ class Recorder(InProcessGrid):
     def _keep(self, message: Message, node: int, up: bool) -> None:
         action = message.metadata.message_type.partition(".")[2]
         party = self.get_node_ids().index(node)
-        data = message_to_proto(message).SerializeToString()
+        data = message_to_bytes(message)
         sent = *unpack(message.content), data, n_bytes(message.content)
         self.transcript.append(Sent(action, party, up, *sent))
 

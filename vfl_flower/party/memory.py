@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
+from vfl_flower.app.flwr_internals.serialisation import (
+    records_from_bytes,
+    records_to_bytes,
+)
 from vfl_flower.party.consent import pack_rows, unpack_rows
 from vfl_flower.party.parts import ModelPart, save_part
 from vfl_flower.party.party import Party, PartyError
@@ -108,7 +110,7 @@ class Memory:
                 shape = " ".join(map(str, array.shape))
                 about[key] = [array.dtype, shape, array.stype, digest.hex()]
             packed[f"{ARRAYS}{name}"] = ConfigRecord(about)
-        return recorddict_to_proto(RecordDict(packed)).SerializeToString(), arrays
+        return records_to_bytes(RecordDict(packed)), arrays
 
     def restore(
         self, content: bytes, array_of: Callable[[bytes], bytes], state_key: bytes
@@ -116,7 +118,7 @@ class Memory:
         """Take the state that :meth:`pack` gave; `array_of` has arrays by digest."""
         self.forget()
         self.state[AT_REST] = ConfigRecord({"key": state_key})
-        records: Any = recorddict_from_proto(ProtoRecordDict.FromString(content))
+        records: Any = records_from_bytes(content)
         for name, record in records.items():
             if not name.startswith(ARRAYS):
                 self.state[name] = record

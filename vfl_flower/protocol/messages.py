@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import Array as ProtoArray
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
+from vfl_flower.app.flwr_internals.serialisation import (
+    records_from_bytes,
+    records_to_bytes,
+    size_of_description,
+    size_of_records,
+)
 from vfl_flower.protocol.normal import plain_number
 from vfl_flower.typing import Values
 
@@ -75,8 +78,7 @@ def bundle(content: RecordDict) -> RecordDict:
     """
     if bytes_of_arrays(content) > MOST_BUNDLED:
         return content
-    data = recorddict_to_proto(content).SerializeToString()
-    return RecordDict({BUNDLE: ConfigRecord({BUNDLE: data})})
+    return RecordDict({BUNDLE: ConfigRecord({BUNDLE: records_to_bytes(content)})})
 
 
 def unbundle(content: RecordDict) -> RecordDict:
@@ -85,7 +87,7 @@ def unbundle(content: RecordDict) -> RecordDict:
     if bundled is None:
         return content
     try:
-        return recorddict_from_proto(ProtoRecordDict.FromString(bundled[BUNDLE]))
+        return records_from_bytes(bundled[BUNDLE])
     except Exception:  # Protocol Buffers and Flower raise many kinds
         raise CorruptMessage("the message cannot be read") from None
 
@@ -164,13 +166,13 @@ def n_bytes(content: RecordDict) -> int:
             )
             total += _field(_field(len(name.encode())) + _field(size))
         else:
-            total += int(recorddict_to_proto(RecordDict({name: record})).ByteSize())
+            total += size_of_records(RecordDict({name: record}))
     return total
 
 
 def _array_size(array: FlowerArray) -> int:
-    empty = ProtoArray(dtype=array.dtype, shape=array.shape, stype=array.stype)
-    return int(empty.ByteSize()) + (_field(len(array.data)) if array.data else 0)
+    data = _field(len(array.data)) if array.data else 0
+    return size_of_description(array) + data
 
 
 def _field(size: int) -> int:

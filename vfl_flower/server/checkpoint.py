@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
+from vfl_flower.app.flwr_internals.serialisation import (
+    records_from_bytes,
+    records_to_bytes,
+)
 from vfl_flower.files import make_private
 from vfl_flower.protocol.errors import FederationError
 from vfl_flower.version import __version__
@@ -139,13 +141,13 @@ class Checkpoint:
         query = "SELECT content FROM replies WHERE place = ? ORDER BY node"
         with self._errors():
             for (content,) in self._db.execute(query, (place,)):
-                yield recorddict_from_proto(ProtoRecordDict.FromString(content))
+                yield records_from_bytes(content)
 
     def add(self, node: int, content: RecordDict) -> None:
         """Keep the reply of one node, the `node`-th, in the round trip that is open."""
         if self._db is None:
             return
-        packed = recorddict_to_proto(content).SerializeToString()
+        packed = records_to_bytes(content)
         insert = "INSERT INTO replies VALUES (?, ?, ?)"
         with self._errors():
             self._db.execute(insert, (self._place, node, packed))

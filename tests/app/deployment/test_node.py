@@ -35,7 +35,9 @@ from vfl_flower.app.deployment.certificates import (
     write_certificates,
     write_supernode_key,
 )
-from vfl_flower.app.deployment.node import Fleet, Node, check_flower
+from vfl_flower.app.deployment.node import Node
+from vfl_flower.app.flwr_internals import supernode
+from vfl_flower.app.flwr_internals.supernode import Fleet, check_flower
 from vfl_flower.simulation import apart
 from vfl_flower.version import __version__
 
@@ -401,7 +403,7 @@ def connected(monkeypatch):
         calls.append(given)
         yield Link(installed_bundle()[0]).fleet()
 
-    for module in (node.heartbeat, node.fleet_http_connection):
+    for module in supernode.BEATING:
         monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", 30)
     monkeypatch.setattr(node, "preload", lambda: calls.append(()))
     monkeypatch.setattr(node, "http_request_response", connect)
@@ -427,7 +429,7 @@ def test_it_connects_as_its_party_says(connected, tmp_path):
     assert served.pinned == {"a" * 64}
     assert served.node_config == {"party-name": "airline"}
     assert not served.scratch.exists()
-    for module in (node.heartbeat, node.fleet_http_connection):
+    for module in supernode.BEATING:
         assert module.HEARTBEAT_DEFAULT_INTERVAL == node.HEARTBEAT
 
 
@@ -509,31 +511,31 @@ def test_the_installed_flower_is_the_one_that_is_called():
     "shape", ["other", "objects push_object_fn * gone"], ids=["first", "named"]
 )
 def test_another_flower_is_noticed(monkeypatch, shape):
-    monkeypatch.setitem(node.SHAPES, node.push_objects, shape)
+    monkeypatch.setitem(supernode.SHAPES, supernode.push_objects, shape)
     with pytest.raises(ImportError, match="push_objects has other parameters"):
         check_flower()
 
 
 def test_other_heartbeats_are_noticed(monkeypatch):
-    monkeypatch.delattr(node.fleet_http_connection, "HEARTBEAT_DEFAULT_INTERVAL")
+    monkeypatch.delattr(supernode.fleet_http_connection, "HEARTBEAT_DEFAULT_INTERVAL")
     with pytest.raises(ImportError, match="heartbeats"):
         check_flower()
 
 
 def test_a_connection_of_other_parts_is_noticed(monkeypatch):
-    monkeypatch.setattr(node, "Fleet", namedtuple("Fleet", "node_id receive"))
+    monkeypatch.setattr(supernode, "Fleet", namedtuple("Fleet", "node_id receive"))
     with pytest.raises(ImportError, match="connection of a SuperNode has 8 parts"):
         check_flower()
 
 
 def test_a_missing_option_is_noticed(monkeypatch):
-    monkeypatch.setattr(node, "HONOURED", node.HONOURED | {"another"})
+    monkeypatch.setattr(supernode, "HONOURED", supernode.HONOURED | {"another"})
     with pytest.raises(ImportError, match="has no option another"):
         check_flower()
 
 
 def test_nothing_starts_with_another_flower(monkeypatch, replaced):
-    monkeypatch.setitem(node.SHAPES, node.push_objects, "other")
+    monkeypatch.setitem(supernode.SHAPES, supernode.push_objects, "other")
     with pytest.raises(SystemExit, match=r"needs flwr 1.40 to 1.42, .* push_objects"):
         executor.command()(["--insecure"])
     assert replaced == []

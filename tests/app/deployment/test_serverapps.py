@@ -28,11 +28,12 @@ from vfl_flower.app.deployment.serverapps import (
     PRELOADED_TOO,
     WAIT,
     ForkingExecutor,
-    check_flower,
     serve,
     serve_run,
     tell_end,
 )
+from vfl_flower.app.flwr_internals import superexec as internals
+from vfl_flower.app.flwr_internals.superexec import check_flower
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
 
@@ -221,7 +222,7 @@ def test_the_command_knows_the_superlink_by_its_authority(monkeypatch, tmp_path)
 
 
 def test_nothing_starts_with_another_flower(monkeypatch, replaced):
-    monkeypatch.setitem(serverapps.SHAPES, preload, "other")
+    monkeypatch.setitem(internals.SHAPES, preload, "other")
     monkeypatch.setattr(serverapps, "serve", lambda *_: pytest.fail("it serves"))
     with pytest.raises(SystemExit, match=r"flwr 1.40 to 1.42: .*preload has other"):
         server_executor.main("127.0.0.1:1", None, 7)

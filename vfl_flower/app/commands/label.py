@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from flwr.common.config import parse_config_args
 
 from vfl_flower.app.commands.options import ends_in_a_sentence
 from vfl_flower.app.config import party_source
+from vfl_flower.app.flwr_internals.config import parse_config_args
 from vfl_flower.data import load_party, read_ids
 from vfl_flower.models import Model
 from vfl_flower.party.parts import is_model_id, load_part, write_predictions

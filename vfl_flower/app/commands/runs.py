@@ -186,7 +186,7 @@ def connection_of(name: str, federation: Path | None = None) -> str:
     From here on Flower reads the ``config.toml`` of the federation's folder, if given.
     Raises ValueError if there is no such connection.
     """
-    from flwr.cli.flower_config import read_superlink_connection
+    from vfl_flower.app.flwr_internals.connections import read_superlink_connection
 
     if federation is not None:
         home = federation.absolute() / HOME

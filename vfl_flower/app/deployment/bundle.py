@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from flwr.cli.build import build_fab_from_disk, build_fab_from_files
 
 from vfl_flower.app.commands.options import ends_in_a_sentence
 from vfl_flower.app.commands.template import project
+from vfl_flower.app.flwr_internals.bundles import (
+    build_fab_from_disk,
+    build_fab_from_files,
+)
 
 
 def installed_bundle() -> tuple[bytes, str]:

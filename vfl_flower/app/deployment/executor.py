@@ -6,7 +6,7 @@ The options are those of ``flower-supernode``::
         --root-certificates ca.crt --auth-supernode-private-key airline.key \
         --node-config 'data="/data/a.csv" ...'
 
-:mod:`vfl_flower.app.deployment.node` calls internal functions of Flower; where the
+It calls internal functions of Flower (:mod:`vfl_flower.app.flwr_internals`); where the
 installed flwr has others, nothing starts.
 """
 
@@ -41,7 +41,8 @@ def main(
         if not re.fullmatch("[0-9a-f]{64}", text):
             sys.exit(f"bundle must be 64 hexadecimal digits, got {text!r}")
     try:
-        from vfl_flower.app.deployment.node import check_flower, run_node
+        from vfl_flower.app.deployment.node import run_node
+        from vfl_flower.app.flwr_internals.supernode import check_flower
 
         check_flower()
     except ImportError as error:

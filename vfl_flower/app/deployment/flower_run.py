@@ -29,7 +29,6 @@ from typing import Annotated, Any
 import click
 import tomli_w
 import typer
-from flwr.common.config import flatten_dict, parse_config_args
 
 from vfl_flower.app.deployment.processes import (
     COLOR,
@@ -41,6 +40,7 @@ from vfl_flower.app.deployment.processes import (
     write_flower_config,
 )
 from vfl_flower.app.extras import check_installed
+from vfl_flower.app.flwr_internals.config import flatten_dict, parse_config_args
 from vfl_flower.protocol.names import did_you_mean
 
 CONNECTION = "loopback"

@@ -15,7 +15,6 @@ differs in:
 
 from __future__ import annotations
 
-import inspect
 import logging
 import multiprocessing
 import os
@@ -24,45 +23,39 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
-from flwr.common.args import try_obtain_root_certificates
-from flwr.common.config import (
-    get_fused_config_from_fab,
-    get_project_config,
-    parse_config_args,
-)
-from flwr.common.constant import ErrorCode
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore import heartbeat
-from flwr.supercore.fab import Fab
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    pull_and_inflate_object_from_tree,
-    push_objects,
-)
-from flwr.supercore.object_ref import load_app
-from flwr.supercore.run import Run, RunNotRunningException
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.supernode import fleet_http_connection
-from flwr.supernode.cli.flower_supernode import (
-    _parse_args_run_supernode,
-    _try_setup_client_authentication,
-)
-from flwr.supernode.fleet_http_connection import http_request_response
 
 from vfl_flower.app.deployment.bundle import hash_of, installed_bundle
+from vfl_flower.app.flwr_internals.config import parse_config_args
+from vfl_flower.app.flwr_internals.runs import TaskIdentity
+from vfl_flower.app.flwr_internals.supernode import (
+    BEATING,
+    HONOURED,
+    ErrorCode,
+    Fleet,
+    ObjectTree,
+    RunNotRunningException,
+    get_all_nested_objects,
+    get_fused_config_from_fab,
+    get_object_tree,
+    get_project_config,
+    http_request_response,
+    install_from_fab,
+    load_app,
+    no_object_id_recompute,
+    options_parser,
+    pull_and_inflate_object_from_tree,
+    push_objects,
+    read_keys,
+    try_obtain_root_certificates,
+)
 from vfl_flower.protocol.names import escape_record, printable
 from vfl_flower.version import __version__
 
@@ -70,25 +63,14 @@ log = logging.getLogger("flwr")
 log.addFilter(escape_record)  # the server chooses the types of messages
 
 PRELOADED = (
-    *(
-        "vfl_flower.app.deployment.node",
-        "vfl_flower.app.client_app",
-        "vfl_flower.app.commands.cli",
-    ),
+    *("vfl_flower.app.deployment.node", "vfl_flower.app.client_app"),
+    "vfl_flower.app.commands.cli",
     *("scipy.linalg", "scipy.sparse.linalg", "scipy.spatial.distance", "scipy.special"),
     *("sklearn.cluster", "sklearn.linear_model", "sklearn.metrics", "sklearn.datasets"),
     *("pyarrow.compute", "pyarrow.csv", "pyarrow.dataset", "pyarrow.parquet", "flint"),
 )
 """What a process for a message finds imported. OpenBLAS ends its threads for a fork,
 and the others start none before they have work."""
-
-HONOURED = frozenset(
-    {
-        *("superlink", "insecure", "root_certificates", "auth_supernode_private_key"),
-        *("node_config", "max_retries", "max_wait_time", "host", "port"),
-    }
-)
-"""Options of ``flower-supernode`` that this one takes; it has no use for a port."""
 
 FIRST_WAIT, MOST_WAIT = 0.1, 3.0
 """Seconds between two questions for work: a twentieth of the time since the last
@@ -101,22 +83,6 @@ HEARTBEAT = 15
 """Seconds between two heartbeats at most. The SuperLink takes a node for gone after
 twice as long, and refuses its key until then; Flower's own says 30."""
 
-_BEATING = (heartbeat, fleet_http_connection)
-"""Modules of Flower that know the time between two heartbeats."""
-
-
-class Fleet(NamedTuple):
-    """What Flower's client for SuperNodes gives, in its order."""
-
-    node_id: int
-    receive: Callable[[], tuple[Message, ObjectTree] | None]
-    send: Callable[[Message, ObjectTree, float], tuple[set[str], str]]
-    get_run: Callable[[int], Run]
-    get_fab: Callable[[str, int], Fab]
-    pull_object: Callable[[int, str], bytes]
-    push_object: Callable[[int, str, str, bytes], None]
-    confirm: Callable[[int, str], None]
-
 
 class NotAnswered(Exception):
     """A message that gets an error as its reply, with Flower's code of the error."""
@@ -124,44 +90,6 @@ class NotAnswered(Exception):
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code = code
-
-
-# -- what of Flower it needs -----------------------------------------------------------
-
-SHAPES: dict[Callable[..., Any], str] = {
-    http_request_response: "server_address insecure root_certificates "
-    "authentication_keys max_retries max_wait_time",
-    pull_and_inflate_object_from_tree: "object_tree pull_object_fn "
-    "confirm_object_received_fn * return_type initial_backoff backoff_cap",
-    push_objects: "objects push_object_fn * object_ids_to_push",
-    get_fused_config_from_fab: "fab_file run",
-    install_from_fab: "fab_file install_dir skip_prompt",
-    load_app: "module_attribute_str error_type project_dir",
-}
-"""How this module calls Flower's internal functions: behind ``*``, by name."""
-
-
-def check_shapes(shapes: Mapping[Callable[..., Any], str]) -> None:
-    """Raise ImportError if a function has other parameters than `shapes` says."""
-    for function, shape in shapes.items():
-        names = list(inspect.signature(function).parameters)
-        first, _, named = shape.partition("*")
-        begins = names[: len(first.split())] == first.split()
-        if not begins or not set(named.split()) <= set(names):
-            raise ImportError(f"flwr's {function.__name__} has other parameters")
-
-
-def check_flower() -> None:
-    """Raise ImportError if Flower has other internals than this module uses."""
-    check_shapes(SHAPES)
-    hints = get_type_hints(inspect.unwrap(http_request_response))
-    fleet = get_args(get_args(hints["return"])[0])
-    if len(fleet) != len(Fleet._fields):
-        raise ImportError(f"flwr's connection of a SuperNode has {len(fleet)} parts")
-    if not all(hasattr(module, "HEARTBEAT_DEFAULT_INTERVAL") for module in _BEATING):
-        raise ImportError("flwr's heartbeats have no HEARTBEAT_DEFAULT_INTERVAL")
-    if unknown := HONOURED - vars(_parse_args_run_supernode().parse_args([])).keys():
-        raise ImportError(f"flower-supernode has no option {min(unknown)}")
 
 
 # -- the process of the SuperNode ------------------------------------------------------
@@ -173,7 +101,7 @@ def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> 
     `arguments` are those of ``flower-supernode``, and `pinned` the hashes of bundles
     whose code may run too. Raises ValueError for an option that has no meaning here.
     """
-    parser = _parse_args_run_supernode()
+    parser = options_parser()
     args, default = parser.parse_args(arguments), vars(parser.parse_args([]))
     for name, value in vars(args).items():
         if name not in HONOURED and value != default[name]:
@@ -181,13 +109,13 @@ def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> 
             raise ValueError(
                 f"{option} cannot be used where the installed package runs"
             )
-    keys = _try_setup_client_authentication(args)
+    keys = read_keys(args)
     if args.insecure and keys is not None:
         raise ValueError("a SuperNode with a key needs TLS, got --insecure")
     certificates = try_obtain_root_certificates(args, args.superlink)
     node_config = parse_config_args([args.node_config] if args.node_config else None)
     preload()
-    for module in _BEATING:
+    for module in BEATING:
         vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
     with (
         tempfile.TemporaryDirectory() as scratch,

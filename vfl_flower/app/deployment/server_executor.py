@@ -1,8 +1,8 @@
 r"""Start the ServerApps of a SuperLink that has ``--isolation process``.
 
-It takes the place of Flower's ``flower-superexec``.
-:mod:`vfl_flower.app.deployment.serverapps` calls internal functions of Flower. Where
-the installed flwr has others, nothing starts.
+It takes the place of Flower's ``flower-superexec``, and calls internal functions of
+Flower (:mod:`vfl_flower.app.flwr_internals`). Where the installed flwr has others,
+nothing starts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def main(
 ) -> None:
     """Start the ServerApps of a SuperLink, until a signal ends this process."""
     try:
-        from vfl_flower.app.deployment.serverapps import check_flower, serve
+        from vfl_flower.app.deployment.serverapps import serve
+        from vfl_flower.app.flwr_internals.superexec import check_flower
 
         check_flower()
     except ImportError as error:

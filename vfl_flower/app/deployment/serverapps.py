@@ -14,22 +14,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from contextlib import closing
 from multiprocessing.process import BaseProcess
 from queue import Queue
-from typing import Any
-
-from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import PushTaskOutputRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.logger import mirror_output_to_queue
-from flwr.supercore.superexec import run_superexec as superexec
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
-from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-from flwr.supercore.tls import validate_and_resolve_root_certificates
-from flwr.superlink.grid import HttpGrid
-from flwr.superlink.runtime.run_serverapp import run_serverapp
 
 from vfl_flower.app.deployment.bundle import installed_bundle
 from vfl_flower.app.deployment.flower_run import KILLED
@@ -37,8 +24,20 @@ from vfl_flower.app.deployment.node import (
     BROKEN_OFF,
     PRELOADED,
     PROCESSES,
-    check_shapes,
     preload,
+)
+from vfl_flower.app.flwr_internals.superexec import (
+    ExecutionSpec,
+    HttpGrid,
+    LaunchResult,
+    PushTaskOutputRequest,
+    SubprocessExecutor,
+    SubStatus,
+    TaskType,
+    mirror_output_to_queue,
+    run_serverapp,
+    superexec,
+    validate_and_resolve_root_certificates,
 )
 
 PRELOADED_TOO = ("vfl_flower.app.deployment.serverapps", "vfl_flower.app.server_app")
@@ -105,29 +104,6 @@ def tell(spec: ExecutionSpec, details: str) -> None:
     address, token = spec.runtime_api_address, spec.token
     with closing(HttpGrid(address, spec.insecure, certificates, token=token)) as grid:
         grid._runtime_client.PushTaskOutput(failed)
-
-
-SHAPES: dict[Callable[..., Any], str] = {
-    run_serverapp: "runtime_api_address log_queue token insecure certificates "
-    "parent_pid runtime_dependency_install",
-    superexec.run_superexec: "runtime_api_address insecure root_certificates_path "
-    "superexec_auth_secret plugin_config parent_pid",
-    mirror_output_to_queue: "log_queue",
-    validate_and_resolve_root_certificates: "root_cert_path insecure",
-    HttpGrid: "runtime_api_address insecure root_certificates",
-}
-"""How this module calls Flower's internal functions: their first parameters."""
-
-
-def check_flower() -> None:
-    """Raise ImportError if Flower has other internals than this module uses."""
-    check_shapes(SHAPES)
-    if not hasattr(superexec, "get_executor"):
-        raise ImportError("flwr's run_superexec has no get_executor")
-    if not hasattr(HttpGrid, "_runtime_client"):
-        raise ImportError("flwr's HttpGrid has no _runtime_client")
-    if "fab_hash" not in ExecutionSpec.__dataclass_fields__:
-        raise ImportError("flwr's task for a ServerApp has no fab_hash")
 
 
 def serve(superlink: str, root_certificates: str | None, parent: int | None) -> None:
