@@ -1,5 +1,3 @@
 """How ``flwr`` reads the connections of its ``config.toml``."""
 
 from flwr.cli.flower_config import read_superlink_connection
-
-__all__ = ["read_superlink_connection"]

@@ -2,5 +2,3 @@
 
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
-
-__all__ = ["Run", "TaskIdentity"]

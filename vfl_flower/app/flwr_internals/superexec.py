@@ -18,20 +18,6 @@ from flwr.superlink.runtime.run_serverapp import run_serverapp
 
 from vfl_flower.app.flwr_internals.shapes import check_shapes
 
-__all__ = [
-    "ExecutionSpec",
-    "HttpGrid",
-    "LaunchResult",
-    "PushTaskOutputRequest",
-    "SubStatus",
-    "SubprocessExecutor",
-    "TaskType",
-    "mirror_output_to_queue",
-    "run_serverapp",
-    "superexec",
-    "validate_and_resolve_root_certificates",
-]
-
 SHAPES: dict[Callable[..., Any], str] = {
     run_serverapp: "runtime_api_address log_queue token insecure certificates "
     "parent_pid runtime_dependency_install",

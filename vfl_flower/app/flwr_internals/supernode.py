@@ -37,26 +37,6 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from vfl_flower.app.flwr_internals.runs import Run
 from vfl_flower.app.flwr_internals.shapes import check_shapes
 
-__all__ = [
-    "ErrorCode",
-    "Fab",
-    "ObjectTree",
-    "RunNotRunningException",
-    "get_all_nested_objects",
-    "get_fused_config_from_fab",
-    "get_object_tree",
-    "get_project_config",
-    "http_request_response",
-    "install_from_fab",
-    "load_app",
-    "no_object_id_recompute",
-    "options_parser",
-    "pull_and_inflate_object_from_tree",
-    "push_objects",
-    "read_keys",
-    "try_obtain_root_certificates",
-]
-
 HONOURED = frozenset(
     {
         *("superlink", "insecure", "root_certificates", "auth_supernode_private_key"),
