@@ -406,7 +406,7 @@ def connected(monkeypatch):
     for module in supernode.BEATING:
         monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", 30)
     monkeypatch.setattr(node, "preload", lambda: calls.append(()))
-    monkeypatch.setattr(node, "http_request_response", connect)
+    monkeypatch.setattr(supernode, "http_request_response", connect)
     monkeypatch.setattr(Node, "serve", lambda served: calls.append(served))
     return calls
 

@@ -33,29 +33,9 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from vfl_flower.app.deployment.bundle import hash_of, installed_bundle
+from vfl_flower.app.flwr_internals import supernode
 from vfl_flower.app.flwr_internals.config import parse_config_args
 from vfl_flower.app.flwr_internals.runs import TaskIdentity
-from vfl_flower.app.flwr_internals.supernode import (
-    BEATING,
-    HONOURED,
-    ErrorCode,
-    Fleet,
-    ObjectTree,
-    RunNotRunningException,
-    get_all_nested_objects,
-    get_fused_config_from_fab,
-    get_object_tree,
-    get_project_config,
-    http_request_response,
-    install_from_fab,
-    load_app,
-    no_object_id_recompute,
-    options_parser,
-    pull_and_inflate_object_from_tree,
-    push_objects,
-    read_keys,
-    try_obtain_root_certificates,
-)
 from vfl_flower.protocol.names import escape_record, printable
 from vfl_flower.version import __version__
 
@@ -101,25 +81,25 @@ def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> 
     `arguments` are those of ``flower-supernode``, and `pinned` the hashes of bundles
     whose code may run too. Raises ValueError for an option that has no meaning here.
     """
-    parser = options_parser()
+    parser = supernode.options_parser()
     args, default = parser.parse_args(arguments), vars(parser.parse_args([]))
     for name, value in vars(args).items():
-        if name not in HONOURED and value != default[name]:
+        if name not in supernode.HONOURED and value != default[name]:
             option = f"--{name.replace('_', '-')}"
             raise ValueError(
                 f"{option} cannot be used where the installed package runs"
             )
-    keys = read_keys(args)
+    keys = supernode.read_keys(args)
     if args.insecure and keys is not None:
         raise ValueError("a SuperNode with a key needs TLS, got --insecure")
-    certificates = try_obtain_root_certificates(args, args.superlink)
+    certificates = supernode.try_obtain_root_certificates(args, args.superlink)
     node_config = parse_config_args([args.node_config] if args.node_config else None)
     preload()
-    for module in BEATING:
+    for module in supernode.BEATING:
         vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
     with (
         tempfile.TemporaryDirectory() as scratch,
-        http_request_response(
+        supernode.http_request_response(
             args.superlink,
             args.insecure,
             certificates,
@@ -128,7 +108,7 @@ def run_node(arguments: Sequence[str], pinned: frozenset[str] = frozenset()) -> 
             args.max_wait_time,
         ) as connection,
     ):
-        Node(Fleet(*connection), node_config, pinned, Path(scratch)).serve()
+        Node(supernode.Fleet(*connection), node_config, pinned, Path(scratch)).serve()
 
 
 class Node:
@@ -139,7 +119,7 @@ class Node:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: supernode.Fleet,
         node_config: dict[str, Any],
         pinned: frozenset[str],
         scratch: Path,
@@ -156,7 +136,7 @@ class Node:
         while True:
             try:
                 received = self.fleet.receive()
-            except RunNotRunningException:
+            except supernode.RunNotRunningException:
                 received = None
             if received is None:
                 idle = time.monotonic() - last
@@ -164,19 +144,19 @@ class Node:
                 continue
             try:
                 self.answer(*received)
-            except RunNotRunningException:
+            except supernode.RunNotRunningException:
                 log.info("The run has ended")
             except Exception:
                 log.exception("A reply could not be sent")
             last = time.monotonic()
 
-    def answer(self, head: Message, tree: ObjectTree) -> None:
+    def answer(self, head: Message, tree: supernode.ObjectTree) -> None:
         """Pull the contents of a message, have it answered, and send the reply."""
         run_id, start = head.metadata.run_id, time.monotonic()
         log.info("[RUN %s] Receiving: %s message", run_id, head.metadata.message_type)
         try:
             context, code = self.runs.get(run_id) or self.begin(run_id)
-            message = pull_and_inflate_object_from_tree(
+            message = supernode.pull_and_inflate_object_from_tree(
                 tree,
                 partial(self.fleet.pull_object, run_id),
                 partial(self.fleet.confirm, run_id),
@@ -194,7 +174,7 @@ class Node:
         except Exception as error:  # a server that waits in vain would wait for long
             log.exception("The message could not be answered")
             reason = f"{type(error).__name__}; the party's log says more"
-            reply = Message(Error(ErrorCode.UNKNOWN, reason), reply_to=head)
+            reply = Message(Error(supernode.ErrorCode.UNKNOWN, reason), reply_to=head)
         self.send(reply, time.monotonic() - start)
         log.info("[RUN %s] Sent after %.2f s", run_id, time.monotonic() - start)
 
@@ -212,11 +192,11 @@ class Node:
             bundle, expected = self.fleet.get_fab(run.fab_hash, run_id).content, ""
             if hash_of(bundle) == run.fab_hash:
                 expected = run.fab_hash
-                code = install_from_fab(bundle, self.scratch / expected, True)
+                code = supernode.install_from_fab(bundle, self.scratch / expected, True)
         if run.fab_hash != expected:
             version = printable(str(run.fab_version))[:20]
             raise NotAnswered(
-                ErrorCode.INVALID_FAB,
+                supernode.ErrorCode.INVALID_FAB,
                 f"the party has version {__version__} of vfl_flower installed and the "
                 f"run is of version {version}: install the same version at both, or "
                 f"pin the run's bundle. The party runs bundle {self.installed[1]} and "
@@ -227,7 +207,7 @@ class Node:
             node_id=self.fleet.node_id,
             node_config=self.node_config,
             state=RecordDict(),
-            run_config=get_fused_config_from_fab(bundle, run),
+            run_config=supernode.get_fused_config_from_fab(bundle, run),
         )
         return context, code
 
@@ -236,17 +216,19 @@ class Node:
         for run_id in list(self.runs):
             try:
                 self.fleet.get_run(run_id)
-            except RunNotRunningException:
+            except supernode.RunNotRunningException:
                 del self.runs[run_id]
 
     def send(self, reply: Message, seconds: float) -> None:
         """Send a reply, and then those of its contents that the SuperLink has not."""
         run_id = reply.metadata.run_id
         reply.metadata.__dict__["_message_id"] = reply.object_id
-        with no_object_id_recompute():
-            wanted, session = self.fleet.send(reply, get_object_tree(reply), seconds)
-            push_objects(
-                get_all_nested_objects(reply),
+        with supernode.no_object_id_recompute():
+            wanted, session = self.fleet.send(
+                reply, supernode.get_object_tree(reply), seconds
+            )
+            supernode.push_objects(
+                supernode.get_all_nested_objects(reply),
                 partial(self.fleet.push_object, run_id, session),
                 object_ids_to_push=wanted,
             )
@@ -286,7 +268,7 @@ def in_a_process(
     except BROKEN_OFF as error:
         ours.close()
         reason = f"the process for {message.metadata.message_type} could not start"
-        raise NotAnswered(ErrorCode.CLIENT_APP_CRASHED, reason) from error
+        raise NotAnswered(supernode.ErrorCode.CLIENT_APP_CRASHED, reason) from error
     finally:
         theirs.close()
     seconds = min(LONGEST, message.metadata.ttl)
@@ -303,7 +285,7 @@ def in_a_process(
         process.join()
         ours.close()
     reason = f"the process for {message.metadata.message_type} {reason}"
-    raise NotAnswered(ErrorCode.CLIENT_APP_CRASHED, reason)
+    raise NotAnswered(supernode.ErrorCode.CLIENT_APP_CRASHED, reason)
 
 
 def answer(
@@ -320,7 +302,7 @@ def answer(
         # Steps scrub their errors; of another one, the text may hold what it likes.
         log.exception("The ClientApp raised an exception")
         reason = f"{type(error).__name__}; the party's log says more"
-        kind = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        kind = supernode.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
         reply = Message(Error(kind, reason), reply_to=message)
     pipe.send((reply, context))
 
@@ -343,6 +325,6 @@ def _client_app(code: Path | None) -> ClientApp:
     modules = {path.stem for path in code.iterdir()}
     for name in [name for name in sys.modules if name.partition(".")[0] in modules]:
         del sys.modules[name]
-    parts = get_project_config(code)["tool"]["flwr"]["app"]["components"]
-    loaded: ClientApp = load_app(parts["clientapp"], ImportError, code)
+    parts = supernode.get_project_config(code)["tool"]["flwr"]["app"]["components"]
+    loaded: ClientApp = supernode.load_app(parts["clientapp"], ImportError, code)
     return loaded
