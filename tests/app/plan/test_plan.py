@@ -21,9 +21,9 @@ from vfl_flower import (
     SecureRidge,
     simulate,
 )
+from vfl_flower.app.plan import plan as plans
 from vfl_flower.app.plan.learned import table_of_all, who_learns
 from vfl_flower.app.plan.plan import dry_run, extended, plan
-from vfl_flower.app.plan.plan import plan as plans
 from vfl_flower.app.plan.rehearsal import Shape
 from vfl_flower.party.answering import hello
 from vfl_flower.party.consent import Consent

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vfl_flower import CoresetVRLR, FKKMeans, Ledger, Party
-from vfl_flower.app.plan.plan import progress
+from vfl_flower.app.plan import progress
 from vfl_flower.app.plan.progress import Progress, Reporter, planned_trips
 from vfl_flower.app.plan.rehearsal import Rehearsal, Shape
 from vfl_flower.simulation import InProcessGrid

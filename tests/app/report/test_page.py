@@ -15,6 +15,7 @@ from flwr.app import MetricRecord
 from variants import VARIANTS, parties_of
 
 from vfl_flower import CoresetVRLR, Ledger, Party, report, simulate
+from vfl_flower.app.report import drawing, figures, page, page_template, units
 from vfl_flower.app.report.figures import figures_of
 from vfl_flower.app.report.page import (
     MOST_PARTIES,
@@ -27,13 +28,8 @@ from vfl_flower.app.report.page import (
 from vfl_flower.app.report.report import (
     PAGE,
     RESULT,
-    drawing,
-    figures,
-    page,
-    page_template,
     page_text,
     record_of,
-    units,
 )
 from vfl_flower.models.coresets import LinearModel
 from vfl_flower.server import metrics as protocol_metrics
