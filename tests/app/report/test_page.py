@@ -25,12 +25,7 @@ from vfl_flower.app.report.page import (
     times_of,
     verdicts,
 )
-from vfl_flower.app.report.report import (
-    PAGE,
-    RESULT,
-    page_text,
-    record_of,
-)
+from vfl_flower.app.report.report import PAGE, RESULT, page_text, record_of
 from vfl_flower.models.coresets import LinearModel
 from vfl_flower.server import metrics as protocol_metrics
 from vfl_flower.server.replies import PartyInfo

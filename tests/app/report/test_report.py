@@ -9,12 +9,7 @@ import pytest
 from flwr.app import MetricRecord
 
 from vfl_flower import MUFC, CoresetVRLR, Ledger, SecureRidge
-from vfl_flower.app.report.report import (
-    changed,
-    page_text,
-    summary_rows,
-    write_report,
-)
+from vfl_flower.app.report.report import changed, page_text, summary_rows, write_report
 from vfl_flower.models.coresets import LinearModel
 from vfl_flower.server.replies import PartyInfo
 from vfl_flower.server.strategy import ProtocolResult

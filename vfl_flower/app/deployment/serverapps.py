@@ -20,12 +20,7 @@ from queue import Queue
 
 from vfl_flower.app.deployment.bundle import installed_bundle
 from vfl_flower.app.deployment.flower_run import KILLED
-from vfl_flower.app.deployment.node import (
-    BROKEN_OFF,
-    PRELOADED,
-    PROCESSES,
-    preload,
-)
+from vfl_flower.app.deployment.node import BROKEN_OFF, PRELOADED, PROCESSES, preload
 from vfl_flower.app.flwr_internals.superexec import (
     ExecutionSpec,
     HttpGrid,
