@@ -248,8 +248,7 @@ class Results:
 # --- The command line ---------------------------------------------------------------
 
 DataDir = Annotated[
-    Path | None,
-    typer.Option(envvar="VFL_FLOWER_DATA", help="Folder of the npz files."),
+    Path | None, typer.Option(envvar="VFL_FLOWER_DATA", help="Folder of the npz files.")
 ]
 OutputDir = Annotated[
     Path, typer.Option(help="Folder of the results.", show_default=False)

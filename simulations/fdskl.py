@@ -101,10 +101,7 @@ NUMBERS = ("kc_house", "protein", "pol")
 AS_NUMBERS = (*NUMBERS, "diabetes")
 """With the set of scikit-learn."""
 
-FORMS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "8 bits": {"bits": 8},
-}
+FORMS: dict[str, dict[str, Any]] = {"default": {}, "8 bits": {"bits": 8}}
 """Settings of FDSKLDirect that save bytes."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {

@@ -766,9 +766,7 @@ TABLES = {
     "nmi": Table(nmi, nmi_page, NAMES, seeds=10),
     "clustering": Table(clustering, clustering_page),
     "number": Table(
-        number,
-        number_page,
-        ("groups-5", "groups-8", "grid-9", "rings-2", "digits"),
+        number, number_page, ("groups-5", "groups-8", "grid-9", "rings-2", "digits")
     ),
     "gamma": Table(
         gamma,

@@ -328,10 +328,7 @@ def sums_page(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             for one in entry["attacks"]
         )
         yield table(
-            {
-                f"{KNOWN} rows known, and": what,
-                "error of the others": span(errors),
-            }
+            {f"{KNOWN} rows known, and": what, "error of the others": span(errors)}
             for what, errors in entry["known"].items()
         )
 
@@ -484,11 +481,7 @@ BANDS = {"1 or more": (MOVING, np.inf), "0.3 to 1": (0.3, MOVING), "0 to 0.3": (
 
 
 def iterations(
-    name: str,
-    *,
-    times: Sequence[int] = TIMES,
-    long: int = LONG,
-    seeds: int = 4,
+    name: str, *, times: Sequence[int] = TIMES, long: int = LONG, seeds: int = 4
 ) -> dict[str, Any]:
     """Run with several numbers T of iterations, and with many.
 

@@ -166,9 +166,7 @@ def coresets(experiments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, An
     yield from pictured.items()
 
 
-def coresets_robust(
-    results: Sequence[Mapping[str, Any]],
-) -> Iterator[tuple[str, Any]]:
+def coresets_robust(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield epsilon against m, of coresets and samples, with and without outliers."""
     panels = []
     for one in results:

@@ -149,21 +149,14 @@ def load(
 
 
 def error(
-    name: str,
-    folder: Path | None,
-    seed: int,
-    model: str,
-    *,
-    features: int = 0,
+    name: str, folder: Path | None, seed: int, model: str, *, features: int = 0
 ) -> Figures:
     """Fit a model and return its errors on the test rows."""
     X, y, X_test, y_test = load(name, folder, seed)
     start = time.perf_counter()
     if model in (RIDGE, ONE_TURN):
         score, about = secure_ridge(
-            *(X, y, 3, seed),
-            features=features,
-            relevance=model != ONE_TURN,
+            *(X, y, 3, seed), features=features, relevance=model != ONE_TURN
         )
     else:
         few = slice(EQUAL_ROWS if model == EQUAL else len(y))
@@ -566,10 +559,7 @@ def coresets_page(cells: Cells, size: Size) -> Iterator[str]:
 
 def in_short(cells: Cells, size: Size) -> Iterator[str]:
     """Yield what a reader should take away, of what is measured: a list."""
-    points = [
-        *_errors_in_short(cells, size),
-        *_costs_in_short(cells, size),
-    ]
+    points = [*_errors_in_short(cells, size), *_costs_in_short(cells, size)]
     if points:
         yield "## In short"
         yield "\n".join(f"- {' '.join(point.split())}" for point in points)

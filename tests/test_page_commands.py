@@ -87,7 +87,7 @@ NOT_HERE = {
         r"flower-supernode": "tests/examples/test_existing_app.py has its parties",
     },
     "docs/tutorials/fifth-algorithm.md": {
-        r"pip|export|flwr run": "tests/examples/test_fifth_algorithm.py does both",
+        r"pip|export|flwr run": "tests/examples/test_fifth_algorithm.py does both"
     },
 }
 """By page, beginnings of commands that this file does not run, and the reason."""

@@ -320,11 +320,7 @@ RUNS = {
         True,
     ),
     "vkmc": (vf.CoresetVKMC(size=40, n_clusters=3, solver="distdim"), COLUMNS, False),
-    "fdskl": (
-        vf.FDSKLDirect(target="continuous", loss="square"),
-        COLUMNS,
-        True,
-    ),
+    "fdskl": (vf.FDSKLDirect(target="continuous", loss="square"), COLUMNS, True),
     "fkkmeans": (
         vf.FKKMeans(n_clusters=3, n_components=4, n_features=16),
         BOXED,

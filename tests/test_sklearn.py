@@ -51,14 +51,14 @@ CHECKED: dict[BaseEstimator, dict[str, str]] = {
     CoresetKMeans(n_clusters=3, n_init=1): {},
     KernelClassifier(): {
         "check_class_weight_classifiers": "a class has no weight of its own: "
-        "class_weight is 'none' or 'balanced'",
+        "class_weight is 'none' or 'balanced'"
     },
     KernelRegressor(): {},
     KernelKMeans(
         n_clusters=3, n_components=3, clustering="coreset", n_init=3, iterations=3
     ): {
         "check_methods_sample_order_invariance": "it asks for one component and two "
-        "clusters: n_components must be at least n_clusters",
+        "clusters: n_components must be at least n_clusters"
     },
     ForgettingKMeans(n_clusters=3, box="-1000,1000", gamma=1e-5, n_init=1): {},
 }

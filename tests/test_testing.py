@@ -316,18 +316,9 @@ class Useless(Mean):
 BROKEN = {
     Unused: ("check_needs", "needs has 'moments', which no step reveals"),
     Insisting: ("check_needs", "a run without what `wants` names ends: party"),
-    Unlisted: (
-        "check_names",
-        "steps must have test_testing_summed",
-    ),
-    Clear: (
-        "check_data",
-        "test_testing_shown has a number of a party's data",
-    ),
-    Unmasked: (
-        "check_masks",
-        "of 'test_testing_summed' is the same in two runs",
-    ),
+    Unlisted: ("check_names", "steps must have test_testing_summed"),
+    Clear: ("check_data", "test_testing_shown has a number of a party's data"),
+    Unmasked: ("check_masks", "of 'test_testing_summed' is the same in two runs"),
     Unplanned: ("check_plan", "took 2 round trips, and a dry run says 1"),
     Talkative: ("check_plan", "does not show 'extra' of test_testing_chatty"),
     OfThree: ("check_two_parties", "with two parties the run fails: it does not work"),

@@ -407,8 +407,7 @@ CHECKS = (
 
 
 def check_strategy(
-    strategy: ProtocolStrategy,
-    parties: Sequence[Party] | Callable[[], Sequence[Party]],
+    strategy: ProtocolStrategy, parties: Sequence[Party] | Callable[[], Sequence[Party]]
 ) -> None:
     """Run a strategy some twenty times in this process, and check these runs.
 

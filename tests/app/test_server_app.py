@@ -130,7 +130,7 @@ def test_a_run_that_failed_goes_on(tmp_path, capsys, caplog):
     main(grid(RealParties), context(**config, resume=folder.name, timeout=60.0))
     names = sorted(path.name for path in folder.iterdir())
     assert names == [
-        *("figures", "model-coreset.npz", "report.html", "report.md", "result.json"),
+        *("figures", "model-coreset.npz", "report.html", "report.md", "result.json")
     ]
     for name in (folder.name, "../runs", "other"):
         with pytest.raises(RunEnded, match="resume must be the name of a folder"):

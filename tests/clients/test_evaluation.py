@@ -50,7 +50,7 @@ def test_several_classes_have_no_positive_one():
     party = Party(np.zeros((N, 1)), y=y)
     actual = told(party, y, np.ones(N), "multiclass", np.arange(3.0))
     assert set(actual) == {
-        *("test_rows", "test_error", "test_error_se", "test_base_error"),
+        *("test_rows", "test_error", "test_error_se", "test_base_error")
     }
     assert actual["test_error"] == actual["test_base_error"] == pytest.approx(0.65)
 

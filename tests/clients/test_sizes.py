@@ -136,17 +136,11 @@ ATTACKS = {
     ),
     "features": (
         *(fdskl.angles, lambda: party(1), "n_features"),
-        {
-            "setup": setup(2**20 + 1),
-            "request": fdskl.AngleRequest(MANY[:1], 2**20, 16),
-        },
+        {"setup": setup(2**20 + 1), "request": fdskl.AngleRequest(MANY[:1], 2**20, 16)},
     ),
     "bytes of angles": (
         *(fdskl.angles, lambda: party(1), "angles"),
-        {
-            "setup": setup(2**20),
-            "request": fdskl.AngleRequest(np.arange(N), 2**20, 16),
-        },
+        {"setup": setup(2**20), "request": fdskl.AngleRequest(np.arange(N), 2**20, 16)},
     ),
     "angles of a repeated row": (
         *(fdskl.angles, lambda: party(1), "rows"),

@@ -392,8 +392,7 @@ def write_long(table: pa.Table, path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kilobytes are those of Linux")
 @pytest.mark.parametrize(
-    "name",
-    ["a.csv", "a.parquet", "lz4.arrow", "a.npz", "packed.npz", "columns.npz"],
+    "name", ["a.csv", "a.parquet", "lz4.arrow", "a.npz", "packed.npz", "columns.npz"]
 )
 def test_memory_does_not_grow_with_rows(long_table, tmp_path, name):
     """Of a process that reads a million rows of 20 columns, in one part."""

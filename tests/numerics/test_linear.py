@@ -198,11 +198,7 @@ def test_proximal_block_of_one_column():
     assert x[0] == pytest.approx(1.7)
 
 
-@given(
-    v=st.floats(-100, 100),
-    threshold=st.floats(0, 100),
-    other=st.floats(-100, 100),
-)
+@given(v=st.floats(-100, 100), threshold=st.floats(0, 100), other=st.floats(-100, 100))
 def test_soft_threshold_minimises(v, threshold, other):
     """argmin_x (x - v)^2 / 2 + threshold |x|."""
 

@@ -583,8 +583,7 @@ def test_gamma_of_an_odd_number_of_bins_gives_that_number(B):
 
 
 @given(
-    gamma=st.floats(1e-9, 1),
-    y=st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=20),
+    gamma=st.floats(1e-9, 1), y=st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=20)
 )
 def test_bins_are_the_nearest_multiples_of_gamma(gamma, y):
     """Line 3: |y - gamma a(y)| <= gamma / 2, and the middle is no farther off."""

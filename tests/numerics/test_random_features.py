@@ -541,11 +541,7 @@ def test_a_seed_is_not_shown():
             "distances above 9.8e-04: standardise the columns, or give a bandwidth",
         ),
         (median_bandwidth, (np.zeros(3), "gaussian", 2.0**-30), "distances above"),
-        (
-            median_bandwidth,
-            (np.zeros(3), "gaussian"),
-            "got 0: give a bandwidth",
-        ),
+        (median_bandwidth, (np.zeros(3), "gaussian"), "got 0: give a bandwidth"),
         (median_bandwidth, (np.array([np.nan]), "laplacian"), "finite, got nan"),
     ],
 )

@@ -367,10 +367,7 @@ REFUSED = {
         [Credential("a", 0, 3, OF_RUN[0]).signed(PRIVATE[2], SESSION), LISTED[1]],
         "key of party 'a' must be the one that is pinned, but it is ed25519:",
     ),
-    "order": (
-        other(0, index=2),
-        "in the order of their indices, but 'b' follows 'a'",
-    ),
+    "order": (other(0, index=2), "in the order of their indices, but 'b' follows 'a'"),
     "one index": (other(2, index=1), "indices, but 'c' follows 'b'"),
     "no index": (other(0, index=-1), "all parties or none must have an index, 'a' not"),
 }

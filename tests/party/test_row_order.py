@@ -53,9 +53,7 @@ def test_written_alike(one, other):
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [
-        *[("A7", "a7"), ("7", "007"), ("7", "7.0"), ("a b", "ab"), ("7", "+7")],
-    ],
+    [*[("A7", "a7"), ("7", "007"), ("7", "7.0"), ("a b", "ab"), ("7", "+7")]],
 )
 def test_not_alike(one, other):
     assert len(set(normal_ids([one, other]))) == 2

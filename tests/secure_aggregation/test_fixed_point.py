@@ -116,12 +116,7 @@ def test_rows_of_the_usual_sizes_get_the_documented_widths():
     bound = cosine_bound(16)
     assert [
         gram_fixed_point(n, bound, 16).bits for n in (8192, 32000, 33000, 10**6)
-    ] == [
-        48,
-        48,
-        56,
-        56,
-    ]
+    ] == [48, 48, 56, 56]
 
 
 def test_a_sum_of_squares_that_is_known_to_be_small_gives_finer_numbers():

@@ -115,10 +115,7 @@ def test_masks_sum_to_zero_over_several_blocks(kind):
 
 
 @given(
-    st.integers(2, 6),
-    st.integers(0, 5),
-    st.integers(0, 5),
-    st.integers(0, 2**32 - 1),
+    st.integers(2, 6), st.integers(0, 5), st.integers(0, 5), st.integers(0, 2**32 - 1)
 )
 @settings(deadline=None)
 def test_masked_sum_is_the_sum_of_the_encodings(parties, rows, columns, seed):

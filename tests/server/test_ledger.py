@@ -72,7 +72,7 @@ def test_to_dict_is_json(ledger):
     assert loaded["round_trips"] == 3
     assert loaded["waits"]["totals"] == [0.5, 1.0]
     assert [entry["party"] for entry in loaded["entries"]] == [
-        *("node 2", "node 1", "node 1"),
+        *("node 2", "node 1", "node 1")
     ]
     assert loaded["entries"][2]["units_up"] == 3000
 

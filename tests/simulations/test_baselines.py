@@ -133,8 +133,7 @@ def test_kernel_matrix_beyond_the_memory_is_refused(classes):
 
 
 @pytest.mark.parametrize(
-    ("binary", "model"),
-    [(True, LogisticRegression(C=1 / 16)), (False, Ridge(alpha=8))],
+    ("binary", "model"), [(True, LogisticRegression(C=1 / 16)), (False, Ridge(alpha=8))]
 )
 def test_linear_is_the_pooled_fit(binary, model):
     """A lambda of 0.1 is C = 1 / 16 and alpha = 8 of 160 rows."""

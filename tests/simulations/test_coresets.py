@@ -306,10 +306,7 @@ def test_sentences_of_section_6_beside_its_table_1():
 )
 @pytest.mark.parametrize(
     ("task", "solver", "most"),
-    [
-        ("regression", "CENTRAL", 1.03),
-        ("k-means", "KMEANS++", 1.02),
-    ],
+    [("regression", "CENTRAL", 1.03), ("k-means", "KMEANS++", 1.02)],
 )
 def test_kc_house_is_as_good_as_the_published_code(task, solver, most):
     """20 fixed seeds; measured 1.023 and 1.009, each with a standard error of 0.003."""

@@ -99,10 +99,7 @@ def test_iterations_are_what_the_budget_pays_for(budget, block):
 
 def test_both_solvers_send_what_the_budget_says(data):
     """A party sends so many bytes up, besides the frames of its messages."""
-    for arguments in (
-        {"budget": 200_000},
-        published(200_000, block=16, step=3.0),
-    ):
+    for arguments in ({"budget": 200_000}, published(200_000, block=16, step=3.0)):
         made = score("x", data, 1, **arguments)
         # Three parties up, one sum down: angles, and five limbs of 1,000 distances;
         # what else there is depends on the round trips.

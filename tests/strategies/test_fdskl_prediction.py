@@ -407,10 +407,7 @@ def spoil(folder, model, change):
     ("settings", "message"),
     [
         ({"model": ""}, "model must be the number of a trained model, which its"),
-        (
-            {"model": "../../etc"},
-            "^model must be 8 to 32 lower-case hexa",
-        ),
+        ({"model": "../../etc"}, "^model must be 8 to 32 lower-case hexa"),
         ({"bits": 64}, "bits must be one of 8, 16, 32 or .auto., got 64"),
         ({"masking": "paper"}, "topology must be 'ring' or 'tree' with masking"),
         ({"seed": 3}, "seed has no effect with .*, got 3"),

@@ -136,13 +136,7 @@ def watch(parties, seed=None, draws=0, **settings):
 
 
 DIRECT = {"bits": 16, "features": 256}
-DOUBLY = {
-    "strategy": FDSKL,
-    "bits": 16,
-    "step": 1.0,
-    "rows": 512,
-    "features": 512,
-}
+DOUBLY = {"strategy": FDSKL, "bits": 16, "step": 1.0, "rows": 512, "features": 512}
 """With half the iterations, and so some 100 rows, the rank-d attack finds whole turns
 in 5 of 8 draws only; with these in 8 of 8."""
 

@@ -155,8 +155,7 @@ def test_subspace_and_labels_of_a_pooled_run(count, eigensolver):
 
 
 @pytest.mark.parametrize(
-    ("eigensolver", "count"),
-    [("gram", 3), ("gram", 5), ("lanczos", 3)],
+    ("eigensolver", "count"), [("gram", 3), ("gram", 5), ("lanczos", 3)]
 )
 def test_masks_change_nothing(eigensolver, count):
     settings = {"coreset_size": 30, "eigensolver": eigensolver}
@@ -382,12 +381,7 @@ NEIGHBOURS = np.where(np.arange(30) % 2, 1e9, np.nextafter(1e9, 2e9))[:, None]
         (lambda: by_rows(1), {}, ".*needs 2 parties", 0),
         (lambda: split(NEIGHBOURS), {}, "gamma needs a column that varies", 9),
         (by_rows, {"threshold": 1e9}, "threshold must be below the largest", 9),
-        (
-            lambda: by_rows(X=1e-12 * data()[0]),
-            {},
-            ".*add up to 1e-15 at least",
-            6,
-        ),
+        (lambda: by_rows(X=1e-12 * data()[0]), {}, ".*add up to 1e-15 at least", 6),
     ],
 )
 def test_what_the_data_forbid(made, settings, rule, messages):

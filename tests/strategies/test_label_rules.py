@@ -106,11 +106,7 @@ BROKEN = {
     ),
     "kernel, few other labels": (KERNEL, numbers(), rarely()),
     "kernel, too large": (KERNEL, numbers(), changed(np.s_[:100], 1e300)),
-    "kernel, relevance": (
-        KERNEL.replace(relevance=True),
-        numbers(),
-        rarely(),
-    ),
+    "kernel, relevance": (KERNEL.replace(relevance=True), numbers(), rarely()),
     "kernel, few of a class": (CLASSES, np.arange(N) % 2.0, signs(19)),
     "kernel, a rare class": (
         CLASSES.replace(target="multiclass"),

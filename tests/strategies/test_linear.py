@@ -410,11 +410,7 @@ def test_the_error_of_pooled_rows_is_that_of_the_model(count):
     blocks = np.array_split(X, count, axis=1)
     federation = [Party(b, y if j == 0 else None) for j, b in enumerate(blocks)]
     strategy = CoresetVRLR(
-        60,
-        solver="central",
-        test_fraction=0.3,
-        evaluate="full",
-        allow_two_parties=True,
+        60, solver="central", test_fraction=0.3, evaluate="full", allow_two_parties=True
     )
     result = simulate(strategy, federation, seed=2)
     train, test = split_rows(len(y), 0.3, 2)

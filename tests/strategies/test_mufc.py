@@ -161,9 +161,7 @@ def reference(parties, settings, seed):
     scaled = [cube(party.X, settings) for party in parties]
     for index, (party, X) in enumerate(zip(parties, scaled, strict=True)):
         rows, _ = initialise(
-            RowBlocks(X),
-            settings.local_clusters,
-            stream(seed, index, "centroids"),
+            RowBlocks(X), settings.local_clusters, stream(seed, index, "centroids")
         )
         centroids, labels = plain_clusters(X, rows, settings)
         sizes = np.bincount(labels, minlength=len(centroids))

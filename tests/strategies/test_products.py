@@ -131,9 +131,7 @@ HIDDEN = {
     "products_multiply": {"share"},
     "linear_gram_solve": set(),
 }
-CLEAR = {
-    "linear_gram_solve": {*linear_gram.Solved.__annotations__},
-}
+CLEAR = {"linear_gram_solve": {*linear_gram.Solved.__annotations__}}
 
 
 def transcripts(strategy, hidden):

@@ -41,10 +41,7 @@ def trained(kind, tmp_path):
     elif kind == "fk-kmeans":
         parties, strategy = rows(tmp_path), FKKMeans(2, n_features=32, iterations=2)
     else:
-        parties, strategy = (
-            columns(tmp_path),
-            FDSKLDirect(features=16, bandwidth=1.0),
-        )
+        parties, strategy = (columns(tmp_path), FDSKLDirect(features=16, bandwidth=1.0))
     return parties, simulate(strategy, parties, seed=0).model.number
 
 

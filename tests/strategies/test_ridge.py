@@ -394,10 +394,7 @@ CLEAR = {
 }
 """What parties send in the clear: the last two steps only the label holder."""
 
-SUMMED = {
-    "ridge_prepare": {"distances"},
-    "ridge_hide_rows": {"distances"},
-}
+SUMMED = {"ridge_prepare": {"distances"}, "ridge_hide_rows": {"distances"}}
 
 
 @pytest.mark.parametrize(
@@ -426,10 +423,7 @@ def test_the_server_sees_uniform_bytes_and_scores_of_the_whole(dealer, relevance
     assert_hidden(runs)
 
 
-PRIVATE_NAMES = (
-    *("openings", "checks", "joint"),
-    *("weights", "hidden"),
-)
+PRIVATE_NAMES = (*("openings", "checks", "joint"), *("weights", "hidden"))
 
 
 class Listening:

@@ -298,10 +298,7 @@ def clustering(**settings):
     return FKKMeans(2, 3, clustering="coreset", coreset_size=20, **size, **settings)
 
 
-CLUSTERINGS = {
-    "gram": clustering,
-    "lanczos": lambda: clustering(eigensolver="lanczos"),
-}
+CLUSTERINGS = {"gram": clustering, "lanczos": lambda: clustering(eigensolver="lanczos")}
 
 
 def row_parties():

@@ -1037,6 +1037,5 @@ def _errors(
         probability = None
     answered = state.answers[known]
     return cast(
-        Answered,
-        told(party, y, answered, target, classes, scores, probability, curves),
+        Answered, told(party, y, answered, target, classes, scores, probability, curves)
     )

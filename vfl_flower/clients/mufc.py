@@ -569,12 +569,7 @@ def status(party: Party, model: str, version: Version, before: str) -> Status:
 @once
 @reveals("centroids")
 def add(
-    party: Party,
-    model: str,
-    version: Version,
-    before: str,
-    run: str,
-    key: bytes = b"",
+    party: Party, model: str, version: Version, before: str, run: str, key: bytes = b""
 ) -> Added:
     """Add the rows that the party's file names, and send the counts.
 

@@ -278,10 +278,7 @@ def numbers_of(array: Any, column: Column, markers: frozenset[str]) -> Array:
 
 
 def said(
-    columns: Mapping[str, Column],
-    encoding: Encoding,
-    source: PartySource,
-    fitted: bool,
+    columns: Mapping[str, Column], encoding: Encoding, source: PartySource, fitted: bool
 ) -> list[str]:
     """Return in words what was done to the columns: first texts, then gaps."""
     texts, filled, unknown = [], [], []

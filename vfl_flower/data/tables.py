@@ -29,10 +29,7 @@ TEXTS = {".csv": "", ".tsv": "\t"}
 PACKED = (".gz", ".zip")
 """Endings of compressed text; a zip file has one member."""
 
-FORMATS = (
-    *(".arrow", ".csv", ".feather", *PACKED),
-    *(".npz", ".parquet", ".tsv"),
-)
+FORMATS = (*(".arrow", ".csv", ".feather", *PACKED), *(".npz", ".parquet", ".tsv"))
 """Endings of party files."""
 
 BATCH = 2**14

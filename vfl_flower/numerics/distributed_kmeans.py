@@ -116,11 +116,7 @@ def sample(
 
 
 def combine(
-    points: Array,
-    weights: Array,
-    k: int,
-    rng: np.random.Generator,
-    n_init: int = 10,
+    points: Array, weights: Array, k: int, rng: np.random.Generator, n_init: int = 10
 ) -> Array:
     """Cluster the samples of all parties at the server (weighted k-means of [1]).
 

@@ -57,11 +57,7 @@ def bandwidth(kernel: str, gamma: float) -> float:
 
 
 def default_gamma(
-    kernel: Kernel,
-    N: int,
-    sum_x: Array,
-    sum_squares: Array,
-    shift: Array | float = 0.0,
+    kernel: Kernel, N: int, sum_x: Array, sum_squares: Array, shift: Array | float = 0.0
 ) -> float:
     """Return gamma from sums over all rows, those of `variances`, shape (d,).
 

@@ -64,11 +64,7 @@ def own_features(part: KernelPart) -> RandomFeatures:
 
 
 def partial_angles(
-    part: KernelPart,
-    X: Array | Rows,
-    stop: int,
-    bits: int,
-    rows: Array | None = None,
+    part: KernelPart, X: Array | Rows, stop: int, bits: int, rows: Array | None = None
 ) -> Array:
     """Return a party's part of the angles of rows (line 3 of Algorithm 3), (m, stop).
 

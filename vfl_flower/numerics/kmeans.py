@@ -37,10 +37,7 @@ def draw(g: Array, size: int, rng: np.random.Generator) -> Array:
 
 
 def seed_centers(
-    blocks: RowBlocks,
-    k: int,
-    rng: np.random.Generator,
-    weights: Array | None = None,
+    blocks: RowBlocks, k: int, rng: np.random.Generator, weights: Array | None = None
 ) -> Array:
     """Choose k of the rows, (n, d), by greedy k-means++ seeding; returns (k, d).
 

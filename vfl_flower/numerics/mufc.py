@@ -459,11 +459,7 @@ def server_centroids(
 
 
 def number_of_clusters(
-    points: Array,
-    weights: Array,
-    most: int,
-    rng: np.random.Generator,
-    n_init: int = 10,
+    points: Array, weights: Array, most: int, rng: np.random.Generator, n_init: int = 10
 ) -> int:
     """Return the K from 2 to `most` with the largest mean of `simplified_silhouettes`.
 

@@ -119,11 +119,7 @@ def gram_fixed_point(
 
 
 def finest_gram_fixed_point(
-    rows: int,
-    bound: float,
-    bits: int = WIDTHS[-1],
-    *,
-    square_sum: float | None = None,
+    rows: int, bound: float, bits: int = WIDTHS[-1], *, square_sum: float | None = None
 ) -> FixedPoint:
     """Return the encoding with the most fraction bits; see :func:`gram_fixed_point`.
 

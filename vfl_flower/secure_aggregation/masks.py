@@ -39,11 +39,7 @@ class End:
     """
 
     def __init__(
-        self,
-        private_key: bytes,
-        public_keys: Sequence[bytes],
-        index: int,
-        run_id: int,
+        self, private_key: bytes, public_keys: Sequence[bytes], index: int, run_id: int
     ) -> None:
         if len(public_keys) < 2:
             raise ValueError(

@@ -57,11 +57,7 @@ class KernelClassifier(Classifier):
 
 
 @estimates(
-    FDSKLDirect,
-    ONE_PROCESS,
-    target="continuous",
-    loss="square",
-    class_weight="none",
+    FDSKLDirect, ONE_PROCESS, target="continuous", loss="square", class_weight="none"
 )
 class KernelRegressor(Regressor):
     """Kernel regression whose columns are split over parties.

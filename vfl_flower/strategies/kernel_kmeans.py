@@ -214,10 +214,7 @@ class FKKMeans(ProtocolStrategy):
                 f"n_features must be at least n_clusters + 2 = {self.n_clusters + 2} "
                 f"with threshold 'paper', got {self.n_features}"
             )
-        unused = {
-            "sums": ["coreset_size"],
-            "coreset": ["passes", "choose_clusters"],
-        }
+        unused = {"sums": ["coreset_size"], "coreset": ["passes", "choose_clusters"]}
         check_unused(self, unused[self.clustering], f"clustering {self.clustering!r}")
         if self.choose_clusters and self.n_clusters < 2:
             raise ValueError(

@@ -199,10 +199,7 @@ def test_a_packed_reply_stays_packed(folder):
         return Response(packed, headers={"Content-Encoding": "gzip"})
 
     link = Starlette(routes=[Route("/{path:path}", note, methods=["POST"])])
-    with (
-        gated(link, folder) as client,
-        client.stream("POST", "/v1/fleet/x") as reply,
-    ):
+    with gated(link, folder) as client, client.stream("POST", "/v1/fleet/x") as reply:
         assert b"".join(reply.iter_raw()) == packed
 
 

@@ -126,15 +126,7 @@ def test_a_plan_of_a_sample_costs_nearly_what_the_run_costs(strategy, shapes):
         (CoresetVRLR(size=100, test_fraction=0.2, seed=3, solver="central"), False),
         (CoresetVRLR(sampling="full", solver="central"), False),
         (FKKMeans(**CLUSTERS, clustering="coreset", coreset_size=100), True),
-        (
-            FDSKL(
-                **KERNEL,
-                features=64,
-                test_fraction=0.2,
-                block_bytes=300_000,
-            ),
-            False,
-        ),
+        (FDSKL(**KERNEL, features=64, test_fraction=0.2, block_bytes=300_000), False),
     ],
 )
 def test_costs_of_many_rows_follow_from_fewer(strategy, horizontal, monkeypatch):
@@ -286,10 +278,7 @@ def test_a_strategy_that_fails_says_why(caplog):
         (FKKMeans(**CLUSTERS, kernel="laplacian", clustering="coreset"), UNEQUAL),
         (FDSKLDirect(target="multiclass"), SHAPES),
         (FDSKLDirect(loss="square", target="continuous"), SHAPES),
-        (
-            FDSKL(),
-            [Shape(90, 2, 40), Shape(90, 2, 50), Shape(90, 1)],
-        ),
+        (FDSKL(), [Shape(90, 2, 40), Shape(90, 2, 50), Shape(90, 1)]),
     ],
 )
 def test_random_rows_suit_the_settings(strategy, shapes):

@@ -54,7 +54,7 @@ def test_json(tmp_path, results):
     assert coreset["ledger"]["bytes_up"] == 2310
     assert coreset["ledger"]["round_trips"] == 3
     assert [e["action"] for e in coreset["ledger"]["entries"]] == [
-        *("hello", "solve", "test"),
+        *("hello", "solve", "test")
     ]
 
 

@@ -90,8 +90,7 @@ def test_intervals_of_a_column_by_hand():
     assert fitted.highs.tolist() == [0, 50, 100, 150]
     F = local_columns(fitted, np.array([[-5.0], [0.5], [50], [151], [np.nan]]))
     np.testing.assert_array_equal(
-        F[:, 1:],
-        [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
+        F[:, 1:], [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
     )
 
 

@@ -68,8 +68,7 @@ def check_command(
     ] = None,
     show: Annotated[bool, typer.Option(help="Show values of the data.")] = False,
     write: Annotated[
-        Path | None,
-        typer.Option(help="Folder of a party to write too, as init does."),
+        Path | None, typer.Option(help="Folder of a party to write too, as init does.")
     ] = None,
     format_: FormatOption = "text",
     **options: Any,

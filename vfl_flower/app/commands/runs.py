@@ -166,8 +166,7 @@ def describe(progress: Progress) -> str:
 
 
 Federation = Annotated[
-    Path | None,
-    typer.Option(help="The coordinator's folder, in the place of ~/.flwr."),
+    Path | None, typer.Option(help="The coordinator's folder, in the place of ~/.flwr.")
 ]
 """Option of the commands that start runs."""
 

@@ -161,8 +161,7 @@ def simulate(
         typer.Option(help="A party's file; once for each party, in party order."),
     ] = None,
     data: Annotated[
-        str,
-        typer.Option(help="Or a folder of party files, or a set such as diabetes."),
+        str, typer.Option(help="Or a folder of party files, or a set such as diabetes.")
     ] = "",
     parties: Annotated[
         int, typer.Option(min=1, help="Parties that a set is split over.")

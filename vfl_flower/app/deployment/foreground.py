@@ -54,10 +54,7 @@ class Shown:
         self._last: deque[str] = deque(maxlen=200)
 
     def start(
-        self,
-        name: str,
-        command: Sequence[str],
-        kind: signal.Signals = signal.SIGTERM,
+        self, name: str, command: Sequence[str], kind: signal.Signals = signal.SIGTERM
     ) -> subprocess.Popen[str]:
         """Start a command, which a signal ends where this process is killed.
 

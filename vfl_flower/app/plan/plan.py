@@ -182,9 +182,7 @@ class RunPlan:
 
 
 def plan(
-    strategy: ProtocolStrategy,
-    shapes: Sequence[Shape],
-    greeted: Ledger | None = None,
+    strategy: ProtocolStrategy, shapes: Sequence[Shape], greeted: Ledger | None = None
 ) -> RunPlan:
     """Return what a run will cost and show, without any data.
 

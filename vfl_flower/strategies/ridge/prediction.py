@@ -134,9 +134,7 @@ class RidgePrediction(ComputingParties, RowPrediction):
             reason = "its part must name a label holder that has the coefficients"
             raise parties.failure(0, dealing.part, reason)
         roles = self.roles(
-            *(parties, [], 0, holder),
-            joint=M,
-            fraction=NEW_ROWS.fraction,
+            *(parties, [], 0, holder), joint=M, fraction=NEW_ROWS.fraction
         )
         reply = self._scored(parties, roles, described)
         metrics = self.metrics(parties, run, holder, reply)
