@@ -418,6 +418,11 @@ def test_fewer_features_than_iterations(settings):
         run(parties(), step="explicit", **DS, **settings)
 
 
+def test_more_iterations_than_a_list_can_have():
+    with pytest.raises(FederationError, match=r"at least the 1000000000000 iter"):
+        run(parties(), **DS | {"iterations": 10**12})
+
+
 def test_the_label_holder_alone_chooses_the_published_step():
     """The server says 0, and the model is that of one of seven steps."""
     settings = {"seed": 3, "step": "explicit", "features": 64, **DS}

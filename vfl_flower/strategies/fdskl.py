@@ -203,6 +203,11 @@ class FDSKL(KernelLearning):
             raise FederationError(
                 f"rows must be at most the {known} labels to train on, got {m}"
             )
+        most = self.features or (IMPLICIT_FEATURES if implicit else MOST_FEATURES)
+        if most < T:
+            raise FederationError(
+                f"features must be at least the {T} iterations, got {most}"
+            )
         batches = [1] * T
         for j, count in enumerate(labels):
             turns = range(j, T, L)
@@ -210,7 +215,6 @@ class FDSKL(KernelLearning):
             for t, weight in zip(turns, weights, strict=True):
                 rows = m * count / known * weight / sum(weights)
                 batches[t] = max(1, math.floor(rows + 1e-9))
-        most = self.features or (IMPLICIT_FEATURES if implicit else MOST_FEATURES)
         if not self.features:
             largest = max(rows * (t + 1) for t, rows in enumerate(batches))
             most = min(
