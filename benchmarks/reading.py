@@ -6,8 +6,9 @@
 Each form runs once, small, with its parties in this process. Each definition that the
 run enters counts once: of a function all lines, of a class those of its settings and of
 the methods that were entered, and with a step the class of its reply. Everything has
-its docstrings. Of the columns, `path` is the sum of those to its left; `protocol` is
-shared by all strategies, and `others` is how this process plays the parties.
+its docstrings. Of the columns, `path` is the sum of those to its left; `protocol`,
+`party` and `server` are shared by all strategies, and `others` is how this process
+plays the parties.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ PATH = (
     *("strategies", "clients", "numerics", "models", "secure_aggregation"),
     "secure_aggregation/products",
 )
+SHARED = ("protocol", "party", "server")
 
 
 class Definition(NamedTuple):
@@ -129,7 +131,7 @@ def read(form: str) -> set[Definition]:
 def column(definition: Definition) -> str:
     """Return the column of the table that a definition counts in."""
     folder = str(Path(definition.path).parent)
-    columns = (*PATH[::-1], "protocol")  # products before the folder around it
+    columns = (*PATH[::-1], *SHARED)  # products before the folder around it
     return next((name for name in columns if folder.startswith(name)), "others")
 
 
@@ -139,7 +141,7 @@ def main() -> None:
     parser.add_argument("forms", nargs="*", default=FORMS, help="calls of strategies")
     parser.add_argument("--list", action="store_true", help="print each definition")
     options = parser.parse_args()
-    heads = (*(name.split("/")[-1][:10] for name in PATH), "path", "protocol", "others")
+    heads = (*(name.split("/")[-1][:10] for name in PATH), "path", *SHARED, "others")
     print(f"{'':34}", *(f"{head:>11}" for head in heads), sep="")
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for form, read_lines in zip(
@@ -149,7 +151,7 @@ def main() -> None:
             for definition in read_lines:
                 totals[column(definition)] += definition.lines
             counts = [totals[name] for name in PATH]
-            counts += [sum(counts), totals["protocol"], totals["others"]]
+            counts += [sum(counts), *(totals[name] for name in (*SHARED, "others"))]
             print(f"{form:34}", *(f"{count:>11,}" for count in counts), sep="")
             for d in sorted(read_lines, key=lambda d: d[:2]) if options.list else ():
                 print(f"  {d.lines:5} {ROOT.name}/{d.path}:{d.span[0]} {d.name}")
