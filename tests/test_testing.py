@@ -160,6 +160,12 @@ def shown(party: Party) -> Shown:
 
 
 @step
+@reveals("totals")
+def disguised(party: Party) -> Shown:
+    return {"row": party.X[0]}
+
+
+@step
 def chatty(party: Party, more: bool = False) -> Chatty:
     return {"total": party.X.sum(axis=0)} | ({"extra": 1} if more else {})
 
@@ -238,8 +244,16 @@ class Unlisted(Mean):
 
 
 class Clear(Mean):
+    asks = shown
+
     def total(self, parties):
-        return sum(parties.ask(shown).each("row"))
+        return sum(parties.ask(self.asks).each("row"))
+
+
+class Disguised(Clear):
+    terms = Terms(("totals",))
+    steps = (disguised,)
+    asks = disguised
 
 
 class Unmasked(Mean):
@@ -317,7 +331,8 @@ BROKEN = {
     Unused: ("check_needs", "needs has 'moments', which no step reveals"),
     Insisting: ("check_needs", "a run without what `wants` names ends: party"),
     Unlisted: ("check_names", "steps must have test_testing_summed"),
-    Clear: ("check_data", "test_testing_shown has a number of a party's data"),
+    Clear: ("check_data", "test_testing_shown sends 'row' in the clear, and declares"),
+    Disguised: ("check_data", "test_testing_disguised has a number of a party's data"),
     Unmasked: ("check_masks", "of 'test_testing_summed' is the same in two runs"),
     Unplanned: ("check_plan", "took 2 round trips, and a dry run says 1"),
     Talkative: ("check_plan", "does not show 'extra' of test_testing_chatty"),

@@ -24,7 +24,7 @@ from vfl_flower.models.base import plain
 from vfl_flower.party.answering import hello
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.party.party import Party
-from vfl_flower.protocol.contract import ENCRYPTED, OWN, Field, Whole
+from vfl_flower.protocol.contract import ENCRYPTED, OWN, Field, Reals, Whole
 from vfl_flower.protocol.errors import FederationError, PartyFailed
 from vfl_flower.protocol.messages import BUNDLE, n_bytes, pack, unpack
 from vfl_flower.protocol.steps import STEPS, Step
@@ -249,7 +249,7 @@ def check_names(runs: Runs) -> None:
 
 
 def check_data(runs: Runs) -> None:
-    """Check that no message has a party's datum, unless its step reveals rows."""
+    """Check that real numbers leave by declaration, and no datum unless rows may."""
     parties = runs.first.parties
     numbers = [p.rows.take(np.arange(p.n_rows)).ravel() for p in parties]
     numbers += [np.ravel(p.y) for p in parties if p.y is not None]
@@ -259,7 +259,14 @@ def check_data(runs: Runs) -> None:
     if not len(data):
         raise AssertionError("the parties' data must have numbers of many digits")
     for sent in runs.first.transcript:
-        if any(r.kind in IN_THE_CLEAR for r in _step(sent.action).reveals):
+        kinds = {revealed.kind for revealed in _step(sent.action).reveals}
+        for name, field in sent.declared.items() if sent.up and not kinds else ():
+            if field and isinstance(field.array, Reals) and field.leaves is None:
+                raise AssertionError(
+                    f"{sent.action} sends {name!r} in the clear, and declares no kind "
+                    "that it reveals"
+                )
+        if kinds & IN_THE_CLEAR:
             continue
         for place in range(min(8, len(sent.data))):
             count = (len(sent.data) - place) // 8
@@ -411,8 +418,10 @@ def check_strategy(
 ) -> None:
     """Run a strategy some twenty times in this process, and check these runs.
 
-    What passes is no proof of privacy: of a party's data only unchanged float64 numbers
-    are found in messages, and none in those of steps that reveal rows or centroids.
+    What passes is no proof of privacy. Arrays of real numbers must leave in a sum,
+    encrypted, or by a step that declares what it reveals; beyond that, only unchanged
+    float64 numbers of a party's data are found in messages, and none in those of steps
+    that reveal rows or centroids.
 
     Parameters
     ----------

@@ -327,8 +327,6 @@ UNDECLARED = {
     ("alignment_encrypt_points", "encrypted"),
     # Hashes under a key that the party has put into its state-dir for this.
     ("alignment_hash_with_key", "hashes"),
-    # The parties have consented in linear_gram_columns; a mean over many rows each.
-    ("linear_gram_solve", "coefficients"),
 }
 
 

@@ -231,6 +231,7 @@ def _mean_of_all(party: Party) -> float:
 @step
 @sums_over("earlier")
 @once
+@reveals("coefficients", counted=False)
 def solve(
     party: Party,
     units: Annotated[dict[int, Array], Bytes, PRIVATE],

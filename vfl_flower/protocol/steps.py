@@ -156,7 +156,7 @@ class Reveals:
     """Whether the step continues without it, as if the parameter `when` were false,
     once it has left as often as it may."""
     counted: bool = True
-    """Whether it counts against limits; False: a later step counts it."""
+    """Whether it counts against limits; False: another step counts it."""
 
     def __call__(self, function: F) -> F:
         """Add this to what a function reveals; below ``@step``, for each kind."""
