@@ -1,11 +1,12 @@
 """What commit 41196810 wrote, which any later one must read.
 
 These are runs that were killed, models, parties' parts of models, and the state of
-clusters that can forget, all in ``earlier.tar.xz``. It was made from the root of the
-repository by
+clusters that can forget, all in ``earlier.tar.xz``. This file made it when it was
+added, in commit 63334214, with the imports of that time:
 
     git worktree add /tmp/before 41196810
-    PYTHONPATH=/tmp/before:tests python tests/earlier.py
+    git worktree add /tmp/script 63334214
+    PYTHONPATH=/tmp/before:/tmp/script/tests python /tmp/script/tests/earlier.py
 """
 
 import json
@@ -44,7 +45,7 @@ from vfl_flower.strategies import (
 
 ARCHIVE = Path(__file__).with_suffix(".tar.xz")
 NAMES = "north", "south", "west"
-ROWS, GONE, MISSING = 48, "r7", "0123456789abcdef"
+ROWS, FORGOTTEN, MISSING = 48, "r7", "0123456789abcdef"
 
 REGRESSION = CoresetVRLR(size=80, seed=3)
 RIDGE = SecureRidge(target="continuous", joint_features=2, seed=3)
@@ -101,13 +102,13 @@ def strategy_of(name: str, folder: Path, model: str = "") -> ProtocolStrategy:
     if name == "descent":
         return REGRESSION.replace(solver="cg", size=20)
     strategy, later = TRAINED[name.removesuffix(" predict")]
-    own: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if isinstance(strategy, MUFC):
-        own = {"server_state": folder / "server", "seed": 3}
+        options = {"server_state": folder / "server", "seed": 3}
     if not model:
-        return strategy.replace(**own)
+        return strategy.replace(**options)
     assert later is not None
-    return later(model, **own)
+    return later(model, **options)
 
 
 def use(name: str, folder: Path, model: str) -> tuple[Any, dict[str, str]]:
@@ -115,7 +116,7 @@ def use(name: str, folder: Path, model: str) -> tuple[Any, dict[str, str]]:
     strategy = strategy_of(name, folder, model)
     members = parties(folder, TRAINED[name][0])
     if isinstance(strategy, MUFCUnlearn):
-        request_changes(members[0], forget=[GONE])
+        request_changes(members[0], forget=[FORGOTTEN])
     result = simulate(strategy, members)
     files = sorted(folder.glob(f"*/predictions-{model}*.csv"))
     return result, {file.parent.name: file.read_text() for file in files}
@@ -134,15 +135,17 @@ class Killed(RealParties):
     def __init__(self, members: list[Party], after: str = "") -> None:
         super().__init__(members)
         self.after, self.asked = f"train.{after}", 0
+        self.types: set[str] = set()
 
     def _push(self, message: Any) -> str:
         if self.asked == len(self._parties):
             raise KeyboardInterrupt
+        self.types.add(message.metadata.message_type)
         self.asked += message.metadata.message_type == self.after
         return super()._push(message)
 
 
-def go_on(name: str, folder: Path, model: str, after: str = "") -> Killed:
+def start_or_resume(name: str, folder: Path, model: str, after: str = "") -> Killed:
     """Start or continue a run with a checkpoint; its grid has the result."""
     strategy = strategy_of(name, folder, model)
     grid = Killed(parties(folder, strategy_of(name, folder)), after)
@@ -178,13 +181,13 @@ def make(folder: Path) -> None:
         if base:
             shutil.copytree(folder / "trained" / base, home)
         home.mkdir(parents=True, exist_ok=True)
-        grid = go_on(name, home, model, after)
-        kept = [Memory(c.state)._kept("after") for c in grid._contexts.values()]
-        about["states"][name] = sorted({k.split("/")[0] for one in kept for k in one})
+        grid = start_or_resume(name, home, model, after)
+        states = [Memory(c.state)._kept("after") for c in grid._contexts.values()]
+        about["states"][name] = sorted({k.split("/")[0] for s in states for k in s})
         shutil.copytree(home, folder / "copy")
         np.savez(
             folder / f"{name} killed.npz",
-            **go_on(name, folder / "copy", model).result.model.arrays(),
+            **start_or_resume(name, folder / "copy", model).result.model.arrays(),
         )
         shutil.rmtree(folder / "copy")
     kinds = {s.model_class.kind for tasks in algorithms().values() for s in tasks}

@@ -4,77 +4,59 @@ import pytest
 
 from vfl_flower.party import guards
 
-ATTACKS = {
-    "check_round": (
-        "party/test_journal.py::test_a_second_message_from_one_saved_state"
-    ),
-    "recall_state": "strategies/test_resume_attacks.py::test_rows_are_counted_on",
-    "enter_round": "party/test_answering.py::test_other_step_in_the_same_round",
-    "check_strategy": "party/test_consent.py::test_rules_of_a_run[rules0-",
-    "load_releases": (
-        "party/test_consent.py::test_a_limit_for_life_holds_over_twenty_runs"
-    ),
-    "check_peers": (
-        "strategies/test_forged_peers.py::test_it_has_nothing_where_peers_are_pinned"
-    ),
+ANSWERING = "party/test_answering.py::"
+CONSENT = "party/test_consent.py::"
+PEERS = "strategies/test_forged_peers.py::"
+RESUMED = "strategies/test_resume_attacks.py::"
+ROWS = "strategies/test_row_guards.py::"
+
+REFUSALS = {
+    "enter_round": f"{ANSWERING}test_round_that_does_not_follow",
+    "load_releases": "party/test_journal.py::test_rows_count_in_all_sessions_of_a_run",
+    "check_strategy": f"{CONSENT}test_rules_of_a_run[rules0-",
+    "check_peers": f"{PEERS}test_it_has_nothing_where_peers_are_pinned",
     "check_signatures": (
-        "strategies/test_forged_peers.py::"
-        "test_a_hello_that_is_replayed_ends_at_the_second_message"
+        f"{PEERS}test_a_hello_that_is_replayed_ends_at_the_second_message"
     ),
-    "sign_keys": "strategies/test_forged_peers.py::test_pinned_peers_are_accepted",
-    "refuse_plain": "party/test_answering.py::test_plain_sums_are_refused[counter-",
+    "refuse_plain": f"{ANSWERING}test_plain_sums_are_refused[counter-",
+    "check_arguments": f"{ANSWERING}test_wrong_arguments_are_refused_by_name",
+    "check_repetition": f"{RESUMED}test_what_is_answered_once_is_not_answered_again",
+    "count_releases": f"{CONSENT}test_what_is_not_of_rows_is_counted_by_times",
+    "check_rows": f"{ROWS}test_two_orders_that_differ_by_a_row_do_not_reveal_it",
+    "note_reply": f"{CONSENT}test_rules_of_a_run[rules4-",
+    "leave_round": f"{ANSWERING}test_same_round_with_another_reply_is_refused",
+    "keep_uses": f"{ROWS}test_steps_of_two_strategies_do_not_mix_in_a_session",
+}
+"""For each guard that refuses, the start of the id of a test of an attack: without the
+guard, the party answers."""
+
+RESULTS = {
+    "recall_state": f"{RESUMED}test_rows_are_counted_on",
+    "sign_keys": f"{PEERS}test_pinned_peers_are_accepted",
     "arrange_columns": (
         "strategies/test_columns.py::"
         "test_columns_in_another_order_give_the_same_clusters[False"
     ),
-    "recall_part": (
-        "party/test_answering.py::test_new_rows_of_another_encoding_are_refused"
-    ),
+    "recall_part": f"{ANSWERING}test_new_rows_of_another_encoding_are_refused",
     "open_inputs": (
-        "party/test_answering.py::test_masks_hide_each_and_cancel_in_the_sum"
+        "strategies/test_deviating_server.py::test_a_sum_of_one_question_is_the_sum"
     ),
-    "check_arguments": (
-        "party/test_answering.py::test_wrong_arguments_are_refused_by_name"
-    ),
-    "check_repetition": (
-        "strategies/test_resume_attacks.py::"
-        "test_what_is_answered_once_is_not_answered_again"
-    ),
-    "count_releases": (
-        "party/test_consent.py::test_nothing_is_computed_for_a_step_that_is_refused"
-    ),
-    "check_rows": (
-        "strategies/test_row_guards.py::"
-        "test_two_orders_that_differ_by_a_row_do_not_reveal_it"
-    ),
-    "hide_sums": (
-        "party/test_answering.py::test_clipped_values_are_counted_under_a_mask"
-    ),
-    "pack_reply": "party/test_answering.py::test_memory_goes_from_round_to_round",
-    "note_reply": "party/test_consent.py::test_rules_of_a_run[rules4-",
-    "leave_round": (
-        "party/test_answering.py::test_same_round_with_another_reply_is_refused"
-    ),
+    "hide_sums": f"{ANSWERING}test_masks_hide_each_and_cancel_in_the_sum",
+    "pack_reply": f"{ANSWERING}test_memory_goes_from_round_to_round",
     "keep_inputs": (
         "strategies/test_deviating_server.py::"
         "test_what_is_sealed_opens_only_under_the_same_question"
     ),
-    "keep_uses": (
-        "strategies/test_row_guards.py::"
-        "test_steps_of_two_strategies_do_not_mix_in_a_session"
-    ),
-    "keep_part": (
-        "party/test_answering.py::test_a_new_part_is_kept_in_the_run_and_on_disk"
-    ),
+    "keep_part": f"{ANSWERING}test_a_new_part_is_kept_in_the_run_and_on_disk",
     "keep_state": (
-        "strategies/test_resume_attacks.py::"
-        "test_a_supernode_that_is_started_again_takes_the_key_of_a_message"
+        f"{RESUMED}test_a_supernode_that_is_started_again_takes_the_key_of_a_message"
     ),
-    "keep_predictions": (
-        "party/test_answering.py::test_predictions_of_rows_without_ids"
-    ),
+    "keep_predictions": f"{ANSWERING}test_predictions_of_rows_without_ids",
 }
-"""For each guard, the start of the id of a test of an attack or a fault."""
+"""For each of the others, a test that needs what the guard does: it hides an addend,
+stores a state, or gives what the step or a later guard reads."""
+
+ATTACKS = REFUSALS | RESULTS
 
 
 def guard_of(nodeid):
@@ -102,6 +84,9 @@ def pytest_runtest_protocol(item):
 
 
 def pytest_runtest_logreport(report):
-    """Print the outcome of a test beside the guard."""
+    """Print the outcome of a test beside the guard: whether a party has answered."""
     if report.when == "call":
-        print(f"\nwithout {guard_of(report.nodeid)}: {report.outcome}")
+        text = str(report.longrepr)
+        answered = "DID NOT RAISE" in text or "Message error is None" in text
+        outcome = "answered" if answered else report.outcome
+        print(f"\nwithout {guard_of(report.nodeid)}: {outcome}")

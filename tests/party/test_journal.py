@@ -74,7 +74,7 @@ def test_a_second_message_from_one_saved_state(grid):
     pool(parties, range(10))
     restore(grid, saved)
     parties._last, parties._round = last, number
-    with pytest.raises(PartyFailed, match="round 1 is over, says this party's journal"):
+    with pytest.raises(PartyFailed, match="round 1 is over, the last one was 1"):
         pool(parties, range(10, 20))
 
 

@@ -368,3 +368,9 @@ def test_a_party_without_a_limit_counts_nothing():
 def test_a_name_that_no_report_can_show(name):
     with pytest.raises(ValueError, match="name must be 1 to 100 printable characters"):
         Party(np.ones((3, 1)), name=name)
+
+
+@pytest.mark.parametrize("name", ["a/b", "vfl_flower.clients.fdskl.FDSKLState"])
+def test_a_name_of_states_is_new_and_has_no_slash(name):
+    with pytest.raises(ValueError, match="name must be new and have no '/'"):
+        stored_as(name)

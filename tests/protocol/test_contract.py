@@ -397,3 +397,27 @@ def test_lengths(size, rule):
     structure(fields, {"x": np.ones(3)}, {})
     with pytest.raises(ContractError, match=f"'x' must have length {rule}"):
         structure(fields, {"x": np.ones(size)}, {})
+
+
+@dataclass(frozen=True)
+class Inner:
+    key: Annotated[Array, Whole("*", 0, 256), SEALED]
+
+
+class InReply(TypedDict):
+    inner: Inner
+
+
+def sends_inside(party: Party) -> InReply:
+    raise NotImplementedError
+
+
+def takes_two_of_a_name(party: Party, first: Inner, second: Inner) -> Reply:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("function", [sends_inside, takes_two_of_a_name])
+def test_a_seal_must_tell_fields_of_structures_apart(function):
+    """It has the last part of a name: the server could exchange two values."""
+    with pytest.raises(TypeError, match="must be of a request, and of distinct names"):
+        Contract.of(function)

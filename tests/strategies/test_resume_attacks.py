@@ -122,7 +122,7 @@ def test_another_question_under_the_same_mask_is_refused(tmp_path, first):
     before._last = list(first._last)
     hidden(first)
     again = taken_up(before, tmp_path)
-    with pytest.raises(PartyFailed, match="round 1 is over, says this party's journal"):
+    with pytest.raises(PartyFailed, match="round 1 is over, the last one was 1"):
         hidden(again, 2.0)
     again._round, again._last = first._round, list(first._last)
     again._sum_request = lambda spec, number: first._sum_request(spec, 1)  # mask 1
@@ -149,13 +149,13 @@ def test_the_run_that_was_left_answers_no_more(tmp_path, first):
     """Its state in memory is older than the one on the disk."""
     pool(first, range(2))
     pool(taken_up(first, tmp_path), range(4))
-    with pytest.raises(PartyFailed, match="knows of another session"):
+    with pytest.raises(PartyFailed, match="has forgotten the session"):
         pool(first, range(6))
 
 
 def test_without_a_greeting_no_run_goes_on(tmp_path, first):
     pool(first, range(2))
-    with pytest.raises(PartyFailed, match="knows of another session"):
+    with pytest.raises(PartyFailed, match="has lost the run's state"):
         pool(taken_up(first, tmp_path, greet=False), range(4))
 
 

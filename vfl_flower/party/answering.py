@@ -165,8 +165,15 @@ def answer(
                 # Requests of two steps may have the same content.
                 packed["digest"] += step.action.encode()
                 call = Call(
-                    *(step, values, digests, Frame.parse(packed), party, memory),
-                    *(journal, allow_plain, asked_by),
+                    step=step,
+                    values=values,
+                    digests=digests,
+                    frame=Frame.parse(packed),
+                    party=party,
+                    memory=memory,
+                    journal=journal,
+                    allow_plain=allow_plain,
+                    asked_by=asked_by,
                 )
                 call.run()
                 content, sent, about = call.content, call.sent, call.frame_of_reply

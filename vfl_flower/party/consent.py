@@ -1,8 +1,9 @@
 """What a party lets leave it: the rules of its own file, held before a step computes.
 
 A party lets sums over three or more parties leave it, and the few numbers that each
-step declares. Anything else is of a kind below, and its ``consent.toml`` must name that
-kind, with the number of rows that may leave in one run, and for the life of the data.
+step declares. Anything else is of a kind of :data:`~vfl_flower.protocol.terms.KINDS`,
+and its ``consent.toml`` must name that kind, with the number of different rows that may
+leave in one run, and for the life of the data.
 """
 
 from __future__ import annotations

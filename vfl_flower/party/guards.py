@@ -1,8 +1,8 @@
 """A party's guards: what happens between a request and its step, and after the step.
 
 :data:`BEFORE` and :data:`AFTER` are in order, and each guard says why it is needed and
-why it stands where it does. A guard that raises PartyError refuses the request; nothing
-of it has been written by then.
+why it stands where it does. A guard that raises PartyError refuses the request, and
+what the journal has noted of it is rolled back.
 """
 
 from __future__ import annotations
@@ -69,10 +69,14 @@ class Call:
     sent: bytes = b""
     """The digest of the reply."""
     frame_of_reply: dict[str, Any] = field(default_factory=dict)
+    announced: Party = field(init=False)
+    """The party as it was before the run gave it a place."""
+    part: dict[str, Any] = field(init=False)
+    """The part of a model with which the step begins."""
 
     def __post_init__(self) -> None:
-        """Keep the party as it was announced, and the part that it brings."""
-        self.announced, self.part = copy.copy(self.party), self.party.part
+        """Keep the party as it was announced."""
+        self.announced = copy.copy(self.party)
 
     @property
     def common(self) -> bytes:
@@ -83,27 +87,33 @@ class Call:
         """Run the step between its guards."""
         for guard in BEFORE:
             guard(self)
+        self.part = self.party.part
         self.reply = flatten(self.step(self.party, **self.arguments))
         for guard in AFTER:
             guard(self)
 
 
+def arguments_of(
+    step: Step[..., Any], values: dict[str, Any], party: Party
+) -> dict[str, Any]:
+    """Return the arguments of a step, checked against its contract and the data."""
+    return structure(step.contract.request, values, sizes_of(party))
+
+
+def sizes_of(party: Party) -> Sizes:
+    """Return the sizes of a party that a contract may name."""
+    n_rows, n_columns = party.X.shape
+    return {"n_rows": n_rows, "n_columns": n_columns, "n_parties": party.n_parties}
+
+
 # -- before the step -------------------------------------------------------------------
 
 
-def check_round(call: Call) -> None:
-    """Refuse a round that the journal has as answered, whatever the memory says.
-
-    The memory may be an older copy of the state, in which the masks are still unused.
-    """
-    if call.journal is not None:
-        call.journal.check(call.frame)
-
-
 def recall_state(call: Call) -> None:
-    """Take the state of the session from the journal, if the memory lost the last one.
+    """Take the state of the session from the journal, if the memory has another one.
 
-    It must be there before the round is compared with it.
+    The memory may be lost, or be an older copy in which the masks are still unused: the
+    journal was written before the last reply left.
     """
     if call.journal is not None:
         call.journal.recall(call.memory, call.frame.state_key)
@@ -119,7 +129,7 @@ def enter_round(call: Call) -> None:
 
 
 def check_strategy(call: Call) -> None:
-    """Refuse a step that no strategy and task asks for in which the party takes part.
+    """Refuse a step unless the party takes part in a strategy and task that ask for it.
 
     Steps of one session must be those of one strategy: mixed, they could open what each
     strategy hides.
@@ -165,7 +175,8 @@ def check_peers(call: Call) -> None:
 def check_signatures(call: Call) -> None:
     """Refuse a second request until all parties have signed one list of keys.
 
-    Otherwise, a server could give each party other keys.
+    Otherwise, a server could give each party other keys. A step whose reply is empty
+    is exempt: nothing leaves with it.
     """
     frame, memory, consent = call.frame, call.memory, call.party.consent
     pinned = consent is not None and consent.peers is not None
@@ -219,7 +230,6 @@ def recall_part(call: Call) -> None:
                 "model in the run config, or load them with the encoding of the part"
             )
         party.part = {**settings, **part.arrays}
-    call.part = party.part
 
 
 def open_inputs(call: Call) -> None:
@@ -290,7 +300,8 @@ def pack_reply(call: Call) -> None:
 def note_reply(call: Call) -> None:
     """Note in the journal what leaves, and refuse more than the party consents to.
 
-    The first of two notes: this refuses before the memory has taken the round.
+    The journal acts twice: here, where it may refuse, before the memory takes the
+    round, and in :func:`keep_state`.
     """
     if call.journal is not None:
         size = bytes_of_arrays(call.content)
@@ -353,7 +364,6 @@ def keep_predictions(call: Call) -> None:
 Guard = Callable[[Call], None]
 
 BEFORE: tuple[Guard, ...] = (
-    check_round,
     recall_state,
     enter_round,
     check_strategy,
@@ -384,16 +394,3 @@ AFTER: tuple[Guard, ...] = (
     keep_predictions,
 )
 """What happens between a step and its reply, in order."""
-
-
-def arguments_of(
-    step: Step[..., Any], values: dict[str, Any], party: Party
-) -> dict[str, Any]:
-    """Return the arguments of a step, checked against its contract and the data."""
-    return structure(step.contract.request, values, sizes_of(party))
-
-
-def sizes_of(party: Party) -> Sizes:
-    """Return the sizes of a party that a contract may name."""
-    n_rows, n_columns = party.X.shape
-    return {"n_rows": n_rows, "n_columns": n_columns, "n_parties": party.n_parties}

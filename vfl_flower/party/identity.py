@@ -2,8 +2,10 @@
 
 The public keys of a run travel through the server, which could replace them by its own
 and open what is hidden for a party. So each party has an Ed25519 key in its
-``state-dir``, and a file of its own with the public keys of its peers. A signature does
-not say that the holder of a key is honest, nor that it does not work with the server.
+``state-dir``, signs its key of the run with it, and knows the public keys of its peers
+from a file in which the server has no part. A signature says that the holder of a key
+has greeted the run under a name: not that it is honest, nor that it does not work with
+the server.
 """
 
 from __future__ import annotations
@@ -136,7 +138,7 @@ class Credential:
 
 
 def credential_of(party: Party, session: int, public_key: bytes) -> Credential:
-    """Return the credential of a party as loaded; raise PartyError without a key."""
+    """Return the credential of a party as loaded; raise PartyError if it has no key."""
     if party.state_dir is None:
         raise PartyError("this party has no state-dir, so it cannot sign its keys")
     index = -1 if party.index is None else party.index
@@ -231,8 +233,10 @@ def check_peers(
 ) -> dict[str, str]:
     """Check the parties of a run; return names and keys trusted for the first time.
 
-    With `trust_on_first_use` the server can invent a party: only a later change of its
-    key is noticed. Raises PartyError if a party is not the expected one.
+    The server gives the credentials and this party's `place`; `pinned` and `known` are
+    names and keys that the party has itself. With `trust_on_first_use` the server can
+    invent a party: only a later change of its key is noticed. Raises PartyError if a
+    party is not the expected one.
     """
     if not 0 <= place < len(credentials) or credentials[place] != announced:
         raise PartyError(

@@ -239,16 +239,8 @@ class Journal:
             locked = vault.lock(label, arrays[labels[label]])
             self._execute(insert, self._run, label, locked)
 
-    def check(self, frame: Frame) -> None:
-        """Raise PartyError unless a message is the next one, or the last one again."""
-        if frame.session != self.session:
-            raise PartyError("the journal of this party knows of another session")
-        again = frame.round == self.round and frame.digest == self.digest
-        if frame.round <= self.round and not again:
-            raise PartyError(f"round {frame.round} is over, says this party's journal")
-
     def enter(self, party: Party) -> None:
-        """Tell the party which rows have left it."""
+        """Load which rows have left the party."""
         for kind, packed in self.shared.items():
             before = party.shared.get(kind, np.zeros(party.n_rows, dtype=bool))
             party.shared[kind] = before | unpack_rows(packed, party.n_rows)
@@ -262,7 +254,8 @@ class Journal:
     def leave(self, frame: Frame, party: Party, reply: bytes, size: int) -> None:
         """Note a round, the digest and size of its reply, and what leaves with it.
 
-        Raises PartyError if the round had another reply before, or against a limit.
+        Raises PartyError if the round had another reply before, or if a limit of the
+        consent is exceeded.
         """
         if frame.round == self.round:
             if self.reply != reply:

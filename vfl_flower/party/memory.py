@@ -208,7 +208,7 @@ class Memory:
         return known["private_key"], [peers[k : k + KEY_BYTES] for k in start]
 
     def credentials(self, frame: Frame) -> bytes | None:
-        """Return what the parties have signed, as the first message has told."""
+        """Return what the parties have signed, from the first message."""
         signed: bytes | None = self._session.get("credentials", frame.credentials)
         return signed
 

@@ -91,6 +91,28 @@ class Party:
     checked : bool
         Skip the checks: the loader did them when it wrote its cache.
 
+    Attributes
+    ----------
+    seed, n_parties : int
+        Seed of the run, and number of parties; set before each step.
+    session : int
+        Number of the run.
+    names : sequence of str
+        Names of the parties in their order, as they have signed them; empty where they
+        sign nothing.
+    run_secret : bytes
+        Random bytes of this party and this run, whatever its seed, for keys: the same
+        for a step that is asked twice. Nothing that leaves the party may depend on them
+        but by a key.
+    part : dict
+        Its part of a model: a new one that a training step puts here is kept, and is
+        here again when the model predicts.
+    predictions : Predictions or None
+        What a step leaves here is written to a file in `state_dir`.
+    cache : dict
+        What a step computes for the next one in the same process, which computes it
+        again where it is gone.
+
     Raises
     ------
     ValueError
@@ -110,15 +132,12 @@ class Party:
     consent: Consent | None = None
     checked: InitVar[bool] = False
     n_parties: int = field(default=0, init=False)
-    seed: int = field(default=0, init=False)  # of the run
+    seed: int = field(default=0, init=False)
     private_draws: bool = field(default=False, init=False)
     """Whether its streams come from `run_secret`, since the run has no seed."""
     run_secret: bytes = field(default=b"", init=False)
-    """Random bytes of this party and this run, whatever its seed, for keys. Nothing
-    that leaves the party may depend on them but by a key."""
-    session: int = field(default=0, init=False)  # number of the run
+    session: int = field(default=0, init=False)
     names: Sequence[str] = field(default=(), init=False)
-    """Names of the parties as they have signed them; empty where they sign nothing."""
     agree: Callable[[int], bytes] | None = field(default=None, init=False)
     """From a party's index to 32 bytes of the run that these two alone know."""
     allow_plain: bool = field(default=False, init=False)
@@ -127,14 +146,10 @@ class Party:
     """How the columns of its file became those of `X`; kept with its part of a model.
     """
     cache: dict[str, Any] = field(default_factory=dict, init=False)
-    """What a step computes for the next one in the same process, which computes it
-    again where it is gone."""
     part: dict[str, Any] = field(default_factory=dict, init=False)
-    """Its part of a model: a new one that a training step puts here is kept, and is
-    here again when the model predicts."""
     predictions: Predictions | None = field(default=None, init=False)
-    """What a step leaves here is written to a file in `state_dir`."""
     source: Source | None = field(default=None, init=False)
+    """Where its rows come from, if not from the caller."""
     shared: dict[str, Array] = field(default_factory=dict, init=False)
     """Rows that :meth:`share` has counted in the run, by kind; bool, shape (n,)."""
     releases: Releases | None = field(default=None, init=False)
@@ -310,6 +325,9 @@ class Party:
         weights: their weights, shape (m,); default: 1.
         by_choice: whether the party itself has removed or added rows: the set is noted,
             and may differ from an earlier one by few rows.
+
+        It raises, with details in the log, if the rows are few, if they differ by few
+        from those of an earlier sum, or if the parties have changed.
         """
         if self.row_sets is not None:
             chosen = None if rows is None else rows.astype(np.intp)
@@ -417,7 +435,8 @@ class Party:
     def secret_bytes(self, stream: str, size: int) -> bytes:
         """Return secret bytes of one named stream, the same each time.
 
-        Without a seed of the run, nothing that :meth:`rng` draws says anything of them.
+        Where the run has no seed they come from a cipher, and nothing that :meth:`rng`
+        draws reveals them.
         """
         if self.index is None or not self.private_draws:
             return self.rng(stream).bytes(size)
@@ -434,7 +453,10 @@ def stored_as(name: str) -> Callable[[type[S]], type[S]]:
     """Make a class a dataclass whose state :meth:`Party.remember` stores under a name.
 
     The name stays when the class moves: a journal may hold a state of an older version.
+    Raises ValueError for a name with "/", or of another class.
     """
+    if "/" in name or name in _NAMES.values():
+        raise ValueError(f"name must be new and have no '/', got {name!r}")
 
     def declare(cls: type[S]) -> type[S]:
         _NAMES[cls] = name

@@ -102,7 +102,10 @@ class RowOrder:
         return f"{self.digest} {content.hexdigest()}"
 
     def rows(self, ids: Iterable[Any] | None) -> Array:
-        """Return the rows, shape (m,), of the order's ids; raise PartyError without."""
+        """Return the rows, shape (m,), of the order's ids.
+
+        Raises PartyError if some are missing, or an id is invalid.
+        """
         blocks = [None] if ids is None else _blocks(ids)
         digests = [_digests(self.salt, normal_ids(block)) for block in blocks]
         held = np.concatenate(digests).view(f"S{DIGEST_BYTES}").ravel()

@@ -77,9 +77,9 @@ class PartySums:
 
         A partial sum that travels on is added in :meth:`hide` and not shown to the
         step. `digests` are those of the arrays as they came, and `inputs` gives that of
-        the inputs of an earlier step. Raises PartyError if a value was altered on its
-        way, is of another step, or came in the clear where it must be encrypted, or
-        vice versa.
+        the inputs of an earlier step, if this party was asked for it too. Raises
+        PartyError if a value was altered on its way, is of another step, or came in the
+        clear where it must be encrypted, or vice versa.
         """
         request = step.contract.request
         if self.frame.sums or step.contract.seals:
@@ -156,7 +156,10 @@ class PartySums:
             raise PartyError(f"{error}{asked}") from None
 
     def _sealed(self, step: Step[..., Any], to: int, name: str, data: bytes) -> Array:
-        """Encrypt bytes for a party, if it is asked this with the same inputs."""
+        """Encrypt bytes for a party that is asked for this step with the same inputs.
+
+        Every party is asked for a step that encrypts, so each has its own digest.
+        """
         bound = f"{name} {self.common.hex()}"
         data = self.relay.seal(to, data, step.action, bound, self.frame.round)
         return np.frombuffer(data, dtype=np.uint8)

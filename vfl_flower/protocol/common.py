@@ -75,7 +75,7 @@ def common_digest(
 def _declared(
     fields: Fields, values: Mapping[str, Any]
 ) -> Iterator[tuple[str, Field, Any]]:
-    """Yield what the server itself tells, in the order of the names.
+    """Yield what the server itself sends, in the order of the names.
 
     Of a structure the field is that of the whole. What is sealed is left out: of it a
     message has the parts, ``name.0``, ``name.1``, ..

@@ -13,8 +13,8 @@ travel. These annotations have a meaning in a message:
 ``Annotated[Array, Whole(..)]``  an array of whole numbers in a range, of a shape; also
                                  with ``MinLen(1)``: of length 1 or more
 ``dict[int, Array]``             arrays ``name_0``, ``name_1``, ..; annotated as each
-a frozen dataclass               its fields, as ``name.field``, each of which may be
-                                 encrypted, or a sum that one party opens
+a frozen dataclass               its fields, as ``name.field``; in a request each may
+                                 be encrypted, or a sum that one party opens
 ``T | None``, ``NotRequired``    may be left out
 ===============================  =====================================================
 
@@ -483,4 +483,26 @@ class Contract:
         for p in parameters:
             declared, needed = parse(hints[p.name]), p.default is p.empty
             request[p.name] = _with_default(declared, p.default, needed)
-        return cls(request, fields_of(hints["return"]))
+        contract = cls(request, fields_of(hints["return"]))
+        _check_structures(contract)
+        return contract
+
+
+def _check_structures(contract: Contract) -> None:
+    """Raise TypeError where a structure has fields that no seal can tell apart.
+
+    A seal has the last part of a name alone: the server could exchange two values.
+    """
+    inner = [name for f in contract.reply.values() for name in _sealed_fields(f)]
+    sealed = [name for name, f in contract.request.items() if f.leaves is not None]
+    sealed += [name for f in contract.request.values() for name in _sealed_fields(f)]
+    if inner or len(set(sealed)) < len(sealed):
+        raise TypeError(
+            "encrypted fields of structures must be of a request, and of distinct "
+            f"names, got {', '.join(inner or sealed)}"
+        )
+
+
+def _sealed_fields(outer: Field) -> list[str]:
+    inside = fields_of(outer.kind) if dataclasses.is_dataclass(outer.kind) else {}
+    return [name for name, f in inside.items() if f.leaves is not None]

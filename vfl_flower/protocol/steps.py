@@ -5,8 +5,8 @@ A step is a plain function on a party. Its annotations are its contract
 its module declares, and its own, and a strategy asks for it by the function:
 
 >>> from typing import Annotated, TypedDict
->>> from vfl_flower.protocol.contract import IN_SUM, Reals
 >>> from vfl_flower.party.party import Party
+>>> from vfl_flower.protocol.contract import IN_SUM, Reals
 >>> from vfl_flower.typing import Array
 >>> class Total(TypedDict):
 ...     total: Annotated[Array, Reals("1"), IN_SUM]

@@ -121,7 +121,8 @@ class Run:
             plain = {n: np.asarray(value).tolist() for n, value in metrics.items()}
             self.train_metrics[iteration] = MetricRecord(plain)
         evaluate = self._evaluate_fn
-        if evaluate and (evaluated := evaluate(iteration, arrays)) is not None:
+        evaluated = None if evaluate is None else evaluate(iteration, arrays)
+        if evaluated is not None:
             self.evaluate_metrics[iteration] = evaluated
 
     def trace(self, name: str, value: float) -> None:
@@ -296,7 +297,7 @@ class ProtocolStrategy(Strategy):
         )
 
     def give_up(self, parties: Parties, error: Exception) -> None:
-        """Tidy up after a failed protocol; no checkpoint has what is asked here."""
+        """Tidy up after a failed protocol; the checkpoint has nothing that it asks."""
 
     def greet(self, exchange: Exchange) -> Parties:
         """Greet the parties; raise FederationError if they refuse or do not fit."""
