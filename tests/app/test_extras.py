@@ -15,6 +15,8 @@ import json
 from typer.testing import CliRunner
 import vfl_flower
 import vfl_flower.app.client_app
+import vfl_flower.app.deployment.executor
+import vfl_flower.app.deployment.node
 from vfl_flower.app.commands.cli import app
 
 results = []

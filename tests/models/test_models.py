@@ -34,7 +34,7 @@ PARTS = [
 ]
 KERNEL = KernelModel("0123456789abcdef", "gaussian", 1.5, 8, [2, 1], True, PARTS)
 MODELS = [LINEAR, CLUSTERS, KERNEL]
-_embedding = {"kernel": "gaussian", "gamma": 0.5, "degree": 3, "offset": 1.0}
+_embedding = {"kernel": "gaussian", "gamma": 0.5}
 _embedding |= {"D": 4, "D_1": 6, "seed": "0123456789abcdef0123456789abcdef"}
 _embedding |= {"P": np.linspace(-1, 1, 20).reshape(10, 2)}
 _embedding |= {"centers": np.array([[0.0, 0.5], [-1.0, 0.0]])}

@@ -1,5 +1,6 @@
 """A step is a plain function, and what the server asks for."""
 
+import inspect
 import pickle
 from itertools import combinations
 from typing import Annotated, TypedDict
@@ -69,8 +70,17 @@ def test_sums_that_are_asked_for():
 # -- the steps of the package ----------------------------------------------------------
 
 
-def test_every_action_begins_with_an_algorithm():
+ALGORITHMS = {
+    *("alignment", "coreset_predictions", "coresets", "fdskl", "kernel_kmeans"),
+    *("linear", "linear_gram", "mufc", "products", "removal", "ridge"),
+}
+
+
+def test_an_action_is_an_algorithm_and_a_function_of_a_party():
+    assert {step.algorithm for step in our_steps().values()} == ALGORITHMS
     for action, declared in our_steps().items():
+        (first, *_) = inspect.signature(declared.function).parameters.values()
+        assert first.annotation in (Party, "Party")
         assert action == f"{declared.algorithm}_{declared.__name__}"
         assert action.isidentifier()
         assert STEPS[action] is declared

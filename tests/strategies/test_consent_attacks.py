@@ -201,9 +201,23 @@ def begun(asked):
 
 
 @refused("lets no row-sums leave it")
-def test_an_empty_consent_lets_no_features_be_summed(tmp_path):
+@pytest.mark.parametrize("step", ["begin", "gram", "product"])
+def test_an_empty_consent_lets_no_features_be_summed(tmp_path, step):
     """The server chooses the kernel and the scale of what is summed."""
-    begun(greet(RealParties(made(tmp_path, letting(), same=False)), "horizontal"))
+    grid = RealParties(made(tmp_path, letting("row-sums"), same=False))
+    asked = greet(grid, "horizontal")
+    if step != "begin":
+        begun(asked)
+    for party in grid._parties.values():
+        party.consent = replace(party.consent, leaves={})
+    if step == "begin":
+        asked.ask(kernel_kmeans.begin.summing())
+    elif step == "gram":
+        asked.ask(kernel_kmeans.gram.summing(gram=100.0), t=1)
+    else:
+        asked.ask(
+            kernel_kmeans.product.summing(product=100.0), vectors=np.eye(8)[:, :1], t=1
+        )
 
 
 def resumed(grid):

@@ -571,6 +571,8 @@ def test_all_that_the_server_gets_into_sums_is_uniform(run, kind):
     wanted = {"angles_2"} | ({"distances"} if kind == "data" else set())
     wanted |= {"angles_0", "scores"} if run == "doubly" else set()
     assert wanted <= {name for name, *_ in streams}
+    if run == "doubly":
+        assert {("angles", "server"), ("scores", "server")} <= streams.keys()
     assert len(streams) < 25
     for key, arrays in streams.items():
         whole = np.concatenate(arrays)

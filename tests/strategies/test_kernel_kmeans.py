@@ -579,6 +579,7 @@ def test_parties_learn_the_means_only_of_columns_far_from_0():
         ({"kernel": "laplacian"}, 10 * 5),
         ({"gamma": 0.1}, 0),
         ({"gamma": 0.1, "kernel": "laplacian"}, 0),
+        ({"standardize": True}, 10 * 5),
         ({"gamma": 0.1, "standardize": True}, 10 * 5),
     ],
 )

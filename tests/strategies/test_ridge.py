@@ -1385,7 +1385,7 @@ def test_what_is_dealt_for_ridge_hides_no_other_columns():
 
 
 def test_rows_of_several_blocks(monkeypatch):
-    """Each block has masks of its own, at all parties, whatever is made at once."""
+    """All parties count the blocks alike, whatever is made at once."""
     opened = []
     monkeypatch.setattr(party, "PART_ROWS", 1024)
     monkeypatch.setattr(
@@ -1413,6 +1413,8 @@ def test_rows_of_several_blocks(monkeypatch):
 
 def test_joint_columns_are_opened_once_for_any_caller():
     """Two openings under one mask would show the difference of what they hide."""
-    state = products.ProductState(ROLES, np.zeros(0, np.uint8), np.ones(1, np.uint8))
-    with pytest.raises(PartyError, match="joint columns are opened once"):
-        products.open_joint(lone(0), state, iter(()))
+    opened = {"joint": np.ones(1, np.uint8)}, {"multiplied": True}
+    for done in opened:
+        state = products.ProductState(ROLES, np.zeros(0, np.uint8), **done)
+        with pytest.raises(PartyError, match="joint columns are opened once"):
+            products.open_joint(lone(0), state, iter(()))

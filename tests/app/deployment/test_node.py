@@ -403,7 +403,7 @@ def connected(monkeypatch):
         calls.append(given)
         yield Link(installed_bundle()[0]).fleet()
 
-    for module in supernode.BEATING:
+    for module in (supernode.heartbeat, supernode.fleet_http_connection):
         monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", 30)
     monkeypatch.setattr(node, "preload", lambda: calls.append(()))
     monkeypatch.setattr(supernode, "http_request_response", connect)
@@ -429,7 +429,7 @@ def test_it_connects_as_its_party_says(connected, tmp_path):
     assert served.pinned == {"a" * 64}
     assert served.node_config == {"party-name": "airline"}
     assert not served.scratch.exists()
-    for module in supernode.BEATING:
+    for module in (supernode.heartbeat, supernode.fleet_http_connection):
         assert module.HEARTBEAT_DEFAULT_INTERVAL == node.HEARTBEAT
 
 
