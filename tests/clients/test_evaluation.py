@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vfl_flower import Party
-from vfl_flower.clients.evaluation import NAMES, hides_each, told
+from vfl_flower.clients.evaluation import NAMES, hides_each, measures_of
 from vfl_flower.party.party import PartyError
 
 N = 200
@@ -21,7 +21,7 @@ def test_numbers_of_two_classes():
     scores = np.linspace(1, -1, N)
     answer = np.where(scores > 0, 7.0, 3.0)
     own = np.where(y == 7, 0.75, 0.5)
-    actual = told(party, y, answer, "binary", np.array([3.0, 7.0]), scores, own)
+    actual = measures_of(party, y, answer, "binary", np.array([3.0, 7.0]), scores, own)
     assert set(actual) <= set(NAMES)
     assert actual["test_rows"] == N
     assert actual["test_error"] == pytest.approx(0.2)  # 100 taken for 60
@@ -39,7 +39,7 @@ def test_a_class_of_few_rows_is_not_counted(positives, named):
     """Counts of a class of few rows say of known members what the model says."""
     party, y = classes_of(positives)
     known = np.array([3.0, 7.0])
-    actual = told(party, y, y, "binary", known, np.zeros(N), np.ones(N))
+    actual = measures_of(party, y, y, "binary", known, np.zeros(N), np.ones(N))
     of_classes = {n for n in actual if "positives" in n or "auc" in n or "base" in n}
     assert bool(of_classes) is named
     assert actual["test_error"] == actual["test_log_loss"] == 0.0
@@ -48,7 +48,7 @@ def test_a_class_of_few_rows_is_not_counted(positives, named):
 def test_several_classes_have_no_positive_one():
     y = np.repeat([0.0, 1.0, 2.0], [60, 70, 70])
     party = Party(np.zeros((N, 1)), y=y)
-    actual = told(party, y, np.ones(N), "multiclass", np.arange(3.0))
+    actual = measures_of(party, y, np.ones(N), "multiclass", np.arange(3.0))
     assert set(actual) == {
         *("test_rows", "test_error", "test_error_se", "test_base_error")
     }
@@ -59,14 +59,14 @@ def test_several_classes_have_no_positive_one():
 def test_a_party_shows_no_table_with_a_class_of_few_rows(rows, shown):
     y = np.repeat([0.0, 1.0, 2.0], [rows, 90, N - 90 - rows])
     party = Party(np.zeros((N, 1)), y=y)
-    actual = told(party, y, y, "multiclass", np.arange(3.0), curves=True)
+    actual = measures_of(party, y, y, "multiclass", np.arange(3.0), curves=True)
     assert ("curve_confusion" in actual) is shown
 
 
 def test_an_error_that_overflows():
     party, y = classes_of(60)
     with pytest.raises(PartyError, match="mean squared error is not finite"):
-        told(party, y, np.full(N, 1e200), "continuous", np.zeros(0))
+        measures_of(party, y, np.full(N, 1e200), "continuous", np.zeros(0))
 
 
 @pytest.mark.parametrize(("labels", "least"), [(200, 20), (30, 15), (1, 1)])

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -178,6 +179,15 @@ def test_clusters_of_a_kernel_after_they_were_saved(tmp_path):
     np.testing.assert_array_equal(again.predict(X), nearest)
     assert set(nearest) == {0, 1}
     assert again.predict(X[:0]).shape == (0,)
+
+
+def test_clusters_of_a_kernel_that_there_is_no_more(tmp_path):
+    parts = [part | {"kernel": "polynomial"} for part in KERNEL_CLUSTERS.parts]
+    model = replace(KERNEL_CLUSTERS, kernel="polynomial", parts=parts)
+    again = load_model(model.save(tmp_path / "m.npz"))
+    for ask in (again.predict, again.transform):
+        with pytest.raises(ValueError, match=r"must be one of .*, got 'polynomial'$"):
+            ask(np.zeros((2, 3)))
 
 
 def test_clusters_of_a_kernel_whose_parts_lie_at_the_parties(tmp_path):

@@ -87,6 +87,16 @@ def test_one_large_eigenvalue_that_the_start_hardly_sees_is_found():
     np.testing.assert_allclose(actual.values, [1], atol=1e-6)
 
 
+def test_the_first_product_may_be_known():
+    A = symmetric(SPECTRA["random"])
+    start = np.random.default_rng(1).standard_normal(len(A))
+    first = A @ (start / np.linalg.norm(start))
+    known, asked = run(A, 0.5, first=first), run(A, 0.5)
+    np.testing.assert_array_equal(known.vectors, asked.vectors)
+    assert known.steps == asked.steps
+    assert run(A, 0.5, first=first + 1).values[0] != asked.values[0]
+
+
 def test_multiples_of_the_unit_matrix_exhaust_the_space():
     actual = run(2 * np.eye(7), 1.0)
     assert actual.Q.shape == (7, 7)

@@ -133,21 +133,23 @@ def test_too_many_rows_are_refused_with_what_would_fit():
         gram_fixed_point(10**6, 1.0, 22)
     with pytest.raises(ValueError, match="rows must be few enough"):
         finest_gram_fixed_point(10**6, 1e6, 48)
-    with pytest.raises(ValueError, match="size must be small enough"):
-        weights_fixed_point(FixedPoint(48, 40, 1.0), 10, 1e9, 1e8)
+    with pytest.raises(ValueError, match="columns must be few enough"):
+        weights_fixed_point(FixedPoint(48, 46, 1.0), 10)
 
 
-@given(st.integers(1, 3000), st.floats(1e-3, 1e4))
-def test_weights_are_as_fine_as_the_ring_allows(columns, size):
-    features = FixedPoint(48, 16, cosine_bound(16))
-    weights = weights_fixed_point(features, columns, size, size)
+@given(st.integers(1, 3000), st.sampled_from([FixedPoint(48, 16, cosine_bound(16)),
+                                              FixedPoint(56, 28, 1.01),
+                                              FixedPoint(63, 2, 1.0)]))  # fmt: skip
+def test_weights_are_as_fine_as_the_ring_allows(columns, features):
+    weights = weights_fixed_point(features, columns)
+    assert weights.bits == features.bits
 
     def largest(fraction):
-        weight = 2**fraction * Fraction(size) + Fraction(columns, 2)
-        return features.largest * weight
+        return features.largest * (2**fraction + Fraction(columns, 2))
 
-    assert largest(weights.fraction) < 2**47
-    assert weights.fraction == 50 or largest(weights.fraction + 1) >= 2**47
+    most = 2 ** (features.bits - 1)
+    assert largest(weights.fraction) < most
+    assert weights.fraction == 50 or largest(weights.fraction + 1) >= most
 
 
 @given(st.integers(1, 50), st.integers(0, 2**32 - 1))

@@ -17,6 +17,7 @@ from vfl_flower.numerics.kernel_embedding import embed_rows
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.mufc import Box
 from vfl_flower.party.consent import ALLOW_ALL, Limit
+from vfl_flower.party.parts import load_part, save_part
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import (
     MUFC,
@@ -190,6 +191,17 @@ def test_a_model_without_a_map_is_refused_before_any_row_is_read(tmp_path):
     strategy = FKKMeans(3, 4, n_features=20, iterations=2, **settings)
     model = simulate(strategy, made, seed=1).model
     with pytest.raises(PartyFailed, match="only a model of split rows"):
+        simulate(FKKMeansPrediction(model.model), made)
+
+
+def test_a_part_of_a_kernel_that_there_is_no_more_is_refused(tmp_path):
+    model = trained("fk-kmeans", tmp_path)
+    for party in (made := parties(tmp_path, seed=50)):
+        part = load_part(party.state_dir, model.model)
+        settings = part.settings | {"kernel": "polynomial"}
+        save_part(party.state_dir, dataclasses.replace(part, settings=settings))
+    rule = "kernel of a model must be one of .*, got 'polynomial'$"
+    with pytest.raises(PartyFailed, match=rule):
         simulate(FKKMeansPrediction(model.model), made)
 
 

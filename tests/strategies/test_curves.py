@@ -106,11 +106,11 @@ class Spy:
     def __init__(self, monkeypatch, *clients):
         self.seen = []
         for client in clients:
-            monkeypatch.setattr(client, "told", self._told)
+            monkeypatch.setattr(client, "measures_of", self._measures_of)
 
-    def _told(self, party, y, predicted, target, classes, *more, **named):
+    def _measures_of(self, party, y, predicted, target, classes, *more, **named):
         self.seen.append((y, predicted, classes, *more))
-        return tellers.told(party, y, predicted, target, classes, *more, **named)
+        return tellers.measures_of(party, y, predicted, target, classes, *more, **named)
 
 
 # -- beside the pooled computation -----------------------------------------------------
@@ -391,7 +391,7 @@ def test_no_bin_is_of_few_rows(guard, monkeypatch):
         monkeypatch.setattr(evaluation, "MOST_BINS", N)
     X, y = data()
     predicted = X[:, 0]
-    told = tellers.told(
+    told = tellers.measures_of(
         *(Party(X, y=y), y, predicted, "continuous", np.zeros(0)), curves=True
     )
     labels = y[np.argsort(predicted)]

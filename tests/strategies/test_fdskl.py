@@ -412,14 +412,20 @@ def test_more_rows_than_labels():
     assert sum(FDSKL(step=1.0, rows=320)._batches([120])[0]) == 320
 
 
-@pytest.mark.parametrize("settings", [{"features": 31}, {"budget": 100}])
-def test_fewer_features_than_iterations(settings):
-    with pytest.raises(FederationError, match="features must be at least the 32 iter"):
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"features": 31}, "iterations must be at most the 31 features, got 32"),
+        ({"budget": 100}, "features must be at least the 32 iterations, and budget"),
+    ],
+)
+def test_fewer_features_than_iterations(settings, rule):
+    with pytest.raises(FederationError, match=rule):
         run(parties(), step="explicit", **DS, **settings)
 
 
 def test_more_iterations_than_a_list_can_have():
-    with pytest.raises(FederationError, match=r"at least the 1000000000000 iter"):
+    with pytest.raises(FederationError, match=r"iterations must be .*, got 10{12}$"):
         run(parties(), **DS | {"iterations": 10**12})
 
 

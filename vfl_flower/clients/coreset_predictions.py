@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Ge, Le, MaxLen
 
 from vfl_flower.clients.coresets import check_labels, test_rows, training_rows
-from vfl_flower.clients.evaluation import Told, check_columns, hides_each, told
+from vfl_flower.clients.evaluation import Told, check_columns, hides_each, measures_of
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import mean_and_error
 from vfl_flower.numerics.kmeans import partial_distances
@@ -172,15 +172,15 @@ def block_rows(outputs: int) -> int:
 @sums_over("none")
 def part(party: Party) -> PartInfo:
     """Check the new rows against the part of the model, and describe that part."""
-    own = _part(party)
-    outputs, width = own["weights"].shape
-    check_columns(party, width, list(own["columns"]))
+    local_model = _part(party)
+    outputs, width = local_model["weights"].shape
+    check_columns(party, width, list(local_model["columns"]))
     return {
-        "kind": own["kind"],
+        "kind": local_model["kind"],
         "outputs": outputs,
-        "receiver": own["receiver"],
-        "index": own["index"],
-        "parties": own["n_parties"],
+        "receiver": local_model["receiver"],
+        "index": local_model["index"],
+        "parties": local_model["n_parties"],
     }
 
 
@@ -193,10 +193,11 @@ def addends(party: Party, start: Count, stop: Natural, curves: bool = False) -> 
     With `curves` the receiver will report means of bins of rows, which the consents of
     all parties must name: masks cancel only if all were asked the same.
     """
-    own = _part(party)
+    local_model = _part(party)
     if curves:
         party.reveal("curves", again=True)
-    weights, size = own["weights"], block_rows(len(own["weights"]))
+    weights, linear = local_model["weights"], local_model["kind"] == "linear"
+    size = block_rows(len(weights))
     if start % size or stop != min(start + size, party.n_rows):
         raise PartyError(
             f"rows must be a block of {size} or the last one, got {start} to {stop}: "
@@ -205,16 +206,16 @@ def addends(party: Party, start: Count, stop: Natural, curves: bool = False) -> 
     rows = np.arange(start, stop)
     party.share(rows, "predictions")
     parts = [
-        X @ weights.T if own["kind"] == "linear" else partial_distances(X, weights)
+        X @ weights.T if linear else partial_distances(X, weights)
         for block in RowBlocks(party.rows, rows=rows)
-        for X in [clipped(own.get("clip"), block)]
+        for X in [clipped(local_model.get("clip"), block)]
     ]
     total = np.concatenate(parts) if parts else np.zeros((0, len(weights)))
-    if party.index == own["receiver"]:
+    if party.index == local_model["receiver"]:
         first, state = not party.remembered(), _state(party)
         state.curves = curves and (first or state.curves)
         party.remember(state)
-    return {"sums": (total + own["intercept"]).ravel()}
+    return {"sums": (total + local_model["intercept"]).ravel()}
 
 
 def _state(party: Party) -> PredictionState:
@@ -237,17 +238,18 @@ def answer(
     The model came from the server, so each answer to `evaluate` is a mean over rows of
     a function that a malicious server has chosen; consent bounds how many.
     """
-    own = _part(party)
-    if party.index != own["receiver"] or sums.size % len(own["weights"]):
+    local_model = _part(party)
+    linear, outputs = local_model["kind"] == "linear", len(local_model["weights"])
+    if party.index != local_model["receiver"] or sums.size % outputs:
         raise PartyError("sums must be those of the receiver's model, and sent to it")
     state = _state(party)
     if curves and not state.curves:
         raise PartyError("curves must be as in what all parties were asked before")
-    table = sums.reshape(-1, len(own["weights"]))
-    due = min(block_rows(len(own["weights"])), party.n_rows - len(state.values))
+    table = sums.reshape(-1, outputs)
+    due = min(block_rows(outputs), party.n_rows - len(state.values))
     if len(table) != due:
         raise PartyError(f"sums must be those of the next {due} rows, got {len(table)}")
-    if own["kind"] == "linear":
+    if linear:
         values, costs = table[:, 0], np.zeros(0)
     else:
         values, costs = table.argmin(axis=1).astype(np.float64), table.min(axis=1)
@@ -259,21 +261,20 @@ def answer(
     if len(state.values) != party.n_rows:
         raise PartyError(f"sums must be of all {party.n_rows} rows, each once")
     if evaluate:
-        return cast(Answered, _worth(party, own, state, curves))
-    clusters = own["kind"] == "k-means"
-    given = state.values.astype(np.int64) if clusters else state.values
+        return cast(Answered, _worth(party, linear, state, curves))
+    given = state.values if linear else state.values.astype(np.int64)
     party.predictions = Predictions(given)
     return {"done": True}
 
 
-def _worth(party: Party, own: Part, state: PredictionState, curves: bool) -> Told:
+def _worth(party: Party, linear: bool, state: PredictionState, curves: bool) -> Told:
     """Return what the predictions are worth, once a session."""
     if state.told:
         raise PartyError(
             "this party reports the errors of its predictions once a session"
         )
     state.told = True
-    if own["kind"] == "k-means":
+    if not linear:
         known = np.ones(party.n_rows, dtype=bool)
     elif party.y is None:
         raise PartyError("this party holds no labels")
@@ -285,10 +286,10 @@ def _worth(party: Party, own: Part, state: PredictionState, curves: bool) -> Tol
         )
         return {"test_rows": 0}
     party.sum_over(None if known.all() else np.flatnonzero(known))
-    if party.y is not None and own["kind"] == "linear":
+    if party.y is not None and linear:
         y = np.asarray(party.y[known], dtype=np.float64)
         values, no_classes = state.values[known], np.zeros(0)
-        return told(party, y, values, "continuous", no_classes, curves=curves)
+        return measures_of(party, y, values, "continuous", no_classes, curves=curves)
     cost, cost_se = mean_and_error(state.costs)
     return {"test_rows": party.n_rows, "test_loss": cost, "test_loss_se": cost_se}
 
@@ -373,7 +374,7 @@ def errors(
             if not hides_each(party, rows):
                 raise PartyError("too few rows for their mean error to hide each")
             with np.errstate(over="ignore", invalid="ignore"):
-                worth = told(party, y, predicted, "continuous", np.zeros(0))
+                worth = measures_of(party, y, predicted, "continuous", np.zeros(0))
         except PartyError as error:  # a refusal would reveal labels of these rows
             log.warning("%s: %s is not reported", error, name)
             continue

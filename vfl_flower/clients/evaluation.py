@@ -195,7 +195,7 @@ def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
     return known, y[known]
 
 
-def told(
+def measures_of(
     party: Party,
     y: Array,
     predicted: Array,

@@ -26,9 +26,9 @@ from vfl_flower.clients.evaluation import (
     classes_of,
     columns_of,
     judged,
+    measures_of,
     signs_of,
     texts_of,
-    told,
 )
 from vfl_flower.numerics.fdskl import (
     CANDIDATES,
@@ -1035,7 +1035,5 @@ def _errors(
         probability = state.sure[known]
     if model_part.get("loss") != "logistic":
         probability = None
-    answered = state.answers[known]
-    return cast(
-        Answered, told(party, y, answered, target, classes, scores, probability, curves)
-    )
+    of_rows = state.answers[known], target, classes, scores, probability
+    return cast(Answered, measures_of(party, y, *of_rows, curves))

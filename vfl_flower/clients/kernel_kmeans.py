@@ -505,7 +505,11 @@ def project(
     setup: Setup | None = None,
     seed: Seed = None,
 ) -> Projection:
-    """Step 2 of section 4.1: A_t[m]^T c[m], which is a row's features for some c."""
+    """Step 2 of section 4.1: A_t[m]^T c[m].
+
+    Where `c` is zero but for one row this is that row's features, so only a run in one
+    process may ask for it.
+    """
     _check_without_mechanism(party)
     state = _advance(party, t, None, setup, seed, mechanism=False)
     with _within_memory():
@@ -523,7 +527,11 @@ def project(
 @step
 @sums_over("none", "only in one process")
 def expand(party: Party, g: Annotated[Array, Reals("*")]) -> Expansion:
-    """Step 4: A_t[m] A_t^T c, whose entries are functions of single rows."""
+    """Step 4: A_t[m] A_t^T c.
+
+    Each entry is a function of a single row, so only a run in one process may ask for
+    it.
+    """
     _check_without_mechanism(party)
     state = party.recall(State)
     if len(g) != state.n_features:
@@ -736,7 +744,7 @@ def _new_clusters(party: Party) -> tuple[Array, Array]:
     with refusing(), _within_memory():
         H = embed_rows(cast(EmbeddingPart, part), party.rows)
         parts = [kmeans.assign(rows, part["centers"]) for rows in RowBlocks(H)]
-    labels, costs = (np.concatenate(some) for some in zip(*parts, strict=True))
+    labels, costs = map(np.concatenate, zip(*parts, strict=True))
     return labels, costs
 
 

@@ -472,7 +472,10 @@ class ClientState(_StateFile):
             return self._left(db)
 
     def tag(self, ids: Sequence[Any]) -> list[bytes]:
-        """Return the tags of ids: 16 bytes of HMAC-SHA256; 7 has the tag of "7"."""
+        """Return the tags of ids, 16 bytes of HMAC-SHA256 under the key of the file.
+
+        7 has the tag of "7". Without the file, tags reveal nothing about the ids.
+        """
         with self._member() as db:
             return _hmacs(self._about(db, "tag_key")[0], ids)
 

@@ -121,7 +121,7 @@ def check_roles(
     """Refuse roles that this party's consent, its data or the protocol does not allow.
 
     A `fraction` of 0 bits means no joint columns; `labels` is whether the first party
-    holds labels.
+    holds labels. `turn` is the only one that a step of a single turn allows.
     """
     named = roles.first, roles.second, roles.dealer
     places = [place for place in named if place is not None]
@@ -184,7 +184,9 @@ def withhold(party: Party, rule: str) -> None:
 
 
 def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> None:
-    """Refuse fewer than four rows a column, than 20, or than this party's consent has.
+    """Refuse a Gram matrix of too few rows.
+
+    It needs 4 a column, 20, and what this party's consent asks for.
 
     Rows with weights, shape (m,), count as (sum w)^2 / sum w^2 (Kish).
     """
@@ -217,9 +219,13 @@ def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> 
 @sums_over("none", "it sends random numbers alone")
 @once
 def deal(party: Party, roles: Roles) -> Delivered:
-    """Deal in the place of the server, at a party that works with no computing one."""
+    """Deal in place of the server.
+
+    The dealing party must not collude with a computing party, and neither computes nor
+    holds labels.
+    """
     check_roles(party, roles)
-    if party.index != roles.dealer:
+    if not roles.deals(party.index):
         return {}
     root = derive_key(party.run_secret, [labels.MOMENTS_DEALER])
     dealt = deal_all(roles.deal(party.session), root, roles)
@@ -229,7 +235,7 @@ def deal(party: Party, roles: Roles) -> Delivered:
 def dealt_to(
     dealt: Array | None, delivered: dict[int, Array] | None, roles: Roles
 ) -> Array:
-    """Return what the dealer has dealt to this party; refuse what others have."""
+    """Return what the dealer sent; refuse anything sent by another party."""
     if dealt is not None and roles.dealer is None:
         return dealt
     sent = delivered or {}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from flwr.app import ArrayRecord
 
-from vfl_flower.models.base import Model
+from vfl_flower.models.base import Model, Stored
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
@@ -39,8 +39,11 @@ class AlignmentModel(Model):
     """
 
     kind: ClassVar[str] = "alignment"
-    stored: ClassVar[Mapping[str, Callable[[Array], Any]]] = {
-        **{"alignment": str, "tag": str, "held": np.asarray, "counts": np.asarray}
+    stored: ClassVar[Stored] = {
+        "alignment": ("alignment", str),
+        "tag": ("tag", str),
+        "held": ("held_", np.asarray),
+        "counts": ("counts_", np.asarray),
     }
 
     alignment: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -19,13 +19,15 @@ from vfl_flower.typing import Array, Arrays
 
 FORMAT = 1
 
+Stored = Mapping[str, tuple[str, Callable[[Array], Any]]]
+"""Arrays by name: the attribute of the model that each stores, and how it is read."""
+
 
 class Model:
     """Base of the models of all strategies."""
 
     kind: ClassVar[str]
-    stored: ClassVar[Mapping[str, Callable[[Array], Any]]]
-    """Names of the arrays of the first fields, in their order, and how each is read."""
+    stored: ClassVar[Stored]
 
     @property
     def number(self) -> str | None:
@@ -69,15 +71,14 @@ class Model:
 
     def arrays(self) -> Arrays:
         """Return what defines the model, by name."""
-        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
-        pairs = zip(self.stored, names, strict=False)
-        return {name: np.asarray(getattr(self, field)) for name, field in pairs}
+        pairs = [(name, attribute) for name, (attribute, _) in self.stored.items()]
+        return {name: np.asarray(getattr(self, attribute)) for name, attribute in pairs}
 
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model that the arrays of a ``Result`` define."""
-        named = plain(arrays)
-        return cls(*(read(named[name]) for name, read in cls.stored.items()))
+        named, stored = plain(arrays), cls.stored.items()
+        return cls(**{name: read(named[array]) for array, (name, read) in stored})
 
     @classmethod
     def label_rows(cls, part: Mapping[str, Any], X: Array | Rows) -> Array:
@@ -167,9 +168,13 @@ class PartedModel(NumberedModel):
     kept: bool = False
     parts: list[Any] | None = field(default=None, repr=False)
 
-    stored: ClassVar[Mapping[str, Callable[[Array], Any]]] = {
-        **{"model": str, "kernel": str, "bandwidth": float, "n_features": int},
-        **{"widths": lambda widths: [int(width) for width in widths], "kept": bool},
+    stored: ClassVar[Stored] = {
+        "model": ("model", str),
+        "kernel": ("kernel", str),
+        "bandwidth": ("bandwidth", float),
+        "n_features": ("n_features", int),
+        "widths": ("widths", lambda widths: [int(width) for width in widths]),
+        "kept": ("kept", bool),
     }
     TYPED: ClassVar[set[str]] = set()
     """Names of values of a part that are arrays, besides those that begin with

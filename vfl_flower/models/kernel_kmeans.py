@@ -9,7 +9,13 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from flwr.app import ArrayRecord
 
-from vfl_flower.models.base import NumberedModel, arrays_of_parts, part_in, plain
+from vfl_flower.models.base import (
+    NumberedModel,
+    Stored,
+    arrays_of_parts,
+    part_in,
+    plain,
+)
 from vfl_flower.numerics.kernel_embedding import EmbeddingPart, embed_rows, label_rows
 from vfl_flower.rows import Rows
 from vfl_flower.shapes import shapes_only
@@ -48,6 +54,17 @@ class KernelKMeansModel(NumberedModel):
     """
 
     kind: ClassVar[str] = "kernel k-means"
+    stored: ClassVar[Stored] = {
+        "model": ("model", str),
+        "kernel": ("kernel", str),
+        "gamma": ("gamma", float),
+        "n_columns": ("n_columns", int),
+        "eigenvalues": ("eigenvalues_", np.asarray),
+        "centers": ("cluster_centers_", np.asarray),
+        "inertia": ("inertia_", float),
+        "kept": ("kept", bool),
+        "sizes": ("sizes_", np.asarray),
+    }
 
     model: str
     kernel: str
@@ -132,40 +149,22 @@ class KernelKMeansModel(NumberedModel):
 
     def arrays(self) -> Arrays:
         """Return the settings and, where they are here, ``part_<m>.<name>``."""
-        return {
-            "model": np.array(self.model),
-            "kernel": np.array(self.kernel),
-            "gamma": np.array(self.gamma),
-            "n_columns": np.array(self.n_columns),
-            "eigenvalues": self.eigenvalues_,
-            "centers": self.cluster_centers_,
-            "inertia": np.array(self.inertia_),
-            "kept": np.array(self.kept),
-            "parties": np.array(len(self.parts or [])),
-            "sizes": self.sizes_,
-            **arrays_of_parts(self.parts),
-        }
+        named = super().arrays()
+        sizes = named.pop("sizes")  # the last one in the file
+        named |= {"parties": np.array(len(self.parts or [])), "sizes": sizes}
+        return named | arrays_of_parts(self.parts)
 
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model with these arrays; see :meth:`arrays`."""
         stored = plain(arrays)
+        model = super().from_arrays(stored)
         parts = [
             {k: v if v.ndim else v.item() for k, v in part_in(stored, m).items()}
             for m in range(int(stored["parties"]))
         ]
-        return cls(
-            str(stored["model"]),
-            str(stored["kernel"]),
-            float(stored["gamma"]),
-            int(stored["n_columns"]),
-            stored["eigenvalues"],
-            stored["centers"],
-            float(stored["inertia"]),
-            bool(stored["kept"]),
-            parts or None,
-            stored["sizes"],
-        )
+        model.parts = parts or None
+        return model
 
 
 def _with_map(part: Mapping[str, Any]) -> EmbeddingPart:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from vfl_flower.models.base import NumberedModel
+from vfl_flower.models.base import NumberedModel, Stored
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
@@ -43,9 +42,15 @@ class MUFCModel(NumberedModel):
     """
 
     kind: ClassVar[str] = "mufc"
-    stored: ClassVar[Mapping[str, Callable[[Array], Any]]] = {
-        **{"model": str, "version": int, "centers": np.asarray, "inertia": float},
-        **{"sizes": np.asarray, "kept": bool, "lower": np.asarray, "upper": np.asarray},
+    stored: ClassVar[Stored] = {
+        "model": ("model", str),
+        "version": ("version", int),
+        "centers": ("cluster_centers_", np.asarray),
+        "inertia": ("inertia_", float),
+        "sizes": ("sizes_", np.asarray),
+        "kept": ("kept", bool),
+        "lower": ("lower", np.asarray),
+        "upper": ("upper", np.asarray),
     }
 
     model: str

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from vfl_flower.models.base import Model
-from vfl_flower.typing import Array
+from vfl_flower.models.base import Model, Stored
 
 
 @dataclass
@@ -15,7 +13,7 @@ class RemovedModel(Model):
     """The number of a model of which the parties have removed their local models."""
 
     kind: ClassVar[str] = "removed"
-    stored: ClassVar[Mapping[str, Callable[[Array], Any]]] = {"model": str}
+    stored: ClassVar[Stored] = {"model": ("model", str)}
 
     model: str
     """Number of the model."""

@@ -18,14 +18,22 @@ from vfl_flower.typing import Array
 class RidgeModel(PartedModel):
     """A ridge model whose parts lie at the parties.
 
-    Its other attributes are those of :class:`~vfl_flower.models.fdskl.KernelModel`.
-
     Attributes
     ----------
+    model : str
+        Number of the model: the run that trained it, hexadecimal.
+    kernel : str
+        ``"gaussian"`` or ``"laplacian"``.
     bandwidth : float
         In the unit of the scaled columns.
     n_features : int
         Number of joint random features; 0 in a linear model.
+    widths : list of int
+        Number of columns of each party.
+    kept : bool
+        Whether all parties have a ``state-dir`` and have kept their parts in it.
+    parts : list of dict, optional
+        One a party.
     """
 
     kind: ClassVar[str] = "ridge"

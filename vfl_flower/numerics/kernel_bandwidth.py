@@ -32,12 +32,12 @@ def best_multiple(angles: Array, Y: Array, rng: np.random.Generator) -> int:
     classes count as numbers. The result is `WIDEST` where the drawn labels are equal.
     """
     rows = rng.permutation(len(Y))[:TRIED_ROWS]
-    some, Y = angles[rows, :TRIED_FEATURES], Y[rows]
+    sample, Y = angles[rows, :TRIED_FEATURES], Y[rows]
     if (Y[:1] == Y).all(axis=0).any():
         return WIDEST
     errors = {}
     for multiple in MULTIPLES:
-        tried = np.ascontiguousarray(taken(some, multiple))
+        tried = np.ascontiguousarray(taken(sample, multiple))
         fitted = fit(tried, Y, "square", None, rng, classes=False, leave_out=True)
         assert fitted.left_out is not None
         residuals = (fitted.left_out - Y) / Y.std(axis=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict, get_args
 
 import numpy as np
 
@@ -94,8 +94,15 @@ def feature_block_rows(setup: FeatureSetup, X: Rows, start: int, stop: int) -> i
 
 
 def features_of(setup: FeatureSetup, X: Array, start: int, stop: int) -> Array:
-    """Return the random features of one block of rows; see :func:`feature_blocks`."""
+    """Return the random features of one block of rows; see :func:`feature_blocks`.
+
+    Raises ValueError too if a stored setup has a kernel that is not in `Kernel`.
+    """
     kernel, seed = setup["kernel"], int(setup["seed"], 16)
+    if kernel not in (kernels := get_args(Kernel)):
+        raise ValueError(
+            f"the kernel of a model must be one of {kernels}, got {kernel!r}"
+        )
     d, g = X.shape[1], float(setup["gamma"])
     X = _filled(setup, X)
     if "scale" in setup:

@@ -113,8 +113,10 @@ def shrink(values: Array, vectors: Array, cut: float) -> Array:
 def embed(values: Array, vectors: Array, eta: float, lam: float, s: int) -> Array:
     """Return R' with H = W_T R' (line 17 of Algorithm 1), (D + r, min(s, j)).
 
-    Its columns are v_i sqrt((lambda_i + (1 - eta) lambda) / lambda_i) for i <= s. H H^T
-    is then the estimate of K_s, the best approximation of K of rank s.
+    Its columns are v_i sqrt((lambda_i + (1 - eta) lambda) / lambda_i) for i <= s, for
+    the descending values lambda_i, (j,), and vectors v_i, (D + r, j), of W_T^T W_T, and
+    eta = eta_T. H H^T is then the estimate of K_s, the best approximation of K of rank
+    s.
     """
     scale = np.sqrt((values[:s] + (1 - eta) * lam) / values[:s])
     return np.asarray(vectors[:, :s] * scale)
@@ -240,7 +242,11 @@ def gamma(
 @shapes_only
 @dataclass
 class Subspace:
-    """What the server knows of DSPGD: the eigenpairs of W_t^T W_t, not W_t itself."""
+    """What the server knows of DSPGD: the eigenpairs of W_t^T W_t, not W_t itself.
+
+    D and D_1 are the numbers of features of an iteration and of the first one, s that
+    of components, and k that of clusters.
+    """
 
     D: int
     D_1: int

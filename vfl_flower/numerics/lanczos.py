@@ -47,13 +47,14 @@ class Lanczos:
     vectors: Array
     """Their Ritz vectors, orthonormal, (n, m)."""
     steps: int
-    """Products with R that were asked for."""
+    """Products with R, the first one included."""
 
 
 def lanczos(
     matvec: Callable[[Array], Array],
     start: Array,
     threshold: float,
+    first: Array | None = None,
     *,
     rng: np.random.Generator,
     at_least: int = 0,
@@ -61,8 +62,9 @@ def lanczos(
     """Find the eigenpairs above a threshold (Algorithm 2 with eq. 3 of [1]).
 
     `matvec` takes c, (n,), to g = R c, (n,) (line 5), with R symmetric; `start`, (n,),
-    is c_1 up to its length. Eigenvalues above the `threshold`, eta_t lambda in [1], are
-    wanted, and the `at_least` largest ones in any case.
+    is c_1 up to its length, and `first`, (n,), is R c_1 if the caller knows it.
+    Eigenvalues above the `threshold`, eta_t lambda in [1], are wanted, and the
+    `at_least` largest ones in any case.
 
     The iteration stops when every Ritz value above the threshold has converged and the
     largest of the others is settled below it: its residual is at most sqrt(`TOL`) times
@@ -88,7 +90,8 @@ def lanczos(
         steps += 1
         q, Q = Q.shape[1], basis
         c = Q[:, -1]
-        g = np.array(matvec(c), dtype=np.float64)
+        known = first is not None and not q
+        g = np.array(first if known else matvec(c), dtype=np.float64)
         T = np.pad(T, (0, 1))
         T[q, q] = c @ g
         if q:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast
 
@@ -76,6 +76,11 @@ def each(values: Sequence[T | None]) -> T:
     type checker the result is a value as the parameter takes it.
     """
     return cast(T, Each(tuple(values)))
+
+
+def each_of(parties: Sized, values: Mapping[int, T]) -> T:
+    """Give the parties at these places a value, for one parameter, and no other."""
+    return each([values.get(j) for j in range(len(parties))])
 
 
 def opened(sealed: Sealed) -> Array:

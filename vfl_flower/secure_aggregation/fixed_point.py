@@ -134,30 +134,26 @@ def finest_gram_fixed_point(
     return FixedPoint(bits, fraction, bound)
 
 
-def weights_fixed_point(
-    features: FixedPoint, columns: int, size: float, bound: float
-) -> FixedPoint:
+def weights_fixed_point(features: FixedPoint, columns: int) -> FixedPoint:
     """Return the finest encoding of weights w for products F w in the ring of F.
 
     .. code-block:: text
 
         (2^f B + 1/2) (2^g |w|_1 + columns / 2) < 2^(k - 1)
 
-    where B bounds F, with f fraction bits, and w has g. `size` is the largest |w|_1 of
-    an output. Raises ValueError if not even whole numbers fit.
+    where B bounds F, with f fraction bits, and w has g, and |w|_1 <= 1 for each output.
+    Raises ValueError if not even whole numbers fit.
     """
-    _check_bound("size", size)
+    most = 2 ** (features.bits - 1) / features.largest - Fraction(columns, 2)
     fraction = MOST_FRACTION_BITS
-    while fraction >= 0 and features.largest * (
-        2**fraction * Fraction(size) + Fraction(columns, 2)
-    ) >= 2 ** (features.bits - 1):
+    while fraction >= 0 and 2**fraction >= most:
         fraction -= 1
     if fraction < 0:
         raise ValueError(
-            f"size must be small enough for a ring of {features.bits} bits and "
-            f"features of {features.fraction} fraction bits, got {size:.6g}"
+            f"columns must be few enough for a ring of {features.bits} bits and "
+            f"features of {features.fraction} fraction bits, got {columns}"
         )
-    return FixedPoint(features.bits, fraction, bound)
+    return FixedPoint(features.bits, fraction, 1.0)
 
 
 def _most_fraction(rows: int, bound: float, bits: int, square_sum: float | None) -> int:

@@ -126,11 +126,15 @@ class SplitColumns(Estimator):
         columns; a list of counts of consecutive columns; a list of lists of numbers or
         of names of columns; or a vertical partitioner. None: two parties, or those of
         X where that is a list of blocks, one a party.
+    random_state
+        As of :class:`Estimator`.
 
     Attributes
     ----------
     columns_per_party_ : list of Array of int
         Numbers of the columns of each party.
+    result_, ledger_
+        As of :class:`Estimator`.
     """
 
     columns_per_party: Any = None
@@ -195,6 +199,8 @@ class Labelled(SplitColumns):
 
     Parameters
     ----------
+    columns_per_party, random_state
+        As of :class:`SplitColumns`.
     label_party : int
         The place of the party that holds y, from 0; -1 is the last.
     """
@@ -223,11 +229,15 @@ class SplitRows(Estimator):
         Which rows of X each party holds. An int: so many parties of consecutive rows; a
         list of counts of consecutive rows; or a list of lists of numbers of rows. None:
         three parties, or those of X where that is a list of blocks, one a party.
+    random_state
+        As of :class:`Estimator`.
 
     Attributes
     ----------
     rows_per_party_ : list of Array of int
         Numbers of the rows of each party.
+    result_, ledger_
+        As of :class:`Estimator`.
     """
 
     rows_per_party: Any = None
@@ -417,7 +427,12 @@ def is_list(value: Any) -> bool:
 class Classifier(Scored, ClassifierMixin, Labelled):
     """Base of the classifiers whose columns are split over parties.
 
-    `classes_`, shape (K,), are the labels of the classes.
+    Attributes
+    ----------
+    classes_ : Array, shape (K,)
+        The labels of the classes.
+    columns_per_party_, result_, ledger_
+        As of :class:`SplitColumns`.
     """
 
     def fit(self, X: Any, y: Any) -> Self:

@@ -78,13 +78,19 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
     def forget(self, X: Any, rows: Any) -> Self:
         """Make the model what it would be without some of its rows.
 
-        X, shape (n, d) or a list of blocks, has all rows of ``fit``; those forgotten
-        before are not read. `rows`, shape (m,), are the numbers of the rows to forget,
-        from 0, each once; no mask, and no labels of an index in another order.
+        Parameters
+        ----------
+        X : Array, shape (n, d), or a list of blocks
+            The rows of ``fit``, all of them; those forgotten before are not read.
+        rows : Array of int, shape (m,)
+            Numbers of the rows to forget, from 0, each once; no mask, and no labels of
+            an index in another order.
 
-        Raises ValueError if there was no `state_folder`, X does not have the rows of
-        ``fit``, or a number is of none of the rows that the model has. Nothing is
-        changed then.
+        Raises
+        ------
+        ValueError
+            There was no `state_folder`, X does not have the rows of ``fit``, or a
+            number is of none of the rows that the model has. Nothing is changed then.
         """
         index, numbers = getattr(X, "index", None), number_array(rows, "rows")
         X = self._rows(X)

@@ -113,12 +113,18 @@ class Alignment(ProtocolStrategy):
                 "check shows at each party"
             )
         tag = hashlib.sha256(common.tobytes()).digest()
-        told = [where.astype(np.uint32) for where in positions]
-        kept = parties.ask(
-            party.keep_order, alignment=self.alignment, positions=each(told), tag=tag
-        ).each("kept")
-        if not all(kept):
-            names = [i.name for i, done in zip(parties, kept, strict=True) if not done]
+        replies = parties.ask(
+            party.keep_order,
+            alignment=self.alignment,
+            positions=each([where.astype(np.uint32) for where in positions]),
+            tag=tag,
+        )
+        names = [
+            info.name
+            for info, reply in zip(parties, replies, strict=True)
+            if not reply["kept"]
+        ]
+        if names:
             log.warning("without a state-dir, not kept at: %s", ", ".join(names))
         model = AlignmentModel(self.alignment, tag.hex(), held, counts)
         run.warnings += [

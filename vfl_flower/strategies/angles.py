@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from vfl_flower.clients import fdskl as party
 from vfl_flower.protocol.seals import Sealed
-from vfl_flower.protocol.steps import P, Question, R, Sum, each, opened
+from vfl_flower.protocol.steps import P, Question, R, Sum, each_of, opened
 from vfl_flower.secure_aggregation.trees import Tree, spanning, two_trees
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.typing import Array
-
-T = TypeVar("T")
 
 Masking = Literal["circle", "paper", "plain"]
 """How angles are hidden: modulo a turn under masks, as in Algorithm 3, or not."""
@@ -48,8 +46,8 @@ class SummedAngles:
     offsets: Mapping[int, Sealed]
 
 
-class Turn(NamedTuple):
-    """One message, where several requests overlap."""
+class OverlappedMessage(NamedTuple):
+    """One message of :meth:`Angles.overlapped`."""
 
     request: party.AngleRequest | None  # the angles to give
     sums: dict[str, Sum]  # over the replies
@@ -94,20 +92,16 @@ class Angles:
         """Return the sum of the label holders' scores, for one of them."""
         return {"scores": Sum(_SCORE_BOUND * self.scale, to=holder)}
 
-    def each(self, values: Mapping[int, T]) -> T:
-        """Give some parties a value of a parameter, and the others none."""
-        return each([values.get(j) for j in range(len(self.parties))])
-
     def delivered(self, summed: SummedAngles | None) -> party.SummedRows:
         """Return the parameter ``at`` of a step: each label holder gets its angles."""
         if summed is None:
-            return self.each({})
+            return each_of(self.parties, {})
         at: dict[int, party.SummedRows] = {}
         for j, sealed in summed.angles.items():
             offsets = summed.offsets.get(j)
             phases = None if offsets is None else opened(offsets)
             at[j] = party.SummedRows(summed.rows, opened(sealed), phases)
-        return self.each(at)
+        return each_of(self.parties, at)
 
     def ask(
         self, question: Question[P, R], *args: P.args, **values: P.kwargs
@@ -168,7 +162,7 @@ class Angles:
         requests: Sequence[party.AngleRequest],
         receivers: Sequence[int],
         relay: Callable[[party.AngleRequest], SummedAngles],
-        ask: Callable[[Turn], Replies[R]],
+        ask: Callable[[OverlappedMessage], Replies[R]],
     ) -> Replies[R]:
         """Let `receivers` get the scores of the rows of `requests`; the last replies.
 
@@ -177,8 +171,8 @@ class Angles:
         """
         pending: SummedAngles | None = None
         done: dict[int, party.ScoredRows] = {}
-        trips = len(requests) + self.star + (not self.alone)
-        for k in range(trips):
+        round_trips = len(requests) + self.star + (not self.alone)
+        for k in range(round_trips):
             request = requests[k] if k < len(requests) else None
             if request is not None and not self.star:
                 pending, request = relay(request), None
@@ -189,8 +183,9 @@ class Angles:
             elif summed is not None:
                 receiver, size = receivers[k - self.star], len(summed.rows)
                 sums |= self.scores(receiver)
-            at, last = self.delivered(summed), k == trips - 1
-            replies = ask(Turn(request, sums, at, done, size, last, learn))
+            at, last = self.delivered(summed), k == round_trips - 1
+            message = OverlappedMessage(request, sums, at, done, size, last, learn)
+            replies = ask(message)
             done, pending = {}, None
             if summed is not None and size:
                 scores = opened(replies.sealed["scores"])
@@ -214,17 +209,18 @@ class Angles:
         """
         receiver = self.holders[0]
 
-        def answer(turn: Turn) -> Replies[party.Answered]:
+        def answer(message: OverlappedMessage) -> Replies[party.Answered]:
+            with_curves = {receiver: True} if curves and message.last else {}
             return self.ask(
-                party.answer.summing(**turn.sums),
+                party.answer.summing(**message.sums),
                 columns=columns,
-                size=turn.size,
-                done=self.each(turn.done),
-                at=turn.at,
-                request=turn.request,
+                size=message.size,
+                done=each_of(self.parties, message.done),
+                at=message.at,
+                request=message.request,
                 evaluate=evaluate,
-                last=turn.last,
-                curves=self.each({receiver: True} if curves and turn.last else {}),
+                last=message.last,
+                curves=each_of(self.parties, with_curves),
             )
 
         blocks = row_blocks(rows, M, self.bits, block_bytes)

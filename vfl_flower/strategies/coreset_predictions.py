@@ -138,7 +138,7 @@ class CoresetPrediction(RowPrediction):
             and first["kind"] == "linear"
             and parties.let("curves", *range(len(parties)))
         )
-        block, told = party.block_rows(first["outputs"]), party.Answered()
+        block, reply = party.block_rows(first["outputs"]), party.Answered()
         for start in range(0, n, block):
             stop = min(start + block, n)
             sealed = parties.ask_exactly(
@@ -147,7 +147,7 @@ class CoresetPrediction(RowPrediction):
                 stop=stop,
                 curves=curves,
             ).sealed["sums"]
-            told = parties.ask_one(
+            reply = parties.ask_one(
                 receiver,
                 party.answer,
                 sums=opened(sealed),
@@ -156,7 +156,7 @@ class CoresetPrediction(RowPrediction):
                 curves=curves and stop == n,
             )
         record = UsedModel(self.model).to_record()
-        run.record(1, record, self.metrics(parties, run, receiver, told))
+        run.record(1, record, self.metrics(parties, run, receiver, reply))
         return record
 
 

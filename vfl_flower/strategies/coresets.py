@@ -228,19 +228,19 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the solver has converged, left nothing out, and is any use."""
-        told = []
+        sentences = []
         if count := metrics.get("left_out"):
-            told.append(
+            sentences.append(
                 f"columns that the model leaves out: {count}; too few rows differ from "
                 "their most frequent value, or one row stands out; their party's log "
                 "names them"
             )
         if not metrics.get("converged", 1.0):
-            told.append(
+            sentences.append(
                 f"{self.solver} stopped after {metrics['iterations']} iterations, "
                 f"before it reached tol {self.tol:g}: raise max-iter or tol"
             )
-        return told + evaluation.shortfalls(metrics)
+        return sentences + evaluation.shortfalls(metrics)
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Add how parties take rows that stand out, if all are in this process."""
@@ -534,8 +534,8 @@ class CoresetVKMC(CoresetStrategy):
             X = np.hstack(coreset.X)
             C, cost = weighted_kmeans(X, k, w, rng, self.n_init)
             metrics["cost"] = cost / n
-            if (one := float(w @ (center(X, w) ** 2).sum(axis=1))) > 0:
-                metrics["explained"] = 1 - cost / one
+            if (total_cost := float(w @ (center(X, w) ** 2).sum(axis=1))) > 0:
+                metrics["explained"] = 1 - cost / total_cost
             sizes = np.bincount(assign(X, C)[0], w, k).astype(np.float64)
             metrics |= {"smallest_cluster": sizes.min(), "largest_cluster": sizes.max()}
             if (check := coreset.check) and check.X is not None:

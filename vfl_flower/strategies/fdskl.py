@@ -17,13 +17,18 @@ from flwr.app import ArrayRecord
 from vfl_flower.clients import fdskl as party
 from vfl_flower.numerics.kernel_bandwidth import WIDEST
 from vfl_flower.protocol.settings import Count, Positive, check_unused, settings
-from vfl_flower.protocol.steps import Steps, opened
+from vfl_flower.protocol.steps import Steps, each_of, opened
 from vfl_flower.protocol.terms import LEAST_ROWS, Terms
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.angles import Angles, Turn, check_block, row_blocks
+from vfl_flower.strategies.angles import (
+    Angles,
+    OverlappedMessage,
+    check_block,
+    row_blocks,
+)
 from vfl_flower.strategies.kernel_learning import MOST_FEATURES, KernelLearning
 from vfl_flower.typing import Array
 
@@ -206,7 +211,7 @@ class FDSKL(KernelLearning):
         most = self.features or (IMPLICIT_FEATURES if implicit else MOST_FEATURES)
         if most < T:
             raise FederationError(
-                f"features must be at least the {T} iterations, got {most}"
+                f"iterations must be at most the {most} features, got {T}"
             )
         batches = [1] * T
         for j, count in enumerate(labels):
@@ -248,8 +253,8 @@ class FDSKL(KernelLearning):
             test_fraction=self.test_fraction,
             setup=setup,
             rule=rule,
-            instances=angles.each(
-                {j: sum(batches[place::L]) for place, j in enumerate(holders)}
+            instances=each_of(
+                parties, {j: sum(batches[place::L]) for place, j in enumerate(holders)}
             ),
         )
         instances: dict[int, Array] = {}
@@ -265,16 +270,17 @@ class FDSKL(KernelLearning):
             for t, _ in enumerate(batches)
         ]
 
-        def iterate(turn: Turn) -> Replies[party.Iterated]:
+        def iterate(message: OverlappedMessage) -> Replies[party.Iterated]:
+            scores = {j: rows.scores for j, rows in message.done.items()}
             return angles.ask(
-                party.iterate.summing(**turn.sums),
+                party.iterate.summing(**message.sums),
                 columns=columns,
-                size=turn.size,
-                learn=turn.learn,
-                scores=angles.each({j: rows.scores for j, rows in turn.done.items()}),
-                at=turn.at,
-                request=turn.request,
-                keep=turn.last,
+                size=message.size,
+                learn=message.learn,
+                scores=each_of(parties, scores),
+                at=message.at,
+                request=message.request,
+                keep=message.last,
             )
 
         receivers = [holders[t % L] for t, _ in enumerate(requests)]
@@ -306,8 +312,13 @@ class FDSKLDirect(KernelLearning):
     =============  =====================================  ==========================
 
     From the summed angles the label holder also learns the other parties' columns of
-    these rows up to a linear map that it does not know, nearly a rotation. What
-    FDSKL says of seeds and of the model is true here too.
+    these rows up to a linear map that it does not know, nearly a rotation.
+
+    Whoever knows the seed of a run knows the features of all parties: give a seed in
+    experiments only.
+
+    ``result.model`` predicts where all parts are in one process (``simulate``).
+    Otherwise a run with ``task="predict"`` does, from the parties' ``state-dir``.
     """
 
     _: KW_ONLY
@@ -362,9 +373,9 @@ class FDSKLDirect(KernelLearning):
         problem = party.Problem(rows, self.loss, lambda_, balanced)
         fitted = parties.ask(
             party.fit,
-            problem=angles.each({holder: problem}),
-            angles=angles.each({holder: blocks}),
-            offsets=angles.each(offsets),
+            problem=each_of(parties, {holder: problem}),
+            angles=each_of(parties, {holder: blocks}),
+            offsets=each_of(parties, offsets),
         )
         more = ["multiple"] if chooses else []
         self._check_learned(fitted, holder, "regularization", "converged", *more)

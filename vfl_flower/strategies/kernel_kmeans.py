@@ -56,7 +56,7 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import ProtocolStrategy, Run
 from vfl_flower.strategies.kernel_kmeans_metrics import TRAINING
-from vfl_flower.strategies.kernel_kmeans_setup import begin, decomposed
+from vfl_flower.strategies.kernel_kmeans_setup import Start, begin, decomposed
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -277,7 +277,7 @@ class FKKMeans(ProtocolStrategy):
         D, s = self.n_features, self.n_components
         D_1 = first_features(D, s) if self.threshold == "auto" else D
         space = Subspace(D, D_1, s, self.n_clusters, self.threshold)
-        setup, seed = begin(
+        start = begin(
             parties,
             kernel=self.kernel,
             gamma=self.gamma,
@@ -285,25 +285,25 @@ class FKKMeans(ProtocolStrategy):
             D=D,
             D_1=D_1,
         )
-        first: dict[str, Any] = {"setup": setup, "seed": seed}
-        run.record(0, self._model(parties, space, setup.gamma).to_record())
+        gamma = start.setup.gamma
+        run.record(0, self._model(parties, space, gamma).to_record())
         if self.cem:
-            self._with_cem(parties, run, space, first)
+            self._with_cem(parties, run, space, start)
             R, H = space.embedding, None
         else:
-            rows = self._without_cem(parties, run, space, first)
+            rows = self._without_cem(parties, run, space, start)
             R, H = None, each(split_rows(parties, rows))
         # Lines 16 to 19.
         cluster = self._by_sums if self._sums else self._by_coreset
         centers, sum_h, more = cluster(parties, run, space, R, H)
         # Line 20.
-        model = self._model(parties, space, setup.gamma)
+        model = self._model(parties, space, gamma)
         model.cluster_centers_ = centers
         sizes = self._assign(parties, model)
         # The squares of all rows of H add up to its eigenvalues.
-        one = space.eigenvalues.sum() - sum_h @ sum_h / sizes.sum()
-        if one > 0:
-            more = {"explained": float(1 - model.inertia_ / one)} | more
+        total_cost = space.eigenvalues.sum() - sum_h @ sum_h / sizes.sum()
+        if total_cost > 0:
+            more = {"explained": float(1 - model.inertia_ / total_cost)} | more
         metrics: dict[str, Any] = {
             "inertia": model.inertia_,
             "iterations": space.t,
@@ -323,11 +323,11 @@ class FKKMeans(ProtocolStrategy):
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the clusters are better than one, and the subspace settles."""
-        told = evaluation.shortfalls(metrics)
-        told += evaluation.most_chosen(metrics, self.n_clusters)
+        sentences = evaluation.shortfalls(metrics)
+        sentences += evaluation.most_chosen(metrics, self.n_clusters)
         if float(metrics["moved"]) >= MOVING:
-            told += self._still_moves(metrics)
-        return told
+            sentences += self._still_moves(metrics)
+        return sentences
 
     def _still_moves(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return the sentence that the subspace is not at rest, if it is not."""
@@ -414,27 +414,29 @@ class FKKMeans(ProtocolStrategy):
     # -- iterations and clusters -------------------------------------------------------
 
     def _with_cem(
-        self, parties: Parties, run: Run, space: Subspace, first: dict[str, Any]
+        self, parties: Parties, run: Run, space: Subspace, start: Start
     ) -> None:
-        """Lines 6 to 15; `first` has the values of the first message."""
-        gamma, message = first["setup"].gamma, first
+        """Lines 6 to 15."""
         while not self._ends(space):
             bound = space.next_eta * LARGEST_SQUARE * parties.n_rows + space.mass
             products = 1
             if self.eigensolver == "gram":
-                self._by_gram(parties, space, bound, message)
+                self._by_gram(parties, space, bound, start)
             else:
-                products = self._by_products(parties, run, space, bound, message)
-            self._record(run, parties, space, gamma, products)
-            message = {"R": space.R}
+                products = self._by_products(parties, run, space, bound, start)
+            self._record(run, parties, space, start.setup.gamma, products)
 
     def _by_gram(
-        self, parties: Parties, space: Subspace, bound: float, message: dict[str, Any]
+        self, parties: Parties, space: Subspace, bound: float, start: Start
     ) -> None:
-        """Line 10 in one `message`, which has the setup or R."""
-        size = space.next_size
+        """Line 10 in one message."""
+        size, first = space.next_size, space.t == 0
         triangle = parties.ask_exactly(
-            party.gram.summing(gram=bound), t=space.t + 1, **message
+            party.gram.summing(gram=bound),
+            t=space.t + 1,
+            R=None if first else space.R,
+            setup=start.setup if first else None,
+            seed=start.seed if first else None,
         ).sums["gram"]
         if len(triangle) != size * (size + 1) // 2:
             rule = f"the upper triangle of a matrix of {size} rows"
@@ -449,65 +451,67 @@ class FKKMeans(ProtocolStrategy):
             space.step(*eigenpairs(G, *space.wanted), float(G.trace()))
 
     def _by_products(
-        self,
-        parties: Parties,
-        run: Run,
-        space: Subspace,
-        bound: float,
-        message: dict[str, Any],
+        self, parties: Parties, run: Run, space: Subspace, bound: float, start: Start
     ) -> int:
-        """Line 10 by Lanczos: `message`, then one per product; return how many."""
-        trace, wanted = math.nan, {"product": bound}
-        if space.t == 0 and self.threshold == "auto":
-            wanted["trace"] = bound
-        message = {"t": space.t + 1, "trace_wanted": "trace" in wanted} | message
+        """Line 10 by Lanczos, one message per product; return how many."""
 
-        def multiply(c: Array) -> Array:
-            nonlocal message, trace
-            sums = parties.ask_exactly(
-                party.product.summing(**wanted), vectors=c[:, None], **message
-            ).sums
-            product, message = sums["product"], {}
-            if "trace" in wanted:  # with the first product alone
-                del wanted["trace"]
-                trace = float(sums["trace"][0])
-            if trace < 0:
-                raise parties.faulty_sum(party.product, "the trace of a Gram matrix")
+        def column(product: Array) -> Array:
             if np.abs(product).max() > 2 * bound:
                 rule = "a product with a Gram matrix of the features"
                 raise parties.faulty_sum(party.product, rule)
             return product[:, 0]
 
+        def multiply(c: Array) -> Array:
+            question = party.product.summing(product=bound)
+            sums = parties.ask_exactly(question, vectors=c[:, None]).sums
+            return column(sums["product"])
+
         rng = run.rng(f"lanczos {space.t + 1}")
         vector = rng.standard_normal(space.next_size)
-        cut, least = space.wanted
+        c_1 = vector / np.linalg.norm(vector)
+        first, trace, wanted = space.t == 0, math.nan, {"product": bound}
+        if first and self.threshold == "auto":
+            wanted["trace"] = bound
+        sums = parties.ask_exactly(
+            party.product.summing(**wanted),
+            vectors=c_1[:, None],
+            t=space.t + 1,
+            trace_wanted="trace" in wanted,
+            R=None if first else space.R,
+            setup=start.setup if first else None,
+            seed=start.seed if first else None,
+        ).sums
+        if "trace" in wanted:
+            trace = float(sums["trace"][0])
+            if trace < 0:
+                raise parties.faulty_sum(party.product, "the trace of a Gram matrix")
+        known, (cut, least) = column(sums["product"]), space.wanted
         with decomposed(parties, party.product):
-            pairs = lanczos(multiply, vector, cut, rng=rng, at_least=least)
+            pairs = lanczos(multiply, vector, cut, known, rng=rng, at_least=least)
             space.step(pairs.values, pairs.vectors, trace)
         return pairs.steps
 
     def _without_cem(
-        self, parties: Parties, run: Run, space: Subspace, first: dict[str, Any]
+        self, parties: Parties, run: Run, space: Subspace, start: Start
     ) -> Array:
-        """Section 4.1 for all t; return H. `first` has values of the first message.
+        """Section 4.1 for all t; return H.
 
         R_t = (1 - eta_t) Z_t + eta_t A_t A_t^T / D, of all N rows. The server holds the
         eigenvectors of Z_t; a product is two round trips, of D floats from each party
         and of N floats from all.
         """
-        N, message = parties.n_rows, first
+        N = parties.n_rows
         B = np.zeros((N, 0))
 
-        def multiply(c: Array) -> Array:
-            nonlocal message
+        def multiply(c: Array, start: Start | None = None) -> Array:
             D, bound = space.D if space.t else space.D_1, 2.0 * math.sqrt(N)
             g = parties.secure_sum(
                 party.project.summing(projected=bound),
                 c=each(split_rows(parties, c)),
                 t=space.t + 1,
-                **message,
+                setup=None if start is None else start.setup,
+                seed=None if start is None else start.seed,
             )["projected"]
-            message = {}
             if len(g) != D:
                 raise parties.faulty_sum(party.project, f"products with {D} features")
             replies = parties.ask(party.expand, g=g)
@@ -518,22 +522,24 @@ class FKKMeans(ProtocolStrategy):
                     reason = "its products are larger than features allow"
                     raise replies.failure(j, reason)
             eta = space.next_eta
-            kept = (1 - eta) * (B @ (B.T @ c))
-            return np.asarray(kept + eta / D * np.concatenate(rows))
+            before = (1 - eta) * (B @ (B.T @ c))
+            return np.asarray(before + eta / D * np.concatenate(rows))
 
         while not self._ends(space):
             rng = run.rng(f"lanczos {space.t + 1}")
             vector = rng.standard_normal(N)
             cut, least = space.wanted
+            c_1 = vector / np.linalg.norm(vector)
+            known = multiply(c_1, None if space.t else start)
             with decomposed(parties, party.expand):
-                pairs = lanczos(multiply, vector, cut, rng=rng, at_least=least)
+                pairs = lanczos(multiply, vector, cut, known, rng=rng, at_least=least)
                 # v_i = W_t^T u_i / sqrt(lambda_i), of which `movement` needs only the
                 # rows that belong to B_t. The trace of A A^T / D is N in the mean.
                 count = above_rounding(pairs.values, N)
                 values, U = pairs.values[:count], pairs.vectors[:, :count]
                 V_B = math.sqrt(1 - space.next_eta) * (B.T @ U)
                 space.step(values, V_B / np.sqrt(values), float(N))
-            self._record(run, parties, space, first["setup"].gamma, pairs.steps)
+            self._record(run, parties, space, start.setup.gamma, pairs.steps)
             U = U[:, : len(space.values)]  # the step takes more for rounding
             B = U[:, : space.rank] * np.sqrt(space.lengths)
         return np.asarray(U[:, : space.s] * np.sqrt(space.eigenvalues))

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,15 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
+
+
+class Start(NamedTuple):
+    """What the first message of the first iteration brings, and no other message."""
+
+    setup: party.Setup
+    """Which features to draw."""
+    seed: bytes
+    """Their seed, encrypted for each party but the first."""
 
 
 @contextmanager
@@ -43,10 +52,9 @@ def begin(
     standardize: bool,
     D: int,
     D_1: int,
-) -> tuple[party.Setup, bytes]:
+) -> Start:
     """Ask for the sums that gamma and the scaling need, and for the seed.
 
-    Return which features to draw, and the seed, encrypted for each party but the first.
     Raises FederationError if the columns do not vary, or not in a range that the kernel
     can use.
     """
@@ -88,7 +96,7 @@ def begin(
         shift=moved,
         scale=scale,
     )
-    return setup, seed
+    return Start(setup, seed)
 
 
 def _sums(

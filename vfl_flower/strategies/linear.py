@@ -38,15 +38,17 @@ def solve(
     """Solve a weighted least squares problem with the rows at the parties.
 
     "cg" takes accelerated proximal steps where the penalty has an l1 part; "saga" is
-    that of Defazio et al. (2014). `n` is the number of rows that the weights stand for.
-    `tol` bounds the gradient (cg), the step (proximal) or the mean change of the
-    residuals (saga), relative to the standard deviation of y (without an intercept: its
-    root mean square).
+    that of Defazio et al. (2014). `coreset` are rows and weights; None: all training
+    rows, with weight 1. `n` is the number of rows that the weights stand for.
+    `max_iter` counts iterations of cg, or passes over the rows of saga, whose round
+    trips take `batch_size` rows each; 1 is the paper's. `tol` bounds the gradient (cg),
+    the step (proximal) or the mean change of the residuals (saga), relative to the
+    standard deviation of y (without an intercept: its root mean square).
 
     Return the coefficients of each party and the intercept, in the unit of y; that
-    deviation on the rows, rounded up to a power of two; and metrics. With saga
-    ``converged`` says that the residuals have settled: if columns lack rank, an l1
-    penalty may still move the coefficients.
+    deviation on the rows, rounded up to a power of two; and metrics. Of these
+    ``converged`` is 1.0 or 0.0, and with saga says that the residuals have settled: if
+    columns lack rank, an l1 penalty may still move the coefficients.
     """
     method: party.Method = "saga"
     if solver == "cg":

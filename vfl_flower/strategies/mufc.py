@@ -156,8 +156,8 @@ class MUFCTask(ProtocolStrategy):
         k = agreed.n_clusters
         if agreed.choose_clusters:
             middles = agreed.quantizer.centers(bins), counts.astype(np.float64)
-            own = run.rng("number of clusters")
-            k = number_of_clusters(*middles, k, own, agreed.n_init)
+            draws = run.rng("number of clusters")
+            k = number_of_clusters(*middles, k, draws, agreed.n_init)
         return bins, counts, server_centroids(points, weights, k, rng, agreed.n_init)
 
     def commit(
@@ -541,14 +541,14 @@ def worth(model: MUFCModel, agreed: TrainingSettings) -> dict[str, float]:
     """
     if math.isnan(model.inertia_):
         return {}
-    told = {"inertia": model.inertia_}
+    metrics = {"inertia": model.inertia_}
     if agreed.client_training == "full":
         centers = agreed.box.scale(model.cluster_centers_)
         mean = model.sizes_ @ centers / model.sizes_.sum()
         between = float(model.sizes_ @ ((centers - mean) ** 2).sum(axis=1))
         if (total := between + model.inertia_) > 0:
-            told["explained"] = between / total
-    return told
+            metrics["explained"] = between / total
+    return metrics
 
 
 def counted_bins(counts: Array) -> dict[str, Any]:

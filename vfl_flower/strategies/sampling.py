@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -156,7 +156,7 @@ class CoresetStrategy(ProtocolStrategy):
             rows = (rows if train is None else train[rows]).astype(np.uint32)
             if not self.pools:
                 return Coreset(rows, weights)
-            return Coreset(rows, weights, *self._pool(parties, m, rows=rows))
+            return Coreset(rows, weights, *self._pool(parties, m, rows))
         return self._importance_sample(parties, run, n, scoring)
 
     def _importance_sample(
@@ -215,7 +215,7 @@ class CoresetStrategy(ProtocolStrategy):
         if fused:
             X, y = self._pooled(parties, scored, len(rows))
         else:
-            X, y = self._pool(parties, len(rows), rows=rows)
+            X, y = self._pool(parties, len(rows), rows)
 
         def part(chosen: slice) -> Coreset:
             return Coreset(
@@ -229,14 +229,21 @@ class CoresetStrategy(ProtocolStrategy):
         return replace(part(slice(m)), check=check)
 
     def _pool(
-        self, parties: Parties, count: int, **which: Any
+        self,
+        parties: Parties,
+        count: int,
+        rows: Array | None = None,
+        start: int | None = None,
+        stop: int | None = None,
     ) -> tuple[list[Array], Array | None]:
         """Ask for some rows of all parties, and for their labels where needed."""
         replies = parties.ask(
             party.pooled_rows,
             test_fraction=self.test_fraction,
             labels=self.labelled,
-            **which,
+            rows=rows,
+            start=start,
+            stop=stop,
         )
         return self._pooled(parties, replies, count)
 

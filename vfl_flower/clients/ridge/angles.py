@@ -72,8 +72,10 @@ def joint_shares(
 ) -> Iterator[Array]:
     """Yield the blocks of a computing party's shares of cosines and sines.
 
-    Of `multiple` times the summed angles. For cosines the second party alone is dealt
-    `cosines` by the server, or `delivered` by a party; otherwise it is a PartyError.
+    Each angle, the sum over all parties, is taken `multiple` times. The second party
+    alone gets correlated randomness for cosines: `cosines` from the server or
+    `delivered` from a party. Raises PartyError if it is missing or comes from another
+    sender.
     """
     if party.index not in (roles.first, roles.second):
         raise PartyError("angles must be for the two parties that compute")

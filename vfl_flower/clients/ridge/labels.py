@@ -103,14 +103,14 @@ def _bounded(Y: Array) -> bool:
 def muted_columns(fitted: OwnColumns, Y: Array) -> Array:
     """Return the local columns without which targets and columns point to no row."""
     known, local = _known(Y), local_columns(fitted.local, fitted.X)
-    kept = np.ones(local.shape[1], dtype=bool)
+    retained = np.ones(local.shape[1], dtype=bool)
     while True:
         stays = bounded(
-            np.hstack([local[:, kept], known]),
+            np.hstack([local[:, retained], known]),
             least=LEAST_ROWS,
             most_leverage=MOST_LEVERAGE,
             fixed=known.shape[1],
         )
         if stays.all():
-            return np.flatnonzero(~kept)
-        kept[np.flatnonzero(kept)[~stays[: kept.sum()]]] = False
+            return np.flatnonzero(~retained)
+        retained[np.flatnonzero(retained)[~stays[: retained.sum()]]] = False

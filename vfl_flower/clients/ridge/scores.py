@@ -16,7 +16,14 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 
-from vfl_flower.clients.evaluation import Columns, Rows, Told, judged, texts_of, told
+from vfl_flower.clients.evaluation import (
+    Columns,
+    Rows,
+    Told,
+    judged,
+    measures_of,
+    texts_of,
+)
 from vfl_flower.clients.products import (
     Bytes,
     challenge_of,
@@ -195,7 +202,7 @@ def _weights(part: dict[str, Any], roles: Roles) -> tuple[Array, int]:
     start = sum(roles.owners[: roles.first])
     w = np.delete(part["coef"], np.s_[start : start + part["local"]], axis=0)
     _, unit = math.frexp(np.abs(w).sum(axis=0).max())
-    numbers = weights_fixed_point(NEW_ROWS, len(w), 1.0, 1.0)
+    numbers = weights_fixed_point(NEW_ROWS, len(w))
     return numbers.encode(np.ldexp(w, -unit))[0], numbers.fraction - unit
 
 
@@ -371,12 +378,12 @@ def scores(
         party.sum_over(numbers[labelled])
         answered, opened_scores = answered[labelled], opened_scores[labelled]
         chances = None if chances is None else chances[labelled]
-        return _told(party, part, answered, y, opened_scores, chances, curves)
+        return _measures(party, part, answered, y, opened_scores, chances, curves)
     party.predictions = Predictions(answered, numbers, more=more)
     return {}
 
 
-def _told(
+def _measures(
     party: Party,
     part: dict[str, Any],
     answered: Array,
@@ -393,7 +400,9 @@ def _told(
         probability = (chances * (y[:, None] == classes)).sum(axis=1)
     two = scores[:, 0] if target == "binary" else None
     try:
-        return told(party, y, answered, target, classes, two, probability, curves)
+        return measures_of(
+            party, y, answered, target, classes, two, probability, curves
+        )
     except PartyError as error:  # a refusal would tell of the labels of these rows
         log.warning("%s: it is not reported", error)
         return {"test_rows": 0}

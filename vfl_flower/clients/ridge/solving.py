@@ -20,8 +20,7 @@ from vfl_flower.clients.ridge.state import (
 )
 from vfl_flower.clients.ridge.training import KINDS
 from vfl_flower.numerics.ridge.features import pack_local
-from vfl_flower.numerics.ridge.fit import GramFit, fit_gram
-from vfl_flower.numerics.ridge.fit import Target as Kind
+from vfl_flower.numerics.ridge.fit import GramFit, Target, fit_gram
 from vfl_flower.numerics.ridge.local_columns import LocalColumns
 from vfl_flower.numerics.ridge.relevance import derivative_products, relevance_of
 from vfl_flower.numerics.ridge.relevance import probes as draw_probes
@@ -49,7 +48,12 @@ class Mixed(TypedDict):
 
 
 class Fitted(TypedDict):
-    """Reply of :func:`fit`; the label holder alone gives more than `kept`."""
+    """Reply of :func:`fit`; the label holder alone gives more than `kept`.
+
+    `constant`: its labels break a rule on the rows asked for, or no model fits them, so
+    it has used none. The model is then the mean of all of its labels, or the shares of
+    their classes, and `cv_score` the error of that.
+    """
 
     kept: bool
     regularization: NotRequired[Positive]
@@ -214,7 +218,7 @@ def _solve(
     weights = _balance(gram, len(order) - M - 1) if task.balanced else None
     try:
         if not state.constant:
-            kind: Kind = "continuous" if task.target == "continuous" else "classes"
+            kind: Target = "continuous" if task.target == "continuous" else "classes"
             solved = fit_gram(gram, sizes, kind, class_weights=weights)
     except ValueError as error:
         withhold(party, str(error))

@@ -182,8 +182,9 @@ def hide_rows(
         reply["turn_cosines"] = {roles.second: sent}
     scaled = scaled_columns(fitted.local, fitted.X)
     if joint.relevant:
-        own = cumulants(scaled * state.relevance, state.task.kernel, party.rng("pairs"))
-        reply["distances"] = np.clip(own, -MOST_CUMULANT, MOST_CUMULANT)
+        relevant, rng = scaled * state.relevance, party.rng("pairs")
+        distances = cumulants(relevant, state.task.kernel, rng)
+        reply["distances"] = np.clip(distances, -MOST_CUMULANT, MOST_CUMULANT)
     if triple is not None:
         state.triple, state.pilot = triple, roles
         omega = frequencies_of(party, state, joint, fitted.X.shape[1])

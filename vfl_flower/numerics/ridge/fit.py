@@ -179,11 +179,12 @@ def fit_gram(
     r"""Choose the penalties by evidence, and fit.
 
     `gram`, (M + K + 1, M + K + 1), has the sums of products of M features, in blocks of
-    these `sizes`, K targets and ones. `class_weights`, (classes,), say how much a row
-    of each class counts, for the offset; of one target first -1, then +1. `noise` are
-    errors of G, relative to the lengths of the two columns: no penalty is below ``10
-    noise sqrt(M)`` of the largest mean square of a feature of its block, ten times what
-    such errors can make of a direction without variance.
+    these `sizes`, K targets and ones. Of classes the targets are -1 and +1: one for two
+    classes, else one a class. `class_weights`, (classes,), say how much a row of each
+    class counts, for the offset: of one target first -1, then +1; default: all alike.
+    `noise` are errors of G, relative to the lengths of the two columns: no penalty is
+    below ``10 noise sqrt(M)`` of the largest mean square of a feature of its block, ten
+    times what such errors can make of a direction without variance.
 
     Memory is that of four matrices of order M beside `gram`. Raises ValueError if no
     penalty gives a fit, or a class has no row.
@@ -295,7 +296,10 @@ def _thinned(sizes: Sequence[int], most: int) -> Array:
 
 
 def _factored(sums: _Sums, penalties: Array) -> tuple[Array, Array, Array]:
-    """Return W, and the diagonals of A^-1 and of the Cholesky factor of A, if any."""
+    """Return W, and the diagonals of A^-1 and of the Cholesky factor of A.
+
+    Raises LinAlgError if A has no Cholesky factor.
+    """
     from scipy.linalg import cho_factor, cho_solve, lapack
 
     A = sums.S.copy()

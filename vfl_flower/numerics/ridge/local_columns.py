@@ -178,14 +178,20 @@ def bounded(
 
 
 def reached(ordered: Array, rows: int = REACHED) -> tuple[float, float]:
-    """Return the values in order that so many rows are at or beyond; or zeros."""
+    """Return the `rows`-th smallest and largest of sorted values.
+
+    Zeros if there are fewer.
+    """
     if len(ordered) < rows:
         return 0.0, 0.0
     return float(ordered[rows - 1]), float(ordered[-rows])
 
 
 def _unit(ordered: Array) -> tuple[float, float, float, float]:
-    """Return center, scale, lowest and highest of known values in order; or zeros."""
+    """Return center, scale, lowest and highest of a column's sorted known values.
+
+    Zeros if it is constant.
+    """
     low, high = reached(ordered)
     sd = float(np.std(np.clip(ordered, low, high))) if low < high else 0.0
     if not sd > 0:

@@ -58,5 +58,8 @@ def probes(H: Array, count: int, rng: np.random.Generator) -> Array:
 
 
 def relevance_of(products: Array) -> Array:
-    """Return R, (d,), from Omega^T B, (d, count); off by ``sqrt(2 / count)`` of it."""
+    """Return R, (d,), from Omega^T B, (d, count).
+
+    Its relative standard error is sqrt(2 / count).
+    """
     return np.asarray((products**2).mean(axis=1))

@@ -45,7 +45,8 @@ those of one row. Beside 28 fraction bits weights have 26 of the sum of their si
 def joint_fraction(rows: int) -> int:
     """Return the fraction bits of the features of training rows, an even number.
 
-    In a ring of 48 bits few rows have hardly more room than many: they take the widest.
+    A cosine with f of them is off by some ``2^-(f / 2)``. In a ring of 48 bits few rows
+    have hardly more room than many: they take the widest.
 
     >>> [joint_fraction(rows) for rows in (300, 3000, 30_000)]
     [26, 24, 16]

@@ -54,7 +54,10 @@ def relevance_deal(roles: Roles, session: int, owner: int, width: int) -> Deal:
 def deal_relevance(
     session: int, root: bytes, roles: Roles, widths: Sequence[int]
 ) -> tuple[list[Array | None], dict[int, Array]]:
-    """Return what a dealer sends to each other party, and to the label holder by it."""
+    """Return what a dealer sends to each party, None for the label holder.
+
+    Then what it sends to the label holder, by the other party.
+    """
     of_holder: dict[int, Array] = {}
     of_others: list[Array | None] = [None] * len(widths)
     for j, width in enumerate(widths):

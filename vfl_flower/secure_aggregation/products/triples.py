@@ -318,7 +318,10 @@ class PredictionTriple(_Triple):
         return self._plus(product(features, weights, bits), block)
 
     def share_of_mask(self, hidden: Array, block: int) -> Array:
-        """Return the share of F w that party 1 has, of one block, by d."""
+        """Return the share of F w that party 1 has, of one block, uint64, (b, outputs).
+
+        `hidden` is d = w - b, (columns, outputs), of party 0.
+        """
         return self._plus(product(self._mask(block), hidden, self.deal.bits), block)
 
     def sacrifice(self, challenge: bytes) -> Array:
@@ -332,7 +335,10 @@ class PredictionTriple(_Triple):
         return reduce(total, bits)
 
     def proof(self, challenge: bytes, opened: Array | None = None) -> bytes:
-        """Return a digest, at party 0 by U, that is the same if the triple is right."""
+        """Return a digest that both parties share if the triple is right.
+
+        Party 0 passes U.
+        """
         bits, rows = self.deal.bits, self.deal.rows
         factors = np.ascontiguousarray(self._factors(challenge, rows).T)
         residual = product(factors, self._product[:rows], bits) + self._product[rows:]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from vfl_flower.clients.ridge import dealing as party
 from vfl_flower.clients.ridge.angles import AngleBits
-from vfl_flower.protocol.steps import Sum, each, opened
+from vfl_flower.protocol.steps import Sum, each, each_of, opened
 from vfl_flower.secure_aggregation.products import dealing
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES, Deal
@@ -16,8 +15,6 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.strategies.products import passed_on
 from vfl_flower.typing import Array
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ class Dealing:
         if not roles.served:
             return {name: passed_on(hidden, name)}
         made = dealing.cosines_of(use, self.root, roles, self.bits, multiple)
-        return {"cosines": some(parties, {roles.second: made})}
+        return {"cosines": each_of(parties, {roles.second: made})}
 
 
 def sums_of_angles(roles: Roles, bits: int) -> dict[str, Sum | float]:
@@ -86,9 +83,5 @@ def summed_angles(
 ) -> Array:
     """Give some parties the sums of angles that they open, if there are any."""
     given = places if roles.joint else ()
-    return some(parties, {j: opened(hidden.sealed.pop(f"angles_{j}")) for j in given})
-
-
-def some(parties: Parties, values: Mapping[int, T]) -> T:
-    """Give some parties a value of a parameter, and the others none."""
-    return each([values.get(j) for j in range(len(parties))])
+    sums = {j: opened(hidden.sealed.pop(f"angles_{j}")) for j in given}
+    return each_of(parties, sums)

@@ -32,7 +32,7 @@ from vfl_flower.numerics.ridge.features import median_of
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.party.memory import Memory
 from vfl_flower.protocol.settings import Count, Fraction, check_unused, settings
-from vfl_flower.protocol.steps import Steps, each
+from vfl_flower.protocol.steps import Steps, each, each_of
 from vfl_flower.protocol.terms import LEAST_ROWS, Kind, Terms
 from vfl_flower.secure_aggregation.products.dealing import (
     joint_fraction,
@@ -51,12 +51,7 @@ from vfl_flower.strategies.products import (
     passed_on,
     warn_of_constant,
 )
-from vfl_flower.strategies.ridge.dealing import (
-    Dealing,
-    some,
-    summed_angles,
-    sums_of_angles,
-)
+from vfl_flower.strategies.ridge.dealing import Dealing, summed_angles, sums_of_angles
 from vfl_flower.strategies.ridge.prediction import row_roles, score_rows
 from vfl_flower.typing import Array
 
@@ -145,8 +140,12 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
     cosines of angles that nobody knows, one Gram matrix that a party opens, and what
     keeps it from pointing to a row.
 
-    What :class:`FDSKL` says of seeds and of the model is true here too. Two runs of one
-    seed differ slightly, since shares round by private draws.
+    Whoever knows the seed of a run knows the features of all parties: give a seed in
+    experiments only. Two runs of one seed differ slightly, since shares round by
+    private draws.
+
+    ``result.model`` predicts where all parts are in one process (``simulate``).
+    Otherwise a run with ``task="predict"`` does, from the parties' ``state-dir``.
 
     Examples
     --------
@@ -272,7 +271,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         of_rows = row_roles(roles, local, len(test)) if len(test) else None
         dealt = Dealing.of(parties, self.bits, outputs, roles, of_rows)
         share, multiple, _ = self._gram(parties, roles, joint, dealt, **more)
-        share = some(parties, {holder: share})
+        share = each_of(parties, {holder: share})
         fitted = parties.ask(solving.fit, kinds=flat, share=share)
         metrics: dict[str, Any] = {
             "features": roles.joint,
@@ -319,7 +318,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         return self.relevance and self.bandwidth == "median"
 
     def _task(self, n: int, count: int, columns: int) -> Task:
-        """Return what is learned of which of n rows: no message is too large.
+        """Return the targets, rows (few enough for every message) and local columns.
 
         Local columns have what joint ones leave, or a share of the columns that rows
         allow: with few rows joint ones are worth more, but for the values of columns.
@@ -409,9 +408,9 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
             kinds=list(kinds),
             widths=widths,
             counted=sum(widths) - widths[first],
-            share=some(parties, {first: share}),
+            share=each_of(parties, {first: share}),
             frequencies=frequencies,
-            triples=some(parties, {first: np.concatenate([*of_holder.values()])}),
+            triples=each_of(parties, {first: np.concatenate([*of_holder.values()])}),
         )
         return {"probes": passed_on(replies, "probes")}
 
