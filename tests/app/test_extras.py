@@ -69,11 +69,11 @@ def test_a_command_that_needs_one_says_so_before_any_work(tmp_path):
     ]
     ray, figures = json.loads(printed(PARTY, tmp_path, json.dumps(commands)))
     assert ray[0] == figures[0] == 1
-    assert 'need Ray: pip install "vfl-flower[simulation]"' in ray[1]
-    assert 'need Matplotlib: pip install "vfl-flower[report]"' in figures[1]
+    assert 'need Ray: pip install "flwr[simulation]"' in ray[1]
+    assert "need Matplotlib: pip install matplotlib" in figures[1]
 
 
 def test_a_run_in_one_process_needs_none_and_its_page_says_what_it_lacks(tmp_path):
     page = printed(NOTEBOOK, tmp_path)
-    assert "There is no figure: figures need Matplotlib: pip install" in page
-    assert "&#34;vfl-flower[report]&#34;" in page
+    assert "There are no figures, since figures need Matplotlib: pip install" in page
+    assert "pip install matplotlib; then run vfl-flower report RUN" in page

@@ -380,7 +380,7 @@ def test_what_concerns_a_strategy_is_said_where_it_is_asked_for(tmp_path):
 def test_the_command_says_which_file_is_not_there(tmp_path):
     done = CliRunner().invoke(app, ["check", str(tmp_path / "none.csv")])
     assert done.exit_code == 1
-    assert f"a file that is there, got '{tmp_path / 'none.csv'}'" in done.output
+    assert f"data file not found: '{tmp_path / 'none.csv'}'" in done.output
 
 
 def test_the_command_writes_a_proposal_that_is_read_as_it_stands(tmp_path):

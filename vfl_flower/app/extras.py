@@ -3,17 +3,17 @@
 from importlib.util import find_spec
 
 _REASONS = {
-    "matplotlib": 'figures need Matplotlib: pip install "vfl-flower[report]"',
-    "ray": 'simulated SuperNodes need Ray: pip install "vfl-flower[simulation]"',
+    "matplotlib": "figures need Matplotlib: pip install matplotlib",
+    "ray": 'simulated SuperNodes need Ray: pip install "flwr[simulation]"',
 }
 
 
-def lacks(package: str) -> str:
-    """Return why, and how, to install a package of an extra; "" if it is there."""
+def reason_missing(package: str) -> str:
+    """Return why and how to install a package of an extra; "" if it is there."""
     return _REASONS[package] if find_spec(package) is None else ""
 
 
 def check_installed(package: str) -> None:
     """Raise ValueError where a package of an extra is missing."""
-    if reason := lacks(package):
+    if reason := reason_missing(package):
         raise ValueError(reason)

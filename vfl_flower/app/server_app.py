@@ -60,7 +60,8 @@ def main(grid: Grid, context: Context) -> None:
 def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
     """Run what the run config says, wherever the parties are; see :func:`main`.
 
-    `more` are further words of the command that started it.
+    `more` are further words of the command that started it. Raises FederationError,
+    ValueError or OSError, which :func:`main` turns into a sentence.
     """
     config = check_run_config(context.run_config)
     strategies = make_strategies(config)
@@ -82,15 +83,15 @@ def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
             f"output-dir must be a folder that can be written, and {results_in} cannot "
             f"({error.strerror}): name another one"
         ) from None
-    kept = config | {"resume": ""}
+    without_resume = config | {"resume": ""}
     results, text = {}, ""
-    with checkpoint_of(folder, kept, strategies, more) as checkpoint:
+    with checkpoint_of(folder, without_resume, strategies, more) as checkpoint:
         for name, strategy in strategies.items():
             results[name] = strategy.watched_by(Reporter()).start(
                 grid, timeout=config["timeout"], checkpoint=checkpoint
             )
-            again = command_of(kept, len(results[name].parties), more)
-            text = write_report(folder, results, kept, again)
+            again = command_of(without_resume, len(results[name].parties), more)
+            text = write_report(folder, results, without_resume, again)
     print(f"{text}\nreport: {write_page(folder)}", flush=True)
 
 

@@ -32,7 +32,7 @@ def toml() -> str:
     for section, keys in _sections():
         lines.append(f"[{SECTION}.{section}]" if section else f"[{SECTION}]")
         for key in keys:
-            lines += [f"# {line}" for line in textwrap.wrap(_meaning(key), 86)]
+            lines += [f"# {line}" for line in textwrap.wrap(key.setting.meaning, 86)]
             lines.append(f"{key.setting.key} = {json.dumps(key.default)}")
         lines.append("")
     return "\n".join(lines)
@@ -53,7 +53,7 @@ def markdown() -> str:
         lines += ["| key | default | meaning |", "|---|---|---|"]
         alike: dict[str, list[str]] = {}
         for key in keys:
-            meaning = _meaning(key).replace("``", "`").replace("|", "\\|")
+            meaning = key.setting.meaning.replace("``", "`").replace("|", "\\|")
             default = json.dumps(key.default)
             first = described.setdefault((key.setting.key, default, meaning), key)
             if first is not key:
@@ -66,19 +66,11 @@ def markdown() -> str:
 
 
 def help_text() -> str:
-    """Return the keys with their defaults, a line each, for the help of a command."""
-    return "\n".join(
-        f"{key.name}={json.dumps(key.default)}: {_meaning(key)}"
+    """Return the keys with their defaults, a paragraph each, for a command's help."""
+    return "\n\n".join(
+        f"{key.name}={json.dumps(key.default)}: {key.setting.meaning}"
         for key in run_keys().values()
     )
-
-
-def _meaning(key: Key) -> str:
-    """Return the meaning of a key, behind its choices where it does not name all."""
-    choices, text = key.setting.choices, key.setting.text
-    if len(choices) > 1 and not all(f'"{choice}"' in text for choice in choices):
-        return f"{', '.join(choices)}. {text}"
-    return text
 
 
 def main(

@@ -5,9 +5,8 @@ Run config, node config and the commands that take a file have a key for each.
 
 from __future__ import annotations
 
-from typing import Literal
-
-from vfl_flower.protocol.settings import Natural, settings
+from vfl_flower.data.source import Impute
+from vfl_flower.protocol.settings import Count, settings
 from vfl_flower.shapes import shapes_only
 
 
@@ -19,30 +18,31 @@ class FileOptions:
     id_column: str = ""
     """Column with the row ids."""
     label_column: str = ""
-    """Column with the labels; in a folder, only one file needs it."""
+    """Column with the labels; of a folder, one file must have it."""
     columns: str = ""
     """Features to use, "a,b,c"; default: all others."""
     standardize: bool = False
     """Each party scales its columns to mean 0 and standard deviation 1."""
     one_hot: bool = True
     """Text columns become 0/1 columns; false: they are an error."""
-    impute: Literal["mean", "median", "none"] = "mean"
+    impute: Impute = "mean"
     """What missing values become; none: they are an error."""
     missing: str = ""
     """Texts for a missing value, "NA,?,-999"; default: NA, N/A, NaN, null, None, ?, -
     and a point, in upper and lower case. An empty cell always is one."""
-    max_levels: Natural = 0
-    """A text column of more levels keeps the most frequent ones, and "other"; 0: one of
-    more than 100 levels keeps 20."""
+    max_levels: Count = 0
+    """Above this many levels a text column keeps the most frequent ones, and "other";
+    0: above 100 levels, keep the top 20."""
     levels: str = ""
-    """Levels of text columns, the same at all parties, "sex=f|m;region=north|south", or
-    in a node config the absolute path of a TOML file; default: those of each party's
-    rows."""
+    """Levels of text columns, the same at all parties: "sex=f|m;region=north|south", or
+    (not in a run config) the absolute path of a TOML file; default: those of each
+    party's rows."""
     delimiter: str = ""
-    """What separates the fields of a CSV; default: comma, semicolon, tab or bar."""
+    """What separates the fields of a CSV, one character or "tab"; default: comma,
+    semicolon, tab or bar."""
     encoding: str = ""
     """Encoding of a CSV; default: by its mark, else UTF-8 where it is that, else
     Windows-1252 or Latin-1."""
     header: bool = True
-    """false: the first line of a CSV has no names, and its columns are x0, x1 and so
-    on."""
+    """The first line of a CSV has the names of its columns; otherwise they are x0, x1
+    and so on."""

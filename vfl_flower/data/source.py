@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
 QUERY = "duckdb:"
 """What a query in the place of a file begins with."""
 
-IMPUTE = ("mean", "median", "none")
+Impute = Literal["mean", "median", "none"]
 """What missing values become; none: they are an error."""
 
 MISSING = ("NA", "N/A", "#N/A", "NaN", "-NaN", "null", "None", "?", "-", ".")
@@ -22,6 +23,8 @@ class PartySource:
 
     On a SuperNode the fields are keys of ``--node-config``, with dashes; in a
     simulation, the run config gives the same to all nodes.
+    :class:`vfl_flower.data.options.FileOptions` describes those that have no text here;
+    None stands for its default.
     """
 
     data: str
@@ -35,34 +38,20 @@ class PartySource:
     name: str | None = None
     """``party-name``; default: the name of the file without its ending."""
     id_column: str | None = None
-    """``id-column``: not a feature, compared by digest."""
     label_column: str | None = None
-    """``label-column``: the labels; in a folder, the one file that has it."""
     columns: tuple[str, ...] | None = None
-    """``columns``: comma-separated feature columns to use; default: all others."""
     standardize: bool = False
-    """Scale each feature to mean 0 and standard deviation 1, at the party."""
     one_hot: bool = True
-    """Encode text columns as 0/1 columns; without it a text column is an error."""
     impute: str = "mean"
-    """``mean`` or ``median`` of the column for missing values; ``none``: an error."""
     missing: tuple[str, ...] | None = None
-    """``missing``: comma-separated texts for a missing value, in the place of NA, N/A,
-    NaN, null, None, ?, - and a point; an empty cell always is one."""
     max_levels: int | None = None
-    """``max-levels``: a text column of more levels keeps the most frequent ones, and
-    "other"; None: above 100 levels, keep the top 20."""
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """``levels``: the levels of text columns by their names, the same at all parties; a
-    column that it does not name has those of the party's rows."""
     label_optional: bool = False
     """Nobody needs the labels: the file may lack their column, like one of new rows."""
     delimiter: str | None = None
-    """``delimiter``: the separator of a CSV; None: inferred from the file."""
     text_encoding: str | None = None
-    """``encoding`` of the text of a CSV; None: inferred from the file."""
+    """``encoding`` of a CSV."""
     header: bool = True
-    """Whether the first line of a CSV has the names of its columns."""
     consent: Path | None = None
     """``consent``: absolute path of the file that says what may leave the party."""
     state_dir: Path | None = None
@@ -77,9 +66,9 @@ class PartySource:
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown value of `impute`."""
-        if self.impute not in IMPUTE:
+        if self.impute not in (words := get_args(Impute)):
             raise ValueError(
-                f"impute must be one of {', '.join(IMPUTE)}, got {self.impute!r}"
+                f"impute must be one of {', '.join(words)}, got {self.impute!r}"
             )
 
     @property

@@ -84,6 +84,13 @@ class Setting:
         """Its name in the run config."""
         return self.name.replace("_", "-")
 
+    @property
+    def meaning(self) -> str:
+        """Its text, behind its choices where the text does not quote them all."""
+        if len(self.choices) < 2 or all(f'"{c}"' in self.text for c in self.choices):
+            return self.text
+        return f"{', '.join(self.choices)}. {self.text}"
+
 
 @dataclass_transform(field_specifiers=(pydantic.Field,))
 def settings(cls: type[T]) -> type[T]:

@@ -205,7 +205,7 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--party", "none.csv"], "party must be a file that is there"),
+        (["--party", "none.csv"], "party file not found"),
         (["--data", "/none"], "data must be a folder of party files"),
         (["--data", "wines"], "one of breast_cancer, "),
         (["--data", "diabetes", "--set", "size"], "set must be key=value"),

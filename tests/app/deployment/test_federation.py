@@ -187,7 +187,7 @@ def test_what_a_person_must_read_is_printed(airline, place):
 def test_several_files_and_a_folder_of_parquet_are_data_too(place):
     """As ``check``, ``init`` and ``party --data`` look for them; a query runs later."""
     (place / "rows.parquet").mkdir()
-    with pytest.raises(ValueError, match="must be a file that is there"):
+    with pytest.raises(ValueError, match="data file not found"):
         check_there("rows.parquet")
     pd.read_csv(place / "a b.csv").to_parquet(place / "rows.parquet" / "1.parquet")
     for data in ("rows.parquet", "rows.parquet/*.parquet", "duckdb:SELECT 1"):
@@ -246,8 +246,8 @@ def test_a_file_is_checked_as_the_strategy_reads_it(place):
             "impute must be one of mean, median, none",
         ),
         (["x", *OPTIONS, "--max-levels", "-1"], "max-levels must be a whole number"),
-        (["x", "--data", "none.csv"], "file that is there, got 'none.csv'"),
-        (["x", "--data", "n*.parquet"], "file that is there, got 'n*.parquet'"),
+        (["x", "--data", "none.csv"], "data file not found: 'none.csv'"),
+        (["x", "--data", "n*.parquet"], "data file not found: 'n*.parquet'"),
         (
             ["x", *OPTIONS, "--standardize", "--for", "mufc"],
             "standardize must be false where parties hold different rows",
@@ -570,7 +570,7 @@ def test_a_unit_starts_the_same_command(place, airline, federation, take_part):
     done = run(*take_part, "--peer", one, "--port", 9095)
     text = done.stdout
     assert shlex.split(value_of(text, "ExecStart")) == [
-        *(sys.executable, "-m", "vfl_flower.app.commands.cli", "party", str(airline)),
+        *(str(Path(sys.executable).with_name("vfl-flower")), "party", str(airline)),
         *("--superlink=link.example:8000", f"--ca={federation / 'ca.crt'}"),
         "--port=9095",
     ]
@@ -580,7 +580,7 @@ def test_a_unit_starts_the_same_command(place, airline, federation, take_part):
 
     card = airline / "airline.card"
     done = run("coordinator", federation, "--card", card, "--systemd")
-    assert shlex.split(value_of(done.stdout, "ExecStart"))[3:] == [
+    assert shlex.split(value_of(done.stdout, "ExecStart"))[1:] == [
         *("coordinator", str(federation), f"--card={card}"),
         *("--port=8000", "--host=0.0.0.0", "--local-port=8001"),
     ]

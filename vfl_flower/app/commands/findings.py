@@ -29,7 +29,7 @@ Reading = tuple[Checked, list[str]]
 
 
 def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
-    """Check a file as each of the strategies reads it, or in general without any."""
+    """Check a file as each strategy reads it; raise ValueError for an unknown one."""
     sources: list[tuple[PartySource, list[str]]] = []
     for strategy in strategies or [""]:
         run_config: UserConfig = {"strategy": strategy} if strategy else {}
@@ -48,9 +48,9 @@ def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
         if names[0]:
             faults = _of_strategies(names, checked)
             checked = replace(checked, findings=[*faults, *checked.findings])
-        for other, others in readings:
-            if replace(checked, source=other.source) == other:
-                others += names
+        for known, known_names in readings:
+            if replace(checked, source=known.source) == known:
+                known_names += names
                 break
         else:
             readings.append((checked, names))
@@ -85,9 +85,10 @@ def print_findings(readings: Sequence[Reading], show: bool) -> None:
     """Print each finding once, in tables by whom it concerns, and lines that count."""
     tables: dict[tuple[str, ...], list[Finding]] = {}
     everyone = tuple(name for _, names in readings for name in names)
-    for finding in dict.fromkeys(f for found, _ in readings for f in found.findings):
-        concerned = (names for found, names in readings if finding in found.findings)
-        tables.setdefault(tuple(chain.from_iterable(concerned)), []).append(finding)
+    findings = chain.from_iterable(checked.findings for checked, _ in readings)
+    for finding in dict.fromkeys(findings):
+        groups = (names for checked, names in readings if finding in checked.findings)
+        tables.setdefault(tuple(chain.from_iterable(groups)), []).append(finding)
     for some in sorted(tables, key=lambda some: some != everyone):
         if some != everyone:
             typer.echo(f"For {', '.join(some)}:")

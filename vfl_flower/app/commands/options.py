@@ -20,7 +20,7 @@ from vfl_flower.data.source import QUERY
 from vfl_flower.data.tables import files_of
 from vfl_flower.protocol.errors import PartyError, PartyFailed
 from vfl_flower.protocol.names import printable
-from vfl_flower.protocol.settings import Setting, settings_of
+from vfl_flower.protocol.settings import settings_of
 
 C = TypeVar("C", bound=Callable[..., None])
 
@@ -43,8 +43,9 @@ FormatOption = Annotated[
 
 
 class _WholeSummary(click.Command):
-    def get_short_help_str(self, limit: int = 1000) -> str:
+    def get_short_help_str(self, limit: int = 45) -> str:
         """Return the first sentence of the help, however long it is."""
+        # Deliberately not click's `limit`, which would cut the sentence.
         return super().get_short_help_str(limit=1000)
 
 
@@ -71,12 +72,7 @@ def check_there(data: str) -> None:
     if data.startswith(QUERY):
         return
     if not any(file.is_file() for file in files_of(Path(data).expanduser())):
-        raise ValueError(f"data must be a file that is there, got {data!r}")
-
-
-def help_of(setting: Setting) -> str:
-    """Return the words that a setting may be, and what it means."""
-    return ". ".join(filter(None, (", ".join(setting.choices), setting.text)))
+        raise ValueError(f"data file not found: {data!r}")
 
 
 _FILE_OPTIONS = {
@@ -84,9 +80,7 @@ _FILE_OPTIONS = {
         setting.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=setting.default,
-        annotation=Annotated[
-            type(setting.default), typer.Option(help=help_of(setting))
-        ],
+        annotation=Annotated[type(setting.default), typer.Option(help=setting.meaning)],
     )
     for setting in settings_of(FileOptions)
     if setting.name != "one_hot"  # without it a text column is an error alone
@@ -97,8 +91,8 @@ _FILE_OPTIONS = {
 def reads_a_file(command: C) -> C:
     """Give a command, in the place of its ``**options``, those of a party file."""
     signature = inspect.signature(command, eval_str=True)
-    *own, _ = signature.parameters.values()
-    parameters = [*own, *_FILE_OPTIONS.values()]
+    *declared, _ = signature.parameters.values()
+    parameters = [*declared, *_FILE_OPTIONS.values()]
     vars(command)["__signature__"] = signature.replace(parameters=parameters)
     return command
 

@@ -35,10 +35,9 @@ from vfl_flower.app.deployment import flower_run
 from vfl_flower.app.extras import check_installed
 from vfl_flower.app.plan.rehearsal import quietly
 from vfl_flower.app.server_app import execute
-from vfl_flower.data import StoredRows, folder_files, is_file, load_party
+from vfl_flower.data import StoredRows, folder_files, is_file, load_party, party_file
 from vfl_flower.data.bundled import BUNDLED
 from vfl_flower.data.checking import check
-from vfl_flower.data.paths import PartyFile
 from vfl_flower.data.source import PartySource, who_of
 from vfl_flower.data.tables import name_of
 from vfl_flower.party.party import Party, PartyError
@@ -77,7 +76,7 @@ def party_sources(
     else:
         for file in files:
             if not file.exists():
-                raise ValueError(f"party must be a file that is there, got {file}")
+                raise ValueError(f"party file not found: {file}")
         names = [name_of(file) for file in files]
         for name in names:
             if names.count(name) > 1:
@@ -113,7 +112,7 @@ def _shared_out(sources: Sequence[PartySource]) -> list[PartySource]:
 def _columns(source: PartySource) -> set[str]:
     """Return the names of a file's columns; none where its check will say why."""
     try:
-        return set(PartyFile.of(Path(source.data), source).table().names)
+        return set(party_file(source).header())
     except Exception:  # a reader's own errors, which the check turns into sentences
         return set()
 
@@ -143,7 +142,10 @@ class _Shown(logging.Handler):
 
 
 def load(source: PartySource, config: Mapping[str, Any]) -> Party:
-    """Return a party, for predictions with new rows encoded as those of training."""
+    """Return a party, for predictions with new rows encoded as those of training.
+
+    Raises PartyError for a fault of the party's data, state-dir or local model.
+    """
     try:
         encoding = stored_encoding(source, config)
     except PartyError as error:

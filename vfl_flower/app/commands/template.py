@@ -1,7 +1,8 @@
 """A Flower app that runs the installed package, for work outside a checkout.
 
 ``python -m vfl_flower.app.commands.template my-app`` writes it for
-``flwr run my-app --stream``.
+``flwr run my-app CONNECTION --stream``. Without a connection, Flower simulates the
+SuperNodes, which needs Ray.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def main(
     folder: Annotated[Path, typer.Argument(help="Folder of the new app.")],
 ) -> None:
     """Write a Flower app that runs the installed package."""
-    typer.echo(f"{write_app(folder)} is written; run it with flwr run {folder}")
+    command = f"flwr run {folder} CONNECTION"
+    typer.echo(f"{write_app(folder)} is written; run it with {command}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def main(
     context: typer.Context,
     bundle: Annotated[
         list[str] | None,
-        typer.Option(metavar="HASH", help="Let the code of this bundle run."),
+        typer.Option(metavar="HASH", help="Let this bundle's code run; repeatable."),
     ] = None,
 ) -> None:
     """Start a SuperNode that runs the installed package.

@@ -89,8 +89,8 @@ WHY_ENDED = {
 The SuperLink has refused the key of this SuperNode (code 2004), which has three causes
 that flwr does not tell apart. The key is not registered: the coordinator must start
 with this party's card. Or this party runs already, in another terminal or on another
-machine: stop one of the two. Or it has ended without a goodbye a moment ago, and the
-SuperLink still takes it for connected: wait 30 seconds.""",
+machine: stop one of the two. Or it was killed: the SuperLink treats a killed SuperNode
+as still connected for half a minute, so wait 30 seconds.""",
     "certificate verify failed": """\
 The certificate of the SuperLink must be of the authority in --ca, and for the host in
 --superlink, but it is not; the line with "certificate verify failed" says which.""",
@@ -189,7 +189,7 @@ def certificates(
 
 
 def fingerprint_of(certificate: Path) -> str:
-    """Return 32 digits of the SHA-256 digest of a certificate, in groups of four."""
+    """Return 32 digits of a certificate's SHA-256; raise ValueError if it is bad."""
     digest = read_certificate(certificate).fingerprint(hashes.SHA256())
     return " ".join(re.findall("....", digest.hex()[:32]))
 
@@ -219,14 +219,9 @@ def server_executor_command(folder: Path, port: int, superlink: int) -> list[str
 
 def gate_command(folder: Path, host: str, port: int, superlink: int) -> list[str]:
     """Return the command of the gate through which SuperNodes reach a SuperLink."""
+    module = "vfl_flower.app.deployment.gate"
     options = [f"--host={host}", f"--port={port}", f"--superlink={superlink}"]
-    return [
-        sys.executable,
-        "-m",
-        "vfl_flower.app.deployment.gate",
-        str(folder),
-        *options,
-    ]
+    return [sys.executable, "-m", module, str(folder), *options]
 
 
 def write_connection(folder: Path, port: int, home: Path) -> None:
@@ -340,9 +335,8 @@ def register(processes: Processes, card: Card) -> None:
     """Register the SuperNode of a card; raise RunFailed if its key is not accepted."""
     public = processes.home / "supernode.pub"  # flwr takes a key from a file alone
     public.write_text(f"{card.supernode}\n")
-    processes.flwr(
-        *("supernode", "register", str(public), CONNECTION, "--name", card.name)
-    )
+    options = (str(public), CONNECTION, "--name", card.name)
+    processes.flwr("supernode", "register", *options)
     public.unlink()
 
 
@@ -483,9 +477,8 @@ def party(
         options += [f"--port={port}"] if port else []
         options += [f"--bundle={digest}" for digest in bundles or []]
         options += [f"--data={absolute(data)}"] if data else []
-        typer.echo(
-            unit(f"SuperNode of {source.name}", ["party", str(folder), *options])
-        )
+        command = ["party", str(folder), *options]
+        typer.echo(unit(f"SuperNode of {source.name}", command))
         return
     port = port or free_port()
     _check_free("127.0.0.1", port)

@@ -136,9 +136,8 @@ def submit(
             with suppress(RunFailed):
                 processes.flwr("stop", run_id, connection)
             raise RunFailed(f"run {run_id} did not finish within {timeout:g} s")
-        row = _ended(processes, run_id, connection)
-        if row is not None:  # otherwise only the connection has broken off
-            break
+        if row := _ended(processes, run_id, connection):
+            break  # otherwise only the connection has broken off
     # Flower ends a stream by a status that it reads after the log, and so without the
     # lines that came in between.
     _show_log(processes, run_id, connection, give_up, lines, show)
@@ -189,8 +188,8 @@ def why(status: str, details: str, run_id: str) -> str:
         )
     if details.startswith(KILLED):
         return f"{details}{_how_to_go_on(run_id)}"
-    _, told, sentence = details.partition("failed with exception: ")
-    return sentence if told else details or f"it is {status}"
+    _, marker, sentence = details.partition("failed with exception: ")
+    return sentence if marker else details or f"it is {status}"
 
 
 def _how_to_go_on(run_id: str) -> str:
@@ -351,8 +350,8 @@ def command() -> typer.Typer:
     from vfl_flower.app.settings import help_text
 
     command = typer.Typer(add_completion=False)
-    keys = "\n\n".join(help_text().splitlines())
-    command.command(epilog=f"Keys of this package's run config:\n\n{keys}")(main)
+    epilog = f"Keys of this package's run config:\n\n{help_text()}"
+    command.command(epilog=epilog)(main)
     return command
 
 

@@ -25,8 +25,8 @@ from vfl_flower.app.deployment.processes import Processes, RunFailed
 RESTART = 10
 """Seconds after which systemd starts again what has failed, as often as it takes.
 
-A SuperLink takes a SuperNode that has not said goodbye for connected until it has
-missed two heartbeats, and refuses the same key meanwhile, so the first starts may fail.
+A SuperLink treats a killed SuperNode as still connected until it has missed two
+heartbeats, and refuses the same key meanwhile, so the first starts may fail.
 A run begins to wait when the SuperLink takes the party for gone, and waits much longer
 than this, :data:`vfl_flower.server.exchange.ABSENCE`.
 """
@@ -116,7 +116,7 @@ def until_ended(home: Path) -> Iterator[Shown]:
 
 def unit(what: str, command: Sequence[str]) -> str:
     """Return a systemd unit that runs a command of ``vfl-flower``."""
-    words = [sys.executable, "-m", "vfl_flower.app.commands.cli", *command]
+    words = [str(Path(sys.executable).with_name("vfl-flower")), *command]
     return f"""\
 [Unit]
 Description={what.replace("%", "%%")}
@@ -130,7 +130,7 @@ UMask=0077
 NoNewPrivileges=true
 # It ends what it has started.
 KillMode=mixed
-# A SuperLink refuses a SuperNode that ended without a goodbye for half a minute.
+# A SuperLink treats a killed SuperNode as still connected for half a minute.
 Restart=on-failure
 RestartSec={RESTART}
 

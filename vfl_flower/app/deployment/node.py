@@ -261,20 +261,20 @@ def in_a_process(
     Raises NotAnswered if the process did not start, ended before it had replied, or
     took longer than the message lives.
     """
-    ours, theirs = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=answer, args=(theirs, message, context, code))
+    receiver, sender = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=answer, args=(sender, message, context, code))
     try:
         process.start()
     except BROKEN_OFF as error:
-        ours.close()
+        receiver.close()
         reason = f"the process for {message.metadata.message_type} could not start"
         raise NotAnswered(supernode.ErrorCode.CLIENT_APP_CRASHED, reason) from error
     finally:
-        theirs.close()
+        sender.close()
     seconds = min(LONGEST, message.metadata.ttl)
     try:
-        if ours.poll(seconds):
-            answered: tuple[Message, Context] = ours.recv()
+        if receiver.poll(seconds):
+            answered: tuple[Message, Context] = receiver.recv()
             return answered
         reason = f"took longer than {seconds:g} s"
     except BROKEN_OFF:
@@ -283,7 +283,7 @@ def in_a_process(
     finally:
         process.kill()
         process.join()
-        ours.close()
+        receiver.close()
     reason = f"the process for {message.metadata.message_type} {reason}"
     raise NotAnswered(supernode.ErrorCode.CLIENT_APP_CRASHED, reason)
 

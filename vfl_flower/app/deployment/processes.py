@@ -209,12 +209,12 @@ class _Commands:
 
     def __init__(self, processes: Processes) -> None:
         self.busy = False
-        self._channel, theirs = socket.socketpair()
+        self._channel, stdin = socket.socketpair()
         self._answers = self._channel.makefile("r")
-        with theirs:
+        with stdin:
             self.process = processes.popen(
                 [sys.executable, "-P", str(COMMANDS)],
-                stdin=theirs.fileno(),
+                stdin=stdin.fileno(),
                 stdout=subprocess.DEVNULL,
             )
 

@@ -253,9 +253,9 @@ def plan(
     )
 
 
-def _without_hello(kept: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return what is kept by action, or by action and party, but for ``hello``."""
-    return {key: v for key, v in kept.items() if hello.action not in (key, key[0])}
+def _without_hello(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return values by action, or by action and party, but for ``hello``."""
+    return {key: v for key, v in values.items() if hello.action not in (key, key[0])}
 
 
 def _varying(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vfl_flower.app.extras import lacks
+from vfl_flower.app.extras import reason_missing
 from vfl_flower.app.report.drawing import (
     FIRST,
     INK,
@@ -34,7 +34,7 @@ def figures_of(results: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
 
     Without the extra ``report`` there are none.
     """
-    if lacks("matplotlib"):
+    if reason_missing("matplotlib"):
         return []
     first = next(iter(results.values()))
     curves = first.get("curves") or {}
@@ -72,16 +72,16 @@ def _two_classes(curves: Mapping[str, Sequence[float]]) -> list[Figure]:
 
 def _roc(rows: Array, positives: Array) -> Figure:
     negatives = rows - positives
-    found, alarms = (
+    tpr, fpr = (  # true and false positive rates, by threshold
         np.concatenate([[0.0], np.cumsum(counts[::-1])]) / counts.sum()
         for counts in (positives, negatives)
     )
-    area = float(np.trapezoid(found, alarms))
+    area = float(np.trapezoid(tpr, fpr))
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
         unit_square(axes, "guessing")
-        axes.plot(alarms, found, color=FIRST, marker="o", markersize=4)
+        axes.plot(fpr, tpr, color=FIRST, marker="o", markersize=4)
         axes.set_xlabel("false alarms among the negative rows")
         axes.set_ylabel("positive rows found")
 
@@ -94,7 +94,7 @@ def _roc(rows: Array, positives: Array) -> Figure:
         "line is guessing.",
         f"ROC curve of {int(rows.sum()):,} rows held out in {len(rows)} groups, with "
         f"an area of about {area:.2f}; the line of guessing has 0.5.",
-        {"false_positive_rate": alarms.tolist(), "true_positive_rate": found.tolist()},
+        {"false_positive_rate": fpr.tolist(), "true_positive_rate": tpr.tolist()},
         draw,
         **SQUARE,
     )
@@ -233,7 +233,7 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
     }
     if not traces:
         return None
-    told = {
+    titles = {
         name: result["explained"].get(name, {}).get("title", name) for name in traces
     }
 
@@ -252,11 +252,11 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
                 axes.yaxis.set_minor_locator(NullLocator())
                 axes.yaxis.set_major_formatter(tick)
             axes.set_xlabel("MB sent so far" if sent else "step")
-            axes.set_title(in_lines(told[name]), loc="left")
+            axes.set_title(in_lines(titles[name]), loc="left")
             mark_few(axes)
 
     ends = "; ".join(
-        f"{told[name]} from {trace['value'][0]:.3g} to {trace['value'][-1]:.3g} in "
+        f"{titles[name]} from {trace['value'][0]:.3g} to {trace['value'][-1]:.3g} in "
         f"{len(trace['value'])} steps"
         for name, trace in traces.items()
     )

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vfl_flower.app.extras import lacks
+from vfl_flower.app.extras import reason_missing
 from vfl_flower.app.report.drawing import Figure
 from vfl_flower.app.report.figures import finite, last
 from vfl_flower.app.report.page_template import STYLE, TEMPLATE
@@ -162,7 +162,7 @@ def _who(result: Mapping[str, Any]) -> str:
 def verdicts(metrics: Mapping[str, Any]) -> list[str]:
     """Return how good a model is beside no model, a sentence for each way to see it."""
     known = {k: v for k, v in metrics.items() if finite(v)}
-    told = []
+    sentences = []
     rows = f"the {known['test_rows']:,.0f} rows" if "test_rows" in known else "rows"
     if "test_error" in known:
         text = (
@@ -174,9 +174,9 @@ def verdicts(metrics: Mapping[str, Any]) -> list[str]:
                 "; naming the most frequent class each time would be right for "
                 f"{_share(1 - known['test_base_error'])}"
             )
-        told.append(f"{text}.")
+        sentences.append(f"{text}.")
     if "test_auc" in known:
-        told.append(
+        sentences.append(
             "Of a positive and a negative row it gives the positive one the higher "
             f"score in {_share(known['test_auc'])} of all pairs; guessing, in 50 %."
         )
@@ -188,19 +188,20 @@ def verdicts(metrics: Mapping[str, Any]) -> list[str]:
         if "test_loss" in known:
             typical = math.sqrt(known["test_loss"])
             text += f". A typical error is {typical:.3g}, in the unit of the label"
-        told.append(f"{text}.")
+        sentences.append(f"{text}.")
     if "explained" in known:
-        told.append(
+        sentences.append(
             f"The clusters explain {_share(known['explained'])} of the spread of the "
             "rows; a single cluster would explain 0 %."
         )
-    return told
+    return sentences
 
 
 def _missing(result: Mapping[str, Any]) -> str:
     """Return why there is no figure, or none of predictions and truth, or ""."""
-    if reason := lacks("matplotlib"):
-        return f"There is no figure: {reason}, and vfl-flower report RUN --rebuild."
+    if reason := reason_missing("matplotlib"):
+        again = "then run vfl-flower report RUN --rebuild"
+        return f"There are no figures, since {reason}; {again}."
     judged = {"test_error", "test_r2"} & last(result).keys()
     if result.get("curves") or not judged:
         return ""

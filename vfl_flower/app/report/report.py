@@ -126,7 +126,7 @@ def _result(result: ProtocolResult) -> dict[str, Any]:
     """Return one result as plain numbers and texts."""
     strategy, recorded = result.strategy, result.train_metrics_clientapp
     named = {*result.traces}.union(*recorded.values())
-    told = [metric for metric in strategy.explained if metric in named]
+    names = [metric for metric in strategy.explained if metric in named]
     learned = [*who_learns([hello]), *who_learns(strategy.steps, result.ledger.seen)]
     revealed = {kind for row in learned for kind in row.kinds}
     return {
@@ -153,7 +153,7 @@ def _result(result: ProtocolResult) -> dict[str, Any]:
             t: {metric: _number(value) for metric, value in metrics.items()}
             for t, metrics in recorded.items()
         },
-        "explained": {metric: strategy.explained[metric]._asdict() for metric in told},
+        "explained": {metric: strategy.explained[metric]._asdict() for metric in names},
         "traces": {
             name: dict(zip(("round_trips", "bytes", "value"), columns, strict=True))
             for name, points in result.traces.items()
@@ -176,13 +176,13 @@ def _finite(point: tuple[int, int, float]) -> bool:
 
 def _first(counts: Mapping[str, int]) -> dict[str, int]:
     """Return the largest counts, and the sum of the others."""
-    largest = sorted(counts.items(), key=lambda item: -item[1])
-    kept, rest = dict(largest[:MOST_COUNTS]), largest[MOST_COUNTS:]
-    return kept | ({f"{len(rest)} others": sum(n for _, n in rest)} if rest else {})
+    ranked = sorted(counts.items(), key=lambda item: -item[1])
+    largest, rest = dict(ranked[:MOST_COUNTS]), ranked[MOST_COUNTS:]
+    return largest | ({f"{len(rest)} others": sum(n for _, n in rest)} if rest else {})
 
 
 def write_page(folder: Path) -> Path:
-    """Write the page of a run and its figures, from its ``result.json`` alone."""
+    """Write a run's page and figures from its result; raise as :func:`read_result`."""
     record = read_result(folder)
     figures = figures_of(record["results"])
     (folder / FIGURES).mkdir(exist_ok=True)
