@@ -78,7 +78,7 @@ from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.linear import Penalty, solve_pooled
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
+from vfl_flower.strategies.coresets.training import CoresetVKMC, CoresetVRLR
 from vfl_flower.typing import Array
 
 TASKS = ["regression", "k-means"]

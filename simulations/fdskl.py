@@ -75,9 +75,9 @@ from simulations.experiments import (
 from simulations.ridge_pooled import secure_ridge
 from vfl_flower import Party, simulate
 from vfl_flower.models.fdskl import KernelModel
-from vfl_flower.strategies.angles import Topology
-from vfl_flower.strategies.fdskl import FDSKL, FDSKLDirect
-from vfl_flower.strategies.kernel_learning import KernelLearning
+from vfl_flower.strategies.fdskl.angles import Topology
+from vfl_flower.strategies.fdskl.learning import KernelLearning
+from vfl_flower.strategies.fdskl.training import FDSKL, FDSKLDirect
 
 DATASETS = {
     **dict.fromkeys(("phishing", "a9a", "ijcnn1", "cod_rna", "w8a"), 1),

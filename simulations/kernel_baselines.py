@@ -52,7 +52,7 @@ from vfl_flower.numerics.kmeans import assign, draw, weighted_kmeans
 from vfl_flower.numerics.leverage import leverage_factor, leverage_scores
 from vfl_flower.numerics.random_features import RandomFeatures, features
 from vfl_flower.simulation import SimulatedResult
-from vfl_flower.strategies.kernel_kmeans import FKKMeans
+from vfl_flower.strategies.kernel_kmeans.training import FKKMeans
 from vfl_flower.typing import Array
 
 # --- Data ---------------------------------------------------------------------------

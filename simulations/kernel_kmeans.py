@@ -81,7 +81,7 @@ from vfl_flower.models.kernel_kmeans import KernelKMeansModel
 from vfl_flower.numerics.kernel_kmeans import first_features
 from vfl_flower.numerics.kmeans import assign, simplified_silhouettes, weighted_kmeans
 from vfl_flower.numerics.lanczos import lanczos
-from vfl_flower.strategies.kernel_kmeans import FKKMeans
+from vfl_flower.strategies.kernel_kmeans.training import FKKMeans
 from vfl_flower.typing import Array
 
 PARTIES = 5

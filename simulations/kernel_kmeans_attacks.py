@@ -54,7 +54,7 @@ from vfl_flower.numerics.summed_kmeans import LEAST_ROWS
 from vfl_flower.protocol.messages import unpack
 from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.simulation import InProcessGrid
-from vfl_flower.strategies.kernel_kmeans import MOVING
+from vfl_flower.strategies.kernel_kmeans.training import MOVING
 from vfl_flower.typing import Array
 
 PARTIES = 3

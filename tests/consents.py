@@ -6,7 +6,7 @@ from typing import Any, get_args
 import numpy as np
 
 from vfl_flower import Party
-from vfl_flower.clients import coresets
+from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.party.consent import ALLOW_ALL, Consent, Limit
 from vfl_flower.protocol.terms import Kind
 from vfl_flower.server.parties import Parties

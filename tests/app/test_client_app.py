@@ -21,7 +21,7 @@ from vfl_flower.party.party import PartyError
 from vfl_flower.server.exchange import Exchange
 from vfl_flower.server.parties import Parties
 from vfl_flower.simulation import InProcessGrid
-from vfl_flower.strategies import sampling
+from vfl_flower.strategies.coresets import sampling
 from vfl_flower.testing import Recorder
 
 MODEL = f"{11:016x}"

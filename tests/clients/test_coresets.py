@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from vfl_flower import Party
-from vfl_flower.clients import coresets, linear
-from vfl_flower.clients.coresets import Clustering, WeightedRows
+from vfl_flower.clients.coresets import linear
+from vfl_flower.clients.coresets import sampling as coresets
+from vfl_flower.clients.coresets.sampling import Clustering, WeightedRows
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, structure
 

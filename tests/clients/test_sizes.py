@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from vfl_flower import Party
-from vfl_flower.clients import coresets, fdskl, kernel_kmeans, linear, mufc
+from vfl_flower.clients import fdskl, kernel_kmeans, mufc
+from vfl_flower.clients.coresets import linear
+from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.clients.mufc_state import TrainingSettings
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, flatten, structure

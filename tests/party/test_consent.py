@@ -26,7 +26,7 @@ from vfl_flower import (
     Party,
     PartyFailed,
 )
-from vfl_flower.clients import coresets
+from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.party.consent import ALLOW_ALL, MOST_BYTES, Consent, Limit
 from vfl_flower.party.journal import FILE
 from vfl_flower.party.party import PartyError

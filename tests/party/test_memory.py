@@ -9,7 +9,8 @@ from consents import limited
 from flwr.app import RecordDict
 
 from vfl_flower import Party
-from vfl_flower.clients import coresets, linear
+from vfl_flower.clients.coresets import linear
+from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.party.memory import Memory
 from vfl_flower.party.party import PartyError, stored_as
 from vfl_flower.protocol.frame import Frame, SumRequest

@@ -40,7 +40,7 @@ from simulations.kernel_pooled import (
     pooled_fkkm,
 )
 from vfl_flower import Party, simulate
-from vfl_flower.strategies.kernel_kmeans import FKKMeans
+from vfl_flower.strategies.kernel_kmeans.training import FKKMeans
 
 N, D = 240, 6
 

@@ -46,7 +46,7 @@ from vfl_flower.numerics import mufc as numerics_of_mufc
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.mufc import Quantizer, initialise
-from vfl_flower.strategies.mufc import MUFC
+from vfl_flower.strategies.mufc.training import MUFC
 
 
 def trained(data, method="MUFC", seed=0, **settings):

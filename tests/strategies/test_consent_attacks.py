@@ -17,7 +17,9 @@ from deviating import RealParties
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.app.client_app import load_from_context
-from vfl_flower.clients import coresets, fdskl, kernel_kmeans, linear, mufc
+from vfl_flower.clients import fdskl, kernel_kmeans, mufc
+from vfl_flower.clients.coresets import linear
+from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.clients.mufc_state import TrainingSettings
 from vfl_flower.numerics.random_features import draw_pairs
 from vfl_flower.party.consent import Consent, Limit

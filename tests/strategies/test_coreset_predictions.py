@@ -12,7 +12,7 @@ from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from transcripts import actual, patterns
 
 from vfl_flower import CoresetVKMC, CoresetVRLR, FederationError, Party, PartyFailed
-from vfl_flower.clients import coreset_predictions as party
+from vfl_flower.clients.coresets import prediction as party
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.party.parts import ModelPart, save_part

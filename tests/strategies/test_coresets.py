@@ -19,8 +19,9 @@ from vfl_flower.server.checkpoint import Checkpoint
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.strategy import Run
 from vfl_flower.simulation import InProcessGrid, simulate
-from vfl_flower.strategies import CoresetVKMC, CoresetVRLR, coresets
-from vfl_flower.strategies import sampling as rows_of
+from vfl_flower.strategies import CoresetVKMC, CoresetVRLR
+from vfl_flower.strategies.coresets import sampling as rows_of
+from vfl_flower.strategies.coresets import training as coresets
 
 T, D = 3, 7
 WIDTHS = (2, 1, 4)

@@ -35,12 +35,8 @@ from vfl_flower.protocol.messages import pack
 from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.server import strategy as frame
 from vfl_flower.server.parties import Parties
-from vfl_flower.strategies import (
-    CoresetEvaluation,
-    CoresetVKMC,
-    FDSKLEvaluation,
-    kernel_learning,
-)
+from vfl_flower.strategies import CoresetEvaluation, CoresetVKMC, FDSKLEvaluation
+from vfl_flower.strategies.fdskl import learning as kernel_learning
 from vfl_flower.testing import Recorder
 
 N, HOLDER = 600, 2

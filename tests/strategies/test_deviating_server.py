@@ -13,7 +13,9 @@ from deviating import RealParties, sums_of
 from forgetting import removal
 
 from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
-from vfl_flower.clients import coresets, fdskl, linear_gram
+from vfl_flower.clients import fdskl
+from vfl_flower.clients.coresets import gram as linear_gram
+from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.party.consent import ALLOW_ALL, Consent, Limit
 from vfl_flower.protocol.contract import IN_SUM
 from vfl_flower.protocol.frame import Frame

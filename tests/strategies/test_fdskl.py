@@ -31,7 +31,7 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.strategy import Run
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import FDSKL, FDSKLDirect, FDSKLPrediction
-from vfl_flower.strategies.angles import row_blocks
+from vfl_flower.strategies.fdskl.angles import row_blocks
 
 N, D = 120, 6
 SPLITS = {2: (2, 4), 3: (2, 1, 3), 5: (1, 1, 1, 2, 1)}

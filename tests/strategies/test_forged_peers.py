@@ -13,7 +13,7 @@ import pytest
 from deviating import RealParties
 
 from vfl_flower import Party, PartyFailed
-from vfl_flower.clients import coresets
+from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.party import guards
 from vfl_flower.party.consent import ALLOW_ALL, Consent, Limit
 from vfl_flower.party.identity import (

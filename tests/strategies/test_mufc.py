@@ -45,7 +45,7 @@ from vfl_flower.strategies import (
     MUFCStatus,
     MUFCUnlearn,
 )
-from vfl_flower.strategies.mufc_box import parse_box
+from vfl_flower.strategies.mufc.box import parse_box
 from vfl_flower.testing import Recorder
 
 MODEL = "0123456789abcdef"

@@ -12,7 +12,7 @@ from vfl_flower.clients.mufc_state import list_models
 from vfl_flower.party.consent import ALLOW_ALL
 from vfl_flower.party.identity import public_identity
 from vfl_flower.simulation import InProcessGrid
-from vfl_flower.strategies import mufc as strategies
+from vfl_flower.strategies.mufc import training as strategies
 from vfl_flower.testing import Recorder
 
 X = np.random.default_rng(0).uniform(-0.5, 0.5, size=(90, 2))

@@ -20,9 +20,9 @@ from vfl_flower import (
     load_model,
     simulate,
 )
-from vfl_flower.clients import linear_gram
 from vfl_flower.clients import products as party
-from vfl_flower.clients.coresets import WeightedRows
+from vfl_flower.clients.coresets import gram as linear_gram
+from vfl_flower.clients.coresets.sampling import WeightedRows
 from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.party.consent import Consent, Limit

@@ -19,7 +19,7 @@ from flwr.common.serde import recorddict_from_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from vfl_flower import Party, PartyFailed
-from vfl_flower.clients import coresets
+from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.party import journal
 from vfl_flower.party.journal import MOST_SESSIONS, MOST_STATES
 from vfl_flower.party.memory import Memory

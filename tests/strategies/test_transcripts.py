@@ -21,7 +21,7 @@ from vfl_flower.strategies import (
     FDSKLPrediction,
     FKKMeans,
 )
-from vfl_flower.strategies.kernel_learning import KernelLearning
+from vfl_flower.strategies.fdskl.learning import KernelLearning
 from vfl_flower.testing import Recorder
 
 WIDTHS, HOLDER = (2, 1, 3), 2

@@ -1,7 +1,7 @@
 r"""Least squares with penalties, pooled and in blocks of columns.
 
-All solvers here and in ``strategies/linear.py`` minimise the same objective, the
-paper's divided by n,
+All solvers here and in ``strategies/coresets/linear.py`` minimise the same objective,
+the paper's divided by n,
 
 .. math:: \frac1n \sum_{i \in S} w_i (x_i^T \theta + b - y_i)^2
           + \lambda_1 |\theta|_1 + \lambda_2 \|\theta\|_2^2,

@@ -10,7 +10,7 @@ from sklearn.base import ClusterMixin, RegressorMixin
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.party.party import Party
 from vfl_flower.sklearn.base import Labelled, Scored, SplitColumns, estimates
-from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
+from vfl_flower.strategies.coresets.training import CoresetVKMC, CoresetVRLR
 from vfl_flower.typing import Array
 
 
@@ -18,7 +18,7 @@ from vfl_flower.typing import Array
 class CoresetRegressor(Scored, RegressorMixin, Labelled):
     """Linear regression on a coreset of rows whose columns are split over parties.
 
-    Runs :class:`~vfl_flower.strategies.coresets.CoresetVRLR` in this process.
+    Runs :class:`~vfl_flower.strategies.CoresetVRLR` in this process.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class CoresetRegressor(Scored, RegressorMixin, Labelled):
 class CoresetKMeans(ClusterMixin, SplitColumns):
     """k-means on a coreset of rows whose columns are split over parties.
 
-    Runs :class:`~vfl_flower.strategies.coresets.CoresetVKMC` in this process.
+    Runs :class:`~vfl_flower.strategies.CoresetVKMC` in this process.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ from typing import Any
 from sklearn.utils.metaestimators import available_if
 
 from vfl_flower.sklearn.base import Classifier, Regressor, estimates
-from vfl_flower.strategies.fdskl import FDSKLDirect
+from vfl_flower.strategies.fdskl.training import FDSKLDirect
 from vfl_flower.typing import Array
 
 ONE_PROCESS = {"allow_two_parties": True}
@@ -27,7 +27,7 @@ def _has_probabilities(estimator: KernelClassifier) -> bool:
 class KernelClassifier(Classifier):
     """Kernel classifier whose columns are split over parties.
 
-    Runs :class:`~vfl_flower.strategies.fdskl.FDSKLDirect` in this process, with the
+    Runs :class:`~vfl_flower.strategies.FDSKLDirect` in this process, with the
     target that y has.
 
     Parameters
@@ -62,7 +62,7 @@ class KernelClassifier(Classifier):
 class KernelRegressor(Regressor):
     """Kernel regression whose columns are split over parties.
 
-    Runs :class:`~vfl_flower.strategies.fdskl.FDSKLDirect` in this process, with the
+    Runs :class:`~vfl_flower.strategies.FDSKLDirect` in this process, with the
     square loss.
 
     Parameters

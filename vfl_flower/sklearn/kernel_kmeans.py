@@ -10,14 +10,14 @@ from sklearn.base import ClusterMixin
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.party.party import Party
 from vfl_flower.sklearn.base import SplitRows, estimates
-from vfl_flower.strategies.kernel_kmeans import FKKMeans
+from vfl_flower.strategies.kernel_kmeans.training import FKKMeans
 
 
 @estimates(FKKMeans)
 class KernelKMeans(ClusterMixin, SplitRows):
     """Kernel k-means whose rows are split over parties.
 
-    Runs :class:`~vfl_flower.strategies.kernel_kmeans.FKKMeans` in this process.
+    Runs :class:`~vfl_flower.strategies.FKKMeans` in this process.
 
     Parameters
     ----------

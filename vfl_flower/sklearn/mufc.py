@@ -16,8 +16,8 @@ from vfl_flower.party.requests import FORGET, request_changes
 from vfl_flower.rows import number_array
 from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.sklearn.base import SplitRows, estimates
-from vfl_flower.strategies.mufc import MUFC
-from vfl_flower.strategies.mufc_tasks import MUFCUnlearn
+from vfl_flower.strategies.mufc.tasks import MUFCUnlearn
+from vfl_flower.strategies.mufc.training import MUFC
 from vfl_flower.typing import Array
 
 
@@ -30,7 +30,7 @@ def digest_of(X: Array) -> str:
 class ForgettingKMeans(ClusterMixin, SplitRows):
     """k-means that can forget rows, which are split over parties.
 
-    Runs :class:`~vfl_flower.strategies.mufc.MUFC` in this process.
+    Runs :class:`~vfl_flower.strategies.MUFC` in this process.
 
     Parameters
     ----------

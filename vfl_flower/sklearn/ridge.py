@@ -10,7 +10,7 @@ from vfl_flower.strategies.ridge.training import SecureRidge
 class SecureRidgeClassifier(Classifier):
     """Ridge classifier whose columns are split over parties.
 
-    Runs :class:`~vfl_flower.strategies.ridge.training.SecureRidge` in this process,
+    Runs :class:`~vfl_flower.strategies.SecureRidge` in this process,
     with the target that y has.
 
     Parameters
@@ -38,7 +38,7 @@ class SecureRidgeClassifier(Classifier):
 class SecureRidgeRegressor(Regressor):
     """Ridge regression whose columns are split over parties.
 
-    Runs :class:`~vfl_flower.strategies.ridge.training.SecureRidge` in this process.
+    Runs :class:`~vfl_flower.strategies.SecureRidge` in this process.
 
     Parameters
     ----------

@@ -5,19 +5,19 @@ from importlib.metadata import entry_points
 
 from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.strategies.alignment import Alignment
-from vfl_flower.strategies.coreset_predictions import (
+from vfl_flower.strategies.coresets.prediction import (
     CoresetEvaluation,
     CoresetPrediction,
 )
-from vfl_flower.strategies.coresets import CoresetVKMC, CoresetVRLR
-from vfl_flower.strategies.fdskl import FDSKL, FDSKLDirect
-from vfl_flower.strategies.kernel_kmeans import FKKMeans
-from vfl_flower.strategies.kernel_kmeans_predictions import (
+from vfl_flower.strategies.coresets.training import CoresetVKMC, CoresetVRLR
+from vfl_flower.strategies.fdskl.prediction import FDSKLEvaluation, FDSKLPrediction
+from vfl_flower.strategies.fdskl.training import FDSKL, FDSKLDirect
+from vfl_flower.strategies.kernel_kmeans.prediction import (
     FKKMeansEvaluation,
     FKKMeansPrediction,
 )
-from vfl_flower.strategies.mufc import MUFC
-from vfl_flower.strategies.mufc_tasks import (
+from vfl_flower.strategies.kernel_kmeans.training import FKKMeans
+from vfl_flower.strategies.mufc.tasks import (
     MUFCAdd,
     MUFCEvaluation,
     MUFCForgetClient,
@@ -25,7 +25,7 @@ from vfl_flower.strategies.mufc_tasks import (
     MUFCStatus,
     MUFCUnlearn,
 )
-from vfl_flower.strategies.prediction import FDSKLEvaluation, FDSKLPrediction
+from vfl_flower.strategies.mufc.training import MUFC
 from vfl_flower.strategies.removal import MUFCRemoval, Removal
 from vfl_flower.strategies.ridge.prediction import RidgeEvaluation, RidgePrediction
 from vfl_flower.strategies.ridge.training import SecureRidge

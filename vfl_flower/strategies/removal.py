@@ -19,7 +19,7 @@ from vfl_flower.server.metrics import Metric
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.later import ModelTask
-from vfl_flower.strategies.mufc import StateFolder
+from vfl_flower.strategies.mufc.training import StateFolder
 
 log = logging.getLogger("vfl_flower")
 

@@ -10,7 +10,7 @@ from vfl_flower.app.plan import progress
 from vfl_flower.app.plan.progress import Progress, Reporter, planned_trips
 from vfl_flower.app.plan.rehearsal import Rehearsal, Shape
 from vfl_flower.simulation import InProcessGrid
-from vfl_flower.strategies import kernel_kmeans
+from vfl_flower.strategies.kernel_kmeans import training as kernel_kmeans
 
 SHAPES = [Shape(400, 3, 0, "a"), Shape(400, 2, 400, "b")]
 

@@ -29,7 +29,7 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.later import log_clusters
-from vfl_flower.strategies.mufc import (
+from vfl_flower.strategies.mufc.training import (
     MUFCTask,
     StateFolder,
     counted_bins,

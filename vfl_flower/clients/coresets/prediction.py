@@ -15,7 +15,7 @@ from typing import Annotated, Literal, NotRequired, TypedDict, cast
 import numpy as np
 from annotated_types import Ge, Le, MaxLen
 
-from vfl_flower.clients.coresets import check_labels, test_rows, training_rows
+from vfl_flower.clients.coresets.sampling import check_labels, test_rows, training_rows
 from vfl_flower.clients.evaluation import Told, check_columns, hides_each, measures_of
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import mean_and_error

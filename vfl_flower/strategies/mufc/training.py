@@ -49,14 +49,14 @@ from vfl_flower.server.exchange import FederationError, PartyFailed
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies.mufc_box import (
+from vfl_flower.strategies.mufc.box import (
     Bounds,
     box_of,
     followed,
     named_bounds,
     parse_box,
 )
-from vfl_flower.strategies.mufc_metrics import METRICS
+from vfl_flower.strategies.mufc.metrics import METRICS
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")

@@ -16,11 +16,11 @@ from annotated_types import Ge, Le
 from flwr.app import ArrayRecord
 from pydantic import Field
 
-from vfl_flower.clients import coreset_predictions as predictions_party
-from vfl_flower.clients import coresets as party
-from vfl_flower.clients import linear as linear_party
-from vfl_flower.clients import linear_gram
 from vfl_flower.clients import products as products_party
+from vfl_flower.clients.coresets import gram as linear_gram
+from vfl_flower.clients.coresets import linear as linear_party
+from vfl_flower.clients.coresets import prediction as predictions_party
+from vfl_flower.clients.coresets import sampling as party
 from vfl_flower.clients.products import ROWS_PER_COLUMN
 from vfl_flower.models.base import Model
 from vfl_flower.models.coresets import KMeansModel, LinearModel
@@ -42,9 +42,15 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.coreset_predictions import held_out_errors, keep_parts
-from vfl_flower.strategies.coresets_metrics import CLUSTERS, REGRESSION
-from vfl_flower.strategies.linear import solve
+from vfl_flower.strategies.coresets.linear import solve
+from vfl_flower.strategies.coresets.metrics import CLUSTERS, REGRESSION
+from vfl_flower.strategies.coresets.prediction import held_out_errors, keep_parts
+from vfl_flower.strategies.coresets.sampling import (
+    MESSAGE_NUMBERS,
+    Coreset,
+    CoresetStrategy,
+    Scoring,
+)
 from vfl_flower.strategies.products import (
     COMPUTING,
     ComputingParties,
@@ -52,12 +58,6 @@ from vfl_flower.strategies.products import (
     multiply,
     secret,
     warn_of_constant,
-)
-from vfl_flower.strategies.sampling import (
-    MESSAGE_NUMBERS,
-    Coreset,
-    CoresetStrategy,
-    Scoring,
 )
 from vfl_flower.typing import Array
 

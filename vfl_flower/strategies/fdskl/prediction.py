@@ -18,7 +18,7 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.angles import (
+from vfl_flower.strategies.fdskl.angles import (
     Angles,
     Bits,
     Masking,

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from annotated_types import Ge, Le
 
-from vfl_flower.clients import coresets as party
+from vfl_flower.clients.coresets import sampling as party
 from vfl_flower.numerics.coresets import allocate, coreset_weights, uniform
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.protocol.settings import settings

@@ -55,8 +55,8 @@ from vfl_flower.protocol.terms import Terms
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies.kernel_kmeans_metrics import TRAINING
-from vfl_flower.strategies.kernel_kmeans_setup import Start, begin, decomposed
+from vfl_flower.strategies.kernel_kmeans.metrics import TRAINING
+from vfl_flower.strategies.kernel_kmeans.setup import Start, begin, decomposed
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")

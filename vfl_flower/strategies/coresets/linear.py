@@ -1,8 +1,8 @@
 """The server's side of the linear solvers whose rows never leave a party.
 
 The server keeps the residual r on the rows of the coreset; each iteration is one round
-trip in which r goes out and sums over parties come back. See ``clients/linear.py`` for
-the notation and ``numerics/linear.py`` for the objective.
+trip in which r goes out and sums over parties come back. The notation is that of
+``clients/coresets/linear.py``, and the objective that of ``numerics/linear.py``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import logging
 
 import numpy as np
 
-from vfl_flower.clients import linear as party
-from vfl_flower.clients.coresets import WeightedRows
+from vfl_flower.clients.coresets import linear as party
+from vfl_flower.clients.coresets.sampling import WeightedRows
 from vfl_flower.numerics.linear import Penalty, momentum
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord
 
-from vfl_flower.clients import coreset_predictions as party
+from vfl_flower.clients.coresets import prediction as party
 from vfl_flower.clients.evaluation import metrics_of
 from vfl_flower.models.no_model import UsedModel
 from vfl_flower.protocol.settings import settings

@@ -14,7 +14,7 @@ from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.kernel_kmeans_metrics import LATER
+from vfl_flower.strategies.kernel_kmeans.metrics import LATER
 from vfl_flower.strategies.later import LaterTask, log_clusters
 
 

@@ -37,7 +37,8 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies.angles import (
+from vfl_flower.strategies.evaluation import KERNEL, left_out
+from vfl_flower.strategies.fdskl.angles import (
     Angles,
     Bits,
     CircleBits,
@@ -46,7 +47,6 @@ from vfl_flower.strategies.angles import (
     bits_of,
     check_topology,
 )
-from vfl_flower.strategies.evaluation import KERNEL, left_out
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")

@@ -23,13 +23,13 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.angles import (
+from vfl_flower.strategies.fdskl.angles import (
     Angles,
     OverlappedMessage,
     check_block,
     row_blocks,
 )
-from vfl_flower.strategies.kernel_learning import MOST_FEATURES, KernelLearning
+from vfl_flower.strategies.fdskl.learning import MOST_FEATURES, KernelLearning
 from vfl_flower.typing import Array
 
 IMPLICIT_FEATURES = 1500

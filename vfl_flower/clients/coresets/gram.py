@@ -1,8 +1,8 @@
 """A party's side of linear regression from a Gram matrix of all parties' columns.
 
 Party j has A_j = V (X_j - mean) on the rows of the coreset, V = diag(sqrt(w / n)), as
-for the other solvers (:mod:`vfl_flower.clients.linear`), and opens an orthonormal basis
-U_j of its columns, A_j = U_j R_j, under the masks of
+for the other solvers (:mod:`vfl_flower.clients.coresets.linear`), and opens an
+orthonormal basis U_j of its columns, A_j = U_j R_j, under the masks of
 :mod:`vfl_flower.clients.products`. The label holder gets R_j and the means, which
 reveal no more than the Gram matrix of A_j that it opens, solves, and sends the
 coefficients of all parties to the server.
@@ -17,15 +17,15 @@ from typing import Annotated, TypedDict
 import numpy as np
 from annotated_types import Ge, Le
 
-from vfl_flower.clients.coreset_predictions import RowClip
-from vfl_flower.clients.coresets import (
+from vfl_flower.clients.coresets.linear import Strength
+from vfl_flower.clients.coresets.prediction import RowClip
+from vfl_flower.clients.coresets.sampling import (
     CoresetState,
     WeightedRows,
     check_labels,
     numbers_of,
     training_rows,
 )
-from vfl_flower.clients.linear import Strength
 from vfl_flower.clients.products import (
     MOST_LEVERAGE,
     Bytes,

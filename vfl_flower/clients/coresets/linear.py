@@ -18,7 +18,7 @@ from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar
 import numpy as np
 from annotated_types import Ge, Le, MinLen
 
-from vfl_flower.clients.coresets import (
+from vfl_flower.clients.coresets.sampling import (
     CoresetState,
     WeightedRows,
     check_labels,

@@ -1,0 +1,1 @@
+"""Coresets for vertical regression and k-means: the server's side."""

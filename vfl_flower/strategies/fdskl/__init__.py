@@ -1,0 +1,1 @@
+"""Federated doubly stochastic kernel learning: the server's side."""

@@ -1,0 +1,1 @@
+"""Federated kernel k-means: the server's side."""

@@ -1,0 +1,1 @@
+"""Federated clusters that can forget: the server's side."""
