@@ -66,8 +66,9 @@ from simulations.mufc_federation import (
     stand_in,
 )
 from vfl_flower import Party, request_changes
-from vfl_flower.clients.mufc import MUFCState, commit, forget, train
-from vfl_flower.clients.mufc_state import TrainingSettings
+from vfl_flower.clients.mufc.forgetting import forget
+from vfl_flower.clients.mufc.settings import TrainingSettings
+from vfl_flower.clients.mufc.training import MUFCState, commit, train
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.mufc import (

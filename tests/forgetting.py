@@ -15,16 +15,11 @@ import numpy as np
 
 import vfl_flower
 from vfl_flower import MUFCAdd, MUFCForgetClient, MUFCUnlearn, Party, request_changes
-from vfl_flower.clients import mufc_state
-from vfl_flower.clients.mufc_state import (
-    ClientState,
-    LocalClusters,
-    PartyFacts,
-    ServerState,
-    TrainingSettings,
-)
+from vfl_flower.clients.mufc.settings import TrainingSettings
+from vfl_flower.clients.mufc.state import ClientState, LocalClusters, PartyFacts, _tags
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.mufc import complete
+from vfl_flower.strategies.mufc.state import ServerState
 
 SETTINGS = TrainingSettings(
     n_clusters=3,
@@ -68,7 +63,7 @@ def staged_by(state, run=""):
     if row is None:
         return None
     sizes = np.frombuffer(row[2], "<i8")
-    return LocalClusters(row[0], mufc_state._tags(row[1]), sizes)
+    return LocalClusters(row[0], _tags(row[1]), sizes)
 
 
 def found_by(test_file):

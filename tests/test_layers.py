@@ -63,10 +63,6 @@ BELOW: dict[str, set[str]] = {
 }
 """What each layer may import besides itself and the leaves."""
 
-UPWARDS = {("vfl_flower.models.base", "vfl_flower.strategies")}
-"""Imports against the direction, inside a function: whoever loads a model finds its
-class by the kind in its file, in the one table that names the algorithms."""
-
 PURE = {
     *("numerics", "secure_aggregation", "clients", "data", "typing", "version"),
     "rows",
@@ -150,7 +146,7 @@ def calls_of(module: str, *names: str) -> list[ast.Call]:
 def test_a_layer_imports_only_the_layers_below(module):
     layer = layer_of(module)
     for imported in imports_of(module):
-        if (module, imported) in UPWARDS or not imported.startswith("vfl_flower"):
+        if not imported.startswith("vfl_flower"):
             continue
         assert imported != "vfl_flower", f"{module} imports the whole package"
         assert layer_of(imported) in BELOW[layer] | LEAVES | {layer}, imported
@@ -158,12 +154,6 @@ def test_a_layer_imports_only_the_layers_below(module):
 
 def test_every_layer_has_a_rule():
     assert {layer_of(module) for module in MODULES[1:]} == set(BELOW)
-
-
-def test_an_import_against_the_direction_waits_for_its_call():
-    for module, imported in UPWARDS:
-        assert imported in imports_of(module)
-        assert imported not in imports_of(module, everywhere=False)
 
 
 def test_no_import_goes_in_a_circle():
@@ -202,11 +192,8 @@ def test_private_modules_of_flower_are_imported_in_one_folder(module):
 
 
 def test_imports_go_in_a_circle_only_inside_a_folder():
-    """Also by the imports inside of functions, but for `UPWARDS`."""
-    graph = {
-        module: {name for name in imports_of(module) if (module, name) not in UPWARDS}
-        for module in MODULES[1:]
-    }
+    """Also by the imports inside of functions."""
+    graph = {module: imports_of(module) for module in MODULES[1:]}
     for module in graph:
         reached, waiting = set(), [module]
         while waiting:

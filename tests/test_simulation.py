@@ -86,7 +86,7 @@ def test_create_message(grid):
     assert unpack(reply.content)[0]["name"] == "weather"
 
 
-@stored_as("state")
+@stored_as("simulated")
 class State:
     x: Array
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vfl_flower import Party
-from vfl_flower.clients import mufc
+from vfl_flower.clients.mufc import training as mufc
 from vfl_flower.party.parts import ModelPart, save_part
 from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid

@@ -3,7 +3,6 @@
 from vfl_flower import strategies
 from vfl_flower.app.register import register
 from vfl_flower.app.report.result_page import report
-from vfl_flower.models import load_model
 from vfl_flower.party.consent import ALLOW_ALL, Consent
 from vfl_flower.party.party import Party
 from vfl_flower.party.requests import request_changes
@@ -21,7 +20,6 @@ __all__ = [
     "Party",
     "PartyFailed",
     "__version__",
-    "load_model",
     "register",
     "report",
     "request_changes",

@@ -9,8 +9,10 @@ from consents import limited
 from transcripts import leaving, our_steps
 
 from vfl_flower import Party
-from vfl_flower.clients import fdskl
-from vfl_flower.clients.fdskl import (
+from vfl_flower.clients.fdskl import angle_sums
+from vfl_flower.clients.fdskl import prediction as fdskl_prediction
+from vfl_flower.clients.fdskl import training as fdskl
+from vfl_flower.clients.fdskl.state import (
     AngleRequest,
     FDSKLState,
     Problem,
@@ -61,7 +63,7 @@ def request(*rows, bits=16, stop=4):
 
 def ask(party, rows=(0, 1), bits=16, stop=4, send=None, **settings):
     setup = replace(SETUP, **settings)
-    return fdskl.angles(party, request(*rows, bits=bits, stop=stop), send, setup)
+    return angle_sums.angles(party, request(*rows, bits=bits, stop=stop), send, setup)
 
 
 def training(party):
@@ -96,7 +98,7 @@ def test_distances_of_pairs_that_all_parties_draw_alike(kernel, power):
     i, j = draw_pairs(12, 1000, np.random.default_rng([7, 1000]))
     for index in range(3):
         party = a_party(index)
-        limbs = fdskl.distances(party, kernel, "binary", 2)["distances"]
+        limbs = angle_sums.distances(party, kernel, "binary", 2)["distances"]
         expected = (np.abs(party.X[i] - party.X[j]) ** power).sum(axis=1)
         np.testing.assert_allclose(join_limbs(limbs), expected)
         assert not party.remembered()
@@ -105,7 +107,7 @@ def test_distances_of_pairs_that_all_parties_draw_alike(kernel, power):
 def test_distances_are_of_rows_to_train_on():
     party, rows = a_party(0), np.array([2, 3, 7, 5, 1, 9], dtype=np.uint32)
     i, j = rows[draw_pairs(6, 1000, np.random.default_rng([7, 1000]))]
-    limbs = fdskl.distances(party, "gaussian", "binary", 2, rows)["distances"]
+    limbs = angle_sums.distances(party, "gaussian", "binary", 2, rows)["distances"]
     expected = ((party.X[i] - party.X[j]) ** 2).sum(axis=1)
     np.testing.assert_allclose(join_limbs(limbs), expected)
 
@@ -116,18 +118,18 @@ def test_distances_count_as_shared_rows():
     for index, bound in ((0, 6), (2, 6)):  # party 2 gets the sum, if the server says so
         y = labels() if index == 2 else None
         party = a_party(index, y, consent=limited(bound))
-        fdskl.distances(party, "gaussian", "binary", 2, rows)
+        angle_sums.distances(party, "gaussian", "binary", 2, rows)
         ask(party, rows=rows[:2])  # the same rows
     party = a_party(0, consent=limited(5))
     with pytest.raises(PartyError, match=r"lets 5 rows leave it .* asks for 6"):
-        fdskl.distances(party, "gaussian", "binary", 2, rows)
+        angle_sums.distances(party, "gaussian", "binary", 2, rows)
 
 
 def test_bandwidth_by_hand():
     """Median 8: sqrt(8 / 2), or 8 itself."""
     pairs = split_limbs(np.repeat([2.0, 8.0, 100.0], [499, 2, 499])).ravel()
-    assert fdskl.bandwidth(a_party(), "gaussian", pairs) == {"bandwidth": 2.0}
-    assert fdskl.bandwidth(a_party(), "laplacian", pairs) == {"bandwidth": 8.0}
+    assert angle_sums.bandwidth(a_party(), "gaussian", pairs) == {"bandwidth": 2.0}
+    assert angle_sums.bandwidth(a_party(), "laplacian", pairs) == {"bandwidth": 8.0}
 
 
 def test_distances_that_overflow_are_refused_by_the_party():
@@ -135,19 +137,19 @@ def test_distances_that_overflow_are_refused_by_the_party():
     for unit in (1e20, 1e200):
         party.X = a_party(0).X * unit
         with pytest.raises(PartyError, match=r"must be below 2\^120: standardise the"):
-            fdskl.distances(party, "gaussian", "binary", 2)
+            angle_sums.distances(party, "gaussian", "binary", 2)
 
 
 def test_a_median_near_the_step_of_the_sum_is_refused():
     """Below a million steps; above, the bandwidth is right to 1e-6."""
     party, least = a_party(), 3 * 2.0**-60  # of three parties
     pairs = split_limbs(np.full(1000, least)).ravel()
-    assert fdskl.bandwidth(party, "laplacian", pairs) == {"bandwidth": least}
+    assert angle_sums.bandwidth(party, "laplacian", pairs) == {"bandwidth": least}
     message = "'median' needs distances above .*: standardise the columns, or give a"
     for small in (0.999 * least, 0.0):
         pairs = split_limbs(np.full(1000, small)).ravel()
         with pytest.raises(PartyError, match=message):
-            fdskl.bandwidth(party, "gaussian", pairs)
+            angle_sums.bandwidth(party, "gaussian", pairs)
 
 
 @pytest.mark.parametrize("count", [0, 1, 999, 1001])
@@ -155,7 +157,7 @@ def test_the_median_of_other_than_1000_distances_is_refused(count):
     """That of one would be the distance of one pair of rows."""
     given = {"kernel": "gaussian", "distances": split_limbs(np.ones(count)).ravel()}
     with pytest.raises(ContractError, match=r"'distances' must have shape \(5000\)"):
-        structure(fdskl.bandwidth.contract.request, given, {})
+        structure(angle_sums.bandwidth.contract.request, given, {})
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_rows_come_with_what_was_summed_of_them(given, missing):
     values = {name: rows.astype(np.uint8) for name, rows in given.items()}
     values |= {"columns": 1, "size": 0}
     with pytest.raises(ContractError, match=f"'{missing}' is missing"):
-        structure(fdskl.answer.contract.request, values, {"n_rows": 9})
+        structure(fdskl_prediction.answer.contract.request, values, {"n_rows": 9})
 
 
 # -- angles ----------------------------------------------------------------------------
@@ -213,11 +215,11 @@ def test_angles_of_rows_that_are_not_trained_on_are_those_of_the_model():
     party = a_party(1)
     expected = ask(party, rows=(3, 5), holders=[0, 2], block=1, bits=32)
     rows = request(3, 5, bits=32)
-    np.testing.assert_equal(fdskl.held_out_angles(party, rows), expected)
+    np.testing.assert_equal(angle_sums.held_out_angles(party, rows), expected)
     fdskl.fit(party)
     alone = a_party(1, part=party.part)
-    np.testing.assert_equal(fdskl.held_out_angles(alone, rows), expected)
-    assert list(fdskl.held_out_angles(alone, rows, ["angles_2"])["angles"]) == [2]
+    np.testing.assert_equal(angle_sums.held_out_angles(alone, rows), expected)
+    assert list(angle_sums.held_out_angles(alone, rows, ["angles_2"])["angles"]) == [2]
     assert not alone.remembered()
 
 
@@ -229,10 +231,10 @@ def test_consent_counts_rows_once_and_those_of_a_lone_holder():
     with pytest.raises(PartyError, match=message):
         ask(party, rows=(3,))
     with pytest.raises(PartyError, match=message):
-        fdskl.held_out_angles(party, request(3))
+        angle_sums.held_out_angles(party, request(3))
     fdskl.fit(party)
     with pytest.raises(PartyError, match=message):
-        fdskl.answer(party, 1, 0, request=request(3))
+        fdskl_prediction.answer(party, 1, 0, request=request(3))
     assert "shared" not in party.part
     for y, holders in ((labels(), [2]), (labels() == 7.0, [0, 2])):
         with pytest.raises(PartyError, match=r"asks for 2$"):
@@ -298,7 +300,7 @@ def test_shared_features_are_refused_outside_one_process():
 def test_labels_are_looked_at_before_the_first_reply(y, target, message):
     for call in (
         lambda party: ask(party, target=target),
-        lambda party: fdskl.distances(party, "gaussian", target, 2),
+        lambda party: angle_sums.distances(party, "gaussian", target, 2),
         lambda party: fdskl.start(party, 0.0, replace(SETUP, target=target), SQUARE),
     ):
         party = a_party(2, y)
@@ -492,7 +494,7 @@ def test_the_size_of_labels_is_told_to_a_power_of_two(size, target, holders, sca
     setup = replace(SETUP, target=target, holders=holders)
     assert fdskl.start(party, 0.0, setup, SQUARE, 4)["scale"] == scale
     fdskl.iterate(party, 1, 0, keep=True)
-    assert party.part["scale"] == fdskl.part(party)["scale"] == scale
+    assert party.part["scale"] == fdskl_prediction.part(party)["scale"] == scale
 
 
 def test_the_size_is_of_labels_that_are_known_and_not_held_out():
@@ -574,7 +576,7 @@ def test_a_party_without_coefficients_gives_zeros():
 
 def test_a_part_is_told_without_its_secrets():
     party, _, _ = fitted()
-    assert fdskl.part(party) == {
+    assert fdskl_prediction.part(party) == {
         "index": 2,
         "n_features": 4,
         "holders": [2],
@@ -602,7 +604,7 @@ def test_new_rows_with_other_columns(trained, now, width, message):
     new = Party(np.zeros((3, width)), columns=now)
     new.part = party.part
     with pytest.raises(PartyError, match=message):
-        fdskl.part(new)
+        fdskl_prediction.part(new)
 
 
 def test_answers_come_in_by_blocks():
@@ -610,7 +612,7 @@ def test_answers_come_in_by_blocks():
     party, _, _ = fitted(labels(), target="binary")
 
     def answer(**values):
-        return fdskl.answer(party, 1, 0, **values)
+        return fdskl_prediction.answer(party, 1, 0, **values)
 
     two, one = np.array([4, 5], dtype=np.uint32), np.array([1], dtype=np.uint32)
     answer(done=ScoredRows(two, np.array([-1.0, 2.0])))
@@ -624,7 +626,7 @@ def test_answers_come_in_by_blocks():
 def test_answers_of_all_rows_in_order_name_no_rows():
     party, _, _ = fitted(labels(), target="binary")
     done = ScoredRows(np.arange(12, dtype=np.uint8), np.ones(12))
-    fdskl.answer(party, 1, 0, done, last=True)
+    fdskl_prediction.answer(party, 1, 0, done, last=True)
     assert party.predictions.values.tolist() == [7.0] * 12
     assert party.predictions.rows.tolist() == [*range(12)]
 
@@ -642,7 +644,7 @@ def test_errors_are_of_the_rows_whose_labels_are_known():
         np.mean((scores > 0)[[0, *range(2, 8)]] != (y[[0, *range(2, 8)]] == 7))
     )
     done = ScoredRows(done, scores)
-    reply = fdskl.answer(party, 1, 0, done, evaluate=True, last=True)
+    reply = fdskl_prediction.answer(party, 1, 0, done, evaluate=True, last=True)
     spread = math.sqrt(wrong * (1 - wrong) / 6)
     assert reply == {
         "test_error": pytest.approx(wrong),
@@ -652,7 +654,7 @@ def test_errors_are_of_the_rows_whose_labels_are_known():
     assert party.predictions is None
     party.remember(FDSKLState())
     done = ScoredRows(np.array([1], dtype=np.uint32), scores[:1])
-    reply = fdskl.answer(party, 1, 0, done, evaluate=True, last=True)
+    reply = fdskl_prediction.answer(party, 1, 0, done, evaluate=True, last=True)
     assert reply == {"test_rows": 0}
 
 
@@ -660,7 +662,7 @@ def test_the_error_of_one_answer_is_not_told():
     """It said whether a label is what the server guesses: all 200 of 200."""
     party, _, _ = fitted(labels(), target="binary")
     one = ScoredRows(np.array([4], dtype=np.uint32), np.ones(1))
-    reply = fdskl.answer(party, 1, 0, one, evaluate=True, last=True)
+    reply = fdskl_prediction.answer(party, 1, 0, one, evaluate=True, last=True)
     assert reply == {"test_rows": 0}
 
 
@@ -668,16 +670,16 @@ def test_errors_are_told_once_a_run():
     """The errors of two sets of rows that differ by one give its label."""
     party, _, _ = fitted(labels(), target="binary")
     done = ScoredRows(np.arange(10, dtype=np.uint32), np.ones(10))
-    fdskl.answer(party, 1, 0, done, evaluate=True, last=True)
+    fdskl_prediction.answer(party, 1, 0, done, evaluate=True, last=True)
     more = ScoredRows(np.array([10], dtype=np.uint32), np.ones(1))
     with pytest.raises(PartyError, match="errors of its predictions once a session"):
-        fdskl.answer(party, 1, 0, more, evaluate=True, last=True)
+        fdskl_prediction.answer(party, 1, 0, more, evaluate=True, last=True)
 
 
 def test_scores_of_a_holder_are_its_part_of_f():
     party, _, turns = fitted()
     at = SummedRows(np.array([0, 1], dtype=np.uint32), turns[:2].ravel())
-    reply = fdskl.answer(party, 1, 2, at=at)
+    reply = fdskl_prediction.answer(party, 1, 2, at=at)
     phi = ROOT * np.cos(2 * np.pi * turns[:2])
     expected = phi @ party.part["coef"] + party.part["intercept"]
     np.testing.assert_allclose(reply["scores"], expected)
@@ -708,7 +710,7 @@ def unlabelled():
 
 def predicting():
     party = a_party(2, part=fitted()[0].part)
-    fdskl.part(party)
+    fdskl_prediction.part(party)
     return party
 
 
@@ -722,12 +724,12 @@ AT, ANGLES = np.array([0, 1]), np.zeros(4)
 @pytest.mark.parametrize(
     "call",
     [
-        lambda party: fdskl.angles(party, request(0)),
-        lambda party: fdskl.held_out_angles(party, request(0)),
+        lambda party: angle_sums.angles(party, request(0)),
+        lambda party: angle_sums.held_out_angles(party, request(0)),
         lambda party: fdskl.fit(party),
         lambda party: iterate(party),
-        lambda party: fdskl.part(party),
-        lambda party: fdskl.answer(party, 1, 0),
+        lambda party: fdskl_prediction.part(party),
+        lambda party: fdskl_prediction.answer(party, 1, 0),
     ],
 )
 def test_steps_that_are_asked_too_early(call):
@@ -813,7 +815,7 @@ def test_shared_features_have_angles_of_64_bits():
 def test_the_distance_of_one_pair_is_no_median(rows):
     """The median of pairs of two rows was their distance, to the last bit."""
     values = {"kernel": "gaussian", "target": "binary", "holder": 2}
-    fields = fdskl.distances.contract.request
+    fields = angle_sums.distances.contract.request
     with pytest.raises(ContractError, match="'rows' must be at least 6 rows, each"):
         structure(fields, values | {"rows": np.array(rows)}, {"n_rows": 12})
 
@@ -934,4 +936,4 @@ def without_coefficients():
 )
 def test_answers_that_do_not_fit(party, values, rule):
     with pytest.raises(PartyError, match=rule):
-        fdskl.answer(party(), 1, values.pop("size", 0), **values)
+        fdskl_prediction.answer(party(), 1, values.pop("size", 0), **values)

@@ -9,8 +9,9 @@ from consents import limited
 from transcripts import leaving, our_steps
 
 from vfl_flower import Party
-from vfl_flower.clients import kernel_kmeans as client
-from vfl_flower.clients.kernel_kmeans import Setup, State
+from vfl_flower.clients.kernel_kmeans import clustering as kernel_kmeans_clustering
+from vfl_flower.clients.kernel_kmeans import training as client
+from vfl_flower.clients.kernel_kmeans.training import Setup, State
 from vfl_flower.numerics.coresets import ClusterSummary
 from vfl_flower.numerics.kernel_embedding import embed_rows, feature_blocks
 from vfl_flower.numerics.kernel_kmeans import (
@@ -64,7 +65,7 @@ def trained():
     pairs = eigenpairs(full(client.gram(asked, 2, R)["gram"]), eta * 0.2, 2)
     W = stack(features_of(asked, 2), features_of(asked, 1) @ R / math.sqrt(D_1), eta)
     R = embed(*pairs, eta, 0.2, 2)
-    client.local(asked, 2, R)
+    kernel_kmeans_clustering.local(asked, 2, R)
     return asked, W @ R
 
 
@@ -241,7 +242,7 @@ def test_the_embedding_and_its_map():
     asked, H = trained()
     state = asked.recall(State)
     np.testing.assert_allclose(state.H, H, atol=1e-12)
-    client.assign(asked, H[:2])
+    kernel_kmeans_clustering.assign(asked, H[:2])
     np.testing.assert_allclose(embed_rows(asked.part, asked.X), H, atol=1e-9)
     assert state.P.shape == (D_1 + D, 2)
     # Nothing that is not needed crosses a process.
@@ -257,13 +258,18 @@ def test_rows_of_small_clusters_count_as_told():
         + np.arange(60).reshape(30, 2) / 1e3
     )
     clusters = ClusterSummary(np.array([[0.0, 0], [1, 1]]), np.array([27, 3]), H[:2, 0])
-    assert client._told_by(H[[5]], H, clusters).tolist() == [5, 27, 28, 29]
+    assert kernel_kmeans_clustering._told_by(H[[5]], H, clusters).tolist() == [
+        5,
+        27,
+        28,
+        29,
+    ]
 
 
 def test_a_sample_needs_clusters_of_the_party_s_own():
     asked = summed()[0]
     with pytest.raises(PartyError, match="own clusters must be made before"):
-        client.sample(asked, 5)
+        kernel_kmeans_clustering.sample(asked, 5)
 
 
 def test_a_product_with_no_vector():
@@ -275,10 +281,10 @@ def test_points_are_counted_as_rows_that_are_shared():
     asked, _ = trained()
     asked.consent = limited(4)
     with pytest.raises(PartyError, match=r"consent .* 4 rows"):
-        client.sample(asked, 5)
+        kernel_kmeans_clustering.sample(asked, 5)
     asked, H = trained()
     asked.consent = limited(N)
-    reply = client.sample(asked, N)
+    reply = kernel_kmeans_clustering.sample(asked, N)
     np.testing.assert_allclose(reply["points"], H, atol=1e-12)
     assert reply["weights"].tolist() == [1.0] * N
 
@@ -286,7 +292,7 @@ def test_points_are_counted_as_rows_that_are_shared():
 def test_labels_stay_and_sums_leave():
     asked, H = trained()
     centers = H[[0, 5]]
-    reply = client.assign(asked, centers)
+    reply = kernel_kmeans_clustering.assign(asked, centers)
     distances = ((H[:, None] - centers) ** 2).sum(axis=2)
     labels = distances.argmin(axis=1)
     assert set(reply) == {"inertia", "sizes", "kept"}
@@ -356,9 +362,13 @@ REFUSED = [
     (greeted, lambda asked: client.product(asked, VECTORS), OUT_OF_ORDER),
     (greeted, lambda asked: client.project(asked, np.ones(N), 1), OUT_OF_ORDER),
     (greeted, lambda asked: client.expand(asked, np.ones(D_1)), OUT_OF_ORDER),
-    (greeted, lambda asked: client.local(asked, 2, R), OUT_OF_ORDER),
-    (greeted, lambda asked: client.sample(asked, 2), OUT_OF_ORDER),
-    (greeted, lambda asked: client.assign(asked, np.ones((2, 2))), OUT_OF_ORDER),
+    (greeted, lambda asked: kernel_kmeans_clustering.local(asked, 2, R), OUT_OF_ORDER),
+    (greeted, lambda asked: kernel_kmeans_clustering.sample(asked, 2), OUT_OF_ORDER),
+    (
+        greeted,
+        lambda asked: kernel_kmeans_clustering.assign(asked, np.ones((2, 2))),
+        OUT_OF_ORDER,
+    ),
     (begun, client.begin, "too late"),
     # Iterations.
     (ready, starts(t=2), "iteration 2 does not follow iteration 0"),
@@ -401,30 +411,68 @@ REFUSED = [
         "g must be small",
     ),
     # k-means.
-    (ready, lambda asked: client.local(asked, 2, R), "after the iterations"),
-    (trained_alone, lambda asked: client.local(asked, 2, R), "once"),
+    (
+        ready,
+        lambda asked: kernel_kmeans_clustering.local(asked, 2, R),
+        "after the iterations",
+    ),
+    (trained_alone, lambda asked: kernel_kmeans_clustering.local(asked, 2, R), "once"),
     (trained_alone, lambda asked: client.gram(asked, 3, R), "iterations are over"),
-    (begun, lambda asked: client.local(asked, 2), "R, and without cem as H"),
-    (begun, lambda asked: client.local(asked, 2, H=np.ones((N, 2))), "R, and without"),
-    (begun, lambda asked: client.local(asked, 2, R, np.ones((N, 2))), "R, and without"),
-    (begun, lambda asked: client.local(asked, 2, R[1:]), "R must have 6 rows"),
-    (begun, lambda asked: client.local(asked, 2, R * 1e150), "R must be small"),
-    (begun_without_cem, lambda asked: client.local(asked, 2, R), "R, and without"),
+    (
+        begun,
+        lambda asked: kernel_kmeans_clustering.local(asked, 2),
+        "R, and without cem as H",
+    ),
+    (
+        begun,
+        lambda asked: kernel_kmeans_clustering.local(asked, 2, H=np.ones((N, 2))),
+        "R, and without",
+    ),
+    (
+        begun,
+        lambda asked: kernel_kmeans_clustering.local(asked, 2, R, np.ones((N, 2))),
+        "R, and without",
+    ),
+    (
+        begun,
+        lambda asked: kernel_kmeans_clustering.local(asked, 2, R[1:]),
+        "R must have 6 rows",
+    ),
+    (
+        begun,
+        lambda asked: kernel_kmeans_clustering.local(asked, 2, R * 1e150),
+        "R must be small",
+    ),
     (
         begun_without_cem,
-        lambda asked: client.local(asked, 2, H=np.ones((N, 0))),
+        lambda asked: kernel_kmeans_clustering.local(asked, 2, R),
+        "R, and without",
+    ),
+    (
+        begun_without_cem,
+        lambda asked: kernel_kmeans_clustering.local(asked, 2, H=np.ones((N, 0))),
         "must have a column",
     ),
     (
         begun_without_cem,
-        lambda asked: client.local(asked, 2, H=np.full((N, 2), 1e300)),
+        lambda asked: kernel_kmeans_clustering.local(
+            asked, 2, H=np.full((N, 2), 1e300)
+        ),
         "H must be small",
     ),
-    (begun, lambda asked: client.sample(asked, 2), "must be made before"),
-    (begun, lambda asked: client.assign(asked, np.ones((2, 2))), "must be made before"),
+    (
+        begun,
+        lambda asked: kernel_kmeans_clustering.sample(asked, 2),
+        "must be made before",
+    ),
+    (
+        begun,
+        lambda asked: kernel_kmeans_clustering.assign(asked, np.ones((2, 2))),
+        "must be made before",
+    ),
     (
         trained_alone,
-        lambda asked: client.assign(asked, np.ones((2, 3))),
+        lambda asked: kernel_kmeans_clustering.assign(asked, np.ones((2, 3))),
         "centers must have",
     ),
 ]
@@ -462,13 +510,17 @@ _GRAM = {"t": 1, **_SETUP, "seed": SEED}
         (client.product, {"vectors": np.ones(3)}, "vectors"),
         (client.project, {"t": 1, "c": np.ones(N - 1)}, "c"),
         (client.expand, {"g": np.ones((2, 2))}, "g"),
-        (client.local, {"n_clusters": 0}, "n_clusters"),
-        (client.local, {"n_clusters": 2**40}, "n_clusters"),
-        (client.local, {"n_clusters": 2, "H": np.ones((N - 1, 2))}, "H"),
-        (client.sample, {"count": -1}, "count"),
-        (client.assign, {"centers": np.ones(2)}, "centers"),
-        (client.assign, {"centers": np.ones((0, 2))}, "centers"),
-        (client.assign, {"centers": np.ones((4092, 2))}, "centers"),
+        (kernel_kmeans_clustering.local, {"n_clusters": 0}, "n_clusters"),
+        (kernel_kmeans_clustering.local, {"n_clusters": 2**40}, "n_clusters"),
+        (
+            kernel_kmeans_clustering.local,
+            {"n_clusters": 2, "H": np.ones((N - 1, 2))},
+            "H",
+        ),
+        (kernel_kmeans_clustering.sample, {"count": -1}, "count"),
+        (kernel_kmeans_clustering.assign, {"centers": np.ones(2)}, "centers"),
+        (kernel_kmeans_clustering.assign, {"centers": np.ones((0, 2))}, "centers"),
+        (kernel_kmeans_clustering.assign, {"centers": np.ones((4092, 2))}, "centers"),
     ],
 )
 def test_a_request_that_is_not_as_declared(step, values, name):
@@ -491,7 +543,11 @@ def summed():
     asked = party()
     pairs = eigenpairs(full(first_gram(asked)), 0.2, 2)
     R = embed(*pairs, 1.0, 0.2, 2)
-    return asked, client.embed(asked, R)["sum_h"], features_of(asked, 1) @ R
+    return (
+        asked,
+        kernel_kmeans_clustering.embed(asked, R)["sum_h"],
+        features_of(asked, 1) @ R,
+    )
 
 
 def test_the_sum_of_the_embedding():
@@ -499,16 +555,16 @@ def test_the_sum_of_the_embedding():
     np.testing.assert_allclose(sum_h, product.sum(axis=0) / math.sqrt(D_1), atol=1e-12)
     np.testing.assert_allclose(asked.recall(State).H.sum(axis=0), sum_h)
     with pytest.raises(PartyError, match="the embedding must be made once"):
-        client.embed(asked, np.ones((D_1, 2)))
+        kernel_kmeans_clustering.embed(asked, np.ones((D_1, 2)))
 
 
 def test_a_pass_says_the_same_where_it_is_asked_for_again():
     """Other centres, however near, have other coins and other noise."""
     asked, _, _ = summed()
     centers, sizes = np.zeros((2, 1, 2)), np.full((2, 1), 30)
-    first = client.lloyd(asked, centers, centers, sizes)
-    again = client.lloyd(asked, centers.copy(), centers, sizes)
-    other = client.lloyd(asked, centers + 1e-12, centers, sizes)
+    first = kernel_kmeans_clustering.lloyd(asked, centers, centers, sizes)
+    again = kernel_kmeans_clustering.lloyd(asked, centers.copy(), centers, sizes)
+    other = kernel_kmeans_clustering.lloyd(asked, centers + 1e-12, centers, sizes)
     assert set(first) == {"inertia", "sizes", "counts", "sums"}
     for name in first:
         np.testing.assert_array_equal(first[name], again[name])
@@ -516,19 +572,22 @@ def test_a_pass_says_the_same_where_it_is_asked_for_again():
     np.testing.assert_array_equal(first["sizes"], [[N], [N]])
     assert (first["sums"][0] != first["sums"][1]).all()  # nor do starts share them
     asked.private_draws, asked.run_secret = True, bytes(32)
-    secret = client.lloyd(asked, centers, centers, sizes)
+    secret = kernel_kmeans_clustering.lloyd(asked, centers, centers, sizes)
     assert (first["sums"] != secret["sums"]).all()
 
 
 def test_the_first_pass_sends_no_sums():
     asked, _, _ = summed()
-    assert set(client.lloyd(asked, np.zeros((1, 2, 2)))) == {"inertia", "sizes"}
+    assert set(kernel_kmeans_clustering.lloyd(asked, np.zeros((1, 2, 2)))) == {
+        "inertia",
+        "sizes",
+    }
 
 
 def test_a_small_cluster_sends_nothing():
     asked, _, _ = summed()
     centers = np.zeros((1, 1, 2))
-    reply = client.lloyd(asked, centers, centers, np.array([[19]]))
+    reply = kernel_kmeans_clustering.lloyd(asked, centers, centers, np.array([[19]]))
     assert not reply["counts"].any()
     assert not reply["sums"].any()
 
@@ -545,12 +604,14 @@ def test_a_small_cluster_sends_nothing():
 def test_a_pass_that_cannot_be(values, rule):
     asked, _, _ = summed()
     with pytest.raises(PartyError, match=rule):
-        client.lloyd(asked, **{"centers": np.zeros((1, 1, 2))} | values)
+        kernel_kmeans_clustering.lloyd(
+            asked, **{"centers": np.zeros((1, 1, 2))} | values
+        )
 
 
 def test_a_pass_needs_the_embedding():
     with pytest.raises(PartyError, match="the embedding must be made before"):
-        client.lloyd(party(), np.zeros((1, 1, 2)))
+        kernel_kmeans_clustering.lloyd(party(), np.zeros((1, 1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -563,7 +624,7 @@ def test_a_pass_needs_the_embedding():
     ],
 )
 def test_what_the_contract_of_a_pass_refuses(values):
-    request = client.lloyd.contract.request
+    request = kernel_kmeans_clustering.lloyd.contract.request
     sizes = {"n_rows": N, "n_columns": 2, "n_parties": 3}
     good = {"centers": np.zeros((1, 1, 2)), "last": np.zeros((1, 1, 2))}
     good["sizes"] = np.ones((1, 1), int)

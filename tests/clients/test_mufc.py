@@ -18,8 +18,10 @@ from forgetting import (
 )
 
 from vfl_flower import Party, request_changes
-from vfl_flower.clients import mufc
-from vfl_flower.clients.mufc_state import ClientState, list_models
+from vfl_flower.clients.mufc import forgetting as mufc
+from vfl_flower.clients.mufc import prediction as mufc_prediction
+from vfl_flower.clients.mufc import training as mufc_training
+from vfl_flower.clients.mufc.state import ClientState, list_models
 from vfl_flower.numerics.mufc import seed_centroids
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.party.party import PartyError
@@ -43,7 +45,7 @@ def north(tmp_path):
 
 
 def train(party, **settings):
-    reply = mufc.train(party, MODEL, agreed(**settings), KEY)
+    reply = mufc_training.train(party, MODEL, agreed(**settings), KEY)
     if party.state_dir is not None:
         ClientState(party.state_dir, MODEL).settle(1, MODEL)
     return reply
@@ -58,7 +60,7 @@ def forget(party, ids=(), version=1, before=MODEL, run="b", **values):
 
 def commit(party, version, run):
     """Commit a version whose only centre is the middle of the box."""
-    return mufc.commit(party, version, run, np.zeros((1, 2)), cost=True)
+    return mufc_training.commit(party, version, run, np.zeros((1, 2)), cost=True)
 
 
 def refusal(step, *arguments, **values):
@@ -73,8 +75,8 @@ def refusal(step, *arguments, **values):
 @pytest.mark.parametrize(
     ("step", "names"),
     [
-        (mufc.train, {"message", "totals"}),
-        (mufc.commit, {"cost", "sizes"}),
+        (mufc_training.train, {"message", "totals"}),
+        (mufc_training.commit, {"cost", "sizes"}),
         (mufc.forget, {"message", "totals"}),
         (mufc.add, {"message", "totals"}),
         (mufc.status, set()),
@@ -96,7 +98,9 @@ def test_the_message_of_training(north, training, least):
     assert reply["kept"] is True
     assert reply["totals"].tolist() == [14, 0]
     bins, counts = CODE.decode(reply["message"], 14)
-    _, centroids, labels = mufc._local(north, north.recall(mufc.MUFCState))
+    _, centroids, labels = mufc_training.clustered_rows(
+        north, north.recall(mufc_training.MUFCState)
+    )
     if training == "init":
         rows = [north.ids.tolist().index(i) for i in centroid_ids(north, MODEL)]
         stay = [i for i in rows if (north.X[i] == centroids).all(axis=1).any()]
@@ -467,7 +471,7 @@ def test_other_columns_than_in_training(north, change):
     text = refusal(forget, north, ["north.3"])
     assert ("their names" if got == 2 else f"2 columns of training, got {got}") in text
     assert staged_by(ClientState(north.state_dir, MODEL), "b") is None
-    for step in (mufc.predict, mufc.evaluate):
+    for step in (mufc_prediction.predict, mufc_prediction.evaluate):
         assert refusal(step, north, MODEL, 1, MODEL, CENTERS) == text
 
 
@@ -477,8 +481,8 @@ def test_induced_objective_by_hand(north):
     north.state_dir = None
     train(north, local_clusters=1)
     centers = np.array([[-0.3, 0.0], [0.3, 0.0]])
-    reply = mufc.commit(north, 1, MODEL, centers, cost=True)
-    drawn = north.X[north.recall(mufc.MUFCState).drawn[0]]
+    reply = mufc_training.commit(north, 1, MODEL, centers, cost=True)
+    drawn = north.X[north.recall(mufc_training.MUFCState).drawn[0]]
     side = int(drawn[0] > 0)
     assert north.predictions.values.tolist() == [side] * 4
     assert north.predictions.model == MODEL
@@ -532,7 +536,7 @@ def test_settings_that_are_none(changes, rule):
     values = flatten({"model": MODEL, "settings": SETTINGS, "key": KEY})
     values |= {f"settings.{name}": value for name, value in changes.items()}
     with pytest.raises(ContractError, match=rule):
-        bound(mufc.train, values)
+        bound(mufc_training.train, values)
 
 
 @pytest.mark.parametrize(
@@ -546,7 +550,7 @@ def test_settings_that_are_none(changes, rule):
 )
 def test_settings_that_do_not_fit_the_data(north, changes, rule):
     settings = agreed(**changes)
-    assert rule in refusal(mufc.train, north, MODEL, settings, KEY)
+    assert rule in refusal(mufc_training.train, north, MODEL, settings, KEY)
     assert not north.state_dir.exists()
     request_changes(north, leave=[MODEL])
     assert rule in refusal(forget, north, leaving=[0], settings=settings)
@@ -559,7 +563,7 @@ def test_each_row_must_be_in_the_box(north):
         north.X = X.copy()
         north.X[row] = 9.0
         settings = agreed(local_clusters=1)
-        text = refusal(mufc.train, north, MODEL, settings, KEY)
+        text = refusal(mufc_training.train, north, MODEL, settings, KEY)
         assert "inside the agreed box" in text
         assert not north.state_dir.exists()
 
@@ -567,8 +571,8 @@ def test_each_row_must_be_in_the_box(north):
 @pytest.mark.parametrize(
     ("step", "values", "rule"),
     [
-        (mufc.train, {"key": b"short"}, "key must have 16 bytes"),
-        (mufc.train, {"model": "../x"}, "id of a model"),
+        (mufc_training.train, {"key": b"short"}, "key must have 16 bytes"),
+        (mufc_training.train, {"model": "../x"}, "id of a model"),
         (mufc.forget, {"model": "../x"}, "id of a model"),
         (mufc.forget, {"model": "f" * 16}, "no state of model"),
         (mufc.forget, {"version": 2}, "keeps version 1"),
@@ -579,10 +583,10 @@ def test_each_row_must_be_in_the_box(north):
         (mufc.forget, {"leaving": [0]}, "lacks the settings of training"),
         (mufc.status, {"model": "../x"}, "id of a model"),
         (mufc.status, {"version": 5}, "keeps version 1"),
-        (mufc.commit, {"version": 3}, "keeps version 1"),
-        (mufc.commit, {"run": ""}, "keeps version 1"),
-        (mufc.commit, {"centers": np.full((1, 2), 9.0)}, "in the box"),
-        (mufc.commit, {"centers": np.array([[1e308, -1e308]])}, "in the box"),
+        (mufc_training.commit, {"version": 3}, "keeps version 1"),
+        (mufc_training.commit, {"run": ""}, "keeps version 1"),
+        (mufc_training.commit, {"centers": np.full((1, 2), 9.0)}, "in the box"),
+        (mufc_training.commit, {"centers": np.array([[1e308, -1e308]])}, "in the box"),
     ],
 )
 def test_malformed_requests_are_refused_and_change_nothing(north, step, values, rule):
@@ -591,10 +595,10 @@ def test_malformed_requests_are_refused_and_change_nothing(north, step, values, 
     forget(north, ["north.3"])
     known = {"model": MODEL, "version": 1, "before": MODEL}
     right = {
-        mufc.train: {"model": "a" * 16, "settings": SETTINGS, "key": KEY},
+        mufc_training.train: {"model": "a" * 16, "settings": SETTINGS, "key": KEY},
         mufc.forget: {**known, "run": "c", "key": KEY},
         mufc.status: known,
-        mufc.commit: {"version": 2, "run": "b", "centers": CENTERS},
+        mufc_training.commit: {"version": 2, "run": "b", "centers": CENTERS},
     }
     assert rule in refusal(step, north, **bound(step, right[step] | values))
     state = ClientState(north.state_dir, MODEL)
@@ -608,7 +612,7 @@ def test_nothing_is_committed_that_was_not_asked_before(north, values):
     north.resume({})
     path = north.state_dir / f"{MODEL}.sqlite"
     before = path.read_bytes()
-    text = refusal(mufc.commit, north, 1, MODEL, CENTERS, **values)
+    text = refusal(mufc_training.commit, north, 1, MODEL, CENTERS, **values)
     assert "an earlier step" in text
     assert path.read_bytes() == before
 
@@ -616,7 +620,7 @@ def test_nothing_is_committed_that_was_not_asked_before(north, values):
 @pytest.mark.parametrize("centers", [np.zeros((0, 2)), np.zeros((1, 3)), np.zeros(2)])
 def test_centres_of_another_shape(centers):
     with pytest.raises(ContractError, match="centers"):
-        bound(mufc.commit, {"version": 1, "run": "b", "centers": centers})
+        bound(mufc_training.commit, {"version": 1, "run": "b", "centers": centers})
 
 
 @pytest.mark.parametrize(

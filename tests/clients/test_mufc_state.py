@@ -25,15 +25,17 @@ import pytest
 from forgetting import agreed, found_by, staged_by
 
 import vfl_flower
-from vfl_flower.clients import mufc_state
-from vfl_flower.clients.mufc_state import (
+from vfl_flower.clients.mufc import state as state_file
+from vfl_flower.clients.mufc.state import (
+    WRITE,
     ClientState,
     PartyFacts,
-    ServerState,
+    _known,
     list_models,
 )
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError
+from vfl_flower.strategies.mufc.state import ServerState
 
 MODEL = "0123456789abcdef"
 IDS = [f"patient-{i:03d}" for i in range(40)]
@@ -320,7 +322,7 @@ def test_known_tags_are_those_of_training():
             if part:
                 db.execute("INSERT INTO rows VALUES (?, ?)", (byte, part))
         for asked in (tags, tags[:1], tags[-1:], []):
-            known = mufc_state._known(db, asked).tolist()
+            known = _known(db, asked).tolist()
             assert known == [tag in set(stored) for tag in asked]
         db.close()
 
@@ -392,7 +394,7 @@ def test_the_server_overwrites_a_bin_that_is_gone(folder, m):
 def test_files_are_of_their_user_alone(folder, party):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(party._path.stat().st_mode) == 0o600
-    with party._open(mufc_state.WRITE) as db:
+    with party._open(WRITE) as db:
         db.execute("DELETE FROM removed")
         db.execute("UPDATE about SET run = 'b'")
         db.execute("PRAGMA cache_spill")
@@ -635,12 +637,12 @@ def test_the_server_adds_sizes_and_objective(server):
 
 def test_another_process_is_waited_for(party, monkeypatch):
     """Until it ends, or until a sentence says so."""
-    monkeypatch.setattr(mufc_state, "BUSY", 0.05)
+    monkeypatch.setattr(state_file, "BUSY", 0.05)
     other = sqlite3.connect(party._path, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN EXCLUSIVE")
     text = refusal(party.settle, 1, "a")
     assert text.endswith("cannot be read or written: database is locked")
-    monkeypatch.setattr(mufc_state, "BUSY", 5.0)
+    monkeypatch.setattr(state_file, "BUSY", 5.0)
     timer = threading.Timer(0.1, other.execute, ["COMMIT"])
     timer.start()
     party.settle(1, "a")

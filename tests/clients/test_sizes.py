@@ -10,10 +10,24 @@ import numpy as np
 import pytest
 
 from vfl_flower import Party
-from vfl_flower.clients import fdskl, kernel_kmeans, mufc
 from vfl_flower.clients.coresets import linear
 from vfl_flower.clients.coresets import sampling as coresets
-from vfl_flower.clients.mufc_state import TrainingSettings
+from vfl_flower.clients.fdskl import angle_sums as fdskl
+from vfl_flower.clients.fdskl import prediction as fdskl_prediction
+from vfl_flower.clients.fdskl import training as fdskl_training
+from vfl_flower.clients.fdskl.state import (
+    AngleRequest,
+    FDSKLState,
+    Problem,
+    Rule,
+    Setup,
+    SummedRows,
+    begin,
+    keep_part,
+)
+from vfl_flower.clients.kernel_kmeans import training as kernel_kmeans
+from vfl_flower.clients.mufc import training as mufc
+from vfl_flower.clients.mufc.settings import TrainingSettings
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, flatten, structure
 
@@ -53,20 +67,20 @@ def solving():
 
 
 def setup(features, holders=(0,)):
-    return fdskl.Setup("binary", "gaussian", 1.0, features, list(holders), 64)
+    return Setup("binary", "gaussian", 1.0, features, list(holders), 64)
 
 
 def trained(index):
     asked = party(index, labels=index == 0)
-    training = fdskl._begin(asked, setup(64))
-    fdskl._keep(asked, training, np.zeros((64, 1)) if index == 0 else None)
-    asked.remember(fdskl.FDSKLState())
+    training = begin(asked, setup(64))
+    keep_part(asked, training, np.zeros((64, 1)) if index == 0 else None)
+    asked.remember(FDSKLState())
     return asked
 
 
 def training(index=1):
     asked = party(index, labels=index == 0)
-    fdskl.start(asked, 0.0, setup(256), fdskl.Rule("logistic", 0.0))
+    fdskl_training.start(asked, 0.0, setup(256), Rule("logistic", 0.0))
     return asked
 
 
@@ -138,43 +152,43 @@ ATTACKS = {
     ),
     "features": (
         *(fdskl.angles, lambda: party(1), "n_features"),
-        {"setup": setup(2**20 + 1), "request": fdskl.AngleRequest(MANY[:1], 2**20, 16)},
+        {"setup": setup(2**20 + 1), "request": AngleRequest(MANY[:1], 2**20, 16)},
     ),
     "bytes of angles": (
         *(fdskl.angles, lambda: party(1), "angles"),
-        {"setup": setup(2**20), "request": fdskl.AngleRequest(np.arange(N), 2**20, 16)},
+        {"setup": setup(2**20), "request": AngleRequest(np.arange(N), 2**20, 16)},
     ),
     "angles of a repeated row": (
         *(fdskl.angles, lambda: party(1), "rows"),
-        {"setup": setup(64), "request": fdskl.AngleRequest(MANY, 1, 16)},
+        {"setup": setup(64), "request": AngleRequest(MANY, 1, 16)},
     ),
     "rows to fit": (
-        *(fdskl.fit, lambda: training(0), "rows"),
+        *(fdskl_training.fit, lambda: training(0), "rows"),
         {
-            "problem": fdskl.Problem(MANY[: N + 1], "logistic", 0.0),
+            "problem": Problem(MANY[: N + 1], "logistic", 0.0),
             "angles": {0: np.zeros(256 * (N + 1), np.uint16)},
         },
     ),
     "zeros of a training": (
-        *(fdskl.iterate, training, "size"),
+        *(fdskl_training.iterate, training, "size"),
         {"columns": 16, "size": 2**24},
     ),
     "zeros of predictions": (
-        *(fdskl.answer, lambda: trained(1), "size"),
+        *(fdskl_prediction.answer, lambda: trained(1), "size"),
         {"columns": 16, "size": 2**24},
     ),
     "repeated predictions": (
-        *(fdskl.answer, lambda: trained(0), "at"),
+        *(fdskl_prediction.answer, lambda: trained(0), "at"),
         {
             **{"columns": 1, "size": 0},
-            "at": fdskl.SummedRows(MANY[: 2**20], np.zeros(2**26, np.uint16)),
+            "at": SummedRows(MANY[: 2**20], np.zeros(2**26, np.uint16)),
         },
     ),
     "names": (
         *(fdskl.angles, lambda: party(1), "send"),
         {
             **{"setup": setup(64), "send": ["x"] * 5000},
-            "request": fdskl.AngleRequest(MANY[:1], 64, 16),
+            "request": AngleRequest(MANY[:1], 64, 16),
         },
     ),
     "features of an iteration": (

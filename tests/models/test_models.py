@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ArrayRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
-from vfl_flower.models import load_model
+from vfl_flower import load_model
 from vfl_flower.models.coresets import KMeansModel, LinearModel
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.models.kernel_kmeans import KernelKMeansModel

@@ -12,7 +12,6 @@ from supernodes import SuperNodes, write_rows
 from transcripts import actual, patterns
 
 from vfl_flower import FederationError, Party, PartyFailed
-from vfl_flower.clients.mufc_state import ServerState
 from vfl_flower.numerics.kernel_embedding import embed_rows
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.mufc import Box
@@ -27,6 +26,7 @@ from vfl_flower.strategies import (
     MUFCEvaluation,
     MUFCPrediction,
 )
+from vfl_flower.strategies.mufc.state import ServerState
 from vfl_flower.testing import Recorder
 
 NAMES = ("north", "south", "west")

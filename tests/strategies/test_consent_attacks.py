@@ -17,10 +17,17 @@ from deviating import RealParties
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.app.client_app import load_from_context
-from vfl_flower.clients import fdskl, kernel_kmeans, mufc
 from vfl_flower.clients.coresets import linear
 from vfl_flower.clients.coresets import sampling as coresets
-from vfl_flower.clients.mufc_state import TrainingSettings
+from vfl_flower.clients.fdskl import angle_sums as fdskl
+from vfl_flower.clients.fdskl import prediction as fdskl_prediction
+from vfl_flower.clients.fdskl import training as fdskl_training
+from vfl_flower.clients.fdskl.state import AngleRequest, Problem, Setup, SummedRows
+from vfl_flower.clients.kernel_kmeans import clustering as kernel_kmeans_clustering
+from vfl_flower.clients.kernel_kmeans import training as kernel_kmeans
+from vfl_flower.clients.mufc import forgetting as mufc_forgetting
+from vfl_flower.clients.mufc import training as mufc
+from vfl_flower.clients.mufc.settings import TrainingSettings
 from vfl_flower.numerics.random_features import draw_pairs
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.party.identity import public_identity
@@ -360,7 +367,7 @@ def test_forgetting_a_row_does_not_give_the_row_in_one_session(tmp_path):
     )
     before = costs(1)
     asked.ask(
-        mufc.forget.summing(**COUNTS),
+        mufc_forgetting.forget.summing(**COUNTS),
         model=model,
         version=1,
         before=model,
@@ -383,8 +390,10 @@ def test_points_of_an_embedding_count_as_the_rows_that_they_are(tmp_path):
     for _ in range(40):
         asked = greet(grid, "horizontal")
         begun(asked)
-        asked.ask(kernel_kmeans.local, n_clusters=2, R=np.eye(8)[:, :4])
-        points = asked.ask(kernel_kmeans.sample, count=each([10] * 3))[VICTIM]["points"]
+        asked.ask(kernel_kmeans_clustering.local, n_clusters=2, R=np.eye(8)[:, :4])
+        points = asked.ask(kernel_kmeans_clustering.sample, count=each([10] * 3))[
+            VICTIM
+        ]["points"]
         victim = list(resumed(grid))[VICTIM]
         H = victim.recall(kernel_kmeans.State).H
         for point in points:
@@ -399,7 +408,9 @@ def test_a_cost_of_its_own_clusters_needs_consent(tmp_path):
     grid = RealParties(made(tmp_path, letting("row-sums"), same=False))
     asked = greet(grid, "horizontal")
     begun(asked)
-    got = one(asked, VICTIM, kernel_kmeans.local, n_clusters=1, R=np.eye(8)[:, :1])
+    got = one(
+        asked, VICTIM, kernel_kmeans_clustering.local, n_clusters=1, R=np.eye(8)[:, :1]
+    )
     assert got is None
     assert "lets no embedded-rows leave it" in asked.refusal
 
@@ -407,12 +418,12 @@ def test_a_cost_of_its_own_clusters_needs_consent(tmp_path):
 # -- FDSKL -----------------------------------------------------------------------------
 
 
-SETUP = fdskl.Setup("binary", "gaussian", 1.0, 4, [2], 4)
+SETUP = Setup("binary", "gaussian", 1.0, 4, [2], 4)
 
 
 def angles(asked, step, rows, **values):
     """Return the angles of rows, sealed for the label holder."""
-    request = fdskl.AngleRequest(np.asarray(rows, dtype=np.uint32), 4, 16)
+    request = AngleRequest(np.asarray(rows, dtype=np.uint32), 4, 16)
     question = step.summing(angles_2=Sum(1.0, "circle16", to=2))
     return asked.ask(question, request=request, **values).sealed["angles_2"]
 
@@ -420,9 +431,9 @@ def angles(asked, step, rows, **values):
 def fit(asked, rows, of=None):
     """Let the label holder fit a constant to rows, by angles of these or of others."""
     sealed = angles(asked, fdskl.angles, rows if of is None else of, setup=SETUP)
-    problem = fdskl.Problem(np.asarray(rows, dtype=np.uint32), "square", 1e9)
+    problem = Problem(np.asarray(rows, dtype=np.uint32), "square", 1e9)
     asked.ask(
-        fdskl.fit,
+        fdskl_training.fit,
         problem=each([None, None, problem]),
         angles=each([None, None, {0: opened(sealed)}]),
     )
@@ -431,11 +442,11 @@ def fit(asked, rows, of=None):
 def evaluate(grid, number, rows, at):
     """Let the label holder evaluate a model at rows, by angles of some."""
     asked = Parties(Exchange(grid), model=number)
-    asked.ask(fdskl.part)
-    sealed = angles(asked, fdskl.answer, rows, columns=1, size=0)
-    summed = fdskl.SummedRows(at, opened(sealed))
+    asked.ask(fdskl_prediction.part)
+    sealed = angles(asked, fdskl_prediction.answer, rows, columns=1, size=0)
+    summed = SummedRows(at, opened(sealed))
     given = {"columns": 1, "size": 0, "evaluate": True, "last": True}
-    return asked.ask_one(2, fdskl.answer, at=summed, **given)
+    return asked.ask_one(2, fdskl_prediction.answer, at=summed, **given)
 
 
 def test_open_the_median_is_the_distance_of_one_pair(tmp_path):
@@ -568,7 +579,7 @@ def test_a_sum_has_as_many_parties_as_the_consent_says(tmp_path):
     got = None
     for leaving in range(3):  # each pair in turn, and none is told to leave for good
         got = asked.secure_sum(
-            mufc.forget.summing(**COUNTS),
+            mufc_forgetting.forget.summing(**COUNTS),
             model=model,
             version=1,
             before=model,

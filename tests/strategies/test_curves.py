@@ -23,8 +23,8 @@ from vfl_flower.app.plan.plan import RunPlan
 from vfl_flower.app.plan.rehearsal import Shape
 from vfl_flower.app.report.report import write_report
 from vfl_flower.clients import evaluation as tellers
-from vfl_flower.clients import fdskl
-from vfl_flower.clients.fdskl import FDSKLState
+from vfl_flower.clients.fdskl import prediction as fdskl
+from vfl_flower.clients.fdskl.state import FDSKLState
 from vfl_flower.clients.ridge import scores as ridge_scores
 from vfl_flower.models.coresets import KMeansModel
 from vfl_flower.numerics import evaluation

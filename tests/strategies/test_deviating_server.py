@@ -13,9 +13,11 @@ from deviating import RealParties, sums_of
 from forgetting import removal
 
 from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
-from vfl_flower.clients import fdskl
 from vfl_flower.clients.coresets import gram as linear_gram
 from vfl_flower.clients.coresets import sampling as coresets
+from vfl_flower.clients.fdskl import angle_sums
+from vfl_flower.clients.fdskl import training as fdskl
+from vfl_flower.clients.fdskl.state import AngleRequest, Problem, Setup
 from vfl_flower.party.consent import ALLOW_ALL, Consent, Limit
 from vfl_flower.protocol.contract import IN_SUM
 from vfl_flower.protocol.frame import Frame
@@ -314,15 +316,15 @@ def test_bounds_of_a_sum_of_scores(floors, monkeypatch):
 def fitting(parties, rows):
     """Ask for a fit on some rows; return the reply of the label holder, or raise."""
     asked = asking(parties, "angles")
-    setup = fdskl.Setup("binary", "gaussian", 1.0, 4, [2], 4)
+    setup = Setup("binary", "gaussian", 1.0, 4, [2], 4)
     rows = np.asarray(rows, dtype=np.uint32)
-    request = fdskl.AngleRequest(rows, 4, 16)
+    request = AngleRequest(rows, 4, 16)
     sealed = asked.ask(
-        fdskl.angles.summing(angles_2=Sum(1.0, "circle16", 2)),
+        angle_sums.angles.summing(angles_2=Sum(1.0, "circle16", 2)),
         request=request,
         setup=setup,
     ).sealed["angles_2"]
-    problem = fdskl.Problem(rows, "square", 0.1)
+    problem = Problem(rows, "square", 0.1)
     replies = asked.ask(
         fdskl.fit,
         problem=each([None, None, problem]),
@@ -363,7 +365,7 @@ def test_what_is_answered_once_a_run(action):
 
     def ask(rows):
         return asked.ask(
-            fdskl.distances.summing(distances=Sum(LIMB, to=2)),
+            angle_sums.distances.summing(distances=Sum(LIMB, to=2)),
             kernel="gaussian",
             target="binary",
             holder=2,
@@ -375,11 +377,11 @@ def test_what_is_answered_once_a_run(action):
         with pytest.raises(PartyFailed, match="fdskl_distances is answered once"):
             ask(range(1, 31))
     else:
-        setup = fdskl.Setup("binary", "gaussian", 1.0, 4, [2], 4)
+        setup = Setup("binary", "gaussian", 1.0, 4, [2], 4)
         rows = np.arange(30, dtype=np.uint32)
         asked.ask(
-            fdskl.angles.summing(angles_2=Sum(1.0, "circle16", 2)),
-            request=fdskl.AngleRequest(rows, 4, 16),
+            angle_sums.angles.summing(angles_2=Sum(1.0, "circle16", 2)),
+            request=AngleRequest(rows, 4, 16),
             setup=setup,
         )
         asked.ask(fdskl.fit)

@@ -12,7 +12,9 @@ from sklearn.utils.class_weight import compute_sample_weight
 from transcripts import Sent
 
 from vfl_flower import Party, PartyFailed
-from vfl_flower.clients import fdskl
+from vfl_flower.clients.fdskl import angle_sums
+from vfl_flower.clients.fdskl import prediction as fdskl_prediction
+from vfl_flower.clients.fdskl import training as fdskl
 from vfl_flower.numerics.fdskl import step_sizes
 from vfl_flower.numerics.kernel_bandwidth import MULTIPLES, WIDEST, best_multiple
 from vfl_flower.numerics.kernel_model import partial_angles, probabilities
@@ -1187,10 +1189,10 @@ def alter(monkeypatch, asked, party, change):
         ({}, fdskl.fit, 2, {"regularization": 0.0}),
         ({}, fdskl.fit, 2, {"multiple": 0}),
         ({}, fdskl.fit, 2, {"cv_score": math.nan}),
-        ({}, fdskl.answer, 2, {"test_error": None}),
-        ({}, fdskl.answer, 2, {"test_error": 1.5}),
-        ({}, fdskl.answer, 1, {"test_rows": -1}),
-        ({}, fdskl.bandwidth, 2, {"bandwidth": 0.0}),
+        ({}, fdskl_prediction.answer, 2, {"test_error": None}),
+        ({}, fdskl_prediction.answer, 2, {"test_error": 1.5}),
+        ({}, fdskl_prediction.answer, 1, {"test_rows": -1}),
+        ({}, angle_sums.bandwidth, 2, {"bandwidth": 0.0}),
     ],
 )
 def test_a_reply_that_is_not_what_its_step_declares(
@@ -1205,7 +1207,7 @@ def test_a_reply_that_is_not_what_its_step_declares(
 
 
 def test_errors_that_another_party_tells_are_not_reported(monkeypatch):
-    alter(monkeypatch, fdskl.answer, 0, {"test_error": 1.0, "test_rows": 7})
+    alter(monkeypatch, fdskl_prediction.answer, 0, {"test_error": 1.0, "test_rows": 7})
     result, _, _ = run(parties(), features=8, loss="square", test_fraction=0.2)
     assert result.metrics["test_rows"] == 24
     assert result.metrics["test_error"] < 0.9

@@ -21,7 +21,8 @@ from simulations.kernel_kmeans_attacks import (
     watched_sums,
 )
 from vfl_flower import FederationError, Party, PartyFailed
-from vfl_flower.clients import kernel_kmeans as client
+from vfl_flower.clients.kernel_kmeans import clustering as client
+from vfl_flower.clients.kernel_kmeans import training as kernel_kmeans_training
 from vfl_flower.numerics import summed_kmeans as numerics
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.summed_kmeans import (
@@ -201,7 +202,7 @@ def test_choosing_costs_starts_and_no_round_trip_of_its_own():
 @pytest.mark.parametrize("used", [[1, 3], [2, 4]])
 def test_a_start_uses_two_centres_at_least_and_those_that_it_has(used):
     party = Party(rows()[0])
-    party.remember(client.State(H=rows()[0], t=1))
+    party.remember(kernel_kmeans_training.State(H=rows()[0], t=1))
     checked = structure(
         client.lloyd.contract.request,
         {"centers": np.zeros((2, 3, 5)), "used": np.array([2, 3])},

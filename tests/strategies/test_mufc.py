@@ -31,7 +31,7 @@ from transcripts import actual, is_uniform, patterns, replies
 
 from vfl_flower import FederationError, Party, PartyFailed, request_changes
 from vfl_flower.app.server_app import main
-from vfl_flower.clients.mufc_state import ClientState, ServerState
+from vfl_flower.clients.mufc.state import ClientState
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import weighted_kmeans
 from vfl_flower.numerics.mufc import initialise, number_of_clusters
@@ -46,6 +46,7 @@ from vfl_flower.strategies import (
     MUFCUnlearn,
 )
 from vfl_flower.strategies.mufc.box import parse_box
+from vfl_flower.strategies.mufc.state import ServerState
 from vfl_flower.testing import Recorder
 
 MODEL = "0123456789abcdef"

@@ -29,9 +29,10 @@ from forgetting import (
 )
 
 from vfl_flower import FederationError, Party
-from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
+from vfl_flower.clients.mufc.state import ClientState, list_models
 from vfl_flower.simulation import simulate
 from vfl_flower.strategies import MUFC, MUFCStatus
+from vfl_flower.strategies.mufc.state import ServerState
 
 
 def final(parties, folder, model, version=True):

@@ -20,9 +20,10 @@ from forgetting import (
 )
 
 from vfl_flower import FederationError, Party, PartyFailed
-from vfl_flower.clients.mufc_state import ServerState, list_models
+from vfl_flower.clients.mufc.state import list_models
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import MUFC, MUFCStatus
+from vfl_flower.strategies.mufc.state import ServerState
 
 TIMEOUT = 10.0  # seconds of a clock that only sleeping moves
 SETTINGS = {"n_clusters": 3, "local_clusters": 1, "gamma": 0.01, "n_init": 1}

@@ -8,7 +8,7 @@ from deviating import RealParties
 from forgetting import removal
 
 from vfl_flower import MUFC, FederationError, MUFCUnlearn, Party, PartyFailed, simulate
-from vfl_flower.clients.mufc_state import list_models
+from vfl_flower.clients.mufc.state import list_models
 from vfl_flower.party.consent import ALLOW_ALL
 from vfl_flower.party.identity import public_identity
 from vfl_flower.simulation import InProcessGrid

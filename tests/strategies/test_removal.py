@@ -6,7 +6,7 @@ from deviating import RealParties
 from forgetting import removal as forgetting
 
 from vfl_flower import MUFC, FDSKLDirect, FKKMeans, Party, PartyFailed, simulate
-from vfl_flower.clients.mufc_state import ClientState
+from vfl_flower.clients.mufc.state import ClientState
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.strategies.removal import MUFCRemoval, Removal

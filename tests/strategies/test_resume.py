@@ -9,7 +9,7 @@ from deviating import RealParties
 from variants import VARIANTS, parties_of
 
 from vfl_flower import MUFC, Party, PartyFailed
-from vfl_flower.clients.mufc_state import list_models
+from vfl_flower.clients.mufc.state import list_models
 from vfl_flower.server.checkpoint import FILE, Checkpoint
 
 PLAIN = ("fkk without cem", "fdskl paper")

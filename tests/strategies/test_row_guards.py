@@ -13,8 +13,9 @@ from deviating import RealParties
 from transcripts import our_steps
 
 from vfl_flower import Party, PartyFailed, simulate
-from vfl_flower.clients import alignment, kernel_kmeans
+from vfl_flower.clients import alignment
 from vfl_flower.clients.coresets import gram as linear_gram
+from vfl_flower.clients.kernel_kmeans import training as kernel_kmeans
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.party.identity import public_identity
 from vfl_flower.protocol.steps import Sum, each

@@ -12,7 +12,7 @@ from vfl_flower import MUFC, FKKMeans, Party, simulate
 from vfl_flower.app.commands.label import label
 from vfl_flower.app.config import check_run_config as checked
 from vfl_flower.app.config import make_strategy, party_source
-from vfl_flower.clients import kernel_kmeans as party
+from vfl_flower.clients.kernel_kmeans import training as party
 from vfl_flower.data import load_party
 from vfl_flower.data.levels import parse_levels
 from vfl_flower.party.party import PartyError

@@ -22,10 +22,11 @@ from vfl_flower.app.deployment.bundle import installed_bundle
 from vfl_flower.app.deployment.certificates import write_certificates
 from vfl_flower.app.deployment.processes import RunFailed
 from vfl_flower.app.server_app import make_strategies
-from vfl_flower.clients.mufc_state import ClientState, ServerState, list_models
+from vfl_flower.clients.mufc.state import ClientState, list_models
 from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.party.consent import ALLOW_ALL
 from vfl_flower.simulation import simulate
+from vfl_flower.strategies.mufc.state import ServerState
 from wiring.deployment import NAMES, STOCK, Deployment, Run
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from typing import Annotated, TypedDict
 
 from annotated_types import MaxLen
 
-from vfl_flower.clients.mufc_state import ClientState
+from vfl_flower.clients.mufc.state import ClientState
 from vfl_flower.party.parts import load_part
 from vfl_flower.party.party import Party, PartyError
 from vfl_flower.protocol.steps import step_of, sums_over

@@ -1,5 +1,5 @@
 """Trained models: arrays with a ``predict``, saved and loaded without pickle."""
 
-from vfl_flower.models.base import Model, load_model
+from vfl_flower.models.base import Model
 
-__all__ = ["Model", "load_model"]
+__all__ = ["Model"]

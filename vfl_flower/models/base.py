@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -274,28 +274,16 @@ def part_in(stored: Arrays, j: int) -> Arrays:
     return {k[len(head) :]: v for k, v in stored.items() if k.startswith(head)}
 
 
-def load_model(path: str | os.PathLike[str]) -> Model:
-    """Read a model of any kind that :meth:`Model.save` wrote.
+def load_one_of(kinds: Iterable[type[Model]], path: str | os.PathLike[str]) -> Model:
+    """Return the model in a file, of the kind that the file names.
 
-    Parameters
-    ----------
-    path : path
-        The file. The kind of the model is in it; no pickle is read.
-
-    Raises
-    ------
-    ValueError
-        The file is no saved model, was written by a later version, or holds a kind of
-        model whose package is not installed.
+    Raises ValueError as :func:`vfl_flower.load_model`.
     """
-    from vfl_flower.strategies import algorithms
-
-    kind, arrays = _read(path)
-    for strategies in algorithms().values():
-        for strategy in strategies:
-            if strategy.model_class.kind == kind:
-                return _made(strategy.model_class, arrays)
-    raise ValueError(f"the file holds a model of kind {kind!r}, which is not installed")
+    name, arrays = _read(path)
+    for kind in kinds:
+        if kind.kind == name:
+            return _made(kind, arrays)
+    raise ValueError(f"the file holds a model of kind {name!r}, which is not installed")
 
 
 M = TypeVar("M", bound=Model)

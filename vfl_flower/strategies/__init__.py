@@ -1,8 +1,10 @@
 """The server's side: one module an algorithm, and the table that names them all."""
 
+import os
 from functools import cache
 from importlib.metadata import entry_points
 
+from vfl_flower.models.base import Model, load_one_of
 from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.strategies.alignment import Alignment
 from vfl_flower.strategies.coresets.prediction import (
@@ -83,6 +85,25 @@ def add_algorithm(name: str, *strategies: type[ProtocolStrategy]) -> None:
     algorithms()[name] = strategies
 
 
+def load_model(path: str | os.PathLike[str]) -> Model:
+    """Read a model of any kind that :meth:`Model.save` wrote.
+
+    Parameters
+    ----------
+    path : path
+        The file. The kind of the model is in it; no pickle is read.
+
+    Raises
+    ------
+    ValueError
+        The file is no saved model, was written by a later version, or holds a kind of
+        model whose package is not installed.
+    """
+    tasks = algorithms().values()
+    kinds = (strategy.model_class for strategies in tasks for strategy in strategies)
+    return load_one_of(kinds, path)
+
+
 __all__ = [
     "FDSKL",
     "MUFC",
@@ -108,4 +129,5 @@ __all__ = [
     "RidgeEvaluation",
     "RidgePrediction",
     "SecureRidge",
+    "load_model",
 ]

@@ -11,7 +11,6 @@ import pydantic
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import removal as party
-from vfl_flower.clients.mufc_state import ServerState
 from vfl_flower.models.no_model import RemovedModel
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps
@@ -19,6 +18,7 @@ from vfl_flower.server.metrics import Metric
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.later import ModelTask
+from vfl_flower.strategies.mufc.state import ServerState
 from vfl_flower.strategies.mufc.training import StateFolder
 
 log = logging.getLogger("vfl_flower")

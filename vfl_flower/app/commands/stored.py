@@ -27,8 +27,7 @@ from vfl_flower.app.commands.reports import (
 )
 from vfl_flower.app.commands.runs import Federation, gather, start
 from vfl_flower.app.config import output_dir
-from vfl_flower.models import load_model
-from vfl_flower.strategies import ALGORITHMS
+from vfl_flower.strategies import ALGORITHMS, load_model
 
 app = typer.Typer(
     help="The models of finished runs, on the machine of the SuperLink.",

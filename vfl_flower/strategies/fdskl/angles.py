@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from vfl_flower.clients import fdskl as party
+from vfl_flower.clients.fdskl import angle_sums, prediction, state
 from vfl_flower.protocol.seals import Sealed
 from vfl_flower.protocol.steps import P, Question, R, Sum, each_of, opened
 from vfl_flower.secure_aggregation.trees import Tree, spanning, two_trees
@@ -49,10 +49,10 @@ class SummedAngles:
 class OverlappedMessage(NamedTuple):
     """One message of :meth:`Angles.overlapped`."""
 
-    request: party.AngleRequest | None  # the angles to give
+    request: state.AngleRequest | None  # the angles to give
     sums: dict[str, Sum]  # over the replies
-    at: party.SummedRows  # rows to score
-    done: dict[int, party.ScoredRows]  # rows whose scores have come, by receiver
+    at: state.SummedRows  # rows to score
+    done: dict[int, state.ScoredRows]  # rows whose scores have come, by receiver
     size: int  # for how many rows to send addends of the scores; 0: none
     last: bool
     learn: bool  # whether a label holder has all of the scores of some rows
@@ -65,7 +65,7 @@ class Angles:
     parties: Parties
     holders: list[int]
     """Those of them that hold labels."""
-    bits: party.Bits
+    bits: state.Bits
     """Bits of an angle and of the circle for sums; 64: real turns without masks."""
     topology: Topology = "star"
     kept: tuple[int, ...] = ()
@@ -92,15 +92,15 @@ class Angles:
         """Return the sum of the label holders' scores, for one of them."""
         return {"scores": Sum(_SCORE_BOUND * self.scale, to=holder)}
 
-    def delivered(self, summed: SummedAngles | None) -> party.SummedRows:
+    def delivered(self, summed: SummedAngles | None) -> state.SummedRows:
         """Return the parameter ``at`` of a step: each label holder gets its angles."""
         if summed is None:
             return each_of(self.parties, {})
-        at: dict[int, party.SummedRows] = {}
+        at: dict[int, state.SummedRows] = {}
         for j, sealed in summed.angles.items():
             offsets = summed.offsets.get(j)
             phases = None if offsets is None else opened(offsets)
-            at[j] = party.SummedRows(summed.rows, opened(sealed), phases)
+            at[j] = state.SummedRows(summed.rows, opened(sealed), phases)
         return each_of(self.parties, at)
 
     def ask(
@@ -125,17 +125,17 @@ class Angles:
         )
 
     def relay(
-        self, request: party.AngleRequest, setup: party.Setup | None = None
+        self, request: state.AngleRequest, setup: state.Setup | None = None
     ) -> SummedAngles:
         """Let angles to train on travel from party to party, along T1 and T2."""
         sealed = self.parties.relay_sums(
-            party.angles, self._trees(), request=request, setup=setup
+            angle_sums.angles, self._trees(), request=request, setup=setup
         )
         return self.summed(request.rows, sealed)
 
-    def _relay_held_out(self, request: party.AngleRequest) -> SummedAngles:
+    def _relay_held_out(self, request: state.AngleRequest) -> SummedAngles:
         sealed = self.parties.relay_sums(
-            party.held_out_angles, self._trees(), request=request
+            angle_sums.held_out_angles, self._trees(), request=request
         )
         return self.summed(request.rows, sealed)
 
@@ -159,9 +159,9 @@ class Angles:
 
     def overlapped(
         self,
-        requests: Sequence[party.AngleRequest],
+        requests: Sequence[state.AngleRequest],
         receivers: Sequence[int],
-        relay: Callable[[party.AngleRequest], SummedAngles],
+        relay: Callable[[state.AngleRequest], SummedAngles],
         ask: Callable[[OverlappedMessage], Replies[R]],
     ) -> Replies[R]:
         """Let `receivers` get the scores of the rows of `requests`; the last replies.
@@ -170,7 +170,7 @@ class Angles:
         and brings those of the one before that. Otherwise `relay` sends angles first.
         """
         pending: SummedAngles | None = None
-        done: dict[int, party.ScoredRows] = {}
+        done: dict[int, state.ScoredRows] = {}
         round_trips = len(requests) + self.star + (not self.alone)
         for k in range(round_trips):
             request = requests[k] if k < len(requests) else None
@@ -189,7 +189,7 @@ class Angles:
             done, pending = {}, None
             if summed is not None and size:
                 scores = opened(replies.sealed["scores"])
-                done = {receiver: party.ScoredRows(summed.rows, scores)}
+                done = {receiver: state.ScoredRows(summed.rows, scores)}
             if request is not None:
                 pending = self.summed(request.rows, replies.sealed)
         return replies
@@ -202,17 +202,17 @@ class Angles:
         block_bytes: int,
         evaluate: bool,
         curves: bool = False,
-    ) -> party.Answered:
+    ) -> prediction.Answered:
         """Algorithm 2 for `rows`, in blocks; return the last reply of the receiver.
 
         The first label holder receives the scores.
         """
         receiver = self.holders[0]
 
-        def answer(message: OverlappedMessage) -> Replies[party.Answered]:
+        def answer(message: OverlappedMessage) -> Replies[prediction.Answered]:
             with_curves = {receiver: True} if curves and message.last else {}
             return self.ask(
-                party.answer.summing(**message.sums),
+                prediction.answer.summing(**message.sums),
                 columns=columns,
                 size=message.size,
                 done=each_of(self.parties, message.done),
@@ -224,7 +224,7 @@ class Angles:
             )
 
         blocks = row_blocks(rows, M, self.bits, block_bytes)
-        requests = [party.AngleRequest(block, M, self.bits) for block in blocks]
+        requests = [state.AngleRequest(block, M, self.bits) for block in blocks]
         receivers = [receiver] * len(requests)
         replies = self.overlapped(requests, receivers, self._relay_held_out, answer)
         return replies[receiver]
@@ -250,7 +250,7 @@ def check_block(M: int, bits: int, block_bytes: int, rows: int = 1) -> None:
         )
 
 
-def bits_of(bits: Bits, masking: Masking, auto: CircleBits = 16) -> party.Bits:
+def bits_of(bits: Bits, masking: Masking, auto: CircleBits = 16) -> state.Bits:
     """Return the bits of an angle that a setting stands for."""
     if masking != "circle":
         return 64

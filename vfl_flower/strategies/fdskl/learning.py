@@ -12,8 +12,8 @@ import numpy as np
 import pydantic
 from flwr.app import ArrayRecord
 
-from vfl_flower.clients import fdskl as party
 from vfl_flower.clients.evaluation import curves_of, metrics_of
+from vfl_flower.clients.fdskl import angle_sums, prediction, state
 from vfl_flower.models.base import Model
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.numerics import evaluation
@@ -105,7 +105,7 @@ class KernelLearning(ProtocolStrategy):
     model_class = KernelModel
     question = "What is a good nonlinear classifier or regression?"
     explained = KERNEL
-    evaluation_steps = (party.answer, party.held_out_angles)
+    evaluation_steps = (prediction.answer, angle_sums.held_out_angles)
     auto_bits: ClassVar[CircleBits] = 16
     """What the setting `bits` stands for by default."""
 
@@ -155,7 +155,7 @@ class KernelLearning(ProtocolStrategy):
         return self.replace(block_bytes=min(block_bytes, self.block_bytes))
 
     @property
-    def _bits(self) -> party.Bits:
+    def _bits(self) -> state.Bits:
         return bits_of(self.bits, self.masking, self.auto_bits)
 
     def _first_features(self, products: int) -> int:
@@ -221,24 +221,24 @@ class KernelLearning(ProtocolStrategy):
             return self.bandwidth
         holder = parties.label_holders[0]
         sealed = parties.ask(
-            party.distances.summing(distances=Sum(LIMB, to=holder)),
+            angle_sums.distances.summing(distances=Sum(LIMB, to=holder)),
             kernel=self.kernel,
             target=self.target,
             holder=holder,
             rows=None if rows is None else rows.astype(np.uint32),
         ).sealed["distances"]
         reply = parties.ask_one(
-            holder, party.bandwidth, kernel=self.kernel, distances=opened(sealed)
+            holder, angle_sums.bandwidth, kernel=self.kernel, distances=opened(sealed)
         )
         return float(reply["bandwidth"])
 
     def _setup(
         self, parties: Parties, run: Run, M: int, block: int, bandwidth: float
-    ) -> party.Setup:
+    ) -> state.Setup:
         shared, holders = None, parties.label_holders
         if self.masking == "paper":
             rng = run.rng("kept")
-            shared = party.SharedFeatures(
+            shared = state.SharedFeatures(
                 seed=f"{run.seed:x}",
                 widths=[info.n_columns for info in parties],
                 kept=[
@@ -246,7 +246,7 @@ class KernelLearning(ProtocolStrategy):
                     for holder in holders
                 ],
             )
-        return party.Setup(
+        return state.Setup(
             target=self.target,
             kernel=self.kernel,
             bandwidth=bandwidth,
@@ -256,11 +256,11 @@ class KernelLearning(ProtocolStrategy):
             shared=shared,
         )
 
-    def _angles(self, parties: Parties, setup: party.Setup) -> Angles:
+    def _angles(self, parties: Parties, setup: state.Setup) -> Angles:
         kept = tuple(setup.shared.kept) if setup.shared else ()
         return Angles(parties, setup.holders, self._bits, self.topology, kept)
 
-    def _untrained(self, parties: Parties, run: Run, setup: party.Setup) -> KernelModel:
+    def _untrained(self, parties: Parties, run: Run, setup: state.Setup) -> KernelModel:
         """Return the model without its parts, and record it."""
         number, widths = f"{parties.session:016x}", [p.n_columns for p in parties]
         M, bandwidth = setup.n_features, setup.bandwidth
@@ -305,7 +305,7 @@ class KernelLearning(ProtocolStrategy):
             least = "test_loss" if self.target == "continuous" else "test_error"
             if reply.get("test_rows") != 0 and not {"test_rows", least} <= reply.keys():
                 reason = f"its reply lacks test_rows or {least}"
-                raise parties.failure(receiver, party.answer, reason)
+                raise parties.failure(receiver, prediction.answer, reason)
             metrics |= metrics_of(reply)
             run.curves = curves_of(reply)
         run.record(1, model.to_record(), metrics)

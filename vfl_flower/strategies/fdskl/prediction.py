@@ -9,7 +9,7 @@ import numpy as np
 import pydantic
 from flwr.app import ArrayRecord
 
-from vfl_flower.clients import fdskl as party
+from vfl_flower.clients.fdskl import angle_sums, prediction
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.protocol.settings import Natural, check_unused, settings
 from vfl_flower.protocol.steps import Steps
@@ -73,7 +73,9 @@ class FDSKLPrediction(RowPrediction):
     "circle" or, in one process only, "plain"; see :class:`FDSKL`."""
 
     model_class = KernelModel
-    steps: ClassVar[Steps] = (party.part, party.answer, party.held_out_angles)
+    steps: ClassVar[Steps] = (
+        *(prediction.part, prediction.answer, angle_sums.held_out_angles),
+    )
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -90,7 +92,7 @@ class FDSKLPrediction(RowPrediction):
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Check the parts, then predict all rows in blocks."""
         parties.refuse_two("FDSKL", self.allow_two_parties)
-        replies = parties.ask(party.part)
+        replies = parties.ask(prediction.part)
         self._check_parts(parties, replies)
         first = replies[0]
         holders, M = first["holders"], first["n_features"]
@@ -120,7 +122,9 @@ class FDSKLPrediction(RowPrediction):
         run.record(1, model.to_record(), metrics)
         return model.to_record()
 
-    def _check_parts(self, parties: Parties, replies: Replies[party.PartInfo]) -> None:
+    def _check_parts(
+        self, parties: Parties, replies: Replies[prediction.PartInfo]
+    ) -> None:
         """Raise unless these are all the parts of one model, each in its place."""
         check_places(parties, replies, _COMMON)
         first = replies[0]
@@ -128,17 +132,17 @@ class FDSKLPrediction(RowPrediction):
         everyone = set(range(len(parties)))
         if len(set(holders) & everyone) < len(holders):
             reason = "its part must name label holders of the run, each once"
-            raise parties.failure(0, party.part, reason)
+            raise parties.failure(0, prediction.part, reason)
         if len(kept) not in (0, len(holders)) or any(
             k == j or k not in everyone for k, j in zip(kept, holders, strict=False)
         ):
             reason = "its part must name another party for each label holder"
-            raise parties.failure(0, party.part, reason)
+            raise parties.failure(0, prediction.part, reason)
         columns = replies[holders[0]]["columns"]
         for j in holders:
             if not columns or replies[j]["columns"] != columns:
                 reason = "its part must have the coefficients of a label holder"
-                raise parties.failure(j, party.part, reason)
+                raise parties.failure(j, prediction.part, reason)
         if bool(kept) != (self.masking == "paper"):
             raise FederationError(
                 f"masking must be {'paper' if kept else 'circle or plain'} as in "

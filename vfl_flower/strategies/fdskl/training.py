@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from flwr.app import ArrayRecord
 
-from vfl_flower.clients import fdskl as party
+from vfl_flower.clients.fdskl import angle_sums, prediction, training
+from vfl_flower.clients.fdskl.state import AngleRequest, Problem, Rule, Setup
 from vfl_flower.numerics.kernel_bandwidth import WIDEST
 from vfl_flower.protocol.settings import Count, Positive, check_unused, settings
 from vfl_flower.protocol.steps import Steps, each_of, opened
@@ -109,8 +110,13 @@ class FDSKL(KernelLearning):
     with the best of seven gammas, or one that converges with several label holders."""
 
     steps: ClassVar[Steps] = (
-        *(party.distances, party.bandwidth, party.start, party.angles),
-        *(party.iterate, party.answer, party.held_out_angles),
+        *(
+            angle_sums.distances,
+            angle_sums.bandwidth,
+            training.start,
+            angle_sums.angles,
+        ),
+        *(training.iterate, prediction.answer, angle_sums.held_out_angles),
     )
     auto_bits = 8
 
@@ -179,7 +185,7 @@ class FDSKL(KernelLearning):
         angles = self._angles(parties, setup)
         step = None if self.step == "implicit" else _number(self.step, 0.0)
         lambda_ = _number(self.regularization, 1 / n if step else 0.0)
-        rule = party.Rule(self.loss, lambda_, step)
+        rule = Rule(self.loss, lambda_, step)
         angles, columns, model.kept = self._train(angles, batches, rule, setup)
         metrics = {"rows": sum(batches)}
         return self._finish(model, angles, test, run, columns, metrics)
@@ -244,12 +250,12 @@ class FDSKL(KernelLearning):
         return sum(rows * (t + 1) for t, rows in enumerate(batches))
 
     def _train(
-        self, angles: Angles, batches: list[int], rule: party.Rule, setup: party.Setup
+        self, angles: Angles, batches: list[int], rule: Rule, setup: Setup
     ) -> tuple[Angles, int, bool]:
         """Algorithm 1: return angles with a scale, C, and whether parts are kept."""
         parties, holders, L = angles.parties, angles.holders, len(angles.holders)
         picked = parties.ask(
-            party.start,
+            training.start,
             test_fraction=self.test_fraction,
             setup=setup,
             rule=rule,
@@ -266,14 +272,14 @@ class FDSKL(KernelLearning):
         columns = picked[holders[0]]["columns"]
         angles = replace(angles, scale=max(picked[j]["scale"] for j in holders))
         requests = [
-            party.AngleRequest(instances[t], (t + 1) * setup.block, angles.bits)
+            AngleRequest(instances[t], (t + 1) * setup.block, angles.bits)
             for t, _ in enumerate(batches)
         ]
 
-        def iterate(message: OverlappedMessage) -> Replies[party.Iterated]:
+        def iterate(message: OverlappedMessage) -> Replies[training.Iterated]:
             scores = {j: rows.scores for j, rows in message.done.items()}
             return angles.ask(
-                party.iterate.summing(**message.sums),
+                training.iterate.summing(**message.sums),
                 columns=columns,
                 size=message.size,
                 learn=message.learn,
@@ -332,8 +338,8 @@ class FDSKLDirect(KernelLearning):
     best of seven from 4 times to a third of the median one, by the labels."""
 
     steps: ClassVar[Steps] = (
-        *(party.distances, party.bandwidth, party.angles, party.fit),
-        *(party.answer, party.held_out_angles),
+        *(angle_sums.distances, angle_sums.bandwidth, angle_sums.angles, training.fit),
+        *(prediction.answer, angle_sums.held_out_angles),
     )
 
     def __post_init__(self) -> None:
@@ -370,9 +376,9 @@ class FDSKLDirect(KernelLearning):
         blocks, offsets = self._collect(angles, rows, setup)
         lambda_ = _number(self.regularization, 0.0)
         balanced = self.class_weight == "balanced"
-        problem = party.Problem(rows, self.loss, lambda_, balanced)
+        problem = Problem(rows, self.loss, lambda_, balanced)
         fitted = parties.ask(
-            party.fit,
+            training.fit,
             problem=each_of(parties, {holder: problem}),
             angles=each_of(parties, {holder: blocks}),
             offsets=each_of(parties, offsets),
@@ -431,16 +437,16 @@ class FDSKLDirect(KernelLearning):
         return np.sort(rows), M
 
     def _collect(
-        self, angles: Angles, rows: Array, setup: party.Setup
+        self, angles: Angles, rows: Array, setup: Setup
     ) -> tuple[dict[int, Array], dict[int, Array]]:
         """Collect the angles of all rows in blocks, and the phases to subtract."""
         holder, M = angles.holders[0], setup.n_features
         blocks: dict[int, Array] = {}
         offsets: dict[int, Array] = {}
         for k, block in enumerate(row_blocks(rows, M, angles.bits, self.block_bytes)):
-            request = party.AngleRequest(block, M, angles.bits)
+            request = AngleRequest(block, M, angles.bits)
             if angles.star:
-                question = party.angles.summing(**angles.sums())
+                question = angle_sums.angles.summing(**angles.sums())
                 replies = angles.ask(question, request=request, setup=setup)
                 summed = angles.summed(block, replies.sealed)
             else:

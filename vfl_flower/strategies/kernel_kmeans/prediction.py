@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord
 
-from vfl_flower.clients import kernel_kmeans as party
+from vfl_flower.clients.kernel_kmeans import clustering as party
 from vfl_flower.models.no_model import UsedModel
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps

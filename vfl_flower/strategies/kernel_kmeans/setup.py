@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from vfl_flower.clients import kernel_kmeans as party
+from vfl_flower.clients.kernel_kmeans import training as party
 from vfl_flower.numerics.kernel_embedding import Kernel, default_gamma
 from vfl_flower.numerics.kernel_kmeans import variances
 from vfl_flower.protocol.steps import Step, each

@@ -18,15 +18,12 @@ import numpy as np
 from annotated_types import Ge, Le
 from flwr.app import ArrayRecord
 
-from vfl_flower.clients import kernel_kmeans as party
+from vfl_flower.clients.kernel_kmeans import clustering as kmeans
+from vfl_flower.clients.kernel_kmeans import training as party
+from vfl_flower.clients.kernel_kmeans.clustering import MOST_CENTERS
 from vfl_flower.models.base import Model
 from vfl_flower.models.kernel_kmeans import KernelKMeansModel
 from vfl_flower.numerics import evaluation
-from vfl_flower.numerics.distributed_kmeans import (
-    combine,
-    first_of_equals,
-    split_budget,
-)
 from vfl_flower.numerics.kernel_embedding import Kernel
 from vfl_flower.numerics.kernel_kmeans import (
     Subspace,
@@ -35,13 +32,7 @@ from vfl_flower.numerics.kernel_kmeans import (
     first_features,
 )
 from vfl_flower.numerics.lanczos import lanczos
-from vfl_flower.numerics.summed_kmeans import (
-    LEAST_ROWS,
-    Pass,
-    Request,
-    chosen_kmeans,
-    summed_kmeans,
-)
+from vfl_flower.numerics.summed_kmeans import LEAST_ROWS
 from vfl_flower.party.memory import Memory
 from vfl_flower.protocol.settings import (
     Natural,
@@ -55,6 +46,12 @@ from vfl_flower.protocol.terms import Terms
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import ProtocolStrategy, Run
+from vfl_flower.strategies.kernel_kmeans.clustering import (
+    LARGEST_SQUARE,
+    by_coreset,
+    by_sums,
+    largest,
+)
 from vfl_flower.strategies.kernel_kmeans.metrics import TRAINING
 from vfl_flower.strategies.kernel_kmeans.setup import Start, begin, decomposed
 from vfl_flower.typing import Array
@@ -64,9 +61,6 @@ log = logging.getLogger("vfl_flower")
 MOST_ROWS_WITHOUT_CEM = 2**24
 """Most rows of all parties without the communication mechanism: the server then holds
 vectors of that length."""
-
-LARGEST_SQUARE = 2.0
-"""Largest square of a random feature, sqrt(2) cos(omega^T x + b)."""
 
 MOVING = 1.0
 """How far the subspace moves in the last iteration from which on a run warns of it. On
@@ -198,7 +192,7 @@ class FKKMeans(ProtocolStrategy):
     fills = True
     steps: ClassVar[Steps] = (
         *(party.begin, party.gram, party.product, party.project, party.expand),
-        *(party.embed, party.lloyd, party.local, party.sample, party.assign),
+        *(kmeans.embed, kmeans.lloyd, kmeans.local, kmeans.sample, kmeans.assign),
     )
 
     def __post_init__(self) -> None:
@@ -222,9 +216,9 @@ class FKKMeans(ProtocolStrategy):
                 f"number from 2 to n_clusters, got {self.n_clusters}"
             )
         tried = self.n_clusters * (self.n_clusters - 1 if self.choose_clusters else 1)
-        if self._sums and self.n_init * tried > party.MOST_CENTERS:
+        if self._sums and self.n_init * tried > MOST_CENTERS:
             raise ValueError(
-                f"n_init must be at most {party.MOST_CENTERS // tried} with "
+                f"n_init must be at most {MOST_CENTERS // tried} with "
                 f"{self.n_clusters} clusters, got {self.n_init}"
             )
         if not self.cem and (self.eigensolver, self.masking) != ("lanczos", "plain"):
@@ -294,8 +288,11 @@ class FKKMeans(ProtocolStrategy):
             rows = self._without_cem(parties, run, space, start)
             R, H = None, each(split_rows(parties, rows))
         # Lines 16 to 19.
-        cluster = self._by_sums if self._sums else self._by_coreset
-        centers, sum_h, more = cluster(parties, run, space, R, H)
+        common = parties, run, space, R, H, self.n_clusters, self.n_init
+        if self._sums:
+            centers, sum_h, more = by_sums(*common, self.passes, self.choose_clusters)
+        else:
+            centers, sum_h, more = by_coreset(*common, self.coreset_size)
         # Line 20.
         model = self._model(parties, space, gamma)
         model.cluster_centers_ = centers
@@ -518,7 +515,7 @@ class FKKMeans(ProtocolStrategy):
             rows = replies.each("rows")
             for j, products in enumerate(rows):
                 # At most |a_i| |A^T c|, and these are at most sqrt(2 D), sqrt(2 D N).
-                if _largest(products) > 2.01 * D * math.sqrt(N):
+                if largest(products) > 2.01 * D * math.sqrt(N):
                     reason = "its products are larger than features allow"
                     raise replies.failure(j, reason)
             eta = space.next_eta
@@ -544,114 +541,17 @@ class FKKMeans(ProtocolStrategy):
             B = U[:, : space.rank] * np.sqrt(space.lengths)
         return np.asarray(U[:, : space.s] * np.sqrt(space.eigenvalues))
 
-    def _by_sums(
-        self,
-        parties: Parties,
-        run: Run,
-        space: Subspace,
-        R: Array | None,
-        H: Array | None,
-    ) -> tuple[Array, Array, dict[str, Any]]:
-        """Lines 16 to 19: return the centres, the sum of the rows of H, and metrics."""
-        N, values = parties.n_rows, space.eigenvalues
-        s, mass = len(values), float(values.sum())
-        # The squares of all rows of H add up to its eigenvalues.
-        bound = 2 * math.sqrt(N * mass) + 10 * math.sqrt(mass)
-        replies = parties.ask_exactly(party.embed.summing(sum_h=bound), R=R, H=H)
-        sum_h = replies.sums["sum_h"]
-        if len(sum_h) != s:
-            raise parties.faulty_sum(party.embed, f"{s} sums of the embedding")
-
-        def ask(request: Request) -> Pass:
-            wanted = {"inertia": 4.0 * LARGEST_SQUARE * N, "sizes": float(N)}
-            if request.last is not None:
-                wanted |= {"counts": float(N), "sums": bound}
-            if request.used is not None:
-                wanted["silhouettes"] = 2.0 * N
-            sums = parties.ask_exactly(
-                party.lloyd.summing(**wanted),
-                centers=request.centers,
-                last=request.last,
-                sizes=request.sizes,
-                used=request.used,
-            ).sums
-            rows = np.rint(sums["sizes"])
-            if rows.min() < 0 or (rows.sum(axis=1) != N).any():
-                raise parties.faulty_sum(party.lloyd, f"clusters of {N} rows")
-            run.trace("inertia", float(sums["inertia"].min()))
-            return Pass(**sums)
-
-        mean = sum_h / N
-        cluster = chosen_kmeans if self.choose_clusters else summed_kmeans
-        clusters = cluster(
-            ask,
-            self.n_clusters,
-            mean,
-            np.diag(values) / N - np.outer(mean, mean),
-            run.rng("k-means"),
-            self.n_init,
-            self.passes,
-        )
-        metrics = {"passes": clusters.passes, "small_share": clusters.small}
-        if self.choose_clusters:
-            metrics["clusters"] = len(clusters.centers)
-        return first_of_equals(clusters.centers), sum_h, metrics
-
-    def _by_coreset(
-        self,
-        parties: Parties,
-        run: Run,
-        space: Subspace,
-        R: Array | None,
-        H: Array | None,
-    ) -> tuple[Array, Array, dict[str, Any]]:
-        """Lines 16 to 19 as in [1]; the points estimate the sum of the rows of H."""
-        # Lines 16 and 17.
-        replies = parties.ask(party.local, n_clusters=self.n_clusters, R=R, H=H)
-        # Lines 18 and 19.
-        shares = split_budget(np.array(replies.each("cost")), self.coreset_size)
-        points, weights = self._sample(parties, space, shares)
-        rng = run.rng("k-means")
-        centers = combine(points, weights, self.n_clusters, rng, self.n_init)
-        return centers, weights @ points, {}
-
-    def _sample(
-        self, parties: Parties, space: Subspace, shares: Array
-    ) -> tuple[Array, Array]:
-        """Line 19: return points of the embedding of all parties, and their weights."""
-        counts = [int(share) for share in shares]
-        replies = parties.ask(party.sample, count=each(counts))
-        width, mass = len(space.eigenvalues), float(space.eigenvalues.sum())
-        for j, (info, reply) in enumerate(zip(parties, replies, strict=True)):
-            points, weights, n = reply["points"], reply["weights"], info.n_rows
-            most = n if counts[j] >= n else counts[j] + min(n, self.n_clusters)
-            if points.shape[1] != width or len(points) > most:
-                rule = f"at most {most} points of {width} numbers"
-            # The squares of all rows of H add up to its eigenvalues. No weight is above
-            # 2 n_m in size, and they add up to n_m.
-            elif _largest(points) > 4 * math.sqrt(mass):
-                rule = "points no larger than all rows of the embedding together"
-            elif not weights.max() > 0 or _largest(weights) > 3 * n:
-                rule = f"weights that can be those of {n} rows"
-            else:
-                continue
-            raise replies.failure(j, f"its reply must have {rule}")
-        points, weights = (
-            np.concatenate(replies.each(name)) for name in ("points", "weights")
-        )
-        return points, weights
-
     def _assign(self, parties: Parties, model: KernelKMeansModel) -> Array:
         """Line 20: add to the model what the labels give; return its cluster sizes."""
         N = parties.n_rows
         replies = parties.ask_exactly(
-            party.assign.summing(inertia=4.0 * LARGEST_SQUARE * N, sizes=float(N)),
+            kmeans.assign.summing(inertia=4.0 * LARGEST_SQUARE * N, sizes=float(N)),
             centers=model.cluster_centers_,
         )
         sums = replies.sums
         inertia, sizes = float(sums["inertia"][0]), np.rint(sums["sizes"])
         if inertia < 0 or sizes.min() < 0 or sizes.sum() != N:
-            raise parties.faulty_sum(party.assign, f"clusters of {N} rows")
+            raise parties.faulty_sum(kmeans.assign, f"clusters of {N} rows")
         model.inertia_ = inertia
         model.kept = all(replies.each("kept"))
         model.sizes_ = np.asarray(sizes, dtype=np.float64)
@@ -662,9 +562,3 @@ def split_rows(parties: Parties, rows: Array) -> list[Array]:
     """Split an array over all rows into the parts of the parties."""
     ends = np.cumsum([info.n_rows for info in parties])
     return np.split(rows, ends[:-1])
-
-
-def _largest(values: Array) -> float:
-    """Return the largest absolute value, for any type of number."""
-    with np.errstate(over="ignore"):
-        return float(np.abs(values.astype(np.float64)).max())

@@ -16,9 +16,8 @@ import numpy as np
 import pydantic
 from flwr.app import ArrayRecord
 
-from vfl_flower.clients import mufc as party
-from vfl_flower.clients.mufc import MOST_ROWS
-from vfl_flower.clients.mufc_state import GlobalClusters, ServerState
+from vfl_flower.clients.mufc import forgetting, prediction, training
+from vfl_flower.clients.mufc.training import MOST_ROWS
 from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.party.parts import check_model
 from vfl_flower.protocol.settings import check_unused, settings
@@ -29,6 +28,7 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.later import log_clusters
+from vfl_flower.strategies.mufc.state import GlobalClusters, ServerState
 from vfl_flower.strategies.mufc.training import (
     MUFCTask,
     StateFolder,
@@ -128,10 +128,10 @@ class LaterTask(MUFCTask):
                 f"at least {self.least_parties} parties must stay, whose sum hides "
                 "each: remove the model instead"
             )
-        kind: party.Kind = "forget-client" if leaving else "unlearn"
+        kind: forgetting.Kind = "forget-client" if leaving else "unlearn"
         agreed, key = before.settings, new_key(parties, before.settings)
         replies = parties.ask(
-            party.forget.summing(**sums_of(agreed)),
+            forgetting.forget.summing(**sums_of(agreed)),
             model=self.model,
             version=before.version,
             before=before.run,
@@ -152,7 +152,7 @@ class LaterTask(MUFCTask):
         replies: Replies[Any],
         before: GlobalClusters,
         key: bytes,
-        kind: party.Kind | Literal["add"],
+        kind: forgetting.Kind | Literal["add"],
         leaving: Sequence[str] = (),
         lazy_counts: bool = False,
     ) -> ArrayRecord:
@@ -249,7 +249,7 @@ class MUFCUnlearn(LaterTask):
 
     task = "unlearn"
     question = "How are the clusters without rows that must be forgotten?"
-    steps: ClassVar[Steps] = (party.forget, party.commit)
+    steps: ClassVar[Steps] = (forgetting.forget, training.commit)
 
     def check(self) -> None:
         """Raise, before any message, if the model cannot be unlearned like this."""
@@ -278,7 +278,7 @@ class MUFCForgetClient(LaterTask):
 
     task = "forget-client"
     question = "How are the clusters without the rows of a party that leaves?"
-    steps: ClassVar[Steps] = (party.forget, party.commit)
+    steps: ClassVar[Steps] = (forgetting.forget, training.commit)
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -329,7 +329,7 @@ class MUFCAdd(LaterTask):
 
     task = "add"
     question = "How are the clusters with the rows that have come since?"
-    steps: ClassVar[Steps] = (party.add, party.commit)
+    steps: ClassVar[Steps] = (forgetting.add, training.commit)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Algorithms 3 and 4, with new rows in the place of removed ones."""
@@ -337,7 +337,7 @@ class MUFCAdd(LaterTask):
         _check_parties([info.name for info in parties], before.parties)
         key = new_key(parties, before.settings)
         replies = parties.ask(
-            party.add.summing(**sums_of(before.settings)),
+            forgetting.add.summing(**sums_of(before.settings)),
             model=self.model,
             version=before.version,
             before=before.run,
@@ -371,7 +371,7 @@ class MUFCStatus(ReadingTask):
 
     task = "status"
     question = "How much has a model forgotten, and what waits?"
-    steps: ClassVar[Steps] = (party.status,)
+    steps: ClassVar[Steps] = (forgetting.status,)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Ask all parties in one round trip."""
@@ -379,7 +379,7 @@ class MUFCStatus(ReadingTask):
         names = [info.name for info in parties]
         _check_parties(names, now.parties)
         replies = parties.ask(
-            party.status, model=self.model, version=now.version, before=now.run
+            forgetting.status, model=self.model, version=now.version, before=now.run
         )
         for name, reply in zip(names, replies, strict=True):
             log.info("%s: %s", name, ", ".join(f"{v} {k}" for k, v in reply.items()))
@@ -413,7 +413,7 @@ class MUFCPrediction(ReadingTask):
 
     task = "predict"
     question = "In which clusters are new rows?"
-    steps: ClassVar[Steps] = (party.predict,)
+    steps: ClassVar[Steps] = (prediction.predict,)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Ask all parties in one round trip."""
@@ -431,7 +431,7 @@ class MUFCPrediction(ReadingTask):
     def ask(self, parties: Parties, now: GlobalClusters) -> dict[str, float]:
         """Let the parties label their rows; return metrics."""
         parties.ask(
-            party.predict,
+            prediction.predict,
             model=self.model,
             version=now.version,
             before=now.run,
@@ -463,7 +463,7 @@ class MUFCEvaluation(MUFCPrediction):
 
     task = "evaluate"
     question = "How well do the clusters fit new rows?"
-    steps: ClassVar[Steps] = (party.evaluate,)
+    steps: ClassVar[Steps] = (prediction.evaluate,)
 
     @property
     def terms(self) -> Terms:
@@ -474,7 +474,7 @@ class MUFCEvaluation(MUFCPrediction):
         """Return the sums over the parties, as metrics."""
         bound = 4.0 * len(now.centers[0]) * parties.n_rows
         totals = parties.ask_exactly(
-            party.evaluate.summing(totals=bound),
+            prediction.evaluate.summing(totals=bound),
             model=self.model,
             version=now.version,
             before=now.run,

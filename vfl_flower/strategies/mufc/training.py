@@ -19,17 +19,16 @@ import pydantic
 from annotated_types import Gt, Le
 from flwr.app import ArrayRecord
 
-from vfl_flower.clients import mufc as party
-from vfl_flower.clients.mufc import MOST_ROWS
-from vfl_flower.clients.mufc_state import (
+from vfl_flower.clients.mufc import training as party
+from vfl_flower.clients.mufc.settings import (
     LEAST_ROWS,
     PointField,
     Privacy,
     ServerPoints,
-    ServerState,
     Training,
     TrainingSettings,
 )
+from vfl_flower.clients.mufc.training import MOST_ROWS
 from vfl_flower.models.base import Model
 from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.numerics.evaluation import most_chosen
@@ -57,6 +56,7 @@ from vfl_flower.strategies.mufc.box import (
     parse_box,
 )
 from vfl_flower.strategies.mufc.metrics import METRICS
+from vfl_flower.strategies.mufc.state import ServerState
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")

@@ -21,27 +21,22 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
-from annotated_types import Ge, Le
 
+from vfl_flower.clients.mufc.settings import TrainingSettings
 from vfl_flower.files import check_no_link, make_private
-from vfl_flower.numerics.mufc import Box, Quantizer
 from vfl_flower.party.parts import is_model_id
 from vfl_flower.party.party import PartyError
-from vfl_flower.protocol.contract import ContractError, fields_of, flat, structure
-from vfl_flower.protocol.settings import Natural, Positive
-from vfl_flower.secure_aggregation.sparse_sum import SparseSum
+from vfl_flower.protocol.contract import fields_of, flat, structure
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 from vfl_flower.version import __version__
@@ -58,113 +53,10 @@ BUSY = 5.0
 """Seconds to wait for another process that holds the file."""
 
 READ = "BEGIN"
+
 WRITE = "BEGIN IMMEDIATE"
 """How a transaction begins; after this one, what it reads cannot change before it
 writes."""
-
-MOST_NUMBERS = 2**20
-"""Most numbers of a sparse sum, so that no request exhausts a party's memory."""
-
-MOST_CLUSTERS = 2**12
-"""Most clusters: a party's time grows with its rows times their number."""
-
-LEAST_ROWS = 5
-"""Fewest rows of a mean that is a centroid; of fewer, it is as good as a row."""
-
-Clusters = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
-ServerPoints = Literal["uniform", "weighted"]
-Training = Literal["init", "full"]
-Privacy = Literal["scma", "none"]
-PointField = Literal["hash", "paper"]
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingSettings:
-    """What server and parties agree on in training, for all tasks on the model.
-
-    They are those of :class:`vfl_flower.strategies.MUFC`, without "auto" or 0, and the
-    box by its `lower` and `upper` bounds, shape (d,) or (), in the unit of the columns.
-    Raises ContractError if the bounds make no box, or gamma no quantisation.
-    """
-
-    n_clusters: Clusters
-    local_clusters: Clusters
-    gamma: Positive
-    lower: Array
-    upper: Array
-    server_points: ServerPoints
-    client_training: Training
-    privacy: Privacy
-    field: PointField
-    n_init: Natural
-    min_rows_per_bin: Natural = 1
-    """Fewest rows of a party's cluster."""
-    choose_clusters: bool = False
-    """Whether `n_clusters` is the most that each version may have."""
-    columns: list[str] | None = None
-    """Digests of the names of the columns in their order, if they have names."""
-
-    def __post_init__(self) -> None:
-        """Check what the types do not say."""
-        if any(bound.dtype.kind not in "iuf" for bound in (self.lower, self.upper)):
-            raise ContractError("'lower' and 'upper' must hold real numbers")
-        try:
-            _ = self.box, self.quantizer
-        except ValueError as error:
-            raise ContractError(str(error)) from None
-
-    @property
-    def shows_rows(self) -> bool:
-        """Whether a centroid can be a row, or as good as one."""
-        few = self.client_training == "init" or self.min_rows_per_bin < LEAST_ROWS
-        return few or self.privacy == "none"
-
-    @cached_property
-    def box(self) -> Box:
-        """The box."""
-        return Box(self.lower, self.upper)
-
-    @cached_property
-    def quantizer(self) -> Quantizer:
-        """The bins."""
-        return Quantizer(self.gamma)
-
-    def code(self, n_parties: int, n_columns: int, key: bytes) -> SparseSum:
-        """Return the code of Algorithm 2 for the counts of all parties.
-
-        Raises ValueError if the numbers of the bins do not fit into the field of the
-        paper, or the sum is too large for a message.
-        """
-        n_bins = self.quantizer.n_bins
-        try:
-            code = SparseSum(
-                self.local_clusters, n_parties, n_columns, n_bins, key, self.field
-            )
-        except ValueError:
-            if self.field == "hash":
-                raise
-            raise ValueError(
-                f"field must be 'hash' for {n_columns} columns of {n_bins} bins: their "
-                "product is above 2^61"
-            ) from None
-        if code.size > MOST_NUMBERS:
-            raise ValueError(
-                f"local_clusters must be lower, got {self.local_clusters}: for "
-                f"{n_parties} parties and {n_columns} columns a message would have "
-                f"{code.size} numbers, and at most {MOST_NUMBERS} are sent"
-            )
-        return code
-
-    def stored(self) -> dict[str, Any]:
-        """Return the settings as JSON can hold them."""
-        bounds = {"lower": self.lower.tolist(), "upper": self.upper.tolist()}
-        return flat(self) | bounds
-
-    @classmethod
-    def restored(cls, stored: dict[str, Any]) -> TrainingSettings:
-        """Return the settings that were :meth:`stored`, or raise ContractError."""
-        bounds = {k: np.array(stored.get(k)) for k in ("lower", "upper")}
-        return cls(**structure(fields_of(cls), stored | bounds, {}))
 
 
 @shapes_only
@@ -193,32 +85,7 @@ class LocalClusters:
     """Rows of each cluster, int64, shape (at most k',), without emptied clusters."""
 
 
-@shapes_only
-@dataclass(frozen=True, eq=False)
-class GlobalClusters:
-    """What the server stores of one version."""
-
-    version: int
-    """Version of the clustering; 0: training is not finished."""
-    run: str
-    """The run that saved it."""
-    bins: Array
-    """Bins of q that have rows, int64, shape (m, d)."""
-    counts: Array
-    """Rows of each bin, int64, shape (m,)."""
-    centers: Array
-    """C_s, shape (K, d), in the unit of the data."""
-    parties: list[str]
-    """Names of the parties whose rows are in q."""
-    settings: TrainingSettings
-    """What training agreed on."""
-    sizes: Array
-    """Rows of each cluster, int64, shape (K,); empty before `ServerState.describe`."""
-    inertia: float
-    """The induced objective; NaN before `ServerState.describe`."""
-
-
-class _StateFile:
+class StateFile:
     """The file ``<model>.sqlite`` of one model, opened and closed in each call."""
 
     kind: ClassVar[int]
@@ -390,7 +257,7 @@ class _StateFile:
             )
 
 
-class ClientState(_StateFile):
+class ClientState(StateFile):
     """What one party stores of one model, in its ``state-dir``.
 
     A run is any text that no other run has. It separates what two runs have staged for
@@ -577,7 +444,7 @@ class ClientState(_StateFile):
                     )
                 db.execute(
                     "INSERT INTO log VALUES (?, ?, ?, ?, ?)",
-                    (_now(), kind, version, changed, redrawn),
+                    (now(), kind, version, changed, redrawn),
                 )
             # Without WHERE, SQLite writes to the disk even if the table is empty.
             db.execute("DELETE FROM staged WHERE true")
@@ -604,7 +471,7 @@ class ClientState(_StateFile):
             )
             db.execute(
                 "INSERT INTO log VALUES (?, 'forget-client', ?, x'', 0)",
-                (_now(), self._version(db)),
+                (now(), self._version(db)),
             )
             for table in ("rows", "removed", "staged"):
                 db.execute(f"DELETE FROM {table}")
@@ -627,116 +494,6 @@ class ClientState(_StateFile):
             yield db
 
 
-class ServerState(_StateFile):
-    """What the server stores of one model, in the folder of its states.
-
-    Each method but `exists` raises ValueError if there is no legible state of that
-    model and format.
-    """
-
-    kind = 0x76666C73  # "vfls"
-    owner = "the server"
-    error = ValueError
-    tables: ClassVar[dict[str, str]] = {
-        "about": "model TEXT, version INTEGER, run TEXT, settings TEXT, clients TEXT, "
-        "columns INTEGER, bins BLOB, counts BLOB, centers BLOB, sizes BLOB, "
-        "inertia REAL",
-        "log": "time TEXT, kind TEXT, version INTEGER, clients TEXT, changed INTEGER",
-    }
-
-    @classmethod
-    def create(
-        cls,
-        folder: Path,
-        model: str,
-        settings: TrainingSettings,
-        parties: Sequence[str],
-    ) -> ServerState:
-        """Create version 0, with an empty q, or replace an unfinished training."""
-        state = cls(folder, model)
-        with state._new() as db:
-            db.execute(
-                "INSERT INTO about VALUES "
-                "(?, 0, '', ?, ?, 1, x'', x'', x'', x'', NULL)",
-                (model, json.dumps(settings.stored()), json.dumps(list(parties))),
-            )
-        return state
-
-    def save(
-        self,
-        version: int,
-        bins: Array,
-        counts: Array,
-        centers: Array,
-        parties: Sequence[str],
-        kind: str,
-        *,
-        named: Sequence[str] = (),
-        run: str = "",
-    ) -> None:
-        """Write the next version over the present one, which decides it.
-
-        The parties settle it by the `run`. Raises ValueError if it is not the next one.
-        """
-        packed = [bins.astype("<i8"), counts.astype("<i8"), centers.astype("<f8")]
-        version = int(version)  # SQLite takes no integer of NumPy
-        with self._open(WRITE) as db:
-            self._check_next(db, version)
-            before = self._load(db)
-            changed = _entries(before.bins, before.counts) != _entries(bins, counts)
-            db.execute(
-                "UPDATE about SET version = ?, run = ?, clients = ?, columns = ?, "
-                "bins = ?, counts = ?, centers = ?, sizes = x'', inertia = NULL",
-                (
-                    *(version, run, json.dumps(list(parties)), bins.shape[1]),
-                    *(array.tobytes() for array in packed),
-                ),
-            )
-            db.execute(
-                "INSERT INTO log VALUES (?, ?, ?, ?, ?)",
-                (_now(), kind, version, json.dumps(list(named)), changed),
-            )
-
-    def describe(self, version: int, sizes: Array, inertia: float) -> None:
-        """Add sizes and objective to a version, unless another one was saved since."""
-        packed = np.asarray(sizes).astype("<i8").tobytes()
-        with self._open(WRITE) as db:
-            db.execute(
-                "UPDATE about SET sizes = ?, inertia = ? WHERE version = ?",
-                (packed, float(inertia), int(version)),
-            )
-
-    def load(self) -> GlobalClusters:
-        """Return the present version."""
-        with self._open() as db:
-            return self._load(db)
-
-    def _load(self, db: sqlite3.Connection) -> GlobalClusters:
-        version, run, d, inertia = self._about(db, "version, run, columns, inertia")
-        bins, counts, centers, sizes = self._about(db, "bins, counts, centers, sizes")
-        parties, settings = self._about(db, "clients, settings")
-        with self._legible():
-            return GlobalClusters(
-                version,
-                run,
-                np.frombuffer(bins, "<i8").astype(np.int64).reshape(-1, d),
-                np.frombuffer(counts, "<i8").astype(np.int64),
-                np.frombuffer(centers, "<f8").astype(np.float64).reshape(-1, d),
-                json.loads(parties),
-                TrainingSettings.restored(dict(json.loads(settings))),
-                np.frombuffer(sizes, "<i8").astype(np.int64),
-                math.nan if inertia is None else inertia,
-            )
-
-    def log(self) -> list[dict[str, Any]]:
-        """Return the audit log, oldest first; `changed` is whether q differs."""
-        log = self._log("time, kind, version, clients AS parties, changed")
-        for entry in log:
-            entry["parties"] = json.loads(entry["parties"])
-            entry["changed"] = bool(entry["changed"])
-        return log
-
-
 def list_models(folder: Path) -> list[str]:
     """Return the sorted ids of models with a state, unfinished trainings included."""
     try:
@@ -755,7 +512,8 @@ def _is_empty(db: sqlite3.Connection) -> bool:
     return db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
 
 
-def _now() -> str:
+def now() -> str:
+    """Return the time in UTC, for an audit log."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -815,9 +573,3 @@ def _known(db: sqlite3.Connection, tags: Sequence[bytes]) -> Array:
     place = np.searchsorted(stored, wanted)
     known[order] = stored[np.minimum(place, len(stored) - 1)] == wanted
     return known
-
-
-def _entries(bins: Array, counts: Array) -> dict[bytes, int]:
-    """Return the counts by bin, whatever the order of the bins."""
-    rows = zip(bins, counts.tolist(), strict=True)
-    return {place.tobytes(): count for place, count in rows}

@@ -10,7 +10,6 @@ labels new rows alone.
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,16 +17,13 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar, cast
 
 import numpy as np
-from annotated_types import Ge, Le, MaxLen, MinLen
+from annotated_types import Ge, Le
 
-from vfl_flower.numerics import distributed_kmeans, kmeans, summed_kmeans
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.coresets import ClusterSummary, cluster_summary
+from vfl_flower.numerics.coresets import ClusterSummary
 from vfl_flower.numerics.kernel_embedding import (
-    EmbeddingPart,
     FeatureSetup,
     Kernel,
-    embed_rows,
     feature_block_rows,
     feature_blocks,
     features_of,
@@ -39,18 +35,17 @@ from vfl_flower.numerics.kernel_kmeans import (
     stack,
     step_size,
 )
-from vfl_flower.party.party import Party, PartyError, Predictions, digest_ids, stored_as
-from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, SECRET, Reals, Whole, flat
-from vfl_flower.protocol.errors import refusing
-from vfl_flower.protocol.settings import Count, Natural, Positive
-from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
-from vfl_flower.protocol.terms import LEAST_ROWS
+from vfl_flower.party.party import Party, PartyError, stored_as
+from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, SECRET, Reals, flat
+from vfl_flower.protocol.settings import Natural, Positive
+from vfl_flower.protocol.steps import reveals, step_of, sums_over
 from vfl_flower.secure_aggregation.limbs import split_limbs
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
-T = TypeVar("T")
 step = step_of("kernel_kmeans")
+
+T = TypeVar("T")
 
 CACHE_BYTES = 2**26
 """Largest A_t that is kept for the next message of the same process."""
@@ -61,9 +56,6 @@ MOST_FEATURES = 2**12
 MOST_COMPONENTS = MOST_FEATURES // 4 - 5
 """Most components, and most clusters: the first iteration has 4 (s + 5) features."""
 
-MOST_CENTERS = 2**17
-"""Most centres of all starts of k-means together."""
-
 MOST_OF_VECTOR = 1e50
 """Largest number of a vector: where a product overflows, a refusal would tell it."""
 
@@ -71,13 +63,13 @@ LARGEST_COST = 1e300
 """Largest cost of a party's own centres: the sum over parties must be finite."""
 
 Squares = Literal["", "column", "total"]
+
 Seed = Annotated[bytes | None, SECRET]
+
 Features = Annotated[int, Ge(1), Le(MOST_FEATURES)]
+
 SmallMatrix = Annotated[Array, Reals("* *")]
 """R_t or R': what W_t is multiplied by."""
-Centers = Annotated[Array, Reals("k s"), MinLen(1), MaxLen(MOST_COMPONENTS)]
-Starts = Annotated[Array, Reals("a k s"), MinLen(1)]
-"""Centres of each start."""
 
 
 @shapes_only
@@ -192,57 +184,8 @@ class Expansion(TypedDict):
     rows: Annotated[Array, Reals("n_rows")]
 
 
-class Local(TypedDict):
-    """Reply of :func:`local`."""
-
-    cost: Annotated[float, Ge(0), Le(LARGEST_COST)]
-
-
-class Sample(TypedDict):
-    """Reply of :func:`sample`."""
-
-    points: Annotated[Array, Reals("a s"), MinLen(1)]
-    weights: Annotated[Array, Reals("a")]
-
-
-class Embedding(TypedDict):
-    """Reply of :func:`embed`."""
-
-    sum_h: Annotated[Array, Reals("*"), IN_SUM]
-
-
-class Lloyd(TypedDict):
-    """Reply of :func:`lloyd`."""
-
-    inertia: Annotated[Array, Reals("a"), IN_SUM]
-    sizes: Annotated[Array, Reals("a k"), COUNTS]
-    counts: NotRequired[Annotated[Array, Reals("a k"), IN_SUM]]
-    sums: NotRequired[Annotated[Array, Reals("a k s"), IN_SUM]]
-    silhouettes: NotRequired[Annotated[Array, Reals("a"), IN_SUM]]
-
-
-class Clusters(TypedDict):
-    """Reply of :func:`assign`."""
-
-    inertia: Annotated[Array, Reals("1"), IN_SUM]
-    sizes: Annotated[Array, Reals("k"), COUNTS]
-    kept: bool
-
-
-class Predicted(TypedDict):
-    """Reply of :func:`predict`."""
-
-    done: bool
-
-
-class Cost(TypedDict):
-    """Reply of :func:`evaluate`."""
-
-    cost: Annotated[Array, Reals("1"), IN_SUM]
-
-
 @contextmanager
-def _within_memory() -> Iterator[None]:
+def within_memory() -> Iterator[None]:
     """Refuse what does not fit in memory; the caller checks for overflow."""
     try:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -357,7 +300,7 @@ def _W(state: State, part: slice, A: Array) -> Array:
     return stack(A, B, state.eta)
 
 
-@_within_memory()
+@within_memory()
 def _gram(party: Party, state: State) -> Array:
     """Return W_t[m]^T W_t[m]."""
 
@@ -368,8 +311,8 @@ def _gram(party: Party, state: State) -> Array:
     return _reduce(party, state, gram_of, np.add, np.zeros((1, 1)))
 
 
-@_within_memory()
-def _times(party: Party, state: State, R: Array) -> Array:
+@within_memory()
+def times(party: Party, state: State, R: Array) -> Array:
     """Return W_t[m] R, which is B_{t+1} or H, and update the map P."""
     if len(R) != state.width or not 1 <= R.shape[1] <= len(R):
         raise PartyError(
@@ -378,14 +321,14 @@ def _times(party: Party, state: State, R: Array) -> Array:
         )
     R = np.asarray(R, dtype=np.float64)
     product = _per_row(party, state, lambda part, A: _W(state, part, A) @ R)
-    _check_size("R", product)
+    check_size("R", product)
     if state.P is not None:
         state.P = compose(state.P, R, state.eta)
-        _check_size("R", state.P)
+        check_size("R", state.P)
     return product
 
 
-def _check_size(name: str, matrix: Array) -> None:
+def check_size(name: str, matrix: Array) -> None:
     """Refuse a matrix whose sum of squares would overflow."""
     if not float(np.square(matrix).sum()) <= LARGEST_COST / 1e10:
         raise PartyError(f"{name} must be small enough for its squares to be finite")
@@ -426,7 +369,7 @@ def _advance(
         state.seed, state.setup = state.seed or _seed(seed), setup
         state.P = np.zeros((0, 0)) if mechanism else None
     if R is not None:
-        state.B = _times(party, state, R)
+        state.B = times(party, state, R)
     state.t, state.G = t, None
     return state
 
@@ -481,7 +424,7 @@ def product(
             f"vectors must be at most {len(G)} of {len(G)} numbers, got shape "
             f"{vectors.shape}"
         )
-    with _within_memory():
+    with within_memory():
         reply: Product = {"product": G @ np.asarray(vectors, dtype=np.float64)}
     if trace_wanted:
         reply["trace"] = np.array([G.trace()])
@@ -512,7 +455,7 @@ def project(
     """
     _check_without_mechanism(party)
     state = _advance(party, t, None, setup, seed, mechanism=False)
-    with _within_memory():
+    with within_memory():
         numbers = np.asarray(c, dtype=np.float64)
         projected = _reduce(
             party,
@@ -539,233 +482,9 @@ def expand(party: Party, g: Annotated[Array, Reals("*")]) -> Expansion:
             f"g must have a number for each of the {state.n_features} features of the "
             f"iteration, got {len(g)}"
         )
-    with _within_memory():
+    with within_memory():
         numbers = np.asarray(g, dtype=np.float64)
         rows = _per_row(party, state, lambda _, A: A @ numbers)
     if not np.isfinite(rows).all():
         raise PartyError("g must be small enough for its products to be finite")
     return {"rows": rows}
-
-
-# -- k-means (lines 16 to 20) ---------------------------------------------------------
-
-
-def _embed(party: Party, R: Array | None, H: Array | None) -> tuple[State, Array]:
-    """Make the embedding, which ends the iterations; return it with the state."""
-    state = party.recall(State)
-    if not state.t or state.H is not None:
-        raise PartyError("the embedding must be made once, after the iterations")
-    if (R is None) == (H is None) or (R is None) != (state.P is None):
-        raise PartyError("the embedding must come as R, and without cem as H")
-    if R is not None:
-        H = _times(party, state, R)
-    assert H is not None
-    with _within_memory():
-        H = np.asarray(H, dtype=np.float64)
-        if not H.shape[1]:
-            raise PartyError("the embedding must have a column")
-        _check_size("H", H)
-    state.H, state.B, state.G = H, None, None
-    party.cache.pop("kernel_kmeans", None)
-    return state, H
-
-
-@step
-@sums_over("session")
-@once
-@reveals("row-sums", counted=False)
-def embed(
-    party: Party,
-    R: SmallMatrix | None = None,
-    H: Annotated[Array, Reals("n_rows s"), OWN] | None = None,
-) -> Embedding:
-    """Lines 16 and 17, with clustering "sums": H[m] = W_T R, or `H`, and its sum."""
-    _, H = _embed(party, R, H)
-    return {"sum_h": H.sum(axis=0)}
-
-
-@step
-@sums_over("session", "of each cluster a random half of its rows leaves, with noise")
-@reveals("row-sums")
-def lloyd(
-    party: Party,
-    centers: Starts,
-    last: Starts | None = None,
-    sizes: Annotated[Array, Whole("a k")] | None = None,
-    used: Annotated[Array, Whole("a", least=2)] | None = None,
-) -> Lloyd:
-    """Line 19, with clustering "sums": a pass of all starts over this party's rows.
-
-    `last` are the centres of the pass before, and `sizes` the rows that all parties had
-    in their clusters. A server that chooses them freely could single out rows. With
-    `used`, the number of centres of each start, also how far apart the clusters are.
-    """
-    state = party.recall(State)
-    H = _embedded(state)
-    (a, k), s = centers.shape[:2], H.shape[1]
-    if centers.shape[2] != s:
-        raise PartyError(f"centers must have {s} numbers each, got {centers.shape[2]}")
-    if a * k > MOST_CENTERS:
-        raise PartyError(
-            f"centers must be at most {MOST_CENTERS} of all starts together, got "
-            f"{a * k}"
-        )
-    if (last is None) != (sizes is None):
-        raise PartyError("last and sizes must come together")
-    if used is not None and used.max() > k:
-        raise PartyError(f"used must be at most the {k} centres of a start")
-    party.share(np.arange(party.n_rows), "row-sums")
-    # A pass that is asked for again has the coins that it had; any other has its own.
-    digest = hashlib.sha256(party.secret_bytes("lloyd", 32))
-    for array in (centers, last, sizes, used):
-        digest.update(b"" if array is None else array.tobytes())
-    rng = np.random.default_rng(int.from_bytes(digest.digest()))
-    request = summed_kmeans.Request(
-        np.asarray(centers, dtype=np.float64),
-        None if last is None else np.asarray(last, dtype=np.float64),
-        sizes,
-        None if used is None else used.astype(np.int64),
-    )
-    with _within_memory():
-        part = summed_kmeans.part_of_pass(H, request, rng, party.n_parties)
-    reply = {name: values for name, values in vars(part).items() if values is not None}
-    return cast(Lloyd, reply)
-
-
-@step
-@sums_over("session")
-@once
-@reveals("embedded-rows")
-def local(
-    party: Party,
-    n_clusters: Annotated[int, Ge(1), Le(MOST_COMPONENTS)],
-    R: SmallMatrix | None = None,
-    H: Annotated[Array, Reals("n_rows s")] | None = None,
-) -> Local:
-    """Lines 16 to 19: H[m] = W_T R, or `H`, and the cost of the party's own centres."""
-    state, H = _embed(party, R, H)
-    with _within_memory():
-        state.clusters = cluster_summary(RowBlocks(H), n_clusters, party.rng("local"))
-    return {"cost": float(state.clusters.costs.sum())}
-
-
-def _embedded(state: State) -> Array:
-    """Return H."""
-    if state.H is None:
-        raise PartyError("the embedding must be made before this step")
-    return state.H
-
-
-@step
-@sums_over("none", "points count as embedded rows")
-@reveals("embedded-rows")
-def sample(party: Party, count: Count) -> Sample:
-    """Draw this party's share of the coreset of Balcan et al. (2013)."""
-    state = party.recall(State)
-    H, clusters = _embedded(state), state.clusters
-    if clusters is None:
-        raise PartyError("this party's own clusters must be made before this step")
-    with _within_memory():
-        points, weights = distributed_kmeans.sample(
-            RowBlocks(H), clusters, count, party.rng("sample")
-        )
-    if party.consent is not None:
-        party.share(_told_by(points, H, clusters), "embedded-rows")
-    return {"points": points, "weights": weights}
-
-
-def _told_by(points: Array, H: Array, clusters: ClusterSummary) -> Array:
-    """Return the rows that are among the points, or whose cluster has few rows."""
-    sent = {point.tobytes() for point in points}
-    nearest = kmeans.assign(H, clusters.centers)[0]
-    few = clusters.sizes[nearest] < summed_kmeans.LEAST_ROWS
-    return np.flatnonzero(few | [row.tobytes() in sent for row in H])
-
-
-@step
-@sums_over("session")
-@once
-@reveals("row-sums")
-def assign(party: Party, centers: Centers) -> Clusters:
-    """Line 20: label this party's rows; the labels stay here."""
-    state = party.recall(State)
-    H, setup = _embedded(state), state.known_setup
-    if centers.shape[1] != H.shape[1]:
-        raise PartyError(
-            f"centers must have {H.shape[1]} numbers each, got {centers.shape[1]}"
-        )
-    with _within_memory():
-        centers = np.asarray(centers, dtype=np.float64)
-        assigned = [kmeans.assign(rows, centers) for rows in RowBlocks(H)]
-        labels = np.concatenate([part[0] for part in assigned])
-        inertia = np.array([sum(part[1].sum() for part in assigned)])
-    party.part = {
-        **setup.features(state.seed),
-        "D": setup.D,
-        "D_1": setup.D_1,
-        "centers": centers,
-        "labels": labels.astype(np.int32),
-        "n_columns": party.rows.shape[1],
-        "columns": _names(party),
-    }
-    if state.P is not None:
-        party.part["P"] = state.P
-    party.predictions = Predictions(labels)
-    return {
-        "inertia": inertia,
-        "sizes": np.bincount(labels, minlength=len(centers)).astype(np.float64),
-        "kept": party.state_dir is not None,
-    }
-
-
-# -- new rows -------------------------------------------------------------------------
-
-
-def _names(party: Party) -> str:
-    """Return a digest of the names of the columns; "" if they have none."""
-    return digest_ids(np.array(party.columns)) if party.columns else ""
-
-
-def _new_clusters(party: Party) -> tuple[Array, Array]:
-    """Return the clusters of this party's new rows, and their squared distances."""
-    part = party.part
-    if "P" not in part:
-        raise PartyError(
-            "only a model of split rows, trained with cem, labels new rows: of this "
-            "one the party keeps the labels of the rows of training"
-        )
-    width, now = party.rows.shape[1], _names(party)
-    trained = part["columns"]
-    if part["n_columns"] != width or (trained and now and trained != now):
-        raise PartyError(
-            "new rows must have the columns of training, in their order, got "
-            f"{width} columns"
-        )
-    with refusing(), _within_memory():
-        H = embed_rows(cast(EmbeddingPart, part), party.rows)
-        parts = [kmeans.assign(rows, part["centers"]) for rows in RowBlocks(H)]
-    labels, costs = map(np.concatenate, zip(*parts, strict=True))
-    return labels, costs
-
-
-@step
-@sums_over("none")
-def predict(party: Party) -> Predicted:
-    """Label this party's new rows by its own part of the model; the labels stay."""
-    party.predictions = Predictions(_new_clusters(party)[0])
-    return {"done": True}
-
-
-@step
-@sums_over("session")
-@once
-@reveals("row-sums")
-def evaluate(party: Party) -> Cost:
-    """Return the sum of the squared distances of new rows to the trained centres."""
-    if party.n_rows < LEAST_ROWS:
-        raise PartyError(f"a cost must be of at least {LEAST_ROWS} rows of a party")
-    party.share(np.arange(party.n_rows), "row-sums")
-    cost = _new_clusters(party)[1].sum(keepdims=True)
-    if not cost[0] <= LARGEST_COST:
-        raise PartyError("new rows must have a finite cost: scale the columns")
-    return {"cost": cost}

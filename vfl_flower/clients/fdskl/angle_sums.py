@@ -1,0 +1,242 @@
+"""A party's addends of sums of distances, and of angles (Algorithm 3)."""
+
+from __future__ import annotations
+
+from typing import Annotated, NotRequired, TypedDict, cast
+
+import numpy as np
+
+from vfl_flower.clients.evaluation import classes_of
+from vfl_flower.clients.fdskl.state import (
+    AngleRequest,
+    ManyRows,
+    Names,
+    Setup,
+    begin,
+    part_of,
+    training_of,
+)
+from vfl_flower.numerics.kernel_model import (
+    KernelPart,
+    Target,
+    own_features,
+    owned,
+    partial_angles,
+)
+from vfl_flower.numerics.random_features import (
+    DTYPES,
+    Kernel,
+    draw_pairs,
+    median_bandwidth,
+    pair_distances,
+)
+from vfl_flower.party.party import Party, PartyError
+from vfl_flower.protocol.contract import SEALED, Reals
+from vfl_flower.protocol.errors import refusing
+from vfl_flower.protocol.settings import Count, Positive
+from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
+from vfl_flower.secure_aggregation.limbs import PLACES, join_limbs, split_limbs
+from vfl_flower.typing import Array
+
+step = step_of("fdskl")
+
+PAIRS = 1000
+"""Pairs of rows whose median distance gives the bandwidth."""
+
+MOST_BYTES = 2**27
+"""Most bytes of angles in a reply, so that no request exhausts a party's memory."""
+
+
+# -- bandwidth ------------------------------------------------------------------------
+
+
+class Distances(TypedDict):
+    """Reply of :func:`distances`."""
+
+    distances: Annotated[Array, Reals(f"{len(PLACES)} {PAIRS}"), SEALED]
+
+
+class Bandwidth(TypedDict):
+    """Reply of :func:`bandwidth`."""
+
+    bandwidth: Positive
+
+
+@step
+@sums_over("request")
+@once
+@reveals("angles")
+def distances(
+    party: Party,
+    kernel: Kernel,
+    target: Target,
+    holder: Count,
+    rows: ManyRows | None = None,
+) -> Distances:
+    """Return this party's part of distances of pairs of rows, as limbs; to `holder`."""
+    classes_of(party, target)  # refuses unsuitable labels before anything is sent
+    rows = np.arange(party.n_rows) if rows is None else rows.astype(np.intp)
+    rng = np.random.default_rng([party.seed, PAIRS])  # the same pairs at all parties
+    pairs = rows[draw_pairs(len(rows), PAIRS, rng)]
+    party.sum_over(rows)
+    party.share(pairs, "angles")
+    try:
+        return {"distances": split_limbs(pair_distances(party.rows, pairs, kernel))}
+    except ValueError:
+        raise PartyError(
+            "distances of rows must be below 2^120: standardise the columns, or give a "
+            "bandwidth"
+        ) from None
+
+
+@step
+@sums_over("earlier")
+@once
+def bandwidth(
+    party: Party,
+    kernel: Kernel,
+    distances: Annotated[Array, Reals(f"{len(PLACES) * PAIRS}"), SEALED],
+) -> Bandwidth:
+    """Return the bandwidth that follows from the median of the summed distances.
+
+    There must be exactly 1,000: the median of one would be the distance of one pair.
+    """
+    pairs = join_limbs(distances.reshape(len(PLACES), -1))
+    resolution = party.n_parties * PLACES[-1]
+    with refusing():
+        return {"bandwidth": median_bandwidth(pairs, kernel, resolution)}
+
+
+# -- angles (Algorithm 3) -------------------------------------------------------------
+
+
+class PartialAngles(TypedDict):
+    """Reply of :func:`angles`, keyed by label holder."""
+
+    angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED]]
+    offsets: NotRequired[Annotated[dict[int, Array], Reals("*"), SEALED]]
+
+
+@step
+@sums_over("none", "each number is of one row")
+@reveals("angles")
+def angles(
+    party: Party,
+    request: AngleRequest,
+    send: Names | None = None,
+    setup: Setup | None = None,
+) -> PartialAngles:
+    """Lines 2 and 3 of Algorithm 3: omega_l^T x_l + b_l of rows and features.
+
+    send: which arrays to give, if they travel from party to party: ``"angles_l"`` for
+        label holder l, and with shared features ``"offsets_l"``, the phases that the
+        second tree adds up (line 7). Default: all angles.
+    setup: what the features are made from, if no earlier step has received it.
+    """
+    if setup is not None:
+        begin(party, setup)
+    return angles_of(party, request, send)
+
+
+@step
+@sums_over("none", "each number is of one row")
+@reveals("angles")
+def held_out_angles(
+    party: Party, request: AngleRequest, send: Names | None = None
+) -> PartialAngles:
+    """Do the same for rows that are not trained on."""
+    return angles_of(party, request, send)
+
+
+def angles_of(
+    party: Party, request: AngleRequest, send: Names | None = None
+) -> PartialAngles:
+    """Return the angles that a request names, of the rows that this marks as sent."""
+    part = loaded_part(party) if party.part else part_of(party, training_of(party))
+    holders, stop = part["holders"], request.stop
+    names = [f"angles_{j}" for j in holders] if send is None else send
+    if "shared_seed" not in part and any(n.startswith("offsets") for n in names):
+        raise PartyError("offsets must be of shared features")
+    _check_request(part, request)
+    rows = request.rows.astype(np.intp)
+    party.afford("rows", len(rows), party.rows.shape[1])
+    party.share(rows, "angles")
+    reply: PartialAngles = {"angles": {}, "offsets": {}}
+    summands = np.zeros(0)
+    if any(name.startswith("angles") for name in names):
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # these are refused
+                summands = partial_angles(part, party.rows, stop, request.bits, rows)
+        except ValueError as error:  # its sentence names the rule, and no value
+            raise PartyError(f"the party cannot make its angles: {error}") from None
+    for holder in holders:
+        turns = slice(None) if len(holders) == 1 else owned(part, stop, holder)
+        if f"angles_{holder}" in names:
+            reply["angles"][holder] = summands[:, turns]
+        if f"offsets_{holder}" in names:
+            reply["offsets"][holder] = own_features(part).weights(0, stop)[1][turns]
+    return reply
+
+
+def _check_request(part: KernelPart, request: AngleRequest) -> None:
+    """Raise ``PartyError`` unless the angles are of the model, and fit into a reply."""
+    stop, bits = request.stop, request.bits
+    if stop > part["n_features"]:
+        raise PartyError(
+            f"stop must be at most the {part['n_features']} features of the model, got "
+            f"{stop}"
+        )
+    if "shared_seed" in part and bits != 64:
+        raise PartyError(f"bits must be 64 with shared features, got {bits}")
+    # Each party makes the shared features from the columns of all parties.
+    size = max(len(request.rows) * bits, part.get("all_columns", 0) * 64) * stop // 8
+    if size > MOST_BYTES:
+        raise PartyError(f"angles must be at most {MOST_BYTES} bytes, got {size}")
+
+
+def summed_angles(angles: Array, offsets: Array | None, rows: Array) -> Array:
+    """Return the summed angles of rows less the phases to remove, shape (n, M_l)."""
+    if angles.dtype not in DTYPES.values():
+        raise PartyError("angles must be fractions of a turn, or turns")
+    if angles.size % len(rows):
+        raise PartyError(
+            f"angles must be of the same features in each of the {len(rows)} rows, got "
+            f"{angles.size} in all"
+        )
+    angles = angles.reshape(len(rows), -1)
+    if angles.dtype.kind != "f":
+        return angles
+    if offsets is not None:
+        if len(offsets) != angles.shape[1]:
+            raise PartyError(
+                f"offsets must be one for each of the {angles.shape[1]} features, got "
+                f"{len(offsets)}"
+            )
+        with np.errstate(over="ignore"):
+            angles = angles - offsets
+    if not np.isfinite(angles).all():
+        raise PartyError("angles must be finite")
+    return np.asarray(angles % 1.0)
+
+
+def addends(party: Party, partial: Array | None, size: int, columns: int) -> Array:
+    """Return a label holder's part of the scores; of any other party zeros."""
+    if partial is None:
+        party.afford("size", size, columns)
+        return np.zeros((size, columns))
+    if partial.shape != (size, columns):
+        raise PartyError(
+            f"size and columns must be those of the scores, {partial.shape[0]} and "
+            f"{partial.shape[1]}, got {size} and {columns}"
+        )
+    return partial
+
+
+# -- prediction -----------------------------------------------------------------------
+
+
+def loaded_part(party: Party) -> KernelPart:
+    """Return the party's part of the model that the run has."""
+    if "holders" not in party.part:
+        raise PartyError("this run has no model of this kind")
+    return cast(KernelPart, party.part)

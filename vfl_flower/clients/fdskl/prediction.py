@@ -1,0 +1,206 @@
+"""A party's part of the answers for new rows (Algorithm 2)."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, NotRequired, TypedDict, cast
+
+import numpy as np
+from annotated_types import Ge, Le, MinLen
+
+from vfl_flower.clients.evaluation import (
+    MAX_CLASSES,
+    Columns,
+    Told,
+    check_columns,
+    judged,
+    measures_of,
+    texts_of,
+)
+from vfl_flower.clients.fdskl.angle_sums import (
+    addends,
+    angles_of,
+    loaded_part,
+    summed_angles,
+)
+from vfl_flower.clients.fdskl.state import (
+    AngleRequest,
+    FDSKLState,
+    Features,
+    Scale,
+    ScoredRows,
+    SummedRows,
+)
+from vfl_flower.numerics.kernel_model import (
+    KernelPart,
+    answers,
+    linear_scores,
+    probabilities,
+)
+from vfl_flower.numerics.kernel_solvers import sigmoid
+from vfl_flower.numerics.random_features import Kernel, taken
+from vfl_flower.party.party import Party, PartyError, Predictions
+from vfl_flower.protocol.contract import OWN, SEALED, Reals
+from vfl_flower.protocol.settings import Count, Natural, Positive
+from vfl_flower.protocol.steps import reveals, step_of, sums_over
+from vfl_flower.typing import Array
+
+step = step_of("fdskl")
+
+
+class PartInfo(TypedDict):
+    """Reply of :func:`part`."""
+
+    index: Count
+    n_features: Features
+    holders: Annotated[list[Count], MinLen(1)]
+    columns: Annotated[int, Ge(0), Le(MAX_CLASSES)]
+    scale: Scale
+    kernel: Kernel
+    bandwidth: Positive
+    parties: Natural
+    kept: list[Count]
+    multiple: NotRequired[Natural]
+
+
+class Answered(Told):
+    """Reply of :func:`answer`."""
+
+    scores: NotRequired[Annotated[Array, Reals("size columns"), SEALED]]
+    angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED]]
+
+
+@step
+@sums_over("none")
+def part(party: Party) -> PartInfo:
+    """Check the new rows against the part of the model, and describe that part."""
+    model_part = loaded_part(party)
+    check_columns(party, model_part["n_columns"], list(model_part["columns"]))
+    if not party.remembered():
+        party.remember(FDSKLState())
+    reply: PartInfo = {
+        "index": model_part["index"],
+        "n_features": model_part["n_features"],
+        "holders": list(model_part["holders"]),
+        "columns": len(model_part["intercept"]) if "coef" in model_part else 0,
+        "scale": model_part.get("scale", 1.0),
+        "kernel": model_part["kernel"],
+        "bandwidth": model_part["bandwidth"],
+        "parties": model_part["n_parties"],
+        "kept": list(model_part.get("kept", ())),
+    }
+    if "multiple" in model_part:
+        reply["multiple"] = model_part["multiple"]
+    return reply
+
+
+@step
+@sums_over("request")
+@reveals("angles", "request")
+@reveals("angles", "evaluate")
+@reveals("predictions", "size")
+@reveals("curves", "curves", optional=True)
+def answer(
+    party: Party,
+    columns: Columns,
+    size: Count,
+    done: Annotated[ScoredRows, OWN] | None = None,
+    at: Annotated[SummedRows, OWN] | None = None,
+    request: AngleRequest | None = None,
+    evaluate: bool = False,
+    last: bool = False,
+    curves: Annotated[bool, OWN] = False,
+) -> Answered:
+    """Algorithm 2 for blocks of rows, up to three of which overlap.
+
+    In this order: this party's addends of the scores of one block (`at`); the answers
+    of the block before, whose scores have come (`done`); the angles of the block after
+    (`request`). A sole label holder has all of the scores of a block itself.
+
+    columns, size: as for :func:`iterate`.
+    evaluate: report at the end what the answers are worth for the rows whose labels the
+        receiver knows; otherwise the receiver stores its answers as predictions.
+    last: whether the receiver now has all answers.
+    curves: with the last evaluated answers: report means of bins of rows too.
+    """
+    state, model_part = party.recall(FDSKLState), loaded_part(party)
+    reply, partial = Answered(), None
+    if at is not None:
+        coef, intercept = _coefficients(model_part)
+        party.afford("at", len(at.rows), len(coef))
+        summed = summed_angles(at.angles, at.offsets, at.rows)
+        summed = taken(summed, model_part.get("multiple", 1))
+        if summed.shape[1] != len(coef):
+            raise PartyError(
+                f"angles must be of the {len(coef)} features of the label holder, got "
+                f"{summed.shape[1]}"
+            )
+        partial = linear_scores(summed, coef) + intercept
+    if size:
+        reply["scores"] = addends(party, partial, size, columns)
+    elif at is not None and partial is not None:
+        done = ScoredRows(at.rows, partial)
+    if done is not None:
+        _answer(state, model_part, done, party.y if evaluate else None)
+    if request is not None:
+        reply["angles"] = angles_of(party, request)["angles"]
+    if last and len(state.rows):
+        if evaluate:
+            reply |= _errors(party, model_part, state, curves)
+        else:
+            real = model_part["target"] == "continuous"
+            more = {} if real else texts_of(party, state.answers)
+            party.predictions = Predictions(state.answers, state.rows, more=more)
+    return reply
+
+
+def _coefficients(model_part: KernelPart) -> tuple[Array, Array]:
+    """Return coefficients and intercept of a label holder."""
+    if "coef" not in model_part:
+        raise PartyError("this party holds no coefficients")
+    return model_part["coef"], model_part["intercept"]
+
+
+def _answer(
+    state: FDSKLState, model_part: KernelPart, done: ScoredRows, y: Array | None
+) -> None:
+    """Turn summed scores of rows into answers; with labels also how sure these are."""
+    rows, scores = done.rows, done.scores
+    shape = len(rows), len(_coefficients(model_part)[1])
+    if scores.size != math.prod(shape):
+        raise PartyError(
+            f"scores must be {math.prod(shape)} numbers, got {scores.size}"
+        )
+    scores, classes = scores.reshape(shape), model_part["classes"]
+    new_answers = answers(scores, model_part["target"], classes)
+    state.answers = np.concatenate([state.answers, new_answers])
+    state.rows = np.concatenate([state.rows, rows]).astype(np.uint32)
+    if y is not None and model_part["target"] != "continuous":
+        sure = scores[:, 0]
+        if shape[1] > 1:
+            right = y[rows.astype(np.intp), None] == classes
+            sure = (probabilities(scores) * right).sum(axis=1)
+        state.sure = np.concatenate([state.sure, sure])
+
+
+def _errors(
+    party: Party, model_part: KernelPart, state: FDSKLState, curves: bool
+) -> Answered:
+    """Return what the answers are worth for rows whose labels this party knows."""
+    known, y = judged(party, state.rows, state.evaluated)
+    state.evaluated = True
+    if not len(y):
+        return {"test_rows": 0}
+    party.sum_over(state.rows[known])
+    party.share(state.rows[known].astype(np.intp), "angles")
+    target, classes = model_part["target"], model_part["classes"]
+    scores = probability = None
+    if target == "binary":
+        scores = state.sure[known]
+        probability = sigmoid(np.where(y == classes[1], scores, -scores))
+    elif target == "multiclass":
+        probability = state.sure[known]
+    if model_part.get("loss") != "logistic":
+        probability = None
+    of_rows = state.answers[known], target, classes, scores, probability
+    return cast(Answered, measures_of(party, y, *of_rows, curves))

@@ -1,0 +1,332 @@
+"""What the server asks a party for in kernel learning, and what the party stores.
+
+Between messages a party keeps the seed of its features. In the doubly stochastic form a
+label holder also keeps its coefficients and the features of one block. Only the party's
+part of the model outlives the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import numpy as np
+from annotated_types import Ge, Le, MaxLen, MinLen
+
+from vfl_flower.clients.evaluation import Rows, classes_of, columns_of
+from vfl_flower.numerics.kernel_model import KernelPart, Target
+from vfl_flower.numerics.kernel_solvers import LossName
+from vfl_flower.numerics.random_features import Kernel
+from vfl_flower.party.party import Party, PartyError, stored_as
+from vfl_flower.protocol.contract import ROUTE, SEALED, Many, Reals, Whole
+from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
+from vfl_flower.protocol.terms import LEAST_ROWS
+from vfl_flower.shapes import shapes_only
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+
+MOST_FEATURES = 2**20
+"""Most features of a model, all of which a party draws anew for a message."""
+
+APART = 30.0
+"""Ratio of standard deviations from which a column hardly counts beside another."""
+
+Bits = Literal[8, 16, 32, 64]
+"""Bits of an angle: 8, 16 or 32 of a fraction of a turn, or turns in float64."""
+
+Features = Annotated[int, Ge(1), Le(MOST_FEATURES)]
+"""A number of random features."""
+
+Scale = Annotated[float, Ge(2.0**-332), Le(2.0**800)]
+"""Size of the labels, a power of two: 2^16 times as much bounds a sum of scores."""
+
+ManyRows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1), Many(LEAST_ROWS)]
+"""Numbers of rows, so many that one answer about all says little of each."""
+
+Names = Annotated[list[str], MaxLen(2**12), ROUTE]
+"""Names of the arrays to send in one message."""
+
+Summed = Annotated[dict[int, Array], Reals("*"), SEALED] | None
+"""Sums over the parties that this party alone can open, in numbered blocks."""
+
+Opened = Annotated[Array, Reals("*"), SEALED]
+"""A sum over the parties that this party alone can open, flattened."""
+
+
+# -- what the server asks for ---------------------------------------------------------
+
+
+@shapes_only
+@dataclass(frozen=True)
+class SharedFeatures:
+    """Features that all parties know, as Algorithm 3 has them; for comparison only.
+
+    `seed` (hexadecimal) draws omega, `widths` are the numbers of columns in party
+    order, and `kept` names for each label holder the party whose phase stays on its
+    angles.
+    """
+
+    seed: str
+    widths: list[Natural]
+    kept: list[Count]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the parties must know to make their features."""
+
+    target: Target
+    kernel: Kernel
+    bandwidth: Positive
+    """The bandwidth, in the unit of the columns."""
+    n_features: Features
+    """M, the number of features."""
+    holders: Annotated[list[Count], MinLen(1)]
+    """The label holders, in party order."""
+    block: Natural
+    """Feature j belongs to label holder number ``(j // block) % len(holders)``."""
+    shared: SharedFeatures | None = None
+    """None: each party draws its own features."""
+    chooses: bool = False
+    """In the direct form: the label holder chooses how many times it takes each
+    angle, and so the bandwidth."""
+
+
+@dataclass(frozen=True)
+class AngleRequest:
+    """Which angles to give: of `rows` and the first `stop` features, `bits` each."""
+
+    rows: Rows
+    stop: Features
+    bits: Bits
+
+
+@shapes_only
+@dataclass(frozen=True)
+class SummedRows:
+    """Rows (B,) with their summed angles, (B M_l,), and phases to subtract, (M_l,)."""
+
+    rows: Annotated[Array, Whole("instances", below="n_rows"), MinLen(1)]
+    angles: Opened
+    offsets: Opened | None = None
+
+
+@shapes_only
+@dataclass(frozen=True)
+class ScoredRows:
+    """Rows, (n,), with their summed scores, (n C,)."""
+
+    rows: Annotated[Array, Whole("done", below="n_rows")]
+    scores: Opened
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the label holder solves, of the angles of `rows`; see ``kernel_solvers.py``.
+
+    `loss` is L, and `regularization` is lambda; with 0 cross-validation chooses it.
+    With `balanced` each class counts as much as any other.
+    """
+
+    rows: ManyRows
+    loss: LossName
+    regularization: NotNegative
+    balanced: bool = False
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How label holders learn from a batch of the doubly stochastic form.
+
+    `step` is gamma of the published update; 0: the label holder chooses it, None: the
+    implicit step. `regularization` is lambda, or of the implicit step 1 / gamma, which
+    with 0 cross-validation chooses.
+    """
+
+    loss: LossName
+    regularization: NotNegative
+    step: NotNegative | None = None
+
+
+# -- what a party keeps ---------------------------------------------------------------
+
+
+@shapes_only
+@dataclass
+class Training:
+    """What a party stores of a model in training."""
+
+    setup: Setup
+    seed: str
+    """Seed of the party's own features, hexadecimal; its secret."""
+    n_columns: int
+    """Number of its columns, which must not change during the run."""
+    classes: Array = field(default_factory=lambda: np.zeros(0))
+    """At a label holder the labels of the classes, in the order of the columns of f."""
+    rule: Rule | None = None
+    """In the doubly stochastic form how to learn."""
+    alpha: Array | None = None
+    """At a label holder the coefficients so far, for each of K steps: (M_l, K C)."""
+    intercept: Array = field(default_factory=lambda: np.zeros(1))
+    """At a label holder the intercept, shape (C,)."""
+    steps: Array = field(default_factory=lambda: np.ones(1))
+    """Step sizes of the published update, shape (K,)."""
+    losses: Array = field(default_factory=lambda: np.zeros(1))
+    """Sums of the mean losses of the second half of batches before learning, (K,)."""
+    waiting: Array | None = None
+    """Summed angles of the instances whose scores are awaited, shape (B, M_l)."""
+    labels: Array | None = None
+    """Labels of these instances, shape (B, C)."""
+    scale: float | None = None
+    """Size of the labels, in the doubly stochastic form."""
+    multiple: int = 0
+    """How many times the label holder takes each; 0: not chosen yet."""
+
+
+@stored_as("vfl_flower.clients.fdskl.FDSKLState")
+class FDSKLState:
+    """What a party stores between messages, besides its local model."""
+
+    training: Training | None = None
+    """None in a run that only predicts."""
+    answers: Array = field(default_factory=lambda: np.zeros(0))
+    """At the receiver of the scores, its answers so far, shape (n,)."""
+    sure: Array = field(default_factory=lambda: np.zeros(0))
+    """If these are evaluated, for two classes f(x), for more the probability of the
+    label, shape (n,)."""
+    rows: Array = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
+    """The rows that the answers are for, shape (n,)."""
+    evaluated: bool = False
+    """Whether the party has reported the errors of its answers, once a session."""
+
+
+def training_of(party: Party) -> Training:
+    """Return what the party stores of the training; raise PartyError without one."""
+    training = party.recall(FDSKLState).training
+    if training is None:
+        raise PartyError("the step trains a model, and this run only predicts")
+    return training
+
+
+def begin(party: Party, setup: Setup) -> Training:
+    """Draw the seed of the party's features, and check its labels, once a run."""
+    if party.part:
+        raise PartyError("this run has its model already")
+    try:
+        training = training_of(party)
+    except PartyError:  # the first step that trains
+        training = _new_training(party, setup)
+        party.remember(FDSKLState(training))
+    if training.setup != setup:
+        raise PartyError("setup must be the same in the whole run")
+    return training
+
+
+def _new_training(party: Party, setup: Setup) -> Training:
+    _check_setup(party, setup)
+    classes = classes_of(party, setup.target)
+    several = party.y is not None and len(setup.holders) > 1
+    codes = ([0.0, 1.0], [-1.0, 1.0])
+    if several and setup.target == "binary" and list(classes) not in codes:
+        raise PartyError(
+            "labels must be 0 and 1, or -1 and 1, where several parties hold labels, "
+            "so that they mean the same at all of them"
+        )
+    _warn_of_scales(party)
+    seed = party.secret_bytes("features", 16).hex()
+    training = Training(setup, seed, party.rows.shape[1], classes)
+    if party.y is not None:
+        training.alpha = np.zeros((0, columns_of(setup.target, classes)))
+    return training
+
+
+def _warn_of_scales(party: Party) -> None:
+    """Warn, here at the party, where one bandwidth cannot fit all of its columns."""
+    few = np.linspace(0, party.n_rows - 1, min(party.n_rows, 1000)).astype(np.intp)
+    scales = np.asarray(party.rows.take(few), dtype=np.float64).std(axis=0)
+    scales = scales[scales > 0]
+    if scales.size and scales.max() >= APART * scales.min():
+        log.warning(
+            "the scales of this party's columns differ by a factor of %.2g, and all "
+            "have one bandwidth: set standardize=true",
+            scales.max() / scales.min(),
+        )
+
+
+def _check_setup(party: Party, setup: Setup) -> None:
+    """Raise ``PartyError`` unless a setup is consistent and fits this party."""
+    holders, shared = setup.holders, setup.shared
+    if len(set(holders) & set(range(party.n_parties))) < len(holders):
+        raise PartyError("holders must be parties of the run, each once")
+    if (party.index in holders) != (party.y is not None):
+        raise PartyError("holders must be the parties that hold labels")
+    if shared is None:
+        return
+    if not party.allow_plain:
+        raise PartyError(
+            "this party draws features of its own: with a seed that all know, the "
+            "label holder can compute differences between its rows"
+        )
+    if not re.fullmatch("[0-9a-f]{1,32}", shared.seed):
+        raise PartyError("shared.seed must be up to 32 hexadecimal digits")
+    widths = shared.widths
+    if (
+        len(widths) != party.n_parties
+        or widths[party.index or 0] != party.rows.shape[1]
+    ):
+        raise PartyError("shared.widths must be the number of columns of each party")
+    if len(shared.kept) != len(holders) or any(
+        kept >= party.n_parties or kept == holder
+        for kept, holder in zip(shared.kept, holders, strict=True)
+    ):
+        raise PartyError("shared.kept must be another party for each label holder")
+
+
+def part_of(party: Party, training: Training) -> KernelPart:
+    """Return the party's part of the model, without coefficients."""
+    setup = training.setup
+    part: KernelPart = {
+        "kernel": setup.kernel,
+        "bandwidth": setup.bandwidth,
+        "n_features": setup.n_features,
+        "n_columns": training.n_columns,
+        "n_parties": party.n_parties,
+        "index": party.index or 0,
+        "columns": list(party.columns or ()),
+        "seed": training.seed,
+        "holders": setup.holders,
+        "block": setup.block,
+    }
+    if setup.shared is not None:
+        widths = setup.shared.widths
+        part["shared_seed"] = setup.shared.seed
+        part["first_column"] = sum(widths[: part["index"]])
+        part["all_columns"] = sum(widths)
+        part["kept"] = setup.shared.kept
+    if training.scale is not None:
+        part["scale"] = training.scale
+    return part
+
+
+def keep_part(
+    party: Party,
+    training: Training,
+    coef: Array | None = None,
+    intercept: Array | None = None,
+    loss: LossName | None = None,
+) -> bool:
+    """Set the party's part of the model; return whether it outlives the run."""
+    part = part_of(party, training)
+    if coef is not None:
+        part["coef"] = coef
+        part["intercept"] = np.zeros(coef.shape[1]) if intercept is None else intercept
+        part["target"], part["classes"] = training.setup.target, training.classes
+        if loss is not None:
+            part["loss"] = loss
+        if training.multiple:
+            part["multiple"] = training.multiple
+    party.part = dict(part)
+    return party.state_dir is not None

@@ -1,0 +1,356 @@
+"""A label holder solves for its coefficients, at once or by Algorithm 1."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Annotated, NotRequired, TypedDict
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from vfl_flower.clients.evaluation import Columns, signs_of
+from vfl_flower.clients.fdskl.angle_sums import addends, angles_of, summed_angles
+from vfl_flower.clients.fdskl.state import (
+    AngleRequest,
+    Opened,
+    Problem,
+    Rule,
+    Scale,
+    Setup,
+    Summed,
+    SummedRows,
+    Training,
+    begin,
+    keep_part,
+    part_of,
+    training_of,
+)
+from vfl_flower.numerics.fdskl import (
+    CANDIDATES,
+    base_scores,
+    dsg_update,
+    implicit_step,
+    step_sizes,
+)
+from vfl_flower.numerics.kernel_bandwidth import best_multiple
+from vfl_flower.numerics.kernel_model import Target, linear_scores, owned
+from vfl_flower.numerics.kernel_solvers import LOSSES, LossName
+from vfl_flower.numerics.kernel_solvers import fit as fit_angles
+from vfl_flower.numerics.random_features import features, taken
+from vfl_flower.numerics.split import split_rows
+from vfl_flower.party.party import Party, PartyError
+from vfl_flower.protocol.contract import OWN, SEALED, Reals, Whole
+from vfl_flower.protocol.settings import Count, Fraction, Natural, NotNegative, Positive
+from vfl_flower.protocol.steps import reveals, step_of, sums_over
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+step = step_of("fdskl")
+
+
+# -- the label holder's labels --------------------------------------------------------
+
+
+def _labels(party: Party, rows: Array) -> Array:
+    """Return the labels of rows, shape (n,); the party must know all of them."""
+    if party.y is None:
+        raise PartyError("this party holds no labels")
+    y = np.asarray(party.y[rows.astype(np.intp)], dtype=np.float64)
+    if np.isnan(y).any():
+        raise PartyError("rows must be some whose labels this party knows")
+    return y
+
+
+# -- the exact solution ---------------------------------------------------------------
+
+
+def _weights(problem: Problem, Y: Array) -> Array | None:
+    """Return n / (K n_c) for rows of a class c of n_c rows; None if all count alike."""
+    if not problem.balanced:
+        return None
+    label = (Y[:, 0] > 0).astype(int) if Y.shape[1] == 1 else Y.argmax(axis=1)
+    counts = np.bincount(label)
+    return np.asarray(len(Y) / (np.count_nonzero(counts) * counts[label]))
+
+
+def _problem_labels(party: Party, training: Training, problem: Problem) -> Array:
+    """Return the labels of a problem as the losses take them, shape (n, C)."""
+    setup, rows = training.setup, problem.rows
+    y = _labels(party, rows)
+    _check_loss(problem.loss, setup.target)
+    if problem.balanced and setup.target == "continuous":
+        raise PartyError("balanced must be false for target 'continuous'")
+    if setup.target == "multiclass":  # a rare class may have no row among these
+        training.classes = np.unique(np.asarray(party.y)[rows.astype(np.intp)])
+    return signs_of(y, setup.target, training.classes)
+
+
+def _check_loss(loss: LossName, target: Target) -> None:
+    if loss != "square" and target == "continuous":
+        raise PartyError("loss must be 'square' for target 'continuous'")
+
+
+class Fitted(TypedDict):
+    """Reply of :func:`fit`; the label holder alone gives more than `kept`."""
+
+    kept: bool
+    columns: NotRequired[Columns]
+    multiple: NotRequired[Natural]
+    regularization: NotRequired[Positive]
+    converged: NotRequired[Annotated[float, Ge(0), Le(1)]]
+    cv_score: NotRequired[NotNegative]
+
+
+@step
+@sums_over("request")
+@reveals("angles", "problem")
+def fit(
+    party: Party,
+    problem: Problem | None = None,
+    angles: Summed = None,
+    offsets: Opened | None = None,
+) -> Fitted:
+    """Solve for the coefficients at the label holder; the others store their features.
+
+    angles: the summed angles of the rows, in consecutive numbered blocks.
+    offsets: phases to subtract from the angles, shape (M,).
+    """
+    training = training_of(party)
+    if party.part:
+        raise PartyError("this run has its model already")
+    setup = training.setup
+    if problem is None:
+        return {"kept": keep_part(party, training)}
+    rows = problem.rows
+    party.sum_over(rows)
+    party.share(rows.astype(np.intp), "angles")
+    Y = _problem_labels(party, training, problem)
+    summed = summed_angles(_joined(angles or {}), offsets, rows)
+    M = np.count_nonzero(
+        owned(part_of(party, training), setup.n_features, party.index or 0)
+    )
+    if not M or summed.shape[1] != M:
+        raise PartyError(
+            f"angles must be of the {M} features of the label holder, got "
+            f"{summed.shape[1]}"
+        )
+    reply = Fitted(kept=False)
+    if setup.chooses:
+        training.multiple = best_multiple(summed, Y, party.rng("bandwidth"))
+        summed = taken(summed, training.multiple)
+        reply["multiple"] = training.multiple
+    reply["columns"] = Y.shape[1]
+    if (Y[:1] == Y).all(axis=0).any():
+        # A refusal would tell that some rows of the server's choice have equal labels,
+        # as often as it asks; the constant model ends the run.
+        log.warning("the labels of the rows to train on are equal: the model says so")
+        reply["kept"] = keep_part(party, training, np.zeros((M, Y.shape[1])), Y[0])
+        reply["converged"] = 0.0
+        reply["regularization"] = problem.regularization or 1.0
+        return reply
+    solution = fit_angles(
+        summed,
+        Y,
+        problem.loss,
+        problem.regularization or None,
+        party.rng("cross-validation"),
+        classes=setup.target != "continuous",
+        weights=_weights(problem, Y),
+        folds=min(5, len(rows)),
+    )
+    coef = solution.coef / np.sqrt(setup.n_features)
+    reply["kept"] = keep_part(party, training, coef, solution.intercept, problem.loss)
+    reply["regularization"] = solution.regularization
+    reply["converged"] = float(solution.converged)
+    if solution.cv_score is not None:
+        reply["cv_score"] = solution.cv_score
+    return reply
+
+
+def _joined(blocks: Mapping[int, Array]) -> Array:
+    """Join numbered blocks of angles in the order of their numbers."""
+    if len({block.dtype for block in blocks.values()}) != 1:
+        raise PartyError("angles must be blocks of one type, at least one")
+    return np.concatenate([blocks[number].ravel() for number in sorted(blocks)])
+
+
+# -- doubly stochastic gradients (Algorithm 1) ----------------------------------------
+
+
+class Picked(TypedDict):
+    """Reply of :func:`start`: a label holder gives all of it, the others nothing."""
+
+    rows: NotRequired[Annotated[Array, Whole("instances", below="n_rows")]]
+    columns: NotRequired[Columns]
+    scale: NotRequired[Scale]
+
+
+class Iterated(TypedDict):
+    """Reply of :func:`iterate`."""
+
+    scores: NotRequired[Annotated[Array, Reals("size columns"), SEALED]]
+    angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED]]
+    kept: NotRequired[bool]
+
+
+@step
+@sums_over("none", "it draws rows, and says of how many classes")
+@reveals("angles")
+def start(
+    party: Party,
+    test_fraction: Fraction,
+    setup: Setup,
+    rule: Rule,
+    instances: Count = 0,
+) -> Picked:
+    """Line 2 of Algorithm 1 for all iterations at once: pick instances, in epochs."""
+    if (rule.step or 0.0) * rule.regularization > 1:
+        raise PartyError(
+            "step times regularization must be at most 1 (Theorem 4), got "
+            f"{rule.step} and {rule.regularization}"
+        )
+    _check_loss(rule.loss, setup.target)
+    training = begin(party, setup)
+    training.rule = rule
+    if party.y is None:
+        return {}
+    known = ~np.isnan(party.y)
+    known[split_rows(party.n_rows, test_fraction, party.seed)[1]] = False
+    rows, several = np.flatnonzero(known), len(setup.holders) > 1
+    if not len(rows):
+        raise PartyError("this party knows no label of a row that is not held out")
+    largest = 1.0
+    if several and setup.target == "continuous":
+        largest = np.abs(party.y[rows]).max()
+    if largest > 2.0**800:  # the bound of the sum of scores is 2^16 times as large
+        raise PartyError("labels must be below 2^800 in size, for the sum of scores")
+    training.scale = 2.0 ** math.ceil(math.log2(max(largest, 1e-100)))
+    Y = signs_of(party.y[rows], setup.target, training.classes)
+    training.intercept = base_scores(Y, rule.loss) / len(setup.holders)
+    rng = party.rng("instances")
+    epochs = [rng.permutation(rows) for _ in range(math.ceil(instances / len(rows)))]
+    return {
+        "rows": np.concatenate([rows[:0], *epochs])[:instances].astype(np.uint32),
+        "columns": Y.shape[1],
+        "scale": training.scale,
+    }
+
+
+@step
+@sums_over("none", "each number is of one row")
+@reveals("angles", "request")
+@reveals("predictions", "size")
+def iterate(
+    party: Party,
+    columns: Columns,
+    size: Count,
+    learn: bool = False,
+    scores: Opened | None = None,
+    at: Annotated[SummedRows, OWN] | None = None,
+    request: AngleRequest | None = None,
+    keep: bool = False,
+) -> Iterated:
+    """Lines 5 to 10 of Algorithm 1, for up to three iterations that overlap.
+
+    In this order: the step of the iteration whose scores have come (lines 9 and 10);
+    this party's addends of the scores of the next one's instances (lines 6 and 7); and
+    the angles of the one after that (line 5). A sole label holder has all of the scores
+    itself, and takes the step at once.
+
+    columns, size: C, and for how many instances to send addends of the scores; 0: none.
+    scores: summed scores of this party's instances in the last message, shape (B C,).
+    """
+    training = training_of(party)
+    rule = training.rule
+    if rule is None:
+        raise PartyError("instances must be picked before the iterations")
+    reply: Iterated = {}
+    alone = at is not None and not size
+    if learn and training.alpha is not None and not alone:
+        if scores is not None:
+            _learn(party, training, rule, scores)
+        elif rule.step:
+            training.alpha = (1 - rule.step * rule.regularization) * training.alpha
+    partial = None
+    if at is not None:
+        partial = _scores_of(party, training, at)
+    if size:
+        reply["scores"] = addends(party, partial, size, columns)
+    elif partial is not None:
+        _learn(party, training, rule, partial)
+    if request is not None:
+        reply["angles"] = angles_of(party, request)["angles"]
+    if keep:
+        coef, intercept = training.alpha, training.intercept
+        if coef is not None:
+            best = int(np.nan_to_num(training.losses, nan=np.inf).argmin())
+            coef = np.split(coef, len(training.losses), axis=1)[best]
+        reply["kept"] = keep_part(party, training, coef, intercept, rule.loss)
+    return reply
+
+
+def _scores_of(party: Party, training: Training, at: SummedRows) -> Array:
+    """Return this party's part of the scores of instances, shape (B, K C)."""
+    summed = summed_angles(at.angles, at.offsets, at.rows)
+    party.afford("at", *summed.shape)
+    alpha, block = training.alpha, training.setup.block
+    if alpha is None:
+        raise PartyError("this party holds no coefficients")
+    count = len(alpha)
+    if summed.shape[1] not in (count, count + block):
+        raise PartyError(
+            f"angles must be of the {count} features of the label holder or of {block} "
+            f"more, got {summed.shape[1]}"
+        )
+    if summed.shape[1] > count:  # its turn: the new features are its own
+        training.waiting = summed
+        training.labels = signs_of(
+            _labels(party, at.rows), training.setup.target, training.classes
+        )
+    repeats = alpha.shape[1] // len(training.intercept)
+    intercept = np.tile(training.intercept, repeats)
+    return np.asarray(linear_scores(summed[:, :count], alpha) + intercept)
+
+
+def _learn(party: Party, training: Training, rule: Rule, scores: Array) -> None:
+    """Lines 9 and 10: the step of the iteration whose scores are known."""
+    angles, y, alpha = training.waiting, training.labels, training.alpha
+    if angles is None or y is None or alpha is None:
+        raise PartyError("scores must be of instances of this party's own turn")
+    K, setup = alpha.shape[1] // y.shape[1], training.setup
+    if scores.size != K * y.size:
+        raise PartyError(f"scores must be {K * y.size} numbers, got {scores.size}")
+    scores, count = scores.reshape(len(y), -1), len(alpha)
+    new = np.ascontiguousarray(angles[:, count:])
+    if rule.step is None:
+        old, coef, shift = implicit_step(
+            new,
+            scores,
+            linear_scores(angles[:, :count], alpha),
+            y,
+            rule.loss,
+            rule.regularization or None,
+            party.rng(f"cross-validation {count}"),
+            setup.target != "continuous",
+        )
+        alpha, training.intercept = old * alpha, training.intercept + shift
+    else:
+        phi = features(new)
+        if not count:
+            factors = CANDIDATES if len(setup.holders) == 1 else (1.0,)
+            sizes = step_sizes(phi, rule.loss, factors)
+            training.steps = np.array([rule.step]) if rule.step else sizes
+            K = len(training.steps)
+            alpha, scores = np.tile(alpha, K), np.tile(scores, K)
+            training.losses = np.zeros(K)
+        targets, steps = np.tile(y, K), np.repeat(training.steps, y.shape[1])
+        if 2 * count >= setup.n_features:
+            losses = LOSSES[rule.loss].value(scores, targets).mean(axis=0)
+            training.losses += losses.reshape(K, -1).mean(axis=1)
+        alpha, coef = dsg_update(
+            alpha, phi, scores, targets, rule.loss, steps, rule.regularization
+        )
+    training.alpha = np.concatenate([alpha, coef])
+    training.waiting = training.labels = None

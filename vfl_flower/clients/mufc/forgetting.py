@@ -1,0 +1,374 @@
+"""A party forgets rows, leaves a model or adds rows (Algorithms 3 and 4)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Literal, TypedDict
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from vfl_flower.clients.mufc.folder import (
+    check_columns,
+    check_name,
+    check_parties,
+    drop_cache,
+    finish_served,
+    ids_of,
+    predictions_file,
+    state_of,
+)
+from vfl_flower.clients.mufc.settings import TrainingSettings
+from vfl_flower.clients.mufc.state import ClientState, LocalClusters, list_models
+from vfl_flower.clients.mufc.training import (
+    MOST_ROWS,
+    Counts,
+    MUFCState,
+    Version,
+    check_box,
+    code_of,
+    counts_of,
+    same_values,
+)
+from vfl_flower.numerics.mufc import BoxedRows, local_labels, seed_centroids, surviving
+from vfl_flower.party.party import Party
+from vfl_flower.party.requests import ADD, FORGET, LEAVE, read_requests
+from vfl_flower.protocol.contract import IN_SUM, Reals
+from vfl_flower.protocol.errors import PartyError, refusing
+from vfl_flower.protocol.settings import Count
+from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
+from vfl_flower.protocol.terms import LEAST_ROWS as FEWEST
+from vfl_flower.secure_aggregation.sparse_sum import SparseSum
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
+step = step_of("mufc")
+
+LEAST_PARTIES = 2
+"""Fewest parties of a sum: with a single one it would be that party's counts."""
+
+Rows = Annotated[int, Ge(0), Le(MOST_ROWS)]
+
+Kind = Literal["unlearn", "forget-client"]
+
+
+class Forgotten(Counts):
+    """Reply of :func:`forget`.
+
+    `totals` are the number of rows that stay, 1 if the file with their clusters is
+    missing, the number of forgotten rows that the party's data still have, and how many
+    of the ids that it requests to forget are in its other models.
+    """
+
+    totals: Annotated[Array, Reals("4"), IN_SUM]
+
+
+class Added(Counts):
+    """Reply of :func:`add`; `totals` are the first three of :class:`Forgotten`."""
+
+    totals: Annotated[Array, Reals("3"), IN_SUM]
+
+
+class Status(TypedDict):
+    """Reply of :func:`status`."""
+
+    rows: Rows
+    removed: Rows
+    added: Rows
+    pending: Rows
+    requests: Rows
+
+
+# -- unlearning (Algorithms 3 and 4) --------------------------------------------------
+
+
+@step
+@sums_over("party", "the rows that its operator takes out are noted")
+@once
+@reveals("centroids")
+def forget(
+    party: Party,
+    model: str,
+    version: Version,
+    before: str,
+    run: str,
+    key: bytes = b"",
+    leaving: list[Count] | None = None,
+    kind: Kind = "unlearn",
+    settings: TrainingSettings | None = None,
+) -> Forgotten:
+    """Remove the rows that the party's file names, and send the counts.
+
+    Centroids are redrawn if one of them is removed. What leaves the party has the same
+    form and size whatever is removed. A party that leaves sends empty counts, if its
+    file requests it; its state may be missing, so the request has the settings. The
+    others then keep their requests for a later ``unlearn``. `leaving` are the places of
+    these parties, the same for all: the fewer parties stay, the more the sums reveal of
+    each.
+    """
+    gone_parties = set(leaving or ())
+    least = LEAST_PARTIES if party.consent is None else party.consent.least_parties
+    least = max(least, LEAST_PARTIES)
+    if party.n_parties - len(gone_parties) < least:
+        raise PartyError(
+            f"leaving must leave at least {least} parties, whose sum hides each"
+        )
+    if party.index in gone_parties:
+        return _leave(party, model, settings, key)
+    state, now, code = _ready(party, model, version, before, key)
+    settings, tags = state.settings, state.tag(ids_of(party))
+    requests = read_requests(party.state_dir, FORGET) if kind == "unlearn" else {}
+    asked = list(dict.fromkeys(requests.values()))
+    gone = _gone(state, requests)
+    trained = state.keep(tags)
+    removed = trained & np.fromiter((tag in gone for tag in tags), bool, len(tags))
+    stay = trained & ~removed
+    remaining = int(now.sizes.sum()) - len(gone)
+    row = _rows_of(tags, stay, remaining)
+    places = np.array([i for i, tag in enumerate(now.centroids) if tag in gone], int)
+    prefix = surviving(np.arange(len(now.centroids)), places)
+    drawn = np.array([row[now.centroids[i]] for i in prefix], dtype=np.int64)
+    redrawn, sizes = len(prefix) < len(now.centroids), now.sizes
+    if redrawn or np.count_nonzero(removed) != len(gone):
+        # Without a draw where the data no longer hold the removed rows, which leaves
+        # nothing but to count those that stay.
+        k = settings.local_clusters if redrawn else len(drawn)
+        rng = party.rng(f"redraw {version}")
+        with same_values():
+            drawn, sizes = seed_centroids(party.rows, settings.box, k, rng, stay, drawn)
+    elif gone:
+        blocks = BoxedRows(party.rows, settings.box)
+        out = local_labels(blocks.take(np.flatnonzero(removed)), blocks.take(drawn))
+        sizes = sizes - np.bincount(out, minlength=len(drawn))
+    party.sum_over(np.flatnonzero(stay), by_choice=bool(gone))
+    party.remember(MUFCState(model, settings, party.n_rows, np.packbits(stay), drawn))
+    behind = not predictions_file(state).exists()
+    counts = counts_of(party, sizes, code)
+    # Rows that have come since training are not forgotten ones.
+    in_file = _still_in_file(state.known(tags) & ~stay)
+    in_models = _in_others(party, model, asked)
+    if in_models:
+        log.warning(
+            "%d of the ids are still in other models: forget them there too, or remove "
+            "these models",
+            in_models,
+        )
+    # Last, so that a refusal changes nothing.
+    tagged = [tags[i] for i in drawn]
+    state.stage(
+        version + 1, tagged, sizes, list(gone), kind=kind, redrawn=redrawn, run=run
+    )
+    _log_change(model, f"removed of {len(gone) + remaining}", len(gone))
+    if not gone:
+        finish_served(state)
+    if not np.all(stay):
+        drop_cache(party)
+    totals = np.array([remaining, behind, in_file, in_models], dtype=np.float64)
+    return {**counts, "totals": totals}
+
+
+def _log_change(model: str, what: str, count: int) -> None:
+    """Log how many rows come or go, and what that reveals."""
+    if not count:
+        return
+    log.warning(
+        "model %s: by this party's request %d rows are %s; the server can compute how "
+        "the counts of the quantised centroids change with them",
+        *(model, count, what),
+    )
+    if count < FEWEST:
+        log.warning(
+            "these are fewer than %d rows, of each of which the change reveals much: "
+            "request more of them for one run",
+            FEWEST,
+        )
+
+
+def _ready(
+    party: Party, model: str, version: int, before: str, key: bytes
+) -> tuple[ClientState, LocalClusters, SparseSum | None]:
+    """Return the state that changes, its clusters, and the code of their counts."""
+    state = state_of(party, model, version, before)
+    now = state.current()
+    if now is None:
+        raise PartyError(f"training of model {model} was not finished here")
+    code = code_of(party, state.settings, key)
+    check_columns(party, state.facts)
+    check_parties(party, state.facts)
+    return state, now, code
+
+
+def _rows_of(tags: Sequence[bytes], stay: Array, remaining: int) -> dict[bytes, int]:
+    """Return the numbers of the rows that stay, by their tags."""
+    row = {tags[i]: i for i in np.flatnonzero(stay).tolist()}
+    if len(row) != remaining or np.count_nonzero(stay) != remaining:
+        log.error(
+            "%d rows of training were not forgotten: the data hold %d of them, in %d "
+            "rows",
+            remaining,
+            len(row),
+            np.count_nonzero(stay),
+        )
+        raise PartyError(
+            "the data must hold the rows of training that were not forgotten, each "
+            "once: the party's log says how many they hold"
+        )
+    return row
+
+
+def _still_in_file(forgotten: Array) -> int:
+    """Return how many rows of the data were forgotten, and say it in the log."""
+    in_file = int(np.count_nonzero(forgotten))
+    if in_file:
+        log.warning(
+            "%d forgotten rows are still in the data: take them out of the file",
+            in_file,
+        )
+    return in_file
+
+
+def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
+    """Return how many ids are of rows that another model here has not forgotten."""
+    folder, kept = party.state_dir, np.zeros(len(asked), dtype=bool)
+    if folder is None or not asked:
+        return 0
+    with refusing():
+        models = set(list_models(folder)) - {model}
+    for number in models:
+        state = ClientState(folder, number)
+        with suppress(PartyError):  # one that was left, or is no state at all
+            kept |= state.keep(state.tag(asked))
+    return int(np.count_nonzero(kept))
+
+
+def _leave(
+    party: Party, model: str, settings: TrainingSettings | None, key: bytes
+) -> Forgotten:
+    """Give the counts of no rows."""
+    if settings is None:
+        raise PartyError("the request lacks the settings of training")
+    if party.state_dir is None:
+        raise PartyError("it has no state-dir, so it cannot request to leave a model")
+    state = ClientState(party.state_dir, model)
+    if not (state.exists and state.left):
+        if model not in read_requests(party.state_dir, LEAVE).values():
+            raise PartyError(
+                f"this party leaves model {model} only if its own {LEAVE} names it: "
+                "write the number there, in its state-dir"
+            )
+        if state.exists:
+            check_name(party, state.facts)
+    code = code_of(party, settings, key)
+    none = np.packbits(np.zeros(party.n_rows, dtype=bool))
+    nothing = np.zeros(0, dtype=np.int64)
+    party.remember(MUFCState(model, settings, party.n_rows, none, nothing, leaves=True))
+    return {**counts_of(party, nothing, code), "totals": np.zeros(4)}
+
+
+def _gone(state: ClientState, requests: dict[int, str]) -> set[bytes]:
+    """Return the tags of the ids to forget that were not removed before."""
+    tags = state.tag(list(requests.values()))
+    known = zip(requests, state.known(tags), strict=True)
+    lines = [line for line, is_known in known if not is_known]
+    _check_lines(lines, FORGET, "ids to forget", "rows of training")
+    return set(tags) - state.removed()
+
+
+def _check_lines(lines: list[int], file: str, ids: str, rows: str) -> None:
+    """Refuse requests whose ids name no rows."""
+    if lines:
+        log.error("lines %s of %s name no %s", lines, file, rows)
+        raise PartyError(
+            f"{ids} must belong to {rows}: some do not, the party's log has their "
+            f"lines in {file}"
+        )
+
+
+@step
+@sums_over("none")
+def status(party: Party, model: str, version: Version, before: str) -> Status:
+    """Return how much this party has forgotten and added."""
+    state = state_of(party, model, version, before)
+    now, removed, served = state.current(), state.removed(), state.log()
+    if removed:
+        drop_cache(party)
+    return {
+        "rows": 0 if now is None else int(now.sizes.sum()),
+        "removed": len(removed),
+        "added": sum(len(e["tags"]) for e in served if e["kind"] == "add"),
+        "pending": sum(len(read_requests(party.state_dir, f)) for f in (FORGET, ADD)),
+        "requests": sum(bool(entry["tags"]) for entry in served),
+    }
+
+
+# -- adding rows (ours) ---------------------------------------------------------------
+
+
+@step
+@sums_over("party", "the rows that its operator adds are noted")
+@once
+@reveals("centroids")
+def add(
+    party: Party, model: str, version: Version, before: str, run: str, key: bytes = b""
+) -> Added:
+    """Add the rows that the party's file names, and send the counts.
+
+    They can take centroids' places. Ids that the model has change nothing: a forgotten
+    row stays so. What leaves the party has the same form and size however many rows are
+    new.
+    """
+    state, now, code = _ready(party, model, version, before, key)
+    settings, tags = state.settings, state.tag(ids_of(party))
+    old, known = state.keep(tags), state.known(tags)
+    row = _rows_of(tags, old, int(now.sizes.sum()))
+    wanted = _wanted(state, set(tags))
+    new = ~known & np.fromiter((tag in wanted for tag in tags), bool, len(tags))
+    added = [tags[i] for i in np.flatnonzero(new).tolist()]
+    if repeated := len(added) - len(set(added)):
+        log.error("repeated ids of new rows: %d", repeated)
+        raise PartyError("ids must be distinct: some new rows repeat an id")
+    drawn = np.array([row[tag] for tag in now.centroids], dtype=np.int64)
+    sizes, rows = now.sizes, old | new
+    check_box(party, settings, np.flatnonzero(new))
+    if added:
+        k, rng = settings.local_clusters, party.rng(f"add {version}")
+        with same_values():
+            drawn, sizes = seed_centroids(
+                party.rows, settings.box, k, rng, rows, drawn, new
+            )
+    party.sum_over(np.flatnonzero(rows), by_choice=bool(added))
+    party.remember(MUFCState(model, settings, party.n_rows, np.packbits(rows), drawn))
+    behind = not predictions_file(state).exists()
+    counts = counts_of(party, sizes, code)
+    in_file = _still_in_file(known & ~old)
+    tagged = [tags[i] for i in drawn]
+    redrawn = tagged != now.centroids
+    state.stage(
+        version + 1, tagged, sizes, kind="add", redrawn=redrawn, run=run, added=added
+    )
+    remaining = np.count_nonzero(rows)
+    _log_change(model, f"added to {remaining - len(added)}", len(added))
+    if not added:
+        finish_served(state)
+    if in_file:
+        drop_cache(party)
+    totals = np.array([remaining, behind, in_file], dtype=np.float64)
+    return {**counts, "totals": totals}
+
+
+def _wanted(state: ClientState, tags: set[bytes]) -> set[bytes]:
+    """Return the tags of the ids to add, of rows of the data or in the model."""
+    requests = read_requests(state.folder, ADD)
+    asked = state.tag(list(requests.values()))
+    known = state.known(asked)
+    lines = [
+        line
+        for line, tag, is_known in zip(requests, asked, known, strict=True)
+        if not is_known and tag not in tags
+    ]
+    _check_lines(lines, ADD, "ids to add", "rows of the data")
+    if gone := state.removed().intersection(asked):
+        log.warning("%d rows of %s were forgotten and are not added", len(gone), ADD)
+    return set(asked)

@@ -1,0 +1,124 @@
+"""What server and parties agree on when they train clusters that can forget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from vfl_flower.numerics.mufc import Box, Quantizer
+from vfl_flower.protocol.contract import ContractError, fields_of, flat, structure
+from vfl_flower.protocol.settings import Natural, Positive
+from vfl_flower.secure_aggregation.sparse_sum import SparseSum
+from vfl_flower.typing import Array
+
+MOST_NUMBERS = 2**20
+"""Most numbers of a sparse sum, so that no request exhausts a party's memory."""
+
+MOST_CLUSTERS = 2**12
+"""Most clusters: a party's time grows with its rows times their number."""
+
+LEAST_ROWS = 5
+"""Fewest rows of a mean that is a centroid; of fewer, it is as good as a row."""
+
+Clusters = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
+
+ServerPoints = Literal["uniform", "weighted"]
+
+Training = Literal["init", "full"]
+
+Privacy = Literal["scma", "none"]
+
+PointField = Literal["hash", "paper"]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSettings:
+    """What server and parties agree on in training, for all tasks on the model.
+
+    They are those of :class:`vfl_flower.strategies.MUFC`, without "auto" or 0, and the
+    box by its `lower` and `upper` bounds, shape (d,) or (), in the unit of the columns.
+    Raises ContractError if the bounds make no box, or gamma no quantisation.
+    """
+
+    n_clusters: Clusters
+    local_clusters: Clusters
+    gamma: Positive
+    lower: Array
+    upper: Array
+    server_points: ServerPoints
+    client_training: Training
+    privacy: Privacy
+    field: PointField
+    n_init: Natural
+    min_rows_per_bin: Natural = 1
+    """Fewest rows of a party's cluster."""
+    choose_clusters: bool = False
+    """Whether `n_clusters` is the most that each version may have."""
+    columns: list[str] | None = None
+    """Digests of the names of the columns in their order, if they have names."""
+
+    def __post_init__(self) -> None:
+        """Check what the types do not say."""
+        if any(bound.dtype.kind not in "iuf" for bound in (self.lower, self.upper)):
+            raise ContractError("'lower' and 'upper' must hold real numbers")
+        try:
+            _ = self.box, self.quantizer
+        except ValueError as error:
+            raise ContractError(str(error)) from None
+
+    @property
+    def shows_rows(self) -> bool:
+        """Whether a centroid can be a row, or as good as one."""
+        few = self.client_training == "init" or self.min_rows_per_bin < LEAST_ROWS
+        return few or self.privacy == "none"
+
+    @cached_property
+    def box(self) -> Box:
+        """The box."""
+        return Box(self.lower, self.upper)
+
+    @cached_property
+    def quantizer(self) -> Quantizer:
+        """The bins."""
+        return Quantizer(self.gamma)
+
+    def code(self, n_parties: int, n_columns: int, key: bytes) -> SparseSum:
+        """Return the code of Algorithm 2 for the counts of all parties.
+
+        Raises ValueError if the numbers of the bins do not fit into the field of the
+        paper, or the sum is too large for a message.
+        """
+        n_bins = self.quantizer.n_bins
+        try:
+            code = SparseSum(
+                self.local_clusters, n_parties, n_columns, n_bins, key, self.field
+            )
+        except ValueError:
+            if self.field == "hash":
+                raise
+            raise ValueError(
+                f"field must be 'hash' for {n_columns} columns of {n_bins} bins: their "
+                "product is above 2^61"
+            ) from None
+        if code.size > MOST_NUMBERS:
+            raise ValueError(
+                f"local_clusters must be lower, got {self.local_clusters}: for "
+                f"{n_parties} parties and {n_columns} columns a message would have "
+                f"{code.size} numbers, and at most {MOST_NUMBERS} are sent"
+            )
+        return code
+
+    def stored(self) -> dict[str, Any]:
+        """Return the settings as JSON can hold them."""
+        bounds = {"lower": self.lower.tolist(), "upper": self.upper.tolist()}
+        return flat(self) | bounds
+
+    @classmethod
+    def restored(cls, stored: dict[str, Any]) -> TrainingSettings:
+        """Return the settings that were :meth:`stored`, or raise ContractError."""
+        bounds = {k: np.array(stored.get(k)) for k in ("lower", "upper")}
+        return cls(**structure(fields_of(cls), stored | bounds, {}))

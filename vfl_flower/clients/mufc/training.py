@@ -1,0 +1,298 @@
+"""A party's side of clusters that can forget (Algorithms 1 to 5 of the paper).
+
+What a party, a "client" of the paper, must remember from run to run is in its
+``state-dir`` (:mod:`vfl_flower.clients.mufc.state`): which rows it has trained on and
+which of them are its centroids, in the order drawn, as tags of their ids; and the sizes
+of their clusters. No value of a row is in it.
+
+Clustering happens in the cube to which the box scales the rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, NotRequired, TypedDict
+
+import numpy as np
+from annotated_types import Ge, Lt, MaxLen, MinLen
+
+from vfl_flower.clients.mufc.folder import (
+    check_alone,
+    columns_of,
+    finish_served,
+    ids_of,
+    predictions_file,
+    remove_file,
+    warn_of_others,
+)
+from vfl_flower.clients.mufc.settings import MOST_CLUSTERS, TrainingSettings
+from vfl_flower.clients.mufc.state import ClientState, PartyFacts
+from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.mufc import (
+    BoxedRows,
+    contributions,
+    induced_labels,
+    local_clusters,
+    merge_small,
+    seed_centroids,
+)
+from vfl_flower.party.party import Party, Predictions, stored_as
+from vfl_flower.party.requests import ADD, FORGET, LEAVE, finish_requests
+from vfl_flower.protocol.contract import COUNTS, IN_SUM, Reals, Whole
+from vfl_flower.protocol.errors import PartyError, refusing
+from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
+from vfl_flower.secure_aggregation.limbs import split_limbs
+from vfl_flower.secure_aggregation.sparse_sum import SparseSum
+from vfl_flower.typing import Array
+
+step = step_of("mufc")
+
+MOST_ROWS = 2**40
+"""Most rows of all parties together."""
+
+Version = Annotated[int, Ge(0), Lt(2**63 - 1)]
+
+Centers = Annotated[Array, Reals("k n_columns"), MinLen(1), MaxLen(MOST_CLUSTERS)]
+
+
+@stored_as("vfl_flower.clients.mufc.MUFCState")
+class MUFCState:
+    """What a party stores from its counts to the end of the run."""
+
+    model: str
+    """The number of the model."""
+    settings: TrainingSettings
+    """What training has agreed on."""
+    n_rows: int
+    """Rows of the party's data."""
+    stay: Array
+    """Which of them take part, one bit for each."""
+    drawn: Array
+    """Row numbers of its centroids, in the order drawn, shape (k',)."""
+    leaves: bool = False
+    """Whether the party leaves the model."""
+    labels: Array | None = None
+    """Global clusters of the rows that take part."""
+
+
+class Counts(TypedDict):
+    """Counts of centroids: a `message`, or without privacy `centroids` and `sizes`."""
+
+    message: NotRequired[Annotated[Array, Whole("*"), IN_SUM]]
+    centroids: NotRequired[Annotated[Array, Reals("k n_columns", -0.5, 0.5)]]
+    sizes: NotRequired[Annotated[Array, Whole("k", least=1, below=MOST_ROWS)]]
+
+
+class Trained(Counts):
+    """Reply of :func:`train`; `totals` are the number of rows, and 0."""
+
+    totals: Annotated[Array, Reals("2"), IN_SUM]
+    kept: bool
+
+
+class Abandoned(TypedDict):
+    """Reply of :func:`abandon`: nothing."""
+
+
+class Committed(TypedDict):
+    """Reply of :func:`commit`."""
+
+    cost: NotRequired[Annotated[Array, Reals("5 1"), IN_SUM]]
+    sizes: Annotated[Array, Reals("k"), COUNTS]
+
+
+# -- training (Algorithm 1) -----------------------------------------------------------
+
+
+@step
+@sums_over("session", "centroids are means of at least five rows, or count as rows")
+@once
+@reveals("centroids")
+@reveals("rows", when="settings.shows_rows", counted=False)
+def train(
+    party: Party,
+    model: str,
+    settings: TrainingSettings,
+    key: bytes = b"",
+    keep: bool = True,
+) -> Trained:
+    """Lines 1 to 4: draw centroids, and give their quantised counts."""
+    code = code_of(party, settings, key)
+    folder = party.state_dir if keep else None
+    if folder is not None and not party.name:
+        raise PartyError(
+            "to forget later it needs a name of its own, party-name: the place in a "
+            "run may be another party's in the next"
+        )
+    check_box(party, settings)
+    with refusing():
+        drawn, sizes = seed_centroids(
+            party.rows, settings.box, settings.local_clusters, party.rng("centroids")
+        )
+    if folder is not None:
+        ids = ids_of(party)
+        check_alone(party, folder, model)
+    everything = np.packbits(np.ones(party.n_rows, dtype=bool))
+    party.remember(MUFCState(model, settings, party.n_rows, everything, drawn))
+    totals = np.array([sizes.sum(), 0], dtype=np.float64)
+    counts = counts_of(party, sizes, code)
+    if folder is not None:  # last, so that a refusal leaves nothing
+        facts = PartyFacts(party.name or "", *columns_of(party), list(party.names))
+        state = ClientState.create(folder, model, ids, settings, facts)
+        tags = state.tag([ids[row] for row in drawn])
+        state.stage(1, tags, sizes, kind="train", redrawn=True, run=model)
+    return {**counts, "totals": totals, "kept": folder is not None}
+
+
+@step
+@sums_over("none")
+def abandon(party: Party, model: str) -> Abandoned:
+    """Remove the state of a training that the server has given up."""
+    if party.state_dir is not None:
+        ClientState(party.state_dir, model).remove_unfinished()
+    return {}
+
+
+def code_of(party: Party, settings: TrainingSettings, key: bytes) -> SparseSum | None:
+    """Return the code that hides counts; None: they leave in the clear."""
+    if settings.privacy == "none":
+        return None
+    with refusing():
+        return settings.code(party.n_parties, party.rows.shape[1], key)
+
+
+def counts_of(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
+    """Return the centroids and sizes as the settings say: hidden, or in the clear."""
+    state = party.recall(MUFCState)
+    settings = state.settings
+    check_box(party, settings, state.drawn)
+    if settings.shows_rows:
+        party.share(state.drawn, "rows")
+    else:  # each row that takes part is in a mean
+        party.share(taking_part(state), "centroids")
+    if settings.client_training == "full":
+        _, centroids, labels = clustered_rows(party, state)
+        sizes = np.bincount(labels, minlength=len(centroids))
+    else:  # no pass over the rows
+        centroids = BoxedRows(party.rows, settings.box).take(state.drawn)
+        remain, sizes, _ = merge_small(centroids, sizes, settings.min_rows_per_bin)
+        centroids = centroids[remain]
+    if code is None:
+        return {"centroids": centroids, "sizes": sizes}
+    with refusing():
+        return {"message": code.encode(*settings.quantizer.count(centroids, sizes))}
+
+
+def clustered_rows(party: Party, state: MUFCState) -> tuple[RowBlocks, Array, Array]:
+    """Return the rows that take part, and the centroids and labels of their clusters.
+
+    They are computed from the drawn rows and the rows that stay, whatever was merged in
+    versions before: see :func:`vfl_flower.numerics.mufc.merge_small`.
+    """
+    rows = taking_part(state)
+    blocks = BoxedRows(party.rows, state.settings.box, rows)
+    places = np.searchsorted(rows, state.drawn)
+    full = state.settings.client_training == "full"
+    least = state.settings.min_rows_per_bin
+    with same_values():
+        return blocks, *local_clusters(blocks, places, full, least)
+
+
+def taking_part(state: MUFCState) -> Array:
+    """Return the numbers of the rows that take part."""
+    return np.flatnonzero(np.unpackbits(state.stay, count=state.n_rows))
+
+
+@step
+@sums_over("earlier")
+@once
+@reveals("row-sums", when="cost")
+def commit(
+    party: Party,
+    version: Version,
+    run: str,
+    centers: Centers,
+    kept: bool = True,
+    cost: bool = False,
+) -> Committed:
+    """Line 9: give each row the global cluster of its centroid; settle the version.
+
+    The sizes go into sums over the parties, and with `cost` the induced objective. Over
+    several sessions a server that chooses box and centres gets rows from it. A party
+    that leaves keeps its audit log and nothing else; if the model is not kept, no party
+    keeps anything.
+    """
+    state = party.recall(MUFCState)
+    if party.n_rows != state.n_rows:
+        raise PartyError("the data of this party have changed during the run")
+    check_box(party, state.settings, state.drawn)
+    with np.errstate(over="ignore"):
+        scaled = state.settings.box.scale(centers)
+    # Means of points of the cube, to within rounding.
+    if not (np.abs(scaled) <= 1).all():
+        raise PartyError("centers must be in the box")
+    blocks, centroids, labels = clustered_rows(party, state)
+    labels = induced_labels(centroids, labels, scaled)
+    sizes = np.bincount(labels, minlength=len(centers))
+    reply: Committed = {"sizes": sizes.astype(np.float64)}
+    if cost:
+        party.share(taking_part(state), "row-sums")
+        total = contributions(blocks, scaled, labels).sum()
+        with refusing():
+            reply["cost"] = split_limbs(np.array([total]))
+    if party.state_dir is not None:
+        client = ClientState(party.state_dir, state.model)
+        remove_file(predictions_file(client))  # until those of this version are written
+        if not kept:
+            client.remove_unfinished()
+        elif not state.leaves:
+            client.settle(version, run)
+            finish_served(client)
+        else:
+            if client.exists:
+                client.wipe()
+            remove_file(party.state_dir / FORGET)
+            remove_file(party.state_dir / ADD)
+            finish_requests(
+                party.state_dir, LEAVE, lambda lines: [m == state.model for m in lines]
+            )
+    rows = taking_part(state)
+    warn_of_others(party, rows)
+    state.labels = labels
+    if not state.leaves:
+        party.predictions = Predictions(labels, rows, state.model)
+    return reply
+
+
+# -- rules, as sentences --------------------------------------------------------------
+
+
+def check_box(
+    party: Party, settings: TrainingSettings, rows: Array | None = None
+) -> None:
+    """Raise if rows, by default all, are outside the box."""
+    box, names = settings.box, party.columns
+    try:
+        if rows is not None:
+            box.check(party.rows.take(rows))
+        else:
+            party.rows.map_reduce(lambda _, X: box.check(X), lambda *_: None, None)
+    except ValueError as error:  # which names a column, and no value
+        text = str(error)
+        column = re.match(r"column (\d+), counted from 0,", text)
+        if column and names:
+            text = f"column {names[int(column[1])]!r}{text[column.end() :]}"
+        raise PartyError(f"{text} (setting box, in a run config mufc.box)") from None
+
+
+@contextmanager
+def same_values() -> Iterator[None]:
+    """Turn errors about rows that training could cluster into a refusal."""
+    try:
+        yield
+    except ValueError:
+        raise PartyError(
+            "rows that stay must have the values of training: they have others"
+        ) from None

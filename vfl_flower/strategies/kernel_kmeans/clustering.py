@@ -1,0 +1,140 @@
+"""The server's side of k-means on the eigenvectors (Algorithm 1, lines 16 to 19)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.clients.kernel_kmeans import clustering as party
+from vfl_flower.numerics.distributed_kmeans import (
+    combine,
+    first_of_equals,
+    split_budget,
+)
+from vfl_flower.numerics.kernel_kmeans import Subspace
+from vfl_flower.numerics.summed_kmeans import (
+    Pass,
+    Request,
+    chosen_kmeans,
+    summed_kmeans,
+)
+from vfl_flower.protocol.steps import each
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.strategy import Run
+from vfl_flower.typing import Array
+
+LARGEST_SQUARE = 2.0
+"""Largest square of a random feature, sqrt(2) cos(omega^T x + b)."""
+
+
+def by_sums(
+    parties: Parties,
+    run: Run,
+    space: Subspace,
+    R: Array | None,
+    H: Array | None,
+    n_clusters: int,
+    n_init: int,
+    passes: int,
+    choose: bool,
+) -> tuple[Array, Array, dict[str, Any]]:
+    """Lines 16 to 19: return the centres, the sum of the rows of H, and metrics."""
+    N, values = parties.n_rows, space.eigenvalues
+    s, mass = len(values), float(values.sum())
+    # The squares of all rows of H add up to its eigenvalues.
+    bound = 2 * math.sqrt(N * mass) + 10 * math.sqrt(mass)
+    replies = parties.ask_exactly(party.embed.summing(sum_h=bound), R=R, H=H)
+    sum_h = replies.sums["sum_h"]
+    if len(sum_h) != s:
+        raise parties.faulty_sum(party.embed, f"{s} sums of the embedding")
+
+    def ask(request: Request) -> Pass:
+        wanted = {"inertia": 4.0 * LARGEST_SQUARE * N, "sizes": float(N)}
+        if request.last is not None:
+            wanted |= {"counts": float(N), "sums": bound}
+        if request.used is not None:
+            wanted["silhouettes"] = 2.0 * N
+        sums = parties.ask_exactly(
+            party.lloyd.summing(**wanted),
+            centers=request.centers,
+            last=request.last,
+            sizes=request.sizes,
+            used=request.used,
+        ).sums
+        rows = np.rint(sums["sizes"])
+        if rows.min() < 0 or (rows.sum(axis=1) != N).any():
+            raise parties.faulty_sum(party.lloyd, f"clusters of {N} rows")
+        run.trace("inertia", float(sums["inertia"].min()))
+        return Pass(**sums)
+
+    mean = sum_h / N
+    cluster = chosen_kmeans if choose else summed_kmeans
+    clusters = cluster(
+        ask,
+        n_clusters,
+        mean,
+        np.diag(values) / N - np.outer(mean, mean),
+        run.rng("k-means"),
+        n_init,
+        passes,
+    )
+    metrics = {"passes": clusters.passes, "small_share": clusters.small}
+    if choose:
+        metrics["clusters"] = len(clusters.centers)
+    return first_of_equals(clusters.centers), sum_h, metrics
+
+
+def by_coreset(
+    parties: Parties,
+    run: Run,
+    space: Subspace,
+    R: Array | None,
+    H: Array | None,
+    n_clusters: int,
+    n_init: int,
+    size: int,
+) -> tuple[Array, Array, dict[str, Any]]:
+    """Lines 16 to 19 as in [1]; the points estimate the sum of the rows of H."""
+    # Lines 16 and 17.
+    replies = parties.ask(party.local, n_clusters=n_clusters, R=R, H=H)
+    # Lines 18 and 19.
+    shares = split_budget(np.array(replies.each("cost")), size)
+    points, weights = _sample(parties, space, shares, n_clusters)
+    rng = run.rng("k-means")
+    centers = combine(points, weights, n_clusters, rng, n_init)
+    return centers, weights @ points, {}
+
+
+def _sample(
+    parties: Parties, space: Subspace, shares: Array, n_clusters: int
+) -> tuple[Array, Array]:
+    """Line 19: return points of the embedding of all parties, and their weights."""
+    counts = [int(share) for share in shares]
+    replies = parties.ask(party.sample, count=each(counts))
+    width, mass = len(space.eigenvalues), float(space.eigenvalues.sum())
+    for j, (info, reply) in enumerate(zip(parties, replies, strict=True)):
+        points, weights, n = reply["points"], reply["weights"], info.n_rows
+        most = n if counts[j] >= n else counts[j] + min(n, n_clusters)
+        if points.shape[1] != width or len(points) > most:
+            rule = f"at most {most} points of {width} numbers"
+        # The squares of all rows of H add up to its eigenvalues. No weight is above
+        # 2 n_m in size, and they add up to n_m.
+        elif largest(points) > 4 * math.sqrt(mass):
+            rule = "points no larger than all rows of the embedding together"
+        elif not weights.max() > 0 or largest(weights) > 3 * n:
+            rule = f"weights that can be those of {n} rows"
+        else:
+            continue
+        raise replies.failure(j, f"its reply must have {rule}")
+    points, weights = (
+        np.concatenate(replies.each(name)) for name in ("points", "weights")
+    )
+    return points, weights
+
+
+def largest(values: Array) -> float:
+    """Return the largest absolute value, for any type of number."""
+    with np.errstate(over="ignore"):
+        return float(np.abs(values.astype(np.float64)).max())
