@@ -237,10 +237,7 @@ def stem_of(module: str) -> str:
 
 
 def of_an_algorithm(module: str) -> bool:
-    inside = (
-        module in modules_of(*ROOMS, "sklearn")
-        and path_of(module).name != "__init__.py"
-    )
+    inside = module in modules_of(*ROOMS, "sklearn") and module.count(".") > 1
     return inside and stem_of(module) not in SHARED
 
 
@@ -269,7 +266,8 @@ REGISTERED = set(importlib.import_module(REGISTRY).ALGORITHMS)
 
 def families() -> list[set[str]]:
     """Return the modules of algorithms, those together that import each other."""
-    own = [module for module in MODULES if of_an_algorithm(module)]
+    files = [m for m in MODULES if path_of(m).name != "__init__.py"]
+    own = [module for module in files if of_an_algorithm(module)]
     family = {module: {module} for module in own}
     for module in own:
         for imported in imports_of(module) & family.keys():

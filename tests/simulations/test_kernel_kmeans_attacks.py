@@ -36,7 +36,7 @@ from simulations.kernel_kmeans_attacks import (
 from vfl_flower import FKKMeans
 from vfl_flower.numerics.kernel_embedding import embed_rows
 from vfl_flower.numerics.kmeans import assign
-from vfl_flower.strategies.kernel_kmeans import training as strategies
+from vfl_flower.strategies.kernel_kmeans import clustering as strategies
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,7 @@ from vfl_flower.protocol.contract import ContractError, structure
 from vfl_flower.server.strategy import Run
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import FKKMeans
-from vfl_flower.strategies.kernel_kmeans import training as strategies
+from vfl_flower.strategies.kernel_kmeans import clustering as strategies
 from vfl_flower.testing import Recorder
 
 N, K, S, A, SEED = 240, 4, 5, 6, 1
