@@ -15,17 +15,19 @@ export PYTHONDONTWRITEBYTECODE :=
 # The theme otherwise prints where its development goes on.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help demo test lint docs bench size reading papers
+.PHONY: help demo test test-times mutants lint docs bench size reading papers
 
 help:
-	@echo "make demo    fit a model on three parties' columns, beside each party alone"
-	@echo "make test    run all tests"
-	@echo "make lint    check style and types"
-	@echo "make docs    build the documentation as a site, into site/"
-	@echo "make bench   run the benchmarks at a small size"
-	@echo "make size    count lines, and lines of code, by folder"
-	@echo "make reading count the lines that one reads to follow a strategy"
-	@echo "make papers  measure the figures of docs/papers that are missing; QUICK=1: in minutes"
+	@echo "make demo        fit a model on three parties' columns, beside each party alone"
+	@echo "make test        run all tests"
+	@echo "make test-times  run them, and print their CPU seconds by folder"
+	@echo "make mutants     change the code in 60 places, one at a time: a test must fail"
+	@echo "make lint        check style and types"
+	@echo "make docs        build the documentation as a site, into site/"
+	@echo "make bench       run the benchmarks at a small size"
+	@echo "make size        count lines, and lines of code, by folder"
+	@echo "make reading     count the lines that one reads to follow a strategy"
+	@echo "make papers      measure the figures of docs/papers that are missing; QUICK=1: in minutes"
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("vfl-flower needs Python 3.11 or newer, $(PYTHON) is %d.%d: name another one, as in make PYTHON=python3.12" % sys.version_info[:2])'
@@ -51,6 +53,12 @@ demo: $(DEMO)
 
 test: $(INSTALLED)
 	$(PY) -m pytest -n 4 --dist worksteal
+
+test-times: $(INSTALLED)
+	$(PY) -m pytest -n 4 --dist worksteal --cpu
+
+mutants: $(INSTALLED)
+	$(PY) benchmarks/mutants.py $(MUTANTS)
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check

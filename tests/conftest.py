@@ -11,6 +11,7 @@ import hypothesis
 import numpy as np
 import pytest
 from faults import Clock
+from times import CpuTimes
 
 from vfl_flower import Party
 from vfl_flower.server import exchange, greeting
@@ -76,6 +77,11 @@ ROOM = 6 * 2**30
 """Bytes that must be free there. The tests need less than a third of them."""
 
 
+def pytest_addoption(parser):
+    """Add the option of `make test-times`."""
+    parser.addoption("--cpu", action="store_true", help="CPU seconds by folder")
+
+
 def pytest_configure(config):
     """Write temporary files into memory where there is room, unless ``TMPDIR`` is set.
 
@@ -83,6 +89,8 @@ def pytest_configure(config):
     times. The tests kill processes alone, and what a process has written outlives it in
     memory too. That files are synchronised, tests/test_files.py shows.
     """
+    if config.getoption("cpu"):
+        config.pluginmanager.register(CpuTimes())
     if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK):
         return
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
