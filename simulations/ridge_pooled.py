@@ -13,7 +13,7 @@ import numpy as np
 
 from simulations.baselines import Fitted, is_binary
 from vfl_flower import Party
-from vfl_flower.clients.ridge import labels, solving, state
+from vfl_flower.clients.ridge import solving, state, training
 from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.ridge.features import cumulants
 from vfl_flower.numerics.ridge.fit import GramFit, fit_gram
@@ -104,7 +104,7 @@ def pooled(parties: list[Party], y: Array, strategy: SecureRidge, seed: int) -> 
     real = task.target == "continuous"
     shift, scale = (y[rows].mean(), y[rows].std()) if real else (0.0, 1.0)
     target = (y[rows] - shift) / scale
-    muted = labels.muted_columns(fitted[-1], target[:, None])
+    muted = training.muted_columns(fitted[-1], target[:, None])
     fitted[-1] = replace(fitted[-1], local=replace(fitted[-1].local, muted=muted))
 
     def turn(joint: state.Joint, multiple: int) -> tuple[Array, GramFit]:

@@ -13,7 +13,7 @@ from typing import Annotated, NotRequired, TypedDict
 
 import numpy as np
 
-from vfl_flower.models.no_model import UsedModel
+from vfl_flower.models.base import UsedModel
 from vfl_flower.party.party import Party, PartyError, stored_as
 from vfl_flower.protocol.contract import OWN, PRIVATE, Whole
 from vfl_flower.protocol.errors import refusing

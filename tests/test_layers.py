@@ -222,7 +222,7 @@ def test_experiments_are_not_part_of_the_package(module):
 ROOMS = ("clients", "strategies", "models")
 """Layers with a module, or several, for each algorithm."""
 
-SHARED = {"__init__", "base", "evaluation", "later", "products", "no_model"}
+SHARED = {"__init__", "base", "evaluation", "later", "products"}
 """Modules of these layers that belong to no algorithm."""
 
 REGISTRY = "vfl_flower.strategies"

@@ -258,7 +258,7 @@ def test_rows_of_small_clusters_count_as_told():
         + np.arange(60).reshape(30, 2) / 1e3
     )
     clusters = ClusterSummary(np.array([[0.0, 0], [1, 1]]), np.array([27, 3]), H[:2, 0])
-    assert kernel_kmeans_clustering._told_by(H[[5]], H, clusters).tolist() == [
+    assert kernel_kmeans_clustering._revealed_by(H[[5]], H, clusters).tolist() == [
         5,
         27,
         28,

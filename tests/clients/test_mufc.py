@@ -19,7 +19,6 @@ from forgetting import (
 
 from vfl_flower import Party, request_changes
 from vfl_flower.clients.mufc import forgetting as mufc
-from vfl_flower.clients.mufc import prediction as mufc_prediction
 from vfl_flower.clients.mufc import training as mufc_training
 from vfl_flower.clients.mufc.state import ClientState, list_models
 from vfl_flower.numerics.mufc import seed_centroids
@@ -471,7 +470,7 @@ def test_other_columns_than_in_training(north, change):
     text = refusal(forget, north, ["north.3"])
     assert ("their names" if got == 2 else f"2 columns of training, got {got}") in text
     assert staged_by(ClientState(north.state_dir, MODEL), "b") is None
-    for step in (mufc_prediction.predict, mufc_prediction.evaluate):
+    for step in (mufc_training.predict, mufc_training.evaluate):
         assert refusal(step, north, MODEL, 1, MODEL, CENTERS) == text
 
 

@@ -32,8 +32,7 @@ from vfl_flower.clients.ridge import dealing as ridge_dealing
 from vfl_flower.clients.ridge import scores as ridge_scores
 from vfl_flower.clients.ridge import solving
 from vfl_flower.clients.ridge import training as party
-from vfl_flower.clients.ridge.angles import HEAD
-from vfl_flower.clients.ridge.state import Joint, RidgeState, Task, frequencies_of
+from vfl_flower.clients.ridge.state import HEAD, Joint, RidgeState, Task, frequencies_of
 from vfl_flower.numerics.ridge.features import (
     decision_function,
     pairs,

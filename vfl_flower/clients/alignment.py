@@ -13,7 +13,7 @@ import hashlib
 import logging
 import stat
 from collections.abc import Sequence
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, TypedDict
 
 import numpy as np
 from annotated_types import Len, MaxLen
@@ -71,11 +71,11 @@ class Points(TypedDict):
     points: Annotated[bytes, NEXT]
 
 
-class MorePoints(TypedDict):
+class MorePoints(TypedDict, total=False):
     """Reply of :func:`encrypt_points`: for the next party, or at the end the server."""
 
-    points: NotRequired[Annotated[bytes, NEXT]]
-    encrypted: NotRequired[Bytes32]
+    points: Annotated[bytes, NEXT]
+    encrypted: Bytes32
 
 
 class Hashes(TypedDict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Annotated, Any, NotRequired, TypedDict, cast
+from typing import Annotated, Any, TypedDict, cast
 
 import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
@@ -31,42 +31,39 @@ in all."""
 Rows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
 """Numbers of rows, at least one, repeats allowed."""
 
-OfBins = Annotated[Array, Reals("bins"), MaxLen(evaluation.MOST_BINS)]
+FEW_BINS = MaxLen(evaluation.MOST_BINS)
+OfBins = Annotated[Array, Reals("bins"), FEW_BINS]
 
 
-class Told(TypedDict):
+class Told(TypedDict, total=False):
     """What a party tells of the answers for rows held out; see ``docs/simulate.md``."""
 
-    test_rows: NotRequired[Count]
-    test_error: NotRequired[Share]
-    test_error_se: NotRequired[Share]
-    test_base_error: NotRequired[Share]
-    test_auc: NotRequired[Share]
-    test_auc_se: NotRequired[Share]
-    test_log_loss: NotRequired[NotNegative]
-    test_log_loss_se: NotRequired[NotNegative]
-    test_brier: NotRequired[Share]
-    test_brier_se: NotRequired[Share]
-    test_true_positives: NotRequired[Count]
-    test_false_positives: NotRequired[Count]
-    test_false_negatives: NotRequired[Count]
-    test_true_negatives: NotRequired[Count]
-    test_loss: NotRequired[NotNegative]
-    test_loss_se: NotRequired[NotNegative]
-    test_r2: NotRequired[Annotated[float, Le(1)]]
-    test_mae: NotRequired[NotNegative]
-    test_mae_se: NotRequired[NotNegative]
-    curve_rows: NotRequired[
-        Annotated[Array, Whole("bins", LEAST_ROWS), MaxLen(evaluation.MOST_BINS)]
-    ]
-    curve_positives: NotRequired[Annotated[Array, Whole("bins")]]
-    curve_score: NotRequired[OfBins]
-    curve_predicted: NotRequired[OfBins]
-    curve_true: NotRequired[OfBins]
-    curve_true_sd: NotRequired[OfBins]
-    curve_confusion: NotRequired[
-        Annotated[Array, Whole("classes classes"), MaxLen(evaluation.MOST_BINS)]
-    ]
+    test_rows: Count
+    test_error: Share
+    test_error_se: Share
+    test_base_error: Share
+    test_auc: Share
+    test_auc_se: Share
+    test_log_loss: NotNegative
+    test_log_loss_se: NotNegative
+    test_brier: Share
+    test_brier_se: Share
+    test_true_positives: Count
+    test_false_positives: Count
+    test_false_negatives: Count
+    test_true_negatives: Count
+    test_loss: NotNegative
+    test_loss_se: NotNegative
+    test_r2: Annotated[float, Le(1)]
+    test_mae: NotNegative
+    test_mae_se: NotNegative
+    curve_rows: Annotated[Array, Whole("bins", LEAST_ROWS), FEW_BINS]
+    curve_positives: Annotated[Array, Whole("bins")]
+    curve_score: OfBins
+    curve_predicted: OfBins
+    curve_true: OfBins
+    curve_true_sd: OfBins
+    curve_confusion: Annotated[Array, Whole("classes classes"), FEW_BINS]
 
 
 CURVE = "curve_"

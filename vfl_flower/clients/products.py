@@ -26,35 +26,16 @@ from typing import Annotated, NotRequired, TypedDict
 import numpy as np
 
 from vfl_flower.party.party import Party, PartyError, stored_as
-from vfl_flower.protocol.contract import PRIVATE, Whole
+from vfl_flower.protocol.contract import OWN, PRIVATE, Whole
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.steps import once, step_of, sums_over
 from vfl_flower.protocol.terms import LEAST_ROWS, SERVER, Computing
 from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.fixed_point import decode
 from vfl_flower.secure_aggregation.masks import derive_key
+from vfl_flower.secure_aggregation.products import shares, triples
 from vfl_flower.secure_aggregation.products.dealing import deal_all
 from vfl_flower.secure_aggregation.products.roles import Roles
-from vfl_flower.secure_aggregation.products.shares import (
-    BLOCK_ROWS,
-    SEED_BYTES,
-    Deal,
-    Dealt,
-    Elements,
-    Portion,
-    pack,
-    unpack,
-    width_of,
-)
-from vfl_flower.secure_aggregation.products.triples import (
-    SACRIFICED,
-    GramTriple,
-    hide_columns,
-    open_gram,
-    owner_digest,
-    seed_digest,
-    triangle_size,
-)
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -70,6 +51,13 @@ MOST_COLUMNS = 2**12
 """Most columns of a Gram matrix: a triple of so many takes 64 MB."""
 
 Bytes = Whole("*", 0, 256)
+
+Secrets = Annotated[dict[int, Array], Bytes, PRIVATE]
+"""What parties encrypt for one another, by who gets it or, in a request, who sent it.
+"""
+
+FromServer = Annotated[Array, Bytes, OWN]
+"""What the server, as the dealer, sends to this party alone."""
 
 
 @stored_as("vfl_flower.clients.products.ProductState")
@@ -90,20 +78,20 @@ class ProductState:
 class Hidden(TypedDict):
     """What :func:`hide` adds to the reply of a step."""
 
-    openings: Annotated[dict[int, Array], Bytes, PRIVATE]
-    checks: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    openings: Secrets
+    checks: NotRequired[Secrets]
 
 
-class Delivered(TypedDict):
+class Delivered(TypedDict, total=False):
     """Reply of :func:`deal`: for each party."""
 
-    delivered: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    delivered: Secrets
 
 
-class Share(TypedDict):
+class Share(TypedDict, total=False):
     """Reply of :func:`multiply`: of the second party, for the first."""
 
-    share: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    share: Secrets
 
 
 # -- what a party refuses --------------------------------------------------------------
@@ -192,8 +180,8 @@ def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> 
     """
     effective = float(rows)
     if weights is not None and rows:
-        shares = weights / weights.sum()
-        effective = float(1 / (shares**2).sum())
+        relative = weights / weights.sum()
+        effective = float(1 / (relative**2).sum())
     least = max(LEAST_ROWS, ROWS_PER_COLUMN * columns)
     limit = party.consent.leaves.get("moments") if party.consent is not None else None
     if limit is not None and limit.rows is not None and effective < limit.rows:
@@ -248,22 +236,24 @@ def dealt_to(
 
 def _parts_of(
     party: Party, roles: Roles, dealt: Array
-) -> tuple[Deal, Dealt, Dealt | None]:
+) -> tuple[shares.Deal, shares.Dealt, shares.Dealt | None]:
     """Return the use, what the owner was dealt, and what a computing party was."""
-    use, portion = roles.deal(party.session), Portion(dealt)
-    of_owner, computing = portion.take(SEED_BYTES), None
+    use, portion = roles.deal(party.session), shares.Portion(dealt)
+    of_owner, computing = portion.take(shares.SEED_BYTES), None
     if party.index in (roles.first, roles.second):
-        size = triangle_size(roles.columns + SACRIFICED) * width_of(use.bits)
+        size = triples.triangle_size(
+            roles.columns + triples.SACRIFICED
+        ) * shares.width_of(use.bits)
         computing = portion.take(size * (party.index == roles.second))
     portion.end()
     return use, of_owner, computing
 
 
-def _triple(party: Party, state: ProductState) -> GramTriple:
+def _triple(party: Party, state: ProductState) -> triples.GramTriple:
     """Return the triple of a computing party."""
     use, _, computing = _parts_of(party, state.roles, state.dealt)
     assert computing is not None
-    return GramTriple(use, int(party.index == state.roles.second), computing)
+    return triples.GramTriple(use, int(party.index == state.roles.second), computing)
 
 
 # -- columns ---------------------------------------------------------------------------
@@ -282,30 +272,30 @@ def hide(party: Party, state: ProductState, columns: Iterable[Array]) -> Hidden:
         for part in columns:
             # Callers see to it that no number is clipped: a refusal would reveal it.
             elements, _ = roles.numbers.encode(part)
-            hidden = hide_columns(use, index, of_owner, elements, block)
-            openings.append(pack(hidden, use.bits))
-            block += -(-len(part) // BLOCK_ROWS)
+            hidden = triples.hide_columns(use, index, of_owner, elements, block)
+            openings.append(shares.pack(hidden, use.bits))
+            block += -(-len(part) // shares.BLOCK_ROWS)
         seeds = of_owner.seed, of_owner.correction.tobytes()
         reply: Hidden = {"openings": {}}
         for receiver, seed in zip((roles.first, roles.second), seeds, strict=True):
-            head = np.frombuffer(seed_digest(use, index, seed), np.uint8)
+            head = np.frombuffer(triples.seed_digest(use, index, seed), np.uint8)
             reply["openings"][receiver] = np.concatenate([head, *openings])
         if computing is not None:
             combined = _triple(party, state).sacrifice(challenge_of(party, roles))
-            check = np.concatenate([pack(part, use.bits) for part in combined])
+            check = np.concatenate([shares.pack(part, use.bits) for part in combined])
             reply["checks"] = {other_of(party, roles): check}
     return reply
 
 
-def open_joint(party: Party, state: ProductState, shares: Iterator[Array]) -> Array:
+def open_joint(party: Party, state: ProductState, blocks: Iterator[Array]) -> Array:
     """Return what a party opens of its shares of joint columns; refuse that twice."""
     if len(state.joint) or state.multiplied:
         raise PartyError("joint columns are opened once")
     with refusing():
         triple, owner = _triple(party, state), len(state.roles.owners)
         openings = [
-            pack(triple.opening(share, block, owner), triple.deal.bits)
-            for block, share in enumerate(shares)
+            shares.pack(triple.opening(share, block, owner), triple.deal.bits)
+            for block, share in enumerate(blocks)
         ]
     state.joint = np.concatenate(openings)
     return state.joint
@@ -332,9 +322,9 @@ def other_of(party: Party, roles: Roles) -> int:
 @sums_over("earlier")
 def multiply(
     party: Party,
-    openings: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    joint: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    checks: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    openings: Secrets | None = None,
+    joint: Secrets | None = None,
+    checks: Secrets | None = None,
 ) -> Share:
     """Multiply what all parties have opened, at the two that compute.
 
@@ -359,17 +349,19 @@ def multiply(
         bits, challenge = triple.deal.bits, challenge_of(party, roles)
         both = [state.joint, *joint.values()] if roles.joint else []
         of_owners = _of_right_seeds(party, state, openings)
-        triple.add_all(of_owners, [*map(Elements, both)])
-        check = Elements(checks[other])
+        triple.add_all(of_owners, [*map(shares.Elements, both)])
+        check = shares.Elements(checks[other])
         combined = [
             np.concatenate([*triple.sacrifice(challenge)]),
-            check.take(bits, (triple.deal.rows, SACRIFICED)),
+            check.take(bits, (triple.deal.rows, triples.SACRIFICED)),
         ]
         check.end()
         if party.index == roles.second:
             combined.reverse()
         proof = triple.proof(challenge, (combined[0], combined[1]))
-        sent = np.concatenate([pack(triple.share(), 64), np.frombuffer(proof, "u1")])
+        sent = np.concatenate(
+            [shares.pack(triple.share(), 64), np.frombuffer(proof, "u1")]
+        )
     state.joint, state.multiplied = state.joint[:0], True
     if party.index == roles.second:
         return {"share": {roles.first: sent}}
@@ -379,16 +371,16 @@ def multiply(
 
 def _of_right_seeds(
     party: Party, state: ProductState, openings: Mapping[int, Array]
-) -> list[Elements]:
+) -> list[shares.Elements]:
     """Return what each owner has opened; refuse openings under seeds of other masks."""
     use, _, computing = _parts_of(party, state.roles, state.dealt)
     assert computing is not None
     made = []
     for owner in range(party.n_parties):
-        head, rest = np.split(openings[owner], [SEED_BYTES])
-        right = owner_digest(use, owner, computing.seed)
+        head, rest = np.split(openings[owner], [shares.SEED_BYTES])
+        right = triples.owner_digest(use, owner, computing.seed)
         check_seeds(party, [owner], head.tobytes(), right)
-        made.append(Elements(rest))
+        made.append(shares.Elements(rest))
     return made
 
 
@@ -414,13 +406,13 @@ def opened(party: Party, state: ProductState, share: Mapping[int, Array]) -> Arr
     pair, use = [state.share, share[roles.second]], roles.deal(party.session)
     if len(pair[0]) != len(pair[1]):
         raise PartyError(f"share must have {len(pair[0])} bytes, got {len(pair[1])}")
-    size = 8 * triangle_size(roles.columns)
+    size = 8 * triples.triangle_size(roles.columns)
     if not hmac.compare_digest(*(part[size:].tobytes() for part in pair)):
         raise PartyError(
             "the triple of the dealer must be right, and is not: the Gram matrix would "
             "be another one"
         )
     with refusing():
-        halves = [unpack(part[:size], 64, (size // 8,)) for part in pair]
-        total = open_gram(halves[0], halves[1], use)
+        halves = [shares.unpack(part[:size], 64, (size // 8,)) for part in pair]
+        total = triples.open_gram(halves[0], halves[1], use)
     return decode(total, use.bits, 2 * roles.numbers.fraction)

@@ -9,13 +9,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from flwr.app import ArrayRecord
 
-from vfl_flower.models.base import (
-    NumberedModel,
-    Stored,
-    arrays_of_parts,
-    part_in,
-    plain,
-)
+from vfl_flower.models import base
 from vfl_flower.numerics.kernel_embedding import EmbeddingPart, embed_rows, label_rows
 from vfl_flower.rows import Rows
 from vfl_flower.shapes import shapes_only
@@ -24,7 +18,7 @@ from vfl_flower.typing import Array, Arrays
 
 @shapes_only
 @dataclass
-class KernelKMeansModel(NumberedModel):
+class KernelKMeansModel(base.NumberedModel):
     """Clusters of a kernel; labels, and the map of rows to them, are at the parties.
 
     Attributes
@@ -54,7 +48,7 @@ class KernelKMeansModel(NumberedModel):
     """
 
     kind: ClassVar[str] = "kernel k-means"
-    stored: ClassVar[Stored] = {
+    stored: ClassVar[base.Stored] = {
         "model": ("model", str),
         "kernel": ("kernel", str),
         "gamma": ("gamma", float),
@@ -152,15 +146,15 @@ class KernelKMeansModel(NumberedModel):
         named = super().arrays()
         sizes = named.pop("sizes")  # the last one in the file
         named |= {"parties": np.array(len(self.parts or [])), "sizes": sizes}
-        return named | arrays_of_parts(self.parts)
+        return named | base.arrays_of_parts(self.parts)
 
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model with these arrays; see :meth:`arrays`."""
-        stored = plain(arrays)
+        stored = base.plain(arrays)
         model = super().from_arrays(stored)
         parts = [
-            {k: v if v.ndim else v.item() for k, v in part_in(stored, m).items()}
+            {k: v if v.ndim else v.item() for k, v in base.part_in(stored, m).items()}
             for m in range(int(stored["parties"]))
         ]
         model.parts = parts or None

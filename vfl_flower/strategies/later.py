@@ -6,7 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from flwr.app import ArrayRecord
+
 from vfl_flower.clients.evaluation import curves_of, metrics_of
+from vfl_flower.models.base import Model
 from vfl_flower.numerics import evaluation
 from vfl_flower.party.parts import check_model
 from vfl_flower.protocol.settings import check_unused, settings
@@ -63,19 +66,28 @@ class RowPrediction(LaterTask):
         """Return whether the model is any use on these rows."""
         return evaluation.shortfalls(metrics)
 
-    def metrics(
-        self, parties: Parties, run: Run, receiver: int, reply: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return the metrics in the last reply; log where predictions are."""
-        rows = parties.n_rows
+    def finish(
+        self,
+        parties: Parties,
+        run: Run,
+        receiver: int,
+        reply: Mapping[str, Any],
+        model: Model,
+    ) -> ArrayRecord:
+        """Record the metrics in the last reply, or log where predictions are."""
+        rows, record = parties.n_rows, model.to_record()
+        metrics: dict[str, Any] = {"rows": rows}
         if self.evaluates:
             run.curves = curves_of(reply)
-            return {"rows": rows} | metrics_of(reply)
-        log.info(
-            "%d predictions are at %r, in predictions-%s-%016x.csv of its state-dir",
-            *(rows, parties[receiver].name, self.model, parties.session),
-        )
-        return {"rows": rows}
+            metrics |= metrics_of(reply)
+        else:
+            log.info(
+                "%d predictions are at %r, in predictions-%s-%016x.csv of its "
+                "state-dir",
+                *(rows, parties[receiver].name, self.model, parties.session),
+            )
+        run.record(1, record, metrics)
+        return record
 
 
 def log_clusters(parties: Parties, model: str) -> None:

@@ -11,7 +11,7 @@ import pydantic
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import removal as party
-from vfl_flower.models.no_model import RemovedModel
+from vfl_flower.models.base import RemovedModel
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.server.metrics import Metric

@@ -1,6 +1,6 @@
 """What a dealer gives for a ridge model."""
 
-from vfl_flower.clients.ridge.angles import HEAD
+from vfl_flower.clients.ridge.state import HEAD
 from vfl_flower.secure_aggregation.products.dealing import deal_turn
 from vfl_flower.secure_aggregation.products.roles import Roles
 

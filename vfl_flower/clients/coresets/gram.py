@@ -17,27 +17,10 @@ from typing import Annotated, TypedDict
 import numpy as np
 from annotated_types import Ge, Le
 
+from vfl_flower.clients import products
+from vfl_flower.clients.coresets import sampling
 from vfl_flower.clients.coresets.linear import Strength
 from vfl_flower.clients.coresets.prediction import RowClip
-from vfl_flower.clients.coresets.sampling import (
-    CoresetState,
-    WeightedRows,
-    check_labels,
-    numbers_of,
-    training_rows,
-)
-from vfl_flower.clients.products import (
-    MOST_LEVERAGE,
-    Bytes,
-    Hidden,
-    ProductState,
-    check_roles,
-    check_rows,
-    dealt_to,
-    hide,
-    opened,
-    withhold,
-)
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.leverage import leverage_factor
 from vfl_flower.numerics.linear import Penalty, constant_noise
@@ -49,7 +32,7 @@ from vfl_flower.numerics.linear_gram import (
 )
 from vfl_flower.numerics.row_clip import clipped, row_clip, sums
 from vfl_flower.party.party import Party, PartyError, stored_as
-from vfl_flower.protocol.contract import OWN, PRIVATE, Reals
+from vfl_flower.protocol.contract import Reals
 from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.protocol.terms import LEAST_ROWS
@@ -78,10 +61,10 @@ class LinearState:
     """Whether zeros are in their place."""
 
 
-class Columns(Hidden):
+class Columns(products.Hidden):
     """Reply of :func:`columns`."""
 
-    units: Annotated[dict[int, Array], Bytes, PRIVATE]
+    units: products.Secrets
 
 
 class Solved(TypedDict):
@@ -102,13 +85,13 @@ class Solved(TypedDict):
 
 
 def _rows(
-    party: Party, test_fraction: float, coreset: WeightedRows | None
+    party: Party, test_fraction: float, coreset: sampling.WeightedRows | None
 ) -> tuple[Array, Array | None]:
     """Return the rows and weights of the Gram matrix, each row once."""
     if coreset is None:
-        train = training_rows(party, test_fraction)
+        train = sampling.training_rows(party, test_fraction)
         return np.arange(party.n_rows) if train is None else train, None
-    rows, places = np.unique(numbers_of(coreset.rows), return_inverse=True)
+    rows, places = np.unique(sampling.numbers_of(coreset.rows), return_inverse=True)
     weights = np.asarray(coreset.weights, dtype=np.float64)
     return rows, np.bincount(places, weights=weights)
 
@@ -125,32 +108,71 @@ def columns(
     n: Natural,
     intercept: bool,
     test_fraction: Fraction,
-    coreset: WeightedRows | None = None,
-    dealt: Annotated[Array | None, Bytes, OWN] = None,
-    delivered: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    coreset: sampling.WeightedRows | None = None,
+    dealt: products.FromServer | None = None,
+    delivered: products.Secrets | None = None,
 ) -> Columns:
     """Open the party's columns under the masks, and send the label holder their units.
 
     Consent counts the columns, `counted`, of the Gram matrix; weights add up to `n`.
     """
-    check_labels(party)
-    X_all = party.rows
-    d, holder = X_all.shape[1], party.index == roles.first
-    check_roles(party, roles, d + holder, turn=0)
+    sampling.check_labels(party)
+    products.check_roles(
+        party, roles, party.rows.shape[1] + (party.index == roles.first), turn=0
+    )
     rows, weights = _rows(party, test_fraction, coreset)
     if counted != roles.columns or roles.rows != len(rows):
         raise PartyError("counted and rows must be those of the Gram matrix")
-    check_rows(party, weights, len(rows), roles.columns)
+    products.check_rows(party, weights, len(rows), roles.columns)
     party.sum_over(rows, weights)
-    X = np.asarray(X_all.take(rows), dtype=np.float64)
     w = np.ones(len(rows)) if weights is None else weights
-    root = np.sqrt(w / n)
+    A, t, mean, y_mean, clip, left_out = _taken(party, rows, w, n, intercept)
+    part, R = canonical_basis(A, leverage_factor(RowBlocks(A)))
+    mean[~A.any(axis=0)] = 0.0
+    del A
+    y_size, constant = 0.0, False
+    if party.y is not None:
+        y_size, constant = 0.0 if t is None else float(np.linalg.norm(t)), t is None
+        unit = np.zeros(len(rows)) if t is None else t / (y_size or 1.0)
+        part = np.column_stack([part, unit])
+    part *= NORM
+    if constant:
+        products.withhold(
+            party,
+            f"the labels must have at least {LEAST_ROWS} rows other than the most "
+            f"frequent value, none that stands out by itself and none above "
+            f"{LARGEST:g}, or a Gram matrix with them would reveal a single row of all "
+            "columns",
+        )
+        y_mean = _mean_of_all(party) * intercept
+    sent = np.concatenate([mean, R.ravel(), [left_out]])
+    state = products.ProductState(roles, products.dealt_to(dealt, delivered, roles))
+    party.forget(sampling.CoresetState)
+    party.remember(state)
+    party.remember(RowClip(clip))
+    party.remember(LinearState(y_mean, y_size, constant))
+    units = {roles.first: sent.astype("<f8").view(np.uint8)}
+    return {**products.hide(party, state, [part]), "units": units}
+
+
+def _taken(
+    party: Party, rows: Array, w: Array, n: int, intercept: bool
+) -> tuple[Array, Array | None, Array, float, Array, int]:
+    """Return the columns and the labels of rows as the Gram matrix takes them.
+
+    In this order: A, with zeros for each column that is left out; the labels t, None
+    where a rule forbids their use or another party has them; the means of the columns
+    and of the labels; how the rows are clipped; and how many columns are left out.
+    """
+    X_all, root = party.rows, np.sqrt(w / n)
+    d = X_all.shape[1]
+    X = np.asarray(X_all.take(rows), dtype=np.float64)
     y = None if party.y is None else party.y[rows].astype(np.float64)
-    mean, y_mean, y_size, suitable = np.zeros(d), 0.0, 0.0, True
+    mean, y_mean, suitable = np.zeros(d), 0.0, True
     # From the party's rows alone, whatever rows and weights the server asks for: sums
     # over two sets of rows differ by rows that are in one of them, and not by the map.
     every = np.arange(0, party.n_rows, max(1, party.n_rows * d // PART_NUMBERS))
-    clip = row_clip(X_all.take(every), intercept, LEAST_ROWS, MOST_LEVERAGE)
+    clip = row_clip(X_all.take(every), intercept, LEAST_ROWS, products.MOST_LEVERAGE)
     Z, X = sums(clip, X), clipped(clip, X)
     # The server chooses rows and weights, so that a refusal would tell it of
     # values: what overflows is left out, as are columns that point to a row.
@@ -169,7 +191,6 @@ def columns(
             suitable, t = False, np.zeros(len(t))
     # Rows that are moved differ from the most frequent value, and support nothing.
     stays, fit = _bounded(Z, A, y, t)
-    suitable &= fit
     T = clip[2 : 2 + d] if len(clip) else np.eye(d)
     left_out = (T != 0) @ (large | (A.any(axis=0) & ~stays)) | ~T.any(axis=1)
     if len(clip) or left_out.any():
@@ -180,40 +201,16 @@ def columns(
             "others: %s; columns left out of the model: %s; far rows moved: %d",
             *(added, names[left_out].tolist(), (X != Z).any(axis=1).sum()),
         )
-    del Z, X
     A[:, ~stays] = 0.0
-    part, R = canonical_basis(A, leverage_factor(RowBlocks(A)))
-    mean[~A.any(axis=0)] = 0.0
-    del A
-    if t is not None:
-        y_size = float(np.linalg.norm(t))
-        part = np.column_stack([part, t / (y_size or 1.0)])
-    part *= NORM
-    if not suitable:
-        withhold(
-            party,
-            f"the labels must have at least {LEAST_ROWS} rows other than the most "
-            f"frequent value, none that stands out by itself and none above "
-            f"{LARGEST:g}, or a Gram matrix with them would reveal a single row of all "
-            "columns",
-        )
-        part[:, -1] = 0.0
-        y_size, y_mean = 0.0, _mean_of_all(party) * intercept
-    sent = np.concatenate([mean, R.ravel(), [left_out.sum()]])
-    state = ProductState(roles, dealt_to(dealt, delivered, roles))
-    party.forget(CoresetState)
-    party.remember(state)
-    party.remember(RowClip(clip))
-    party.remember(LinearState(y_mean, y_size, not suitable))
-    units = {roles.first: sent.astype("<f8").view(np.uint8)}
-    return {**hide(party, state, [part]), "units": units}
+    labels = t if suitable and fit else None
+    return A, labels, mean, y_mean, clip, int(left_out.sum())
 
 
 def _bounded(
     X: Array, A: Array, y: Array | None, t: Array | None
 ) -> tuple[Array, bool]:
     """Return which columns point to no single row, and whether labels do not."""
-    rules = LEAST_ROWS, MOST_LEVERAGE
+    rules = LEAST_ROWS, products.MOST_LEVERAGE
     if y is not None and t is not None and bounded_columns([y], t[:, None], *rules)[0]:
         with_labels = np.column_stack([A, t])
         return bounded_columns([*X.T, y], with_labels, *rules, fixed=1)[:-1], True
@@ -234,8 +231,8 @@ def _mean_of_all(party: Party) -> float:
 @reveals("coefficients", counted=False)
 def solve(
     party: Party,
-    units: Annotated[dict[int, Array], Bytes, PRIVATE],
-    share: Annotated[dict[int, Array], Bytes, PRIVATE],
+    units: products.Secrets,
+    share: products.Secrets,
     l1: Strength,
     l2: Strength,
 ) -> Solved:
@@ -243,7 +240,7 @@ def solve(
 
     Each party has consented in :func:`columns` that its coefficients leave.
     """
-    product, state = party.recall(ProductState), party.recall(LinearState)
+    product, state = party.recall(products.ProductState), party.recall(LinearState)
     roles, scale = product.roles, state.y_size or 1.0
     widths = [
         width - (owner == roles.first) for owner, width in enumerate(roles.owners)
@@ -258,7 +255,7 @@ def solve(
     for start, unit in zip(starts, sent, strict=False):
         stop = start + len(unit[0])
         R[start:stop, start:stop] = unit[1]
-    gram = opened(party, product, share)[np.ix_(order, order)] / NORM**2
+    gram = products.opened(party, product, share)[np.ix_(order, order)] / NORM**2
     theta, error = solve_moments(gram, R, Penalty(l1 / scale, l2))
     theta, loss = scale * theta, scale**2 * error
     if state.constant:

@@ -18,21 +18,9 @@ from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar
 import numpy as np
 from annotated_types import Ge, Le, MinLen
 
-from vfl_flower.clients.coresets.sampling import (
-    CoresetState,
-    WeightedRows,
-    check_labels,
-    numbers_of,
-    training_rows,
-)
+from vfl_flower.clients.coresets import sampling
+from vfl_flower.numerics import linear
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.linear import (
-    Penalty,
-    constant_noise,
-    proximal_block,
-    soft_threshold,
-    whiten,
-)
 from vfl_flower.party.party import Party, PartyError, stored_as
 from vfl_flower.protocol.contract import IN_SUM, Leaves, Reals, Whole
 from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
@@ -139,7 +127,7 @@ class Block:
     def __init__(self, party: Party, state: LinearState) -> None:
         self.rows = state.rows
         if self.rows is None:
-            self.rows = training_rows(party, state.test_fraction)
+            self.rows = sampling.training_rows(party, state.test_fraction)
         self.blocks = RowBlocks(party.rows, rows=self.rows)
         m, d = self.shape = self.blocks.shape
         self.root = _given(state.root, np.full(m, 1 / np.sqrt(state.n)))
@@ -184,7 +172,7 @@ class Block:
         mass = self.root @ self.root
         self.mean = self.dot_transposed(self.root) / mass
         spread = np.sqrt(np.diag(self.gram()) / mass)
-        noise = constant_noise(self.mean, self.shape[0])
+        noise = linear.constant_noise(self.mean, self.shape[0])
         self.used = (spread > noise).astype(np.float64)
 
 
@@ -230,15 +218,15 @@ def start(
     l2: Strength,
     intercept: bool,
     test_fraction: Fraction,
-    coreset: WeightedRows | None = None,
+    coreset: sampling.WeightedRows | None = None,
 ) -> Start:
     """Keep the rows and weights; send the first residual or, for SAGA, |a_i|^2."""
-    check_labels(party)
+    sampling.check_labels(party)
     state = LinearState(n, l2, test_fraction)
     if coreset is not None:
         party.afford("rows", len(coreset.rows), party.rows.shape[1])
         weights = np.asarray(coreset.weights, dtype=np.float64)
-        state.rows, state.root = numbers_of(coreset.rows), np.sqrt(weights / n)
+        state.rows, state.root = sampling.numbers_of(coreset.rows), np.sqrt(weights / n)
     block = Block(party, state)
     party.sum_over(block.rows, None if coreset is None else coreset.weights)
     rows = np.arange(party.n_rows) if block.rows is None else block.rows
@@ -261,8 +249,8 @@ def start(
     _check_finite(gram, residual)
     # The label holder starts from its own solution, so that the server's first residual
     # is not the labels themselves; all others start from zero.
-    l2_own = l2 if method == "cg" else 0.0
-    F = whiten(gram, np.full(d, l2_own))
+    l2_of_block = l2 if method == "cg" else 0.0
+    F = linear.whiten(gram, np.full(d, l2_of_block))
     phi = F.T @ block.dot_transposed(residual)
     x = F @ phi
     if method == "cg":
@@ -275,7 +263,7 @@ def start(
         norms = block.per_row(lambda A: ((A / D) ** 2).sum(axis=1))
         reply["norms"] = norms + l2 / (D**2).min() / m
         state.D, state.x, state.average = D, D * x, np.zeros(d)
-    party.forget(CoresetState)
+    party.forget(sampling.CoresetState)
     party.remember(state)
     if method != "saga":  # SAGA learns its residuals batch by batch
         reply["residual"] = residual - block.dot(x)
@@ -338,8 +326,8 @@ def proximal(
     F, R, x, v = (_needed(a) for a in (state.F, state.R, state.x, state.v))
     target = R @ v + F.T @ block.dot_transposed(residual) / party.n_parties
     _check_finite(target @ target)
-    penalty = Penalty(l1, state.l2)
-    new = proximal_block(R, target, party.n_parties, penalty)
+    penalty = linear.Penalty(l1, state.l2)
+    new = linear.proximal_block(R, target, party.n_parties, penalty)
     change = R @ (new - x)
     energies = [R @ (v - new) @ change, change @ change]
     v = new + momentum * (new - x)
@@ -367,7 +355,7 @@ def saga(
     party.afford("batch", len(batch), party.rows.shape[1])
     block = Block(party, state)
     m, _ = block.shape
-    batch = numbers_of(batch)
+    batch = sampling.numbers_of(batch)
     if batch.max() >= m:
         raise PartyError(f"batch must hold numbers of the {m} rows of the coreset")
     x, D, average = _needed(state.x), _needed(state.D), _needed(state.average)
@@ -381,7 +369,7 @@ def saga(
         gradient = change @ (block.take(last) / D)
         mean = 2 * m / len(change) * gradient + average
         x = x - step_size * (mean + 2 * state.l2 / D**2 * x)
-        x = soft_threshold(x, step_size * l1 / D)
+        x = linear.soft_threshold(x, step_size * l1 / D)
         state.average = average + 2 * gradient
     state.x, state.batch = x, batch
     residual = block.take(batch) @ (x / D) - _labels(party, state, block)[batch]

@@ -13,20 +13,8 @@ import numpy as np
 from annotated_types import Ge, Le, MinLen
 
 from vfl_flower.clients.evaluation import check_numbers
+from vfl_flower.numerics import coresets, kmeans
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.coresets import (
-    ClusterSummary,
-    cluster_summary,
-    vkmc_sensitivities,
-    vrlr_sensitivities,
-)
-from vfl_flower.numerics.kmeans import (
-    assign,
-    draw,
-    lloyd,
-    partial_distances,
-    seed_centers,
-)
 from vfl_flower.numerics.leverage import leverage_factor, leverage_scores
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.party.party import Party, PartyError, stored_as
@@ -102,7 +90,7 @@ class CoresetState:
     factor: Array | None = None
     """For regression: maps a row to its basis vector, whose squared length is the
     leverage score; shape (d, r)."""
-    summary: ClusterSummary | None = None
+    summary: coresets.ClusterSummary | None = None
     """For k-means: the party's own clustering."""
     alpha: float = 1.0
     """For k-means: as in :class:`Clustering`."""
@@ -190,14 +178,14 @@ def _scores(party: Party, state: CoresetState, blocks: RowBlocks) -> Array:
     """Return g_i of this party for the rows of `blocks`."""
     if state.summary is not None:
         summary, alpha = state.summary, state.alpha
-        return blocks.per_row(lambda X: vkmc_sensitivities(X, summary, alpha))
+        return blocks.per_row(lambda X: coresets.vkmc_sensitivities(X, summary, alpha))
     assert state.factor is not None
     leverages = leverage_scores(blocks, state.factor)
     if state.intercept and party.y is None:
         # The leverage of [X, 1] is 1/n more than that of X about its mean. Only the
         # label holder counts the ones.
         leverages -= 1 / state.n
-    return vrlr_sensitivities(leverages, state.n)
+    return coresets.vrlr_sensitivities(leverages, state.n)
 
 
 @step
@@ -234,7 +222,7 @@ def totals(
                 f"n_clusters must be at most the {n} training rows, got "
                 f"{clustering.n_clusters}"
             )
-        state.summary = cluster_summary(
+        state.summary = coresets.cluster_summary(
             blocks,
             clustering.n_clusters,
             party.rng("cluster"),
@@ -277,7 +265,7 @@ def _check_draws(party: Party, name: str, size: int) -> None:
 
 
 def _drawn(party: Party, train: Array | None, g: Array, size: int) -> Array:
-    rows = draw(g, size, party.rng("draw"))
+    rows = kmeans.draw(g, size, party.rng("draw"))
     return (rows if train is None else train[rows]).astype(np.uint32)
 
 
@@ -355,11 +343,11 @@ def local_clusters(
     party.share(np.arange(party.n_rows) if rows is None else rows, "rows")
     blocks = RowBlocks(party.rows, rows=rows)
     k = min(n_clusters, len(blocks))
-    centers = seed_centers(blocks, k, party.rng("distdim"), weights)
+    centers = kmeans.seed_centers(blocks, k, party.rng("distdim"), weights)
     # At least one step: the seeds are rows, and rows do not leave a party.
     passes = 100 if local_clustering == "lloyd" else 1
-    centers = lloyd(blocks, centers, weights, max_iter=passes)
-    labels = blocks.per_row(lambda X: assign(X, centers)[0])
+    centers = kmeans.lloyd(blocks, centers, weights, max_iter=passes)
+    labels = blocks.per_row(lambda X: kmeans.assign(X, centers)[0])
     smallest = np.min_scalar_type(len(centers) - 1)
     return {"centers": centers, "labels": labels.astype(smallest)}
 
@@ -389,4 +377,4 @@ def distances(
     party.afford("centers", len(centers), party.rows.shape[1])
     party.share(rows, "rows")
     X = party.rows.take(rows)
-    return {"distances": partial_distances(X, centers)}
+    return {"distances": kmeans.partial_distances(X, centers)}

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired, TypedDict, cast
+from typing import Annotated, TypedDict, cast
 
 import numpy as np
 
 from vfl_flower.clients.evaluation import classes_of
-from vfl_flower.clients.fdskl.state import (
-    AngleRequest,
-    ManyRows,
-    Names,
-    Setup,
-    begin,
-    part_of,
-    training_of,
-)
+from vfl_flower.clients.fdskl import state
 from vfl_flower.numerics.kernel_model import (
     KernelPart,
     Target,
@@ -71,7 +63,7 @@ def distances(
     kernel: Kernel,
     target: Target,
     holder: Count,
-    rows: ManyRows | None = None,
+    rows: state.ManyRows | None = None,
 ) -> Distances:
     """Return this party's part of distances of pairs of rows, as limbs; to `holder`."""
     classes_of(party, target)  # refuses unsuitable labels before anything is sent
@@ -110,11 +102,11 @@ def bandwidth(
 # -- angles (Algorithm 3) -------------------------------------------------------------
 
 
-class PartialAngles(TypedDict):
+class PartialAngles(TypedDict, total=False):
     """Reply of :func:`angles`, keyed by label holder."""
 
-    angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED]]
-    offsets: NotRequired[Annotated[dict[int, Array], Reals("*"), SEALED]]
+    angles: Annotated[dict[int, Array], Reals("m *"), SEALED]
+    offsets: Annotated[dict[int, Array], Reals("*"), SEALED]
 
 
 @step
@@ -122,9 +114,9 @@ class PartialAngles(TypedDict):
 @reveals("angles")
 def angles(
     party: Party,
-    request: AngleRequest,
-    send: Names | None = None,
-    setup: Setup | None = None,
+    request: state.AngleRequest,
+    send: state.Names | None = None,
+    setup: state.Setup | None = None,
 ) -> PartialAngles:
     """Lines 2 and 3 of Algorithm 3: omega_l^T x_l + b_l of rows and features.
 
@@ -134,7 +126,7 @@ def angles(
     setup: what the features are made from, if no earlier step has received it.
     """
     if setup is not None:
-        begin(party, setup)
+        state.begin(party, setup)
     return angles_of(party, request, send)
 
 
@@ -142,17 +134,21 @@ def angles(
 @sums_over("none", "each number is of one row")
 @reveals("angles")
 def held_out_angles(
-    party: Party, request: AngleRequest, send: Names | None = None
+    party: Party, request: state.AngleRequest, send: state.Names | None = None
 ) -> PartialAngles:
     """Do the same for rows that are not trained on."""
     return angles_of(party, request, send)
 
 
 def angles_of(
-    party: Party, request: AngleRequest, send: Names | None = None
+    party: Party, request: state.AngleRequest, send: state.Names | None = None
 ) -> PartialAngles:
     """Return the angles that a request names, of the rows that this marks as sent."""
-    part = loaded_part(party) if party.part else part_of(party, training_of(party))
+    part = (
+        loaded_part(party)
+        if party.part
+        else state.part_of(party, state.training_of(party))
+    )
     holders, stop = part["holders"], request.stop
     names = [f"angles_{j}" for j in holders] if send is None else send
     if "shared_seed" not in part and any(n.startswith("offsets") for n in names):
@@ -178,7 +174,7 @@ def angles_of(
     return reply
 
 
-def _check_request(part: KernelPart, request: AngleRequest) -> None:
+def _check_request(part: KernelPart, request: state.AngleRequest) -> None:
     """Raise ``PartyError`` unless the angles are of the model, and fit into a reply."""
     stop, bits = request.stop, request.bits
     if stop > part["n_features"]:

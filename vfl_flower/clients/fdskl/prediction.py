@@ -8,29 +8,10 @@ from typing import Annotated, NotRequired, TypedDict, cast
 import numpy as np
 from annotated_types import Ge, Le, MinLen
 
-from vfl_flower.clients.evaluation import (
-    MAX_CLASSES,
-    Columns,
-    Told,
-    check_columns,
-    judged,
-    measures_of,
-    texts_of,
-)
-from vfl_flower.clients.fdskl.angle_sums import (
-    addends,
-    angles_of,
-    loaded_part,
-    summed_angles,
-)
-from vfl_flower.clients.fdskl.state import (
-    AngleRequest,
-    FDSKLState,
-    Features,
-    Scale,
-    ScoredRows,
-    SummedRows,
-)
+from vfl_flower.clients import evaluation
+from vfl_flower.clients.evaluation import measures_of
+from vfl_flower.clients.fdskl import angle_sums
+from vfl_flower.clients.fdskl import state as fdskl
 from vfl_flower.numerics.kernel_model import (
     KernelPart,
     answers,
@@ -52,10 +33,10 @@ class PartInfo(TypedDict):
     """Reply of :func:`part`."""
 
     index: Count
-    n_features: Features
+    n_features: fdskl.Features
     holders: Annotated[list[Count], MinLen(1)]
-    columns: Annotated[int, Ge(0), Le(MAX_CLASSES)]
-    scale: Scale
+    columns: Annotated[int, Ge(0), Le(evaluation.MAX_CLASSES)]
+    scale: fdskl.Scale
     kernel: Kernel
     bandwidth: Positive
     parties: Natural
@@ -63,7 +44,7 @@ class PartInfo(TypedDict):
     multiple: NotRequired[Natural]
 
 
-class Answered(Told):
+class Answered(evaluation.Told):
     """Reply of :func:`answer`."""
 
     scores: NotRequired[Annotated[Array, Reals("size columns"), SEALED]]
@@ -74,10 +55,12 @@ class Answered(Told):
 @sums_over("none")
 def part(party: Party) -> PartInfo:
     """Check the new rows against the part of the model, and describe that part."""
-    model_part = loaded_part(party)
-    check_columns(party, model_part["n_columns"], list(model_part["columns"]))
+    model_part = angle_sums.loaded_part(party)
+    evaluation.check_columns(
+        party, model_part["n_columns"], list(model_part["columns"])
+    )
     if not party.remembered():
-        party.remember(FDSKLState())
+        party.remember(fdskl.FDSKLState())
     reply: PartInfo = {
         "index": model_part["index"],
         "n_features": model_part["n_features"],
@@ -102,11 +85,11 @@ def part(party: Party) -> PartInfo:
 @reveals("curves", "curves", optional=True)
 def answer(
     party: Party,
-    columns: Columns,
+    columns: evaluation.Columns,
     size: Count,
-    done: Annotated[ScoredRows, OWN] | None = None,
-    at: Annotated[SummedRows, OWN] | None = None,
-    request: AngleRequest | None = None,
+    done: Annotated[fdskl.ScoredRows, OWN] | None = None,
+    at: Annotated[fdskl.SummedRows, OWN] | None = None,
+    request: fdskl.AngleRequest | None = None,
     evaluate: bool = False,
     last: bool = False,
     curves: Annotated[bool, OWN] = False,
@@ -123,12 +106,12 @@ def answer(
     last: whether the receiver now has all answers.
     curves: with the last evaluated answers: report means of bins of rows too.
     """
-    state, model_part = party.recall(FDSKLState), loaded_part(party)
+    state, model_part = party.recall(fdskl.FDSKLState), angle_sums.loaded_part(party)
     reply, partial = Answered(), None
     if at is not None:
         coef, intercept = _coefficients(model_part)
         party.afford("at", len(at.rows), len(coef))
-        summed = summed_angles(at.angles, at.offsets, at.rows)
+        summed = angle_sums.summed_angles(at.angles, at.offsets, at.rows)
         summed = taken(summed, model_part.get("multiple", 1))
         if summed.shape[1] != len(coef):
             raise PartyError(
@@ -137,19 +120,19 @@ def answer(
             )
         partial = linear_scores(summed, coef) + intercept
     if size:
-        reply["scores"] = addends(party, partial, size, columns)
+        reply["scores"] = angle_sums.addends(party, partial, size, columns)
     elif at is not None and partial is not None:
-        done = ScoredRows(at.rows, partial)
+        done = fdskl.ScoredRows(at.rows, partial)
     if done is not None:
         _answer(state, model_part, done, party.y if evaluate else None)
     if request is not None:
-        reply["angles"] = angles_of(party, request)["angles"]
+        reply["angles"] = angle_sums.angles_of(party, request)["angles"]
     if last and len(state.rows):
         if evaluate:
             reply |= _errors(party, model_part, state, curves)
         else:
             real = model_part["target"] == "continuous"
-            more = {} if real else texts_of(party, state.answers)
+            more = {} if real else evaluation.texts_of(party, state.answers)
             party.predictions = Predictions(state.answers, state.rows, more=more)
     return reply
 
@@ -162,7 +145,10 @@ def _coefficients(model_part: KernelPart) -> tuple[Array, Array]:
 
 
 def _answer(
-    state: FDSKLState, model_part: KernelPart, done: ScoredRows, y: Array | None
+    state: fdskl.FDSKLState,
+    model_part: KernelPart,
+    done: fdskl.ScoredRows,
+    y: Array | None,
 ) -> None:
     """Turn summed scores of rows into answers; with labels also how sure these are."""
     rows, scores = done.rows, done.scores
@@ -184,10 +170,10 @@ def _answer(
 
 
 def _errors(
-    party: Party, model_part: KernelPart, state: FDSKLState, curves: bool
+    party: Party, model_part: KernelPart, state: fdskl.FDSKLState, curves: bool
 ) -> Answered:
     """Return what the answers are worth for rows whose labels this party knows."""
-    known, y = judged(party, state.rows, state.evaluated)
+    known, y = evaluation.judged(party, state.rows, state.evaluated)
     state.evaluated = True
     if not len(y):
         return {"test_rows": 0}

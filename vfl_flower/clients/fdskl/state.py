@@ -279,8 +279,8 @@ def _check_setup(party: Party, setup: Setup) -> None:
     ):
         raise PartyError("shared.widths must be the number of columns of each party")
     if len(shared.kept) != len(holders) or any(
-        kept >= party.n_parties or kept == holder
-        for kept, holder in zip(shared.kept, holders, strict=True)
+        place >= party.n_parties or place == holder
+        for place, holder in zip(shared.kept, holders, strict=True)
     ):
         raise PartyError("shared.kept must be another party for each label holder")
 

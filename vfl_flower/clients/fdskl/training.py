@@ -11,29 +11,9 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from vfl_flower.clients.evaluation import Columns, signs_of
+from vfl_flower.clients.fdskl import state
 from vfl_flower.clients.fdskl.angle_sums import addends, angles_of, summed_angles
-from vfl_flower.clients.fdskl.state import (
-    AngleRequest,
-    Opened,
-    Problem,
-    Rule,
-    Scale,
-    Setup,
-    Summed,
-    SummedRows,
-    Training,
-    begin,
-    keep_part,
-    part_of,
-    training_of,
-)
-from vfl_flower.numerics.fdskl import (
-    CANDIDATES,
-    base_scores,
-    dsg_update,
-    implicit_step,
-    step_sizes,
-)
+from vfl_flower.numerics import fdskl
 from vfl_flower.numerics.kernel_bandwidth import best_multiple
 from vfl_flower.numerics.kernel_model import Target, linear_scores, owned
 from vfl_flower.numerics.kernel_solvers import LOSSES, LossName
@@ -66,7 +46,7 @@ def _labels(party: Party, rows: Array) -> Array:
 # -- the exact solution ---------------------------------------------------------------
 
 
-def _weights(problem: Problem, Y: Array) -> Array | None:
+def _weights(problem: state.Problem, Y: Array) -> Array | None:
     """Return n / (K n_c) for rows of a class c of n_c rows; None if all count alike."""
     if not problem.balanced:
         return None
@@ -75,7 +55,9 @@ def _weights(problem: Problem, Y: Array) -> Array | None:
     return np.asarray(len(Y) / (np.count_nonzero(counts) * counts[label]))
 
 
-def _problem_labels(party: Party, training: Training, problem: Problem) -> Array:
+def _problem_labels(
+    party: Party, training: state.Training, problem: state.Problem
+) -> Array:
     """Return the labels of a problem as the losses take them, shape (n, C)."""
     setup, rows = training.setup, problem.rows
     y = _labels(party, rows)
@@ -108,28 +90,28 @@ class Fitted(TypedDict):
 @reveals("angles", "problem")
 def fit(
     party: Party,
-    problem: Problem | None = None,
-    angles: Summed = None,
-    offsets: Opened | None = None,
+    problem: state.Problem | None = None,
+    angles: state.Summed = None,
+    offsets: state.Opened | None = None,
 ) -> Fitted:
     """Solve for the coefficients at the label holder; the others store their features.
 
     angles: the summed angles of the rows, in consecutive numbered blocks.
     offsets: phases to subtract from the angles, shape (M,).
     """
-    training = training_of(party)
+    training = state.training_of(party)
     if party.part:
         raise PartyError("this run has its model already")
     setup = training.setup
     if problem is None:
-        return {"kept": keep_part(party, training)}
+        return {"kept": state.keep_part(party, training)}
     rows = problem.rows
     party.sum_over(rows)
     party.share(rows.astype(np.intp), "angles")
     Y = _problem_labels(party, training, problem)
     summed = summed_angles(_joined(angles or {}), offsets, rows)
     M = np.count_nonzero(
-        owned(part_of(party, training), setup.n_features, party.index or 0)
+        owned(state.part_of(party, training), setup.n_features, party.index or 0)
     )
     if not M or summed.shape[1] != M:
         raise PartyError(
@@ -146,7 +128,9 @@ def fit(
         # A refusal would tell that some rows of the server's choice have equal labels,
         # as often as it asks; the constant model ends the run.
         log.warning("the labels of the rows to train on are equal: the model says so")
-        reply["kept"] = keep_part(party, training, np.zeros((M, Y.shape[1])), Y[0])
+        reply["kept"] = state.keep_part(
+            party, training, np.zeros((M, Y.shape[1])), Y[0]
+        )
         reply["converged"] = 0.0
         reply["regularization"] = problem.regularization or 1.0
         return reply
@@ -161,7 +145,9 @@ def fit(
         folds=min(5, len(rows)),
     )
     coef = solution.coef / np.sqrt(setup.n_features)
-    reply["kept"] = keep_part(party, training, coef, solution.intercept, problem.loss)
+    reply["kept"] = state.keep_part(
+        party, training, coef, solution.intercept, problem.loss
+    )
     reply["regularization"] = solution.regularization
     reply["converged"] = float(solution.converged)
     if solution.cv_score is not None:
@@ -179,20 +165,20 @@ def _joined(blocks: Mapping[int, Array]) -> Array:
 # -- doubly stochastic gradients (Algorithm 1) ----------------------------------------
 
 
-class Picked(TypedDict):
+class Picked(TypedDict, total=False):
     """Reply of :func:`start`: a label holder gives all of it, the others nothing."""
 
-    rows: NotRequired[Annotated[Array, Whole("instances", below="n_rows")]]
-    columns: NotRequired[Columns]
-    scale: NotRequired[Scale]
+    rows: Annotated[Array, Whole("instances", below="n_rows")]
+    columns: Columns
+    scale: state.Scale
 
 
-class Iterated(TypedDict):
+class Iterated(TypedDict, total=False):
     """Reply of :func:`iterate`."""
 
-    scores: NotRequired[Annotated[Array, Reals("size columns"), SEALED]]
-    angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED]]
-    kept: NotRequired[bool]
+    scores: Annotated[Array, Reals("size columns"), SEALED]
+    angles: Annotated[dict[int, Array], Reals("m *"), SEALED]
+    kept: bool
 
 
 @step
@@ -201,8 +187,8 @@ class Iterated(TypedDict):
 def start(
     party: Party,
     test_fraction: Fraction,
-    setup: Setup,
-    rule: Rule,
+    setup: state.Setup,
+    rule: state.Rule,
     instances: Count = 0,
 ) -> Picked:
     """Line 2 of Algorithm 1 for all iterations at once: pick instances, in epochs."""
@@ -212,7 +198,7 @@ def start(
             f"{rule.step} and {rule.regularization}"
         )
     _check_loss(rule.loss, setup.target)
-    training = begin(party, setup)
+    training = state.begin(party, setup)
     training.rule = rule
     if party.y is None:
         return {}
@@ -228,7 +214,7 @@ def start(
         raise PartyError("labels must be below 2^800 in size, for the sum of scores")
     training.scale = 2.0 ** math.ceil(math.log2(max(largest, 1e-100)))
     Y = signs_of(party.y[rows], setup.target, training.classes)
-    training.intercept = base_scores(Y, rule.loss) / len(setup.holders)
+    training.intercept = fdskl.base_scores(Y, rule.loss) / len(setup.holders)
     rng = party.rng("instances")
     epochs = [rng.permutation(rows) for _ in range(math.ceil(instances / len(rows)))]
     return {
@@ -247,9 +233,9 @@ def iterate(
     columns: Columns,
     size: Count,
     learn: bool = False,
-    scores: Opened | None = None,
-    at: Annotated[SummedRows, OWN] | None = None,
-    request: AngleRequest | None = None,
+    scores: state.Opened | None = None,
+    at: Annotated[state.SummedRows, OWN] | None = None,
+    request: state.AngleRequest | None = None,
     keep: bool = False,
 ) -> Iterated:
     """Lines 5 to 10 of Algorithm 1, for up to three iterations that overlap.
@@ -262,7 +248,7 @@ def iterate(
     columns, size: C, and for how many instances to send addends of the scores; 0: none.
     scores: summed scores of this party's instances in the last message, shape (B C,).
     """
-    training = training_of(party)
+    training = state.training_of(party)
     rule = training.rule
     if rule is None:
         raise PartyError("instances must be picked before the iterations")
@@ -287,11 +273,11 @@ def iterate(
         if coef is not None:
             best = int(np.nan_to_num(training.losses, nan=np.inf).argmin())
             coef = np.split(coef, len(training.losses), axis=1)[best]
-        reply["kept"] = keep_part(party, training, coef, intercept, rule.loss)
+        reply["kept"] = state.keep_part(party, training, coef, intercept, rule.loss)
     return reply
 
 
-def _scores_of(party: Party, training: Training, at: SummedRows) -> Array:
+def _scores_of(party: Party, training: state.Training, at: state.SummedRows) -> Array:
     """Return this party's part of the scores of instances, shape (B, K C)."""
     summed = summed_angles(at.angles, at.offsets, at.rows)
     party.afford("at", *summed.shape)
@@ -314,7 +300,9 @@ def _scores_of(party: Party, training: Training, at: SummedRows) -> Array:
     return np.asarray(linear_scores(summed[:, :count], alpha) + intercept)
 
 
-def _learn(party: Party, training: Training, rule: Rule, scores: Array) -> None:
+def _learn(
+    party: Party, training: state.Training, rule: state.Rule, scores: Array
+) -> None:
     """Lines 9 and 10: the step of the iteration whose scores are known."""
     angles, y, alpha = training.waiting, training.labels, training.alpha
     if angles is None or y is None or alpha is None:
@@ -325,7 +313,7 @@ def _learn(party: Party, training: Training, rule: Rule, scores: Array) -> None:
     scores, count = scores.reshape(len(y), -1), len(alpha)
     new = np.ascontiguousarray(angles[:, count:])
     if rule.step is None:
-        old, coef, shift = implicit_step(
+        old, coef, shift = fdskl.implicit_step(
             new,
             scores,
             linear_scores(angles[:, :count], alpha),
@@ -339,8 +327,8 @@ def _learn(party: Party, training: Training, rule: Rule, scores: Array) -> None:
     else:
         phi = features(new)
         if not count:
-            factors = CANDIDATES if len(setup.holders) == 1 else (1.0,)
-            sizes = step_sizes(phi, rule.loss, factors)
+            factors = fdskl.CANDIDATES if len(setup.holders) == 1 else (1.0,)
+            sizes = fdskl.step_sizes(phi, rule.loss, factors)
             training.steps = np.array([rule.step]) if rule.step else sizes
             K = len(training.steps)
             alpha, scores = np.tile(alpha, K), np.tile(scores, K)
@@ -349,7 +337,7 @@ def _learn(party: Party, training: Training, rule: Rule, scores: Array) -> None:
         if 2 * count >= setup.n_features:
             losses = LOSSES[rule.loss].value(scores, targets).mean(axis=0)
             training.losses += losses.reshape(K, -1).mean(axis=1)
-        alpha, coef = dsg_update(
+        alpha, coef = fdskl.dsg_update(
             alpha, phi, scores, targets, rule.loss, steps, rule.regularization
         )
     training.alpha = np.concatenate([alpha, coef])

@@ -8,15 +8,7 @@ from typing import Annotated, NotRequired, TypedDict, cast
 import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from vfl_flower.clients.kernel_kmeans.training import (
-    LARGEST_COST,
-    MOST_COMPONENTS,
-    SmallMatrix,
-    State,
-    check_size,
-    times,
-    within_memory,
-)
+from vfl_flower.clients.kernel_kmeans import training
 from vfl_flower.numerics import distributed_kmeans, kmeans, summed_kmeans
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import ClusterSummary, cluster_summary
@@ -34,7 +26,7 @@ step = step_of("kernel_kmeans")
 MOST_CENTERS = 2**17
 """Most centres of all starts of k-means together."""
 
-Centers = Annotated[Array, Reals("k s"), MinLen(1), MaxLen(MOST_COMPONENTS)]
+Centers = Annotated[Array, Reals("k s"), MinLen(1), MaxLen(training.MOST_COMPONENTS)]
 
 Starts = Annotated[Array, Reals("a k s"), MinLen(1)]
 """Centres of each start."""
@@ -43,7 +35,7 @@ Starts = Annotated[Array, Reals("a k s"), MinLen(1)]
 class Local(TypedDict):
     """Reply of :func:`local`."""
 
-    cost: Annotated[float, Ge(0), Le(LARGEST_COST)]
+    cost: Annotated[float, Ge(0), Le(training.LARGEST_COST)]
 
 
 class Sample(TypedDict):
@@ -92,21 +84,23 @@ class Cost(TypedDict):
 # -- k-means (lines 16 to 20) ---------------------------------------------------------
 
 
-def _embed(party: Party, R: Array | None, H: Array | None) -> tuple[State, Array]:
+def _embed(
+    party: Party, R: Array | None, H: Array | None
+) -> tuple[training.State, Array]:
     """Make the embedding, which ends the iterations; return it with the state."""
-    state = party.recall(State)
+    state = party.recall(training.State)
     if not state.t or state.H is not None:
         raise PartyError("the embedding must be made once, after the iterations")
     if (R is None) == (H is None) or (R is None) != (state.P is None):
         raise PartyError("the embedding must come as R, and without cem as H")
     if R is not None:
-        H = times(party, state, R)
+        H = training.times(party, state, R)
     assert H is not None
-    with within_memory():
+    with training.within_memory():
         H = np.asarray(H, dtype=np.float64)
         if not H.shape[1]:
             raise PartyError("the embedding must have a column")
-        check_size("H", H)
+        training.check_size("H", H)
     state.H, state.B, state.G = H, None, None
     party.cache.pop("kernel_kmeans", None)
     return state, H
@@ -118,7 +112,7 @@ def _embed(party: Party, R: Array | None, H: Array | None) -> tuple[State, Array
 @reveals("row-sums", counted=False)
 def embed(
     party: Party,
-    R: SmallMatrix | None = None,
+    R: training.SmallMatrix | None = None,
     H: Annotated[Array, Reals("n_rows s"), OWN] | None = None,
 ) -> Embedding:
     """Lines 16 and 17, with clustering "sums": H[m] = W_T R, or `H`, and its sum."""
@@ -142,7 +136,7 @@ def lloyd(
     in their clusters. A server that chooses them freely could single out rows. With
     `used`, the number of centres of each start, also how far apart the clusters are.
     """
-    state = party.recall(State)
+    state = party.recall(training.State)
     H = _embedded(state)
     (a, k), s = centers.shape[:2], H.shape[1]
     if centers.shape[2] != s:
@@ -168,7 +162,7 @@ def lloyd(
         sizes,
         None if used is None else used.astype(np.int64),
     )
-    with within_memory():
+    with training.within_memory():
         part = summed_kmeans.part_of_pass(H, request, rng, party.n_parties)
     reply = {name: values for name, values in vars(part).items() if values is not None}
     return cast(Lloyd, reply)
@@ -180,18 +174,18 @@ def lloyd(
 @reveals("embedded-rows")
 def local(
     party: Party,
-    n_clusters: Annotated[int, Ge(1), Le(MOST_COMPONENTS)],
-    R: SmallMatrix | None = None,
+    n_clusters: Annotated[int, Ge(1), Le(training.MOST_COMPONENTS)],
+    R: training.SmallMatrix | None = None,
     H: Annotated[Array, Reals("n_rows s")] | None = None,
 ) -> Local:
     """Lines 16 to 19: H[m] = W_T R, or `H`, and the cost of the party's own centres."""
     state, H = _embed(party, R, H)
-    with within_memory():
+    with training.within_memory():
         state.clusters = cluster_summary(RowBlocks(H), n_clusters, party.rng("local"))
     return {"cost": float(state.clusters.costs.sum())}
 
 
-def _embedded(state: State) -> Array:
+def _embedded(state: training.State) -> Array:
     """Return H."""
     if state.H is None:
         raise PartyError("the embedding must be made before this step")
@@ -203,20 +197,20 @@ def _embedded(state: State) -> Array:
 @reveals("embedded-rows")
 def sample(party: Party, count: Count) -> Sample:
     """Draw this party's share of the coreset of Balcan et al. (2013)."""
-    state = party.recall(State)
+    state = party.recall(training.State)
     H, clusters = _embedded(state), state.clusters
     if clusters is None:
         raise PartyError("this party's own clusters must be made before this step")
-    with within_memory():
+    with training.within_memory():
         points, weights = distributed_kmeans.sample(
             RowBlocks(H), clusters, count, party.rng("sample")
         )
     if party.consent is not None:
-        party.share(_told_by(points, H, clusters), "embedded-rows")
+        party.share(_revealed_by(points, H, clusters), "embedded-rows")
     return {"points": points, "weights": weights}
 
 
-def _told_by(points: Array, H: Array, clusters: ClusterSummary) -> Array:
+def _revealed_by(points: Array, H: Array, clusters: ClusterSummary) -> Array:
     """Return the rows that are among the points, or whose cluster has few rows."""
     sent = {point.tobytes() for point in points}
     nearest = kmeans.assign(H, clusters.centers)[0]
@@ -230,13 +224,13 @@ def _told_by(points: Array, H: Array, clusters: ClusterSummary) -> Array:
 @reveals("row-sums")
 def assign(party: Party, centers: Centers) -> Clusters:
     """Line 20: label this party's rows; the labels stay here."""
-    state = party.recall(State)
+    state = party.recall(training.State)
     H, setup = _embedded(state), state.known_setup
     if centers.shape[1] != H.shape[1]:
         raise PartyError(
             f"centers must have {H.shape[1]} numbers each, got {centers.shape[1]}"
         )
-    with within_memory():
+    with training.within_memory():
         centers = np.asarray(centers, dtype=np.float64)
         assigned = [kmeans.assign(rows, centers) for rows in RowBlocks(H)]
         labels = np.concatenate([part[0] for part in assigned])
@@ -283,7 +277,7 @@ def _new_clusters(party: Party) -> tuple[Array, Array]:
             "new rows must have the columns of training, in their order, got "
             f"{width} columns"
         )
-    with refusing(), within_memory():
+    with refusing(), training.within_memory():
         H = embed_rows(cast(EmbeddingPart, part), party.rows)
         parts = [kmeans.assign(rows, part["centers"]) for rows in RowBlocks(H)]
     labels, costs = map(np.concatenate, zip(*parts, strict=True))
@@ -308,6 +302,6 @@ def evaluate(party: Party) -> Cost:
         raise PartyError(f"a cost must be of at least {LEAST_ROWS} rows of a party")
     party.share(np.arange(party.n_rows), "row-sums")
     cost = _new_clusters(party)[1].sum(keepdims=True)
-    if not cost[0] <= LARGEST_COST:
+    if not cost[0] <= training.LARGEST_COST:
         raise PartyError("new rows must have a finite cost: scale the columns")
     return {"cost": cost}

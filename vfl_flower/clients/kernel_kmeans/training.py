@@ -19,22 +19,9 @@ from typing import Annotated, Literal, NotRequired, TypedDict, TypeVar, cast
 import numpy as np
 from annotated_types import Ge, Le
 
+from vfl_flower.numerics import kernel_embedding, kernel_kmeans
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import ClusterSummary
-from vfl_flower.numerics.kernel_embedding import (
-    FeatureSetup,
-    Kernel,
-    feature_block_rows,
-    feature_blocks,
-    features_of,
-)
-from vfl_flower.numerics.kernel_kmeans import (
-    compose,
-    feature_range,
-    moments,
-    stack,
-    step_size,
-)
 from vfl_flower.party.party import Party, PartyError, stored_as
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, SECRET, Reals, flat
 from vfl_flower.protocol.settings import Natural, Positive
@@ -77,7 +64,7 @@ SmallMatrix = Annotated[Array, Reals("* *")]
 class Setup:
     """Which random features the parties draw, apart from their seed."""
 
-    kernel: Kernel
+    kernel: kernel_embedding.Kernel
     """The kernel."""
     gamma: Positive
     """Its parameter."""
@@ -92,7 +79,7 @@ class Setup:
     scale: Annotated[Array, Reals("n_columns")] | None = None
     """See `shift`; shape (d,)."""
 
-    def features(self, seed: str) -> FeatureSetup:
+    def features(self, seed: str) -> kernel_embedding.FeatureSetup:
         """Return the setup with a seed, in hexadecimal digits."""
         columns = {"fill": self.fill, "shift": self.shift, "scale": self.scale}
         known = {
@@ -101,7 +88,7 @@ class Setup:
             if values is not None
         }
         setup = {"kernel": self.kernel, "gamma": self.gamma, "seed": seed}
-        return cast(FeatureSetup, setup | known)
+        return cast(kernel_embedding.FeatureSetup, setup | known)
 
 
 @stored_as("vfl_flower.clients.kernel_kmeans.State")
@@ -137,7 +124,7 @@ class State:
     @property
     def eta(self) -> float:
         """eta_t."""
-        return step_size(self.t, self.known_setup.D, self.known_setup.D_1)
+        return kernel_kmeans.step_size(self.t, self.known_setup.D, self.known_setup.D_1)
 
     @property
     def n_features(self) -> int:
@@ -150,13 +137,13 @@ class State:
         return self.n_features + (0 if self.B is None else self.B.shape[1])
 
 
-class Begin(TypedDict):
+class Begin(TypedDict, total=False):
     """Reply of :func:`begin`."""
 
-    sum_x: NotRequired[Annotated[Array, Reals("5 n_columns"), IN_SUM]]
-    sum_squares: NotRequired[Annotated[Array, Reals("5 *"), IN_SUM]]
-    known: NotRequired[Annotated[Array, Reals("n_columns"), COUNTS]]
-    seed: NotRequired[Annotated[bytes, SECRET]]
+    sum_x: Annotated[Array, Reals("5 n_columns"), IN_SUM]
+    sum_squares: Annotated[Array, Reals("5 *"), IN_SUM]
+    known: Annotated[Array, Reals("n_columns"), COUNTS]
+    seed: Annotated[bytes, SECRET]
 
 
 class Gram(TypedDict):
@@ -224,7 +211,9 @@ def begin(
         reply["seed"] = state.seed.encode()
     party.remember(state)
     if means or squares:
-        _, sum_x, sum_squares = moments(party.rows, 0.0 if shift is None else shift)
+        _, sum_x, sum_squares = kernel_kmeans.moments(
+            party.rows, 0.0 if shift is None else shift
+        )
         if squares:
             total = squares == "total"
             with np.errstate(over="ignore"):  # refused by `_limbs`
@@ -259,12 +248,12 @@ def _reduce(
 ) -> T:
     """Return a total over blocks of A_t (line 7); a small A_t is kept for later."""
     setup, rows = state.known_setup, party.rows
-    start, stop = feature_range(state.t, setup.D, setup.D_1)
+    start, stop = kernel_kmeans.feature_range(state.t, setup.D, setup.D_1)
     features = setup.features(state.seed)
-    size = feature_block_rows(features, rows, start, stop)
+    size = kernel_embedding.feature_block_rows(features, rows, start, stop)
 
     def of_block(part: slice, X: Array) -> T:
-        return f(part, features_of(features, X, start, stop))
+        return f(part, kernel_embedding.features_of(features, X, start, stop))
 
     total, done = zero, 0
     try:
@@ -274,7 +263,7 @@ def _reduce(
         key = (state.t, state.seed, *settings)
         last_key, last_X, blocks = party.cache.get("kernel_kmeans", (None, None, []))
         if last_key != key or last_X is not party.X:
-            blocks = list(feature_blocks(features, rows, start, stop))
+            blocks = list(kernel_embedding.feature_blocks(features, rows, start, stop))
             party.cache["kernel_kmeans"] = key, party.X, blocks
     except ValueError:
         raise PartyError(
@@ -297,7 +286,7 @@ def _per_row(party: Party, state: State, f: Callable[[slice, Array], Array]) -> 
 def _W(state: State, part: slice, A: Array) -> Array:
     """Return rows of W_t, of those of A_t (line 8)."""
     B = np.zeros((len(A), 0)) if state.B is None else state.B[part]
-    return stack(A, B, state.eta)
+    return kernel_kmeans.stack(A, B, state.eta)
 
 
 @within_memory()
@@ -323,7 +312,7 @@ def times(party: Party, state: State, R: Array) -> Array:
     product = _per_row(party, state, lambda part, A: _W(state, part, A) @ R)
     check_size("R", product)
     if state.P is not None:
-        state.P = compose(state.P, R, state.eta)
+        state.P = kernel_kmeans.compose(state.P, R, state.eta)
         check_size("R", state.P)
     return product
 

@@ -10,28 +10,9 @@ from typing import Annotated, Literal, TypedDict
 import numpy as np
 from annotated_types import Ge, Le
 
-from vfl_flower.clients.mufc.folder import (
-    check_columns,
-    check_name,
-    check_parties,
-    drop_cache,
-    finish_served,
-    ids_of,
-    predictions_file,
-    state_of,
-)
+from vfl_flower.clients.mufc import training
 from vfl_flower.clients.mufc.settings import TrainingSettings
 from vfl_flower.clients.mufc.state import ClientState, LocalClusters, list_models
-from vfl_flower.clients.mufc.training import (
-    MOST_ROWS,
-    Counts,
-    MUFCState,
-    Version,
-    check_box,
-    code_of,
-    counts_of,
-    same_values,
-)
 from vfl_flower.numerics.mufc import BoxedRows, local_labels, seed_centroids, surviving
 from vfl_flower.party.party import Party
 from vfl_flower.party.requests import ADD, FORGET, LEAVE, read_requests
@@ -49,12 +30,12 @@ step = step_of("mufc")
 LEAST_PARTIES = 2
 """Fewest parties of a sum: with a single one it would be that party's counts."""
 
-Rows = Annotated[int, Ge(0), Le(MOST_ROWS)]
+Rows = Annotated[int, Ge(0), Le(training.MOST_ROWS)]
 
 Kind = Literal["unlearn", "forget-client"]
 
 
-class Forgotten(Counts):
+class Forgotten(training.Counts):
     """Reply of :func:`forget`.
 
     `totals` are the number of rows that stay, 1 if the file with their clusters is
@@ -65,7 +46,7 @@ class Forgotten(Counts):
     totals: Annotated[Array, Reals("4"), IN_SUM]
 
 
-class Added(Counts):
+class Added(training.Counts):
     """Reply of :func:`add`; `totals` are the first three of :class:`Forgotten`."""
 
     totals: Annotated[Array, Reals("3"), IN_SUM]
@@ -91,7 +72,7 @@ class Status(TypedDict):
 def forget(
     party: Party,
     model: str,
-    version: Version,
+    version: training.Version,
     before: str,
     run: str,
     key: bytes = b"",
@@ -118,7 +99,7 @@ def forget(
     if party.index in gone_parties:
         return _leave(party, model, settings, key)
     state, now, code = _ready(party, model, version, before, key)
-    settings, tags = state.settings, state.tag(ids_of(party))
+    settings, tags = state.settings, state.tag(training.ids_of(party))
     requests = read_requests(party.state_dir, FORGET) if kind == "unlearn" else {}
     asked = list(dict.fromkeys(requests.values()))
     gone = _gone(state, requests)
@@ -136,16 +117,18 @@ def forget(
         # nothing but to count those that stay.
         k = settings.local_clusters if redrawn else len(drawn)
         rng = party.rng(f"redraw {version}")
-        with same_values():
+        with training.same_values():
             drawn, sizes = seed_centroids(party.rows, settings.box, k, rng, stay, drawn)
     elif gone:
         blocks = BoxedRows(party.rows, settings.box)
         out = local_labels(blocks.take(np.flatnonzero(removed)), blocks.take(drawn))
         sizes = sizes - np.bincount(out, minlength=len(drawn))
     party.sum_over(np.flatnonzero(stay), by_choice=bool(gone))
-    party.remember(MUFCState(model, settings, party.n_rows, np.packbits(stay), drawn))
-    behind = not predictions_file(state).exists()
-    counts = counts_of(party, sizes, code)
+    party.remember(
+        training.MUFCState(model, settings, party.n_rows, np.packbits(stay), drawn)
+    )
+    behind = not training.predictions_file(state).exists()
+    counts = training.counts_of(party, sizes, code)
     # Rows that have come since training are not forgotten ones.
     in_file = _still_in_file(state.known(tags) & ~stay)
     in_models = _in_others(party, model, asked)
@@ -162,9 +145,9 @@ def forget(
     )
     _log_change(model, f"removed of {len(gone) + remaining}", len(gone))
     if not gone:
-        finish_served(state)
+        training.finish_served(state)
     if not np.all(stay):
-        drop_cache(party)
+        training.drop_cache(party)
     totals = np.array([remaining, behind, in_file, in_models], dtype=np.float64)
     return {**counts, "totals": totals}
 
@@ -190,13 +173,13 @@ def _ready(
     party: Party, model: str, version: int, before: str, key: bytes
 ) -> tuple[ClientState, LocalClusters, SparseSum | None]:
     """Return the state that changes, its clusters, and the code of their counts."""
-    state = state_of(party, model, version, before)
+    state = training.state_of(party, model, version, before)
     now = state.current()
     if now is None:
         raise PartyError(f"training of model {model} was not finished here")
-    code = code_of(party, state.settings, key)
-    check_columns(party, state.facts)
-    check_parties(party, state.facts)
+    code = training.code_of(party, state.settings, key)
+    training.check_columns(party, state.facts)
+    training.check_parties(party, state.facts)
     return state, now, code
 
 
@@ -231,7 +214,7 @@ def _still_in_file(forgotten: Array) -> int:
 
 def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
     """Return how many ids are of rows that another model here has not forgotten."""
-    folder, kept = party.state_dir, np.zeros(len(asked), dtype=bool)
+    folder, remembered = party.state_dir, np.zeros(len(asked), dtype=bool)
     if folder is None or not asked:
         return 0
     with refusing():
@@ -239,8 +222,8 @@ def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
     for number in models:
         state = ClientState(folder, number)
         with suppress(PartyError):  # one that was left, or is no state at all
-            kept |= state.keep(state.tag(asked))
-    return int(np.count_nonzero(kept))
+            remembered |= state.keep(state.tag(asked))
+    return int(np.count_nonzero(remembered))
 
 
 def _leave(
@@ -259,12 +242,14 @@ def _leave(
                 "write the number there, in its state-dir"
             )
         if state.exists:
-            check_name(party, state.facts)
-    code = code_of(party, settings, key)
+            training.check_name(party, state.facts)
+    code = training.code_of(party, settings, key)
     none = np.packbits(np.zeros(party.n_rows, dtype=bool))
     nothing = np.zeros(0, dtype=np.int64)
-    party.remember(MUFCState(model, settings, party.n_rows, none, nothing, leaves=True))
-    return {**counts_of(party, nothing, code), "totals": np.zeros(4)}
+    party.remember(
+        training.MUFCState(model, settings, party.n_rows, none, nothing, leaves=True)
+    )
+    return {**training.counts_of(party, nothing, code), "totals": np.zeros(4)}
 
 
 def _gone(state: ClientState, requests: dict[int, str]) -> set[bytes]:
@@ -288,12 +273,12 @@ def _check_lines(lines: list[int], file: str, ids: str, rows: str) -> None:
 
 @step
 @sums_over("none")
-def status(party: Party, model: str, version: Version, before: str) -> Status:
+def status(party: Party, model: str, version: training.Version, before: str) -> Status:
     """Return how much this party has forgotten and added."""
-    state = state_of(party, model, version, before)
+    state = training.state_of(party, model, version, before)
     now, removed, served = state.current(), state.removed(), state.log()
     if removed:
-        drop_cache(party)
+        training.drop_cache(party)
     return {
         "rows": 0 if now is None else int(now.sizes.sum()),
         "removed": len(removed),
@@ -311,7 +296,12 @@ def status(party: Party, model: str, version: Version, before: str) -> Status:
 @once
 @reveals("centroids")
 def add(
-    party: Party, model: str, version: Version, before: str, run: str, key: bytes = b""
+    party: Party,
+    model: str,
+    version: training.Version,
+    before: str,
+    run: str,
+    key: bytes = b"",
 ) -> Added:
     """Add the rows that the party's file names, and send the counts.
 
@@ -320,7 +310,7 @@ def add(
     new.
     """
     state, now, code = _ready(party, model, version, before, key)
-    settings, tags = state.settings, state.tag(ids_of(party))
+    settings, tags = state.settings, state.tag(training.ids_of(party))
     old, known = state.keep(tags), state.known(tags)
     row = _rows_of(tags, old, int(now.sizes.sum()))
     wanted = _wanted(state, set(tags))
@@ -331,17 +321,19 @@ def add(
         raise PartyError("ids must be distinct: some new rows repeat an id")
     drawn = np.array([row[tag] for tag in now.centroids], dtype=np.int64)
     sizes, rows = now.sizes, old | new
-    check_box(party, settings, np.flatnonzero(new))
+    training.check_box(party, settings, np.flatnonzero(new))
     if added:
         k, rng = settings.local_clusters, party.rng(f"add {version}")
-        with same_values():
+        with training.same_values():
             drawn, sizes = seed_centroids(
                 party.rows, settings.box, k, rng, rows, drawn, new
             )
     party.sum_over(np.flatnonzero(rows), by_choice=bool(added))
-    party.remember(MUFCState(model, settings, party.n_rows, np.packbits(rows), drawn))
-    behind = not predictions_file(state).exists()
-    counts = counts_of(party, sizes, code)
+    party.remember(
+        training.MUFCState(model, settings, party.n_rows, np.packbits(rows), drawn)
+    )
+    behind = not training.predictions_file(state).exists()
+    counts = training.counts_of(party, sizes, code)
     in_file = _still_in_file(known & ~old)
     tagged = [tags[i] for i in drawn]
     redrawn = tagged != now.centroids
@@ -351,9 +343,9 @@ def add(
     remaining = np.count_nonzero(rows)
     _log_change(model, f"added to {remaining - len(added)}", len(added))
     if not added:
-        finish_served(state)
+        training.finish_served(state)
     if in_file:
-        drop_cache(party)
+        training.drop_cache(party)
     totals = np.array([remaining, behind, in_file], dtype=np.float64)
     return {**counts, "totals": totals}
 

@@ -10,43 +10,33 @@ Clustering happens in the cube to which the box scales the rows.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import compress
+from pathlib import Path
 from typing import Annotated, NotRequired, TypedDict
 
 import numpy as np
 from annotated_types import Ge, Lt, MaxLen, MinLen
 
-from vfl_flower.clients.mufc.folder import (
-    check_alone,
-    columns_of,
-    finish_served,
-    ids_of,
-    predictions_file,
-    remove_file,
-    warn_of_others,
-)
 from vfl_flower.clients.mufc.settings import MOST_CLUSTERS, TrainingSettings
-from vfl_flower.clients.mufc.state import ClientState, PartyFacts
+from vfl_flower.clients.mufc.state import ClientState, PartyFacts, list_models
+from vfl_flower.numerics import mufc
 from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.mufc import (
-    BoxedRows,
-    contributions,
-    induced_labels,
-    local_clusters,
-    merge_small,
-    seed_centroids,
-)
-from vfl_flower.party.party import Party, Predictions, stored_as
-from vfl_flower.party.requests import ADD, FORGET, LEAVE, finish_requests
+from vfl_flower.numerics.kmeans import assign
+from vfl_flower.party.party import Party, Predictions, digest_ids, stored_as
+from vfl_flower.party.requests import ADD, FORGET, LEAVE, files_naming, finish_requests
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, Reals, Whole
 from vfl_flower.protocol.errors import PartyError, refusing
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
+from vfl_flower.protocol.terms import LEAST_ROWS as FEWEST
 from vfl_flower.secure_aggregation.limbs import split_limbs
 from vfl_flower.secure_aggregation.sparse_sum import SparseSum
 from vfl_flower.typing import Array
 
+log = logging.getLogger("vfl_flower")
 step = step_of("mufc")
 
 MOST_ROWS = 2**40
@@ -128,7 +118,7 @@ def train(
         )
     check_box(party, settings)
     with refusing():
-        drawn, sizes = seed_centroids(
+        drawn, sizes = mufc.seed_centroids(
             party.rows, settings.box, settings.local_clusters, party.rng("centroids")
         )
     if folder is not None:
@@ -176,8 +166,8 @@ def counts_of(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
         _, centroids, labels = clustered_rows(party, state)
         sizes = np.bincount(labels, minlength=len(centroids))
     else:  # no pass over the rows
-        centroids = BoxedRows(party.rows, settings.box).take(state.drawn)
-        remain, sizes, _ = merge_small(centroids, sizes, settings.min_rows_per_bin)
+        centroids = mufc.BoxedRows(party.rows, settings.box).take(state.drawn)
+        remain, sizes, _ = mufc.merge_small(centroids, sizes, settings.min_rows_per_bin)
         centroids = centroids[remain]
     if code is None:
         return {"centroids": centroids, "sizes": sizes}
@@ -192,12 +182,12 @@ def clustered_rows(party: Party, state: MUFCState) -> tuple[RowBlocks, Array, Ar
     versions before: see :func:`vfl_flower.numerics.mufc.merge_small`.
     """
     rows = taking_part(state)
-    blocks = BoxedRows(party.rows, state.settings.box, rows)
+    blocks = mufc.BoxedRows(party.rows, state.settings.box, rows)
     places = np.searchsorted(rows, state.drawn)
     full = state.settings.client_training == "full"
     least = state.settings.min_rows_per_bin
     with same_values():
-        return blocks, *local_clusters(blocks, places, full, least)
+        return blocks, *mufc.local_clusters(blocks, places, full, least)
 
 
 def taking_part(state: MUFCState) -> Array:
@@ -234,12 +224,12 @@ def commit(
     if not (np.abs(scaled) <= 1).all():
         raise PartyError("centers must be in the box")
     blocks, centroids, labels = clustered_rows(party, state)
-    labels = induced_labels(centroids, labels, scaled)
+    labels = mufc.induced_labels(centroids, labels, scaled)
     sizes = np.bincount(labels, minlength=len(centers))
     reply: Committed = {"sizes": sizes.astype(np.float64)}
     if cost:
         party.share(taking_part(state), "row-sums")
-        total = contributions(blocks, scaled, labels).sum()
+        total = mufc.contributions(blocks, scaled, labels).sum()
         with refusing():
             reply["cost"] = split_limbs(np.array([total]))
     if party.state_dir is not None:
@@ -264,6 +254,212 @@ def commit(
     if not state.leaves:
         party.predictions = Predictions(labels, rows, state.model)
     return reply
+
+
+# -- what a party finds in its folder and in its file, to forget rows or add them ------
+
+
+def finish_served(state: ClientState) -> None:
+    """Take the requests that the state has served out of the party's files."""
+    removed, forgotten = state.removed(), list[str]()
+
+    def are_served(ids: list[str]) -> list[bool]:
+        served = [tag in removed for tag in state.tag(ids)]
+        forgotten.extend(compress(ids, served))
+        return served
+
+    finish_requests(state.folder, FORGET, are_served)
+    if files := files_naming(state.folder, forgotten):
+        log.warning(
+            "these files of the state-dir still name forgotten ids, take them out: %s",
+            ", ".join(files),
+        )
+    finish_requests(state.folder, ADD, lambda ids: state.known(state.tag(ids)))
+
+
+def state_of(party: Party, model: str, version: int, run: str) -> ClientState:
+    """Return the party's state, brought to the server's version."""
+    if party.state_dir is None:
+        raise PartyError("it has no state-dir, so it keeps no state of a model")
+    state = ClientState(party.state_dir, model)
+    check_name(party, state.facts)
+    present = state.version
+    state.settle(version, run)
+    if state.version != present:
+        remove_file(predictions_file(state))
+    return state
+
+
+def check_name(party: Party, facts: PartyFacts) -> None:
+    """Raise ``PartyError`` if the state is of a party with another name."""
+    if facts.name != party.name:
+        raise PartyError(
+            f"its state-dir has the state of party {facts.name!r}: each party keeps "
+            "its own folder and name"
+        )
+
+
+def check_columns(party: Party, facts: PartyFacts) -> None:
+    """Raise ``PartyError`` unless the data have the columns of training."""
+    count, names = columns_of(party)
+    if count != facts.n_columns:
+        raise PartyError(
+            f"the data must have the {facts.n_columns} columns of training, got {count}"
+        )
+    if names != facts.columns:
+        raise PartyError(
+            "the data must have the columns of training in their order: their names "
+            "differ"
+        )
+
+
+def check_parties(party: Party, facts: PartyFacts) -> None:
+    """Refuse counts without a party of the model that the consent does not name."""
+    consent = party.consent
+    if consent is None or consent.peers is None:  # a run in one process
+        return
+    if not facts.parties:
+        raise PartyError("its state does not name the parties of the model: train anew")
+    for name in facts.parties:
+        if name not in party.names and not consent.accepts_change_of(name):
+            raise PartyError(
+                f"counts without {name!r} would reveal that party's counts: this "
+                f"party's consent must name it, changed-parties = [{name!r}], or "
+                f"{name!r} must take part"
+            )
+
+
+def check_alone(party: Party, folder: Path, model: str) -> None:
+    """Raise if another party of the run has written to the same folder."""
+    state = ClientState(folder, model)
+    if state.exists and state.facts.name != party.name:
+        raise PartyError("state-dir must be a folder of this party alone")
+    with refusing():
+        count = len(set(list_models(folder)) - {model})
+    if count:
+        log.warning(
+            "the state-dir has %d other models: a row is forgotten in each by a run of "
+            "its own, or by the removal of its files",
+            count,
+        )
+
+
+def predictions_file(state: ClientState) -> Path:
+    """Return the file with the clusters of the rows."""
+    return state.folder / f"predictions-{state.model}.csv"
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file of the state-dir, if it exists."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.error("cannot remove %s: %s", path, error.strerror)
+        raise PartyError(
+            f"a file of its state-dir cannot be removed: {error.strerror}"
+        ) from None
+
+
+def warn_of_others(party: Party, rows: Array) -> None:
+    """Warn if other rows of the data than these take no part; drop their cache."""
+    if len(rows) < party.n_rows:
+        log.warning(
+            "%d rows of the data take no part: take those forgotten out of the file",
+            party.n_rows - len(rows),
+        )
+        drop_cache(party)
+
+
+def drop_cache(party: Party) -> None:
+    """Remove the cached copy of a data file that still has forgotten rows."""
+    if party.source is not None:
+        party.source.drop_cache()
+
+
+def columns_of(party: Party) -> tuple[int, str]:
+    """Return the number of the columns and the digest of their names."""
+    names = digest_ids(np.array(party.columns)) if party.columns else ""
+    return party.rows.shape[1], names
+
+
+def ids_of(party: Party) -> list[str]:
+    """Return the ids of the party's rows, which it needs to forget some."""
+    ids = party.read_ids()
+    if ids is None:
+        raise PartyError("rows are forgotten by their ids: the data need an id-column")
+    if len(ids) != party.n_rows:
+        raise PartyError("the data of this party have changed while they were read")
+    return [str(value) for value in ids]
+
+
+# -- new rows --------------------------------------------------------------------------
+
+
+class Predicted(TypedDict):
+    """Reply of :func:`predict`."""
+
+    done: bool
+
+
+class Cost(TypedDict):
+    """Reply of :func:`evaluate`: the rows that count, and their cost."""
+
+    totals: Annotated[Array, Reals("2"), IN_SUM]
+
+
+def _new_rows(
+    party: Party, model: str, version: int, before: str, centers: Array
+) -> tuple[Array, Array, Array]:
+    """Return the rows that are not forgotten, their clusters and squared distances."""
+    state = state_of(party, model, version, before)
+    check_columns(party, state.facts)
+    rows, box = np.arange(party.n_rows), state.settings.box
+    if removed := state.removed():
+        tags = state.tag(ids_of(party))
+        rows = np.array([i for i, tag in enumerate(tags) if tag not in removed], int)
+        warn_of_others(party, rows)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = box.scale(np.asarray(centers, dtype=np.float64))
+        blocks = mufc.BoxedRows(party.rows, box, rows)
+        parts = [assign(block, scaled) for block in blocks] or [
+            (np.zeros(0, dtype=np.int64), np.zeros(0))
+        ]
+    labels, costs = (np.concatenate(some) for some in zip(*parts, strict=True))
+    return rows, labels, costs
+
+
+@step
+@sums_over("none")
+def predict(
+    party: Party, model: str, version: Version, before: str, centers: Centers
+) -> Predicted:
+    """Give each row of the party's data the nearest centre; the labels stay here."""
+    rows, labels, _ = _new_rows(party, model, version, before, centers)
+    named = f"{model}-{party.session:016x}"  # training has the file of the model's name
+    party.predictions = Predictions(labels, rows, named)
+    return {"done": True}
+
+
+@step
+@sums_over("request")
+@once
+@reveals("row-sums")
+def evaluate(
+    party: Party, model: str, version: Version, before: str, centers: Centers
+) -> Cost:
+    """Return how many rows count, and the sum of their squared distances to centres.
+
+    A server that chooses centres freely could single out rows.
+    """
+    rows, _, costs = _new_rows(party, model, version, before, centers)
+    if len(rows) < FEWEST:
+        raise PartyError(f"a cost must be of at least {FEWEST} rows of a party")
+    party.sum_over(rows, by_choice=len(rows) < party.n_rows)
+    party.share(rows, "row-sums")
+    cost = float(costs.sum())
+    if not np.isfinite(cost):
+        raise PartyError("rows must be near enough to the box for a finite cost")
+    return {"totals": np.array([float(len(rows)), cost])}
 
 
 # -- rules, as sentences --------------------------------------------------------------

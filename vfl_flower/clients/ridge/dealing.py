@@ -12,20 +12,14 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from vfl_flower.clients.evaluation import MAX_CLASSES, Columns, check_columns
-from vfl_flower.clients.products import Bytes, check_roles
+from vfl_flower.clients.products import Secrets, check_roles
 from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.party.party import Party, PartyError
-from vfl_flower.protocol.contract import PRIVATE
 from vfl_flower.protocol.settings import Count, Natural, Positive
 from vfl_flower.protocol.steps import step_of, sums_over
 from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.masks import derive_key
-from vfl_flower.secure_aggregation.products.dealing import (
-    NEW_ROWS,
-    deal_rows,
-    deal_turn,
-    joint_fraction,
-)
+from vfl_flower.secure_aggregation.products import dealing as dealer
 from vfl_flower.secure_aggregation.products.roles import Place, Roles
 from vfl_flower.typing import Array
 
@@ -45,11 +39,11 @@ def root_of(party: Party) -> bytes:
     return derive_key(party.run_secret, [labels.ANGLES_DEALER])
 
 
-class Delivered(TypedDict):
+class Delivered(TypedDict, total=False):
     """Reply of :func:`deal`: for each party."""
 
-    turn_parts: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
-    row_parts: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    turn_parts: Secrets
+    row_parts: Secrets
 
 
 @step
@@ -66,14 +60,14 @@ def deal(
     """
     reply: Delivered = {}
     if roles is not None:
-        check_roles(party, roles, fraction=joint_fraction(roles.rows))
+        check_roles(party, roles, fraction=dealer.joint_fraction(roles.rows))
         if roles.deals(party.index):
-            dealt = deal_turn(party.session, root_of(party), roles)
+            dealt = dealer.deal_turn(party.session, root_of(party), roles)
             reply["turn_parts"] = dict(enumerate(dealt))
     if row_roles is not None:
-        check_roles(party, row_roles, fraction=NEW_ROWS.fraction, labels=False)
+        check_roles(party, row_roles, fraction=dealer.NEW_ROWS.fraction, labels=False)
         if row_roles.deals(party.index):
-            dealt = deal_rows(party.session, root_of(party), row_roles, outputs)
+            dealt = dealer.deal_rows(party.session, root_of(party), row_roles, outputs)
             reply["row_parts"] = dict(enumerate(dealt))
     return reply
 
@@ -89,7 +83,7 @@ class PartInfo(TypedDict):
     n_features: Count
     kernel: Kernel
     bandwidth: Positive
-    first_rows: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    first_rows: NotRequired[Secrets]
 
 
 @step
@@ -125,9 +119,9 @@ def part(
     widths[holder] = 0
     if second is None:
         second = min({*range(party.n_parties)} - {holder, dealt_by})
-    fraction = NEW_ROWS.fraction
+    fraction = dealer.NEW_ROWS.fraction
     roles = Roles(holder, second, widths, len(rows), dealt_by, joint, fraction)
     check_roles(party, roles, fraction=fraction, labels=False)
-    dealt = deal_rows(party.session, root_of(party), roles, model["outputs"])
+    dealt = dealer.deal_rows(party.session, root_of(party), roles, model["outputs"])
     reply["first_rows"] = dict(enumerate(dealt))
     return reply

@@ -12,59 +12,34 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
 
-from vfl_flower.clients.evaluation import (
-    Columns,
-    Rows,
-    Told,
-    judged,
-    measures_of,
-    texts_of,
-)
+from vfl_flower.clients import evaluation
+from vfl_flower.clients.evaluation import measures_of
 from vfl_flower.clients.products import (
-    Bytes,
+    FromServer,
+    Secrets,
     challenge_of,
     check_roles,
     check_seeds,
     dealt_to,
 )
-from vfl_flower.clients.ridge.angles import (
-    HEAD,
-    AngleBits,
-    OpenedAngles,
-    hidden_angles,
-    joint_shares,
-)
+from vfl_flower.clients.ridge import state as ridge
 from vfl_flower.clients.ridge.dealing import root_of
 from vfl_flower.numerics.kernel_model import answers
 from vfl_flower.numerics.ridge.features import part_angles, unpack_local
 from vfl_flower.numerics.ridge.fit import probabilities
 from vfl_flower.numerics.ridge.local_columns import LocalColumns, local_columns
 from vfl_flower.party.party import Party, PartyError, Predictions, stored_as
-from vfl_flower.protocol.contract import OWN, PRIVATE, SEALED_FOR, Reals
+from vfl_flower.protocol.contract import SEALED_FOR, Reals
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.steps import reveals, step_of, sums_over
 from vfl_flower.secure_aggregation.fixed_point import decode, weights_fixed_point
-from vfl_flower.secure_aggregation.products.dealing import (
-    NEW_ROWS,
-    cosines_of,
-    row_angles,
-    row_deal,
-)
+from vfl_flower.secure_aggregation.products import dealing as dealer
+from vfl_flower.secure_aggregation.products import shares
 from vfl_flower.secure_aggregation.products.roles import Roles
-from vfl_flower.secure_aggregation.products.shares import (
-    BLOCK_ROWS,
-    SEED_BYTES,
-    Deal,
-    Elements,
-    Portion,
-    add,
-    pack,
-    width_of,
-)
 from vfl_flower.secure_aggregation.products.triples import (
     SACRIFICED,
     PredictionTriple,
@@ -107,19 +82,19 @@ class ScoresState:
     """Whether the label holder has reported its errors, once a session."""
 
 
-class HiddenRows(TypedDict):
+class HiddenRows(TypedDict, total=False):
     """Reply of :func:`rows`."""
 
-    angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED_FOR]]
-    hidden: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
-    weights: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
-    row_cosines: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    angles: Annotated[dict[int, Array], Reals("m *"), SEALED_FOR]
+    hidden: Secrets
+    weights: Secrets
+    row_cosines: Secrets
 
 
-class Products(TypedDict):
+class Products(TypedDict, total=False):
     """Reply of :func:`products`: of the second party, for the first."""
 
-    products: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    products: Secrets
 
 
 def _features(party: Party, rows: Array) -> tuple[dict[str, Any], Array, LocalColumns]:
@@ -136,12 +111,12 @@ def _features(party: Party, rows: Array) -> tuple[dict[str, Any], Array, LocalCo
 def rows(
     party: Party,
     roles: Roles,
-    outputs: Columns,
-    bits: AngleBits,
-    numbers: Rows,
-    dealt: Annotated[Array | None, Bytes, OWN] = None,
-    row_parts: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    first_rows: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    outputs: evaluation.Columns,
+    bits: ridge.AngleBits,
+    numbers: evaluation.Rows,
+    dealt: FromServer | None = None,
+    row_parts: Secrets | None = None,
+    first_rows: Secrets | None = None,
 ) -> HiddenRows:
     """Send angles and local columns of rows, and the label holder's weights, hidden.
 
@@ -153,7 +128,7 @@ def rows(
     part, X, local = _features(party, numbers)
     index, holder = party.index or 0, "coef" in part
     width = 0 if holder else part["local"]
-    check_roles(party, roles, width, NEW_ROWS.fraction, labels=False)
+    check_roles(party, roles, width, dealer.NEW_ROWS.fraction, labels=False)
     if roles.first != part["holder"] or holder != (index == roles.first):
         raise PartyError("the party with the weights, and no other one, opens scores")
     if roles.joint != part["n_features"] or roles.rows != len(numbers):
@@ -168,29 +143,29 @@ def rows(
         raise PartyError(f"turn must be {state.turns}, got {roles.turn}")
     state.turns += 1
     given = dealt_to(dealt, row_parts or first_rows, roles)
-    seed, rest = np.split(given, [HEAD * bool(roles.joint)])
+    seed, rest = np.split(given, [ridge.HEAD * bool(roles.joint)])
     reply: HiddenRows = {}
     if roles.joint:
-        use = row_angles(roles, party.session)
+        use = dealer.row_angles(roles, party.session)
         angles = [part_angles(part, local, X, bits)]
-        reply["angles"] = hidden_angles(party, roles, use, seed, angles)
-    deal = row_deal(roles, party.session, outputs)
+        reply["angles"] = ridge.hidden_angles(party, roles, use, seed, angles)
+    deal = dealer.row_deal(roles, party.session, outputs)
     with refusing():
-        portion = Portion(rest)
+        portion = shares.Portion(rest)
         of_owner = portion.take()
         if holder:
             triple = PredictionTriple(deal, 0, portion.take())
             weights, _ = _weights(part, roles)
-            hidden = pack(triple.hidden_weights(weights), deal.bits)
+            hidden = shares.pack(triple.hidden_weights(weights), deal.bits)
             reply["weights"] = {roles.second: hidden}
         else:
-            elements, _ = NEW_ROWS.encode(local_columns(local, X))
+            elements, _ = dealer.NEW_ROWS.encode(local_columns(local, X))
             opening = hide_rows(deal, index, of_owner, elements)
             digest = np.frombuffer(seed_digest(deal, index, of_owner.seed), np.uint8)
-            sent = np.concatenate([digest, pack(opening, deal.bits)])
+            sent = np.concatenate([digest, shares.pack(opening, deal.bits)])
             reply["hidden"] = {roles.first: sent}
     if roles.deals(index) and roles.joint:
-        cosines = cosines_of(use, root_of(party), roles, bits)
+        cosines = dealer.cosines_of(use, root_of(party), roles, bits)
         reply["row_cosines"] = {roles.second: cosines}
     if index in (roles.first, roles.second):
         state.rows = RowsState(roles, given, numbers)
@@ -202,7 +177,7 @@ def _weights(part: dict[str, Any], roles: Roles) -> tuple[Array, int]:
     start = sum(roles.owners[: roles.first])
     w = np.delete(part["coef"], np.s_[start : start + part["local"]], axis=0)
     _, unit = math.frexp(np.abs(w).sum(axis=0).max())
-    numbers = weights_fixed_point(NEW_ROWS, len(w))
+    numbers = weights_fixed_point(dealer.NEW_ROWS, len(w))
     return numbers.encode(np.ldexp(w, -unit))[0], numbers.fraction - unit
 
 
@@ -217,12 +192,12 @@ def _rows_state(party: Party) -> tuple[ScoresState, RowsState]:
 @sums_over("none", "each number is of one row")
 def products(
     party: Party,
-    outputs: Columns,
-    bits: AngleBits,
-    angles: OpenedAngles | None = None,
-    weights: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    cosines: Annotated[Array | None, Bytes, OWN] = None,
-    row_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    outputs: evaluation.Columns,
+    bits: ridge.AngleBits,
+    angles: ridge.OpenedAngles | None = None,
+    weights: Secrets | None = None,
+    cosines: FromServer | None = None,
+    row_cosines: Secrets | None = None,
 ) -> Products:
     """Open joint features of rows under a mask, and send a share of the scores."""
     if weights is None:
@@ -231,21 +206,21 @@ def products(
     roles, state.rows = of_rows.roles, None
     if party.index != roles.second or list(weights) != [roles.first]:
         raise PartyError("products must have the weights that the first party has hid")
-    deal = row_deal(roles, party.session, outputs)
+    deal = dealer.row_deal(roles, party.session, outputs)
     with refusing():
         triple = _triple(deal, of_rows, 1)
-        read = Elements(weights[roles.first])
+        read = shares.Elements(weights[roles.first])
         hidden = read.take(deal.bits, deal.shape[1:])
         read.end()
         openings, parts = [], []
-        shares = _joint_shares(party, of_rows, angles, bits, cosines, row_cosines)
-        for block, share in enumerate(shares):
+        joint = _joint_shares(party, of_rows, angles, bits, cosines, row_cosines)
+        for block, share in enumerate(joint):
             if roles.joint:
                 opening = triple.opening(share, block, len(roles.owners))
-                openings.append(pack(opening, deal.bits))
-            parts.append(pack(triple.share_of_mask(hidden, block), deal.bits))
+                openings.append(shares.pack(opening, deal.bits))
+            parts.append(shares.pack(triple.share_of_mask(hidden, block), deal.bits))
         challenge = challenge_of(party, roles)
-        check = pack(triple.sacrifice(challenge), deal.bits)
+        check = shares.pack(triple.sacrifice(challenge), deal.bits)
         head = triple.proof(challenge) + triple.digests(_others(roles))
     sent = [np.frombuffer(head, np.uint8), check, *parts, *openings]
     return {"products": {roles.first: np.concatenate(sent)}}
@@ -260,15 +235,17 @@ def _joint_shares(
     delivered: dict[int, Array] | None = None,
 ) -> Iterator[Array]:
     """Yield the shares of joint features of each block of rows; none without angles."""
-    roles, dealt = of_rows.roles, of_rows.dealt[:HEAD]
+    roles, dealt = of_rows.roles, of_rows.dealt[: ridge.HEAD]
     if (angles is not None) != bool(roles.joint):
         raise PartyError("angles must be given where there are joint features")
     if angles is None:
-        starts = range(0, roles.rows, BLOCK_ROWS)
-        sizes = (min(BLOCK_ROWS, roles.rows - start) for start in starts)
+        starts = range(0, roles.rows, shares.BLOCK_ROWS)
+        sizes = (min(shares.BLOCK_ROWS, roles.rows - start) for start in starts)
         return (np.zeros((size, 0), "<u8") for size in sizes)
-    use = row_angles(roles, party.session)
-    return joint_shares(party, roles, use, angles, dealt, cosines, delivered, bits)
+    use = dealer.row_angles(roles, party.session)
+    return ridge.joint_shares(
+        party, roles, use, angles, dealt, cosines, delivered, bits
+    )
 
 
 def _others(roles: Roles) -> list[int]:
@@ -276,10 +253,10 @@ def _others(roles: Roles) -> list[int]:
     return [j for j in range(len(roles.owners)) if j != roles.first]
 
 
-def _triple(deal: Deal, of_rows: RowsState, party: int) -> PredictionTriple:
-    portion = Portion(of_rows.dealt[HEAD * bool(of_rows.roles.joint) :])
+def _triple(deal: shares.Deal, of_rows: RowsState, party: int) -> PredictionTriple:
+    portion = shares.Portion(of_rows.dealt[ridge.HEAD * bool(of_rows.roles.joint) :])
     portion.take()
-    length = (deal.rows + SACRIFICED) * deal.shape[2] * width_of(deal.bits)
+    length = (deal.rows + SACRIFICED) * deal.shape[2] * shares.width_of(deal.bits)
     triple = PredictionTriple(deal, party, portion.take(party * length))
     portion.end()
     return triple
@@ -290,14 +267,14 @@ def _triple(deal: Deal, of_rows: RowsState, party: int) -> PredictionTriple:
 @reveals("curves", when="curves", optional=True)
 def scores(
     party: Party,
-    bits: AngleBits,
-    products: Annotated[dict[int, Array], Bytes, PRIVATE],
-    hidden: Annotated[dict[int, Array], Bytes, PRIVATE],
-    angles: OpenedAngles | None = None,
+    bits: ridge.AngleBits,
+    products: Secrets,
+    hidden: Secrets,
+    angles: ridge.OpenedAngles | None = None,
     evaluate: bool = False,
     last: bool = True,
     curves: bool = False,
-) -> Told:
+) -> evaluation.Told:
     """Open the scores of rows, at the label holder.
 
     products, hidden: what the second party, and all others, have sent.
@@ -305,21 +282,63 @@ def scores(
     curves: with the last rows that are evaluated: report means of bins of rows too.
     """
     state, of_rows = _rows_state(party)
-    roles, state.rows = of_rows.roles, None
+    state.rows = None
+    opened = _opened(party, of_rows, products, hidden, angles, bits)
+    if len(state.scores):
+        opened = np.concatenate([state.scores, opened])
+    state.scores = opened
+    state.scored = np.concatenate([state.scored, of_rows.rows]).astype(np.uint32)
+    if not last:
+        return {}
+    numbers, state.scored, state.scores = state.scored, state.scored[:0], opened[:0]
+    part, chances, more = party.part, None, dict[str, Array]()
+    answered = answers(opened, part["target"], part["classes"])
+    if "slope" in part:
+        calibration = part["slope"], part["offset"], part.get("tail")
+        chances = probabilities(opened, *calibration)
+        best = opened.argmax(axis=1)[:, None]
+        more = evaluation.texts_of(party, answered) | {
+            name: np.take_along_axis(values, best, axis=1)[:, 0]
+            for name, values in (("score", opened), ("probability", chances))
+        }
+    if not evaluate:
+        party.predictions = Predictions(answered, numbers, more=more)
+        return {}
+    labelled, y = evaluation.judged(party, numbers, state.evaluated)
+    state.evaluated = True
+    if not len(y):
+        return {"test_rows": 0}
+    party.sum_over(numbers[labelled])
+    chances = None if chances is None else chances[labelled]
+    return _measures(
+        party, part, answered[labelled], y, opened[labelled], chances, curves
+    )
+
+
+def _opened(
+    party: Party,
+    of_rows: RowsState,
+    products: dict[int, Array],
+    hidden: dict[int, Array],
+    angles: Array | None,
+    bits: int,
+) -> Array:
+    """Return the scores of rows from what all other parties have sent, shape (m, K)."""
+    roles = of_rows.roles
     others = _others(roles)
     if list(products) != [roles.second] or sorted(hidden) != others:
         raise PartyError("scores must have what all other parties have sent")
     part, X, local = _features(party, of_rows.rows)
-    deal = row_deal(roles, party.session, len(part["intercept"]))
+    deal = dealer.row_deal(roles, party.session, len(part["intercept"]))
     opened = np.empty((deal.rows, deal.shape[2]), "<u8")
     with refusing():
         weights, fraction = _weights(part, roles)
         triple = _triple(deal, of_rows, 0)
-        ends = np.cumsum([SEED_BYTES, SEED_BYTES * len(others)])
+        ends = np.cumsum([shares.SEED_BYTES, shares.SEED_BYTES * len(others)])
         proof, right, sent = np.split(products[roles.second], ends)
-        heads = {j: hidden[j][:SEED_BYTES].tobytes() for j in others}
+        heads = {j: hidden[j][: shares.SEED_BYTES].tobytes() for j in others}
         check_seeds(party, others, b"".join(heads.values()), right.tobytes())
-        read = Elements(sent)
+        read = shares.Elements(sent)
         check = read.take(deal.bits, (SACRIFICED, deal.shape[1]))
         challenge = challenge_of(party, roles)
         if not hmac.compare_digest(triple.proof(challenge, check), proof.tobytes()):
@@ -328,9 +347,9 @@ def scores(
                 "be other ones"
             )
         theirs = read.take(deal.bits, opened.shape)
-        columns = {j: Elements(hidden[j][SEED_BYTES:]) for j in others}
-        shares = _joint_shares(party, of_rows, angles, bits)
-        blocks = zip(deal.blocks(), shares, strict=True)
+        columns = {j: shares.Elements(hidden[j][shares.SEED_BYTES :]) for j in others}
+        joint = _joint_shares(party, of_rows, angles, bits)
+        blocks = zip(deal.blocks(), joint, strict=True)
         for block, (rows, share) in enumerate(blocks):
             count = len(share)
             known = [
@@ -344,43 +363,15 @@ def scores(
             mine = triple.share_of_weights(
                 weights, np.hstack([before, share]), np.hstack(known), block
             )
-            opened[rows] = add(mine, theirs[rows], bits=deal.bits)
+            opened[rows] = shares.add(mine, theirs[rows], bits=deal.bits)
         for elements in (read, *columns.values()):
             elements.end()
     start = sum(roles.owners[: roles.first])
     of_holder = part["coef"][start : start + part["local"]]
-    scores = decode(opened, deal.bits, NEW_ROWS.fraction + fraction)
+    scores = decode(opened, deal.bits, dealer.NEW_ROWS.fraction + fraction)
     scores += part["intercept"]
     scores += local_columns(local, X) @ of_holder
-    if len(state.scores):
-        scores = np.concatenate([state.scores, scores])
-    state.scores = scores
-    state.scored = np.concatenate([state.scored, of_rows.rows]).astype(np.uint32)
-    if not last:
-        return {}
-    opened_scores, state.scores = state.scores, scores[:0]
-    answered = answers(opened_scores, part["target"], part["classes"])
-    chances, more = None, {}
-    if "slope" in part:
-        calibration = part["slope"], part["offset"], part.get("tail")
-        chances = probabilities(opened_scores, *calibration)
-        best = opened_scores.argmax(axis=1)[:, None]
-        more = texts_of(party, answered) | {
-            name: np.take_along_axis(values, best, axis=1)[:, 0]
-            for name, values in (("score", opened_scores), ("probability", chances))
-        }
-    numbers, state.scored = state.scored, state.scored[:0]
-    if evaluate:
-        labelled, y = judged(party, numbers, state.evaluated)
-        state.evaluated = True
-        if not len(y):
-            return {"test_rows": 0}
-        party.sum_over(numbers[labelled])
-        answered, opened_scores = answered[labelled], opened_scores[labelled]
-        chances = None if chances is None else chances[labelled]
-        return _measures(party, part, answered, y, opened_scores, chances, curves)
-    party.predictions = Predictions(answered, numbers, more=more)
-    return {}
+    return scores
 
 
 def _measures(
@@ -391,7 +382,7 @@ def _measures(
     scores: Array,
     chances: Array | None,
     curves: bool,
-) -> Told:
+) -> evaluation.Told:
     """Return what the answers are worth for rows with the labels y, shape (n,)."""
     target, classes, probability = part["target"], part["classes"], None
     if chances is not None:

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
+from vfl_flower.clients import products
 from vfl_flower.clients.evaluation import signs_of
-from vfl_flower.clients.products import Bytes, ProductState, opened, withhold
-from vfl_flower.clients.ridge.state import (
-    Joint,
-    RidgeState,
-    frequencies_of,
-    outputs_of,
-    own_columns,
-    seed_of,
-)
+from vfl_flower.clients.ridge import state as ridge
 from vfl_flower.clients.ridge.training import KINDS
 from vfl_flower.numerics.ridge.features import pack_local
 from vfl_flower.numerics.ridge.fit import GramFit, Target, fit_gram
@@ -25,7 +18,6 @@ from vfl_flower.numerics.ridge.local_columns import LocalColumns
 from vfl_flower.numerics.ridge.relevance import derivative_products, relevance_of
 from vfl_flower.numerics.ridge.relevance import probes as draw_probes
 from vfl_flower.party.party import Party, PartyError
-from vfl_flower.protocol.contract import OWN, PRIVATE
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.settings import Count, Natural, NotNegative, Positive
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
@@ -41,10 +33,10 @@ from vfl_flower.typing import Array
 step = step_of("ridge")
 
 
-class Mixed(TypedDict):
+class Mixed(TypedDict, total=False):
     """Reply of :func:`relevance`: of the label holder, for each other party."""
 
-    probes: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    probes: products.Secrets
 
 
 class Fitted(TypedDict):
@@ -70,9 +62,9 @@ def relevance(
     kinds: list[Count],
     widths: list[Natural],
     counted: Natural,
-    share: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    frequencies: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    triples: Annotated[Array | None, Bytes, OWN] = None,
+    share: products.Secrets | None = None,
+    frequencies: products.Secrets | None = None,
+    triples: products.FromServer | None = None,
 ) -> Mixed:
     """Solve at the label holder, and let each other party know which columns matter.
 
@@ -80,7 +72,7 @@ def relevance(
     widths, counted: columns of each party, and of all other parties for their consent.
     triples: what the server deals for it, one party after another.
     """
-    state = party.recall(RidgeState)
+    state = party.recall(ridge.RidgeState)
     roles, joint = _computed(party).roles, state.joint
     if party.y is None:
         return {}
@@ -95,14 +87,14 @@ def relevance(
     assert party.agree is not None
     if counted != sum(widths[j] for j in others):
         raise PartyError("counted must be the number of the other parties' columns")
-    fitted = own_columns(party, state.task)
+    fitted = ridge.own_columns(party, state.task)
     gram, solved, _ = _solve(party, state, kinds, share or {}, fitted.local)
     rng = party.rng("probes")
     if state.constant:
         B = rng.standard_normal((joint.angles, PROBES)) / np.sqrt(joint.angles)
     else:
         B = drawn_probes(gram, solved, joint, rng)
-    omega = frequencies_of(party, state, joint, fitted.X.shape[1])
+    omega = ridge.frequencies_of(party, state, joint, fitted.X.shape[1])
     state.relevance = np.sqrt(relevance_of(omega.T @ B))
     reply: dict[int, Array] = {}
     portion = Portion(triples)
@@ -119,17 +111,15 @@ def relevance(
 @sums_over("earlier")
 @once
 def fit(
-    party: Party,
-    kinds: list[Count],
-    share: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    party: Party, kinds: list[Count], share: products.Secrets | None = None
 ) -> Fitted:
     """Solve at the label holder; each party keeps its part of the model.
 
     kinds: numbers of local columns of each kind, of each party.
     """
-    state, product = party.recall(RidgeState), _computed(party)
+    state, product = party.recall(ridge.RidgeState), _computed(party)
     task, settings, first = state.task, state.joint, product.roles.first
-    fitted, widths = own_columns(party, state.task), _local_widths(party, kinds)
+    fitted, widths = ridge.own_columns(party, state.task), _local_widths(party, kinds)
     part: dict[str, Any] = {
         "kernel": task.kernel,
         "bandwidth": 1.0,
@@ -148,7 +138,7 @@ def fit(
         lists = "bandwidths", "counts", "densities"
         part |= {name: np.array(getattr(settings, name)) for name in lists}
         part["bandwidth"] = max(settings.bandwidths)
-        part["seed"] = f"{seed_of(party, settings):032x}"
+        part["seed"] = f"{ridge.seed_of(party, settings):032x}"
         part["multiple"] = state.multiple
         if settings.relevant:
             part["relevance"] = state.relevance
@@ -173,14 +163,14 @@ def fit(
         reply["cv_score"] = float(scale**2 * solved.error.mean())
         reply["constant"] = state.constant
     party.part = part
-    party.forget(ProductState)
-    party.forget(RidgeState)
+    party.forget(products.ProductState)
+    party.forget(ridge.RidgeState)
     return reply
 
 
-def _computed(party: Party) -> ProductState:
+def _computed(party: Party) -> products.ProductState:
     """Return the state of a turn whose Gram matrix is computed."""
-    product = party.recall(ProductState)
+    product = party.recall(products.ProductState)
     if not product.multiplied:
         raise PartyError("the step must follow multiply")
     return product
@@ -194,7 +184,7 @@ def _local_widths(party: Party, kinds: Sequence[int]) -> list[int]:
 
 def _solve(
     party: Party,
-    state: RidgeState,
+    state: ridge.RidgeState,
     kinds: Sequence[int],
     share: dict[int, Array],
     local: LocalColumns,
@@ -212,7 +202,7 @@ def _solve(
         raise PartyError("kinds must be the local columns of the Gram matrices")
     counts = state.joint.counts if state.joint is not None else []
     order = _order(roles, local.n_columns, counts)
-    gram = opened(party, product, share)[np.ix_(order, order)]
+    gram = products.opened(party, product, share)[np.ix_(order, order)]
     sizes = [*kinds, *(2 * count for count in counts)]
     M = sum(sizes)
     weights = _balance(gram, len(order) - M - 1) if task.balanced else None
@@ -221,18 +211,18 @@ def _solve(
             kind: Target = "continuous" if task.target == "continuous" else "classes"
             solved = fit_gram(gram, sizes, kind, class_weights=weights)
     except ValueError as error:
-        withhold(party, str(error))
+        products.withhold(party, str(error))
         state.constant = True
     if state.constant:
         solved = _constant(party, state, M)
     return gram, solved, order
 
 
-def _constant(party: Party, state: RidgeState, M: int) -> GramFit:
+def _constant(party: Party, state: ridge.RidgeState, M: int) -> GramFit:
     """Return the model of all labels of the party, whatever rows were asked for."""
     assert party.y is not None
     y, target = np.asarray(party.y, dtype=np.float64), state.task.target
-    y, ones = y[~np.isnan(y)], np.ones(outputs_of(state))
+    y, ones = y[~np.isnan(y)], np.ones(ridge.outputs_of(state))
     state.y_mean, state.y_scale, more = 0.0, 1.0, {}
     intercept = np.zeros(len(ones))
     if target == "continuous":
@@ -277,7 +267,7 @@ def _balance(gram: Array, outputs: int) -> Array:
 
 
 def drawn_probes(
-    gram: Array, solved: GramFit, joint: Joint, rng: np.random.Generator
+    gram: Array, solved: GramFit, joint: ridge.Joint, rng: np.random.Generator
 ) -> Array:
     """Return B for frequencies times their bandwidths, shape (A, probes).
 

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from vfl_flower.clients.evaluation import columns_of
-from vfl_flower.clients.ridge.angles import AngleBits
+from vfl_flower.clients.products import dealt_to
 from vfl_flower.numerics import split
 from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.random_features import Kernel, RandomFeatures
-from vfl_flower.numerics.ridge.features import (
-    joint_angles,
-    joint_features,
-    joint_frequencies,
-)
-from vfl_flower.numerics.ridge.local_columns import (
-    LocalColumns,
-    fit_local_columns,
-    scaled_columns,
-)
-from vfl_flower.party.party import Party, stored_as
+from vfl_flower.numerics.ridge import features, local_columns
+from vfl_flower.party.party import Party, PartyError, stored_as
+from vfl_flower.protocol.contract import SEALED, Reals
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.settings import Count, Fraction, Natural
 from vfl_flower.protocol.terms import LEAST_ROWS
+from vfl_flower.secure_aggregation.products import shares
+from vfl_flower.secure_aggregation.products.angles import cosine_shares, hide_angles
+from vfl_flower.secure_aggregation.products.dealing import place_of
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
+
+HEAD = 2 * shares.SEED_BYTES
+"""Bytes of what is dealt for a party's angles."""
+
+AngleBits = Literal[16, 32]
+
+OpenedAngles = Annotated[Array, Reals("*"), SEALED]
+"""Sums of all parties' angles, which this party alone can open, flattened."""
 
 MOST_MULTIPLE = 256
 """Most times that an angle is taken."""
@@ -131,7 +135,7 @@ class OwnColumns:
     """A party's own columns on the training rows, and how local ones are made."""
 
     X: Array
-    local: LocalColumns
+    local: local_columns.LocalColumns
 
 
 def own_columns(party: Party, task: Task) -> OwnColumns:
@@ -141,7 +145,7 @@ def own_columns(party: Party, task: Task) -> OwnColumns:
         return cast(OwnColumns, known[1])
     X = np.asarray(party.rows.take(training_rows(party, task)), dtype=np.float64)
     kinds = {"bins": 1, "waves": 0} if task.linear else {}
-    local = fit_local_columns(
+    local = local_columns.fit_local_columns(
         X,
         most=max(task.most, min(X.shape[1], task.values)),
         least=LEAST_ROWS,
@@ -162,25 +166,94 @@ def angles_of(
     party: Party, state: RidgeState, joint: Joint, fitted: OwnColumns, rows: slice
 ) -> Array:
     """Return the party's part of the angles of rows."""
-    Z = scaled_columns(fitted.local, fitted.X[rows])
+    Z = local_columns.scaled_columns(fitted.local, fitted.X[rows])
     Z = Z * state.relevance if joint.relevant else Z
     made = _features_of(party, state, joint, Z.shape[1])
-    return joint_angles(made, joint.counts, Z, joint.bits)
+    return features.joint_angles(made, joint.counts, Z, joint.bits)
 
 
 def frequencies_of(party: Party, state: RidgeState, joint: Joint, d: int) -> Array:
     """Return the party's part of the frequencies of joint features, shape (A, d)."""
-    return joint_frequencies(_features_of(party, state, joint, d), joint.counts)
+    return features.joint_frequencies(
+        _features_of(party, state, joint, d), joint.counts
+    )
 
 
 def _features_of(
     party: Party, state: RidgeState, joint: Joint, d: int
 ) -> list[RandomFeatures]:
     seed, kernel = seed_of(party, joint), state.task.kernel
-    return joint_features(kernel, d, joint.bandwidths, joint.densities, seed)
+    return features.joint_features(kernel, d, joint.bandwidths, joint.densities, seed)
 
 
 def seed_of(party: Party, joint: Joint) -> int:
     """Return the seed of the party's own features, its secret."""
     name = "relevant features" if joint.relevant else "features"
     return int.from_bytes(party.secret_bytes(name, 16))
+
+
+# -- joint features of rows under shares ----------------------------------------------
+# The angle of a joint feature is a sum over all parties. Each party adds random angles,
+# of which a dealer gave it the seed, and sends the result for the two parties that
+# compute. These two get the sums, which are uniform, and each makes its shares of the
+# cosines and sines: see ``secure_aggregation/products/angles.py``.
+
+
+def hidden_angles(
+    party: Party, roles: Roles, use: shares.Deal, dealt: Array, angles: Iterable[Array]
+) -> dict[int, Array]:
+    """Return angles plus the dealer's random ones, for both parties that compute.
+
+    The angles, (rows, angles), come in parts of whole blocks of rows. Raises PartyError
+    if what was dealt is of another use, short or changed.
+    """
+    with refusing():
+        head = shares.Dealt.unpack(dealt)
+        head.check(use, place_of(roles, party.index or 0))
+        starts = (
+            (part, k) for part in angles for k in range(0, len(part), shares.BLOCK_ROWS)
+        )
+        hidden = [
+            hide_angles(use, head.seed, part[start : start + shares.BLOCK_ROWS], block)
+            for block, (part, start) in enumerate(starts)
+        ]
+    both = np.concatenate(hidden)
+    return {roles.first: both, roles.second: both}
+
+
+def joint_shares(
+    party: Party,
+    roles: Roles,
+    use: shares.Deal,
+    angles: Array,
+    dealt: Array,
+    cosines: Array | None,
+    delivered: dict[int, Array] | None,
+    angle_bits: int,
+    multiple: int = 1,
+) -> Iterator[Array]:
+    """Yield the blocks of a computing party's shares of cosines and sines.
+
+    Each angle, the sum over all parties, is taken `multiple` times. The second party
+    alone gets correlated randomness for cosines: `cosines` from the server or
+    `delivered` from a party. Raises PartyError if it is missing or comes from another
+    sender.
+    """
+    if party.index not in (roles.first, roles.second):
+        raise PartyError("angles must be for the two parties that compute")
+    if angles.dtype != np.dtype(f"u{angle_bits // 8}"):
+        raise PartyError(f"angles must have {angle_bits} bits")
+    second = party.index == roles.second
+    if not second and (cosines is not None or delivered):
+        raise PartyError("the second party, and no other one, is dealt cosines")
+    portion = shares.Portion(dealt_to(cosines, delivered, roles)) if second else None
+    if angles.size != use.rows * use.shape[1]:
+        raise PartyError(f"angles must be of {use.rows} rows, got others")
+    sums, head = angles.reshape(use.shape), shares.Dealt.unpack(dealt)
+    for block, rows in enumerate(use.blocks()):
+        delta, given = sums[rows], head
+        if portion is not None:
+            given = portion.take(2 * delta.size * shares.width_of(use.bits))
+        yield cosine_shares(
+            use, int(second), given, delta, block, roles.fraction, multiple
+        )

@@ -1,7 +1,7 @@
 """A party's side of a ridge model that is solved from sums of products alone.
 
 The features of a row are local columns, which each party makes of its own ones, and
-joint ones (:mod:`vfl_flower.clients.ridge.angles`), which nobody knows: the two parties
+joint ones (:mod:`vfl_flower.clients.ridge.state`), which nobody knows: the two parties
 that compute have shares of them. The label holder opens the Gram matrix of the rows
 (:mod:`vfl_flower.clients.products`) and solves.
 
@@ -12,65 +12,43 @@ What a dealer gives for it is in
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Annotated, NotRequired, TypedDict, cast
 
 import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from vfl_flower.clients.evaluation import Columns, classes_of
-from vfl_flower.clients.products import (
-    Bytes,
-    Hidden,
-    ProductState,
-    check_roles,
-    check_rows,
-    dealt_to,
-    hide,
-    other_of,
-)
+from vfl_flower.clients import products
+from vfl_flower.clients.evaluation import Columns, classes_of, signs_of
 from vfl_flower.clients.products import open_joint as open_columns
-from vfl_flower.clients.ridge.angles import (
-    HEAD,
-    OpenedAngles,
-    hidden_angles,
-    joint_shares,
-)
+from vfl_flower.clients.ridge import state as ridge
 from vfl_flower.clients.ridge.dealing import root_of
-from vfl_flower.clients.ridge.labels import check_targets, targets_of
-from vfl_flower.clients.ridge.state import (
-    MOST_MULTIPLE,
-    Joint,
-    OwnColumns,
-    RidgeState,
-    Task,
-    angles_of,
-    frequencies_of,
-    outputs_of,
-    own_columns,
-    training_rows,
-)
 from vfl_flower.numerics.ridge.features import cumulants
-from vfl_flower.numerics.ridge.local_columns import local_columns, scaled_columns
+from vfl_flower.numerics.ridge.local_columns import (
+    REACHED,
+    bounded,
+    local_columns,
+    reached,
+    scaled_columns,
+)
 from vfl_flower.party.party import Party, PartyError
-from vfl_flower.protocol.contract import IN_SUM, OWN, PRIVATE, SEALED_FOR, Reals
+from vfl_flower.protocol.contract import IN_SUM, SEALED_FOR, Reals
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
-from vfl_flower.secure_aggregation.products.dealing import (
-    cosines_of,
-    joint_fraction,
-    training_angles,
-)
+from vfl_flower.protocol.terms import LEAST_ROWS
+from vfl_flower.secure_aggregation.products import dealing as dealer
 from vfl_flower.secure_aggregation.products.relevance import (
     hidden_frequencies,
     opened_relevance,
     relevance_deal,
 )
-from vfl_flower.secure_aggregation.products.roles import Roles
+from vfl_flower.secure_aggregation.products.roles import LARGEST, Roles
 from vfl_flower.secure_aggregation.products.shares import BLOCK_ROWS
 from vfl_flower.typing import Array
 
+log = logging.getLogger("vfl_flower")
 step = step_of("ridge")
 
 MOST_TURNS = 2
@@ -95,31 +73,31 @@ class Prepared(TypedDict):
     distances: Annotated[Array, Reals("3"), IN_SUM]
 
 
-class HiddenRows(Hidden):
+class HiddenRows(products.Hidden):
     """Reply of :func:`hide_rows`."""
 
     angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED_FOR]]
-    turn_cosines: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
-    frequencies: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    turn_cosines: NotRequired[products.Secrets]
+    frequencies: NotRequired[products.Secrets]
     distances: NotRequired[Annotated[Array, Reals("3"), IN_SUM]]
 
 
-class OpenedJoint(TypedDict):
+class OpenedJoint(TypedDict, total=False):
     """Reply of :func:`open_joint`."""
 
-    joint: NotRequired[Annotated[dict[int, Array], Bytes, PRIVATE]]
+    joint: products.Secrets
 
 
 @step
 @sums_over("request")
 @once
 @reveals("moments")
-def prepare(party: Party, task: Task) -> Prepared:
+def prepare(party: Party, task: ridge.Task) -> Prepared:
     """Fit the local columns, and say how many there are."""
     if party.part:
         raise PartyError("this run has its model already")
-    party.sum_over(training_rows(party, task))
-    fitted, state = own_columns(party, task), RidgeState(task)
+    party.sum_over(ridge.training_rows(party, task))
+    fitted, state = ridge.own_columns(party, task), ridge.RidgeState(task)
     scaled = scaled_columns(fitted.local, fitted.X)
     reply: Prepared = {
         "columns": fitted.local.sizes,
@@ -132,7 +110,7 @@ def prepare(party: Party, task: Task) -> Prepared:
                 "labels must have three values or more, or target is 'binary'"
             )
         check_targets(party, state, fitted)
-        reply["outputs"] = outputs_of(state)
+        reply["outputs"] = ridge.outputs_of(state)
     party.remember(state)
     return reply
 
@@ -144,11 +122,11 @@ def hide_rows(
     party: Party,
     roles: Roles,
     counted: Count,
-    joint: Joint | None = None,
-    dealt: Annotated[Array | None, Bytes, OWN] = None,
-    turn_parts: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    triple: Annotated[Array | None, Bytes, OWN] = None,
-    probes: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
+    joint: ridge.Joint | None = None,
+    dealt: products.FromServer | None = None,
+    turn_parts: products.Secrets | None = None,
+    triple: products.FromServer | None = None,
+    probes: products.Secrets | None = None,
 ) -> HiddenRows:
     """Open the party's local columns under the masks, and its angles plus random ones.
 
@@ -157,28 +135,31 @@ def hide_rows(
     triple, probes: for the relevance of the party's columns what the server deals, and
         what the label holder sends after that turn.
     """
-    state = party.recall(RidgeState)
+    state = party.recall(ridge.RidgeState)
     _check_turn(party, state, roles, joint)
     if counted != roles.columns:
         raise PartyError("counted must be the columns of the Gram matrix")
-    given, head = dealt_to(dealt, turn_parts, roles), HEAD * bool(roles.joint)
-    product, turns = ProductState(roles, given[head:]), state.turns + 1
+    given, head = (
+        products.dealt_to(dealt, turn_parts, roles),
+        ridge.HEAD * bool(roles.joint),
+    )
+    product, turns = products.ProductState(roles, given[head:]), state.turns + 1
     state = replace(state, joint=joint, multiple=0, turns=turns, angles=given[:head])
     if joint is not None and joint.relevant:
         _open_relevance(party, state, probes)
-    fitted = own_columns(party, state.task)
+    fitted = ridge.own_columns(party, state.task)
     parts = [slice(k, k + PART_ROWS) for k in range(0, roles.rows, PART_ROWS)]
     columns = (_columns(party, state, fitted, rows) for rows in parts)
-    reply = cast(HiddenRows, hide(party, product, columns))
+    reply = cast(HiddenRows, products.hide(party, product, columns))
     party.remember(state)
     party.remember(product)
     if joint is None:
         return reply
-    angles = (angles_of(party, state, joint, fitted, rows) for rows in parts)
-    use = training_angles(roles, party.session)
-    reply["angles"] = hidden_angles(party, roles, use, state.angles, angles)
+    angles = (ridge.angles_of(party, state, joint, fitted, rows) for rows in parts)
+    use = dealer.training_angles(roles, party.session)
+    reply["angles"] = ridge.hidden_angles(party, roles, use, state.angles, angles)
     if roles.deals(party.index):
-        sent = cosines_of(use, root_of(party), roles, joint.bits)
+        sent = dealer.cosines_of(use, root_of(party), roles, joint.bits)
         reply["turn_cosines"] = {roles.second: sent}
     scaled = scaled_columns(fitted.local, fitted.X)
     if joint.relevant:
@@ -187,7 +168,7 @@ def hide_rows(
         reply["distances"] = np.clip(distances, -MOST_CUMULANT, MOST_CUMULANT)
     if triple is not None:
         state.triple, state.pilot = triple, roles
-        omega = frequencies_of(party, state, joint, fitted.X.shape[1])
+        omega = ridge.frequencies_of(party, state, joint, fitted.X.shape[1])
         deal = relevance_deal(roles, party.session, party.index or 0, omega.shape[1])
         assert party.agree is not None
         with refusing():
@@ -197,14 +178,14 @@ def hide_rows(
 
 
 def _check_turn(
-    party: Party, state: RidgeState, roles: Roles, joint: Joint | None
+    party: Party, state: ridge.RidgeState, roles: Roles, joint: ridge.Joint | None
 ) -> None:
     """Refuse a turn that this party's data or the protocol does not allow."""
     task = state.task
-    width = own_columns(party, task).local.n_columns
+    width = ridge.own_columns(party, task).local.n_columns
     if party.y is not None:
-        width += outputs_of(state) + 1
-    check_roles(party, roles, width, joint_fraction(task.rows))
+        width += ridge.outputs_of(state) + 1
+    products.check_roles(party, roles, width, dealer.joint_fraction(task.rows))
     if roles.rows != task.rows:
         raise PartyError("rows must be those to train on")
     if roles.turn != state.turns or roles.turn >= MOST_TURNS or party.part:
@@ -222,10 +203,12 @@ def _check_turn(
         len(joint.bandwidths) == len(counts) == len(joint.densities)
     ):
         raise PartyError("joint must have a count and a density for each bandwidth")
-    check_rows(party, None, task.rows, roles.columns)
+    products.check_rows(party, None, task.rows, roles.columns)
 
 
-def _columns(party: Party, state: RidgeState, fitted: OwnColumns, rows: slice) -> Array:
+def _columns(
+    party: Party, state: ridge.RidgeState, fitted: ridge.OwnColumns, rows: slice
+) -> Array:
     """Return the columns of rows that the party has in the Gram matrix."""
     made = local_columns(replace(fitted.local, muted=state.muted), fitted.X[rows])
     if party.y is None:
@@ -238,17 +221,17 @@ def _columns(party: Party, state: RidgeState, fitted: OwnColumns, rows: slice) -
 @sums_over("earlier")
 def open_joint(
     party: Party,
-    angles: OpenedAngles | None = None,
-    cosines: Annotated[Array | None, Bytes, OWN] = None,
-    turn_cosines: Annotated[dict[int, Array] | None, Bytes, PRIVATE] = None,
-    multiple: Annotated[int, Ge(1), Le(MOST_MULTIPLE)] = 1,
+    angles: ridge.OpenedAngles | None = None,
+    cosines: products.FromServer | None = None,
+    turn_cosines: products.Secrets | None = None,
+    multiple: Annotated[int, Ge(1), Le(ridge.MOST_MULTIPLE)] = 1,
 ) -> OpenedJoint:
     """Make shares of the joint features, and open them for the other computing party.
 
     cosines, turn_cosines: what the dealer sends for them to the second party.
     multiple: how many times each angle is taken, which divides the bandwidths by it.
     """
-    state, product = party.recall(RidgeState), party.recall(ProductState)
+    state, product = party.recall(ridge.RidgeState), party.recall(products.ProductState)
     if state.joint is None or state.multiple:
         raise PartyError("joint features are opened once, after hide_rows")
     roles = product.roles
@@ -257,16 +240,18 @@ def open_joint(
     state.multiple = multiple
     if angles is None:
         return {}
-    use = training_angles(roles, party.session)
-    shares = joint_shares(
+    use = dealer.training_angles(roles, party.session)
+    shares = ridge.joint_shares(
         *(party, roles, use, angles, state.angles, cosines, turn_cosines),
         *(state.joint.bits, multiple),
     )
-    return {"joint": {other_of(party, roles): open_columns(party, product, shares)}}
+    return {
+        "joint": {products.other_of(party, roles): open_columns(party, product, shares)}
+    }
 
 
 def _open_relevance(
-    party: Party, state: RidgeState, probes: dict[int, Array] | None
+    party: Party, state: ridge.RidgeState, probes: dict[int, Array] | None
 ) -> None:
     """Get the relevance of the party's columns from what the label holder has sent."""
     if party.y is not None:
@@ -276,9 +261,102 @@ def _open_relevance(
     roles, probes = state.pilot, probes or {}
     if roles is None or list(probes) != [roles.first]:
         raise PartyError("probes must come from the party with the labels, alone")
-    d = own_columns(party, state.task).X.shape[1]
+    d = ridge.own_columns(party, state.task).X.shape[1]
     deal = relevance_deal(roles, party.session, party.index or 0, d)
     with refusing():
         mean_squares = opened_relevance(deal, state.triple, probes[roles.first])
     state.relevance = np.sqrt(mean_squares)
     state.triple, state.pilot = np.zeros(0, np.uint8), None
+
+
+# -- targets, and what keeps labels from revealing single rows ------------------------
+
+
+def targets_of(party: Party, state: ridge.RidgeState) -> Array:
+    """Return the targets of the label holder, zeros where its labels break a rule."""
+    task, rows = state.task, ridge.training_rows(party, state.task)
+    assert party.y is not None
+    if state.constant:
+        return np.zeros((len(rows), ridge.outputs_of(state)))
+    y = np.asarray(party.y[rows], dtype=np.float64)
+    if task.target == "continuous":
+        y = np.clip(y, state.lowest, state.highest)
+        with np.errstate(over="ignore", invalid="ignore"):
+            state.y_mean, state.y_scale = float(y.mean()), float(y.std()) or 1.0
+            y = (y - state.y_mean) / state.y_scale
+    return signs_of(y, task.target, state.classes)
+
+
+def check_targets(
+    party: Party, state: ridge.RidgeState, fitted: ridge.OwnColumns
+) -> None:
+    """Withhold labels with which a Gram matrix would reveal a single row.
+
+    Clip real ones first, and mute local columns that would do so beside the labels: no
+    count of columns, which the server gets, depends on labels.
+    """
+    assert party.y is not None
+    y = party.y[ridge.training_rows(party, state.task)]
+    rule = "all rows to train on must have a label"
+    if not np.isnan(y).any():
+        Y = targets_of(party, state)
+        # So many that none is `LARGEST` deviations from the mean.
+        rows = max(REACHED, int(len(y) / LARGEST**2))
+        if not _bounded(Y) and state.task.target == "continuous":
+            state.lowest, state.highest = reached(np.sort(y), rows)
+            Y = targets_of(party, state)
+        if _bounded(Y):
+            beyond = int(((y < state.lowest) | (y > state.highest)).sum())
+            if beyond:
+                log.warning(
+                    "%d of %d labels are clipped at values that %d rows reach, since "
+                    "labels that stand out would reveal single rows of other parties: "
+                    "the model does not learn how far they are beyond",
+                    *(beyond, len(y), rows),
+                )
+            state.muted = muted_columns(fitted, Y)
+            if len(state.muted):
+                log.info(
+                    "%d of %d local columns of this party are zeros, since together "
+                    "with the labels they would reveal single rows of other parties",
+                    *(len(state.muted), fitted.local.n_columns),
+                )
+            return
+        fewest = min(len(x) - np.unique(x, return_counts=True)[1].max() for x in Y.T)
+        rule = (
+            f"labels must differ from the most frequent one in at least {LEAST_ROWS} "
+            "rows to train on, each class must have so many, and no number may stand "
+            "out by itself, or a Gram matrix would reveal a single row of all columns: "
+            f"there are {fewest} such rows; take more rows or fewer classes"
+        )
+    products.withhold(party, rule)
+    state.constant = True
+
+
+def _known(Y: Array) -> Array:
+    """Return the targets without the last class, which follows from the others."""
+    return Y[:, : max(1, Y.shape[1] - 1)]
+
+
+def _bounded(Y: Array) -> bool:
+    """Return whether targets point to no single row."""
+    return bool(np.abs(Y).max() <= LARGEST) and all(
+        bounded(columns, least=LEAST_ROWS, most_leverage=products.MOST_LEVERAGE).all()
+        for columns in (_known(Y), Y[:, -1:])
+    )
+
+
+def muted_columns(fitted: ridge.OwnColumns, Y: Array) -> Array:
+    """Return the local columns without which targets and columns point to no row."""
+    known, local = _known(Y), local_columns(fitted.local, fitted.X)
+    retained = np.ones(local.shape[1], dtype=bool)
+    while True:
+        stays = bounded(
+            np.hstack([local[:, retained], known]),
+            least=LEAST_ROWS,
+            most_leverage=products.MOST_LEVERAGE,
+            fixed=known.shape[1],
+        )
+        if stays.all():
+            return np.flatnonzero(~retained)
+        retained[np.flatnonzero(retained)[~stays[: retained.sum()]]] = False

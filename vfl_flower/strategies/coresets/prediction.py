@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients.coresets import prediction as party
 from vfl_flower.clients.evaluation import metrics_of
-from vfl_flower.models.no_model import UsedModel
+from vfl_flower.models.base import UsedModel
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps, Sum, each, opened
 from vfl_flower.protocol.terms import Kind, Terms
@@ -155,9 +155,7 @@ class CoresetPrediction(RowPrediction):
                 last=stop == n,
                 curves=curves and stop == n,
             )
-        record = UsedModel(self.model).to_record()
-        run.record(1, record, self.metrics(parties, run, receiver, reply))
-        return record
+        return self.finish(parties, run, receiver, reply, UsedModel(self.model))
 
 
 @settings

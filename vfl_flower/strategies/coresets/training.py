@@ -42,8 +42,8 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
+from vfl_flower.strategies import products
 from vfl_flower.strategies.coresets.linear import solve
-from vfl_flower.strategies.coresets.metrics import CLUSTERS, REGRESSION
 from vfl_flower.strategies.coresets.prediction import held_out_errors, keep_parts
 from vfl_flower.strategies.coresets.sampling import (
     MESSAGE_NUMBERS,
@@ -51,14 +51,7 @@ from vfl_flower.strategies.coresets.sampling import (
     CoresetStrategy,
     Scoring,
 )
-from vfl_flower.strategies.products import (
-    COMPUTING,
-    ComputingParties,
-    deal,
-    multiply,
-    secret,
-    warn_of_constant,
-)
+from vfl_flower.strategies.evaluation import CLUSTERS, REGRESSION
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -70,7 +63,7 @@ def _estimate(name: str, losses: Array, weights: Array, n: int) -> dict[str, flo
 
 
 @settings
-class CoresetVRLR(ComputingParties, CoresetStrategy):
+class CoresetVRLR(products.ComputingParties, CoresetStrategy):
     """Linear regression on a coreset by distributed importance sampling.
 
     Algorithms 1 and 2 of [1]: row i is drawn with probability proportional to the sum
@@ -187,7 +180,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
         if self.regularizer == "none" and self.alpha != 0:
             raise ValueError(f"alpha must be 0 without a regularizer, got {self.alpha}")
         if self.solver != "gram":
-            check_unused(self, COMPUTING, f"solver {self.solver!r}")
+            check_unused(self, products.COMPUTING, f"solver {self.solver!r}")
 
     @classmethod
     def paper(cls, **settings: Any) -> Self:
@@ -371,13 +364,13 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
             intercept=self.fit_intercept,
             test_fraction=self.test_fraction,
             coreset=coreset.weighted,
-            **deal(parties, roles),
+            **products.deal(parties, roles),
         )
-        share = multiply(parties, roles, hidden)
+        share = products.multiply(parties, roles, hidden)
         solved = parties.ask_one(
             holder,
             linear_gram.solve,
-            units=secret(hidden, "units")[holder],
+            units=products.secret(hidden, "units")[holder],
             share=share,
             l1=penalty.l1,
             l2=penalty.l2,
@@ -391,7 +384,7 @@ class CoresetVRLR(ComputingParties, CoresetStrategy):
         if coreset.rows is not None:
             metrics["sigma_min"] = solved["sigma_min"]
         metrics["left_out"] = solved["left_out"]
-        warn_of_constant(solved["constant"])
+        products.warn_of_constant(solved["constant"])
         split = np.split(np.asarray(theta, dtype=np.float64), np.cumsum(widths)[:-1])
         return split, solved["intercept"], metrics
 

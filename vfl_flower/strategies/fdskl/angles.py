@@ -37,13 +37,8 @@ label."""
 _REAL = Sum(bound=2.0**60, group="plain")
 
 
-@dataclass(frozen=True)
-class SummedAngles:
-    """The summed angles of `rows` for each label holder, and phases to subtract."""
-
-    rows: Array
-    angles: Mapping[int, Sealed]
-    offsets: Mapping[int, Sealed]
+SummedAngles = dict[int, state.SummedRows]
+"""Rows with their summed angles, for each label holder, which alone can open them."""
 
 
 class OverlappedMessage(NamedTuple):
@@ -68,7 +63,7 @@ class Angles:
     bits: state.Bits
     """Bits of an angle and of the circle for sums; 64: real turns without masks."""
     topology: Topology = "star"
-    kept: tuple[int, ...] = ()
+    phase_parties: tuple[int, ...] = ()
     """With shared features, whose phases a second tree removes as in the paper: for
     each label holder the party whose phase stays. Otherwise empty."""
     scale: float = 1.0
@@ -92,17 +87,6 @@ class Angles:
         """Return the sum of the label holders' scores, for one of them."""
         return {"scores": Sum(_SCORE_BOUND * self.scale, to=holder)}
 
-    def delivered(self, summed: SummedAngles | None) -> state.SummedRows:
-        """Return the parameter ``at`` of a step: each label holder gets its angles."""
-        if summed is None:
-            return each_of(self.parties, {})
-        at: dict[int, state.SummedRows] = {}
-        for j, sealed in summed.angles.items():
-            offsets = summed.offsets.get(j)
-            phases = None if offsets is None else opened(offsets)
-            at[j] = state.SummedRows(summed.rows, opened(sealed), phases)
-        return each_of(self.parties, at)
-
     def ask(
         self, question: Question[P, R], *args: P.args, **values: P.kwargs
     ) -> Replies[R]:
@@ -118,11 +102,11 @@ class Angles:
 
     def summed(self, rows: Array, sealed: Mapping[str, Sealed]) -> SummedAngles:
         """Return the angles of rows among the sums of a round trip."""
-        return SummedAngles(
-            rows,
-            {j: sealed[f"angles_{j}"] for j in self.holders},
-            {j: sealed[f"offsets_{j}"] for j in self.holders if self.kept},
-        )
+        summed: SummedAngles = {}
+        for j in self.holders:
+            offsets = opened(sealed[f"offsets_{j}"]) if self.phase_parties else None
+            summed[j] = state.SummedRows(rows, opened(sealed[f"angles_{j}"]), offsets)
+        return summed
 
     def relay(
         self, request: state.AngleRequest, setup: state.Setup | None = None
@@ -147,9 +131,9 @@ class Angles:
         everyone = list(range(len(self.parties)))
         trees: dict[str, tuple[Sum, Tree]] = {}
         for place, holder in enumerate(self.holders):
-            if self.kept:
-                kept = self.kept[place]
-                first, second = two_trees(self.topology, everyone, holder, kept)
+            if self.phase_parties:
+                phase_party = self.phase_parties[place]
+                first, second = two_trees(self.topology, everyone, holder, phase_party)
                 trees[f"angles_{holder}"] = (_REAL, first)
                 trees[f"offsets_{holder}"] = (_REAL, second)
             else:
@@ -169,7 +153,7 @@ class Angles:
         In a star a message asks for angles, and for the scores of the request before,
         and brings those of the one before that. Otherwise `relay` sends angles first.
         """
-        pending: SummedAngles | None = None
+        pending: SummedAngles = {}
         done: dict[int, state.ScoredRows] = {}
         round_trips = len(requests) + self.star + (not self.alone)
         for k in range(round_trips):
@@ -178,18 +162,19 @@ class Angles:
                 pending, request = relay(request), None
             sums = self.sums() if request is not None else {}
             summed, size, learn = pending, 0, bool(done)
-            if summed is not None and self.alone:
+            if summed and self.alone:
                 learn = True
-            elif summed is not None:
-                receiver, size = receivers[k - self.star], len(summed.rows)
+            elif summed:
+                receiver = receivers[k - self.star]
+                size = len(summed[receiver].rows)
                 sums |= self.scores(receiver)
-            at, last = self.delivered(summed), k == round_trips - 1
+            at, last = each_of(self.parties, summed), k == round_trips - 1
             message = OverlappedMessage(request, sums, at, done, size, last, learn)
             replies = ask(message)
-            done, pending = {}, None
-            if summed is not None and size:
+            done, pending = {}, {}
+            if size:
                 scores = opened(replies.sealed["scores"])
-                done = {receiver: state.ScoredRows(summed.rows, scores)}
+                done = {receiver: state.ScoredRows(summed[receiver].rows, scores)}
             if request is not None:
                 pending = self.summed(request.rows, replies.sealed)
         return replies

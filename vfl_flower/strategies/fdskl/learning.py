@@ -38,15 +38,7 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import ProtocolStrategy, Run
 from vfl_flower.strategies.evaluation import KERNEL, left_out
-from vfl_flower.strategies.fdskl.angles import (
-    Angles,
-    Bits,
-    CircleBits,
-    Masking,
-    Topology,
-    bits_of,
-    check_topology,
-)
+from vfl_flower.strategies.fdskl import angles as fdskl
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -81,11 +73,11 @@ class KernelLearning(ProtocolStrategy):
     features: Count = 0
     """Random features in all; 0: one for every eight rows, and more if the budget pays
     for them, up to 2,048."""
-    bits: Bits = "auto"
+    bits: fdskl.Bits = "auto"
     """Bits of an angle on the circle. "auto": 16, or 8 where rows come in batches."""
     block_bytes: Natural = 16_000_000
     """Bytes of angles that a party sends in one round trip, to within one row."""
-    topology: Topology = "star"
+    topology: fdskl.Topology = "star"
     """How sums travel. "star": to the server. "ring", "tree": from party to party,
     encrypted between them, in more round trips."""
     test_fraction: Fraction = 0.0
@@ -94,7 +86,7 @@ class KernelLearning(ProtocolStrategy):
     allow_two_parties: bool = False
     """Allow two parties, although the label holder then gets the other's angles."""
     # Not the words of the base class, which masks sums with any word but "plain".
-    masking: Masking = pydantic.Field(default="circle", kw_only=True)  # type: ignore[assignment]
+    masking: fdskl.Masking = pydantic.Field(default="circle", kw_only=True)  # type: ignore[assignment]
     """"circle": each party's features are its secret, and angles are summed under masks
     modulo a turn. "paper": the paper's Algorithm 3, in which all parties know omega,
     and phases hide the sums along two totally different trees; the label holder can
@@ -106,7 +98,7 @@ class KernelLearning(ProtocolStrategy):
     question = "What is a good nonlinear classifier or regression?"
     explained = KERNEL
     evaluation_steps = (prediction.answer, angle_sums.held_out_angles)
-    auto_bits: ClassVar[CircleBits] = 16
+    auto_bits: ClassVar[fdskl.CircleBits] = 16
     """What the setting `bits` stands for by default."""
 
     def __post_init__(self) -> None:
@@ -118,7 +110,7 @@ class KernelLearning(ProtocolStrategy):
             raise ValueError(
                 f"loss must be 'square' for target 'continuous', got {self.loss!r}"
             )
-        check_topology(self.topology, self.masking)
+        fdskl.check_topology(self.topology, self.masking)
         if self.masking != "circle":
             check_unused(self, ["bits"], f"masking {self.masking!r}")
 
@@ -156,7 +148,7 @@ class KernelLearning(ProtocolStrategy):
 
     @property
     def _bits(self) -> state.Bits:
-        return bits_of(self.bits, self.masking, self.auto_bits)
+        return fdskl.bits_of(self.bits, self.masking, self.auto_bits)
 
     def _first_features(self, products: int) -> int:
         """Return M for a budget in angles where there are rows enough."""
@@ -256,9 +248,11 @@ class KernelLearning(ProtocolStrategy):
             shared=shared,
         )
 
-    def _angles(self, parties: Parties, setup: state.Setup) -> Angles:
-        kept = tuple(setup.shared.kept) if setup.shared else ()
-        return Angles(parties, setup.holders, self._bits, self.topology, kept)
+    def _angles(self, parties: Parties, setup: state.Setup) -> fdskl.Angles:
+        phase_parties = tuple(setup.shared.kept) if setup.shared else ()
+        return fdskl.Angles(
+            parties, setup.holders, self._bits, self.topology, phase_parties
+        )
 
     def _untrained(self, parties: Parties, run: Run, setup: state.Setup) -> KernelModel:
         """Return the model without its parts, and record it."""
@@ -284,7 +278,7 @@ class KernelLearning(ProtocolStrategy):
     def _finish(
         self,
         model: KernelModel,
-        angles: Angles,
+        angles: fdskl.Angles,
         test: Array,
         run: Run,
         columns: int,

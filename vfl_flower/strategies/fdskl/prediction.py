@@ -18,14 +18,7 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.fdskl.angles import (
-    Angles,
-    Bits,
-    Masking,
-    Topology,
-    bits_of,
-    check_topology,
-)
+from vfl_flower.strategies.fdskl import angles as fdskl
 from vfl_flower.strategies.later import RowPrediction, check_places
 
 _COMMON = ("parties", "n_features", "holders", "kernel", "bandwidth", "kept")
@@ -59,16 +52,16 @@ class FDSKLPrediction(RowPrediction):
     """
 
     _: KW_ONLY
-    bits: Bits = "auto"
+    bits: fdskl.Bits = "auto"
     """Bits of an angle on the circle; see :class:`FDSKL`."""
     block_bytes: Natural = 16_000_000
     """Bytes of angles that a party sends in one round trip, to within one row."""
-    topology: Topology = "star"
+    topology: fdskl.Topology = "star"
     """How sums travel; see :class:`FDSKL`."""
     allow_two_parties: bool = False
     """Allow two parties, although the label holder then gets the other's angles."""
     # Not the words of the base class, which masks sums with any word but "plain".
-    masking: Masking = pydantic.Field(default="circle", kw_only=True)  # type: ignore[assignment]
+    masking: fdskl.Masking = pydantic.Field(default="circle", kw_only=True)  # type: ignore[assignment]
     """How angles are hidden: "paper" if the model was trained with it, otherwise
     "circle" or, in one process only, "plain"; see :class:`FDSKL`."""
 
@@ -80,7 +73,7 @@ class FDSKLPrediction(RowPrediction):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        check_topology(self.topology, self.masking)
+        fdskl.check_topology(self.topology, self.masking)
         if self.masking != "circle":
             check_unused(self, ["bits"], f"masking {self.masking!r}")
 
@@ -99,18 +92,17 @@ class FDSKLPrediction(RowPrediction):
         rows = np.arange(parties.n_rows, dtype=np.uint32)
         columns = replies[holders[0]]["columns"]
         curves = self.evaluates and parties.let("curves", holders[0])
-        angles = Angles(
+        angles = fdskl.Angles(
             parties,
             holders,
-            bits_of(self.bits, self.masking),
+            fdskl.bits_of(self.bits, self.masking),
             self.topology,
-            kept=tuple(first["kept"]),
+            phase_parties=tuple(first["kept"]),
             scale=max(replies[j]["scale"] for j in holders),
         )
         reply = angles.answers(
             *(rows, M, columns, self.block_bytes, self.evaluates, curves)
         )
-        metrics = self.metrics(parties, run, holders[0], reply)
         model = KernelModel(
             self.model,
             first["kernel"],
@@ -119,8 +111,7 @@ class FDSKLPrediction(RowPrediction):
             [info.n_columns for info in parties],
             kept=True,
         )
-        run.record(1, model.to_record(), metrics)
-        return model.to_record()
+        return self.finish(parties, run, holders[0], reply, model)
 
     def _check_parts(
         self, parties: Parties, replies: Replies[prediction.PartInfo]
@@ -128,13 +119,14 @@ class FDSKLPrediction(RowPrediction):
         """Raise unless these are all the parts of one model, each in its place."""
         check_places(parties, replies, _COMMON)
         first = replies[0]
-        holders, kept = first["holders"], first["kept"]
+        holders, phase_parties = first["holders"], first["kept"]
         everyone = set(range(len(parties)))
         if len(set(holders) & everyone) < len(holders):
             reason = "its part must name label holders of the run, each once"
             raise parties.failure(0, prediction.part, reason)
-        if len(kept) not in (0, len(holders)) or any(
-            k == j or k not in everyone for k, j in zip(kept, holders, strict=False)
+        if len(phase_parties) not in (0, len(holders)) or any(
+            k == j or k not in everyone
+            for k, j in zip(phase_parties, holders, strict=False)
         ):
             reason = "its part must name another party for each label holder"
             raise parties.failure(0, prediction.part, reason)
@@ -143,10 +135,10 @@ class FDSKLPrediction(RowPrediction):
             if not columns or replies[j]["columns"] != columns:
                 reason = "its part must have the coefficients of a label holder"
                 raise parties.failure(j, prediction.part, reason)
-        if bool(kept) != (self.masking == "paper"):
+        if bool(phase_parties) != (self.masking == "paper"):
+            trained = "paper" if phase_parties else "circle or plain"
             raise FederationError(
-                f"masking must be {'paper' if kept else 'circle or plain'} as in "
-                f"training, got {self.masking!r}"
+                f"masking must be {trained} as in training, got {self.masking!r}"
             )
 
 

@@ -18,18 +18,13 @@ from vfl_flower.clients.fdskl import angle_sums, prediction, training
 from vfl_flower.clients.fdskl.state import AngleRequest, Problem, Rule, Setup
 from vfl_flower.numerics.kernel_bandwidth import WIDEST
 from vfl_flower.protocol.settings import Count, Positive, check_unused, settings
-from vfl_flower.protocol.steps import Steps, each_of, opened
+from vfl_flower.protocol.steps import Steps, each_of
 from vfl_flower.protocol.terms import LEAST_ROWS, Terms
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.fdskl.angles import (
-    Angles,
-    OverlappedMessage,
-    check_block,
-    row_blocks,
-)
+from vfl_flower.strategies.fdskl import angles as fdskl
 from vfl_flower.strategies.fdskl.learning import MOST_FEATURES, KernelLearning
 from vfl_flower.typing import Array
 
@@ -110,13 +105,9 @@ class FDSKL(KernelLearning):
     with the best of seven gammas, or one that converges with several label holders."""
 
     steps: ClassVar[Steps] = (
-        *(
-            angle_sums.distances,
-            angle_sums.bandwidth,
-            training.start,
-            angle_sums.angles,
-        ),
-        *(training.iterate, prediction.answer, angle_sums.held_out_angles),
+        *(angle_sums.distances, angle_sums.bandwidth, training.start),
+        *(angle_sums.angles, training.iterate, prediction.answer),
+        angle_sums.held_out_angles,
     )
     auto_bits = 8
 
@@ -241,7 +232,7 @@ class FDSKL(KernelLearning):
                 f"and {self.budget}"
             )
         for t, rows in enumerate(batches):
-            check_block((t + 1) * block, self._bits, self.block_bytes, rows)
+            fdskl.check_block((t + 1) * block, self._bits, self.block_bytes, rows)
         return batches, T * block
 
     @staticmethod
@@ -250,8 +241,8 @@ class FDSKL(KernelLearning):
         return sum(rows * (t + 1) for t, rows in enumerate(batches))
 
     def _train(
-        self, angles: Angles, batches: list[int], rule: Rule, setup: Setup
-    ) -> tuple[Angles, int, bool]:
+        self, angles: fdskl.Angles, batches: list[int], rule: Rule, setup: Setup
+    ) -> tuple[fdskl.Angles, int, bool]:
         """Algorithm 1: return angles with a scale, C, and whether parts are kept."""
         parties, holders, L = angles.parties, angles.holders, len(angles.holders)
         picked = parties.ask(
@@ -276,7 +267,7 @@ class FDSKL(KernelLearning):
             for t, _ in enumerate(batches)
         ]
 
-        def iterate(message: OverlappedMessage) -> Replies[training.Iterated]:
+        def iterate(message: fdskl.OverlappedMessage) -> Replies[training.Iterated]:
             scores = {j: rows.scores for j, rows in message.done.items()}
             return angles.ask(
                 training.iterate.summing(**message.sums),
@@ -365,7 +356,7 @@ class FDSKLDirect(KernelLearning):
                 f"{self.rows}"
             )
         rows, M = self._sample(train, run)
-        check_block(M, self._bits, self.block_bytes)
+        fdskl.check_block(M, self._bits, self.block_bytes)
         self._warn_of_rows(run, len(rows), len(train))
         bandwidth, chooses = self._bandwidth(parties, rows), self.bandwidth == "auto"
         widest = WIDEST * bandwidth if chooses else bandwidth
@@ -437,13 +428,15 @@ class FDSKLDirect(KernelLearning):
         return np.sort(rows), M
 
     def _collect(
-        self, angles: Angles, rows: Array, setup: Setup
+        self, angles: fdskl.Angles, rows: Array, setup: Setup
     ) -> tuple[dict[int, Array], dict[int, Array]]:
         """Collect the angles of all rows in blocks, and the phases to subtract."""
         holder, M = angles.holders[0], setup.n_features
         blocks: dict[int, Array] = {}
         offsets: dict[int, Array] = {}
-        for k, block in enumerate(row_blocks(rows, M, angles.bits, self.block_bytes)):
+        for k, block in enumerate(
+            fdskl.row_blocks(rows, M, angles.bits, self.block_bytes)
+        ):
             request = AngleRequest(block, M, angles.bits)
             if angles.star:
                 question = angle_sums.angles.summing(**angles.sums())
@@ -451,9 +444,9 @@ class FDSKLDirect(KernelLearning):
                 summed = angles.summed(block, replies.sealed)
             else:
                 summed = angles.relay(request, setup)
-            blocks[k] = opened(summed.angles[holder])
-            if holder in summed.offsets:
-                offsets[holder] = opened(summed.offsets[holder])
+            blocks[k], phases = summed[holder].angles, summed[holder].offsets
+            if phases is not None:
+                offsets[holder] = phases
         return blocks, offsets
 
 

@@ -1,18 +1,19 @@
-"""The server's side of k-means on the eigenvectors (Algorithm 1, lines 16 to 19)."""
+"""The server's side of k-means on the eigenvectors (Algorithm 1, lines 16 to 19).
+
+Also of clusters of new rows by a trained model, of which each party has a map.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from flwr.app import ArrayRecord
 
 from vfl_flower.clients.kernel_kmeans import clustering as party
-from vfl_flower.numerics.distributed_kmeans import (
-    combine,
-    first_of_equals,
-    split_budget,
-)
+from vfl_flower.models.base import UsedModel
+from vfl_flower.numerics import distributed_kmeans
 from vfl_flower.numerics.kernel_kmeans import Subspace
 from vfl_flower.numerics.summed_kmeans import (
     Pass,
@@ -20,9 +21,13 @@ from vfl_flower.numerics.summed_kmeans import (
     chosen_kmeans,
     summed_kmeans,
 )
-from vfl_flower.protocol.steps import each
+from vfl_flower.protocol.settings import settings
+from vfl_flower.protocol.steps import Steps, each
+from vfl_flower.protocol.terms import Terms
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
+from vfl_flower.strategies.evaluation import NEW_CLUSTERS
+from vfl_flower.strategies.later import LaterTask, log_clusters
 from vfl_flower.typing import Array
 
 LARGEST_SQUARE = 2.0
@@ -83,7 +88,7 @@ def by_sums(
     metrics = {"passes": clusters.passes, "small_share": clusters.small}
     if choose:
         metrics["clusters"] = len(clusters.centers)
-    return first_of_equals(clusters.centers), sum_h, metrics
+    return distributed_kmeans.first_of_equals(clusters.centers), sum_h, metrics
 
 
 def by_coreset(
@@ -100,10 +105,10 @@ def by_coreset(
     # Lines 16 and 17.
     replies = parties.ask(party.local, n_clusters=n_clusters, R=R, H=H)
     # Lines 18 and 19.
-    shares = split_budget(np.array(replies.each("cost")), size)
+    shares = distributed_kmeans.split_budget(np.array(replies.each("cost")), size)
     points, weights = _sample(parties, space, shares, n_clusters)
     rng = run.rng("k-means")
-    centers = combine(points, weights, n_clusters, rng, n_init)
+    centers = distributed_kmeans.combine(points, weights, n_clusters, rng, n_init)
     return centers, weights @ points, {}
 
 
@@ -138,3 +143,82 @@ def largest(values: Array) -> float:
     """Return the largest absolute value, for any type of number."""
     with np.errstate(over="ignore"):
         return float(np.abs(values.astype(np.float64)).max())
+
+
+@settings
+class FKKMeansPrediction(LaterTask):
+    """The clusters of new rows, which stay at their parties.
+
+    =============  =====================================  ==========================
+    round trip     party m sends                          the server learns
+    =============  =====================================  ==========================
+    hello          name, sizes, digests of column names,  all of it
+                   key
+    predict        nothing                                nothing
+    =============  =====================================  ==========================
+
+    For models of split rows, trained with ``cem``, of which each party has a whole map
+    from rows to clusters. Each writes those of its new rows to a file in its
+    ``state-dir``; some parties of training are enough.
+
+    Raises
+    ------
+    PartyFailed
+        A party has no part of this model, one without a map, or other columns than in
+        training.
+    """
+
+    task = "predict"
+    question = "In which clusters are new rows?"
+    explained = NEW_CLUSTERS
+    partition = "horizontal"
+    fills = True
+    model_class = UsedModel
+    steps: ClassVar[Steps] = (party.predict,)
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Ask all parties in one round trip."""
+        record = UsedModel(self.model).to_record()
+        run.record(1, record, self.ask(parties))
+        return record
+
+    def ask(self, parties: Parties) -> dict[str, Any]:
+        """Let the parties label their rows; return metrics."""
+        parties.ask(party.predict)
+        log_clusters(parties, self.model)
+        return {"rows": parties.n_rows}
+
+
+@settings
+class FKKMeansEvaluation(FKKMeansPrediction):
+    """What the clusters are worth on new rows: their mean squared distance to centres.
+
+    =============  =====================================  ==========================
+    round trip     party m sends                          the server learns
+    =============  =====================================  ==========================
+    hello          name, sizes, digests of column names,  all of it
+                   key
+    evaluate       cost of its rows, masked               the sum over the parties
+    =============  =====================================  ==========================
+
+    ``test_loss`` is in the space of the embedding, as the ``inertia`` of training over
+    its number of rows. Each party has at least 20 rows, and writes nothing. See
+    :class:`FKKMeansPrediction`.
+    """
+
+    task = "evaluate"
+    question = "How well do the clusters fit new rows?"
+    steps: ClassVar[Steps] = (party.evaluate,)
+
+    @property
+    def terms(self) -> Terms:
+        """The cost, as in training."""
+        return Terms(("row-sums",))
+
+    def ask(self, parties: Parties) -> dict[str, Any]:
+        """Return the mean over the rows of all parties, as metrics."""
+        N = parties.n_rows
+        sums = parties.ask_exactly(party.evaluate.summing(cost=4.0 * N)).sums
+        if not 0 <= (cost := float(sums["cost"][0])) < math.inf:
+            raise parties.faulty_sum(party.evaluate, "a cost")
+        return {"test_rows": N, "test_loss": cost / N}

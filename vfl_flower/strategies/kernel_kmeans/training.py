@@ -46,13 +46,13 @@ from vfl_flower.protocol.terms import Terms
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import ProtocolStrategy, Run
+from vfl_flower.strategies.evaluation import KERNEL_CLUSTERS
 from vfl_flower.strategies.kernel_kmeans.clustering import (
     LARGEST_SQUARE,
     by_coreset,
     by_sums,
     largest,
 )
-from vfl_flower.strategies.kernel_kmeans.metrics import TRAINING
 from vfl_flower.strategies.kernel_kmeans.setup import Start, begin, decomposed
 from vfl_flower.typing import Array
 
@@ -187,7 +187,7 @@ class FKKMeans(ProtocolStrategy):
 
     model_class = KernelKMeansModel
     question = "Which clusters are in the rows?"
-    explained = TRAINING
+    explained = KERNEL_CLUSTERS
     partition = "horizontal"
     fills = True
     steps: ClassVar[Steps] = (

@@ -16,7 +16,7 @@ import numpy as np
 import pydantic
 from flwr.app import ArrayRecord
 
-from vfl_flower.clients.mufc import forgetting, prediction, training
+from vfl_flower.clients.mufc import forgetting, training
 from vfl_flower.clients.mufc.training import MOST_ROWS
 from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.party.parts import check_model
@@ -28,17 +28,8 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.later import log_clusters
+from vfl_flower.strategies.mufc import training as mufc
 from vfl_flower.strategies.mufc.state import GlobalClusters, ServerState
-from vfl_flower.strategies.mufc.training import (
-    MUFCTask,
-    StateFolder,
-    counted_bins,
-    naming_parties,
-    new_key,
-    sums_of,
-    version_of,
-    worth,
-)
 
 log = logging.getLogger("vfl_flower")
 
@@ -50,12 +41,12 @@ NOTHING = {
 
 
 @settings
-class LaterTask(MUFCTask):
+class LaterTask(mufc.MUFCTask):
     """What the tasks after training have in common: the server's state of the model."""
 
     model: str
     """Number of the model, as its training printed it."""
-    server_state: StateFolder = pydantic.Field(default="", kw_only=True)
+    server_state: mufc.StateFolder = pydantic.Field(default="", kw_only=True)
     """Folder in which training kept the server's state."""
 
     resumable = False  # the state decides
@@ -87,7 +78,9 @@ class LaterTask(MUFCTask):
 
     def known(self, now: GlobalClusters) -> MUFCModel:
         """Return the model in the version that the server has."""
-        model = version_of(self.model, now.version, now.centers, now.settings, True)
+        model = mufc.version_of(
+            self.model, now.version, now.centers, now.settings, True
+        )
         model.sizes_, model.inertia_ = now.sizes, now.inertia
         return model
 
@@ -129,9 +122,9 @@ class LaterTask(MUFCTask):
                 "each: remove the model instead"
             )
         kind: forgetting.Kind = "forget-client" if leaving else "unlearn"
-        agreed, key = before.settings, new_key(parties, before.settings)
+        agreed, key = before.settings, mufc.new_key(parties, before.settings)
         replies = parties.ask(
-            forgetting.forget.summing(**sums_of(agreed)),
+            forgetting.forget.summing(**mufc.sums_of(agreed)),
             model=self.model,
             version=before.version,
             before=before.run,
@@ -158,7 +151,7 @@ class LaterTask(MUFCTask):
     ) -> ArrayRecord:
         """Save and commit the next version, from what the parties now count."""
         state, agreed = self.state, before.settings
-        with naming_parties(parties):
+        with mufc.naming_parties(parties):
             warn_of_copies(replies)
             bins, counts, centers = self.cluster(parties, run, replies, agreed, key)
             rows, n_rows = int(before.counts.sum()), int(counts.sum())
@@ -182,7 +175,7 @@ class LaterTask(MUFCTask):
         if not change and not set(leaving) & set(before.parties):
             log.warning(NOTHING[metric])
             model = self.known(before)
-            nothing = {metric: 0, "changed": 0} | counted_bins(before.counts)
+            nothing = {metric: 0, "changed": 0} | mufc.counted_bins(before.counts)
             # Commit again if a killed run has left parties without their clusters or
             # the server without their sizes, or if a forgotten party may not know it.
             if (
@@ -194,16 +187,16 @@ class LaterTask(MUFCTask):
                     *(parties, run, model, agreed, rows, state, leaving, before.run),
                     **nothing,
                 )
-            counted = {"rows": rows, **nothing, **worth(model, agreed)}
+            counted = {"rows": rows, **nothing, **mufc.worth(model, agreed)}
             return self.report(parties, run, before, counted)
         version, run_id = before.version + 1, f"{parties.session:016x}"
         stay = [name for name in before.parties if name not in leaving]
         state.save(
             version, bins, counts, centers, stay, kind, named=leaving, run=run_id
         )
-        model = version_of(self.model, version, centers, agreed, True)
+        model = mufc.version_of(self.model, version, centers, agreed, True)
         changes: dict[str, Any] = {metric: change, "changed": int(changed)}
-        changes |= counted_bins(counts)
+        changes |= mufc.counted_bins(counts)
         return self.commit(
             parties, run, model, agreed, n_rows, state, leaving, **changes
         )
@@ -335,9 +328,9 @@ class MUFCAdd(LaterTask):
         """Algorithms 3 and 4, with new rows in the place of removed ones."""
         before = self.state.load()
         _check_parties([info.name for info in parties], before.parties)
-        key = new_key(parties, before.settings)
+        key = mufc.new_key(parties, before.settings)
         replies = parties.ask(
-            forgetting.add.summing(**sums_of(before.settings)),
+            forgetting.add.summing(**mufc.sums_of(before.settings)),
             model=self.model,
             version=before.version,
             before=before.run,
@@ -413,7 +406,7 @@ class MUFCPrediction(ReadingTask):
 
     task = "predict"
     question = "In which clusters are new rows?"
-    steps: ClassVar[Steps] = (prediction.predict,)
+    steps: ClassVar[Steps] = (training.predict,)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Ask all parties in one round trip."""
@@ -431,7 +424,7 @@ class MUFCPrediction(ReadingTask):
     def ask(self, parties: Parties, now: GlobalClusters) -> dict[str, float]:
         """Let the parties label their rows; return metrics."""
         parties.ask(
-            prediction.predict,
+            training.predict,
             model=self.model,
             version=now.version,
             before=now.run,
@@ -463,7 +456,7 @@ class MUFCEvaluation(MUFCPrediction):
 
     task = "evaluate"
     question = "How well do the clusters fit new rows?"
-    steps: ClassVar[Steps] = (prediction.evaluate,)
+    steps: ClassVar[Steps] = (training.evaluate,)
 
     @property
     def terms(self) -> Terms:
@@ -474,14 +467,14 @@ class MUFCEvaluation(MUFCPrediction):
         """Return the sums over the parties, as metrics."""
         bound = 4.0 * len(now.centers[0]) * parties.n_rows
         totals = parties.ask_exactly(
-            prediction.evaluate.summing(totals=bound),
+            training.evaluate.summing(totals=bound),
             model=self.model,
             version=now.version,
             before=now.run,
             centers=now.centers,
         ).sums["totals"]
         rows, cost = round(float(totals[0])), float(totals[1])
-        with naming_parties(parties):
+        with mufc.naming_parties(parties):
             if not (0 < rows <= parties.n_rows and 0 <= cost < math.inf):
                 raise FederationError(
                     "the rows of the parties and their costs must add up to numbers "

@@ -1,4 +1,4 @@
-"""Federated clusters that can forget: training. Later tasks are in ``mufc_tasks``.
+"""Federated clusters that can forget: training. Later tasks are in ``tasks.py``.
 
 [1] C. Pan, J. Sima, S. Prakash, V. Rana and O. Milenkovic, "Machine unlearning of
     federated clusters", ICLR 2023.
@@ -48,14 +48,8 @@ from vfl_flower.server.exchange import FederationError, PartyFailed
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies.mufc.box import (
-    Bounds,
-    box_of,
-    followed,
-    named_bounds,
-    parse_box,
-)
-from vfl_flower.strategies.mufc.metrics import METRICS
+from vfl_flower.strategies.evaluation import FORGETTING
+from vfl_flower.strategies.mufc import box as boxes
 from vfl_flower.strategies.mufc.state import ServerState
 from vfl_flower.typing import Array
 
@@ -92,7 +86,7 @@ class MUFCTask(ProtocolStrategy):
     """What training and the tasks after it have in common."""
 
     model_class = MUFCModel
-    explained = METRICS
+    explained = FORGETTING
     partition = "horizontal"
     encodes = False
 
@@ -268,7 +262,7 @@ class MUFC(MUFCTask):
     """K, the number of global clusters."""
     local_clusters: Count = pydantic.Field(default=0, kw_only=True)
     """K', the most centroids that a party has; 0: K."""
-    box: Bounds = pydantic.Field(default="-0.5,0.5", kw_only=True)
+    box: boxes.Bounds = pydantic.Field(default="-0.5,0.5", kw_only=True)
     """Bounds of the columns, which are public and must not be taken from the rows: one
     pair "lower,upper" for all columns, a pair for each, "0,1;18,120", or a pair by
     name, "age=18,120;*=0,1", with "*" for all other columns of numbers; text that is
@@ -307,8 +301,8 @@ class MUFC(MUFCTask):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        if not named_bounds(self.box):
-            parse_box(self.box)
+        if not boxes.named_bounds(self.box):
+            boxes.parse_box(self.box)
         if not isinstance(self.gamma, str):
             Quantizer(self.gamma)  # at most 2^32 bins
         if self.choose_clusters and self.n_clusters < 2:
@@ -364,21 +358,23 @@ class MUFC(MUFCTask):
     def rehearsed(self) -> Self:
         """Return a strategy for columns without names."""
         return (
-            self.replace(box="-0.5,0.5") if named_bounds(self.box) else self.replace()
+            self.replace(box="-0.5,0.5")
+            if boxes.named_bounds(self.box)
+            else self.replace()
         )
 
     def random_rows(
         self, rng: np.random.Generator, n_rows: int, n_columns: int
     ) -> Array:
         """Return rows in the box."""
-        box = parse_box(self.rehearsed().box)
+        box = boxes.parse_box(self.rehearsed().box)
         lower, upper = (np.resize(bound, n_columns) for bound in box)
         return rng.uniform(lower, upper, size=(n_rows, n_columns))
 
     def agree(self, parties: Parties) -> TrainingSettings:
         """Return what server and parties agree on, with what depends on the data."""
         n = parties.n_rows
-        lower, upper = box_of(parties, self.box)
+        lower, upper = boxes.box_of(parties, self.box)
         if self.n_clusters > n:
             raise FederationError(
                 f"n_clusters must be at most the {n} rows of all parties, got "
@@ -444,7 +440,7 @@ class MUFC(MUFCTask):
                 "this model cannot forget: server_state and the state_dir of each "
                 "party must be given for that"
             )
-        trained = version_of(model, 1, centers, agreed, kept=state is not None)
+        trained = version_of(model, 1, centers, agreed, stored=state is not None)
         try:
             rows = _total_rows(replies)
             record = self.commit(parties, run, trained, agreed, rows, state, **few)
@@ -458,7 +454,7 @@ class MUFC(MUFCTask):
                 error.party, error.action, f"{error.reason}; {saved}", error.nodes
             ) from None
         scaled = agreed.box.scale(trained.cluster_centers_)
-        run.warnings += followed(parties, self.box, scaled, trained.sizes_)
+        run.warnings += boxes.followed(parties, self.box, scaled, trained.sizes_)
         return record
 
     def give_up(self, parties: Parties, error: Exception) -> None:
@@ -523,11 +519,11 @@ def code_of(parties: Parties, agreed: TrainingSettings, key: bytes) -> SparseSum
 
 
 def version_of(
-    model: str, version: int, centers: Array, agreed: TrainingSettings, kept: bool
+    model: str, version: int, centers: Array, agreed: TrainingSettings, stored: bool
 ) -> MUFCModel:
     """Return a version of a model, with centres in the unit of the data."""
     return MUFCModel(
-        model, version, centers, kept=kept, lower=agreed.lower, upper=agreed.upper
+        model, version, centers, kept=stored, lower=agreed.lower, upper=agreed.upper
     )
 
 

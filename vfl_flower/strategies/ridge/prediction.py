@@ -1,30 +1,100 @@
-"""Scores of rows by a ridge model whose parts lie at the parties."""
+"""What is dealt for a ridge model, and the scores of rows by its parts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients.evaluation import Told
 from vfl_flower.clients.ridge import dealing, scores
-from vfl_flower.clients.ridge.angles import AngleBits
+from vfl_flower.clients.ridge.state import AngleBits
 from vfl_flower.models.ridge import RidgeModel
 from vfl_flower.protocol.settings import settings
-from vfl_flower.protocol.steps import Steps
+from vfl_flower.protocol.steps import Steps, Sum, each, each_of, opened
 from vfl_flower.protocol.terms import Terms
-from vfl_flower.secure_aggregation.products.dealing import NEW_ROWS, row_angles
+from vfl_flower.secure_aggregation.products import dealing as dealer
 from vfl_flower.secure_aggregation.products.roles import Roles
+from vfl_flower.secure_aggregation.products.shares import SEED_BYTES, Deal
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.later import RowPrediction, check_places
 from vfl_flower.strategies.products import ComputingParties, passed_on, secret
-from vfl_flower.strategies.ridge.dealing import Dealing, summed_angles, sums_of_angles
 from vfl_flower.typing import Array
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """What a dealer gives for a Gram matrix and for rows, as arguments of the steps."""
+
+    bits: AngleBits
+    outputs: int
+    """K, the number of scores of a row."""
+    root: bytes
+    """Secret of the server, where it deals."""
+    turn: dict[str, Any]
+    rows: dict[str, Any]
+    """For the first step of a turn, and of scores."""
+
+    @classmethod
+    def of(
+        cls,
+        parties: Parties,
+        bits: AngleBits,
+        outputs: int,
+        roles: Roles | None = None,
+        of_rows: Roles | None = None,
+    ) -> Self:
+        """Deal; a party needs a round trip for it, and the server none."""
+        session, root = parties.session, parties.checkpoint.token(SEED_BYTES)
+        made = cls(bits, outputs, root, {}, {})
+        if not all(r.served for r in (roles, of_rows) if r is not None):
+            replies = parties.ask(
+                dealing.deal, roles=roles, row_roles=of_rows, outputs=outputs
+            )
+            made.turn["turn_parts"] = passed_on(replies, "turn_parts")
+            made.rows["row_parts"] = passed_on(replies, "row_parts")
+            return made
+        if roles is not None:
+            made.turn["dealt"] = each(dealer.deal_turn(session, root, roles))
+        if of_rows is not None:
+            dealt = dealer.deal_rows(session, root, of_rows, outputs)
+            made.rows["dealt"] = each(dealt)
+        return made
+
+    def cosines(
+        self,
+        parties: Parties,
+        roles: Roles,
+        use: Deal,
+        hidden: Replies[Any],
+        name: str,
+        multiple: int = 1,
+    ) -> dict[str, Any]:
+        """Return what the second party gets for cosines; a party sent it as `name`."""
+        if not roles.served:
+            return {name: passed_on(hidden, name)}
+        made = dealer.cosines_of(use, self.root, roles, self.bits, multiple)
+        return {"cosines": each_of(parties, {roles.second: made})}
+
+
+def sums_of_angles(roles: Roles, bits: int) -> dict[str, Sum | float]:
+    """Return the sums of angles to ask for, one for each party that computes."""
+    places = (roles.first, roles.second) if roles.joint else ()
+    return {f"angles_{j}": Sum(1.0, f"circle{bits}", to=j) for j in places}
+
+
+def summed_angles(
+    parties: Parties, roles: Roles, hidden: Replies[Any], *places: int
+) -> Array:
+    """Give some parties the sums of angles that they open, if there are any."""
+    given = places if roles.joint else ()
+    sums = {j: opened(hidden.sealed.pop(f"angles_{j}")) for j in given}
+    return each_of(parties, sums)
 
 
 def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> Roles:
@@ -33,7 +103,7 @@ def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> R
     The label holder adds what its own local columns give by itself.
     """
     owners = [0 if j == roles.first else width for j, width in enumerate(local)]
-    fraction = NEW_ROWS.fraction
+    fraction = dealer.NEW_ROWS.fraction
     return replace(roles, owners=owners, rows=rows, fraction=fraction, turn=turn)
 
 
@@ -55,7 +125,7 @@ def score_rows(
     )
     of_angles: dict[str, Any] = {}
     if roles.joint:
-        use = row_angles(roles, parties.session)
+        use = dealer.row_angles(roles, parties.session)
         of_angles = dealt.cosines(parties, roles, use, hidden, "row_cosines")
     made = parties.ask(
         scores.products,
@@ -134,16 +204,14 @@ class RidgePrediction(ComputingParties, RowPrediction):
             reason = "its part must name a label holder that has the coefficients"
             raise parties.failure(0, dealing.part, reason)
         roles = self.roles(
-            *(parties, [], 0, holder), joint=M, fraction=NEW_ROWS.fraction
+            *(parties, [], 0, holder), joint=M, fraction=dealer.NEW_ROWS.fraction
         )
         reply = self._scored(parties, roles, described)
-        metrics = self.metrics(parties, run, holder, reply)
         widths = [info.n_columns for info in parties]
         model = RidgeModel(
             *(self.model, first["kernel"], first["bandwidth"], M, widths), kept=True
         )
-        run.record(1, model.to_record(), metrics)
-        return model.to_record()
+        return self.finish(parties, run, holder, reply, model)
 
     def _scored(
         self, parties: Parties, roles: Roles, described: Replies[dealing.PartInfo]

@@ -34,10 +34,7 @@ from vfl_flower.party.memory import Memory
 from vfl_flower.protocol.settings import Count, Fraction, check_unused, settings
 from vfl_flower.protocol.steps import Steps, each, each_of
 from vfl_flower.protocol.terms import LEAST_ROWS, Kind, Terms
-from vfl_flower.secure_aggregation.products.dealing import (
-    joint_fraction,
-    training_angles,
-)
+from vfl_flower.secure_aggregation.products import dealing as dealer
 from vfl_flower.secure_aggregation.products.relevance import deal_relevance
 from vfl_flower.secure_aggregation.products.roles import MOST_NUMBERS, Roles
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES
@@ -51,8 +48,13 @@ from vfl_flower.strategies.products import (
     passed_on,
     warn_of_constant,
 )
-from vfl_flower.strategies.ridge.dealing import Dealing, summed_angles, sums_of_angles
-from vfl_flower.strategies.ridge.prediction import row_roles, score_rows
+from vfl_flower.strategies.ridge.prediction import (
+    Dealing,
+    row_roles,
+    score_rows,
+    summed_angles,
+    sums_of_angles,
+)
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -241,27 +243,14 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         run.record(0, model.to_record())
         log.info("model %s", number)
         task = self._task(n, len(parties), sum(widths))
-        prepared = parties.ask_exactly(
-            party.prepare.summing(distances=_BOUND), task=task
-        )
-        outputs = prepared[holder].get("outputs", 0)
-        if (outputs > 1) != (self.target == "multiclass") or not outputs:
-            reason = f"its reply must have outputs of {self.target}"
-            raise prepared.failure(holder, reason)
-        kinds = prepared.each("columns")
+        kinds, outputs, cumulants = self._prepare(parties, task)
         local = [sum(of_party) for of_party in kinds]
-        if task.linear and not any(local):
-            raise FederationError(
-                f"no party has a column that differs from its most frequent value in "
-                f"{LEAST_ROWS} rows or more: a linear model would be constant"
-            )
         owners = [size + (outputs + 1) * (j == holder) for j, size in enumerate(local)]
-        cumulants = prepared.sums["distances"]
         joint = self._joint(task, sum(widths), cumulants, sum(owners))
         roles = self.roles(
             *(parties, owners, task.rows),
             joint=2 * joint.angles if joint is not None else 0,
-            fraction=joint_fraction(task.rows),
+            fraction=dealer.joint_fraction(task.rows),
         )
         flat = [size for of_party in kinds for size in of_party]
         more: dict[str, Any] = {}
@@ -297,6 +286,28 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         self._warn(run, task.rows, self.rows or n)
         run.record(1, model.to_record(), metrics)
         return model.to_record()
+
+    def _prepare(
+        self, parties: Parties, task: Task
+    ) -> tuple[list[list[int]], int, Array]:
+        """Return each party's columns of each kind, K, and the cumulants of distances.
+
+        K is the number of targets.
+        """
+        replies = parties.ask_exactly(
+            party.prepare.summing(distances=_BOUND), task=task
+        )
+        outputs = replies[parties.label_holder].get("outputs", 0)
+        if (outputs > 1) != (self.target == "multiclass") or not outputs:
+            reason = f"its reply must have outputs of {self.target}"
+            raise replies.failure(parties.label_holder, reason)
+        kinds: list[list[int]] = replies.each("columns")
+        if task.linear and not any(map(any, kinds)):
+            raise FederationError(
+                f"no party has a column that differs from its most frequent value in "
+                f"{LEAST_ROWS} rows or more: a linear model would be constant"
+            )
+        return kinds, outputs, replies.sums["distances"]
 
     def _warn(self, run: Run, used: int, available: int) -> None:
         """Add warnings of rows that are left out, and of few rows."""
@@ -443,7 +454,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         multiple = 1
         if joint.relevant:
             multiple = _multiple(self.kernel, hidden.sums["distances"])
-        use = training_angles(roles, parties.session)
+        use = dealer.training_angles(roles, parties.session)
         opened = parties.ask(
             party.open_joint,
             angles=summed_angles(parties, roles, hidden, roles.first, roles.second),
