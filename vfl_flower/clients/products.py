@@ -241,10 +241,9 @@ def _parts_of(
     use, portion = roles.deal(party.session), shares.Portion(dealt)
     of_owner, computing = portion.take(shares.SEED_BYTES), None
     if party.index in (roles.first, roles.second):
-        size = triples.triangle_size(
-            roles.columns + triples.SACRIFICED
-        ) * shares.width_of(use.bits)
-        computing = portion.take(size * (party.index == roles.second))
+        entries = triples.triangle_size(roles.columns + triples.SACRIFICED)
+        size = entries * shares.width_of(use.bits) * (party.index == roles.second)
+        computing = portion.take(size)
     portion.end()
     return use, of_owner, computing
 
@@ -359,9 +358,8 @@ def multiply(
         if party.index == roles.second:
             combined.reverse()
         proof = triple.proof(challenge, (combined[0], combined[1]))
-        sent = np.concatenate(
-            [shares.pack(triple.share(), 64), np.frombuffer(proof, "u1")]
-        )
+        packed = shares.pack(triple.share(), 64)
+        sent = np.concatenate([packed, np.frombuffer(proof, "u1")])
     state.joint, state.multiplied = state.joint[:0], True
     if party.index == roles.second:
         return {"share": {roles.first: sent}}

@@ -144,11 +144,10 @@ def angles_of(
     party: Party, request: state.AngleRequest, send: state.Names | None = None
 ) -> PartialAngles:
     """Return the angles that a request names, of the rows that this marks as sent."""
-    part = (
-        loaded_part(party)
-        if party.part
-        else state.part_of(party, state.training_of(party))
-    )
+    if party.part:
+        part = loaded_part(party)
+    else:
+        part = state.part_of(party, state.training_of(party))
     holders, stop = part["holders"], request.stop
     names = [f"angles_{j}" for j in holders] if send is None else send
     if "shared_seed" not in part and any(n.startswith("offsets") for n in names):

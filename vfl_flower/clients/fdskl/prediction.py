@@ -56,9 +56,8 @@ class Answered(evaluation.Told):
 def part(party: Party) -> PartInfo:
     """Check the new rows against the part of the model, and describe that part."""
     model_part = angle_sums.loaded_part(party)
-    evaluation.check_columns(
-        party, model_part["n_columns"], list(model_part["columns"])
-    )
+    width, names = model_part["n_columns"], model_part["columns"]
+    evaluation.check_columns(party, width, list(names))
     if not party.remembered():
         party.remember(fdskl.FDSKLState())
     reply: PartInfo = {

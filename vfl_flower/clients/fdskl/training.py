@@ -128,9 +128,8 @@ def fit(
         # A refusal would tell that some rows of the server's choice have equal labels,
         # as often as it asks; the constant model ends the run.
         log.warning("the labels of the rows to train on are equal: the model says so")
-        reply["kept"] = state.keep_part(
-            party, training, np.zeros((M, Y.shape[1])), Y[0]
-        )
+        none = np.zeros((M, Y.shape[1]))
+        reply["kept"] = state.keep_part(party, training, none, Y[0])
         reply["converged"] = 0.0
         reply["regularization"] = problem.regularization or 1.0
         return reply
@@ -145,9 +144,8 @@ def fit(
         folds=min(5, len(rows)),
     )
     coef = solution.coef / np.sqrt(setup.n_features)
-    reply["kept"] = state.keep_part(
-        party, training, coef, solution.intercept, problem.loss
-    )
+    intercept, loss = solution.intercept, problem.loss
+    reply["kept"] = state.keep_part(party, training, coef, intercept, loss)
     reply["regularization"] = solution.regularization
     reply["converged"] = float(solution.converged)
     if solution.cv_score is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Annotated, Literal, TypedDict
 
@@ -29,6 +29,12 @@ step = step_of("mufc")
 
 LEAST_PARTIES = 2
 """Fewest parties of a sum: with a single one it would be that party's counts."""
+
+NAMED = {
+    FORGET: ("ids to forget", "rows of training"),
+    ADD: ("ids to add", "rows of the data"),
+}
+"""What is in a file of requests, and which rows it must name."""
 
 Rows = Annotated[int, Ge(0), Le(training.MOST_ROWS)]
 
@@ -102,7 +108,7 @@ def forget(
     settings, tags = state.settings, state.tag(training.ids_of(party))
     requests = read_requests(party.state_dir, FORGET) if kind == "unlearn" else {}
     asked = list(dict.fromkeys(requests.values()))
-    gone = _gone(state, requests)
+    gone = _requested(state, requests, FORGET) - state.removed()
     trained = state.keep(tags)
     removed = trained & np.fromiter((tag in gone for tag in tags), bool, len(tags))
     stay = trained & ~removed
@@ -252,23 +258,24 @@ def _leave(
     return {**training.counts_of(party, nothing, code), "totals": np.zeros(4)}
 
 
-def _gone(state: ClientState, requests: dict[int, str]) -> set[bytes]:
-    """Return the tags of the ids to forget that were not removed before."""
+def _requested(
+    state: ClientState, requests: dict[int, str], file: str, new: Collection[bytes] = ()
+) -> set[bytes]:
+    """Return the tags of the ids in a file; refuse ids of no row, known or `new`."""
     tags = state.tag(list(requests.values()))
-    known = zip(requests, state.known(tags), strict=True)
-    lines = [line for line, is_known in known if not is_known]
-    _check_lines(lines, FORGET, "ids to forget", "rows of training")
-    return set(tags) - state.removed()
-
-
-def _check_lines(lines: list[int], file: str, ids: str, rows: str) -> None:
-    """Refuse requests whose ids name no rows."""
+    lines = [
+        line
+        for line, tag, is_known in zip(requests, tags, state.known(tags), strict=True)
+        if not is_known and tag not in new
+    ]
+    ids, rows = NAMED[file]
     if lines:
         log.error("lines %s of %s name no %s", lines, file, rows)
         raise PartyError(
             f"{ids} must belong to {rows}: some do not, the party's log has their "
             f"lines in {file}"
         )
+    return set(tags)
 
 
 @step
@@ -313,7 +320,9 @@ def add(
     settings, tags = state.settings, state.tag(training.ids_of(party))
     old, known = state.keep(tags), state.known(tags)
     row = _rows_of(tags, old, int(now.sizes.sum()))
-    wanted = _wanted(state, set(tags))
+    wanted = _requested(state, read_requests(state.folder, ADD), ADD, set(tags))
+    if gone := state.removed() & wanted:
+        log.warning("%d rows of %s were forgotten and are not added", len(gone), ADD)
     new = ~known & np.fromiter((tag in wanted for tag in tags), bool, len(tags))
     added = [tags[i] for i in np.flatnonzero(new).tolist()]
     if repeated := len(added) - len(set(added)):
@@ -348,19 +357,3 @@ def add(
         training.drop_cache(party)
     totals = np.array([remaining, behind, in_file], dtype=np.float64)
     return {**counts, "totals": totals}
-
-
-def _wanted(state: ClientState, tags: set[bytes]) -> set[bytes]:
-    """Return the tags of the ids to add, of rows of the data or in the model."""
-    requests = read_requests(state.folder, ADD)
-    asked = state.tag(list(requests.values()))
-    known = state.known(asked)
-    lines = [
-        line
-        for line, tag, is_known in zip(requests, asked, known, strict=True)
-        if not is_known and tag not in tags
-    ]
-    _check_lines(lines, ADD, "ids to add", "rows of the data")
-    if gone := state.removed().intersection(asked):
-        log.warning("%d rows of %s were forgotten and are not added", len(gone), ADD)
-    return set(asked)

@@ -372,7 +372,7 @@ class FDSKLDirect(KernelLearning):
             training.fit,
             problem=each_of(parties, {holder: problem}),
             angles=each_of(parties, {holder: blocks}),
-            offsets=each_of(parties, offsets),
+            offsets=each_of(parties, {holder: offsets}),
         )
         more = ["multiple"] if chooses else []
         self._check_learned(fitted, holder, "regularization", "converged", *more)
@@ -429,11 +429,10 @@ class FDSKLDirect(KernelLearning):
 
     def _collect(
         self, angles: fdskl.Angles, rows: Array, setup: Setup
-    ) -> tuple[dict[int, Array], dict[int, Array]]:
+    ) -> tuple[dict[int, Array], Array | None]:
         """Collect the angles of all rows in blocks, and the phases to subtract."""
         holder, M = angles.holders[0], setup.n_features
         blocks: dict[int, Array] = {}
-        offsets: dict[int, Array] = {}
         for k, block in enumerate(
             fdskl.row_blocks(rows, M, angles.bits, self.block_bytes)
         ):
@@ -444,10 +443,8 @@ class FDSKLDirect(KernelLearning):
                 summed = angles.summed(block, replies.sealed)
             else:
                 summed = angles.relay(request, setup)
-            blocks[k], phases = summed[holder].angles, summed[holder].offsets
-            if phases is not None:
-                offsets[holder] = phases
-        return blocks, offsets
+            blocks[k] = summed[holder].angles
+        return blocks, summed[holder].offsets
 
 
 def _number(value: float | str, default: float) -> float:

@@ -357,11 +357,8 @@ class MUFC(MUFCTask):
 
     def rehearsed(self) -> Self:
         """Return a strategy for columns without names."""
-        return (
-            self.replace(box="-0.5,0.5")
-            if boxes.named_bounds(self.box)
-            else self.replace()
-        )
+        named = boxes.named_bounds(self.box)
+        return self.replace(box="-0.5,0.5") if named else self.replace()
 
     def random_rows(
         self, rng: np.random.Generator, n_rows: int, n_columns: int
