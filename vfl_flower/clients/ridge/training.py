@@ -21,7 +21,6 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 
 from vfl_flower.clients import products
 from vfl_flower.clients.evaluation import Columns, classes_of, signs_of
-from vfl_flower.clients.products import open_joint as open_columns
 from vfl_flower.clients.ridge import state as ridge
 from vfl_flower.clients.ridge.dealing import root_of
 from vfl_flower.numerics.ridge.features import cumulants
@@ -245,9 +244,8 @@ def open_joint(
         *(party, roles, use, angles, state.angles, cosines, turn_cosines),
         *(state.joint.bits, multiple),
     )
-    return {
-        "joint": {products.other_of(party, roles): open_columns(party, product, shares)}
-    }
+    joint = products.open_joint(party, product, shares)
+    return {"joint": {products.other_of(party, roles): joint}}
 
 
 def _open_relevance(

@@ -20,7 +20,6 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients.kernel_kmeans import clustering as kmeans
 from vfl_flower.clients.kernel_kmeans import training as party
-from vfl_flower.clients.kernel_kmeans.clustering import MOST_CENTERS
 from vfl_flower.models.base import Model
 from vfl_flower.models.kernel_kmeans import KernelKMeansModel
 from vfl_flower.numerics import evaluation
@@ -216,9 +215,9 @@ class FKKMeans(ProtocolStrategy):
                 f"number from 2 to n_clusters, got {self.n_clusters}"
             )
         tried = self.n_clusters * (self.n_clusters - 1 if self.choose_clusters else 1)
-        if self._sums and self.n_init * tried > MOST_CENTERS:
+        if self._sums and self.n_init * tried > kmeans.MOST_CENTERS:
             raise ValueError(
-                f"n_init must be at most {MOST_CENTERS // tried} with "
+                f"n_init must be at most {kmeans.MOST_CENTERS // tried} with "
                 f"{self.n_clusters} clusters, got {self.n_init}"
             )
         if not self.cem and (self.eigensolver, self.masking) != ("lanczos", "plain"):

@@ -17,7 +17,6 @@ import pydantic
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients.mufc import forgetting, training
-from vfl_flower.clients.mufc.training import MOST_ROWS
 from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.party.parts import check_model
 from vfl_flower.protocol.settings import check_unused, settings
@@ -486,7 +485,7 @@ class MUFCEvaluation(MUFCPrediction):
 def warn_of_copies(replies: Replies[Any]) -> None:
     """Warn if forgotten rows are in data or, which only `forget` reports, in models."""
     in_file, *in_models = replies.sums["totals"][2:].tolist()
-    if not all(0 <= count <= MOST_ROWS for count in (in_file, *in_models)):
+    if not all(0 <= count <= training.MOST_ROWS for count in (in_file, *in_models)):
         raise FederationError(
             "the forgotten rows that are still in the parties' files and models must "
             "add up to numbers from 0 to 2^40: a message is changed"
