@@ -20,7 +20,7 @@ from vfl_flower import (
     SecureRidge,
     simulate,
 )
-from vfl_flower.clients.ridge import training as ridge
+from vfl_flower.clients.ridge import state as ridge_state
 from vfl_flower.clients.ridge.state import Joint
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
@@ -245,7 +245,7 @@ def asked(step, leaves, **changes):
 
 def test_an_empty_consent_refuses_the_first_step_that_reads_labels(monkeypatch):
     monkeypatch.setattr(Greeter, "_check_consent", lambda *_: None)
-    monkeypatch.setattr(ridge, "own_columns", None)  # nothing is computed
+    monkeypatch.setattr(ridge_state, "own_columns", None)  # nothing is computed
     with pytest.raises(PartyFailed, match=r"ridge_prepare.*lets no moments"):
         asked(CLASSES, {})
     stochastic = FDSKL(bandwidth=1.0)
@@ -284,6 +284,11 @@ def reads_labels(function, seen):
         named = None
         if isinstance(node, ast.Name) and node.id not in local:
             named = function.__globals__.get(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = function.__globals__.get(node.value.id)
+            named = (
+                getattr(module, node.attr, None) if inspect.ismodule(module) else None
+            )
         named = getattr(named, "function", named)  # of a step
         if (
             inspect.isfunction(named)

@@ -32,7 +32,8 @@ from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.products import dealing
 from vfl_flower.secure_aggregation.products.roles import Roles
-from vfl_flower.secure_aggregation.products.shares import subtract
+from vfl_flower.secure_aggregation.products.shares import Dealt, subtract
+from vfl_flower.secure_aggregation.products.triples import hide_columns
 from vfl_flower.server.greeting import Greeter
 from vfl_flower.server.parties import Parties
 from vfl_flower.simulation import InProcessGrid
@@ -207,7 +208,7 @@ def test_openings_can_be_made_without_the_data(monkeypatch, known):
     )
     dealt = dealing.deal_owner(deal, bytes(32), 0)
     seeds, elements = (dealt.seed, dealt.correction.tobytes()), type(deal).elements
-    opened = party.hide_columns(deal, 0, dealt, columns)
+    opened = hide_columns(deal, 0, dealt, columns)
     mask = deal.elements(seeds[known], "matrix", 0, columns.shape)
     other_mask = subtract(subtract(others, mask, deal.bits), opened, deal.bits)
 
@@ -216,7 +217,7 @@ def test_openings_can_be_made_without_the_data(monkeypatch, known):
         return other_mask.copy() if unknown else elements(deal, seed, *use)
 
     monkeypatch.setattr(type(deal), "elements", other_elements)
-    again = party.hide_columns(deal, 0, dealt, others)
+    again = hide_columns(deal, 0, dealt, others)
     np.testing.assert_array_equal(again, opened)
 
 
@@ -237,10 +238,10 @@ def flipped(dealt, roles):
     """Deal another product to the second party, with a right tag."""
     data = dealt[roles.second]
     own, rest = data[:96], data[96:]
-    wrong = party.Dealt.unpack(rest)
+    wrong = Dealt.unpack(rest)
     wrong.correction[:8] = pack_one(wrong.correction[:8])
     use = DEAL[0]
-    again = party.Dealt.of(use, 1, wrong.seed, wrong.correction)
+    again = Dealt.of(use, 1, wrong.seed, wrong.correction)
     dealt[roles.second] = np.concatenate([own, again.pack()])
     return dealt
 
@@ -490,7 +491,7 @@ def read_row(monkeypatch, rows):
 def test_a_column_of_one_row_reads_that_row_unless_its_party_leaves_it_out(monkeypatch):
     with monkeypatch.context() as careless:
         careless.setattr(linear_gram, "LEAST_ROWS", 0)
-        careless.setattr(linear_gram, "MOST_LEVERAGE", 2.0)
+        careless.setattr(party, "MOST_LEVERAGE", 2.0)
         guess, row, _ = read_row(careless, 1)
         np.testing.assert_allclose(guess, row, rtol=1e-4, atol=1e-3)
     guess, row, result = read_row(monkeypatch, 1)

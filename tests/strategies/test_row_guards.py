@@ -15,6 +15,7 @@ from transcripts import our_steps
 from vfl_flower import Party, PartyFailed, simulate
 from vfl_flower.clients import alignment
 from vfl_flower.clients.coresets import gram as linear_gram
+from vfl_flower.clients.coresets.sampling import WeightedRows
 from vfl_flower.clients.kernel_kmeans import training as kernel_kmeans
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.party.identity import public_identity
@@ -186,7 +187,7 @@ def test_weights_of_the_server_do_not_isolate_a_row(tmp_path):
             n=N,
             intercept=True,
             test_fraction=0.0,
-            coreset=linear_gram.WeightedRows(rows.astype(np.uint32), weights),
+            coreset=WeightedRows(rows.astype(np.uint32), weights),
             dealt=each([np.zeros(0, np.uint8)] * 3),
         )
 
