@@ -302,7 +302,6 @@ def reads_labels(function, seen):
 WITHOUT_A_KIND = {
     "ridge_fit": "follows multiply; numbers of the model that are declared",
     "ridge_scores": "follows rows; errors of the model that are declared",
-    "linear_gram_solve": "follows columns; numbers of the model that are declared",
 }
 """Steps that read labels and ask for no kind, and why."""
 
