@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 
 from vfl_flower.party.columns import NO_COLUMNS, Declared, declared
 from vfl_flower.party.consent import Consent
-from vfl_flower.party.guards import Call, Use, arguments_of
+from vfl_flower.party.guards import Call, Use
 from vfl_flower.party.identity import credential_of
 from vfl_flower.party.journal import Journal, journal_of, note_refusal
 from vfl_flower.party.memory import Memory
@@ -54,9 +54,6 @@ from vfl_flower.version import __version__
 log = logging.getLogger("vfl_flower")
 
 Load = Callable[[Context], Party]
-
-Uses = Mapping[str, Use]
-"""Those that ask for a step, by its action."""
 
 
 class Hello(Declared):
@@ -122,7 +119,7 @@ def serve(
     load: Load,
     steps: Iterable[Step[..., Any]],
     *,
-    uses: Uses,
+    uses: Mapping[str, Use],
     allow_plain: bool = False,
 ) -> None:
     """Add steps to a ClientApp, as ``train.<action>``; see ``vfl_flower.register``.
@@ -209,7 +206,8 @@ def _greeted(
 ) -> RecordDict:
     """Begin or resume a session; return the reply of ``hello`` with the party's key."""
     greeting = Greeting(**structure(fields_of(Greeting), packed, {}))
-    reply = flatten(hello(party, **arguments_of(hello, values, party)))
+    arguments = structure(hello.contract.request, values, party.sizes)
+    reply = flatten(hello(party, **arguments))
     locked = b""
     if journal is not None:
         locked = journal.greet(greeting.session, memory, greeting.goes_on)

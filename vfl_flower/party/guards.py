@@ -28,7 +28,7 @@ from vfl_flower.party.memory import Memory
 from vfl_flower.party.parts import load_part, write_predictions
 from vfl_flower.party.party import Party, PartyError
 from vfl_flower.party.sums import PartySums
-from vfl_flower.protocol.contract import Sizes, flatten, structure
+from vfl_flower.protocol.contract import flatten, structure
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.messages import bytes_of_arrays, digest_of_values, to_records
 from vfl_flower.protocol.steps import Step
@@ -91,19 +91,6 @@ class Call:
         self.reply = flatten(self.step(self.party, **self.arguments))
         for guard in AFTER:
             guard(self)
-
-
-def arguments_of(
-    step: Step[..., Any], values: dict[str, Any], party: Party
-) -> dict[str, Any]:
-    """Return the arguments of a step, checked against its contract and the data."""
-    return structure(step.contract.request, values, sizes_of(party))
-
-
-def sizes_of(party: Party) -> Sizes:
-    """Return the sizes of a party that a contract may name."""
-    n_rows, n_columns = party.X.shape
-    return {"n_rows": n_rows, "n_columns": n_columns, "n_parties": party.n_parties}
 
 
 # -- before the step -------------------------------------------------------------------
@@ -244,7 +231,8 @@ def open_inputs(call: Call) -> None:
 
 def check_arguments(call: Call) -> None:
     """Refuse values that break the contract of the step, now that all are readable."""
-    call.arguments = arguments_of(call.step, call.values, call.party)
+    request = call.step.contract.request
+    call.arguments = structure(request, call.values, call.party.sizes)
 
 
 def check_repetition(call: Call) -> None:
@@ -286,7 +274,7 @@ def check_rows(call: Call) -> None:
 
 def hide_sums(call: Call) -> None:
     """Mask and encrypt what the step sends only so; nothing before it is a message."""
-    clipped = call.sums.hide(call.step, call.reply, sizes_of(call.party))
+    clipped = call.sums.hide(call.step, call.reply, call.party.sizes)
     if clipped is not None:
         call.frame_of_reply["clipped"] = clipped
 

@@ -125,16 +125,19 @@ class Credential:
 
     def verify(self, session: int) -> bool:
         """Return whether the party has said this in the run of number `session`."""
-        try:
-            identity = Ed25519PublicKey.from_public_bytes(self.identity)
-            identity.verify(self.signature, self._said(session))
-        except (InvalidSignature, ValueError):
-            return False
-        return self.identity != NO_IDENTITY
+        return _is_signed(self.identity, self.signature, self._said(session))
 
     def _said(self, session: int) -> bytes:
         about = self.public_key, self.name, self.index, self.n_parties
         return _encoded(_DOMAIN, session, *about)
+
+
+def _is_signed(identity: bytes, signature: bytes, text: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(identity).verify(signature, text)
+    except (InvalidSignature, ValueError):
+        return False
+    return identity != NO_IDENTITY  # a point of order 4: any signature may verify
 
 
 def credential_of(party: Party, session: int, public_key: bytes) -> Credential:
@@ -212,13 +215,11 @@ def check_list(signatures: bytes, session: int, keys: bytes, packed: bytes) -> N
     listed = _encoded(_LIST_DOMAIN, session, keys, packed)
     for j, peer in enumerate(parse_credentials(packed, keys)):
         signature = signatures[j * SIGNATURE_BYTES : (j + 1) * SIGNATURE_BYTES]
-        try:
-            Ed25519PublicKey.from_public_bytes(peer.identity).verify(signature, listed)
-        except InvalidSignature:
+        if not _is_signed(peer.identity, signature, listed):
             raise PartyError(
                 f"party {peer.name!r} must sign the list of the parties' keys before "
                 "this party answers a second message, but it has not"
-            ) from None
+            )
 
 
 def check_peers(
@@ -226,18 +227,18 @@ def check_peers(
     session: int,
     place: int,
     announced: Credential,
-    pinned: Mapping[str, str],
-    *,
-    trust_on_first_use: bool = False,
-    known: Mapping[str, str] | None = None,
+    consent: Consent,
+    known: Mapping[str, str] | None,
 ) -> dict[str, str]:
     """Check the parties of a run; return names and keys trusted for the first time.
 
-    The server gives the credentials and this party's `place`; `pinned` and `known` are
-    names and keys that the party has itself. With `trust_on_first_use` the server can
-    invent a party: only a later change of its key is noticed. Raises PartyError if a
-    party is not the expected one.
+    The server gives the credentials and this party's `place`; `known` are names and
+    keys of a journal, without which it trusts nobody on first use. Where it does, the
+    server can invent a party: only a later change of its key is noticed. Raises
+    PartyError if a party is not the expected one.
     """
+    pinned = consent.peers or {}
+    trusts = consent.trust_on_first_use and known is not None
     if not 0 <= place < len(credentials) or credentials[place] != announced:
         raise PartyError(
             f"what this party said of itself does not stand at its place {place} among "
@@ -251,7 +252,7 @@ def check_peers(
         )
     _check_distinct(credentials)
     _check_order(credentials)
-    accepted = {**(known or {}), **pinned} if trust_on_first_use else pinned
+    accepted = {**(known or {}), **pinned} if trusts else pinned
     new = {}
     for j, peer in enumerate(credentials):
         if j == place:
@@ -266,7 +267,7 @@ def check_peers(
                 "run, or was altered"
             )
         if peer.name not in accepted:
-            if not trust_on_first_use:
+            if not trusts:
                 rule = "must be pinned among the peers of this party's consent"
                 raise PartyError(f"{who} {rule}, but it is not")
             new[peer.name] = text
@@ -323,7 +324,6 @@ def check_run(
     """Raise ``PartyError`` for parties or a seed that this party has not consented to.
 
     The party greeted the run as `announced`, and the first frame names the parties.
-    Without a journal, it trusts nobody on first use.
     """
     if frame.parties < (least := consent.least_parties):
         raise PartyError(
@@ -339,16 +339,11 @@ def check_run(
         return
     if frame.credentials is None:
         raise PartyError("the server must pass on what the parties sign, it does not")
-    trusted = {} if journal is None else journal.trusted
-    new = check_peers(
-        parse_credentials(frame.credentials, frame.peers),
-        frame.session,
-        frame.index,
-        credential_of(announced, frame.session, public_key(private_key)),
-        consent.peers,
-        trust_on_first_use=consent.trust_on_first_use and journal is not None,
-        known=trusted,
-    )
+    listed = parse_credentials(frame.credentials, frame.peers)
+    said = credential_of(announced, frame.session, public_key(private_key))
+    known = None if journal is None else journal.trusted
+    new = check_peers(listed, frame.session, frame.index, said, consent, known)
     for name, key in new.items():
         log.warning("party %r is trusted on first use with %s", name, key)
-    trusted |= new
+    if journal is not None:
+        journal.trusted |= new

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Callable, Mapping
+from secrets import token_bytes
 from typing import Any
 
 import numpy as np
@@ -123,17 +123,11 @@ class Memory:
             if not name.startswith(ARRAYS):
                 self.state[name] = record
                 continue
-            self.state[name.removeprefix(ARRAYS)] = ArrayRecord(
-                {
-                    key: FlowerArray(
-                        dtype=dtype,
-                        shape=tuple(map(int, shape.split())),
-                        stype=stype,
-                        data=array_of(bytes.fromhex(digest)),
-                    )
-                    for key, (dtype, shape, stype, digest) in record.items()
-                }
-            )
+            arrays = ArrayRecord()
+            for key, (dtype, sizes, stype, digest) in record.items():
+                shape, data = map(int, sizes.split()), array_of(bytes.fromhex(digest))
+                arrays[key] = FlowerArray(dtype, tuple(shape), stype, data)
+            self.state[name.removeprefix(ARRAYS)] = arrays
 
     @property
     def run(self) -> str:
@@ -143,18 +137,11 @@ class Memory:
     def open(self, session: int) -> bytes:
         """Begin a session and return the public key; the same one when asked again."""
         if self.place[0] != session:
-            private = new_private_key()
+            begun: dict[str, Any] = {"session": session}
+            begun |= {"private_key": new_private_key(), "run_secret": token_bytes(32)}
             self.forget()
             self.state[AT_REST] = ConfigRecord({"key": new_state_key()})
-            self.state["session"] = ConfigRecord(
-                {
-                    "session": session,
-                    "private_key": private,
-                    "run_secret": secrets.token_bytes(32),
-                    "round": 0,
-                    "digest": b"",
-                }
-            )
+            self.state["session"] = ConfigRecord(begun | {"round": 0, "digest": b""})
         return self.public_key
 
     def enter(self, frame: Frame, party: Party) -> tuple[bytes, list[bytes]]:

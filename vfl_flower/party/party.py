@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, dataclass_transform
 import numpy as np
 
 from vfl_flower.party.consent import Consent, Releases
-from vfl_flower.protocol.contract import fields_of, flat, restore
+from vfl_flower.protocol.contract import Sizes, fields_of, flat, restore
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.names import MOST_OF_NAME, is_name
 from vfl_flower.protocol.normal import normal_ids, size_fault
@@ -267,6 +267,12 @@ class Party:
     def n_rows(self) -> int:
         """Number of rows, n."""
         return len(self.X)
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes that the contract of a step may name."""
+        rows, columns = self.X.shape
+        return {"n_rows": rows, "n_columns": columns, "n_parties": self.n_parties}
 
     @property
     def order_name(self) -> str | None:

@@ -141,15 +141,12 @@ def _docstrings(cls: type, frame: types.FrameType) -> dict[str, str]:
         return {}
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.ClassDef)
-    return {
-        field.target.id: inspect.cleandoc(text.value.value)
-        for field, text in pairwise(tree.body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    }
+    texts = {}
+    for pair in pairwise(tree.body):
+        match pair:
+            case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                texts[name] = inspect.cleandoc(text)
+    return texts
 
 
 def _settings_of(strategy: Any) -> tuple[Setting, ...]:
