@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from flwr.app import Array, Error, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -39,16 +39,6 @@ EARLIER = 8
 """How many of the last replies come again where replies are reordered."""
 
 
-class Time(Protocol):
-    """What the grid and the exchange loop need of a clock."""
-
-    def monotonic(self) -> float:
-        """Return the seconds now."""
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-
-
 class Clock:
     """A clock that only sleeping moves: minutes of waiting pass at once."""
 
@@ -77,19 +67,16 @@ class Fault:
         if self.kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind}")
 
-    def hits(self, action: str, party: int, nth: int) -> bool:
-        return (
-            self.action in (None, action)
-            and self.party in (None, party)
-            and self.nth in (None, nth)
-        )
+    def hits(self, *message: object) -> bool:
+        wanted = zip((self.action, self.party, self.nth), message, strict=True)
+        return all(mine in (None, given) for mine, given in wanted)
 
 
 class FaultyGrid(InProcessGrid):
     """An in-process grid that makes chosen messages fail."""
 
     def __init__(
-        self, parties: Sequence[Party], faults: Sequence[Fault], clock: Time = time
+        self, parties: Sequence[Party], faults: Sequence[Fault], clock: Any = time
     ) -> None:
         super().__init__(parties)
         self._faults, self._clock = faults, clock
@@ -192,9 +179,8 @@ class FaultyGrid(InProcessGrid):
         self._struck -= set(asked)
         unasked = [m for m in self._unasked if _request(m) not in self._struck]
         self._unasked = [m for m in self._unasked if _request(m) in self._struck]
-        came = [*replies, *unasked]
-        if not self._reordered.isdisjoint(asked):
-            came = [*self._delivered, *came]
+        earlier = [] if self._reordered.isdisjoint(asked) else self._delivered
+        came = [*earlier, *replies, *unasked]
         self._delivered = [*self._delivered, *replies][-EARLIER:]
         return came
 
@@ -227,14 +213,7 @@ class LyingGrid(InProcessGrid):
 class Changed(InProcessGrid):
     """Changes what all parties have sent in one step, with digests that fit.
 
-    Parameters
-    ----------
-    parties : sequence of Party
-        As for :class:`InProcessGrid`.
-    action : str
-        The step of the replies.
-    change : callable
-        Takes the values of each reply, in party order, and changes them in place.
+    `change` takes the values of each reply, in party order, and changes them in place.
     """
 
     def __init__(
@@ -289,14 +268,11 @@ def of_party(place: int, **changes: Any) -> Callable[[list[dict[str, Any]]], Non
     return change
 
 
-def of_all(**changes: Any) -> Callable[[list[dict[str, Any]]], None]:
+def of_all(**changes: Any) -> Callable[[list[dict[str, Any]]], object]:
     """Return the same change of what each party sends."""
-
-    def change(replies: list[dict[str, Any]]) -> None:
-        for place in range(len(replies)):
-            of_party(place, **changes)(replies)
-
-    return change
+    return lambda replies: [
+        of_party(j, **changes)(replies) for j in range(len(replies))
+    ]
 
 
 def _request(reply: Message) -> str:

@@ -36,7 +36,7 @@ SCALARS = [
 """Values of every type that a setting of a message may have."""
 
 NUMBERS = [0, 1, -1, 0.5, 3, 200, 2**31, 2**62, 1e-300, 1e60, 1e160, 1.7e308]
-INFINITE = [np.nan, np.inf, -np.inf]
+NUMBERS += [np.nan, np.inf, -np.inf]
 DTYPES = [
     *("<f8", "<f8", ">f8", "<f4", "<f2", "g", "?", "|i1", "<i8", ">i4", "|u1", "<u4"),
     *("<u8", "<u2", "<c16", "S3", "<U2", "<M8[s]", "V4"),
@@ -66,13 +66,11 @@ def filled(shape: tuple[int, ...], dtype: str, number: float) -> Array:
 
 def any_array(draw: Draw) -> Array:
     shape, dtype = draw(st.sampled_from(SHAPES)), draw(st.sampled_from(DTYPES))
-    return filled(shape, dtype, draw(st.sampled_from([*NUMBERS, *INFINITE])))
+    return filled(shape, dtype, draw(st.sampled_from(NUMBERS)))
 
 
 def any_value(draw: Draw) -> Any:
-    if draw(st.booleans()):
-        return any_array(draw)
-    return draw(st.sampled_from(SCALARS))
+    return any_array(draw) if draw(st.booleans()) else draw(st.sampled_from(SCALARS))
 
 
 # -- values as they are declared -------------------------------------------------------
@@ -170,8 +168,7 @@ def changed(draw: Draw, array: Array) -> Array:
         return np.zeros(array.shape, dtype=dtype)
     if kind == "order":
         return array[::-1].copy() if array.ndim else array
-    numbers = [*NUMBERS, *INFINITE]
-    entry = filled((), array.dtype.str, draw(st.sampled_from(numbers)))
+    entry = filled((), array.dtype.str, draw(st.sampled_from(NUMBERS)))
     if kind == "fill":
         return np.full_like(array, entry)
     copy = array.copy()
@@ -269,9 +266,8 @@ def damaged(draw: Draw, content: RecordDict) -> RecordDict:
         return content
     if kind == "type":
         name = draw(st.sampled_from(sorted(records)))
-        other = ArrayRecord() if name != "arrays" else ConfigRecord()
         del records[name]
-        records[name] = other
+        records[name] = ArrayRecord() if name != "arrays" else ConfigRecord()
         return content
     if kind == "digest":
         records["frame"]["digest"] = draw(st.sampled_from(SCALARS))
@@ -325,34 +321,18 @@ def malformed_content(
     sizes: Sizes,
 ) -> RecordDict:
     """Draw the content of a message in the place of one that was sent."""
-    content = _malformed(draw, values, frame, fields, sizes)
-    ways = [in_bundle, in_bundle, in_bundle, _twice, _apart]
-    return draw(st.sampled_from(ways))(content)
-
-
-def _apart(content: RecordDict) -> RecordDict:
-    return content
-
-
-def _twice(content: RecordDict) -> RecordDict:
-    return in_bundle(in_bundle(content))
-
-
-def _malformed(
-    draw: Draw,
-    values: Mapping[str, Any],
-    frame: Mapping[str, Any],
-    fields: Mapping[str, Field],
-    sizes: Sizes,
-) -> RecordDict:
     kind = draw(st.sampled_from(["declared", "changed", "changed", "frame", "damage"]))
     given = {name: value for name, value in frame.items() if name != "digest"}
     if kind == "damage":
-        return damaged(draw, pack(values, given))
-    if kind == "frame":
-        return pack(values, changed_frame(draw, frame))
-    if kind == "changed":
-        return pack(changed_values(draw, values, fields, sizes), given)
-    hidden = [key.removeprefix("sealed.") for key in given if key.startswith("sealed.")]
-    kept = {k: v for k, v in values.items() if k.rpartition(".")[0] in hidden}
-    return pack(declared_values(draw, fields, sizes) | kept, given)
+        content = damaged(draw, pack(values, given))
+    elif kind == "frame":
+        content = pack(values, changed_frame(draw, frame))
+    elif kind == "changed":
+        content = pack(changed_values(draw, values, fields, sizes), given)
+    else:
+        hidden = [k.removeprefix("sealed.") for k in given if k.startswith("sealed.")]
+        kept = {k: v for k, v in values.items() if k.rpartition(".")[0] in hidden}
+        content = pack(declared_values(draw, fields, sizes) | kept, given)
+    for _ in range(draw(st.sampled_from([1, 1, 1, 2, 0]))):
+        content = in_bundle(content)
+    return content

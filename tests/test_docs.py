@@ -52,16 +52,9 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import algorithms
 
-PAPERS = {
-    "coresets": {
-        *("coresets", "linear", "linear_gram", "products"),
-        "coreset_predictions",
-    },
-    "ridge": {"ridge", "products"},
-    "fdskl": {"fdskl"},
-    "kernel_kmeans": {"kernel_kmeans"},
-    "mufc": {"mufc"},
-}
+LINEAR = {"coresets", "linear", "linear_gram", "products", "coreset_predictions"}
+PAPERS = {"coresets": LINEAR, "ridge": {"ridge", "products"}}
+PAPERS |= {name: {name} for name in ("fdskl", "kernel_kmeans", "mufc")}
 """Pages of papers, and the modules of their steps."""
 
 
@@ -88,22 +81,18 @@ def run(code: str, page: str, names: dict[str, Any]) -> None:
             assert value == ast.literal_eval(told[0]), text
 
 
+EXCERPTS = {
+    "docs/tutorials/existing-app.md": "existing_app",
+    "docs/tutorials/fifth-algorithm.md": "fifth_algorithm",
+}
+"""Tutorials, and the example whose files they show, which tests/examples run."""
+
+ELSEWHERE = {"docs/deploy.md", "docs/contribute.md", "docs/tutorials/three-files.md"}
+"""Pages whose examples need data that the tests do not have, or run below."""
+
+
 @pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "docs/simulate.md",
-        "docs/party-files.md",
-        "docs/alignment.md",
-        "docs/coresets.md",
-        "docs/ridge.md",
-        "docs/fdskl.md",
-        "docs/kernel-kmeans.md",
-        "docs/mufc.md",
-        "docs/scikit-learn.md",
-        "docs/experiments.md",
-        "docs/reports.md",
-    ],
+    "page", [p for p in PAGES if examples(p) and p not in ELSEWHERE | EXCERPTS.keys()]
 )
 def test_examples_run(page, tmp_path, monkeypatch):
     """One after the other, as one would type them."""
@@ -116,14 +105,6 @@ def test_examples_run(page, tmp_path, monkeypatch):
     for code in examples(page):
         run(re.sub(r'(f?")/(tmp|data)/', rf"\1{tmp_path}/", code), page, names)
     assert names
-
-
-def test_every_example_is_run_or_named_here():
-    """The others need data that the tests do not have, or are run below."""
-    run_above = set(test_examples_run.pytestmark[0].args[1])
-    others = {"docs/deploy.md", "docs/contribute.md"}
-    others |= set(EXCERPTS) | {"docs/tutorials/three-files.md"}  # tests/wiring
-    assert {page for page in PAGES if examples(page)} == run_above | others
 
 
 def test_the_check_of_the_tutorial(tmp_path, monkeypatch):
@@ -141,14 +122,7 @@ def test_the_check_of_the_tutorial(tmp_path, monkeypatch):
     assert f"```text\n{text}\n```" in PAGES[page]
 
 
-EXCERPTS = {
-    "docs/tutorials/existing-app.md": "existing_app",
-    "docs/tutorials/fifth-algorithm.md": "fifth_algorithm",
-}
-"""Tutorials, and the example whose files they show, which tests/examples run."""
-
-
-@parametrise("page", {page: page for page in EXCERPTS})
+@pytest.mark.parametrize("page", EXCERPTS)
 def test_excerpts_are_of_the_examples(page):
     """All blocks, but for the one that runs below and the consent."""
     folder = ROOT / "examples" / EXCERPTS[page]
@@ -175,18 +149,12 @@ def test_the_fifth_algorithm_runs(monkeypatch):
 
 def test_model_of_the_page_of_deployment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = "docs/deploy.md"
-    vf.simulate(vf.CoresetVRLR(sampling="full"), three_columns()).model.save(
-        tmp_path / "model-coreset.npz"
-    )
-    (code,) = examples(page, "## Results")
-    run(code, page, {})
-
-
-def three_columns() -> list[vf.Party]:
-    """Return parties with a column each."""
     X = np.random.default_rng(0).normal(size=(60, 3))
-    return [vf.Party(X[:, :1]), vf.Party(X[:, 1:2]), vf.Party(X[:, 2:], y=X[:, 0])]
+    parties = [vf.Party(X[:, :1]), vf.Party(X[:, 1:2]), vf.Party(X[:, 2:], y=X[:, 0])]
+    model = vf.simulate(vf.CoresetVRLR(sampling="full"), parties).model
+    model.save(tmp_path / "model-coreset.npz")
+    (code,) = examples("docs/deploy.md", "## Results")
+    run(code, "docs/deploy.md", {})
 
 
 def test_own_apps_run(tmp_path):
@@ -351,6 +319,10 @@ def test_certificates_and_keys_are_ones_that_flower_takes(tmp_path):
     assert set(given) == {path.name for path in tmp_path.iterdir()} - {"ca.key"}
 
 
+CLIS = {"vfl-flower": "vfl_flower.app.commands.cli", "flwr": "flwr.cli.app"}
+"""Programs, and the modules of their commands."""
+
+
 @parametrise("words", commands("flower-superlink") | commands("flower-supernode"))
 def test_commands_of_a_deployment_are_understood(words):
     parsers = {
@@ -360,17 +332,10 @@ def test_commands_of_a_deployment_are_understood(words):
     parsers[words[0]]().parse_args(words[1:])
 
 
-@parametrise("words", commands("vfl-flower"))
-def test_commands_of_the_package_are_understood(words):
-    command = typer.main.get_command(cli.app)
-    assert isinstance(command, click.Group)
-    command.commands[words[1]].make_context(words[1], words[2:])
-
-
-@parametrise("words", commands("flwr"))
-def test_commands_of_flwr_are_understood(words):
+@parametrise("words", {" ".join(w): w for p in CLIS for w in commands(p).values()})
+def test_commands_of_command_lines_are_understood(words):
     with warnings.catch_warnings(action="ignore"):  # of typer, about flwr's options
-        command = typer.main.get_command(importlib.import_module("flwr.cli.app").app)
+        command = typer.main.get_command(importlib.import_module(CLIS[words[0]]).app)
     arguments = words[1:]
     while isinstance(command, click.Group):
         command = command.commands[arguments.pop(0)]
@@ -395,9 +360,8 @@ def test_superlinks_of_config_toml_are_understood(tmp_path, monkeypatch):
 
 
 def test_make_has_the_targets():
-    makefile = (ROOT / "Makefile").read_text()
-    for target in {words[1] for words in commands("make").values()}:
-        assert re.search(rf"(?m)^{target}:", makefile), target
+    targets = {words[1] for words in commands("make").values()}
+    assert targets <= {*re.findall("(?m)^([a-z-]+):", (ROOT / "Makefile").read_text())}
 
 
 RUNS = commands("flwr run") | {
@@ -426,11 +390,7 @@ def test_settings_of_runs_make_a_strategy(words, tmp_path, monkeypatch):
 
 
 def test_demo_config_makes_a_strategy():
-    table = tomllib.loads((ROOT / "simulations/flights.toml").read_text())
-    config = {k: v for k, v in table.items() if not isinstance(v, dict)}
-    for section, keys in table.items():
-        if isinstance(keys, dict):
-            config |= {f"{section}.{key}": value for key, value in keys.items()}
+    config = parse_config_args([str(ROOT / "simulations/flights.toml")])
     strategy = make_strategy(check_run_config(config))
     assert (strategy.n_parties, strategy.size) == (3, 2000)
 
@@ -449,25 +409,30 @@ NODE_KEYS = first_column("docs/party-files.md", "| key of the node config | mean
 
 
 def test_node_config_keys_are_read():
-    text = {"data": "/a.csv", "party-name": "a", "columns": "a,b", "impute": "mean"}
-    numbers = {"partition-id": 1, "standardize": True, "one-hot": False}
-    columns = {"id-column": "i", "label-column": "l", "consent": "/var/c"}
-    reading = {"missing": "?", "max-levels": 5, "delimiter": "tab", "header": False}
-    reading |= {"levels": "s=f|m"}
-    given = text | numbers | columns | reading
-    given |= {"state-dir": "/var/a", "encoding": "latin-1", "alignment": "q4"}
-    assert set(NODE_KEYS) == set(given)
-    source = party_source(given, {})
-    assert (source.data, source.name, source.index) == ("/a.csv", "a", 1)
-    assert (source.columns, source.id_column) == (("a", "b"), "i")
-    assert source.consent == Path("/var/c")
-    assert source.state_dir == Path("/var/a")
-    assert source.alignment == "q4"
-    assert (source.standardize, source.one_hot) == (True, False)
-    assert (source.missing, source.max_levels) == (("?",), 5)
-    assert source.levels == {"s": ("f", "m")}
-    assert (source.delimiter, source.header) == ("\t", False)
-    assert source.text_encoding == "latin-1"
+    expected = {
+        "data": ("/a.csv", "data", "/a.csv"),
+        "party-name": ("a", "name", "a"),
+        "partition-id": (1, "index", 1),
+        "columns": ("a,b", "columns", ("a", "b")),
+        "id-column": ("i", "id_column", "i"),
+        "label-column": ("l", "label_column", "l"),
+        "impute": ("mean", "impute", "mean"),
+        "standardize": (True, "standardize", True),
+        "one-hot": (False, "one_hot", False),
+        "consent": ("/var/c", "consent", Path("/var/c")),
+        "state-dir": ("/var/a", "state_dir", Path("/var/a")),
+        "alignment": ("q4", "alignment", "q4"),
+        "missing": ("?", "missing", ("?",)),
+        "max-levels": (5, "max_levels", 5),
+        "levels": ("s=f|m", "levels", {"s": ("f", "m")}),
+        "delimiter": ("tab", "delimiter", "\t"),
+        "header": (False, "header", False),
+        "encoding": ("latin-1", "text_encoding", "latin-1"),
+    }
+    assert set(NODE_KEYS) == set(expected)
+    source = party_source({key: given for key, (given, *_) in expected.items()}, {})
+    for _, name, value in expected.values():
+        assert getattr(source, name) == value
 
 
 @parametrise(
@@ -565,7 +530,7 @@ def test_keys_in_the_text_exist(page):
         for strategy in strategies:
             for setting in settings_of(strategy):
                 known |= set(setting.choices)
-    known |= {"flower-superlink", "flower-supernode"}
+    known |= {"flower-superlink", "flower-supernode", "vfl-flower"}
     known |= {"share-rows"} if page == "CHANGELOG.md" else set()
     for code in words_in_code(page):
         name = code.partition("=")[0]

@@ -11,28 +11,20 @@ from scipy.stats import chisquare
 from uniformity import uniform
 
 from vfl_flower import Party
-from vfl_flower.protocol.messages import unpack
 from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.simulation import InProcessGrid
+from vfl_flower.testing import Recorder
 from vfl_flower.testing import Sent as Entry
 from vfl_flower.typing import Array
 
 
-class Sent(InProcessGrid):
-    """Keeps what the server sent: (action, party, values), in order."""
+class Sent(Recorder):
+    """A grid that keeps what the server sent."""
 
-    def __init__(self, parties: Sequence[Party]) -> None:
-        super().__init__(parties)
-        self.sent: list[tuple[str, int, dict[str, Any]]] = []
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Keep all."""
-        messages = list(messages)
-        for message in messages:
-            action = message.metadata.message_type.partition(".")[2]
-            party = self.get_node_ids().index(message.metadata.dst_node_id)
-            self.sent.append((action, party, unpack(message.content)[0]))
-        return super().push_messages(messages)
+    @property
+    def sent(self) -> list[tuple[str, int, dict[str, Any]]]:
+        """Action, party and values of each request, in order."""
+        return [(e.action, e.party, e.values) for e in self.transcript if not e.up]
 
     @property
     def actions(self) -> list[str]:

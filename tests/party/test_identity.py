@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vfl_flower import Party
@@ -47,6 +47,7 @@ NAMES = ("a", "b", "c")
 PLACE = 1
 PRIVATE = [Ed25519PrivateKey.generate() for _ in NAMES]
 OF_RUN = [public_key(new_private_key()) for _ in NAMES]
+KEYS = b"".join(OF_RUN)
 LISTED = [
     Credential(name, j, 3, OF_RUN[j]).signed(PRIVATE[j], SESSION)
     for j, name in enumerate(NAMES)
@@ -78,19 +79,15 @@ def pem_of(key, encryption=None):
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
 
 
-def test_a_key_is_made_once(folder):
+@pytest.mark.parametrize("together", [False, True])
+def test_a_key_is_made_once(folder, together, monkeypatch):
+    """Also by two processes, where both have seen that there is no file."""
     first = load_identity(folder)
+    if together:
+        monkeypatch.setattr(os.path, "lexists", lambda path: False)
     assert text_of(load_identity(folder)) == text_of(first)
     assert (folder / FILE).read_bytes() == pem_of(first)
     assert stat.S_IMODE((folder / FILE).stat().st_mode) == 0o600
-    assert [path.name for path in folder.iterdir()] == [FILE]
-
-
-def test_two_processes_that_start_together_have_one_key(folder, monkeypatch):
-    """Both have seen that there is no file."""
-    first = load_identity(folder)
-    monkeypatch.setattr(os.path, "lexists", lambda path: False)
-    assert text_of(load_identity(folder)) == text_of(first)
     assert [path.name for path in folder.iterdir()] == [FILE]
 
 
@@ -122,9 +119,12 @@ def test_a_file_without_a_key_is_refused_and_stays(folder, data):
     assert (folder / FILE).read_bytes() == data
 
 
-def test_a_key_that_others_may_read_is_refused(folder):
+def test_what_others_may_read_is_refused(folder):
     put(folder, pem_of(PRIVATE[0]), 0o640)
     with pytest.raises(PartyError, match=r"its user alone may read .*got mode 640"):
+        load_identity(folder)
+    folder.chmod(0o755)
+    with pytest.raises(PartyError, match="mode 755"):
         load_identity(folder)
 
 
@@ -145,12 +145,6 @@ def test_what_is_no_file_is_refused(folder, tmp_path, kind):
         load_identity(folder)
 
 
-def test_the_folder_must_be_closed(folder):
-    folder.chmod(0o755)
-    with pytest.raises(PartyError, match="mode 755"):
-        load_identity(folder)
-
-
 # -- a key as text ---------------------------------------------------------------------
 
 
@@ -167,14 +161,8 @@ TEXT = encode_key(bytes(range(32)))
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        TEXT[:-1],
-        TEXT + "A",
-        TEXT + "=",
-        TEXT + "\n",
-        TEXT.removeprefix("ed25519:"),
-        TEXT.replace("ed25519", "x25519"),
-        encode_key(NO_IDENTITY),
+        *("", TEXT[:-1], TEXT + "A", TEXT + "=", TEXT + "\n", encode_key(NO_IDENTITY)),
+        *(TEXT.removeprefix("ed25519:"), TEXT.replace("ed25519", "x25519")),
         TEXT[:-1] + "9",  # other bits that stand for no byte
     ],
 )
@@ -189,26 +177,16 @@ def test_what_is_no_key(text):
 @pytest.mark.parametrize(
     "change",
     [
-        {"name": "b"},
-        {"name": ""},
-        {"index": 1},
-        {"index": -1},
-        {"n_parties": 2},
-        {"public_key": OF_RUN[1]},
-        {"identity": LISTED[1].identity},
-        {"identity": NO_IDENTITY},
-        {"signature": LISTED[1].signature},
-        {"signature": bytes(64)},
-        {"signature": b""},
+        *({"name": "b"}, {"name": ""}, {"index": 1}, {"index": -1}, {"n_parties": 2}),
+        *({"public_key": OF_RUN[1]}, {"identity": LISTED[1].identity}),
+        *({"identity": NO_IDENTITY}, {"signature": LISTED[1].signature}),
+        *({"signature": bytes(64)}, {"signature": b""}),
     ],
 )
-def test_each_part_is_signed(change):
-    assert not dataclasses.replace(LISTED[0], **change).verify(SESSION)
-
-
-def test_the_run_is_signed():
+def test_each_part_and_the_run_are_signed(change):
     assert LISTED[0].verify(SESSION)
     assert not LISTED[0].verify(SESSION + 1)
+    assert not dataclasses.replace(LISTED[0], **change).verify(SESSION)
 
 
 def test_the_key_of_no_party_signs_nothing():
@@ -217,23 +195,16 @@ def test_the_key_of_no_party_signs_nothing():
     assert not any(empty.verify(session) for session in range(50))
 
 
-TOLD = st.tuples(
-    st.integers(0, 2**63 - 1),
-    st.binary(max_size=40),
-    st.text(max_size=12),
-    st.integers(-1, 2**20),
-    st.integers(0, 2**20),
-)
-
-
-@given(TOLD, st.integers(1, 11))
-def test_no_byte_moves_from_one_part_to_the_next(told, cut):
-    session, key, name, index, n = told
-    moved = (session, key + name.encode()[:cut], name[cut:], index, n)
-    if moved != told:
+def test_no_byte_moves_from_one_part_to_the_next():
+    """A text of digits is encoded like their number."""
+    told = (7, b"key", "name", 12, 3)
+    for moved in (
+        (7, b"keyn", "ame", 12, 3),
+        (7, b"key", "name1", 2, 3),
+        (7, b"key", "name", 1, 23),
+        (71, b"key", "name", 12, 3),
+    ):
         assert identity._encoded(*moved) != identity._encoded(*told)
-    digits = (session, key, f"{name}{index}", n, n)
-    assert identity._encoded(*digits) != identity._encoded(*told)
 
 
 def test_the_statement_stays_the_same():
@@ -270,40 +241,43 @@ CREDENTIALS = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(CREDENTIALS)
 def test_packed_and_back(credentials):
     peers = b"".join(c.public_key for c in credentials)
     assert parse_credentials(pack_credentials(credentials), peers) == credentials
 
 
+PACKED = pack_credentials(LISTED)
+INDEX, NAME = b"\0\0\0\x010", b"\0\0\0\x01a"
+
+
 @pytest.mark.parametrize(
-    "change",
+    "packed",
     [
-        lambda packed: b"",
-        lambda packed: packed[:-1],
-        lambda packed: packed + b"\0",
-        lambda packed: packed + b"\0\0\0\0",
-        lambda packed: packed * 2,
-        lambda packed: packed.replace(b"\0\0\0\x010", b"\0\0\0\x0200"),
-        lambda packed: packed.replace(b"\0\0\0\x010", b"\0\0\0\x01x"),
-        lambda packed: packed.replace(b"\0\0\0\x01a", b"\0\0\0\x01\xff"),
-        lambda packed: packed.replace(b"\0\0\0\x01a", b"\0\0\0\x01\n"),
-        lambda packed: packed.replace(b"\0\0\0\x01a", b"\0\0\0\x65" + b"a" * 101),
-        lambda packed: b"\xff" * len(packed),
+        *(b"", PACKED[:-1], PACKED + b"\0", PACKED + b"\0\0\0\0", PACKED * 2),
+        *(PACKED.replace(INDEX, new) for new in (b"\0\0\0\x0200", b"\0\0\0\x01x")),
+        *(
+            PACKED.replace(NAME, wrong)
+            for wrong in (b"\0\0\0\x01\xff", b"\0\0\0\x01\n")
+        ),
+        PACKED.replace(NAME, b"\0\0\0\x65" + b"a" * 101),
+        b"\xff" * len(PACKED),
     ],
 )
-def test_malformed_credentials(change):
-    packed = pack_credentials(LISTED)
-    assert change(packed) != packed
+def test_malformed_credentials(packed):
+    assert packed != PACKED
     with pytest.raises(ContractError, match="'credentials' must hold one of each"):
-        parse_credentials(change(packed), b"".join(OF_RUN))
+        parse_credentials(packed, KEYS)
 
 
 # -- whom a party refuses --------------------------------------------------------------
 
 
-def check(credentials=LISTED, session=SESSION, place=PLACE, pinned=PINNED, **more):
-    return check_peers(credentials, session, place, LISTED[PLACE], pinned, **more)
+def check(credentials=LISTED, place=PLACE, pinned=PINNED, trust=False, known=()):
+    consent = Consent(peers=pinned, trust_on_first_use=trust)
+    said = LISTED[PLACE]
+    return check_peers(credentials, SESSION, place, said, consent, dict(known))
 
 
 def other(j, **change):
@@ -322,18 +296,21 @@ def test_pinned_peers_are_accepted():
 
 
 def test_parties_without_an_index_stand_by_name():
-    listed = [
-        Credential(name, -1, 0, OF_RUN[j]).signed(PRIVATE[j], SESSION)
-        for j, name in enumerate(NAMES)
-    ]
-    assert check_peers(listed, SESSION, 1, listed[1], PINNED) == {}
-    turned = [listed[2], listed[1], listed[0]]
+    listed = [other(j, index=-1, n_parties=0)[j] for j in range(3)]
+    given = SESSION, 1, listed[1], Consent(peers=PINNED), None
+    assert check_peers(listed, *given) == {}
     with pytest.raises(PartyError, match="order of their names, but 'b' follows 'c'"):
-        check_peers(turned, SESSION, 1, listed[1], PINNED)
+        check_peers(listed[::-1], *given)
 
 
 OWN = "does not stand at its place"
 FORGED = "signature of party 'a' does not verify"
+
+
+def signed_by(signer, j):
+    c = Credential(NAMES[j], j, 3, OF_RUN[j]).signed(PRIVATE[signer], SESSION)
+    return [*LISTED[:j], c, *LISTED[j + 1 :]]
+
 
 REFUSED = {
     "own key of the run": (altered(PLACE, public_key=bytes(32)), OWN),
@@ -351,22 +328,10 @@ REFUSED = {
     "no name": (other(2, name=""), "the one at place 2 has none"),
     "one name": (other(2, name="a"), "names must differ, two are 'a'"),
     "own name twice": (other(2, name="b"), "names must differ, two are 'b'"),
-    "one identity": (
-        [*LISTED[:2], Credential("c", 2, 3, OF_RUN[2]).signed(PRIVATE[0], SESSION)],
-        "but 'a' and 'c' have the same",
-    ),
-    "own identity twice": (
-        [*LISTED[:2], Credential("c", 2, 3, OF_RUN[2]).signed(PRIVATE[1], SESSION)],
-        "but 'b' and 'c' have the same",
-    ),
-    "one key of the run": (
-        other(2, public_key=OF_RUN[0]),
-        "but 'a' and 'c' have the same",
-    ),
-    "another key": (
-        [Credential("a", 0, 3, OF_RUN[0]).signed(PRIVATE[2], SESSION), LISTED[1]],
-        "key of party 'a' must be the one that is pinned, but it is ed25519:",
-    ),
+    "one identity": (signed_by(0, 2), "but 'a' and 'c' have the same"),
+    "own identity twice": (signed_by(1, 2), "but 'b' and 'c' have the same"),
+    "one key": (other(2, public_key=OF_RUN[0]), "but 'a' and 'c' have the same"),
+    "another key": (signed_by(2, 0)[:2], "must be the one that is pinned, but it is"),
     "order": (other(0, index=2), "in the order of their indices, but 'b' follows 'a'"),
     "one index": (other(2, index=1), "indices, but 'c' follows 'b'"),
     "no index": (other(0, index=-1), "all parties or none must have an index, 'a' not"),
@@ -378,34 +343,31 @@ REFUSED = {
 def test_refused(case, trust):
     credentials, reason = REFUSED[case]
     if case == "a new name" and trust:
-        assert list(check(credentials, trust_on_first_use=True)) == ["d"]
+        assert list(check(credentials, trust=True)) == ["d"]
         return
     with pytest.raises(PartyError, match=reason):
-        check(credentials, trust_on_first_use=trust)
+        check(credentials, trust=trust)
 
 
-@pytest.mark.parametrize("place", [-2, -1, 0, 2, 3])
-def test_another_place_is_refused(place):
-    with pytest.raises(PartyError, match=f"at its place {place}"):
-        check(place=place)
-
-
-def test_another_key_is_pinned_for_the_party_itself():
+def test_another_place_or_own_key_is_refused():
+    for place in (-2, -1, 0, 2, 3):
+        with pytest.raises(PartyError, match=f"at its place {place}"):
+            check(place=place)
     with pytest.raises(PartyError, match=f"must be that of .*{PINNED['b']}"):
         check(pinned=PINNED | {"b": PINNED["a"]})
 
 
 def test_trust_on_first_use():
     pinned = {"a": PINNED["a"]}
-    new = check(pinned=pinned, trust_on_first_use=True)
+    new = check(pinned=pinned, trust=True)
     assert new == {"c": PINNED["c"]}
-    assert check(pinned=pinned, trust_on_first_use=True, known=new) == {}
+    assert check(pinned=pinned, trust=True, known=new) == {}
     with pytest.raises(PartyError, match="'c' must be the one that is trusted on firs"):
-        check(pinned=pinned, trust_on_first_use=True, known={"c": PINNED["b"]})
+        check(pinned=pinned, trust=True, known={"c": PINNED["b"]})
     with pytest.raises(PartyError, match="'c' must be pinned"):
         check(pinned=pinned, known=new)  # without the flag only what is pinned counts
     changed = {"c": PINNED["b"]}  # what is pinned counts more
-    assert check(pinned=PINNED, trust_on_first_use=True, known=changed) == {}
+    assert check(pinned=PINNED, trust=True, known=changed) == {}
     assert "c" not in pinned
 
 
@@ -427,35 +389,27 @@ FRAME = Frame(
 @pytest.mark.parametrize(
     ("change", "allowed", "reason"),
     [
+        ({}, {}, ""),
+        ({"parties": 2}, {"two_parties": True}, ""),
+        ({"private_draws": False}, {"allow_seed": True}, ""),
         ({"parties": 2}, {}, "at least 3 parties .*, this one has 2"),
         ({"parties": 3}, {"min_parties": 4}, "at least 4 parties"),
         ({"parties": 1}, {"two_parties": True}, "at least 2 parties"),
         ({"private_draws": False}, {}, "a run with a seed is refused.*allow-seed"),
-        ({"peers": b"".join(OF_RUN)}, {}, "must pass on what the parties sign"),
-        (
-            {"peers": b"".join(OF_RUN), "credentials": b"x"},
-            {},
-            "'credentials' must hold",
-        ),
+        ({"peers": KEYS}, {}, "must pass on what the parties sign"),
+        ({"peers": KEYS, "credentials": b"x"}, {}, "'credentials' must hold"),
     ],
 )
-def test_a_run_without_consent(change, allowed, reason):
+def test_a_run_with_and_without_consent(change, allowed, reason):
     """Also in a later message, which brings no keys."""
     party = Party(np.ones((2, 1)), name="b", index=PLACE)
-    frame = dataclasses.replace(FRAME, **change)
+    given = dataclasses.replace(FRAME, **change), party, bytes(32)
+    consent = Consent(peers=PINNED, **allowed)
+    if not reason:
+        check_run(*given, consent, None)
+        return
     with pytest.raises((PartyError, ContractError), match=reason):
-        check_run(frame, party, bytes(32), Consent(peers=PINNED, **allowed), Journal())
-
-
-def test_a_run_with_consent():
-    party = Party(np.ones((2, 1)), name="b", index=PLACE)
-    for change, allowed in (
-        ({}, {}),
-        ({"parties": 2}, {"two_parties": True}),
-        ({"private_draws": False}, {"allow_seed": True}),
-    ):
-        frame = dataclasses.replace(FRAME, **change)
-        check_run(frame, party, bytes(32), Consent(peers=PINNED, **allowed), None)
+        check_run(*given, consent, Journal())
 
 
 @pytest.mark.parametrize("noted", [False, True])

@@ -53,29 +53,25 @@ def greet(line, session, size=3):
     line.keep(memory)
 
 
-def states(grid):
-    return {node: copy.deepcopy(dict(c.state)) for node, c in grid._contexts.items()}
-
-
-def restore(grid, saved):
-    """Give the parties the memory that they had: two messages that arrive together."""
-    for node, records in saved.items():
-        state = grid._contexts[node].state
-        for name in list(state):
-            del state[name]
-        for name, record in copy.deepcopy(records).items():
-            state[name] = record
-
-
-def test_a_second_message_from_one_saved_state(grid):
+@pytest.mark.parametrize(
+    ("rows", "change", "reason"),
+    [
+        (range(10, 20), 0, "round 1 is over, the last one was 1"),
+        (range(10), 1, "another reply than before"),  # the file has changed meanwhile
+    ],
+)
+def test_a_second_message_from_one_saved_state(grid, rows, change, reason):
     """Twenty rows left a party whose limit is ten, and masks were used twice."""
     parties = Parties(Exchange(grid), seed=0)
-    saved, last, number = states(grid), list(parties._last), parties._round
+    saved = {node: copy.deepcopy(c.state) for node, c in grid._contexts.items()}
+    last, number = list(parties._last), parties._round
     pool(parties, range(10))
-    restore(grid, saved)
+    for node, state in saved.items():  # as if the two messages arrived together
+        grid._contexts[node].state = state
+        grid._parties[node].X = grid._parties[node].X + change
     parties._last, parties._round = last, number
-    with pytest.raises(PartyFailed, match="round 1 is over, the last one was 1"):
-        pool(parties, range(10, 20))
+    with pytest.raises(PartyFailed, match=reason):
+        pool(parties, rows)
 
 
 def test_rows_count_in_all_sessions_of_a_run(grid):
@@ -101,31 +97,23 @@ def test_rows_of_all_sessions_move_to_the_run_that_goes_on(tmp_path):
         assert line.shared == {"rows": left}
 
 
-def test_a_session_that_begins_again_has_a_new_key(tmp_path):
-    """The saved state of the old one would give the masks that were used."""
+def test_a_party_goes_on_from_its_journal_and_not_from_an_older_state(tmp_path):
+    """With the state of a session that begins again, masks would be used again."""
     memory = Memory(RecordDict())
     with journal_of(tmp_path, 7) as line:
         line.greet(5, memory)
         key = memory.open(5)
-        line.keep(memory)
-    with journal_of(tmp_path, 7) as line:
-        greet(line, 6)
-    with journal_of(tmp_path, 7) as line:
-        line.greet(5, memory)
-        assert memory.open(5) != key
-
-
-def test_a_party_goes_on_from_its_journal_and_not_from_an_older_state(tmp_path):
-    memory = Memory(RecordDict())
-    with journal_of(tmp_path, 7) as line:
-        line.greet(5, memory)
-        memory.open(5)
         older = Memory(copy.deepcopy(memory.state))
         memory.state["session"]["round"] = line.round = 1
         line.keep(memory)
     with journal_of(tmp_path, 7) as line:
         line.recall(older)
     assert older.place == (5, 1)
+    with journal_of(tmp_path, 7) as line:
+        greet(line, 6)
+    with journal_of(tmp_path, 7) as line:
+        line.greet(5, memory)
+        assert memory.open(5) != key
 
 
 def test_an_array_that_a_round_has_replaced_goes(tmp_path):
@@ -146,30 +134,13 @@ def test_an_error_of_the_step_is_not_called_one_of_the_journal(tmp_path, error):
         raise error
 
 
-def test_another_reply_to_the_same_message_is_refused(grid):
-    parties = Parties(Exchange(grid), seed=0)
-    saved, last, number = states(grid), list(parties._last), parties._round
-    pool(parties, range(5))
-    restore(grid, saved)
-    parties._last, parties._round = last, number
-    for party in grid._parties.values():
-        party.X = party.X + 1  # the file has changed meanwhile
-    with pytest.raises(PartyFailed, match="another reply than before"):
-        pool(parties, range(5))
-
-
-def test_a_refused_message_is_not_in_the_journal(tmp_path):
+def test_refused_or_killed_before_its_reply_a_party_answers_again(tmp_path):
     with journal_of(tmp_path, 7) as line:
         greet(line, 5)
     with pytest.raises(ZeroDivisionError), journal_of(tmp_path, 7) as line:
         line.round = 1 // 0
     with journal_of(tmp_path, 7) as line:
         assert line == Journal(5, sessions=1)
-
-
-def test_killed_before_its_reply_a_party_answers_again(tmp_path):
-    with journal_of(tmp_path, 7) as line:
-        greet(line, 5)
     killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False)
     assert killed.returncode == -signal.SIGKILL
     with journal_of(tmp_path, 7) as line:
@@ -191,17 +162,13 @@ def test_runs_are_apart_and_old_ones_go(tmp_path):
         with journal_of(tmp_path, run) as line:
             line.shared = {"rows": pack_rows(np.ones(N, dtype=bool))}
             greet(line, run)
+    kept, last = {*range(20, 120)}, {*range(120 - MOST_STATES, 120)}
+    tables = {"sessions": kept, "shared": kept}
+    tables |= {"locked_states": last, "locked_arrays": last}
     with sqlite3.connect(tmp_path / FILE) as db:
-        runs = {
-            table: sorted(int(run) for (run,) in db.execute(f"SELECT run FROM {table}"))
-            for table in ("sessions", "shared", "locked_states", "locked_arrays")
-        }
-    kept = list(range(20, 120))
-    last = list(range(120 - MOST_STATES, 120))
-    assert runs == {
-        **{"sessions": kept, "shared": kept},
-        **{"locked_states": last, "locked_arrays": last},
-    }
+        for table, runs in tables.items():
+            rows = db.execute(f"SELECT run FROM {table}").fetchall()
+            assert sorted(rows) == sorted((f"{run}",) for run in runs)
 
 
 def test_large_states_are_kept_of_fewer_sessions(tmp_path, monkeypatch):
@@ -237,3 +204,19 @@ def test_a_run_begins_ten_times_at_most(tmp_path):
     refused = pytest.raises(PartyError, match="has started 10 times")
     with journal_of(tmp_path, 7) as line, refused:
         greet(line, 10)
+
+
+def test_a_party_that_was_restarted_needs_the_key_of_its_state(tmp_path):
+    memory, restarted = Memory(RecordDict()), Memory(RecordDict())
+    with journal_of(tmp_path, 7) as line:
+        line.greet(5, memory)
+        key = memory.open(5)
+        memory.state["after.arrays"] = ArrayRecord([np.arange(3.0)])
+        line.keep(memory)
+    with journal_of(tmp_path, 7) as line:
+        assert line.greet(5, restarted, goes_on=True) == key
+        with pytest.raises(PartyError, match="lacks the key of its state"):
+            line.recall(restarted)
+        line.recall(restarted, memory.state_key)
+    assert restarted.public_key == key
+    assert restarted.pack() == memory.pack()

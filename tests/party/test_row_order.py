@@ -51,12 +51,9 @@ def test_written_alike(one, other):
     assert normal_ids(ids(one)) == normal_ids(ids(other))
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [*[("A7", "a7"), ("7", "007"), ("7", "7.0"), ("a b", "ab"), ("7", "+7")]],
-)
-def test_not_alike(one, other):
-    assert len(set(normal_ids([one, other]))) == 2
+def test_not_alike():
+    for pair in (("A7", "a7"), ("7", "007"), ("7", "7.0"), ("a b", "ab"), ("7", "+7")):
+        assert len(set(normal_ids(pair))) == 2
 
 
 @pytest.mark.parametrize(
@@ -93,11 +90,8 @@ def test_ids_in_blocks(monkeypatch):
         kept.rows(["a", "b", "c", " a"])
     with pytest.raises(PartyError, match="needs an id for each row"):
         kept.rows(None)
-
-
-def test_missing_ids_are_counted():
     with pytest.raises(PartyError, match=r"all 3 ids of alignment 'q4', 2 are missing"):
-        order(["a", "b", "c"]).rows(["b", "d"])
+        kept.rows(["b", "d"])
 
 
 def test_saved_and_loaded(tmp_path):
@@ -146,28 +140,21 @@ def test_what_cannot_be_loaded(tmp_path):
     file.rename(tmp_path / "alignment-q5.npz")
     with pytest.raises(PartyError, match="'q5' of this party is damaged, renamed"):
         load_order(tmp_path, "q5")
-    order_q4 = {
-        "about": json.dumps({"format": FORMAT, "name": "q4", "tag": "ab"}),
-        "salt": np.zeros(32, dtype=np.uint8),
-        "ids": np.zeros((3, DIGEST_BYTES), dtype=np.uint8),
-    }
-    about = json.dumps({"format": FORMAT + 1, "name": "q4", "tag": "ab"})
-    np.savez(file, **order_q4)
+    about = {"format": FORMAT, "name": "q4", "tag": "ab"}
+    stored = {"about": json.dumps(about), "salt": np.zeros(32, np.uint8)}
+    stored["ids"] = np.zeros((3, DIGEST_BYTES), np.uint8)
+    np.savez(file, **stored)
     assert len(read_order(tmp_path, "q4").ids) == 3
-    for change in (
-        {"about": about},
-        {"ids": np.zeros((3, DIGEST_BYTES))},
-        {"ids": np.zeros((3, DIGEST_BYTES + 1), dtype=np.uint8)},
+    for write in (
+        lambda: np.savez(file, **stored | {"about": json.dumps(about | {"format": 2})}),
+        lambda: np.savez(file, **stored | {"ids": np.zeros((3, DIGEST_BYTES))}),
+        lambda: np.savez(file, **stored | {"ids": np.zeros((3, 17), np.uint8)}),
+        lambda: np.savez_compressed(file, **stored),
+        lambda: file.write_bytes(b"PK nothing"),
     ):
-        np.savez(file, **{**order_q4, **change})
+        write()
         with pytest.raises(PartyError, match="damaged, renamed, or of another version"):
             load_order(tmp_path, "q4")
-    np.savez_compressed(file, **order_q4)
-    with pytest.raises(PartyError, match="damaged"):
-        load_order(tmp_path, "q4")
-    file.write_bytes(b"PK nothing")
-    with pytest.raises(PartyError, match="damaged"):
-        load_order(tmp_path, "q4")
     file.unlink()
     file.symlink_to(tmp_path / "alignment-q5.npz")
     with pytest.raises(PartyError, match="cannot be read: it is a symbolic link"):

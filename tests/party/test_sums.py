@@ -18,7 +18,7 @@ from vfl_flower import Party, PartyFailed
 from vfl_flower.app.register import make_client_app
 from vfl_flower.party.sums import PartySums
 from vfl_flower.protocol.common import own_digest
-from vfl_flower.protocol.contract import OWN, SEALED, SECRET, Reals, Whole
+from vfl_flower.protocol.contract import OWN, SEALED, SECRET, Reals, Whole, flatten
 from vfl_flower.protocol.messages import digest_of_values, pack, unbundle, unpack
 from vfl_flower.protocol.seals import Sealed
 from vfl_flower.protocol.steps import STEPS, Step, Sum, each, opened
@@ -200,14 +200,7 @@ def ask(parties: Parties, name: str, to: int, **values: Any) -> Replies[Part]:
 
 def read(parties: Parties, **sealed: Sealed) -> dict[str, Any]:
     (to,) = {part.to for part in sealed.values()}
-    seen = parties.ask_one(to, reading, **nested(sealed))
-    flat = {}
-    for name, value in seen.items():
-        family = isinstance(value, dict)
-        flat |= (
-            {f"{name}_{k}": v for k, v in value.items()} if family else {name: value}
-        )
-    return flat
+    return flatten(parties.ask_one(to, reading, **nested(sealed)))
 
 
 def nested(sealed: Mapping[str, Sealed]) -> dict[str, Any]:
@@ -286,14 +279,6 @@ def test_another_party_cannot_open_it(name, clock):
     np.testing.assert_array_equal(read(parties, part=sealed)["part"], expected)
 
 
-def test_the_server_does_not_pass_a_sum_to_another_party(clock):
-    parties = greet()
-    sealed = ask(parties, "ring", 1).sealed["part"]
-    with pytest.raises(ValueError, match="part is sealed for party 1, not 2"):
-        parties.ask_one(2, reading, part=opened(sealed))
-    assert parties.ask_one(1, reading, part=opened(sealed))  # and no round was lost
-
-
 def test_two_sums_at_once_for_two_parties(clock):
     parties = greet()
     wanted = {f"up_{j}": Sum(2.0**10, to=j) for j in (0, 1)}
@@ -319,25 +304,21 @@ def test_a_message_brings_one_sum_and_asks_for_the_next_of_its_name(clock):
     assert (first.parts[0] != replies.sealed["part"].parts[0]).all()
 
 
-def test_sealed_sums_are_added_unopened(clock):
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (({"size": 5}, {"size": 1}), r"parts of 'part' .* one size, got 5 and 1"),
+        (({"name": "ring"}, {"name": "circle16"}), "parts of 'part' .* of one sum"),
+    ],
+)
+def test_sealed_sums_are_added_unopened_if_they_fit(asked, words, clock):
     parties = greet()
     first, second = (ask(parties, "ring", 2).sealed["part"] for _ in range(2))
     actual = read(parties, part=first + second)["part"]
     np.testing.assert_array_equal(actual, 2 * pooled(range(3), "part", 5, 0))
-
-
-def test_parts_of_several_sizes_are_not_added(clock):
-    parties = greet()
-    sums = [ask(parties, "ring", 2, size=size).sealed["part"] for size in (5, 1)]
-    with pytest.raises(PartyFailed, match=r"parts of 'part' .* one size, got 5 and 1"):
-        read(parties, part=sums[0] + sums[1])
-
-
-def test_parts_of_several_groups_are_not_added(clock):
-    parties = greet()
-    sums = [ask(parties, name, 2).sealed["part"] for name in ("ring", "circle16")]
-    with pytest.raises(PartyFailed, match="parts of 'part' must be of one sum"):
-        read(parties, part=sums[0] + sums[1])
+    sums = [ask(parties, **{"name": "ring", "to": 2} | one).sealed for one in asked]
+    with pytest.raises(PartyFailed, match=words):
+        read(parties, part=sums[0]["part"] + sums[1]["part"])
 
 
 def test_clips_of_a_sealed_sum_are_said(clock, caplog):
@@ -409,6 +390,8 @@ def test_what_a_step_takes_in_the_clear_does_not_come_sealed(clock):
     """It might show in its reply what only the party may know."""
     parties = greet()
     sealed = ask(parties, "ring", 1).sealed["part"]
+    with pytest.raises(ValueError, match="part is sealed for party 1, not 2"):
+        parties.ask_one(2, reading, part=opened(sealed))  # and no round is lost
     with pytest.raises(PartyFailed, match="plainly does not take 'part'"):
         parties.ask_one(1, plainly, part=opened(sealed))
 
@@ -465,62 +448,38 @@ def test_what_must_come_from_a_party_does_not_come_in_the_clear(step, values, cl
 SEAL = "pad sealing part 1 ring 0x1p+10 0"
 
 
-@pytest.mark.parametrize(
-    ("seals", "word"),
-    [
-        ([], "seals of 'part'"),
-        ([SEAL, SEAL], "'part.1'"),
-        (["pad sealing part 1 none 0x1p+10 0"], "group must be one of"),
-        (["pad sealing part 1 ring 0x0p+0 0"], "bound must be"),
-        (["relay sealing part 1 ring 0x1p+10 0"], "altered on its way"),
-        (["secret sealing part 1 - - 0"], "altered on its way"),
-        (["relay sealing part 1 ring 0x1p+10 3"], "below 3, got 3"),
-        (["relay sealing part 1 ring 0x1p+10 1"], "party 1"),
-    ],
-)
-def test_seals_that_are_none(seals, word, clock):
-    def change(values, frame):
-        frame["sealed.part"] = seals
+def seals(*texts: str) -> Any:
+    return lambda values, frame: frame.update({"sealed.part": list(texts)})
 
-    parties = greet(Forging(some(), change))
-    sealed = ask(parties, "ring", 1).sealed["part"]
-    with pytest.raises(PartyFailed, match="party 'party-1' failed") as caught:
-        read(parties, part=sealed)
-    assert word in caught.value.reason
-    assert "unexpectedly" not in caught.value.reason
+
+def part(array: Any) -> Any:
+    return lambda values, frame: values.update({"part.0": array})
 
 
 @pytest.mark.parametrize(
-    ("part", "word"),
+    ("change", "words"),
     [
-        (None, "'part.0'"),
-        (5, "'part.0'"),
-        (np.ones(5), "uint64 elements"),
-        (np.array(["a", "b"]), "uint64 elements"),
+        (seals(), "seals of 'part'"),
+        (seals(SEAL, SEAL), "'part.1'"),
+        (seals("pad sealing part 1 none 0x1p+10 0"), "group must be one of"),
+        (seals("pad sealing part 1 ring 0x0p+0 0"), "bound must be"),
+        (seals("relay sealing part 1 ring 0x1p+10 0"), "altered on its way"),
+        (seals("secret sealing part 1 - - 0"), "altered on its way"),
+        (seals("relay sealing part 1 ring 0x1p+10 3"), "below 3, got 3"),
+        (seals("relay sealing part 1 ring 0x1p+10 1"), "party 1"),
+        (lambda values, frame: frame.pop("sealed.part"), r"malformed: 'part\.0'"),
+        (lambda values, frame: values.pop("part.0"), "'part.0'"),
+        (part(5), "'part.0'"),
+        (part(np.ones(5)), "uint64 elements"),
+        (part(np.array(["a", "b"])), "uint64 elements"),
     ],
-    ids=["none", "a number", "of floats", "of text"],
 )
-def test_parts_that_are_none(part, word, clock):
-    def change(values, frame):
-        del values["part.0"]
-        values |= {} if part is None else {"part.0": part}
-
+def test_a_forged_request_is_refused_in_a_sentence(change, words, clock):
     parties = greet(Forging(some(), change))
     sealed = ask(parties, "ring", 1).sealed["part"]
-    with pytest.raises(PartyFailed, match="party 'party-1' failed") as caught:
-        read(parties, part=sealed)
-    assert word in caught.value.reason
-    assert "unexpectedly" not in caught.value.reason
-
-
-def test_a_part_without_a_seal_is_not_what_the_step_takes(clock):
-    def change(values, frame):
-        del frame["sealed.part"]
-
-    parties = greet(Forging(some(), change))
-    sealed = ask(parties, "ring", 1).sealed["part"]
-    with pytest.raises(PartyFailed, match=r"malformed: 'part\.0'"):
+    with pytest.raises(PartyFailed, match=f"'party-1' failed.*{words}") as caught:
         parties.ask_one(1, chaining, part=opened(sealed))
+    assert "unexpectedly" not in caught.value.reason
 
 
 # -- asking again ----------------------------------------------------------------------
@@ -539,17 +498,6 @@ def test_asked_again_a_party_sends_the_same_bytes(action, clock):
     for twins in grid.twins:  # the frame has the seconds that each took
         one, other = (digest_of_values(pack(unpack(twin.content)[0])) for twin in twins)
         assert one == other
-
-
-@pytest.mark.parametrize("kind", ["unavailable", "reply unavailable", "reorder"])
-@pytest.mark.parametrize("action", ["sealing", "relaying", "reading"])
-def test_a_lost_message_changes_nothing(action, kind, clock):
-    parties = greet(FaultyGrid(some(), [Fault(kind, action, 1)], clock))
-    part = ask(parties, "circle16", 1).sealed["part"]
-    up = relay(parties, {"up_1": (Sum(2.0**10), spanning("ring", range(3), 1))})
-    actual = read(parties, part=part, up_1=up["up_1"])
-    np.testing.assert_array_equal(actual["part"], pooled(range(3), "part", 5, 16))
-    np.testing.assert_array_equal(actual["up_1"], pooled(range(3), "up_1", 5, 0))
 
 
 # -- from party to party ---------------------------------------------------------------
@@ -613,15 +561,6 @@ def test_parties_without_a_hop_get_no_message(clock):
     np.testing.assert_array_equal(actual["up_3"], pooled(range(4), "up_3", 5, 0))
     previous = [unpack(m.content)[1]["previous"] for m in grid.sent[4:]]
     assert previous == [2, 1, 3, 1, 4]
-
-
-def test_one_party_alone_keeps_its_part(clock):
-    """T2 of two parties: the root is its only leaf."""
-    parties = greet(count=2, masking="plain")
-    down = relay(parties, {"down_0": (Sum(2.0**10), Tree(0, ()))})["down_0"]
-    actual = read(parties, down_0=down)["down_0"]
-    np.testing.assert_array_equal(actual, addend(0, "down_0", 5, 0))
-    assert len(parties.ledger.waits["relaying"]) == 1
 
 
 @pytest.mark.parametrize("topology", ["ring", "tree"])
@@ -706,65 +645,45 @@ class Forging(InProcessGrid):
         return super().push_messages(messages)
 
 
-def flip(values: dict[str, Any], frame: dict[str, Any]) -> None:
-    values["up_2.0"] = values["up_2.0"] ^ np.uint64(1)
+def altered(change: Any) -> Any:
+    def forge(values: dict[str, Any], frame: dict[str, Any]) -> None:
+        values["up_2.0"] = change(values["up_2.0"])
 
-
-def cut(values: dict[str, Any], frame: dict[str, Any]) -> None:
-    values["up_2.0"] = values["up_2.0"][:-1]
-
-
-def empty(values: dict[str, Any], frame: dict[str, Any]) -> None:
-    values["up_2.0"] = values["up_2.0"][:0]
+    return forge
 
 
 def reseal(old: str, new: str) -> Any:
-    def change(values: dict[str, Any], frame: dict[str, Any]) -> None:
+    def forge(values: dict[str, Any], frame: dict[str, Any]) -> None:
         (seal,) = frame["sealed.up_2"]
         assert old in seal
         frame["sealed.up_2"] = [seal.replace(old, new)]
 
-    return change
+    return forge
 
 
 @pytest.mark.parametrize(
-    ("change", "sender", "action"),
+    ("change", "words"),
     [
-        (flip, 0, "relaying"),
-        (cut, 0, "relaying"),
-        (empty, 0, "relaying"),
-        (reseal(" up_2 1 ", " up_2 2 "), 0, "relaying"),
-        (reseal(" up_2 ", " up_1 "), 0, "relaying"),
-        (reseal("relaying", "reading"), 0, "reading"),
+        (altered(lambda part: part ^ np.uint64(1)), "party 0 to party 1 in relaying"),
+        (altered(lambda part: part[:-1]), "party 0 to party 1 in relaying"),
+        (altered(lambda part: part[:0]), "party 0 to party 1 in relaying"),
+        (reseal(" up_2 1 ", " up_2 2 "), "party 0 to party 1 in relaying"),
+        (reseal(" up_2 ", " up_1 "), "party 0 to party 1 in relaying"),
+        (reseal("relaying", "reading"), "party 0 to party 1 in reading"),
+        (reseal("+10 0", "+10 2"), "party 2 to party 1 in relaying"),
+        (reseal("+10 0", "+10 7"), "malformed: the place .* must be below 3, got 7"),
     ],
-    ids=["altered", "cut", "empty", "of another round", "of another name", "of a step"],
+    ids=["bit", "cut", "empty", "round", "name", "step", "sender", "no party"],
 )
-def test_a_message_that_was_forged_on_its_way(change, sender, action, clock, caplog):
+def test_a_message_that_was_forged_on_its_way(change, words, clock, caplog):
     grid = Forging(some(), change)
     tree = spanning("ring", range(3), 2)
-    words = f"party {sender} to party 1 in {action} was altered"
-    with pytest.raises(PartyFailed, match=words) as caught:
+    end = "" if "malformed" in words else " was altered"
+    with pytest.raises(PartyFailed, match=words + end) as caught:
         relay(greet(grid), {"up_2": (Sum(2.0**10), tree)})
     assert (caught.value.party, caught.value.action) == ("party-1", "relaying")
     assert grid.forged == 1
-    assert caplog.messages == [f"refused relaying: {caught.value.reason}"]
-
-
-@pytest.mark.parametrize(
-    ("sender", "words"),
-    [
-        ("2", "party 2 to party 1 in relaying was altered"),
-        ("7", "malformed: the place of a party must be below 3, got 7"),
-    ],
-)
-def test_a_message_of_another_sender(sender, words, clock):
-    def change(values, frame):
-        (seal,) = frame["sealed.up_2"]
-        frame["sealed.up_2"] = [seal[:-1] + sender]
-
-    tree = spanning("ring", range(3), 2)
-    with pytest.raises(PartyFailed, match=words):
-        relay(greet(Forging(some(), change)), {"up_2": (Sum(2.0**10), tree)})
+    assert len(caplog.messages) == 1
 
 
 def misleading(key: str, told: Any) -> Forging:
@@ -792,18 +711,13 @@ def test_the_last_message_is_checked_too(part, clock):
     parties = greet(count=4)
     up = relay(parties, {"up_0": (Sum(2.0**10), spanning("tree", range(4), 0))})["up_0"]
     assert len(up.parts) == 3
+    with pytest.raises(PartyFailed, match="to party 1 in relaying was altered"):
+        read(parties, up_0=replace(up, to=1))
     parts = list(up.parts)
     parts[part] = parts[part] ^ np.uint64(1)
     words = f"party {up.seals[part].sender} to party 0 in relaying was altered"
     with pytest.raises(PartyFailed, match=words):
         read(parties, up_0=replace(up, parts=tuple(parts)))
-
-
-def test_another_party_is_not_let_in(clock):
-    parties = greet()
-    up = relay(parties, {"up_2": (Sum(2.0**10), spanning("ring", range(3), 2))})["up_2"]
-    with pytest.raises(PartyFailed, match="to party 0 in relaying was altered"):
-        read(parties, up_2=replace(up, to=0))
 
 
 # -- a secret of the parties -----------------------------------------------------------
@@ -844,33 +758,11 @@ def test_a_secret_is_in_no_message_and_of_one_length(clock):
         assert SECRET_BYTES[:8] not in message_to_proto(message).SerializeToString()
 
 
-def test_a_sealed_secret_is_uniform(clock):
-    for sealed in told(greet(), size=2**14)[1:]:
-        assert_uniform(sealed.parts[0])
-
-
-def test_a_secret_that_is_told_again_is_sealed_anew(clock):
+def test_a_sealed_secret_is_uniform_and_sealed_anew_when_told_again(clock):
     parties = greet()
-    first, second = (told(parties)[1].parts[0] for _ in range(2))
-    assert first.shape == second.shape
-    # Of 58 bytes, a quarter of one by chance.
-    assert np.count_nonzero(first == second) < 20
-
-
-@pytest.mark.parametrize("kind", ["unavailable", "reply unavailable", "duplicate"])
-@pytest.mark.parametrize("action", ["telling", "hearing"])
-def test_a_lost_message_with_a_secret_changes_nothing(action, kind, clock):
-    nth = None if kind == "duplicate" else 0
-    faults = [Fault(kind, action, j, nth) for j in range(3)]
-    grid = FaultyGrid(some(), faults, clock)
-    parties = greet(grid)
-    heard = hear(parties, told(parties))
-    assert heard == [{}, {"key": SECRET_BYTES}, {"key": SECRET_BYTES}]
-    for twins in grid.twins:  # the frame has the seconds that each took
-        first, second = (
-            digest_of_values(pack(unpack(twin.content)[0])) for twin in twins
-        )
-        assert first == second
+    first, second = (told(parties, size=2**14)[1].parts[0] for _ in range(2))
+    assert_uniform(first)
+    assert_uniform(first ^ second)
 
 
 def seal_with(**changes: Any) -> Any:

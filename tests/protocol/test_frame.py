@@ -44,20 +44,13 @@ def test_round_trip(frame):
     _, packed = unpack(pack({}, frame.pack()))
     parsed = Frame.parse(packed)
     assert parsed == replace(frame, digest=packed["digest"])
-
-
-def test_what_is_none_does_not_travel():
-    assert set(SMALL.pack()) == {
-        *("session", "seed", "private_draws", "masking", "round", "previous"),
-        *("parties", "index"),
-    }
+    assert None not in frame.pack().values()
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"session": -1}, ("'session'", "at least 0")),
-        ({"session": None}, ("'session' is missing",)),
         ({"seed": 1.5}, ("'seed'", "whole number")),
         ({"private_draws": None}, ("'private_draws' is missing",)),
         ({"private_draws": 1}, ("'private_draws'", "True or False")),

@@ -1,6 +1,5 @@
 """What goes into a message comes out of it, or the damage is noticed."""
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 from flwr.app import Array as FlowerArray
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from malformed import LARGE, in_bundle
@@ -44,12 +43,17 @@ SETTINGS = st.one_of(
 )
 
 
+@settings(max_examples=50)
 @given(
     values=st.dictionaries(st.text(min_size=1, max_size=3), ARRAYS | SETTINGS),
     frame=st.dictionaries(st.text(min_size=1, max_size=3), SETTINGS),
 )
 def test_round_trip(values, frame):
-    arrived, arrived_frame = unpack(travel(pack(values, frame)))
+    content = pack(values, frame)
+    arrived, arrived_frame = unpack(travel(content))
+    bundled = travel(bundle(content))
+    assert list(bundled) == [BUNDLE]
+    np.testing.assert_equal(unpack(bundled), (arrived, arrived_frame))
     assert set(arrived) == set(values)
     for name, value in values.items():
         np.testing.assert_equal(arrived[name], value)
@@ -83,61 +87,39 @@ def test_numbers_of_numpy_come_back_as_those_of_python():
     arrived = unpack(travel(pack(values)))[0]
     assert arrived == {"f": 0.1, "i": 3, "b": True}
     assert [type(v) for v in arrived.values()] == [float, int, bool]
+    for value in ({"a": 1}, None, object()):  # what no message can carry
+        with pytest.raises(TypeError):
+            pack({"x": value})
 
 
-def flip_bit(content):
-    array = content["arrays"]["x"]
+def flip_bit(arrays, *_):
+    array = arrays["x"]
     data = bytes([*array.data[:-1], array.data[-1] ^ 1])
-    content["arrays"]["x"] = FlowerArray(array.dtype, array.shape, array.stype, data)
+    arrays["x"] = FlowerArray(array.dtype, array.shape, array.stype, data)
 
 
-def rename(content):
-    content["arrays"]["z"] = content["arrays"].pop("x")
-
-
-def swap(content):
-    record = content["arrays"]
-    record["x"], record["y"] = record["y"], record["x"]
-
-
-def lose_array(content):
-    del content["arrays"]["x"]
-
-
-def change_setting(content):
-    content["settings"]["size"] += 1
-
-
-def change_type(content):
-    content["settings"]["size"] = float(content["settings"]["size"])
-
-
-def change_frame(content):
-    content["frame"]["round"] += 1
-
-
-def change_digest(content):
-    content["frame"]["digest"] = hashlib.sha256(b"").digest()
-
-
-def add_setting(content):
-    content["settings"]["more"] = True
-
-
-DAMAGES = [
-    *(flip_bit, rename, swap, lose_array, change_setting, change_type),
-    *(change_frame, change_digest, add_setting),
-]
+DAMAGES = {
+    "array lost": lambda arrays, *_: arrays.pop("x"),
+    "array renamed": lambda arrays, *_: arrays.update(z=arrays.pop("x")),
+    "arrays swapped": lambda arrays, *_: arrays.update(x=arrays["y"], y=arrays["x"]),
+    "bit flipped": flip_bit,
+    "setting of another type": lambda _, settings, __: settings.update(size=5.0),
+    "setting added": lambda _, settings, __: settings.update(more=True),
+    "frame changed": lambda *records: records[-1].update(round=2),
+    "digest changed": lambda *records: records[-1].update(digest=bytes(32)),
+    "digest of another type": lambda *records: records[-1].update(digest=5),
+    "digest lost": lambda *records: records[-1].pop("digest"),
+}
 
 
 def message() -> RecordDict:
     return pack({"x": np.arange(3.0), "y": np.ones(3), "size": 5}, {"round": 1})
 
 
-@pytest.mark.parametrize("harm", DAMAGES, ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize("harm", DAMAGES.values(), ids=DAMAGES)
 def test_damage_is_noticed(harm):
     content = travel(message())
-    harm(content)
+    harm(*(content[record] for record in ("arrays", "settings", "frame")))
     with pytest.raises(CorruptMessage, match="damaged"):
         unpack(content)
 
@@ -150,16 +132,6 @@ def test_a_lost_record_is_noticed(record, instead):
     if instead is not None:
         content[record] = instead
     with pytest.raises(CorruptMessage, match=f"lacks its record '{record}'"):
-        unpack(content)
-
-
-@pytest.mark.parametrize("instead", [None, 5, "digest"])
-def test_a_lost_digest_is_noticed(instead):
-    content = travel(message())
-    del content["frame"]["digest"]
-    if instead is not None:
-        content["frame"]["digest"] = instead
-    with pytest.raises(CorruptMessage, match="damaged"):
         unpack(content)
 
 
@@ -224,23 +196,11 @@ def test_bytes_are_those_of_the_serialised_message(sizes):
 # -- small messages as one record ------------------------------------------------------
 
 
-@given(
-    values=st.dictionaries(st.text(min_size=1, max_size=3), ARRAYS | SETTINGS),
-    frame=st.dictionaries(st.text(min_size=1, max_size=3), SETTINGS),
-)
-def test_a_bundle_has_all_records(values, frame):
-    content = pack(values, frame)
-    arrived = travel(bundle(content))
-    assert list(arrived) == [BUNDLE]
-    np.testing.assert_equal(unpack(arrived), unpack(content))
-
-
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_large_message_travels_as_it_is(more):
     size = MOST_BUNDLED - len(FlowerArray(np.zeros(0, "u1")).data) + more
     content = pack({"x": np.zeros(size, "u1")})
-    assert (bundle(content) is content) == bool(more)
-    assert (BUNDLE in bundle(content)) == (not more)
+    assert (bundle(content) is content) == (BUNDLE not in bundle(content)) == bool(more)
 
 
 @pytest.mark.parametrize("instead", [b"no message", 5, None, b"\n", "text"])
@@ -271,9 +231,3 @@ def test_a_bundle_with_another_byte_is_damaged_or_the_same(place, byte):
 def test_a_bundle_in_a_bundle_is_no_message():
     with pytest.raises(CorruptMessage, match="lacks its record"):
         unpack(in_bundle(bundle(message())))
-
-
-@pytest.mark.parametrize("value", [{"a": 1}, None, object()])
-def test_what_no_message_can_carry(value):
-    with pytest.raises(TypeError):
-        pack({"x": value})

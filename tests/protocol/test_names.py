@@ -35,9 +35,8 @@ def test_terms_name_printable_parties_alone(field):
 @pytest.mark.parametrize("field", ["name", "version", "lacks", "columns"])
 def test_a_reply_to_hello_has_printable_texts(field):
     text = [FORGED] if field in ("lacks", "columns") else FORGED
-    declared = {field: fields_of(Hello)[field]}
     with pytest.raises(ContractError, match=rf"{field}.*printable|list of text"):
-        structure(declared, {field: text}, {})
+        structure({field: fields_of(Hello)[field]}, {field: text}, {})
 
 
 def test_advice_on_the_consent_quotes_names():

@@ -33,15 +33,8 @@ def _column_total(party: Party, column: int = 0) -> Totals:
 column_total = Step(_column_total, "column_total")
 
 
-@pytest.fixture
-def registry(monkeypatch):
-    """Return the steps that a test declares, and no others."""
-    declared: dict[str, Step] = {}
-    monkeypatch.setattr(steps, "STEPS", declared)
-    return declared
-
-
-def test_a_step_is_registered_and_stays_a_plain_function(registry):
+def test_a_step_is_registered_and_stays_a_plain_function(monkeypatch):
+    monkeypatch.setattr(steps, "STEPS", registry := {})
     declared = step_of("example")(_column_total)
     assert registry == {"example__column_total": declared}
     assert (declared.action, declared.algorithm) == ("example__column_total", "example")
@@ -50,13 +43,8 @@ def test_a_step_is_registered_and_stays_a_plain_function(registry):
     assert declared(party)["total"].tolist() == [6.0]
     assert declared.__doc__ == "Add a column up."
     assert declared.__name__ == "_column_total"
-
-
-def test_two_steps_of_one_action(registry):
-    step = step_of("example")
-    step(_column_total)
     with pytest.raises(ValueError, match="'example__column_total' has a step"):
-        step(_column_total)
+        step_of("example")(_column_total)
 
 
 def test_sums_that_are_asked_for():
@@ -103,7 +91,7 @@ def test_a_step_is_pickled_by_its_place(declared):
     ],
 )
 def test_what_leaves_a_party_in_a_sum(action, names):
-    """Those of other modules are in the tests of their clients."""
+    """Steps of other modules are in the tests of their clients."""
     assert leaving(our_steps()[action], "sum") == names
 
 
