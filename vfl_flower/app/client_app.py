@@ -11,7 +11,7 @@ from flwr.app import Context
 from vfl_flower.app.config import has_encoding, party_source
 from vfl_flower.app.register import make_client_app
 from vfl_flower.data import StoredRows, is_file, load_party
-from vfl_flower.data.source import PartySource, who_of
+from vfl_flower.data.source import PartySource
 from vfl_flower.party.consent import ALLOW_ALL, Consent
 from vfl_flower.party.parts import check_folder, load_part
 from vfl_flower.party.party import Party, PartyError
@@ -35,7 +35,7 @@ def load_from_context(context: Context) -> Party:
         encoding = stored_encoding(source, context.run_config)
         consent = Consent.load(source.consent) if source.consent else None
     except PartyError as error:  # when greeted, the party has not told its name yet
-        raise PartyError(f"{who_of(source)}: {error}") from None
+        raise PartyError(f"{source.who}: {error}") from None
     if consent is None:
         consent = Consent() if real else ALLOW_ALL
     party = load_party(source, encoding=encoding)
@@ -53,7 +53,7 @@ def _is_real(source: PartySource, by_node: bool) -> bool:
     # Flower's simulation engine is Ray; a SuperNode has no part of it.
     if not by_node and "ray" not in sys.modules:
         raise PartyError(
-            f"{who_of(source)}: a file must be named as 'data' in the node config, and "
+            f"{source.who}: a file must be named as 'data' in the node config, and "
             "not in a run config"
         )
     return by_node

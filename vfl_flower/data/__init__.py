@@ -37,7 +37,7 @@ from vfl_flower.data.cache import CacheEntry
 from vfl_flower.data.encoding import Encoding
 from vfl_flower.data.files import from_file, ids_of_file
 from vfl_flower.data.paths import PartyFile, folder_files
-from vfl_flower.data.source import QUERY, PartySource, who_of
+from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.data.tables import FORMATS
 from vfl_flower.party.party import Party, PartyError
 
@@ -118,17 +118,17 @@ def party_file(source: PartySource) -> PartyFile:
         there = path.exists()
     except OSError as error:
         raise PartyError(
-            f"data of {who_of(source)} cannot be opened: {error.strerror}"
+            f"data of {source.who} cannot be opened: {error.strerror}"
         ) from None
     if path.is_absolute() and not ending and not there:
         raise PartyError(
-            f"data of {who_of(source)} must be a folder or a file that is there, and "
+            f"data of {source.who} must be a folder or a file that is there, and "
             "there is none at this path"
         )
     # A plain word cannot be a path that should stay at the party.
     word = re.fullmatch(r"\w*", source.data)
     raise PartyError(
-        f"data of {who_of(source)} must be one of {', '.join(sorted(BUNDLED))}, "
+        f"data of {source.who} must be one of {', '.join(sorted(BUNDLED))}, "
         "synthetic[:n=..,d=..,noise=..,correlation=..], or the absolute path of a "
         f"folder or of a file that ends in {', '.join(FORMATS)}"
         + (f", got {source.data!r}" if word else "")

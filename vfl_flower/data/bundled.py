@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from vfl_flower.data.encoding import Encoding, check_columns, encode_arrays
 from vfl_flower.data.files import choose
-from vfl_flower.data.source import PartySource, who_of
+from vfl_flower.data.source import PartySource
 from vfl_flower.party.party import Party, PartyError
 from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
 from vfl_flower.shapes import shapes_only
@@ -37,7 +37,7 @@ def from_bundled(source: PartySource, encoding: Encoding | None = None) -> Party
     names = [str(name) for name in bunch.feature_names]
     features = names
     if encoding is None:
-        chosen = choose(names, source.columns, who_of(source))
+        chosen = choose(names, source)
         features = chosen[_share(source, len(chosen))]
     places = [names.index(name) for name in features]
     X, y = _rows(source, bunch.data).take(places, axis=1), _rows(source, bunch.target)
@@ -60,7 +60,7 @@ def _bunch(source: PartySource) -> Any:
             return load(n_retries=1, delay=0.1)
     except OSError:
         raise PartyError(
-            f"data of {who_of(source)}: scikit-learn could not download "
+            f"data of {source.who}: scikit-learn could not download "
             f"{source.data!r}; it needs the internet once"
         ) from None
 
@@ -174,9 +174,9 @@ def _share_party(
     index, count = _place(source)
     names, X = list(columns), X.astype(np.float64, copy=False)
     if encoding is not None:
-        columns, _ = check_columns(names, encoding, who_of(source))
+        columns, _ = check_columns(names, encoding, source.who)
         X = X.take([names.index(name) for name in columns], axis=1)
-    encoding = encode_arrays(X, columns, source, who_of(source), encoding)
+    encoding = encode_arrays(X, columns, source, encoding)
     party = Party(
         X,
         y=y if source.rows or index == count - 1 else None,

@@ -87,12 +87,6 @@ class StoredIds(Sequence[str]):
             for first, last in itertools.pairwise((at - at[0]).tolist()):
                 yield block[first:last].decode()
 
-    def __eq__(self, other: object) -> bool:
-        """Return whether the other is a sequence of the same ids."""
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
 
 @dataclass(frozen=True)
 class CacheEntry:
@@ -214,11 +208,7 @@ class CacheEntry:
         for old in self.folder.glob(f"{self.file}-*.json"):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 if tuple(json.loads(old.read_text())["stamp"]) != self.stamp:
-                    for ending in (".json", ".X.npy", ".y.npy"):
-                        old.with_name(old.stem + ending).unlink(missing_ok=True)
-                    for ending in IDS:  # those of this state are written again
-                        for ids in self.folder.glob(f"{self.file}-*{ending}"):
-                            ids.unlink(missing_ok=True)
+                    self.drop()  # ids of this state are written again
 
     def seal(self, converted: Converted) -> None:
         """Write what makes the entry complete."""

@@ -66,7 +66,9 @@ def check(source: PartySource) -> Checked:
     Only the examples of the findings are values of the data.
     """
     try:
-        file = replace(party_file(source), who="the party", folder=())
+        file = party_file(source)
+        unnamed = replace(file.source, name=None, index=None)
+        file = replace(file, source=unnamed, folder=())
         stamp = file.stamp()
         survey = survey_file(file, fingerprint=True)
         file.check_unchanged(stamp)

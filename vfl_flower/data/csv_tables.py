@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -21,6 +21,7 @@ from vfl_flower.data.source import PartySource
 from vfl_flower.data.tables import PACKED, TEXTS, Table, empty_rows, ending, member_of
 from vfl_flower.files import check_growth
 from vfl_flower.party.party import PartyError
+from vfl_flower.shapes import shapes_only
 
 CSV_BLOCK = 2**20
 """Bytes of a CSV parsed at a time, and the most that one row may have."""
@@ -70,20 +71,15 @@ class _Counted(io.RawIOBase):
 @contextlib.contextmanager
 def _bytes(path: Path) -> Iterator[IO[bytes]]:
     """Open a file of text, compressed or not."""
-    size = path.stat().st_size
-    match path.suffix.lower():
-        case ".gz":
-            with gzip.open(path) as stream:
-                yield io.BufferedReader(_Counted(cast(IO[bytes], stream), size), 2**16)
-        case ".zip":
-            with (
-                zipfile.ZipFile(path) as archive,
-                archive.open(member_of(archive)) as f,
-            ):
-                yield io.BufferedReader(_Counted(f, size), 2**16)
-        case _:
-            with path.open("rb") as file:
-                yield file
+    suffix = path.suffix.lower()
+    with contextlib.ExitStack() as stack:
+        if suffix == ".zip":
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            file = archive.open(member_of(archive))
+        else:
+            file = cast(IO[bytes], (gzip.open if suffix == ".gz" else open)(path, "rb"))
+        stack.enter_context(file)
+        yield io.BufferedReader(_Counted(file, path.stat().st_size), 2**16)
 
 
 @contextlib.contextmanager
@@ -213,95 +209,134 @@ def _are_years(cells: Sequence[str]) -> bool:
     return all(cell.isdecimal() and 1900 <= int(cell) <= 2100 for cell in cells)
 
 
-def csv_table(path: Path, source: PartySource, who: str) -> Table:
+def csv_table(path: Path, source: PartySource) -> Table:
     """Return the columns of a CSV; raise PartyError unless it has names and rows."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.csv as pacsv
-
-    layout = layout_of(path, source)
+    layout, what = layout_of(path, source), f"the data file of {source.who}"
     if layout.empty:
-        raise PartyError(
-            f"the data file of {who} "
-            + ("has a header and no rows" if layout.names else "is empty")
-        )
-    _check_names(layout.names, who)
+        rule = "has a header and no rows" if layout.names else "is empty"
+        raise PartyError(f"{what} {rule}")
+    _check_names(layout.names, what)
     if layout.headerless:
         # Nothing else is said, since each name of a column would be a value.
         raise PartyError(
-            f"the data file of {who} has no header: its first line holds values; add "
-            "the names of the columns, or set header=false"
+            f"{what} has no header: its first line holds values; add the names of the "
+            "columns, or set header=false"
         )
-    places = [str(j) for j in range(len(layout.names))]
-    table = Table(layout.names, lambda wanted: iter(()))
-    lines, blank = _lines(path, layout)
-    ragged = 0
+    rows = _Rows(path, source, layout, *_lines(path, layout))
+    notes = []
+    if rows.blank:
+        notes.append(f"{rows.blank} empty rows, of delimiters alone, are left out")
+    if layout.delimiter != ",":
+        named = DELIMITERS.get(layout.delimiter, repr(layout.delimiter))
+        notes.append(f"fields are separated by {named}")
+    if layout.encoding != "utf-8-sig":
+        inferred = not source.text_encoding and not layout.encoding.startswith("utf")
+        reason = ", as it is not UTF-8" if inferred else ""
+        notes.append(f"the encoding is {layout.encoding}{reason}")
+    if path.suffix.lower() in PACKED:
+        notes.append(f"the file is unpacked on reading ({path.suffix.lower()})")
+    if not source.header:
+        notes.append(
+            f"without a header its columns are {layout.names[0]} to {layout.names[-1]}"
+        )
+    decimal = layout.delimiter != ","
+    return Table(layout.names, rows.read, notes, rows.faults, comma_is_decimal=decimal)
 
-    def skip(row: Any) -> str:
-        nonlocal ragged
-        ragged += 1
-        return "skip"
 
-    def read(wanted: Sequence[str]) -> Iterator[Any]:
-        nonlocal ragged
-        ragged = rows = 0
-        chosen = [str(layout.names.index(name)) for name in wanted]
+@shapes_only
+@dataclass
+class _Rows:
+    """The rows of a CSV, and what is wrong with them once all were read."""
+
+    path: Path
+    source: PartySource
+    layout: Layout
+    lines: int
+    """Lines of the file that are not blank."""
+    blank: int
+    """Rows of delimiters alone, which are left out."""
+    faults: list[str] = field(default_factory=list)
+
+    def read(self, wanted: Sequence[str]) -> Iterator[Any]:
+        """Yield record batches of some of the columns."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.csv as pacsv
+
+        names = self.layout.names
+        places = [str(j) for j in range(len(names))]
+        chosen = [str(names.index(name)) for name in wanted]
+        rows = ragged = 0
+
+        def skip(row: Any) -> str:
+            nonlocal ragged
+            ragged += 1
+            return "skip"
+
         with (
-            _utf8(path, layout.encoding) as plain,
+            _utf8(self.path, self.layout.encoding) as plain,
             pacsv.open_csv(
                 plain,
                 pacsv.ReadOptions(
                     use_threads=False,
                     block_size=CSV_BLOCK,
                     column_names=places,
-                    skip_rows_after_names=layout.skip,
+                    skip_rows_after_names=self.layout.skip,
                 ),
                 pacsv.ParseOptions(
-                    delimiter=layout.delimiter,
+                    delimiter=self.layout.delimiter,
                     newlines_in_values=True,
                     # In a file of one column an empty line is a missing value.
                     ignore_empty_lines=len(places) > 1,
                     invalid_row_handler=skip,
                 ),
                 pacsv.ConvertOptions(
-                    include_columns=places if blank else chosen,
+                    include_columns=places if self.blank else chosen,
                     column_types=dict.fromkeys(places, pa.string()),
                     strings_can_be_null=True,
-                    null_values=sorted(source.markers),
+                    null_values=sorted(self.source.markers),
                 ),
             ) as reader,
         ):
             for batch in reader:
                 rows += batch.num_rows
-                if blank:
+                if self.blank:
                     batch = batch.filter(pc.invert(empty_rows(batch))).select(chosen)
                 yield batch.rename_columns(list(wanted))
-        table.faults[:] = [
-            f"{ragged} rows of {who} have not as many fields as the first line, "
-            f"{len(places)}: fix the rows, take out a title, or set delimiter"
-        ] * (ragged > 0)
-        if lines > rows + ragged + layout.skip and (at := _swallowing(path, layout)):
-            table.faults.append(
-                f"line {at} of the data file of {who} has a quote that takes the lines "
-                "after it into its text: write a quote within a text twice"
+        self.faults[:] = self._faults(rows, ragged)
+
+    def _faults(self, rows: int, ragged: int) -> Iterator[str]:
+        if ragged:
+            yield (
+                f"{ragged} rows of {self.source.who} have not as many fields as the "
+                f"first line, {len(self.layout.names)}: fix the rows, take out a "
+                "title, or set delimiter"
+            )
+        surplus = self.lines > rows + ragged + self.layout.skip
+        if surplus and (line := self._swallowing()):
+            yield (
+                f"line {line} of the data file of {self.source.who} has a quote that "
+                "takes the lines after it into its text: write a quote within a text "
+                "twice"
             )
 
-    table.read = read
-    if blank:
-        table.notes.append(f"{blank} empty rows, of delimiters alone, are left out")
-    if layout.delimiter != ",":
-        named = DELIMITERS.get(layout.delimiter, repr(layout.delimiter))
-        table.notes.append(f"fields are separated by {named}")
-        table.comma_is_decimal = True
-    if layout.encoding != "utf-8-sig":
-        inferred = not source.text_encoding and not layout.encoding.startswith("utf")
-        reason = ", as it is not UTF-8" if inferred else ""
-        table.notes.append(f"the encoding is {layout.encoding}{reason}")
-    if path.suffix.lower() in PACKED:
-        table.notes.append(f"the file is unpacked on reading ({path.suffix.lower()})")
-    if not source.header:
-        table.notes.append(f"without a header its columns are x0 to x{len(places) - 1}")
-    return table
+    def _swallowing(self) -> int:
+        """Return the line of the first record with records in a text of it, or 0."""
+        held: list[str] = []
+
+        def lines(file: IO[bytes]) -> Iterator[str]:
+            for line in codecs.getreader(self.layout.encoding)(file, "replace"):
+                held.append(line)
+                yield line
+
+        with _bytes(self.path) as file:
+            reader = csv.reader(lines(file), delimiter=self.layout.delimiter)
+            width = len(self.layout.names) - 1
+            for _ in reader:
+                if any(line.count(self.layout.delimiter) == width for line in held[1:]):
+                    return reader.line_num - len(held) + 1
+                held.clear()
+        return 0
 
 
 def _lines(path: Path, layout: Layout) -> tuple[int, int]:
@@ -318,30 +353,11 @@ def _lines(path: Path, layout: Layout) -> tuple[int, int]:
     return lines, blank * (len(layout.names) > 1)
 
 
-def _swallowing(path: Path, layout: Layout) -> int:
-    """Return the line of the first record with whole records in a text of it, or 0."""
-    held: list[str] = []
-
-    def lines(file: IO[bytes]) -> Iterator[str]:
-        for line in codecs.getreader(layout.encoding)(file, "replace"):
-            held.append(line)
-            yield line
-
-    with _bytes(path) as file:
-        reader = csv.reader(lines(file), delimiter=layout.delimiter)
-        for _ in reader:
-            width = len(layout.names) - 1
-            if any(line.count(layout.delimiter) == width for line in held[1:]):
-                return reader.line_num - len(held) + 1
-            held.clear()
-    return 0
-
-
-def _check_names(names: Sequence[str], who: str) -> None:
+def _check_names(names: Sequence[str], file: str) -> None:
     """Refuse a first line that cannot be names, without a word of it."""
-    what = f"the first line of the data file of {who}"
+    what = f"the first line of {file}"
     if names[0].startswith(("<!", "<?", "<html", "<table", '{"', '[{"')):
-        raise PartyError(f"the data file of {who} is HTML, XML or JSON, not CSV")
+        raise PartyError(f"{file} is HTML, XML or JSON, not CSV")
     if names.count("") > 1:
         raise PartyError(
             f"{what} lacks {names.count('')} of its {len(names)} names: take out "

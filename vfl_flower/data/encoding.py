@@ -31,21 +31,12 @@ from vfl_flower.data.kinds import (
     NUMERIC,
     REFUSED,
     are_codes,
-    decoded,
     each_text,
     number_texts,
-    parse,
-    without_markers,
 )
 from vfl_flower.data.levels import OTHER
 from vfl_flower.data.source import PartySource
-from vfl_flower.data.statistics import (
-    MOST_DISTINCT,
-    Column,
-    Numbers,
-    marker_numbers,
-    without_coded,
-)
+from vfl_flower.data.statistics import MOST_DISTINCT, Column, Numbers
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.normal import normal_text, size_fault
 from vfl_flower.protocol.terms import LEAST_ROWS
@@ -76,7 +67,6 @@ def fit(
     columns: Mapping[str, Column],
     names: Sequence[str],
     source: PartySource,
-    who: str,
     medians: Mapping[str, float],
 ) -> tuple[Encoding, list[Finding]]:
     """Return the encoding of the features `names`, and what must be fixed in them.
@@ -88,7 +78,7 @@ def fit(
     unfilled: list[str] = []
     for name in names:
         column = columns[name]
-        if column_faults := check_column(column, source, who):
+        if column_faults := check_column(column, source):
             faults += column_faults
             continue
         numbers = column.numbers
@@ -96,8 +86,8 @@ def fit(
             unfilled.append(f"{numbers.gaps} in column {name!r}")
         known = numbers.known
         if numbers.gaps and source.filled_later and known < LEAST_ROWS:
-            text = f"column {name!r} of {who} must have at least {LEAST_ROWS} values "
-            text += f"for a mean of which one row decides little, got {known}"
+            text = f"column {name!r} of {source.who} must have at least {LEAST_ROWS} "
+            text += f"values for a mean of which one row decides little, got {known}"
             faults.append(fault("missing", name, text, "columns"))
         entry = _new(name)
         if source.filled_later:
@@ -116,17 +106,17 @@ def fit(
             _fit_levels(entry, column, source)
         entries.append(entry)
     if unfilled:
-        text = f"{who} has missing values and impute is none, by the party's choice "
-        text += f"or the strategy's: {', '.join(unfilled)}"
+        text = f"{source.who} has missing values and impute is none, by the party's "
+        text += f"choice or the strategy's: {', '.join(unfilled)}"
         faults.append(fault("missing", None, text, "impute"))
     later = any("kind" in entry or "other" in entry for entry in entries)
     return {"format": 2 if later else 1, "columns": entries}, faults
 
 
-def check_column(column: Column, source: PartySource, who: str) -> list[Finding]:
+def check_column(column: Column, source: PartySource) -> list[Finding]:
     """Return why a column cannot be a feature; nothing where it can."""
     name, numbers = column.name, column.numbers
-    what = f"column {name!r} of {who}"
+    what = f"column {name!r} of {source.who}"
 
     def refuse(about: str, rule: str, option: str = "columns") -> list[Finding]:
         return [fault(about, name, f"{what} {rule}", option)]
@@ -169,19 +159,20 @@ def _check_levels(
     column: Column, fixed: Sequence[str], source: PartySource, what: str
 ) -> list[Finding]:
     """Return why a text column cannot have the levels that are given for it."""
-    name, unknown = column.name, sorted(column.levels.keys() - set(fixed))
+    unknown = sorted(column.levels.keys() - set(fixed))
     text, examples = "", list[str]()
     if column.overflow:
         text = f"{what} must have at most {MOST_DISTINCT} different texts"
     elif missing := source.markers & set(fixed):
         text = f"the levels of {what} must be none of the texts for a missing value, "
-        text, examples = f"{text}{len(missing)} are: set missing", sorted(missing)
+        text, examples = (f"{text}{len(missing)} are: set missing", sorted(missing))
     elif unknown and OTHER not in fixed:
         rows = sum(column.levels[level] for level in unknown)
         text = f"{what} has {len(unknown)} texts, in {rows} rows, that are none of its "
         text += f"levels: add them, or {OTHER!r} for all of them, at each party"
         examples = unknown
-    return [fault("levels", name, text, "levels", examples)] if text else []
+    finding = fault("levels", column.name, text, "levels", tuple(examples))
+    return [finding] if text else []
 
 
 def _infinite(numbers: Numbers) -> str:
@@ -215,10 +206,10 @@ def nearly_numbers(
         rest = sum(column.levels[level] for level in mixed)
         text = f"{what} holds numbers, but in {rest} rows texts ({len(mixed)} "
         text += "different ones): name them in missing, or write numbers"
-        return [fault("markers", name, text, "missing", mixed)]
+        return [fault("markers", name, text, "missing", tuple(mixed))]
     text = f"{what} holds numbers in {rows} rows with something beside them, such as a "
     text += "unit or a currency: write plain numbers in one unit, or give its levels"
-    return [fault("numbers", name, text, "levels", numbers)]
+    return [fault("numbers", name, text, "levels", tuple(numbers))]
 
 
 def fit_new(
@@ -248,33 +239,22 @@ def encode(
     block: Mapping[str, Any],
     columns: Mapping[str, Column],
     encoding: Encoding,
-    markers: frozenset[str],
     who: str,
 ) -> Array:
     """Return the features of a block of rows, Arrow columns by name, shape (b, d)."""
     features: list[Array] = []
     for entry in encoding["columns"]:
-        name, levels = entry["name"], entry["levels"]
+        levels, column = entry["levels"], columns[entry["name"]]
         if levels is None:
-            values = numbers_of(block[name], columns[name], markers)
+            values = column.numbers_of(block[column.name])
         else:
-            values = _codes(block[name], entry, markers)
+            values = _codes(column.texts_of(block[column.name]), entry)
         gaps = np.isnan(values)
         # A missing text is missing in each of its 0/1 columns.
         for code in range(1 if levels is None else len(levels)):
             numbers = values if levels is None else (values == code).astype(np.float64)
             features.append(_applied(entry, code, numbers, gaps, who))
     return np.column_stack(features)
-
-
-def numbers_of(array: Any, column: Column, markers: frozenset[str]) -> Array:
-    """Return a block of a column that does not hold text as numbers, NaN for gaps."""
-    if column.numbers.gaps == column.numbers.n:
-        return np.full(len(array), np.nan)
-    values = parse(without_markers(array, markers), str(column.kind))
-    if values is None:
-        raise PartyError("the data file changed while it was read")
-    return without_coded(values, marker_numbers(markers))
 
 
 def said(
@@ -323,7 +303,6 @@ def encode_arrays(
     X: Array,
     names: Sequence[str],
     source: PartySource,
-    who: str,
     encoding: Encoding | None = None,
 ) -> Encoding:
     """Scale finite numbers in place, as in training or anew; return their encoding."""
@@ -331,7 +310,7 @@ def encode_arrays(
     if encoding is None:
         encoding = {"format": 1, "columns": [_new(name) for name in names]}
     for entry, column in zip(encoding["columns"], X.T, strict=True):
-        if text := _kind_fault("number", entry, who):
+        if text := _kind_fault("number", entry, source.who):
             raise PartyError(text)
         if fitted:
             if source.impute != "none":
@@ -341,7 +320,7 @@ def encode_arrays(
                 constant = column.min() == column.max()
                 entry["mean"].append(float(column.mean()))
                 entry["scale"].append(0.0 if constant else float(column.std()))
-        column[:] = _applied(entry, 0, column, np.isnan(column), who)
+        column[:] = _applied(entry, 0, column, np.isnan(column), source.who)
     return encoding
 
 
@@ -379,13 +358,12 @@ def text_kinds(encoding: Encoding) -> dict[str, Sequence[str]]:
     One whose levels look like numbers or dates must be text; others may hold no levels.
     """
     not_text = re.compile(r"\s*([-+.,]*\d|(inf|infinity)\s*$)", re.IGNORECASE)
-    kinds: dict[str, Sequence[str]] = {}
-    for entry in encoding["columns"]:
-        if entry["levels"] is not None:
-            plain = not any(not_text.match(level) for level in entry["levels"])
-            rest = [kind for kind in KINDS if kind != "truth"]
-            kinds[entry["name"]] = rest if plain else ["text"]
-    return kinds
+    rest = [kind for kind in KINDS if kind != "truth"]
+    return {
+        entry["name"]: ["text"] if any(map(not_text.match, entry["levels"])) else rest
+        for entry in encoding["columns"]
+        if entry["levels"] is not None
+    }
 
 
 def _new(name: str) -> dict[str, Any]:
@@ -460,12 +438,11 @@ def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> N
         _fit(entry, numbers, fill, source)
 
 
-def _codes(array: Any, entry: Mapping[str, Any], markers: frozenset[str]) -> Array:
-    """Return the place of each value in the levels; NaN: missing, -1: not a level."""
+def _codes(texts: Any, entry: Mapping[str, Any]) -> Array:
+    """Return the place of each text in the levels; NaN: missing, -1: not a level."""
     levels = entry["levels"]
     place = {normal_text(level): float(code) for code, level in enumerate(levels)}
     unknown = len(levels) - 1.0 if entry.get("other") else -1.0
-    texts = decoded(without_markers(array, markers))
     return each_text(texts, lambda text: place.get(normal_text(text), unknown))
 
 
@@ -532,9 +509,9 @@ class Labels:
         elif text := _size_fault(column):
             refuse(text, "size")
 
-    def numbers(self, array: Any, markers: frozenset[str]) -> Array:
+    def numbers(self, array: Any) -> Array:
         """Return a block of labels as float64, NaN where one is missing."""
         if self.column.kind not in TEXT:
-            return numbers_of(array, self.column, markers)
-        codes = _codes(array, {"levels": self.classes or []}, markers)
+            return self.column.numbers_of(array)
+        codes = _codes(self.column.texts_of(array), {"levels": self.classes or []})
         return np.where(codes < 0, np.nan, codes)

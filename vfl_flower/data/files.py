@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from vfl_flower.data.encoding import (
     encode,
     fit,
     fit_new,
-    numbers_of,
     said,
     text_kinds,
 )
@@ -31,7 +30,7 @@ from vfl_flower.data.kinds import NUMERIC
 from vfl_flower.data.paths import PartyFile
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import Column, medians, survey
-from vfl_flower.data.tables import Table, empty_rows, name_of
+from vfl_flower.data.tables import Table, empty_rows
 from vfl_flower.party.party import Party, PartyError
 from vfl_flower.party.row_order import RowOrder, load_order
 from vfl_flower.protocol.names import did_you_mean
@@ -66,7 +65,7 @@ def from_file(
     party = Party(
         converted.X,
         y=converted.y,
-        name=source.name or name_of(path),
+        name=file.source.name,
         columns=converted.columns,
         index=source.index,
         ids_digest=converted.ids_digest,
@@ -284,8 +283,11 @@ def survey_file(
             refuse(faults or [fault("rows", None, text)], who)
         more: list[Finding] = []
         if encoding is None:
-            middles = _medians(table, plan, columns, markers, source)
-            encoding, more = fit(columns, plan.features, source, who, middles)
+            numbers = [columns[name] for name in plan.features]
+            numbers = [c for c in numbers if c.kind in (*NUMERIC, "date")]
+            numbers = [c for c in numbers if c.numbers.known]
+            middles = medians(table, numbers) if source.impute == "median" else {}
+            encoding, more = fit(columns, plan.features, source, middles)
         elif plan.features:
             more = fit_new(columns, encoding, who)
         labels = None
@@ -307,37 +309,6 @@ def survey_file(
 
 def _row_faults(table: Table) -> list[Finding]:
     return [fault("rows", None, text, "delimiter") for text in table.faults]
-
-
-def _medians(
-    table: Table,
-    plan: Plan,
-    columns: Mapping[str, Column],
-    markers: frozenset[str],
-    source: PartySource,
-) -> dict[str, float]:
-    """Return the medians of the columns of numbers, where they are asked for."""
-    if source.impute != "median":
-        return {}
-    names = [
-        name
-        for name in plan.features
-        if columns[name].kind in (*NUMERIC, "date") and columns[name].numbers.known
-    ]
-    middles: dict[str, float] = {}
-    for start in range(0, len(names), 16):  # each takes a megabyte of counts
-        group = names[start : start + 16]
-
-        def blocks(group: list[str] = group) -> Iterator[Array]:
-            for batch in table.read(group):
-                pairs = zip(group, batch.columns, strict=True)
-                yield np.column_stack(
-                    [numbers_of(array, columns[name], markers) for name, array in pairs]
-                )
-
-        known = [columns[name].numbers.n - columns[name].numbers.gaps for name in group]
-        middles |= zip(group, medians(blocks, known), strict=True)
-    return middles
 
 
 def _convert(
@@ -417,16 +388,16 @@ def _write(
     survey: Survey, labels: Labels | None, file: PartyFile, files: Sequence[Any]
 ) -> None:
     """Write X, y if there are labels, and the ids if there are files for them."""
-    plan, markers, rows = survey.plan, file.source.markers, 0
+    plan, rows = survey.plan, 0
     id_files = files[1 + (labels is not None) :]
     writer = IdWriter(survey.ids, id_files) if survey.ids and id_files else None
     for batch in survey.table.read(plan.wanted):
         block = dict(zip(plan.wanted, batch.columns, strict=True))
         rows += batch.num_rows
-        X = encode(block, survey.columns, survey.encoding, markers, file.who)
+        X = encode(block, survey.columns, survey.encoding, file.who)
         files[0].write(X)
         if labels is not None:
-            files[1].write(labels.numbers(block[labels.column.name], markers))
+            files[1].write(labels.numbers(block[labels.column.name]))
         if writer is not None:
             writer.write(block[writer.ids.name])
     if rows != survey.rows or (writer is not None and writer.end != writer.ids.bytes):
@@ -449,7 +420,7 @@ def _features(
     if not {label, *(source.columns or ())} <= {None, *names}:
         for path in file.folder:
             if path != file.path:
-                other = PartyFile(path, source, f"party {name_of(path)!r}")
+                other = PartyFile.of(path, replace(source, name=None))
                 with other.reading():
                     elsewhere.update(other.header())
     known = {None, *names, *elsewhere}
@@ -458,7 +429,7 @@ def _features(
         text = f"{where} has no column {label!r}, its label-column"
         text += did_you_mean(str(label), names)
         faults.append(fault("options", label, text, "label-column"))
-    features = choose(candidates, source.columns, who, elsewhere - set(names))
+    features = choose(candidates, source, elsewhere - set(names))
     for name in features:
         if name == "" or name.startswith("__index_level_"):
             raise PartyError(
@@ -469,12 +440,10 @@ def _features(
 
 
 def choose(
-    names: Sequence[str],
-    wanted: Sequence[str] | None,
-    who: str,
-    elsewhere: Collection[str] = (),
+    names: Sequence[str], source: PartySource, elsewhere: Collection[str] = ()
 ) -> list[str]:
     """Return the feature columns in the order that the option gives them."""
+    who, wanted = source.who, source.columns
     if wanted is None:
         features = list(names)
     else:

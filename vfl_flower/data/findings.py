@@ -32,18 +32,8 @@ class Finding:
     """Values of the data, for the party's own eyes."""
 
 
-warning, note = partial(Finding, "warning"), partial(Finding, "note")
-
-
-def fault(
-    about: str,
-    column: str | None,
-    text: str,
-    option: str = "",
-    examples: Sequence[str] = (),
-) -> Finding:
-    """Return a finding that must be fixed."""
-    return Finding("error", about, column, text, option, tuple(examples))
+fault, warning = partial(Finding, "error"), partial(Finding, "warning")
+note = partial(Finding, "note")
 
 
 def refuse(faults: Sequence[Finding], who: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 import weakref
 from collections import Counter
@@ -30,7 +31,7 @@ class Ids:
     """
 
     BLOCK = 2**20
-    """Hashes that are sorted at a time, on average."""
+    """Hashes that are compared at a time."""
 
     def __init__(self, name: str, markers: frozenset[str]) -> None:
         self.name, self.n, self.missing, self.bytes = name, 0, 0, 0
@@ -72,19 +73,13 @@ class Ids:
 
     def repeated(self) -> int:
         """Return how many rows repeat an id, by the hashes of all."""
-        parts = max(1, -(-self.n // self.BLOCK))
-        repeated = 0
-        for part in range(parts):
-            self._file.seek(0)
-            selected = []
-            while block := self._file.read(2**20):
-                hashes = np.frombuffer(block, dtype=np.int64)
-                selected.append(hashes[hashes % parts == part] if parts > 1 else hashes)
-            ordered = np.concatenate([*selected, np.empty(0, dtype=np.int64)])
-            del selected
-            ordered.sort()
-            repeated += int((ordered[1:] == ordered[:-1]).sum())
-        return repeated
+        if not self._file.seek(0, os.SEEK_END):
+            return 0
+        hashes = np.memmap(self._file, np.int64)
+        hashes.sort()
+        starts = range(0, len(hashes), self.BLOCK)
+        blocks = (hashes[start : start + self.BLOCK + 1] for start in starts)
+        return sum(int(np.count_nonzero(b[1:] == b[:-1])) for b in blocks)
 
     def faults(self, who: str) -> list[Finding]:
         """Return what must be fixed in the ids, once all were taken in."""

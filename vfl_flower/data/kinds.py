@@ -156,15 +156,8 @@ def codes_in(column: Any) -> bool:
     """Return whether a column of text has a whole number with a leading zero."""
     import pyarrow.compute as pc
 
-    at, data = text_buffers(column)
-    lengths, starts = np.diff(at), at[:-1] - at[0]
-    starts = starts[lengths > 1]
-    if (data[starts] <= ord(" ")).any():  # blanks in front, which are rare
-        return codes_in(pc.utf8_ltrim_whitespace(column))
-    digits = data[starts[data[starts] == ord("0")] + 1]
-    if not ((digits >= ord("0")) & (digits <= ord("9"))).any():
-        return False
-    return bool(pc.any(pc.match_substring_regex(column, r"^0\d+\s*$")).as_py())
+    codes = pc.match_substring_regex(column, r"^\s*0\d+\s*$")
+    return pc.any(codes).as_py() is True
 
 
 def text_buffers(texts: Any) -> tuple[Array, Array]:

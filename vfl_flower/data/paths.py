@@ -9,12 +9,12 @@ import re
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vfl_flower.data import tables
 from vfl_flower.data.csv_tables import CSV_BLOCK, csv_table, layout_of
-from vfl_flower.data.source import QUERY, PartySource, who_of
+from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.data.tables import FORMATS, TEXTS, Table, ending, files_of, name_of
 from vfl_flower.files import UnpackedSizeError
 from vfl_flower.party.party import PartyError
@@ -41,8 +41,6 @@ class PartyFile:
 
     path: Path
     source: PartySource
-    who: str
-    """How an error names the party."""
     folder: Sequence[Path] = ()
     """All party files of its folder, if the data are a folder."""
 
@@ -51,7 +49,12 @@ class PartyFile:
         cls, path: Path, source: PartySource, folder: Sequence[Path] = ()
     ) -> PartyFile:
         """Return the file, whose name is the party's if the party has no other."""
-        return cls(path, source, f"party {source.name or name_of(path)!r}", folder)
+        return cls(path, replace(source, name=source.name or name_of(path)), folder)
+
+    @property
+    def who(self) -> str:
+        """How an error names the party."""
+        return self.source.who
 
     @property
     def what(self) -> str:
@@ -108,8 +111,8 @@ class PartyFile:
             case ".arrow" | ".feather":
                 return tables.arrow_table(files[0])
             case ".npz":
-                return tables.npz_table(files[0], self.source, self.who)
-        return csv_table(files[0], self.source, self.who)
+                return tables.npz_table(files[0], self.source)
+        return csv_table(files[0], self.source)
 
     def header(self) -> list[str]:
         """Return the names of the columns without reading the rows."""
@@ -164,7 +167,7 @@ def folder_files(folder: Path, source: PartySource) -> list[Path]:
     files = sorted((p for p in visible if p.suffix.lower() in FORMATS), key=_natural)
     if not files:
         raise PartyError(
-            f"the data folder of {who_of(source)} has no file that ends in "
+            f"the data folder of {source.who} has no file that ends in "
             f"{', '.join(FORMATS)}"
         )
     if source.count not in (None, len(files)):

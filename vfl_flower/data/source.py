@@ -72,6 +72,13 @@ class PartySource:
             )
 
     @property
+    def who(self) -> str:
+        """How an error names the party."""
+        if self.name:
+            return f"party {self.name!r}"
+        return "the party" if self.index is None else f"party-{self.index}"
+
+    @property
     def markers(self) -> frozenset[str]:
         """The texts that stand for a missing value."""
         if self.missing is not None:
@@ -83,10 +90,3 @@ class PartySource:
     def filled_later(self) -> bool:
         """Whether missing values stay until the parties know the mean over all."""
         return self.rows and self.impute == "mean"
-
-
-def who_of(source: PartySource) -> str:
-    """Return how an error names the party."""
-    if source.name:
-        return f"party {source.name!r}"
-    return "the party" if source.index is None else f"party-{source.index}"

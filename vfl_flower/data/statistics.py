@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,7 @@ from vfl_flower.data.kinds import (
     without_markers,
 )
 from vfl_flower.data.tables import Table
+from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.normal import normal_text
 from vfl_flower.typing import Array
 
@@ -30,6 +32,9 @@ MOST_DISTINCT = 100_000
 
 MOST_TEXT = 2**24
 """Characters of different texts that are counted."""
+
+MEDIANS = 16
+"""Columns whose medians are computed in one pass, each by a file of its numbers."""
 
 
 class Numbers:
@@ -140,9 +145,9 @@ class Column:
         self.kind: str | None = None
         self.numbers, self.spelled = Numbers(), Counter[str]()
         self.overflow = self.failed = self.zeros = self.rounded = False
-        self._size, self._typed, self._first = 0, False, True
+        self._size = 0
         self._hash = hashlib.blake2b(digest_size=16) if fingerprint else None
-        self._coded = marker_numbers(markers)
+        self._coded = _marker_numbers(markers)
 
     @property
     def fingerprint(self) -> bytes:
@@ -159,41 +164,40 @@ class Column:
 
     def add(self, block: Any) -> None:
         """Take in a block of the column, an Arrow array."""
-        if self._first:
-            self.kind, self._first = kind_of_type(block), False
-            self._typed = self.kind != ""
-            self.kind = self.kind if self._typed else self.kinds[0]
-        if self.kind is None:
+        kind = kind_of_type(block)
+        if kind is None:
             self.numbers.n += len(block)
-            return
-        block = without_markers(block, self._markers)
-        if self.kind == "levels":
-            self._add_levels(decoded(block))
-        elif self._typed:
-            self._count(parse(block, self.kind), block)
+        elif kind == "":
+            self._add_text(without_markers(block, self._markers))
         else:
-            self._add_text(block)
+            self.kind = kind
+            if kind == "levels":
+                self._add_levels(decoded(block))
+            else:
+                self._count(parse(block, kind), block)
 
     def _add_text(self, block: Any) -> None:
         """Take in a block of text as its kind, or drop the kinds that it is not."""
-        started = self.numbers.n > self.numbers.gaps
-        while self.kind != "text":
-            values = parse(block, str(self.kind))
-            if values is not None and not self.failed:
-                self._count(values, block)
-                if self.kind == "number" and self.numbers.whole and not self.zeros:
-                    self.zeros = codes_in(block)
+        started, values = self.numbers.n > self.numbers.gaps, None
+        while (kind := self.kinds[0]) != "text":
+            values = parse(block, kind)
             if values is not None:
-                return
+                break
             self.kinds = self.kinds[1:]
-            self.kind = self.kinds[0]
             self.failed = self.failed or started
-        if not self.failed:
+        self.kind = kind
+        if self.failed:
+            return
+        if kind == "text":
             self._add_levels(block)
+        else:
+            self._count(values, block)
+            if kind == "number" and self.numbers.whole and not self.zeros:
+                self.zeros = codes_in(block)
 
     def _count(self, values: Array | None, block: Any) -> None:
         assert values is not None
-        self.numbers.add(without_coded(values, self._coded))
+        self.numbers.add(self._without_coded(values))
         if self.numbers.known and self.numbers.largest > 2**53:
             self.rounded = self.rounded or has_long_digits(block)
         if self._hash:
@@ -218,21 +222,33 @@ class Column:
         if len(self.spelled) > MOST_DISTINCT or self._size > MOST_TEXT:
             self.overflow, self.spelled = True, Counter()
 
+    def texts_of(self, block: Any) -> Any:
+        """Return a block of a column of text, with gaps where values are missing."""
+        return decoded(without_markers(block, self._markers))
 
-def marker_numbers(markers: frozenset[str]) -> Array:
+    def numbers_of(self, block: Any) -> Array:
+        """Return a block of a column that does not hold text, NaN for gaps."""
+        if self.numbers.gaps == self.numbers.n:
+            return np.full(len(block), np.nan)
+        values = parse(without_markers(block, self._markers), str(self.kind))
+        if values is None:
+            raise PartyError("the data file changed while it was read")
+        return self._without_coded(values)
+
+    def _without_coded(self, values: Array) -> Array:
+        """Return numbers with NaN where they stand for a missing value."""
+        if not len(self._coded):
+            return values
+        return np.where(np.isin(values, self._coded), np.nan, values)
+
+
+def _marker_numbers(markers: frozenset[str]) -> Array:
     """Return the numbers among the texts for a missing value, such as -999."""
     numbers = []
     for text in markers:
         with contextlib.suppress(ValueError):
             numbers.append(float(text))
     return np.array([x for x in numbers if np.isfinite(x)])
-
-
-def without_coded(values: Array, coded: Array) -> Array:
-    """Return numbers with NaN where they stand for a missing value."""
-    if not len(coded):
-        return values
-    return np.where(np.isin(values, coded), np.nan, values)
 
 
 def packed(texts: Any) -> Any:
@@ -292,36 +308,24 @@ def survey(
     return done
 
 
-def medians(blocks: Callable[[], Iterator[Array]], known: Sequence[int]) -> list[float]:
-    """Return the medians of columns, exactly, in four passes and little memory.
+@np.errstate(over="ignore", invalid="ignore")
+def medians(table: Table, columns: Sequence[Column]) -> dict[str, float]:
+    """Return the medians of columns of numbers, each of which has a value.
 
-    A pass counts 16 bits of the numbers' order-preserving codes, those of the two
-    middle values alone from the second pass. `blocks` are (b, d), NaN where missing;
-    `known` counts the other values of each column.
+    Memory is bounded: the values lie in files without a name, where they are ordered.
     """
-    d = len(known)
-    ranks = np.array([[(n - 1) // 2, n // 2] for n in known])
-    prefix = np.zeros((d, 2), dtype=np.uint64)
-    for shift in (48, 32, 16, 0):
-        counts = np.zeros((d, 2, 2**16), dtype=np.int64)
-        for block in blocks():
-            for j in range(d):
-                bits = np.ascontiguousarray(block[:, j])
-                bits = (bits[~np.isnan(bits)] + 0.0).view(np.uint64)
-                sign = bits >> np.uint64(63) == 1
-                keys = np.where(sign, ~bits, bits | np.uint64(1 << 63))
-                digits = (keys >> np.uint64(shift) & np.uint64(0xFFFF)).astype(np.intp)
-                for side in (0, 1):
-                    # In the first pass, a shift by all 64 bits leaves 0.
-                    chosen = keys >> np.uint64(shift + 16) == prefix[j, side]
-                    counts[j, side] += np.bincount(digits[chosen], minlength=2**16)
-        for j in range(d):
-            for side in (0, 1):
-                total = np.cumsum(counts[j, side])
-                digit = int(np.searchsorted(total, ranks[j, side], side="right"))
-                ranks[j, side] -= total[digit - 1] if digit else 0
-                prefix[j, side] = prefix[j, side] << np.uint64(16) | np.uint64(digit)
-    sign = prefix >> np.uint64(63) == 0
-    bits = np.where(sign, ~prefix, prefix & np.uint64(2**63 - 1))
-    with np.errstate(over="ignore"):
-        return [float(pair.mean()) for pair in bits.view(np.float64)]
+    middles: dict[str, float] = {}
+    for start in range(0, len(columns), MEDIANS):
+        group = columns[start : start + MEDIANS]
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(tempfile.TemporaryFile()) for _ in group]
+            for batch in table.read([column.name for column in group]):
+                for column, file in zip(group, files, strict=True):
+                    values = column.numbers_of(batch.column(column.name))
+                    file.write(values[~np.isnan(values)].tobytes())
+            for column, file in zip(group, files, strict=True):
+                file.flush()
+                values = np.memmap(file, np.float64)
+                middle = float(np.median(values, overwrite_input=True))
+                middles[column.name] = middle + 0.0  # that of zeros may be -0
+    return middles

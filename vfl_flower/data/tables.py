@@ -145,16 +145,15 @@ def parquet_table(files: Sequence[Path], who: str) -> Table:
     def read(wanted: Sequence[str]) -> Iterator[Any]:
         for path in files:
             # Not read_table: it adds columns for a folder that is called "year=2013".
-            with pyarrow.parquet.ParquetFile(path) as file:
-                about, size = file.metadata, path.stat().st_size
-                check_growth(8 * about.num_rows * len(wanted), size)
-                stored = [file.schema_arrow.field(name).type for name in wanted]
-                pairs = list(zip(wanted, stored, strict=True))
-                texts = [name for name, kind in pairs if pa.types.is_string(kind)]
-                if about.num_columns == len(schema.names):  # none is nested
-                    texts = [t for t in texts if _sized(about, schema.names.index(t))]
-            kinds = [type_of[n] if pa.types.is_null(t) else t for n, t in pairs]
-            typed = pa.schema(list(zip(wanted, kinds, strict=True)))
+            about, size = pyarrow.parquet.read_metadata(path), path.stat().st_size
+            check_growth(8 * about.num_rows * len(wanted), size)
+            stored = pyarrow.parquet.read_schema(path)
+            kinds = {name: stored.field(name).type for name in wanted}
+            texts = [name for name, kind in kinds.items() if pa.types.is_string(kind)]
+            if about.num_columns == len(schema.names):  # none is nested
+                texts = [t for t in texts if _sized(about, schema.names.index(t))]
+            empty = {name for name, kind in kinds.items() if pa.types.is_null(kind)}
+            typed = pa.schema(kinds | {name: type_of[name] for name in empty})
             unpacked = 0
             with pyarrow.parquet.ParquetFile(
                 path, read_dictionary=texts, pre_buffer=False, buffer_size=2**18
@@ -210,49 +209,53 @@ def arrow_table(path: Path) -> Table:
     def read(wanted: Sequence[str]) -> Iterator[Any]:
         if not maps:  # not before the first row is wanted: it may be unpacked
             maps.extend(map_arrow(path))
-        step = batch_rows(len(wanted))
         for batch in batches_of(maps):
             chosen = batch.select(list(wanted))
-            for start in range(0, batch.num_rows, step):
-                part = chosen.slice(start, step)
+            for rows in _mapped_rows(batch.num_rows, len(wanted), maps):
+                part = chosen.slice(rows.start, rows.stop - rows.start)
                 part.validate(full=True)  # a damaged place of a text ends a process
                 yield part
-                if start % (4 * step) == 0:
-                    give_back(*maps)
 
     schema = schema_of(path)
     return Table(schema.names, read, categories=_categories(schema))
 
 
-def npz_table(path: Path, source: PartySource, who: str) -> Table:
+def _mapped_rows(n: int, columns: int, maps: Sequence[mmap.mmap]) -> Iterator[slice]:
+    """Yield which rows to read at a time, and give back the memory of those before."""
+    step = batch_rows(columns)
+    for start in range(0, n, step):
+        yield slice(start, start + step)
+        if start % (4 * step) == 0:
+            give_back(*maps)
+
+
+def npz_table(path: Path, source: PartySource) -> Table:
     """Return the columns of X, y and ids, mapped into memory."""
     import pyarrow as pa
 
-    arrays, maps = _npz_arrays(path, source, who)
+    arrays, maps = _npz_arrays(path, source)
 
     def read(wanted: Sequence[str]) -> Iterator[Any]:
-        rows = len(next(iter(arrays.values())))
-        step = batch_rows(len(wanted))
-        for start in range(0, rows, step):
+        n = len(next(iter(arrays.values())))
+        for rows in _mapped_rows(n, len(wanted), maps):
             yield pa.RecordBatch.from_pydict(
-                {name: pa.array(arrays[name][start : start + step]) for name in wanted}
+                {name: pa.array(arrays[name][rows]) for name in wanted}
             )
-            if start % (4 * step) == 0:
-                give_back(*maps)
 
     return Table(list(arrays), read)
 
 
 def _npz_arrays(
-    path: Path, source: PartySource, who: str
+    path: Path, source: PartySource
 ) -> tuple[dict[str, Array], list[mmap.mmap]]:
+    what = f"the data file of {source.who}"
     with path.open("rb") as raw:
         file, maps = map_npz(raw, ("X", "y", "ids", "columns"))
     file = {key: _native(array) for key, array in file.items()}
     X = file["X"]
     if X.ndim != 2 or X.dtype.kind not in "biuf" or X.shape[1] > MOST_COLUMNS:
         raise PartyError(
-            f"X in the data file of {who} must be a matrix of real numbers with at "
+            f"X in {what} must be a matrix of real numbers with at "
             f"most {MOST_COLUMNS} columns, got shape {X.shape} and dtype {X.dtype}"
         )
     names = [f"x{j}" for j in range(X.shape[1])]
@@ -260,7 +263,7 @@ def _npz_arrays(
         names = [str(name) for name in file["columns"].tolist()]
     if len(names) != X.shape[1] or len(set(names)) != len(names):
         raise PartyError(
-            f"columns in the data file of {who} must be {X.shape[1]} distinct "
+            f"columns in {what} must be {X.shape[1]} distinct "
             f"names, got {len(names)} with {len(set(names))} distinct"
         )
     arrays = {name: X[:, j] for j, name in enumerate(names)}
@@ -270,13 +273,11 @@ def _npz_arrays(
         if key not in file:
             continue
         if name in arrays:
-            raise PartyError(
-                f"the data file of {who} has an array {key} and a column {name!r} of X"
-            )
+            raise PartyError(f"{what} has an array {key} and a column {name!r} of X")
         arrays[name] = file[key]
         if arrays[name].shape != (len(X),):
             raise PartyError(
-                f"{key} in the data file of {who} must have one value for each of "
+                f"{key} in {what} must have one value for each of "
                 f"the {len(X)} rows of X, got shape {arrays[name].shape}"
             )
     return arrays, maps

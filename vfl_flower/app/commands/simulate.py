@@ -38,7 +38,7 @@ from vfl_flower.app.server_app import execute
 from vfl_flower.data import StoredRows, folder_files, is_file, load_party, party_file
 from vfl_flower.data.bundled import BUNDLED
 from vfl_flower.data.checking import check
-from vfl_flower.data.source import PartySource, who_of
+from vfl_flower.data.source import PartySource
 from vfl_flower.data.tables import name_of
 from vfl_flower.party.party import Party, PartyError
 from vfl_flower.simulation import InProcessGrid
@@ -149,7 +149,7 @@ def load(source: PartySource, config: Mapping[str, Any]) -> Party:
     try:
         encoding = stored_encoding(source, config)
     except PartyError as error:
-        raise PartyError(f"{who_of(source)}: {error}") from None
+        raise PartyError(f"{source.who}: {error}") from None
     party = load_party(source, encoding=encoding)
     party.state_dir, party.source = source.state_dir, StoredRows(source)
     return party
