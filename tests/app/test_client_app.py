@@ -178,7 +178,7 @@ def test_new_rows_are_encoded_as_in_training(node):
     kinds = (np.array([[0, 1, 0], [1, 0, 0]]) - 1 / 3) / (np.sqrt(2) / 3)
     np.testing.assert_allclose(party.X[:, 1:], kinds, rtol=1e-12)
     assert party.state_dir == Path(node.node_config["state-dir"])
-    assert party.read_ids() == ["u", "v"]
+    assert list(party.read_ids()) == ["u", "v"]
 
 
 def test_rows_to_train_on_are_encoded_anew(node):

@@ -8,13 +8,23 @@ import pyarrow as pa
 import pyarrow.feather
 import pytest
 
-from vfl_flower.data import load_party
+from vfl_flower.data import load_party, read_ids
+from vfl_flower.data.checking import check
 from vfl_flower.data.source import PartySource
 from vfl_flower.party.party import PartyError
 
 
 def load(path, encoding=None, **options):
     return load_party(PartySource(data=str(path), **options), encoding=encoding)
+
+
+def findings_in(path, **options):
+    return check(PartySource(data=str(path), **options)).findings
+
+
+def ids_in(path, **options):
+    ids = read_ids(PartySource(data=str(path), **options))
+    return None if ids is None else list(ids)
 
 
 def refusal(path, encoding=None, **options):

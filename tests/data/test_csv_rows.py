@@ -3,9 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-from party_files import load, refusal
+from party_files import findings_in, ids_in, load, refusal
 
-from vfl_flower.data import read_ids
 from vfl_flower.data.checking import check
 from vfl_flower.data.source import PartySource
 
@@ -27,7 +26,7 @@ def test_rows_of_delimiters_alone_are_left_out(write, empty, encoding):
     faults = [f.text for f in found.findings if f.level == "error"]
     assert len(faults) == 1
     assert "6 empty rows" in faults[0]
-    ids = read_ids(PartySource(data=str(path), id_column="a\u00e9"))
+    ids = ids_in(path, id_column="a\u00e9")
     assert list(ids) == [str(i) for i in range(60)]
 
 
@@ -43,14 +42,14 @@ def test_rows_without_a_value_are_pointed_out(tmp_path, ending):
     frame["id"] = pd.Categorical([f"p{i}" for i in range(len(frame))])
     path = tmp_path / f"n.{ending}"
     getattr(frame, f"to_{ending}")(path)
-    found = check(PartySource(data=str(path), id_column="id")).findings
+    found = findings_in(path, id_column="id")
     assert any("9 rows have no value in any feature" in f.text for f in found)
 
 
 def test_a_column_with_one_rarer_value_is_no_heavy_tail(write):
     """Nobody can write the logarithm of 0."""
     path = write("a,b\n" + "".join(f"{int(i == 7)},{i % 9}\n" for i in range(90)))
-    (text,) = [f.text for f in check(PartySource(data=str(path))).findings]
+    (text,) = [f.text for f in findings_in(path)]
     assert "column 'a' has two values, one of them in 1 of 90 rows" in text
 
 
@@ -67,11 +66,11 @@ def test_windows_1252_is_read_as_such(write):
     ids = [f"\u0160{i}\u20ac" for i in range(50)]
     text = "id,v\n" + "".join(f"{i},{k}\n" for k, i in enumerate(ids))
     path = write(text.encode("cp1252"), "n.csv")
-    assert list(read_ids(PartySource(data=str(path), id_column="id"))) == ids
-    found = check(PartySource(data=str(path), id_column="id")).findings
+    assert ids_in(path, id_column="id") == ids
+    found = findings_in(path, id_column="id")
     assert [f.level for f in found if f.about == "encoding"] == ["warning"]
     path = write(text.encode("cp1252"), "m.csv")
-    found = check(PartySource(data=str(path), text_encoding="cp1252")).findings
+    found = findings_in(path, text_encoding="cp1252")
     assert "warning" not in [f.level for f in found if f.about == "encoding"]
     assert load(write(b"t,a\n\x81,1\nx,2\n", "l.csv")).columns[1] == "t=\x81"
 

@@ -8,13 +8,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from party_files import load, refusal
+from party_files import findings_in, load, refusal
 from typer.testing import CliRunner
 
 from vfl_flower.app.commands.cli import app
 from vfl_flower.data import checking
-from vfl_flower.data.checking import check
-from vfl_flower.data.source import PartySource
 from vfl_flower.party.party import PartyError
 
 N = 60
@@ -24,21 +22,11 @@ def lines(form, n=N):
     return "".join(form(i) + "\n" for i in range(n))
 
 
-def findings(path, **options):
-    return check(PartySource(data=str(path), **options)).findings
-
-
 def said(path, level=("error", "warning"), **options):
-    return "; ".join(f.text for f in findings(path, **options) if f.level in level)
+    return "; ".join(f.text for f in findings_in(path, **options) if f.level in level)
 
 
 # -- what stands at the path -----------------------------------------------------------
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    assert "does not exist" in said(tmp_path / "a.csv")
-    (tmp_path / "link.csv").symlink_to("nowhere")
-    assert "does not exist" in said(tmp_path / "link.csv")
 
 
 @pytest.mark.parametrize("make", ["pipe", "device"])
@@ -61,11 +49,6 @@ def test_a_path_that_cannot_be_looked_at(tmp_path, number, monkeypatch):
     monkeypatch.setattr(Path, "is_dir", is_dir)
     assert f"cannot be opened: {os.strerror(number)}" in said(tmp_path / "a.csv")
     assert f"cannot be opened: {os.strerror(number)}" in refusal(tmp_path / "a.csv")
-
-
-def test_a_spreadsheet(tmp_path):
-    (tmp_path / "a.xlsx").write_bytes(b"PK")
-    assert "save a spreadsheet as CSV" in said(tmp_path / "a.xlsx")
 
 
 def test_a_file_that_changes_during_the_check(write, monkeypatch):
@@ -151,7 +134,7 @@ def test_first_lines_that_are_no_names(write, text, rule):
 def test_dates_in_other_forms_are_refused_as_dates(write, values):
     """01.02.13 was a day of the year 13, and the others one column each."""
     path = write("x,y\n" + lines(lambda i: f'"{values[i % 2]}",{i * i}'))
-    assert [f.about for f in findings(path) if f.level == "error"] == ["dates"]
+    assert [f.about for f in findings_in(path) if f.level == "error"] == ["dates"]
     assert values[0] not in refusal(path)
 
 
@@ -161,7 +144,7 @@ def test_dates_in_other_forms_are_refused_as_dates(write, values):
 def test_numbers_with_signs_for_thousands_are_refused(write, values):
     """They became one column each, where a file had few of them."""
     path = write("x;y\n" + lines(lambda i: f"{values[i % 2]};{i * i}"))
-    assert [f.about for f in findings(path) if f.level == "error"] == ["numbers"]
+    assert [f.about for f in findings_in(path) if f.level == "error"] == ["numbers"]
     assert values[0] not in refusal(path)
 
 

@@ -189,16 +189,6 @@ def test_few_rows_of_a_csv_are_read_as_all_of_them(write, rows):
     np.testing.assert_array_equal(party.X, trained.X[rows])
 
 
-def test_formats_share_an_encoding(tmp_path):
-    """Categories of numbers are numbers, as a CSV has them."""
-    levels = pd.Categorical([10, 9, 10, 11])
-    frame = pd.DataFrame({"c": levels, "a": [1.5, 2.5, None, 0.1]})
-    trained = load(write_frame(frame, tmp_path / "a.feather"), standardize=True)
-    again = load(write_frame(frame, tmp_path / "b.csv"), trained.encoding)
-    assert again.columns == ["c", "a"]
-    np.testing.assert_array_equal(again.X, trained.X)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -225,27 +215,6 @@ def test_a_typed_column_must_be_text_where_training_had_text(write, tmp_path, co
     pyarrow.feather.write_feather(pa.table({"a": column}), tmp_path / "n.feather")
     words = "column 'a' of party 'n' must hold text"
     assert words in refusal(tmp_path / "n.feather", encoding)
-
-
-@pytest.mark.parametrize("of", ["csv", "npz"])
-@pytest.mark.parametrize(
-    ("values", "options"),
-    [
-        ([1.7e308, 1.7e308, 1.6e308], {}),  # the mean
-        ([1.7e308, -1.7e308, 1.0], {"standardize": True}),  # the scale
-        ([1e200, -1e200, 1.0], {"standardize": True}),
-    ],
-)
-def test_values_too_large_to_be_filled_or_scaled(write, tmp_path, values, options, of):
-    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": values})
-    path = tmp_path / "n.csv"
-    if of == "csv":
-        write_frame(frame, path)
-    else:
-        path = path.with_suffix(".npz")
-        np.savez(path, X=frame.to_numpy())
-    words = "of party 'n' must have no value above 1e+140, whose square is too large"
-    assert words in refusal(path, **options)
 
 
 def test_new_rows_too_large_for_the_scale_of_training(write):

@@ -3,10 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from party_files import load, refusal
-
-from vfl_flower.data.checking import check
-from vfl_flower.data.source import PartySource
+from party_files import findings_in, load, refusal, write_frame
 
 VALUES = [1 + i * 7 % 40 for i in range(400)]
 ENDINGS = ["csv", "parquet", "feather"]
@@ -14,17 +11,11 @@ ENDINGS = ["csv", "parquet", "feather"]
 
 def written(tmp_path, texts, ending, name="a", **more):
     frame = pd.DataFrame({name: texts, "b": np.arange(len(texts)) % 7 + 0.5, **more})
-    path = tmp_path / f"n.{ending}"
-    if ending == "csv":
-        frame.to_csv(path, index=False)
-    else:
-        getattr(frame, f"to_{ending}")(path)
-    return path
+    return write_frame(frame, tmp_path / f"n.{ending}")
 
 
 def levels_of(path, column, **options):
-    findings = check(PartySource(data=str(path), **options)).findings
-    return {finding.level for finding in findings if finding.column == column}
+    return {f.level for f in findings_in(path, **options) if f.column == column}
 
 
 READ = {
@@ -38,6 +29,12 @@ READ = {
     "arabic fraction": (lambda i: f"{chr(0x660 + i % 10)}\u066b\u0665", None),
     "full width": (lambda i: "".join(chr(0xFF10 + int(k)) for k in str(i)), 1),
 }
+
+
+BESIDE = [
+    *("{} kg", "{}%", "\u20ac {}", "USD {}", "({})", "{}-", "0x{:02X}", "{}/7", "~{}"),
+    *("-${}", "{}.5 x 10^3"),
+]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -56,22 +53,7 @@ def test_numbers_in_another_notation_are_read_and_pointed_out(tmp_path, way, end
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize(
-    "write",
-    [
-        "{} kg",
-        "{}%",
-        "\u20ac {}",
-        "USD {}",
-        "({})",
-        "{}-",
-        "0x{:02X}",
-        "{}/7",
-        "~{}",
-        "-${}",
-        "{}.5 x 10^3",
-    ],
-)
+@pytest.mark.parametrize("write", BESIDE)
 def test_numbers_with_something_beside_them_are_refused(tmp_path, write, ending):
     path = written(tmp_path, [write.format(i) for i in VALUES], ending)
     words = "column 'a' of party 'n' holds numbers in 400 rows with something beside"
@@ -160,8 +142,8 @@ def test_numbers_whose_squares_are_none_are_refused(tmp_path, factor, ending):
 def test_labels_have_the_guards_of_features(tmp_path):
     values = np.where(np.arange(400) % 9, np.arange(400.0), -999)
     path = written(tmp_path, values, "csv")
-    found = check(PartySource(data=str(path), label_column="a")).findings
+    found = findings_in(path, label_column="a")
     assert "coded" in {finding.about for finding in found}
     path = written(tmp_path, np.arange(400) * 2**50 + 1, "csv")
-    found = check(PartySource(data=str(path), label_column="a")).findings
+    found = findings_in(path, label_column="a")
     assert "size" in {finding.about for finding in found}

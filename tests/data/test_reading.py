@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import os
 import subprocess
 import sys
 import zipfile
@@ -16,14 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from party_files import FRAME, load, refusal
+from party_files import FRAME, ids_in, load, refusal
 
-from vfl_flower.data import arrow_ipc, csv_tables, read_ids, statistics
+from vfl_flower.data import arrow_ipc, csv_tables, statistics, tables
 from vfl_flower.data.arrow_ipc import batches_of, map_arrow
 from vfl_flower.data.cache import StoredIds
 from vfl_flower.data.ids import Ids
-from vfl_flower.data.source import PartySource
-from vfl_flower.data.statistics import Numbers, medians, packed
+from vfl_flower.data.statistics import Numbers, packed
 from vfl_flower.files import map_npz
 from vfl_flower.party.party import PartyError, digest_ids
 
@@ -58,21 +58,10 @@ def test_options_win_over_what_is_told(write):
     assert party.X.tolist() == [[1, 2], [3, 4]]
 
 
-@pytest.mark.parametrize("name", ["a.csv.gz", "a.csv.zip", "a.zip"])
-def test_compressed_text(tmp_path, name):
-    path = tmp_path / name
-    text = FRAME.to_csv(index=False)
-    if name.endswith(".gz"):
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("folder/b.csv", text)
-    party = load(path, id_column="id", label_column="delay")
-    assert party.name == "a"
-    np.testing.assert_array_equal(party.X, FRAME[["distance", "seats"]].to_numpy())
+def test_an_archive_has_one_file(tmp_path):
     with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:
-        archive.writestr("b.csv", text)
-        archive.writestr("c.csv", text)
+        archive.writestr("b.csv", "a\n1\n")
+        archive.writestr("c.csv", "a\n1\n")
     assert "one file in it, got 2" in refusal(tmp_path / "two.zip")
 
 
@@ -82,8 +71,10 @@ def test_compressed_text_is_read_as_far_as_its_size_allows(tmp_path):
     assert "unpack to at most 100 times" in refusal(path)
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.zip", "utf-16.csv"])
-def test_pyarrow_gets_text_by_a_path(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize(
+    "name", ["a.csv", "a.csv.gz", "a.csv.zip", "a.zip", "utf-16.csv"]
+)
+def test_text_is_unpacked_and_pyarrow_gets_it_by_a_path(tmp_path, monkeypatch, name):
     """With a Python file, one process in forty was aborted where it ended."""
     sources, open_csv = [], pyarrow.csv.open_csv
 
@@ -96,14 +87,16 @@ def test_pyarrow_gets_text_by_a_path(tmp_path, monkeypatch, name):
     text = FRAME.to_csv(index=False).encode()
     match name:
         case "a.csv.gz":
-            text = gzip.compress(text)
+            path.write_bytes(gzip.compress(text))
         case "utf-16.csv":
-            text = text.decode().encode("utf-16")
-    path.write_bytes(text)
-    if name == "a.zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("a.csv", text)
+            path.write_bytes(text.decode().encode("utf-16"))
+        case "a.csv":
+            path.write_bytes(text)
+        case _:
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("folder/b.csv", text)
     party = load(path, id_column="id", label_column="delay")
+    assert party.name == name.partition(".")[0]
     np.testing.assert_array_equal(party.X, FRAME[["distance", "seats"]].to_numpy())
     assert sources
     assert all(isinstance(source, str) for source in sources)
@@ -141,7 +134,7 @@ def test_a_query(tmp_path):
     )
     party = load(sql, id_column="id", name="bank")
     assert party.X[:, 0].tolist() == [298, 356, 110, 40]
-    assert read_ids(PartySource(data=sql, id_column="id")) == ["3", "5", "7", "11"]
+    assert ids_in(sql, id_column="id") == ["3", "5", "7", "11"]
     FRAME.assign(seats=1).to_parquet(tmp_path / "x.parquet")
     assert load(sql, id_column="id").X[:, 0].tolist() == [2, 2, 2, 2]
     with pytest.raises(PartyError, match="result of a query: fix the query"):
@@ -298,18 +291,15 @@ def test_blocks_tell_what_the_whole_column_does(values, size):
     np.testing.assert_allclose(variance, filled.var(), atol=1e-12 * scale**2)
 
 
-@given(VALUES, st.integers(1, 60))
-def test_medians_are_those_of_numpy(values, size):
-    X = np.column_stack([values, -np.array(values)])
-    known = (~np.isnan(X)).sum(axis=0)
-    if known[0] == 0:
-        return
-
-    def blocks():
-        for start in range(0, len(X), size):
-            yield X[start : start + size]
-
-    np.testing.assert_array_equal(medians(blocks, known), np.nanmedian(X, axis=0))
+def test_medians_are_those_of_numpy(tmp_path, monkeypatch):
+    monkeypatch.setattr(statistics, "MEDIANS", 2)
+    monkeypatch.setattr(tables, "BATCH", 7)
+    X = np.random.default_rng(0).normal(size=(100, 5))
+    X[np.abs(X) > 1.5] = np.nan
+    X[3:, 4] = np.nan
+    np.savez(tmp_path / "a.npz", X=X)
+    X = np.where(np.isnan(X), np.nanmedian(X, axis=0), X)
+    np.testing.assert_array_equal(load(tmp_path / "a.npz", impute="median").X, X)
 
 
 def test_ids_are_digested_and_compared_in_blocks(monkeypatch):
@@ -331,16 +321,8 @@ def test_stored_ids_are_a_sequence():
     ids = StoredIds(data, np.array([0, 1, 1, 4]))
     assert list(ids) == ["a", "", "bä"] == [ids[0], ids[1], ids[-1]]
     assert ids[1:] == ["", "bä"]
-    assert ids == ["a", "", "bä"]
     with pytest.raises(IndexError):
         ids[3]
-
-
-def test_ids_come_from_the_cache(write, monkeypatch):
-    path = write("id,a\n007,1\n7,2\n")
-    load(path, id_column="id")
-    monkeypatch.setattr("vfl_flower.data.paths.PartyFile.table", None)
-    assert read_ids(PartySource(data=str(path), id_column="id")) == ["007", "7"]
 
 
 def test_too_many_texts_are_not_counted(write, monkeypatch):
@@ -349,68 +331,79 @@ def test_too_many_texts_are_not_counted(write, monkeypatch):
     assert "got more than" in text
 
 
-N = 1_000_000
-"""Rows; of 20 columns, 160 MB as numbers."""
+N, D = 500_000, 8
+"""Rows and columns of a long file: 32 MB as numbers, and ids."""
 
 
-@pytest.fixture(scope="module")
-def long_table() -> pa.Table:
-    rng = np.random.default_rng(0)
-    return pa.table(
-        {"id": pa.array([f"P{i:09d}" for i in range(N)])}
-        | {f"c{j}": rng.standard_normal(N).round(4) for j in range(20)}
-    )
-
-
-def write_npz(table: pa.Table, path: Path, *, by_column: bool, level: int) -> None:
-    """Write the ids and the other columns, compressed unless `level` is 0."""
-    columns = table.drop_columns("id").columns
-    X = np.array([column.to_numpy() for column in columns]).T
-    arrays = {"X": X if by_column else np.ascontiguousarray(X)}
+def write_npz(table: pa.Table, path: Path) -> None:
+    """Write the ids and the other columns: rows compressed, or columns as they are."""
+    columns = np.array([c.to_numpy() for c in table.drop_columns("id").columns])
+    by_column = path.stem == "columns"
+    kind = zipfile.ZIP_STORED if by_column else zipfile.ZIP_DEFLATED
+    arrays = {"X": columns.T if by_column else np.ascontiguousarray(columns.T)}
     arrays["ids"] = table["id"].to_numpy().astype(str)
-    kind = zipfile.ZIP_DEFLATED if level else zipfile.ZIP_STORED
-    with zipfile.ZipFile(path, "w", kind, compresslevel=level) as archive:
+    with zipfile.ZipFile(path, "w", kind, compresslevel=1) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, array)
 
 
-def write_long(table: pa.Table, path: Path) -> None:
-    if path.name == "a.csv":
-        pyarrow.csv.write_csv(table, path)
-    elif path.name == "a.parquet":
-        pq.write_table(table, path, row_group_size=len(table))
-    elif path.suffix == ".npz":
-        by_column, level = path.stem == "columns", int(path.stem == "packed")
-        write_npz(table, path, by_column=by_column, level=level)
-    else:
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
-        with pa.ipc.new_file(str(path), table.schema, options=options) as writer:
-            writer.write_table(table)
+def write_long(n: int, path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = pa.table(
+        {"id": [f"P{i:09d}" for i in range(n)]}
+        | {f"c{j}": rng.standard_normal(n).round(4) for j in range(D)}
+    )
+    match path.suffix:
+        case ".csv":
+            pyarrow.csv.write_csv(table, path)
+        case ".parquet":
+            pq.write_table(table, path, row_group_size=n)
+        case ".npz":
+            write_npz(table, path)
+        case _:
+            options = pa.ipc.IpcWriteOptions(compression="lz4")
+            with pa.ipc.new_file(str(path), table.schema, options=options) as writer:
+                writer.write_table(table, max_chunksize=n // 4)
+
+
+CONVERT = """
+import os, sys
+from vfl_flower.data import arrow_ipc, csv_tables, load_party, read_ids
+from vfl_flower.data.source import PartySource
+
+csv_tables.CSV_BLOCK, arrow_ipc.VALUES = 2**18, 2**19
+os.fsync = lambda handle: None  # another test waits for the disk
+for path in sys.argv[2:]:
+    source = PartySource(data=path, id_column=sys.argv[1])
+    assert load_party(source).n_rows == len(read_ids(source))
+    lines = open("/proc/self/status").read().splitlines()
+    (peak,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    print(peak)  # getrusage would tell the peak of the process that began this one
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kilobytes are those of Linux")
 @pytest.mark.parametrize(
-    "name", ["a.csv", "a.parquet", "lz4.arrow", "a.npz", "packed.npz", "columns.npz"]
+    "name", ["a.csv", "a.parquet", "lz4.arrow", "packed.npz", "columns.npz"]
 )
-def test_memory_does_not_grow_with_rows(long_table, tmp_path, name):
-    """Of a process that reads a million rows of 20 columns, in one part."""
-    write_long(long_table, path := tmp_path / name)
-    id_column = "ids" if path.suffix == ".npz" else "id"
-    code = f"""
-from vfl_flower.data import load_party, read_ids
-from vfl_flower.data.source import PartySource
-source = PartySource(data={str(path)!r}, id_column={id_column!r})
-assert load_party(source).n_rows == len(read_ids(source)) == {N}
-lines = open("/proc/self/status").read().splitlines()
-(peak,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-print(peak)  # getrusage would tell the peak of the process that began this one
-"""
+def test_memory_does_not_grow_with_rows(tmp_path, name):
+    """A long file after a short one needs less than its numbers would take at once."""
+    paths = [tmp_path / "short" / name, tmp_path / "long" / name]
+    for path, n in zip(paths, (N // 25, N), strict=True):
+        path.parent.mkdir()
+        write_long(n, path)
+    id_column = "ids" if name.endswith(".npz") else "id"
     run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-c", CONVERT, id_column, *map(str, paths)],
+        env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert int(run.stdout) <= 300_000
+    short, long = map(int, run.stdout.split())
+    assert 1000 * (long - short) < 8 * N * D
 
 
 @pytest.mark.parametrize("kind", [pa.ipc.new_file, pa.ipc.new_stream])
