@@ -26,23 +26,15 @@ def load_from_context(context: Context) -> Party:
         raise PartyError(f"party {name!r}: {error}" if name else str(error)) from None
     # Other parties are simulated: they hold parts of a bundled data set or folder.
     real = _is_real(source, "data" in context.node_config)
-    try:
-        if real and source.state_dir is None:
-            raise PartyError(
-                "state-dir must be set in the node config: there the party notes what "
-                "it has answered, so that no mask serves twice"
-            )
-        encoding = stored_encoding(source, context.run_config)
-        consent = Consent.load(source.consent) if source.consent else None
-    except PartyError as error:  # when greeted, the party has not told its name yet
-        raise PartyError(f"{source.who}: {error}") from None
-    if consent is None:
-        consent = Consent() if real else ALLOW_ALL
-    party = load_party(source, encoding=encoding)
-    party.state_dir = source.state_dir
-    party.source = StoredRows(source)
+    if real and source.state_dir is None:
+        raise PartyError(
+            f"{source.who}: state-dir must be set in the node config: there the party "
+            "notes what it has answered, so that no mask serves twice"
+        )
+    party = load(source, context.run_config)
     party.n_parties = source.count or 0
-    party.consent = consent
+    if source.consent is None:
+        party.consent = Consent() if real else ALLOW_ALL
     return party
 
 
@@ -59,7 +51,24 @@ def _is_real(source: PartySource, by_node: bool) -> bool:
     return by_node
 
 
-def stored_encoding(source: PartySource, run_config: Mapping[str, Any]) -> Any:
+def load(source: PartySource, run_config: Mapping[str, Any]) -> Party:
+    """Return a party, for predictions with new rows encoded as those of training.
+
+    Raises PartyError for a fault of its state-dir, local model, consent or data.
+    """
+    try:
+        encoding = _stored_encoding(source, run_config)
+        consent = Consent.load(source.consent) if source.consent else None
+    except PartyError as error:  # when greeted, the party has not told its name yet
+        raise PartyError(f"{source.who}: {error}") from None
+    party = load_party(source, encoding=encoding)
+    party.state_dir, party.source = source.state_dir, StoredRows(source)
+    if consent is not None:
+        party.consent = consent
+    return party
+
+
+def _stored_encoding(source: PartySource, run_config: Mapping[str, Any]) -> Any:
     """Check the ``state-dir``; for predictions, return how to encode the new rows."""
     if source.state_dir is not None:
         check_folder(source.state_dir)

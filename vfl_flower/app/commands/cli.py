@@ -17,7 +17,6 @@ from vfl_flower.app.commands.options import (
     FormatOption,
     Group,
     check_there,
-    ends_in_a_sentence,
     node_keys,
     print_json,
     reads_a_file,
@@ -58,7 +57,6 @@ def root(
 
 
 @app.command("check", cls=Command)
-@ends_in_a_sentence()
 @reads_a_file
 def check_command(
     file: Annotated[str, typer.Argument(help="The party file, or a query of DuckDB.")],

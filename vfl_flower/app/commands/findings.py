@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -19,6 +19,8 @@ from vfl_flower.data.checking import Checked, check
 from vfl_flower.data.findings import Finding, fault
 from vfl_flower.data.source import PartySource
 from vfl_flower.protocol.names import printable
+
+T = TypeVar("T")
 
 MARKS = {"error": "fix", "warning": "look", "note": "done"}
 """The levels of findings as commands print them."""
@@ -35,12 +37,7 @@ def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
         run_config: UserConfig = {"strategy": strategy} if strategy else {}
         if strategy:
             tasks_of(run_config)
-        source = party_source(config, run_config)
-        alike = next((names for known, names in sources if known == source), None)
-        if alike is None:
-            sources.append((source, [strategy]))
-        else:
-            alike.append(strategy)
+        _group(sources, party_source(config, run_config), [strategy])
     readings: list[Reading] = []
     for source, names in sources:
         with quietly():
@@ -48,13 +45,18 @@ def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
         if names[0]:
             faults = _of_strategies(names, checked)
             checked = replace(checked, findings=[*faults, *checked.findings])
-        for known, known_names in readings:
-            if replace(checked, source=known.source) == known:
-                known_names += names
-                break
-        else:
-            readings.append((checked, names))
+        # What was found may be the same where the file was read in another way.
+        _group(readings, replace(checked, source=sources[0][0]), names)
     return readings
+
+
+def _group(groups: list[tuple[T, list[str]]], key: T, names: list[str]) -> None:
+    """Add names to the group of an equal key, or else a group."""
+    for known, known_names in groups:
+        if known == key:
+            known_names += names
+            return
+    groups.append((key, names))
 
 
 def _of_strategies(names: Sequence[str], checked: Checked) -> list[Finding]:

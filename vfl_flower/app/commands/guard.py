@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from vfl_flower.app.commands.options import ends_in_a_sentence
 from vfl_flower.app.deployment.party_folder import NODE_CONFIG, load_party_folder
 from vfl_flower.party.journal import FILE
 from vfl_flower.party.row_order import (
@@ -23,7 +22,6 @@ from vfl_flower.party.row_sets import confirm_journal, count_sets
 Folder = Annotated[Path, typer.Argument(help="Folder of the party, or its state-dir.")]
 
 
-@ends_in_a_sentence()
 def align(
     folder: Folder,
     accept: Annotated[
@@ -48,7 +46,6 @@ def align(
         typer.echo(f"{name}: {len(order.ids)} rows, {state}")
 
 
-@ends_in_a_sentence()
 def journal(
     folder: Folder,
     confirm: Annotated[

@@ -17,12 +17,20 @@ from vfl_flower.party.parts import is_model_id, load_part, write_predictions
 from vfl_flower.strategies import algorithms
 
 
-def label(model: str, node_config: str, output: Path) -> None:
-    """Write the clusters of a party's new rows to a CSV file.
+@ends_in_a_sentence()
+def main(
+    model: Annotated[str, typer.Argument(help="Number of the model.")],
+    node_config: Annotated[
+        str, typer.Option(help="As that of the SuperNode, with the new rows as data.")
+    ],
+    output: Annotated[Path, typer.Option(help="CSV file to write.")],
+) -> None:
+    """Label new rows by a party's own part of a clustering, without a run.
 
-    Raises PartyError or ValueError if the node config, the local model or the data
-    break a rule, or the output is a file of the party.
+    Nothing leaves the machine. The node config is that of the party's SuperNode, with
+    the file of the new rows as data.
     """
+    logging.basicConfig(format="%(message)s")
     try:
         config = parse_config_args([node_config])
     except Exception:  # Flower's own error, whose base class differs by version
@@ -64,23 +72,6 @@ def _model_class(algorithm: str) -> type[Model]:
             if algorithm in {step.algorithm for step in strategy.steps}:
                 return strategy.model_class
     raise ValueError(f"the part is of a model of {algorithm!r}, which is not installed")
-
-
-@ends_in_a_sentence()
-def main(
-    model: Annotated[str, typer.Argument(help="Number of the model.")],
-    node_config: Annotated[
-        str, typer.Option(help="As that of the SuperNode, with the new rows as data.")
-    ],
-    output: Annotated[Path, typer.Option(help="CSV file to write.")],
-) -> None:
-    """Label new rows by a party's own part of a clustering, without a run.
-
-    Nothing leaves the machine. The node config is that of the party's SuperNode, with
-    the file of the new rows as data.
-    """
-    logging.basicConfig(format="%(message)s")
-    label(model, node_config, output)
 
 
 if __name__ == "__main__":

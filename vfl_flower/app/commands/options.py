@@ -49,14 +49,6 @@ class _WholeSummary(click.Command):
         return super().get_short_help_str(limit=1000)
 
 
-class Command(_WholeSummary, typer.core.TyperCommand):
-    """A command of which the list of all commands has the whole summary."""
-
-
-class Group(_WholeSummary, typer.core.TyperGroup):
-    """The same of a group of commands."""
-
-
 def print_json(value: Any) -> None:
     """Print the answer of a command as JSON."""
     typer.echo(json.dumps(value, indent=2))
@@ -119,6 +111,19 @@ def ends_in_a_sentence() -> Iterator[None]:
     except (OSError, PartyError, RuntimeError, ValueError, sqlite3.Error) as error:
         typer.echo(reason_of(error), err=True)
         raise typer.Exit(1) from None
+
+
+class Command(_WholeSummary, typer.core.TyperCommand):
+    """A command that ends in a sentence, and is listed with its whole summary."""
+
+    @ends_in_a_sentence()
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        return super().invoke(ctx)
+
+
+class Group(_WholeSummary, typer.core.TyperGroup):
+    """A group of commands that is listed with its whole summary."""
 
 
 def reason_of(error: Exception) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vfl_flower.app.commands.options import FormatOption, ends_in_a_sentence, print_json
+from vfl_flower.app.commands.options import FormatOption, print_json
 from vfl_flower.app.config import output_dir
 from vfl_flower.app.extras import check_installed
 from vfl_flower.app.report.report import PAGE, REPORT, RESULT, read_result, write_page
@@ -105,7 +105,6 @@ def remove_files(number: str, folder: Path) -> list[Path]:
     return files
 
 
-@ends_in_a_sentence()
 def report(
     run: Annotated[
         str, typer.Argument(help="The run's folder or number; default: the last run.")

@@ -25,7 +25,6 @@ from vfl_flower.app.commands.options import (
     Set,
     Task,
     Verbose,
-    ends_in_a_sentence,
     print_json,
     reason_of,
 )
@@ -102,8 +101,8 @@ def gather(
 ) -> dict[str, Any]:
     """Return the run config of a command line, checked as the server will check it.
 
-    `pairs` win over the TOML `file`. `more` are further keys, with ``_`` for ``-``.
-    Raises ValueError if a key or a value breaks a rule.
+    `pairs` win over the TOML `file`. `more` are further keys. Raises ValueError if a
+    key or a value breaks a rule.
     """
     if strategy not in ALGORITHMS:
         hint = did_you_mean(strategy, [*ALGORITHMS])
@@ -112,8 +111,7 @@ def gather(
             f"strategy must be one of {', '.join(ALGORITHMS)}, got {strategy!r}{hint}"
         )
     config = {} if file is None else read_settings(file)
-    config |= parse_settings(strategy, pairs)
-    config |= {name.replace("_", "-"): value for name, value in more.items()}
+    config |= parse_settings(strategy, pairs) | more
     given = {"strategy": (strategy, "the argument STRATEGY"), "task": (task, "--task")}
     for key, (value, place) in given.items():
         if config.setdefault(key, value) != value:
@@ -268,7 +266,6 @@ def resume_command(
     return ""
 
 
-@ends_in_a_sentence()
 def run(
     strategy: Strategy,
     task: Task = "train",
@@ -292,7 +289,7 @@ def run(
     """
     as_json = format_ == "json"
     try:
-        more = {"dry_run": True} if dry_run else {}
+        more = {"dry-run": True} if dry_run else {}
         settings = gather(strategy, task, set_ or [], config, **more)
         with redirect_stdout(sys.stderr if as_json else sys.stdout):
             outcome = start(settings, connection, federation, verbose=verbose)

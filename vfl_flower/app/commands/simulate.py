@@ -19,15 +19,9 @@ import tomli_w
 import typer
 from flwr.app import Context, RecordDict
 
-from vfl_flower.app.client_app import stored_encoding
+from vfl_flower.app.client_app import load
 from vfl_flower.app.commands.findings import MARKS
-from vfl_flower.app.commands.options import (
-    Config,
-    IdColumn,
-    Set,
-    Task,
-    ends_in_a_sentence,
-)
+from vfl_flower.app.commands.options import Config, IdColumn, Set, Task
 from vfl_flower.app.commands.runs import Follower, Strategy, gather
 from vfl_flower.app.commands.template import write_app
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
@@ -35,12 +29,11 @@ from vfl_flower.app.deployment import flower_run
 from vfl_flower.app.extras import check_installed
 from vfl_flower.app.plan.rehearsal import quietly
 from vfl_flower.app.server_app import execute
-from vfl_flower.data import StoredRows, folder_files, is_file, load_party, party_file
+from vfl_flower.data import folder_files, is_file, party_file
 from vfl_flower.data.bundled import BUNDLED
 from vfl_flower.data.checking import check
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.tables import name_of
-from vfl_flower.party.party import Party, PartyError
 from vfl_flower.simulation import InProcessGrid
 
 log = logging.getLogger("vfl_flower")
@@ -119,43 +112,22 @@ def _columns(source: PartySource) -> set[str]:
 
 @contextmanager
 def _logged_by(follower: Follower) -> Iterator[None]:
-    """Show what the run logs as ``vfl-flower run`` does."""
-    handler, handlers, level = _Shown(follower), list(log.handlers), log.level
-    log.handlers[:] = [handler]
+    """Show what the run logs as ``vfl-flower run`` does, and nowhere else."""
+
+    def shown(record: logging.LogRecord) -> bool:
+        follower(record.getMessage())
+        return False
+
+    level = log.level
     log.setLevel(logging.INFO)
-    propagates, log.propagate = log.propagate, False
+    log.addFilter(shown)
     try:
         yield
     finally:
-        log.handlers[:] = handlers
+        log.removeFilter(shown)
         log.setLevel(level)
-        log.propagate = propagates
 
 
-class _Shown(logging.Handler):
-    def __init__(self, follower: Follower) -> None:
-        super().__init__()
-        self._follower = follower
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._follower(record.getMessage())
-
-
-def load(source: PartySource, config: Mapping[str, Any]) -> Party:
-    """Return a party, for predictions with new rows encoded as those of training.
-
-    Raises PartyError for a fault of the party's data, state-dir or local model.
-    """
-    try:
-        encoding = stored_encoding(source, config)
-    except PartyError as error:
-        raise PartyError(f"{source.who}: {error}") from None
-    party = load_party(source, encoding=encoding)
-    party.state_dir, party.source = source.state_dir, StoredRows(source)
-    return party
-
-
-@ends_in_a_sentence()
 def simulate(
     strategy: Strategy,
     party: Annotated[
@@ -193,7 +165,7 @@ def simulate(
     code is 0 if the run has completed.
     """
     files = list(party or [])
-    more = {"id_column": id_column, "label_column": label_column, "data": data}
+    more = {"id-column": id_column, "label-column": label_column, "data": data}
     if files and data:
         raise ValueError("data must be left out where --party names the files")
     if supernodes:

@@ -12,13 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from vfl_flower.app.commands.options import (
-    Command,
-    FormatOption,
-    Verbose,
-    ends_in_a_sentence,
-    print_json,
-)
+from vfl_flower.app.commands.options import Command, FormatOption, Verbose, print_json
 from vfl_flower.app.commands.reports import (
     OutputDir,
     Stored,
@@ -37,7 +31,6 @@ app = typer.Typer(
 
 
 @app.command("list", cls=Command)
-@ends_in_a_sentence()
 def list_models(output_dir_: OutputDir = "", format_: FormatOption = "text") -> None:
     """List the models of finished runs, the oldest first, with all their tasks."""
     folder = output_dir({"output-dir": output_dir_})
@@ -62,7 +55,6 @@ def list_models(output_dir_: OutputDir = "", format_: FormatOption = "text") -> 
 
 
 @app.command("show", cls=Command)
-@ends_in_a_sentence()
 def show(
     model: Annotated[str, typer.Argument(help="The number, or the run.")],
     output_dir_: OutputDir = "",
@@ -100,7 +92,6 @@ def _described(stored: Stored) -> dict[str, Any]:
 
 
 @app.command("remove", cls=Command)
-@ends_in_a_sentence()
 def remove(
     model: Annotated[
         str, typer.Argument(help="The number; or the run, of a model without parts.")

@@ -239,12 +239,12 @@ def plan(
         computed = max(e.seconds_computed for e in greeted.entries.values())
         waited = greeted.seconds_waited - computed
         round_trip = max(0.0, waited) / greeted.round_trips
-    return RunPlan(
-        strategy,
-        shapes,
-        # Real parties send more in ``hello`` than rehearsed ones, such as signatures.
-        [*who_learns([hello]), *who_learns(strategy.steps, last.ledger.seen)],
-        ledger,
+    # Real parties send more in ``hello`` than rehearsed ones, such as signatures.
+    learned = [*who_learns([hello]), *who_learns(strategy.steps, last.ledger.seen)]
+    return replace(
+        declared,
+        learned=learned,
+        ledger=ledger,
         rows=rows,
         extended=len(rehearsals) > 1,
         varying=varying,
@@ -269,9 +269,10 @@ def _varying(
         return None
     varying = {}
     for action in random.ledger.waits | clusters.ledger.waits:
-        trips, size = random.sizes(action)
-        other_trips, other_size = clusters.sizes(action)
-        if trips != other_trips or not math.isclose(size, other_size, rel_tol=0.01):
+        costs = random.ledger.of(action), clusters.ledger.of(action)
+        trips, other_trips = (cost.round_trips for cost in costs)
+        sizes = (cost.bytes_up + cost.bytes_down for cost in costs)
+        if trips != other_trips or not math.isclose(*sizes, rel_tol=0.01):
             varying[action] = trips, other_trips
     return varying
 

@@ -32,9 +32,8 @@ PATIENCE = 5.0
 """Seconds that the rehearsals may compute: the parties wait meanwhile."""
 
 _LINE = re.compile(
-    r"progress: step (?P<step>\S+), (?:round trip (?P<trips>\d+) of (?P<planned>\d+)"
-    r" \(\d+ %\)|round trip (?P<alone>\d+)), (?P<bytes>[\d,]+) bytes, "
-    r"(?P<seconds>\d+) s(?:, about \d+ s left)?"
+    r"progress: step (\S+), round trip (\d+)(?: of (\d+) \(\d+ %\))?, "
+    r"([\d,]+) bytes, (\d+) s(?:, about \d+ s left)?"
 )
 
 
@@ -81,13 +80,9 @@ class Progress:
         match = _LINE.fullmatch(line.strip())
         if match is None:
             return None
-        return cls(
-            match["step"],
-            int(match["trips"] or match["alone"]),
-            int(match["planned"] or 0),
-            int(match["bytes"].replace(",", "")),
-            float(match["seconds"]),
-        )
+        step, trips, planned, sent, seconds = match.groups(default="0")
+        n_bytes = int(sent.replace(",", ""))
+        return cls(step, int(trips), int(planned), n_bytes, float(seconds))
 
 
 class Reporter:

@@ -51,11 +51,6 @@ class Rehearsal:
     seconds: float
     """Time that the server computed."""
 
-    def sizes(self, action: str) -> tuple[int, int]:
-        """Return the round trips of a step, and its bytes."""
-        ledger = self.ledger.of(action)
-        return ledger.round_trips, ledger.bytes_up + ledger.bytes_down
-
 
 _LABELS: tuple[Callable[[np.random.Generator, int], Array], ...] = (
     lambda rng, n: rng.normal(size=n),

@@ -12,10 +12,13 @@ import json
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,7 +109,7 @@ def make_figure(
     title: str,
     text: str,
     alt: str,
-    data: dict[str, list[Any]],
+    data: Mapping[str, ArrayLike],
     draw: Callable[[Canvas], None],
     width: float = 6.8,
     height: float = 3.4,
@@ -125,9 +128,9 @@ def make_figure(
         draw(canvas)
         canvas.savefig(svg, format="svg", metadata={"Date": None})
         canvas.savefig(png, format="png", dpi=150, metadata={"Software": None})
-    return Figure(
-        name, title, text, alt, data, _tidied(svg.getvalue(), name, alt), png.getvalue()
-    )
+    columns = {key: np.asarray(column).tolist() for key, column in data.items()}
+    tidied = _tidied(svg.getvalue(), name, alt)
+    return Figure(name, title, text, alt, columns, tidied, png.getvalue())
 
 
 def _tidied(svg: bytes, name: str, alt: str) -> bytes:
@@ -195,8 +198,14 @@ def tick(value: float, place: float) -> str:
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
 
 
-def unit_square(axes: Axes, diagonal: str) -> None:
+def unit_square(axes: Axes, meaning: str) -> None:
     """Show all from 0 to 1, in both directions alike, and what the diagonal means."""
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal")
-    axes.plot([0, 1], [0, 1], color=THIRD, linestyle="--")
-    note(axes, diagonal, (0.62, 0.62), (8, -12), color=MUTED, ha="left")
+    diagonal(axes, 0, 1, meaning)
+
+
+def diagonal(axes: Axes, low: float, high: float, meaning: str) -> None:
+    """Draw the line of equal coordinates, and say beside it what it means."""
+    axes.plot([low, high], [low, high], color=THIRD, linestyle="--")
+    place = low + 0.62 * (high - low)
+    note(axes, meaning, (place, place), (8, -12), color=MUTED, ha="left")

@@ -12,10 +12,9 @@ from vfl_flower.app.extras import reason_missing
 from vfl_flower.app.report.drawing import (
     FIRST,
     INK,
-    MUTED,
     SQUARE,
-    THIRD,
     Figure,
+    diagonal,
     in_lines,
     make_figure,
     mark_few,
@@ -94,7 +93,7 @@ def _roc(rows: Array, positives: Array) -> Figure:
         "line is guessing.",
         f"ROC curve of {int(rows.sum()):,} rows held out in {len(rows)} groups, with "
         f"an area of about {area:.2f}; the line of guessing has 0.5.",
-        {"false_positive_rate": fpr.tolist(), "true_positive_rate": tpr.tolist()},
+        {"false_positive_rate": fpr, "true_positive_rate": tpr},
         draw,
         **SQUARE,
     )
@@ -124,10 +123,10 @@ def _calibration(rows: Array, positives: Array, score: Array) -> Figure:
         f"rows; the largest difference is at {score[worst]:.2f}, where "
         f"{share[worst]:.2f} of the rows are positive.",
         {
-            "predicted": score.tolist(),
-            "share_positive": share.tolist(),
-            "standard_error": spread.tolist(),
-            "rows": rows.astype(int).tolist(),
+            "predicted": score,
+            "share_positive": share,
+            "standard_error": spread,
+            "rows": rows.astype(int),
         },
         draw,
         **SQUARE,
@@ -147,12 +146,10 @@ def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
         low, high = min(predicted.min(), true.min()), max(predicted.max(), true.max())
-        axes.plot([low, high], [low, high], color=THIRD, linestyle="--")
+        diagonal(axes, low, high, "as predicted")
         lower, upper = true - spread, true + spread
         axes.fill_between(predicted, lower, upper, color=FIRST, alpha=0.18, linewidth=0)
         axes.plot(predicted, true, color=FIRST, marker="o", markersize=4)
-        middle = low + 0.62 * (high - low)
-        note(axes, "as predicted", (middle, middle), (8, -12), color=MUTED, ha="left")
         axes.set_xlabel("prediction")
         axes.set_ylabel("truth")
         mark_few(axes)
@@ -171,10 +168,10 @@ def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
         f"{predicted.max():.3g}; the largest difference of the means is at "
         f"{predicted[off]:.3g}, where the truth is {true[off]:.3g}.",
         {
-            "predicted": predicted.tolist(),
-            "true": true.tolist(),
-            "true_sd": spread.tolist(),
-            "rows": rows.astype(int).tolist(),
+            "predicted": predicted,
+            "true": true,
+            "true_sd": spread,
+            "rows": rows.astype(int),
         },
         draw,
         **SQUARE,
@@ -204,6 +201,7 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
     what = "The area of a circle is the number of rows of its cluster."
     if not known:
         what = "The numbers of rows are not known to the server, so all are alike."
+    listed = rows if known else [""] * len(x)
     sizes = f" of {int(rows.min()):,} to {int(rows.max()):,} rows" if known else ""
     return make_figure(
         "clusters",
@@ -213,12 +211,7 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
         f"picture shows {sum(shares):.0%} of how the centres differ, and no row.",
         f"{len(x)} clusters{sizes} in two directions, which show {sum(shares):.0%} of "
         "how their centres differ.",
-        {
-            "cluster": list(range(1, len(x) + 1)),
-            "x": x.tolist(),
-            "y": y.tolist(),
-            "rows": rows.tolist() if known else [""] * len(x),
-        },
+        {"cluster": range(1, len(x) + 1), "x": x, "y": y, "rows": listed},
         draw,
         height=4.2,
     )

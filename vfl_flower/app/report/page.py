@@ -40,8 +40,17 @@ COSTS = {
         "seconds_computed",
         "The parties' own computing, added up over the parties.",
     ),
+    "Bytes to evaluate": (
+        "evaluation_bytes_up",
+        "Of the bytes from all parties, those of steps that only judge the model.",
+    ),
+    "Time in all": (
+        "seconds",
+        "From the start to the end at the server; what is not waited for parties is "
+        "the server's own computing.",
+    ),
 }
-"""What a ledger counts, and what it means."""
+"""What a result and its ledger count, and what it means."""
 
 DOING = ("computing", "sending and starting", "waiting for others")
 """What a party's time goes into."""
@@ -74,7 +83,6 @@ def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"size": size, "duration": duration}
     environment.filters |= {"cut": cut, "unbroken": unbroken}
     results: Mapping[str, Any] = record["results"]
     name, first = next(iter(results.items()))
@@ -90,14 +98,14 @@ def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
         warnings=warnings,
         metrics=_metrics(results),
         costs=[
-            (title, text, [_cost(key, r["ledger"][key]) for r in results.values()])
+            (title, text, [_cost(key, r | r["ledger"]) for r in results.values()])
             for title, (key, text) in COSTS.items()
         ],
         tables=list(_tables(first)),
         pictures=figures,
         missing=_missing(first),
-        parties=_parties(first),
-        steps=_steps(first),
+        parties=list(_parties(first)),
+        steps=list(_steps(first)),
         learned=_learned(first["learned"]),
         doing=DOING,
         words=WORDS,
@@ -148,9 +156,8 @@ def _who(result: Mapping[str, Any]) -> str:
     if result["partition"] == "vertical":
         text += f"They hold {sum(columns):,} columns of the same {rows[0]:,} rows."
     elif result["partition"] == "horizontal":
-        ending = "" if max(columns) == 1 else "s"
-        text += f"They hold {sum(rows):,} rows of the same {max(columns):,} column"
-        text += f"{ending}."
+        named = "column" if max(columns) == 1 else "columns"
+        text += f"They hold {sum(rows):,} rows of the same {max(columns):,} {named}."
     else:
         text += f"They hold {min(rows):,} to {max(rows):,} rows each."
     holders = [cut(party["name"]) for party in parties if party["labels"]]
@@ -224,20 +231,13 @@ def _metrics(results: Mapping[str, Any]) -> list[dict[str, Any]]:
         is_spread = metric.endswith(SPREAD) and metric.removesuffix(SPREAD) in measured
         if is_spread or metric not in measured:
             continue
-        meaning = explained.get(metric, {})
-        kind = meaning.get("kind", "number")
-        rows.append(
-            {
-                "name": metric,
-                "title": meaning.get("title", metric.replace("_", " ")),
-                "text": meaning.get("text", UNEXPLAINED),
-                "better": meaning.get("better", ""),
-                "values": [
-                    _with_spread(of.get(metric), of.get(f"{metric}{SPREAD}"), kind)
-                    for of in values
-                ],
-            }
-        )
+        unexplained = {"title": metric.replace("_", " "), "text": UNEXPLAINED}
+        row = {"kind": "number", "better": ""} | unexplained | explained.get(metric, {})
+        cells = [
+            _with_spread(of.get(metric), of.get(f"{metric}{SPREAD}"), row["kind"])
+            for of in values
+        ]
+        rows.append(row | {"name": metric, "values": cells})
     return rows
 
 
@@ -296,84 +296,56 @@ def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def _cost(key: str, value: float) -> str:
-    if key.startswith("bytes"):
-        return size(value)
-    return duration(value) if key.startswith("seconds") else f"{value:,}"
+def _cost(key: str, counts: Mapping[str, float]) -> str:
+    show = size if "bytes" in key else duration if "seconds" in key else "{:,}".format
+    return show(counts[key])
 
 
-def times_of(
-    result: Mapping[str, Any],
-) -> dict[str, dict[str, tuple[float, float, float]]]:
-    """Return the seconds of each party in each step: computing, sending, waiting.
+def times_of(ledger: Mapping[str, Any], party: str) -> list[float]:
+    """Return the seconds of a party in all steps: computing, sending, waiting.
 
-    The three add up to the time that the server waited in the step. Sending is the
-    network, Flower's queues, and the start of a process. A party waits until the
-    slowest one has answered, and where only others are asked.
+    The three add up to the time that the server waited. Sending is the network,
+    Flower's queues, and the start of a process. A party waits until the slowest one has
+    answered, and where only others are asked.
     """
-    ledger = result["ledger"]
-    entries = {(e["action"], e["party"]): e for e in ledger["entries"]}
-    times: dict[str, dict[str, tuple[float, float, float]]] = {}
+    entries = {e["action"]: e for e in ledger["entries"] if e["party"] == party}
+    times = []
     for step, waits in ledger["waits"].items():
-        wait = sum(waits)
-        times[step] = {}
-        for party in result["parties"]:
-            entry = entries.get((step, party["name"]), {})
-            computed = min(wait, entry.get("seconds_computed", 0.0))
-            answered = min(wait, max(computed, entry.get("seconds_answered", 0.0)))
-            seconds = computed, answered - computed, wait - answered
-            times[step][party["name"]] = seconds
-    return times
+        entry, wait = entries.get(step, {}), sum(waits)
+        computed = min(wait, entry.get("seconds_computed", 0.0))
+        answered = min(wait, max(computed, entry.get("seconds_answered", 0.0)))
+        times.append((computed, answered - computed, wait - answered))
+    return [sum(seconds) for seconds in zip(*times, strict=True)]
 
 
-def _parties(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what each party holds, has sent, and has spent its time on."""
-    times = times_of(result)
-    lines = []
+def _parties(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each party and the cells of what it holds, has sent, and took time for."""
+    ledger = result["ledger"]
+    lines: list[tuple[str, list[float]]] = []
     for party in result["parties"]:
         name = party["name"]
-        entries = [e for e in result["ledger"]["entries"] if e["party"] == name]
-        of_steps = [of_step[name] for of_step in times.values()]
-        costs = {
-            "sent": sum(entry["bytes_up"] for entry in entries),
-            "received": sum(entry["bytes_down"] for entry in entries),
-            "seconds": [sum(parts) for parts in zip(*of_steps, strict=True)],
-        }
-        lines.append({**party, **costs})
-    rest = lines[MOST_PARTIES:]
-    if not rest:
-        return lines
-    others: dict[str, Any] = {
-        key: sum(line[key] for line in rest)
-        for key in ("rows", "columns", "labels", "sent", "received")
-    }
-    others["name"] = f"{len(rest)} others, added up"
-    parts = zip(*(line["seconds"] for line in rest), strict=True)
-    others["seconds"] = [sum(part) for part in parts]
-    return [*lines[:MOST_PARTIES], others]
+        entries = [e for e in ledger["entries"] if e["party"] == name]
+        sent = [sum(e[way] for e in entries) for way in ("bytes_up", "bytes_down")]
+        held = [party[key] for key in ("rows", "columns", "labels")]
+        lines.append((name, [*held, *sent, *times_of(ledger, name)]))
+    if rest := lines[MOST_PARTIES:]:
+        sums = map(sum, zip(*(numbers for _, numbers in rest), strict=True))
+        lines[MOST_PARTIES:] = [(f"{len(rest)} others, added up", [*sums])]
+    for name, (rows, columns, labels, up, down, *seconds) in lines:
+        counts = f"{rows:,}", f"{columns:,}", f"{labels:,}" if labels else "-"
+        yield name, [*counts, size(up), size(down), *map(duration, seconds)]
 
 
-def _steps(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what each step has cost all parties together."""
-    ledger = result["ledger"]
-    lines = []
-    for step, waits in ledger["waits"].items():
-        entries = [entry for entry in ledger["entries"] if entry["action"] == step]
-        slowest = max(
-            entries, key=lambda e: float(e["seconds_computed"]), default={"party": ""}
-        )
-        lines.append(
-            {
-                "name": step,
-                "trips": len(waits),
-                "up": sum(entry["bytes_up"] for entry in entries),
-                "down": sum(entry["bytes_down"] for entry in entries),
-                "waited": sum(waits),
-                "computed": slowest.get("seconds_computed", 0.0),
-                "slowest": slowest["party"],
-            }
-        )
-    return lines
+def _steps(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str], str]]:
+    """Yield each step, the cells of its costs to all parties, and the slowest one."""
+    for step, waits in result["ledger"]["waits"].items():
+        entries = [e for e in result["ledger"]["entries"] if e["action"] == step]
+        up, down = (sum(e[way] for e in entries) for way in ("bytes_up", "bytes_down"))
+        none: dict[str, Any] = {"party": "", "seconds_computed": 0.0}
+        slowest = max(entries, key=lambda e: float(e["seconds_computed"]), default=none)
+        times = sum(waits), slowest["seconds_computed"]
+        cells = [f"{len(waits):,}", size(up), size(down), *map(duration, times)]
+        yield step, cells, slowest["party"]
 
 
 def _learned(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:

@@ -120,6 +120,10 @@ TEMPLATE = """\
 </div>{% endmacro %}
 {% macro numbers_of(cells) %}\
 {% for cell in cells %}<td class="n">{{ cell }}</td>{% endfor %}{% endmacro %}
+{% macro rows_of(lines) %}
+{% for title, cells in lines %}
+<tr><th scope="row">{{ title|cut }}</th>{{ numbers_of(cells) }}</tr>
+{% endfor %}{% endmacro %}
 {% macro show(figure) %}
 <figure{% if figure.name in ("roc", "calibration", "predicted-true") %} class="square"\
 {% endif %}>
@@ -169,14 +173,7 @@ it should be.</p>
 {% call table("Table of the parties", "Party", ["Rows", "Columns", "Labels", "Sent", \
 "Received"] + doing|map("capitalize")|list, \
 caption="What each party holds, and what its part of the run was") %}
-{% for party in parties %}
-<tr><th scope="row">{{ party.name|cut }}</th>\
-<td class="n">{{ "{:,}".format(party.rows) }}</td>\
-<td class="n">{{ "{:,}".format(party.columns) }}</td>\
-<td class="n">{{ "{:,}".format(party.labels) if party.labels else "-" }}</td>\
-<td class="n">{{ party.sent|size }}</td><td class="n">{{ party.received|size }}</td>\
-{{ numbers_of(party.seconds|map("duration")) }}</tr>
-{% endfor %}
+{{ rows_of(parties) -}}
 {% endcall %}
 {% if first.settings %}
 {% call table("Table of the settings", "Setting", (), ("Value",), "narrow", \
@@ -200,9 +197,7 @@ caption="What each party holds, and what its part of the run was") %}
 {% endcall %}
 {% for caption, header, rows in tables %}
 {% call table("Further table", header[0], header[1:], caption=caption) %}
-{% for first_cell, cells in rows %}
-<tr><th scope="row">{{ first_cell|cut }}</th>{{ numbers_of(cells) }}</tr>
-{% endfor %}
+{{ rows_of(rows) -}}
 {% endcall %}
 {% endfor %}
 <div class="pair">
@@ -220,25 +215,15 @@ caption="What each party holds, and what its part of the run was") %}
 <tr><th scope="row">{{ title }}</th>{{ numbers_of(values) }}\
 <td class="text">{{ text }}</td></tr>
 {% endfor %}
-<tr><th scope="row">Bytes to evaluate</th>\
-{{ numbers_of(results.values()|map(attribute="evaluation_bytes_up")|map("size")) }}\
-<td class="text">Of the bytes from all parties, those of steps that only judge the \
-model.</td></tr>
-<tr><th scope="row">Time in all</th>\
-{{ numbers_of(results.values()|map(attribute="seconds")|map("duration")) }}\
-<td class="text">From the start to the end at the server; what is not waited for \
-parties is the server's own computing.</td></tr>
 {% endcall %}
 {% set caption %}The steps of <code>{{ name|cut }}</code>, in the order in which the \
 server asked for them first, all parties together{% endset %}
 {% call table("Table of the steps", "Step", ("Round trips", "Bytes from parties", \
 "Bytes to parties", "Waited", "Computing of the slowest"), ("Slowest party",), \
 caption=caption) %}
-{% for step in steps %}
-<tr><th scope="row"><code>{{ name_of(step.name) }}</code></th><td class="n">\
-{{ "{:,}".format(step.trips) }}</td><td class="n">{{ step.up|size }}</td>\
-<td class="n">{{ step.down|size }}</td><td class="n">{{ step.waited|duration }}</td>\
-<td class="n">{{ step.computed|duration }}</td><td>{{ step.slowest|cut }}</td></tr>
+{% for step, cells, slowest in steps %}
+<tr><th scope="row"><code>{{ name_of(step) }}</code></th>{{ numbers_of(cells) }}\
+<td>{{ slowest|cut }}</td></tr>
 {% endfor %}
 {% endcall %}
 

@@ -31,6 +31,9 @@ RESULT, REPORT, PAGE, FIGURES = "result.json", "report.md", "report.html", "figu
 """In the folder of a run: all numbers, the text that the run prints, the page for
 people, and the folder of its figures. The last two follow from the first."""
 
+_TRACE = "round_trips", "bytes", "value"
+"""What each point of a trace has."""
+
 MOST_COUNTS = 40
 """Most counts of a model in the result; the others are added up in one more."""
 
@@ -155,9 +158,9 @@ def _result(result: ProtocolResult) -> dict[str, Any]:
         },
         "explained": {metric: strategy.explained[metric]._asdict() for metric in names},
         "traces": {
-            name: dict(zip(("round_trips", "bytes", "value"), columns, strict=True))
+            name: dict(zip(_TRACE, map(list, zip(*finite, strict=True)), strict=True))
             for name, points in result.traces.items()
-            if (columns := [[*c] for c in zip(*filter(_finite, points), strict=True)])
+            if (finite := [point for point in points if math.isfinite(point[2])])
         },
         **({"curves": dict(result.curves)} if result.curves else {}),
         "clusters": result.model.plane(),
@@ -168,10 +171,6 @@ def _result(result: ProtocolResult) -> dict[str, Any]:
         "evaluation_bytes_up": result.evaluation.bytes_up,
         "ledger": result.ledger.to_dict(),
     }
-
-
-def _finite(point: tuple[int, int, float]) -> bool:
-    return math.isfinite(point[2])
 
 
 def _first(counts: Mapping[str, int]) -> dict[str, int]:
