@@ -24,9 +24,10 @@ from flwr.app import Context, RecordDict
 from pages import PAGES
 from typer.testing import CliRunner
 
+from vfl_flower.app.client_app import load
 from vfl_flower.app.commands import cli, runs, stored
-from vfl_flower.app.commands.reports import RESULT, read_result, runs_in
-from vfl_flower.app.commands.simulate import load, party_sources
+from vfl_flower.app.commands.reports import read_result, runs_in
+from vfl_flower.app.commands.simulate import party_sources
 from vfl_flower.app.config import check_run_config
 from vfl_flower.app.server_app import execute
 from vfl_flower.simulation import InProcessGrid
@@ -105,7 +106,7 @@ def left_out(page: str, line: str) -> bool:
     return any(re.match(start, line) for start in NOT_HERE.get(page, ()))
 
 
-RUN = {page: [one for one in lines(page) if not left_out(page, one)] for page in PAGES}
+RUN = {p: [line for line in lines(p) if not left_out(p, line)] for p in PAGES}
 
 
 def test_what_is_left_out_exists():
@@ -181,14 +182,8 @@ def write(table: pd.DataFrame, path: Path) -> None:
 class Reader:
     """Somebody who types the commands of a page, in a folder with its files.
 
-    Parameters
-    ----------
-    folder : Path
-        Takes the place of the working folder, and of ``/data``.
-    files : mapping of str to DataFrame
-        What each party has, by its name.
-    **more
-        Keys of the run config that stand in the parties' node configs.
+    The folder takes the place of ``/data`` too. `files` has each party's table by its
+    name, and `more` are keys that stand in the parties' node configs.
     """
 
     def __init__(
@@ -216,9 +211,7 @@ class Reader:
     def model(self, line: str) -> str:
         """Return the number of the last model, of the strategy that a line names."""
         numbers = []
-        runs = runs_in(self.folder / "data" / "vfl_flower" / "runs")
-        # Names of runs of the same second are in no order.
-        for run in sorted(runs, key=lambda run: (run / RESULT).stat().st_mtime_ns):
+        for run in runs_in(self.folder / "data" / "vfl_flower" / "runs"):
             read = read_result(run)
             strategy = read["run_config"]["strategy"]
             if strategy in line.split() or " run " not in line:

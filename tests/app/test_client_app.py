@@ -109,7 +109,8 @@ def limited_grid(run, kind=InProcessGrid):
 def test_a_party_bounds_the_rows_that_leave_it(arguments, drawn):
     """Each row once: what is drawn twice, or again by the second draw, counts once."""
     grid = limited_grid(40, Recorder)
-    CoresetVRLR(**arguments, solver="central", seed=4).start(grid)
+    strategy = CoresetVRLR(**arguments, solver="central", seed=4)
+    strategy.start(grid)
     sent = [
         entry.values["X"]
         for entry in grid.transcript
@@ -119,11 +120,9 @@ def test_a_party_bounds_the_rows_that_leave_it(arguments, drawn):
     asked = len(np.unique(rows, axis=0))
     assert len(rows) == drawn
     assert (asked < drawn) == ("size" in arguments and "sampling" not in arguments)
-    CoresetVRLR(**arguments, solver="central", seed=4).start(limited_grid(asked))
+    strategy.start(limited_grid(asked))
     with pytest.raises(PartyFailed, match="consent") as caught:
-        CoresetVRLR(**arguments, solver="central", seed=4).start(
-            limited_grid(asked - 1)
-        )
+        strategy.start(limited_grid(asked - 1))
     for count in (asked - 1, asked):
         assert f" {count}" in caught.value.reason
 

@@ -101,9 +101,11 @@ def test_hospitals_with_consents_of_their_own(grid, tmp_path):
         consent.touch(mode=0o600)
         head = text.partition("[peers]\n")[0]
         consent.write_text("\n".join([head, "[peers]", *peers]))
-        told = config.replace("/data/consent.toml", str(consent))
-        told = told.replace("/data/state", str(tmp_path / name)).replace(names[0], name)
-        context.node_config = parse_config_args([told]) | {"partition-id": place}
+        given = config.replace("/data/consent.toml", str(consent)).replace(
+            names[0], name
+        )
+        given = given.replace("/data/state", str(tmp_path / name))
+        context.node_config = parse_config_args([given]) | {"partition-id": place}
     result = vf.FKKMeans(n_clusters=3, n_parties=3, iterations=3, passes=3).start(grid)
     assert {entry.party for entry in result.ledger.entries.values()} == set(names)
     assert result.metrics["inertia"] > 0

@@ -8,15 +8,6 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import SVC, SVR
 
 from simulations import baselines
-from simulations.baselines import (
-    central_dsg,
-    fd_svrg,
-    linear,
-    median_squared_distance,
-    pp_svmv,
-    svm,
-    tuned_alike,
-)
 from simulations.experiments import Columns
 from vfl_flower.numerics.random_features import RandomFeatures
 
@@ -52,7 +43,7 @@ def test_error_is_percent_of_labels_or_mean_square():
 def test_median_distance_adds_up_over_the_parties():
     """Two rows make one pair: |(0, 0, 0) - (1, 2, 2)|^2 = 9."""
     X = [np.array([[0.0, 0.0], [1.0, 2.0]]), np.array([[0.0], [2.0]])]
-    assert median_squared_distance(X) == pytest.approx(9)
+    assert baselines.median_squared_distance(X) == pytest.approx(9)
 
 
 def test_dsg_is_the_loop_of_the_paper(values):
@@ -76,16 +67,9 @@ def test_dsg_is_the_loop_of_the_paper(values):
         alpha.append(-gamma * 2 * (f - y[i]) * phi(t, rows[i]))
     f = np.array([sum(a * phi(j, x) for j, a in enumerate(alpha)) for x in test])
     f += y.mean()
-    score = central_dsg(
-        values,
-        loss="square",
-        bandwidth=s,
-        iterations=T,
-        block=1,
-        step=gamma,
-        regularization=lam,
-        seed=seed,
-    )
+    given = {"loss": "square", "bandwidth": s, "iterations": T, "block": 1}
+    given |= {"step": gamma, "regularization": lam, "seed": seed}
+    score = baselines.central_dsg(values, **given)
     assert score.error == pytest.approx(np.mean((f - y_test) ** 2), rel=1e-9)
     assert (score.bytes, score.round_trips) == (None, None)
 
@@ -94,7 +78,7 @@ def test_dsg_is_the_loop_of_the_paper(values):
 def test_local_kernel_matrices_make_the_pooled_machine(binary):
     """Both choose among the same four on the same rows."""
     data = draw(binary)
-    pooled, summed = svm(data), pp_svmv(data)
+    pooled, summed = baselines.svm(data), baselines.pp_svmv(data)
     assert summed.error == pytest.approx(pooled.error, rel=1e-6)
     assert summed.settings == pooled.settings
 
@@ -104,7 +88,7 @@ def test_svm_is_that_of_scikit_learn(binary, make):
     data = draw(binary)
     rows, y, test, y_test = data.train_and_test()
     rows, y = rows[:100], y[:100]
-    gamma = 1 / median_squared_distance(data.split(rows))
+    gamma = 1 / baselines.median_squared_distance(data.split(rows))
     errors = [
         baselines.test_error(
             make(C=C, gamma=scale * gamma).fit(rows, y).predict(test), y_test
@@ -112,7 +96,7 @@ def test_svm_is_that_of_scikit_learn(binary, make):
         for C in (1, 10)
         for scale in (1, 4)
     ]
-    score = svm(data, max_rows=100)
+    score = baselines.svm(data, max_rows=100)
     assert score.error == min(errors)
     assert score.settings["rows"] == 100
     assert score.name == f"{make.__name__}, pooled"
@@ -120,7 +104,7 @@ def test_svm_is_that_of_scikit_learn(binary, make):
 
 def test_kernel_matrices_are_counted(classes):
     """Three parties send 160 * 161 / 2 numbers, up to the server and down again."""
-    score = pp_svmv(classes, grid=[(1.0, 4.0)])
+    score = baselines.pp_svmv(classes, grid=[(1.0, 4.0)])
     assert score.bytes == 2 * 3 * 8 * 12_880
     assert score.round_trips == 4
     assert (score.settings["C"], score.settings["gamma x median"]) == (1, 4)
@@ -128,8 +112,8 @@ def test_kernel_matrices_are_counted(classes):
 
 def test_kernel_matrix_beyond_the_memory_is_refused(classes):
     with pytest.raises(ValueError, match=r"memory_limit = 204,799 .* got .* 204,800"):
-        pp_svmv(classes, memory_limit=204_799)
-    assert pp_svmv(classes, memory_limit=204_800).bytes
+        baselines.pp_svmv(classes, memory_limit=204_799)
+    assert baselines.pp_svmv(classes, memory_limit=204_800).bytes
 
 
 @pytest.mark.parametrize(
@@ -140,20 +124,20 @@ def test_linear_is_the_pooled_fit(binary, model):
     data = draw(binary)
     X, y, X_test, y_test = data.train_and_test()
     expected = baselines.test_error(model.fit(X, y).predict(X_test), y_test)
-    assert linear(data, regularization=0.1).error == pytest.approx(expected)
+    assert baselines.linear(data, regularization=0.1).error == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("binary", "rel"), [(True, 1e-12), (False, 1e-6)])
 def test_svrg_converges_to_the_linear_model(binary, rel):
     data = draw(binary)
-    exact = linear(data, regularization=0.1)
-    score = fd_svrg(data, epochs=200, batch=20, regularization=0.1)
+    exact = baselines.linear(data, regularization=0.1)
+    score = baselines.fd_svrg(data, epochs=200, batch=20, regularization=0.1)
     assert score.error == pytest.approx(exact.error, rel=rel)
 
 
 def test_svrg_does_not_depend_on_who_has_a_column(values):
-    single = fd_svrg(replace(values, widths=(sum(WIDTHS),)), epochs=2)
-    three = fd_svrg(values, epochs=2)
+    single = baselines.fd_svrg(replace(values, widths=(sum(WIDTHS),)), epochs=2)
+    three = baselines.fd_svrg(values, epochs=2)
     assert three.error == pytest.approx(single.error, rel=1e-9)
     assert three.bytes == 3 * single.bytes
 
@@ -165,7 +149,7 @@ def test_svrg_counts_each_partial_prediction(classes):
     take 2 * (1 + 3) round trips, and one more takes the last sum down.
     """
     few = replace(classes, X=classes.X[:10], y=classes.y[:10])
-    score = fd_svrg(few, epochs=2, batch=4)
+    score = baselines.fd_svrg(few, epochs=2, batch=4)
     assert score.bytes == 8 * 264
     assert score.round_trips == 9
 
@@ -177,7 +161,7 @@ def test_models_are_tuned_on_training_rows_alone(binary):
     shift = 0 if binary else 100
     errors, told = {}, {}
     for name in ("linear", "kernel", "boosting"):
-        score, told[name] = tuned_alike(name, X, y + shift, 0)
+        score, told[name] = baselines.tuned_alike(name, X, y + shift, 0)
         f, p = score(X_test)
         errors[name] = baselines.test_error(f - shift, y_test)
         assert told[name]["rows"] == N

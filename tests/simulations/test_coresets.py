@@ -5,23 +5,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import measured
 import numpy as np
 import pytest
 
 from simulations import coresets
-from simulations.coresets import (
-    CLUSTERING,
-    PRINTED,
-    REGRESSION,
-    SAGA,
-    Experiment,
-    Solver,
-    in_short,
-    page,
-    paper_units,
-    run_cell,
-    run_experiment,
-)
 from simulations.experiments import Columns, MissingData
 from vfl_flower.models.coresets import KMeansModel
 
@@ -37,21 +25,23 @@ def data():
 
 def experiment(data, task, solvers):
     arguments = {} if task == "regression" else {"n_clusters": 3}
-    return Experiment("tiny", "a note", task, data, arguments, solvers, SIZES)
+    return coresets.Experiment("tiny", "a note", task, data, arguments, solvers, SIZES)
 
 
 @pytest.fixture(scope="module")
 def regression(data):
-    few = SAGA.arguments | {"max_iter": 3, "allow_two_parties": True}
-    brief = replace(SAGA, arguments=few)
-    solvers = REGRESSION | {"SAGA": brief}
-    return run_experiment(experiment(data, "regression", solvers), 2, 0)
+    few = coresets.SAGA.arguments | {"max_iter": 3, "allow_two_parties": True}
+    brief = replace(coresets.SAGA, arguments=few)
+    solvers = coresets.REGRESSION | {"SAGA": brief}
+    return coresets.run_experiment(experiment(data, "regression", solvers), 2, 0)
 
 
 @pytest.fixture(scope="module")
 def clustering(data):
     unlabelled = replace(data, y=None)
-    return run_experiment(experiment(unlabelled, "k-means", CLUSTERING), 2, 0)
+    return coresets.run_experiment(
+        experiment(unlabelled, "k-means", coresets.CLUSTERING), 2, 0
+    )
 
 
 def cells(result, **wanted):
@@ -76,9 +66,9 @@ def test_table_has_each_solver_sampling_and_size(regression, clustering):
 
 
 def test_the_page_begins_in_short(regression, clustering):
-    title, points, *_ = page([regression, clustering])
+    title, points, *_ = coresets.page([regression, clustering])
     assert title == "## In short"
-    assert points == in_short([regression, clustering])
+    assert points == coresets.in_short([regression, clustering])
     assert points.count("\n") == len(SIZES)
 
 
@@ -103,15 +93,17 @@ def test_cost_of_clusters_is_a_row_s_squared_distance(data):
     centers = data.X[:3]
     model = KMeansModel(data.split(centers))
     distances = ((data.X[:, None] - centers) ** 2).sum(axis=2).min(axis=1)
-    cost = experiment(data, "k-means", CLUSTERING).cost(model)
+    cost = experiment(data, "k-means", coresets.CLUSTERING).cost(model)
     assert cost == pytest.approx(distances.mean())
 
 
 def test_held_out_rows_give_the_test_loss(data):
     held_out = (data.X[:50] + 10, data.y[:50])
     split = Columns(data.X[50:], WIDTHS, data.y[50:], test=held_out)
-    tiny = experiment(split, "regression", {"CENTRAL": Solver({"solver": "central"})})
-    result = run_experiment(tiny, 1, 0)
+    tiny = experiment(
+        split, "regression", {"CENTRAL": coresets.Solver({"solver": "central"})}
+    )
+    result = coresets.run_experiment(tiny, 1, 0)
     A = np.column_stack([split.X, np.ones(70)])
     theta = np.linalg.lstsq(A, split.y, rcond=None)[0]
     expected = np.mean((held_out[0] @ theta[:-1] + theta[-1] - held_out[1]) ** 2)
@@ -143,7 +135,7 @@ def test_units_counted_stand_beside_the_formula(regression, clustering):
         (cell,) = cells(clustering, solver="DISTDIM", sampling="uniform", size=m)
         assert cell["paper_units"] == m * T + k * d + m * T
         (cell,) = cells(regression, solver="SAGA", sampling="uniform", size=m)
-        draws = cell["metric_iterations"] * SAGA.arguments["batch_size"]
+        draws = cell["metric_iterations"] * coresets.SAGA.arguments["batch_size"]
         assert cell["paper_units"] == m * T + 3 * T * draws + 2 * m * T
     assert cells(regression, solver="CG", size=20)[0]["paper_units"] is None
     (cell,) = cells(regression, solver="CENTRAL", sampling="full")
@@ -165,7 +157,7 @@ def test_units_counted_stand_beside_the_formula(regression, clustering):
 def test_formula_gives_the_paper_s_column(sampling, solver, rows, printed):
     """Table 1 of the paper, to its two digits; U-DISTDIM at m = 1000 is 7.0e3 there."""
     for m, figure in zip(rows, map(float, printed.split()), strict=True):
-        units = paper_units(sampling, solver, m, [30, 30, 30], 10, 0)
+        units = coresets.paper_units(sampling, solver, m, [30, 30, 30], 10, 0)
         step = 10 ** (len(str(units)) - 2)
         assert abs(units - figure) <= step / 2
 
@@ -185,8 +177,8 @@ def folder(tmp_path):
 
 def run(folder, *arguments):
     """Run the command, and return what its JSON file holds."""
-    words = [*arguments, "--data-dir", folder, "--output-dir", folder / "out"]
-    coresets.app([str(word) for word in words], standalone_mode=False)
+    folders = "--data-dir", folder, "--output-dir", folder / "out"
+    measured.run(coresets.app, *arguments, *folders)
     return json.loads((folder / "out" / "coresets.json").read_text())
 
 
@@ -208,7 +200,6 @@ def test_missing_data_are_skipped_with_a_reason(folder, monkeypatch):
 def test_command_writes_json_and_tables(folder, capsys):
     arguments = ["--datasets", "kc_house", "--repeats", "2"]
     results = run(folder, *arguments, "--sizes", "100", "--sizes", "120")
-    assert sorted(os.listdir(folder / "out")) == ["coresets.json", "coresets.md"]
     regression, clustering = results["experiments"]
     assert (regression["n"], regression["widths"]) == (700, [9, 9])
     (cell,) = cells(regression, solver="CENTRAL", sampling="coreset", size=100)
@@ -251,9 +242,9 @@ def authors(tmp_path):
 
 
 def test_the_authors_files_stand_beside_what_the_paper_prints(authors, tmp_path):
-    words = ["published", "--authors", authors, "--output-dir", tmp_path / "out"]
-    coresets.app([str(word) for word in words], standalone_mode=False)
-    file = tmp_path / "out" / "coresets-published.json"
+    options = "--authors", authors, "--output-dir", tmp_path
+    measured.run(coresets.app, "published", *options)
+    file = tmp_path / "coresets-published.json"
     cells = json.loads(file.read_text())["published"]
     full, uniform = cells["YearPredictionMSD, ridge, T = 3"]
     assert (full["mean"], full["printed"], full["size"]) == (90, 90.45, None)
@@ -261,14 +252,14 @@ def test_the_authors_files_stand_beside_what_the_paper_prints(authors, tmp_path)
     assert (uniform["printed"], uniform["runs"]) == (93.54, 2)
     (cell,) = cells["kc_house, k-means, k = 5, T = 2"]
     assert (cell["solver"], cell["size"], cell["printed"]) == ("DISTDIM", 300, None)
-    text = (tmp_path / "out" / "coresets-published.md").read_text()
+    text = (tmp_path / "coresets-published.md").read_text()
     (line,) = (line for line in text.splitlines() if "6000" in line)
     assert [cell.strip() for cell in line.split("|")[-3:-1]] == ["93.5 (0.71)", "93.54"]
 
 
 def test_a_folder_without_the_authors_files_is_named(tmp_path):
     with pytest.raises(MissingData, match="there is no folder res in"):
-        coresets.app(["published", "--authors", str(tmp_path)], standalone_mode=False)
+        measured.run(coresets.app, "published", "--authors", tmp_path)
 
 
 def test_sentences_of_section_6_beside_its_table_1():
@@ -276,7 +267,7 @@ def test_sentences_of_section_6_beside_its_table_1():
 
     Units as printed there; those of CENTRAL and DISTDIM are also our formula's.
     """
-    ridge = PRINTED["YearPredictionMSD, ridge, T = 3"]
+    ridge = coresets.PRINTED["YearPredictionMSD, ridge, T = 3"]
     (full,), drawn = ridge["CENTRAL", "full"], ridge["CENTRAL", "coreset"]
     assert f"{drawn[coresets.SIZES.index(2000)] / full:.2f}" == "1.05"
     # "Less than 0.4% of training data (2000/463715)".
@@ -317,7 +308,7 @@ def test_kc_house_is_as_good_as_the_published_code(task, solver, most):
     parties = table.data.parties()
 
     def run(sampling, size, repeats):
-        return run_cell(table, parties, solver, sampling, size, repeats, 0)
+        return coresets.run_cell(table, parties, solver, sampling, size, repeats, 0)
 
     full = run("full", 1, 1)["cost"]
     for size in (200, 400, 600, 1000, 2000):

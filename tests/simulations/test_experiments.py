@@ -8,6 +8,7 @@ import click
 import numpy as np
 import pytest
 import typer
+from measured import run
 
 from simulations import coresets, fdskl, kernel_kmeans
 from simulations.experiments import (
@@ -24,11 +25,6 @@ from simulations.experiments import (
 )
 
 AB = ["a", "b"]
-
-
-def run(app, *arguments):
-    """Run a command, and let its exceptions through."""
-    return app([str(word) for word in arguments], standalone_mode=False)
 
 
 def test_a_table_has_a_column_for_each_key_of_any_row():

@@ -25,28 +25,15 @@ def folder(tmp_path_factory):
 def parties(folder, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("VFL_FLOWER_CACHE", str(folder.parent / "cache"))
     flights.make_party_files(folder)
-    return [
-        load_party(
-            PartySource(
-                data=str(folder),
-                index=j,
-                count=3,
-                id_column=flights.ID,
-                label_column=flights.LABEL,
-            )
-        )
-        for j in range(3)
-    ]
+    given = {"data": str(folder), "count": 3}
+    given |= {"id_column": flights.ID, "label_column": flights.LABEL}
+    return [load_party(PartySource(index=j, **given)) for j in range(3)]
 
 
 @needs_flights
 def test_three_parties_hold_the_same_flights(parties):
     assert [party.name for party in parties] == ["1_insurer", "2_weather", "3_airport"]
-    assert [party.X.shape for party in parties] == [
-        (237_774, 5),
-        (237_774, 8),
-        (237_774, 4),
-    ]
+    assert [party.X.shape for party in parties] == [(237_774, d) for d in (5, 8, 4)]
     assert [party.y is None for party in parties] == [False, True, True]
     assert len({party.ids_digest for party in parties}) == 1
     assert parties[2].columns == ["departure", "year", "engines", "seats"]

@@ -2,11 +2,11 @@
 
 import json
 import math
-import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from measured import cells_of, run
 
 from simulations import kernel_baselines, kernel_kmeans
 from simulations.kernel_baselines import (
@@ -16,22 +16,6 @@ from simulations.kernel_baselines import (
     load,
     split_of,
     uploaded,
-)
-from simulations.kernel_kmeans import (
-    CRITERIA,
-    SOLVERS,
-    app,
-    clustering,
-    clustering_page,
-    floats,
-    interval,
-    needed,
-    nmi,
-    number,
-    number_page,
-    recovery,
-    recovery_page,
-    slope,
 )
 from simulations.kernel_pooled import (
     RowLanczos,
@@ -124,20 +108,20 @@ def test_slope_of_a_power_is_its_exponent():
     t = np.arange(1, 11)
     curve = 0.4 / t
     curve[0] = 7
-    assert slope(curve) == pytest.approx(-1)
-    assert math.isnan(slope(curve[:2]))
+    assert kernel_kmeans.slope(curve) == pytest.approx(-1)
+    assert math.isnan(kernel_kmeans.slope(curve[:2]))
 
 
 def test_interval_is_students():
     """Four values of deviation 2 and mean error 1; t(0.975, 3) = 3.182."""
     values = np.array([[-3.0], [-1.0], [1.0], [3.0]]) * math.sqrt(3 / 5)
-    np.testing.assert_allclose(interval(values), 3.1824, rtol=1e-4)
-    assert np.isnan(interval(values[:1])).all()
+    np.testing.assert_allclose(kernel_kmeans.interval(values), 3.1824, rtol=1e-4)
+    assert np.isnan(kernel_kmeans.interval(values[:1])).all()
 
 
 def test_errors_fall_and_do_not_depend_on_the_mechanism(data):
     data = replace(data, counts=(4, 16), iterations=12)
-    entry = recovery(data, seeds=3, without=16)
+    entry = kernel_kmeans.recovery(data, seeds=3, without=16)
     kinds = [(c["D"], c["rule"], c["cem"]) for c in entry["curves"]]
     assert kinds == [
         (4, "auto", True),
@@ -159,7 +143,7 @@ def test_errors_fall_and_do_not_depend_on_the_mechanism(data):
     np.testing.assert_allclose(a, b, rtol=0.01)  # of Ritz values near lambda
     oracle = by_kind[16, "oracle", True]
     np.testing.assert_allclose(oracle["thresholds"], entry["eigenvalues"][4])
-    page = "\n".join(recovery_page({"blobs": entry}))
+    page = "\n".join(kernel_kmeans.recovery_page({"blobs": entry}))
     assert "apart at most." in page
     assert page.count("| without |") == 1
     assert "0.4 / t" in page
@@ -170,11 +154,11 @@ def test_errors_fall_and_do_not_depend_on_the_mechanism(data):
 
 @pytest.fixture(scope="module")
 def counted(data):
-    return floats(data, D=8, iterations=3, parties=3)
+    return kernel_kmeans.floats(data, D=8, iterations=3, parties=3)
 
 
 def test_floats_are_those_of_the_formulas(counted):
-    assert list(counted["methods"]) == list(SOLVERS)
+    assert list(counted["methods"]) == list(kernel_kmeans.SOLVERS)
     for name, figures in counted["methods"].items():
         assert figures["ledger"] == figures["formula"] > 0, name
 
@@ -194,7 +178,7 @@ def test_pooled_counts_are_those_of_theorem_2(counted):
 
 @pytest.fixture(scope="module")
 def entry(data):
-    return nmi(data, seeds=2, parties=3, quick=True)
+    return kernel_kmeans.nmi(data, seeds=2, parties=3, quick=True)
 
 
 def test_each_method_has_a_score_a_seed(entry):
@@ -237,16 +221,16 @@ def test_needed_is_the_cheapest_that_is_as_good():
             "f": method("plain", 10.0, 0.5, 0.5),
         }
     }
-    assert needed(entry, "a", "RFK") == ("d", 250.0)
-    assert needed(entry, "a", "CE PCA") == ("e", 10.0)
-    assert needed(entry, "a", "plain") == ("", math.inf)
+    assert kernel_kmeans.needed(entry, "a", "RFK") == ("d", 250.0)
+    assert kernel_kmeans.needed(entry, "a", "CE PCA") == ("e", 10.0)
+    assert kernel_kmeans.needed(entry, "a", "plain") == ("", math.inf)
 
 
 # --- k-means by sums ----------------------------------------------------------------
 
 
 def test_both_forms_of_k_means_are_run_on_the_same_splits(data):
-    entry = clustering(data, parties=(3, 4), seeds=2)
+    entry = kernel_kmeans.clustering(data, parties=(3, 4), seeds=2)
     forms = [(run["parties"], run["seed"], run["clustering"]) for run in entry["runs"]]
     expected = [(M, s, c) for M in (3, 4) for s in (0, 1) for c in ("coreset", "sums")]
     assert forms == expected
@@ -255,20 +239,15 @@ def test_both_forms_of_k_means_are_run_on_the_same_splits(data):
         np.isnan(run["small_share"]) == (run["clustering"] == "coreset")
         for run in entry["runs"]
     )
-    heading, page = clustering_page({"blobs": entry})
+    heading, page = kernel_kmeans.clustering_page({"blobs": entry})
     assert heading == "## k-means by sums and on a coreset"
-    rows = [row.split("|")[1:-1] for row in page.splitlines()]
-    names = [cell.strip() for cell in rows[0]]
-    for row, M in zip(rows[2:], (3, 4), strict=True):
-        cells = dict(zip(names, (cell.strip() for cell in row), strict=True))
+    names, *rows = cells_of(page)
+    for row, M in zip(rows, (3, 4), strict=True):
+        cells = dict(zip(names, row, strict=True))
         assert cells["M"] == str(M)
         for form in ("coreset", "sums"):
-            runs = [
-                run
-                for run in entry["runs"]
-                if (run["parties"], run["clustering"]) == (M, form)
-            ]
-            mean = np.mean([run["nmi"] for run in runs])
+            runs = [r for r in entry["runs"] if r["parties"] == M]
+            mean = np.mean([r["nmi"] for r in runs if r["clustering"] == form])
             assert float(cells[f"NMI, {form}"]) == pytest.approx(mean, abs=1e-3)
 
 
@@ -277,13 +256,13 @@ def test_both_forms_of_k_means_are_run_on_the_same_splits(data):
 
 def test_the_number_of_clusters_is_chosen_beside_pooled_criteria(monkeypatch):
     monkeypatch.setattr(kernel_baselines, "GENERATED", 400)
-    entry = number(load("groups-5", None, 10**6), parties=3, seeds=1)
+    entry = kernel_kmeans.number(load("groups-5", None, 10**6), parties=3, seeds=1)
     (run_of_it,) = entry["runs"]
-    assert list(run_of_it) == ["chosen", *CRITERIA]
+    assert list(run_of_it) == ["chosen", *kernel_kmeans.CRITERIA]
     assert run_of_it["chosen"] == run_of_it["simplified"] == 5
-    heading, choices = number_page({"groups-5": entry})
+    heading, choices = kernel_kmeans.number_page({"groups-5": entry})
     assert heading == "## Number of clusters"
-    assert choices.splitlines()[2].split("|")[2:4] == [" 5 ", "      5 "]
+    assert cells_of(choices)[1][1:3] == ["5", "5"]
 
 
 def test_multiples_of_gamma_stand_beside_k_means(data):
@@ -300,8 +279,7 @@ def test_multiples_of_gamma_stand_beside_k_means(data):
     assert agreement(y, labels) > 0.7
     heading, page = kernel_kmeans.gamma_page({"blobs": entry})
     assert heading == "## Width of the kernel"
-    names, _, row = ([c.strip() for c in r.split("|")] for r in page.splitlines())
-    cell = dict(zip(names, row, strict=True))["20 x"]
+    cell = dict(zip(*cells_of(page), strict=True))["20 x"]
     assert float(cell.split()[0]) == pytest.approx(
         np.mean(entry["scores"]["20"]), abs=1e-3
     )
@@ -310,20 +288,12 @@ def test_multiples_of_gamma_stand_beside_k_means(data):
 # --- The command ---------------------------------------------------------------------
 
 
-def run(folder, output, *arguments):
-    """Run the command, and return its files as text."""
-    words = [*arguments, "--data-dir", folder, "--output-dir", output]
-    app([str(word) for word in words], standalone_mode=False)
-    return {name: (output / name).read_text() for name in os.listdir(output)}
-
-
 def test_command_writes_json_and_tables(folder, tmp_path, capsys):
     arguments = ["floats", "--datasets", "mushrooms", "--rows", "100", "--quick"]
-    files = run(folder, tmp_path, *arguments)
-    assert sorted(files) == ["kernel_kmeans-floats.json", "kernel_kmeans-floats.md"]
-    results = json.loads(files["kernel_kmeans-floats.json"])
+    run(kernel_kmeans.app, *arguments, "--data-dir", folder, "--output-dir", tmp_path)
+    results = json.loads((tmp_path / "kernel_kmeans-floats.json").read_text())
     assert results["floats"]["mushrooms"]["n"] == 100
     assert results["floats"]["mushrooms"]["T"] == 5
-    page = files["kernel_kmeans-floats.md"]
+    page = (tmp_path / "kernel_kmeans-floats.md").read_text()
     assert page.startswith("`python -m simulations.kernel_kmeans floats --datasets m")
     assert page in capsys.readouterr().out

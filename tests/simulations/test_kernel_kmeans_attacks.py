@@ -5,45 +5,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+from measured import run
 
 from simulations import kernel_kmeans_attacks as attacks
-from simulations.kernel_kmeans_attacks import (
-    FORMS,
-    SETS,
-    Seen,
-    Watched,
-    app,
-    averaged,
-    correlations,
-    differences,
-    follow,
-    iterations,
-    load,
-    nearest,
-    passes,
-    points,
-    points_page,
-    scaling,
-    split,
-    squared_distances,
-    sums,
-    sums_page,
-    up_to_linear,
-    up_to_rotation,
-    watched_points,
-    watched_sums,
-)
 from vfl_flower import FKKMeans
 from vfl_flower.numerics.kernel_embedding import embed_rows
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.strategies.kernel_kmeans import clustering as strategies
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog):
-    """Let runs not warn of their seed."""
-    caplog.set_level("ERROR", "vfl_flower")
-
 
 # --- Data and messages ----------------------------------------------------------------
 
@@ -60,9 +28,9 @@ def test_the_sums_are_those_that_the_strategy_has(monkeypatch):
         return cluster(asking, *arguments)
 
     monkeypatch.setattr(strategies, "summed_kmeans", spy)
-    grid = Watched(split(load("wine")))
+    grid = attacks.Watched(attacks.split(attacks.load("wine")))
     FKKMeans(3, 5, n_init=2, iterations=3, seed=1).start(grid)
-    seen = passes(grid)
+    seen = attacks.passes(grid)
     assert len(seen) == len(given) - 1 > 2
     for mine, (request, theirs) in zip(seen, given[1:], strict=True):
         np.testing.assert_array_equal(mine.before, request.sizes)
@@ -72,21 +40,21 @@ def test_the_sums_are_those_that_the_strategy_has(monkeypatch):
 
 
 def test_whole_clusters_are_summed_without_coins():
-    seen, H = watched_sums(load("wine"), 1, whole=True, starts=2)
+    seen, H = attacks.watched_sums(attacks.load("wine"), 1, whole=True, starts=2)
     for given in seen:
         for j, centers in enumerate(given.centers):
             labels, _ = assign(H, centers)
             for cluster in np.flatnonzero(given.before[j] >= attacks.LEAST_ROWS):
                 expected = H[labels == cluster].sum(axis=0)
                 np.testing.assert_allclose(given.sums[j, cluster], expected, atol=1e-6)
-    seen, _ = watched_sums(load("wine"), 1, whole=False, starts=2)
+    seen, _ = attacks.watched_sums(attacks.load("wine"), 1, whole=False, starts=2)
     assert not np.allclose(seen[0].counts, seen[0].sizes)
 
 
 def test_points_are_in_the_order_of_the_rows():
-    X = load("wine")
-    H, gamma = watched_points(X, 5, 1)
-    grid = Watched(split(X))
+    X = attacks.load("wine")
+    H, gamma = attacks.watched_points(X, 5, 1)
+    grid = attacks.Watched(attacks.split(X))
     settings = {"clustering": "coreset", "coreset_size": 3 * len(X), **attacks.REAL}
     FKKMeans(3, 5, n_init=1, seed=1, **settings).start(grid)
     part = grid.memories()[0].part
@@ -104,12 +72,14 @@ def two_passes():
     before = [np.array([[n, 5]]) for n in (30, 31)]
     totals = [30 * rows[0], 30 * rows[0] + rows[2]]
     return rows, [
-        Seen(centers, b, b.astype(float), b.astype(float), np.array([[t, 0 * t]]))
+        attacks.Seen(
+            centers, b, b.astype(float), b.astype(float), np.array([[t, 0 * t]])
+        )
         for b, t in zip(before, totals, strict=True)
     ]
 
 
-@pytest.mark.parametrize("attack", [differences, averaged])
+@pytest.mark.parametrize("attack", [attacks.differences, attacks.averaged])
 def test_a_row_that_joins_a_cluster_is_found(attack):
     """The other cluster has too few rows to send a sum."""
     rows, seen = two_passes()
@@ -118,48 +88,52 @@ def test_a_row_that_joins_a_cluster_is_found(attack):
 
 def test_errors_are_relative_to_the_mean():
     H = np.array([[0.0], [2.0]])
-    np.testing.assert_allclose(nearest(np.array([[0.5], [9.0]]), H), [0.5, 1.5])
-    assert np.isinf(nearest(np.zeros((0, 1)), H)).all()
+    np.testing.assert_allclose(attacks.nearest(np.array([[0.5], [9.0]]), H), [0.5, 1.5])
+    assert np.isinf(attacks.nearest(np.zeros((0, 1)), H)).all()
 
 
 def test_rows_follow_from_linear_points():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(50, 3))
     known = np.arange(20)
-    assert follow(X @ rng.normal(size=(3, 3)), X, known) < 0.01
-    assert follow(rng.normal(size=(50, 3)), X, known) > 0.9
+    assert attacks.follow(X @ rng.normal(size=(3, 3)), X, known) < 0.01
+    assert attacks.follow(rng.normal(size=(50, 3)), X, known) > 0.9
 
 
 def test_distances_give_rows_up_to_a_rotation():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(40, 3))
     squares = ((X[:, None] - X) ** 2).sum(axis=2)
-    rows = scaling(squares, 3)
-    assert up_to_rotation(rows, X) < 1e-9
-    assert up_to_linear(rows * [1, 2, 3], X) < 1e-9 < up_to_rotation(rows[::-1], X)
+    rows = attacks.scaling(squares, 3)
+    assert attacks.up_to_rotation(rows, X) < 1e-9
+    assert (
+        attacks.up_to_linear(rows * [1, 2, 3], X)
+        < 1e-9
+        < attacks.up_to_rotation(rows[::-1], X)
+    )
     values, vectors = np.linalg.eigh(np.exp(-0.1 * squares))
     H = 7 * vectors * np.sqrt(np.maximum(values, 0))  # cosines do not see the length
-    np.testing.assert_allclose(squared_distances(H, 0.1), squares, atol=1e-6)
-    assert correlations(X, X).shape == (3, 3)
-    np.testing.assert_allclose(np.diag(correlations(-X, X)), 1)
+    np.testing.assert_allclose(attacks.squared_distances(H, 0.1), squares, atol=1e-6)
+    assert attacks.correlations(X, X).shape == (3, 3)
+    np.testing.assert_allclose(np.diag(attacks.correlations(-X, X)), 1)
 
 
 # --- Tables ---------------------------------------------------------------------------
 
 
 def test_whole_sums_show_rows_and_the_default_does_not():
-    entry = sums("wine", seeds=1)
+    entry = attacks.sums("wine", seeds=1)
     cells = {(one["form"], one["attack"]): one for one in entry["attacks"]}
     whole, default = ([*cells.values()][k] for k in (0, 2))
     assert len(cells) == 4
-    assert [whole["form"], default["form"]] == [*FORMS]
+    assert [whole["form"], default["form"]] == [*attacks.FORMS]
     assert whole["exact"][0] > 10
     assert default["exact"] == [0]
     assert default["nearest"][0] > default["blind_nearest"][0]
     assert default["guesses"][0] > 1000
     known = [errors[0] for errors in entry["known"].values()]
     assert known[0] < 0.4 < 0.8 < known[1]
-    title, page, others = sums_page({"wine": entry})
+    title, page, others = attacks.sums_page({"wine": entry})
     assert title == "## Attacks on sums of clusters"
     assert page.count("below 1e-06") == 1
     assert len(page.splitlines()) == 2 + 4
@@ -167,7 +141,7 @@ def test_whole_sums_show_rows_and_the_default_does_not():
 
 
 def test_more_components_show_more():
-    entry = points("wine", seeds=1)
+    entry = attacks.points("wine", seeds=1)
     few, many = entry["runs"]
     assert (few["s"], many["s"]) == (5, 20)
     for name in ("kernel", "rotation", "linear"):
@@ -175,19 +149,19 @@ def test_more_components_show_more():
     assert few["distances"][0] < many["distances"][0] < 1
     # Components of few dimensions are each near several columns.
     assert all(0.4 < run["column"][0] < 0.9 for run in (few, many))
-    _, page = points_page({"wine": entry})
+    _, page = attacks.points_page({"wine": entry})
     assert "wine, 178 x 13" in page
     assert len(page.splitlines()) == 2 + 2
 
 
 def test_the_command_writes_the_sets_that_are_asked_for(tmp_path, monkeypatch):
-    short = partial(iterations, times=(2,), long=4)
+    short = partial(attacks.iterations, times=(2,), long=4)
     measured, *others = attacks.TABLES["iterations"]
-    assert measured is iterations
-    assert list(others[1]) == [*SETS]
+    assert measured is attacks.iterations
+    assert list(others[1]) == [*attacks.SETS]
     monkeypatch.setitem(attacks.TABLES, "iterations", (short, *others))
     words = ["iterations", "--datasets", "iris", "--seeds", "1"]
-    app([*words, "--output-dir", str(tmp_path)], standalone_mode=False)
+    run(attacks.app, *words, "--output-dir", tmp_path)
     stem = tmp_path / "kernel_kmeans_attacks-iterations"
     figures = json.loads(stem.with_suffix(".json").read_text())["iterations"]
     assert list(figures) == ["iris"]

@@ -2,29 +2,21 @@
 
 import json
 import re
+from functools import partial
 
 import click
+import measured
 import pytest
 
 from simulations import papers
 from simulations.experiments import ROOT
-from simulations.papers import (
-    PIECES,
-    Group,
-    Piece,
-    all_figures,
-    differences,
-    with_tables,
-)
 from simulations.pictures import Curve, Panel, picture
 
 PAGES = ROOT / "docs" / "papers"
 RESULTS = sorted(PAGES.glob("*-results.md"))
 
 
-def run(*arguments):
-    """Run the command, and let its exceptions through."""
-    papers.app([str(word) for word in arguments], standalone_mode=False)
+run = partial(measured.run, papers.app)
 
 
 # --- What is committed --------------------------------------------------------------
@@ -40,7 +32,7 @@ def test_the_pages_have_the_figures_that_were_measured(capsys):
 def test_every_file_of_figures_is_that_of_a_piece():
     for file in (PAGES / "measured").iterdir():
         results = json.loads(file.read_text())
-        assert file.stem in PIECES
+        assert file.stem in papers.PIECES
         assert {"commit of vfl_flower", "date", "machine"} < set(results["stamp"])
         assert "changes" not in results["stamp"]["commit of vfl_flower"]
 
@@ -69,22 +61,18 @@ def tiny(monkeypatch):
         yield f"| {figures} |"
 
     pieces = {
-        "one-a": Piece("one a", quick="one a --quick"),
-        "one-b": Piece("one b", data=("far",)),
+        "one-a": papers.Piece("one a", quick="one a --quick"),
+        "one-b": papers.Piece("one b", data=("far",)),
     }
-    monkeypatch.setattr(papers, "GROUPS", {"one": Group(page, pieces)})
+    monkeypatch.setattr(papers, "GROUPS", {"one": papers.Group(page, pieces)})
     monkeypatch.setattr(papers, "PIECES", pieces)
     asked = []
 
     def measure(words, folder, authors):
         asked.append(words)
         stamp = {"date": "today", "machine": "this", "versions": "1"}
-        figures = {words: len(asked)}
-        return {
-            "command": f"python -m simulations.{words}",
-            "stamp": stamp,
-            "figures": figures,
-        }
+        command = f"python -m simulations.{words}"
+        return {"command": command, "stamp": stamp, "figures": {words: len(asked)}}
 
     monkeypatch.setattr(papers, "measure", measure)
     return asked
@@ -99,9 +87,15 @@ Prose.
 """
 
 
-def test_it_goes_on_where_it_was_ended(tiny, tmp_path, capsys):
-    page = tmp_path / "some-results.md"
-    page.write_text(PAGE)
+@pytest.fixture
+def page(tmp_path):
+    """Return a page of a paper that has no table yet."""
+    path = tmp_path / "some-results.md"
+    path.write_text(PAGE)
+    return path
+
+
+def test_it_goes_on_where_it_was_ended(tiny, page, tmp_path, capsys):
     run("--output-dir", tmp_path, "--data-dir", tmp_path)
     assert tiny == ["one a"]
     assert "one-b: not measured, there is no far.npz" in capsys.readouterr().out
@@ -119,18 +113,14 @@ def test_it_goes_on_where_it_was_ended(tiny, tmp_path, capsys):
     assert tiny == ["one a", "one b", "one a"]
 
 
-def test_quick_needs_no_data_and_leaves_pages_alone(tiny, tmp_path):
-    page = tmp_path / "some-results.md"
-    page.write_text(PAGE)
+def test_quick_needs_no_data_and_leaves_pages_alone(tiny, page, tmp_path):
     run("--quick", "--output-dir", tmp_path)
     assert tiny == ["one a --quick"]
     assert page.read_text() == PAGE
     assert "| {'one a --quick': 1} |" in (tmp_path / "tables.md").read_text()
 
 
-def test_check_finds_other_figures(tiny, tmp_path):
-    page = tmp_path / "some-results.md"
-    page.write_text(PAGE)
+def test_check_finds_other_figures(tiny, page, tmp_path):
     run("--output-dir", tmp_path)
     run("--check", "--output-dir", tmp_path)
     with pytest.raises(click.ClickException, match="one a: was 1, is 2"):
@@ -162,8 +152,8 @@ def test_check_measures_all_that_can_be_measured(tiny, tmp_path, capsys):
 
 
 def test_check_finds_other_pictures(tmp_path):
-    measured = all_figures(PAGES / "measured")
-    figures = {"fdskl-topologies": measured["fdskl-topologies"]}
+    every = papers.all_figures(PAGES / "measured")
+    figures = {"fdskl-topologies": every["fdskl-topologies"]}
     (name,) = papers.pictures.draw(figures, tmp_path)
     assert not [*papers.other_pictures(figures, tmp_path)]
     svg = tmp_path / f"{name}.svg"
@@ -175,7 +165,9 @@ def test_check_finds_other_pictures(tmp_path):
 
 def test_a_comment_that_names_no_table_is_refused():
     with pytest.raises(click.ClickException, match="no table 'one / All / table 2'"):
-        with_tables(PAGE.replace("table 1", "table 2"), {"one / All / table 1": "| |"})
+        papers.with_tables(
+            PAGE.replace("table 1", "table 2"), {"one / All / table 1": "| |"}
+        )
 
 
 def test_a_command_that_fails_is_named(tmp_path):
@@ -202,7 +194,7 @@ def test_a_command_that_fails_is_named(tmp_path):
     ],
 )
 def test_differences_beyond_the_tolerance_are_found(before, now, places):
-    assert list(differences(before, now)) == places
+    assert list(papers.differences(before, now)) == places
 
 
 def test_a_picture_says_what_it_shows():

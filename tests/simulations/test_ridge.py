@@ -3,8 +3,10 @@
 import dataclasses
 import importlib.util
 import json
+from functools import partial
 
 import click
+import measured
 import numpy as np
 import pytest
 
@@ -16,9 +18,7 @@ from simulations.ridge_costs import gram_errors
 COMMITTED = experiments.ROOT / "docs" / "papers"
 
 
-def run(*arguments):
-    """Run the command, and let its exceptions through."""
-    return app([str(word) for word in arguments], standalone_mode=False)
+run = partial(measured.run, app)
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_the_quick_command_measures_all_and_can_be_checked(tmp_path, monkeypatch
 
 
 @pytest.fixture
-def measured(monkeypatch):
+def asked(monkeypatch):
     """Let cells be three, of which the second fails at first; return what is asked."""
     asked = []
 
@@ -68,19 +68,19 @@ def measured(monkeypatch):
     return asked
 
 
-def test_a_command_goes_on_where_it_was_ended(measured, tmp_path):
+def test_a_command_goes_on_where_it_was_ended(asked, tmp_path):
     with pytest.raises(RuntimeError):
         run("--output-dir", tmp_path)
     text = (tmp_path / f"{STEM}.md").read_text()
     assert "not measured yet**: 1 of 2 of gram, 1 of 1 of roles." in text
     run("roles", "--output-dir", tmp_path)
-    assert measured == ["gram 1", "gram 2", "roles 3"]
+    assert asked == ["gram 1", "gram 2", "roles 3"]
     run("--output-dir", tmp_path)
-    assert measured == ["gram 1", "gram 2", "roles 3", "gram 2"]
+    assert asked == ["gram 1", "gram 2", "roles 3", "gram 2"]
     assert "not measured yet**: none." in (tmp_path / f"{STEM}.md").read_text()
 
 
-def test_a_check_finds_a_figure_that_differs(measured, tmp_path):
+def test_a_check_finds_a_figure_that_differs(asked, tmp_path):
     with pytest.raises(click.ClickException, match="no figures"):
         run("--check", "--output-dir", tmp_path)
     with pytest.raises(RuntimeError):
@@ -118,8 +118,7 @@ def sentence_and_row(cells):
     """Return the sentence on the set, and its row of the table by columns."""
     size = dataclasses.replace(FULL, sets=("a9a",))
     _, sentence, table, *_ = errors_page(cells, size)
-    header, _, row = (line.split("|")[1:-1] for line in table.splitlines())
-    row = {k.strip(): v.strip() for k, v in zip(header, row, strict=True)}
+    row = dict(zip(*measured.cells_of(table), strict=True))
     return " ".join(sentence.split()), row
 
 

@@ -12,6 +12,7 @@ from vfl_flower.app.plan.rehearsal import Rehearsal, Shape
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies.kernel_kmeans import training as kernel_kmeans
 
+CENTRAL = CoresetVRLR(size=10, solver="central")
 SHAPES = [Shape(400, 3, 0, "a"), Shape(400, 2, 400, "b")]
 
 
@@ -36,8 +37,8 @@ def test_another_line_is_none_of_them(line):
 
 def test_a_run_says_how_far_it_is():
     lines = []
-    strategy = CoresetVRLR(size=10, solver="central").watched_by(Reporter(lines.append))
-    ledger = strategy.start(InProcessGrid(parties())).ledger
+    watched = CENTRAL.watched_by(Reporter(lines.append))
+    ledger = watched.start(InProcessGrid(parties())).ledger
     read = [Progress.parse(line) for line in lines]
     assert [line.step for line in read] == list(ledger.waits)
     assert [line.trips for line in read] == [1, 2, 3]
@@ -56,17 +57,14 @@ def test_a_step_that_is_asked_often_has_few_lines(monkeypatch):
 
 
 def test_round_trips_are_planned_only_where_they_are_known(monkeypatch):
-    assert planned_trips(CoresetVRLR(size=20, solver="central"), SHAPES) == 2
-    assert (
-        planned_trips(CoresetVRLR(size=20, solver="central"), [Shape(400, 3, 0)] * 2)
-        == 0
-    )  # it fails
+    assert planned_trips(CENTRAL, SHAPES) == 2
+    assert planned_trips(CENTRAL, [Shape(400, 3, 0)] * 2) == 0  # it fails
     # Parties that have a place for their parts of the model keep them at the end.
     keeping = [shape._replace(keeps=True) for shape in SHAPES]
-    assert planned_trips(CoresetVRLR(size=20, solver="central"), keeping) == 3
+    assert planned_trips(CENTRAL, keeping) == 3
     with monkeypatch.context() as patch:
         patch.setattr(progress, "PATIENCE", -1.0)
-        assert planned_trips(CoresetVRLR(size=20, solver="central"), SHAPES) == 0
+        assert planned_trips(CENTRAL, SHAPES) == 0
 
     def rehearse(strategy, shapes, rows, clusters, grid):
         ledger = Ledger(waits={"hello": [0.0], "x": [0.0] * (3 + clusters)})
@@ -74,7 +72,7 @@ def test_round_trips_are_planned_only_where_they_are_known(monkeypatch):
 
     # As of a solver that stops when it has converged.
     monkeypatch.setattr(progress, "rehearse", rehearse)
-    assert planned_trips(CoresetVRLR(size=20, solver="central"), SHAPES) == 0
+    assert planned_trips(CENTRAL, SHAPES) == 0
 
 
 @pytest.mark.parametrize("warns", [True, False])

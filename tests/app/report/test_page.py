@@ -1,7 +1,6 @@
 """The page of a run: complete, sound, alone, and for whoever reads it."""
 
 import csv
-import dataclasses
 import html.parser
 import json
 import re
@@ -11,10 +10,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from flwr.app import MetricRecord
+from results import made_result
 from variants import VARIANTS, parties_of
 
-from vfl_flower import CoresetVRLR, Ledger, Party, report, simulate
+from vfl_flower import CoresetVRLR, Party, report, simulate
 from vfl_flower.app.report import drawing, figures, page, page_template, units
 from vfl_flower.app.report.figures import figures_of
 from vfl_flower.app.report.page import (
@@ -26,10 +25,8 @@ from vfl_flower.app.report.page import (
     verdicts,
 )
 from vfl_flower.app.report.report import PAGE, RESULT, page_text, record_of
-from vfl_flower.models.coresets import LinearModel
 from vfl_flower.server import metrics as protocol_metrics
-from vfl_flower.server.replies import PartyInfo
-from vfl_flower.server.strategy import ProtocolResult
+from vfl_flower.simulation import InProcessGrid
 
 HOSTILE = "</title><script>alert('1')</script>$\\alpha$<img src=x onerror=y>&amp;\"'"
 LARGEST = 2_000_000
@@ -79,44 +76,14 @@ def of(page, tag):
     return [attributes for name, attributes in page.elements if name == tag]
 
 
-@pytest.fixture(scope="module")
-def pages():
-    made = {}
-    for name in SHOWN:
-        result = VARIANTS[name].start(_grid(name))
-        record = record_of({"train": result}, {}, "vfl-flower run x")
-        record = json.loads(json.dumps(record))
-        made[name] = page_of(record, figures_of(record["results"])), record
-    return made
-
-
-def _grid(variant):
-    from vfl_flower.simulation import InProcessGrid
-
-    return InProcessGrid(parties_of(variant, 3))
-
-
-def made_result(name="airline", *, count=1, **more):
-    ledger = Ledger()
-    names = [name] + [f"{name[:90]} {j}" for j in range(1, count)]
-    for step in ("hello", "solve"):
-        for party in names:
-            entry = ledger.entry(step, party)
-            entry.bytes_up, entry.bytes_down = 10, 20
-            entry.seconds_computed, entry.seconds_answered = 0.1, 0.25
-        ledger.round_trip(step, 0.5)
-    model = LinearModel([np.array([1.0])], 1.0)
-    given = {
-        "arrays": model.to_record(),
-        "train_metrics_clientapp": {1: MetricRecord({"train_loss": 1.5})},
-        "model": model,
-        "ledger": ledger,
-        "evaluation": ledger.of("test"),
-        "seed": 4,
-        "strategy": CoresetVRLR(size=200),
-        "parties": tuple(PartyInfo(j, n, 40, 2, 40) for j, n in enumerate(names)),
-    }
-    return ProtocolResult(**given | more)
+@pytest.fixture(scope="module", params=SHOWN)
+def shown(request):
+    """Return the page of a variant as text and as elements, and its result."""
+    result = VARIANTS[request.param].start(InProcessGrid(parties_of(request.param, 3)))
+    record = record_of({"train": result}, {}, "vfl-flower run x")
+    record = json.loads(json.dumps(record))
+    text = page_of(record, figures_of(record["results"]))
+    return text, Checked(text), record
 
 
 def text_of(results, **more):
@@ -129,10 +96,9 @@ def text_of(results, **more):
 # -- a sound page ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_page_is_sound_html(pages, name):
-    page = Checked(pages[name][0])
-    assert pages[name][0].startswith("<!DOCTYPE html>\n")
+def test_page_is_sound_html(shown):
+    text, page, _ = shown
+    assert text.startswith("<!DOCTYPE html>\n")
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     headings = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
@@ -143,10 +109,8 @@ def test_page_is_sound_html(pages, name):
         assert cell["scope"] in ("row", "col")
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_page_asks_nothing_of_any_place(pages, name):
-    text = pages[name][0]
-    page = Checked(text)
+def test_page_asks_nothing_of_any_place(shown):
+    text, page, _ = shown
     assert "http:" not in text
     assert "https:" not in text
     assert "//" not in re.sub(r"<pre>.*?</pre>", "", text)
@@ -162,21 +126,19 @@ def test_page_asks_nothing_of_any_place(pages, name):
     assert "script-src" not in policy
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_every_figure_has_a_text_in_its_place(pages, name):
-    page = Checked(pages[name][0])
+def test_every_figure_has_a_text_in_its_place(shown):
+    _, page, record = shown
     pictures = of(page, "svg")
     assert len(pictures) == len(of(page, "figure"))
-    assert pictures or name in ("gram", "ridge", "align")  # no curves
+    without = ("CoresetVRLR", "SecureRidge", "Alignment")  # they have no curves here
+    assert pictures or record["results"]["train"]["strategy"] in without
     for picture in pictures:
         assert picture["role"] == "img"
         assert len(picture["aria-label"]) > 30
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_every_metric_is_explained(pages, name):
-    text, record = pages[name]
-    page = Checked(text)
+def test_every_metric_is_explained(shown):
+    _, page, record = shown
     assert UNEXPLAINED not in page.text
     (result,) = record["results"].values()
     metrics = result["metrics"][max(result["metrics"], key=int)]
@@ -218,13 +180,9 @@ def test_hostile_names_and_texts_are_text():
 
 
 def test_a_page_of_many_parties_is_small():
-    result = made_result("\U0001f3e5" * 100, count=1000)
     metrics = {f"metric_{k}": float(k) for k in range(100)}
-    result = dataclasses.replace(
-        result,
-        train_metrics_clientapp={1: MetricRecord(metrics)},
-        warnings=("x" * 9999,),
-    )
+    given = {"metrics": metrics, "warnings": ("x" * 9999,)}
+    result = made_result("\U0001f3e5" * 100, count=1000, **given)
     text = text_of({name: result for name in "abcd"}, counts={"x" * 50000: 1})
     assert len(text.encode()) < LARGEST
     page = Checked(text)
@@ -235,15 +193,14 @@ def test_a_page_of_many_parties_is_small():
 # -- only what is in the file ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_page_has_no_word_that_is_not_in_the_file(pages, name):
+def test_page_has_no_word_that_is_not_in_the_file(shown):
     """Nor in the sources of pages."""
-    text, record = pages[name]
+    _, page_read, record = shown
     known = words_of(json.dumps(record, ensure_ascii=False).replace("\\n", " "))
     for module in (drawing, figures, page, page_template, units, protocol_metrics):
         known |= words_of(Path(module.__file__).read_text(encoding="utf-8"))
     capitals = {word[:1].upper() + word[1:] for word in known}
-    assert Checked(text).words - known - capitals == set()
+    assert page_read.words - known - capitals == set()
 
 
 def test_result_has_no_row_of_a_party(tmp_path):
@@ -286,12 +243,9 @@ def drawn(**more):
 def test_roc_by_hand():
     """From the highest score: 18 of 53 positives for 2 of 87 others, then 38 for 12."""
     data = drawn(curves=TWO)["roc"].data
-    np.testing.assert_allclose(
-        data["true_positive_rate"], [0, 18 / 53, 38 / 53, 48 / 53, 1]
-    )
-    np.testing.assert_allclose(
-        data["false_positive_rate"], [0, 2 / 87, 12 / 87, 42 / 87, 1]
-    )
+    rates = np.array([[0, 18, 38, 48, 53], [0, 2, 12, 42, 87]]) / [[53], [87]]
+    np.testing.assert_allclose(data["true_positive_rate"], rates[0])
+    np.testing.assert_allclose(data["false_positive_rate"], rates[1])
 
 
 def test_calibration_by_hand():
@@ -370,19 +324,11 @@ def test_files_of_a_figure():
 
 def test_times_add_up_to_what_the_server_waited():
     """Party b answers after half of the time, of which it computes 0.2 s."""
-    ledger = {
-        "waits": {"x": [0.5, 1.5]},
-        "entries": [
-            {
-                **{"action": "x", "party": "b"},
-                **{"seconds_computed": 0.2, "seconds_answered": 1.0},
-            }
-        ],
-    }
-    parties = [{"name": "a"}, {"name": "b"}]
-    times = times_of({"ledger": ledger, "parties": parties})
-    assert times["x"]["a"] == (0.0, 0.0, 2.0)  # it was not asked
-    assert times["x"]["b"] == pytest.approx((0.2, 0.8, 1.0))
+    entry = {"action": "x", "party": "b"}
+    entry |= {"seconds_computed": 0.2, "seconds_answered": 1.0}
+    ledger = {"waits": {"x": [0.5, 1.5]}, "entries": [entry]}
+    assert times_of(ledger, "a") == [0.0, 0.0, 2.0]  # it was not asked
+    assert times_of(ledger, "b") == pytest.approx([0.2, 0.8, 1.0])
 
 
 # -- words -----------------------------------------------------------------------------
@@ -440,11 +386,11 @@ def test_a_notebook_shows_the_page_in_a_frame(simulated):
     assert attributes["sandbox"] is None
     inside = Checked(attributes["srcdoc"])
     assert "Which few rows give nearly the linear model" in inside.text
-    shown, alone = (
+    framed, alone = (
         re.sub(r"[\d-]{10} \d\d:\d\d UTC", "", text)  # a minute may end in between
         for text in (str(attributes["srcdoc"]), page_text(simulated))
     )
-    assert shown == alone
+    assert framed == alone
 
 
 def test_who_learned_what_has_only_what_was_sent(simulated):

@@ -4,35 +4,15 @@ import json
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from flwr.app import MetricRecord
+from results import made_result
 
-from vfl_flower import MUFC, CoresetVRLR, Ledger, SecureRidge
+from vfl_flower import MUFC, CoresetVRLR, SecureRidge
 from vfl_flower.app.report.report import changed, page_text, summary_rows, write_report
-from vfl_flower.models.coresets import LinearModel
-from vfl_flower.server.replies import PartyInfo
-from vfl_flower.server.strategy import ProtocolResult
 
 
 def result(loss, *, seed=4, **more):
-    ledger = Ledger()
-    for action, size in (("hello", 10), ("solve", 2000), ("test", 300)):
-        entry = ledger.entry(action, "airline")
-        entry.messages, entry.bytes_up, entry.bytes_down = 1, size, 2 * size
-        entry.units_up, entry.units_down = size // 10, size // 20
-        ledger.round_trip(action, 0.5)
-    model = LinearModel([np.array([loss])], 1.0)
-    return ProtocolResult(
-        arrays=model.to_record(),
-        train_metrics_clientapp={1: MetricRecord({"train_loss": loss, **more})},
-        model=model,
-        ledger=ledger,
-        evaluation=ledger.of("test"),
-        seed=seed,
-        strategy=CoresetVRLR(size=200),
-        parties=(PartyInfo(1, "airline", 400, 1, 400),),
-    )
+    return made_result(metrics={"train_loss": loss, **more}, seed=seed)
 
 
 @pytest.fixture
