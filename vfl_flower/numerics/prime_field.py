@@ -140,7 +140,8 @@ class PrimeField:
         """
         width = math.prod(values.shape[1:])
         columns = values.reshape(len(points), width)
-        step = _step(count, width)
+        # The s for which count / s and s c are nearest to each other.
+        step = max(1, round(math.sqrt(count / width)))
         n_steps = -(-count // step)
         total = np.zeros((n_steps, step * width), dtype=np.uint64)
         for start in range(0, len(points), _POINTS):
@@ -152,25 +153,6 @@ class PrimeField:
             total = self.add(total, product)
         sums = total.reshape(n_steps * step, width)[:count]
         return sums.reshape(count, *values.shape[1:])
-
-    def evaluate(self, coefficients: Array, points: Array) -> Array:
-        """Return f(x_j) = sum_i c_i x_j^i of points, (m,), shape (m, c).
-
-        `coefficients`, (count, c), are the c_i of one polynomial a column.
-        """
-        count, width = coefficients.shape
-        # Horner's rule in x^s; within a step, a product with s powers.
-        step = min(count, max(128, _step(count, 1.0 / width)))
-        values = np.zeros((len(points), width), dtype=np.uint64)
-        for start in range(0, len(points), _POINTS):
-            block = values[start : start + _POINTS]
-            x = points[start : start + _POINTS]
-            small, large = self.powers(x, step), self.power(x, step)[:, None]
-            for first in reversed(range(0, count, step)):
-                part = coefficients[first : first + step]
-                product = self.matmul(small[:, : len(part)], part)
-                self.add(self.multiply(block, large), product, out=block)
-        return values
 
     def points_of(self, sums: Array) -> Array | None:
         """Find the points of power sums, their values unknown.
@@ -207,37 +189,19 @@ class PrimeField:
         m = len(points)
         if len(sums) < m:
             raise ValueError(f"sums must be at least {m}, got {len(sums)}")
-        if m == 0:
-            return np.zeros((0, sums.shape[1]), dtype=np.uint64)
-        ring = self._polynomials()
-        factors = [ring([-x, 1]) for x in points.tolist()]
-        while len(factors) > 1:
-            pairs = zip(factors[::2], factors[1::2], strict=False)
-            odd = factors[-1:] if len(factors) % 2 else []
-            factors = [a * b for a, b in pairs] + odd
-        g = factors[0]
-        coefficients = np.zeros((m, sums.shape[1] + 1), dtype=np.uint64)
-        for c, column in enumerate(sums[:m].T):
-            # S_(m-1) + S_(m-2) x + ...: the series times x^m, cut at x^0.
-            h = (g * ring(column[::-1].tolist())).right_shift(m)
-            _fill(coefficients[:, c], h)
-        _fill(coefficients[:, -1], g.derivative())
-        at_points = self.evaluate(coefficients, points)
-        return self.multiply(at_points[:, :-1], self.inverse(at_points[:, -1:]))
+        ring, roots = self._polynomials(), points.tolist()
+        g = math.prod((ring([-x, 1]) for x in roots), start=ring([1]))
+        # S_(m-1) + S_(m-2) x + ...: the series times x^m, cut at x^0.
+        series = [ring(column[::-1].tolist()) for column in sums[:m].T]
+        polynomials = [*((g * part).right_shift(m) for part in series), g.derivative()]
+        at_points = [
+            [int(value) for value in f.multipoint_evaluate(roots)] for f in polynomials
+        ]
+        *h, slopes = np.array(at_points, dtype=np.uint64)
+        return self.multiply(np.transpose(h), self.inverse(slopes)[:, None])
 
     def _polynomials(self) -> Any:
         """Return python-flint's ring of polynomials modulo p."""
         from flint import fmpz_mod_ctx, fmpz_mod_poly_ctx
 
         return fmpz_mod_poly_ctx(fmpz_mod_ctx(self.p))
-
-
-def _step(count: int, width: float) -> int:
-    """Return the s nearest to sqrt(count / width), for count / s and s width alike."""
-    return max(1, round(math.sqrt(count / width)))
-
-
-def _fill(column: Array, polynomial: Any) -> None:
-    """Write the coefficients of a polynomial to a column of zeros, lowest first."""
-    coefficients = [int(coefficient) for coefficient in polynomial.coeffs()]
-    column[: len(coefficients)] = coefficients

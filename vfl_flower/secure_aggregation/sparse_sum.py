@@ -43,23 +43,7 @@ _ROWS = 256
 
 
 class SparseSumError(ValueError):
-    """A sum cannot be decoded, and no part of it was."""
-
-
-class MasksDoNotCancelError(SparseSumError):
-    """The sum of all counts is wrong: a message is missing, doubled or changed."""
-
-
-class TooManyBinsError(SparseSumError):
-    """No set of at most K L bins has these power sums."""
-
-
-class HashMismatchError(SparseSumError):
-    """The coordinates of a bin do not belong to its point."""
-
-
-class PointCollisionError(SparseSumError):
-    """Two different bins of one party have the same point."""
+    """A sum cannot be encoded or decoded, and no part of it was."""
 
 
 @shapes_only
@@ -154,8 +138,7 @@ class SparseSum:
 
         `bins`, int, (k, d), has coordinates 0 .. B - 1; k may be 0. `counts`, int,
         (k,), are q_j >= 1; those of equal bins add up. Raises ValueError if there are
-        more than K bins, and PointCollisionError if two different bins have the same
-        point.
+        more than K bins, and SparseSumError if two different bins have the same point.
         """
         if len(bins) > self.n_clusters:
             raise ValueError(
@@ -164,7 +147,7 @@ class SparseSum:
         bins, counts = bins.astype(np.int64), counts.astype(np.uint64)
         field, points = PrimeField(self.p), self._points(bins)
         if len(np.unique(points)) < len(np.unique(bins, axis=0)):
-            raise PointCollisionError(
+            raise SparseSumError(
                 "bins must have different points, got two with the same: take a new key"
             )
         sums = field.power_sums(points, counts, 2 * self.n_slots)
@@ -179,13 +162,13 @@ class SparseSum:
 
         The bins, (m, d), are distinct and in lexicographic order; the counts, (m,), are
         q_j >= 1. `total`, uint64, (size,), is the sum of the messages of all parties,
-        without masks; `n` the sum of all counts, below p. Raises MasksDoNotCancelError,
-        TooManyBinsError or HashMismatchError.
+        without masks; `n` the sum of all counts, below p. Raises SparseSumError if
+        anything does not fit; no part of the sum is decoded then.
         """
         field = PrimeField(self.p)
         sums, payload = np.split(total, [2 * self.n_slots])
         if sums[0] != n:
-            raise MasksDoNotCancelError(
+            raise SparseSumError(
                 f"the counts of all parties must add up to {n}, got another sum: a "
                 "message is missing, doubled or changed"
             )
@@ -214,7 +197,7 @@ class SparseSum:
                 and np.array_equal(field.power_sums(points, counts, len(sums)), sums)
             ):
                 return points, counts
-        raise TooManyBinsError(
+        raise SparseSumError(
             f"the sum must hold at most {self.n_slots} bins, each with a count from 1 "
             f"to {n}, got another one: a party sent too many, or a message is changed"
         )
@@ -269,7 +252,7 @@ class SparseSum:
             fits &= self._points(block) == points[rows]
             wrong += int(np.sum(~fits))
         if wrong:
-            raise HashMismatchError(
+            raise SparseSumError(
                 f"the coordinates of each bin must hash to its point, got {wrong} of "
                 f"{len(words)} bins that do not: two bins have the same point, which a "
                 "new key cures, or a message is changed"
