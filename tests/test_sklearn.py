@@ -37,6 +37,8 @@ Y = X @ [1.0, 2.0, 3.0, 4.0] + 5
 SPLIT = [[3, 0], [1], [2]]
 """Columns of three parties, in another order than those of X."""
 
+BLOCKS = [X[:, own] for own in SPLIT]
+
 GROUPS = RNG.normal(size=(120, 2)) / 40 + np.repeat([[-0.3], [0.3]], 60, axis=0)
 """Rows of two groups in the box."""
 
@@ -127,7 +129,7 @@ def test_an_argument_that_no_estimator_has():
 
 
 def parties_of(y=None):
-    return [vf.Party(X[:, own], y=y if j == 2 else None) for j, own in enumerate(SPLIT)]
+    return [vf.Party(own, y=y if j == 2 else None) for j, own in enumerate(BLOCKS)]
 
 
 def test_the_regressor_is_the_strategy():
@@ -135,15 +137,14 @@ def test_the_regressor_is_the_strategy():
     model = CoresetRegressor(columns_per_party=SPLIT, size=100, random_state=3)
     model.fit(X, Y)
     result = vf.simulate(vf.CoresetVRLR(size=100), parties_of(Y), seed=3)
-    split = [model.coef_[own] for own in SPLIT]
-    np.testing.assert_allclose(
-        np.concatenate(split), np.concatenate(result.model.coef_), atol=1e-5
-    )
+    found = np.concatenate([model.coef_[own] for own in SPLIT])
+    np.testing.assert_allclose(found, np.concatenate(result.model.coef_), atol=1e-5)
     np.testing.assert_allclose(model.coef_, [1, 2, 3, 4], atol=1e-5)
     assert model.intercept_ == pytest.approx(5, abs=1e-5)
     assert model.ledger_.bytes_up == result.ledger.bytes_up
     assert model.n_iter_ == 1
     np.testing.assert_allclose(model.predict(X), Y, atol=1e-4)
+    np.testing.assert_allclose(model.predict(BLOCKS), model.predict(X))
 
 
 def test_the_label_party():
@@ -168,12 +169,11 @@ def test_iterations_are_those_of_the_solver():
 def test_kmeans_is_the_strategy():
     model = CoresetKMeans(columns_per_party=SPLIT, n_clusters=3, random_state=3).fit(X)
     result = vf.simulate(vf.CoresetVKMC(n_clusters=3), parties_of(), seed=3)
-    blocks = [X[:, own] for own in SPLIT]
     np.testing.assert_array_equal(
         np.hstack([model.cluster_centers_[:, own] for own in SPLIT]),
         np.hstack(result.model.cluster_centers_),
     )
-    np.testing.assert_array_equal(model.labels_, result.model.predict(blocks))
+    np.testing.assert_array_equal(model.labels_, result.model.predict(BLOCKS))
     distances = ((X - model.cluster_centers_[model.labels_]) ** 2).sum()
     assert model.inertia_ == pytest.approx(distances)
     assert model.score(X) == pytest.approx(-model.inertia_)
@@ -191,11 +191,10 @@ def test_the_classifier_is_the_strategy(classes):
     target = "binary" if len(classes) == 2 else "multiclass"
     strategy = vf.FDSKLDirect(target=target, **direct)
     result = vf.simulate(strategy, parties_of(codes), seed=3)
-    blocks = [X[:, own] for own in SPLIT]
     assert model.classes_.tolist() == classes
-    expected = result.model.predict(blocks).astype(int)
+    expected = result.model.predict(BLOCKS).astype(int)
     np.testing.assert_array_equal(model.predict(X), model.classes_[expected])
-    scores = result.model.decision_function(blocks)
+    scores = result.model.decision_function(BLOCKS)
     np.testing.assert_allclose(
         model.decision_function(X), scores[:, 0] if len(classes) == 2 else scores
     )
@@ -228,16 +227,11 @@ def test_there_are_no_probabilities_of_the_square_loss():
     assert hasattr(model, "predict_proba")
 
 
-def test_one_class():
-    with pytest.raises(ValueError, match="y must have at least two classes"):
-        KernelClassifier().fit(X, np.ones(400))
-
-
 def test_the_kernel_regressor_is_the_strategy():
     model = KernelRegressor(columns_per_party=SPLIT, random_state=3)
     strategy = vf.FDSKLDirect(target="continuous", loss="square")
     result = vf.simulate(strategy, parties_of(Y), seed=3)
-    expected = result.model.predict([X[:, own] for own in SPLIT])
+    expected = result.model.predict(BLOCKS)
     np.testing.assert_allclose(model.fit(X, Y).predict(X), expected)
 
 
@@ -348,13 +342,6 @@ def test_one_x_and_blocks_are_the_same():
         model.predict(blocks[::-1])
 
 
-def test_blocks_of_columns_come_in_party_order():
-    model = CoresetRegressor(columns_per_party=SPLIT, size=100, random_state=3)
-    model.fit(X, Y)
-    blocks = [X[:, own] for own in SPLIT]
-    np.testing.assert_allclose(model.predict(blocks), model.predict(X))
-
-
 def test_blocks_of_rows():
     arguments = {"n_clusters": 2, "random_state": 3}
     model = ForgettingKMeans(**arguments).fit([GROUPS[:20], GROUPS[20:]])
@@ -368,7 +355,6 @@ def test_blocks_of_rows():
 
 
 def test_names_of_columns():
-    pd = pytest.importorskip("pandas")
     frame = pd.DataFrame(X, columns=list("abcd"))
     names = [["d", "a"], ["b"], ["c"]]
     arguments = {"size": 100, "random_state": 3}
@@ -405,17 +391,23 @@ def test_columns_that_do_not_fit(given, wrong):
         CoresetRegressor(columns_per_party=given).fit(X, Y)
 
 
-def test_rows_that_do_not_fit():
-    with pytest.raises(ValueError, match=r"^rows_per_party .* n_samples = 120, got"):
-        KernelKMeans(rows_per_party=[60, 61]).fit(GROUPS)
-
-
-def test_data_that_the_strategy_refuses():
+@pytest.mark.parametrize(
+    ("estimator", "data", "wrong"),
+    [
+        (
+            KernelKMeans(rows_per_party=[60, 61]),
+            (GROUPS,),
+            "^rows_per_party .* n_samples = 120, got",
+        ),
+        (CoresetRegressor(), (X[:10], Y[:10]), "size must be at least 20 with solver"),
+        (CoresetRegressor(alpha=1.0), (X, Y), "alpha must be 0 without a regularizer"),
+        (KernelClassifier(), (X, np.ones(400)), "y must have at least two classes"),
+    ],
+)
+def test_data_that_do_not_fit(estimator, data, wrong):
     """With what scikit-learn's users expect, and the sentence of the strategy."""
-    with pytest.raises(ValueError, match="size must be at least 20 with solver"):
-        CoresetRegressor().fit(X[:10], Y[:10])
-    with pytest.raises(ValueError, match="alpha must be 0 without a regularizer"):
-        CoresetRegressor(alpha=1.0).fit(X, Y)
+    with pytest.raises(ValueError, match=wrong):
+        estimator.fit(*data)
 
 
 # -- habits of scikit-learn ------------------------------------------------------------
@@ -458,7 +450,6 @@ def test_partitioners_of_flower_datasets(name):
         "flwr_datasets.partitioner", reason="Flower Datasets is not installed"
     )
     datasets = pytest.importorskip("datasets")
-    pd = pytest.importorskip("pandas")
     frame = pd.DataFrame(X, columns=list("abcd"))
     partitioner = getattr(module, name)(**PARTITIONERS[name], seed=2)
     arguments = {"size": 100, "random_state": 3}

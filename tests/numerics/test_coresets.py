@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from flint import fmpq, fmpq_mat
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -54,32 +55,12 @@ def reference(X):
 
 def exact(X):
     """Leverage scores x_i (X^T X)^-1 x_i in rational arithmetic."""
-    rows = [[Fraction(float(value)) for value in row] for row in X]
-    d = len(rows[0])
-    system = [
-        [sum(row[a] * row[b] for row in rows) for b in range(d)]
-        + [Fraction(int(a == b)) for b in range(d)]
-        for a in range(d)
-    ]
-    for a in range(d):  # Gauss-Jordan
-        pivot = next(row for row in range(a, d) if system[row][a] != 0)
-        system[a], system[pivot] = system[pivot], system[a]
-        system[a] = [value / system[a][a] for value in system[a]]
-        for row in range(d):
-            if row != a:
-                factor = system[row][a]
-                system[row] = [
-                    x - factor * y for x, y in zip(system[row], system[a], strict=True)
-                ]
-    inverse = [row[d:] for row in system]
-    return np.array(
-        [
-            float(
-                sum(row[a] * inverse[a][b] * row[b] for a in range(d) for b in range(d))
-            )
-            for row in rows
-        ]
-    )
+    rows = [fmpq(*value.as_integer_ratio()) for value in X.ravel().tolist()]
+    A = fmpq_mat(*X.shape, rows)
+    B = A * (A.transpose() * A).inv()
+    n, d = X.shape
+    scores = [sum((B[i, j] * A[i, j] for j in range(d)), fmpq(0)) for i in range(n)]
+    return np.array([float(Fraction(int(s.p), int(s.q))) for s in scores])
 
 
 # --- leverage scores -----------------------------------------------------------------

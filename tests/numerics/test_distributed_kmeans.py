@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mixtures import cost, mixture
 
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import ClusterSummary, cluster_summary
@@ -14,12 +15,6 @@ from vfl_flower.numerics.kmeans import assign, weighted_kmeans
 
 SIZES = (150, 60, 5, 1, 84)
 """Rows of the parties: unequal, one with fewer than k rows, one with a single row."""
-
-
-def mixture(n=300, d=3, clusters=6, seed=0):
-    rng = np.random.default_rng(seed)
-    means = 6 * rng.standard_normal((clusters, d))
-    return means[rng.integers(clusters, size=n)] + rng.standard_normal((n, d))
 
 
 def parties_of(X):
@@ -36,10 +31,6 @@ def union(parties, k, budget, rng, solutions=None):
     ]
     points, weights = (np.concatenate(part) for part in zip(*parts, strict=True))
     return points, weights, costs
-
-
-def cost(X, centers):
-    return float(assign(X, centers)[1].sum())
 
 
 def signed_cost(points, weights, centers):
@@ -81,16 +72,16 @@ def test_no_spread_or_no_budget_gives_no_draw():
     np.testing.assert_array_equal(split_budget(np.array([1.0, 2.0]), 0), [0, 0])
 
 
-@pytest.mark.parametrize("budget", [-1, 1])
-def test_budget_below_the_parties_with_a_spread(budget):
-    with pytest.raises(ValueError, match=f"at least 2.*got {budget}"):
-        split_budget(np.array([1.0, 0.0, 2.0]), budget)
-
-
-@pytest.mark.parametrize("value", [-1.0, np.nan, np.inf])
-def test_costs_must_be_costs(value):
-    with pytest.raises(ValueError, match="at least 0 and finite"):
-        split_budget(np.array([1.0, value]), 5)
+@pytest.mark.parametrize(
+    ("costs", "budget", "rule"),
+    [
+        *(([1.0, 0.0, 2.0], budget, f"at least 2.*got {budget}") for budget in (-1, 1)),
+        *(([1.0, x], 5, "at least 0 and finite") for x in (-1.0, np.nan, np.inf)),
+    ],
+)
+def test_a_budget_or_costs_that_do_not_fit_are_refused(costs, budget, rule):
+    with pytest.raises(ValueError, match=rule):
+        split_budget(np.array(costs), budget)
 
 
 # --- a party's sample -----------------------------------------------------------------
@@ -161,7 +152,7 @@ def test_sample_is_unbiased_by_enumeration(uniform):
 
 
 def test_all_rows_where_the_share_covers_them():
-    X = mixture()[:30]
+    X = mixture(300, 3, spread=6.0)[:30]
     blocks = RowBlocks(X)
     solution = cluster_summary(blocks, 4, np.random.default_rng(0))
     for count in (30, 31):
@@ -195,8 +186,8 @@ def test_uniform_draws_bound_the_weights():
     [
         np.full((1, 2), 1 / 3),
         np.full((50, 2), 1 / 3),
-        np.repeat(mixture(5), 7, axis=0),
-        mixture(3),
+        np.repeat(mixture(5, 3, spread=6.0), 7, axis=0),
+        mixture(3, 3, spread=6.0),
     ],
     ids=["one row", "constant", "five distinct rows", "fewer rows than k"],
 )
@@ -215,7 +206,7 @@ def test_cost_is_exactly_zero_with_at_most_k_distinct_rows(X):
     budget=st.one_of(st.just(0), st.integers(5, 400)), seed=st.integers(0, 2**32 - 1)
 )
 def test_weights_sum_to_the_number_of_rows(budget, seed):
-    X = mixture()
+    X = mixture(300, 3, spread=6.0)
     points, weights, costs = union(
         parties_of(X), 4, budget, np.random.default_rng(seed)
     )
@@ -225,7 +216,7 @@ def test_weights_sum_to_the_number_of_rows(budget, seed):
 
 
 def test_all_rows_in_the_budget_is_plain_k_means():
-    X = mixture()
+    X = mixture(300, 3, spread=6.0)
     points, weights, _ = union(parties_of(X), 4, 10**6, np.random.default_rng(0))
     # Parties without a spread send their rows as centres, in the order of the seeding.
     order, expected = np.lexsort(points.T), np.lexsort(X.T)
@@ -239,7 +230,7 @@ def test_all_rows_in_the_budget_is_plain_k_means():
 
 def test_duplicated_rows_at_all_parties():
     """Four distinct rows in all: the centres are these, and the cost is 0."""
-    X = np.repeat(mixture(4), 75, axis=0)
+    X = np.repeat(mixture(4, 3, spread=6.0), 75, axis=0)
     points, weights, costs = union(parties_of(X), 4, 40, np.random.default_rng(0))
     assert not costs.any()
     centers = combine(points, weights, 4, np.random.default_rng(0))

@@ -11,7 +11,6 @@ from simulations.kernel_pooled import pooled_fkkm
 from vfl_flower.numerics import kernel_embedding
 from vfl_flower.numerics.kernel_embedding import (
     Kernel,
-    bandwidth,
     default_gamma,
     embed_rows,
     feature_blocks,
@@ -122,12 +121,6 @@ def test_no_rows():
 # -- gamma -----------------------------------------------------------------------------
 
 
-def test_bandwidths_of_the_features():
-    """exp(-|x|^2 / (2 sigma^2)) and exp(-|x|_1 / sigma)."""
-    assert bandwidth("gaussian", 0.125) == 2.0
-    assert bandwidth("laplacian", 0.125) == 8.0
-
-
 def test_gamma_by_hand():
     """Two columns with deviations 1 and 2 about 0: variances 1 + 4."""
     X = np.array([[1.0, 2.0], [-1.0, -2.0]])
@@ -152,13 +145,6 @@ def test_what_is_less_than_the_rounding_of_a_shift():
     sums = 4, np.zeros(1), np.full(1, 4e-24)
     assert variances(*sums, np.full(1, 1e4)) == 0
     assert math.isclose(variances(*sums, np.full(1, 1e3))[0], 1e-24)
-
-
-def test_columns_of_which_only_rounding_varies():
-    X = np.array([[1e9, 1.0], [1e9 + 1e-6, 3.0], [1e9, 2.0]])
-    spreads = variances(*moments(X))
-    assert spreads[0] == 0
-    assert math.isclose(spreads[1], 2 / 3)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -134,26 +134,6 @@ def test_eigenpairs_leave_out_zeros_and_keep_what_is_asked_for():
 # --- the map for new rows
 
 
-@pytest.mark.parametrize("D_1", [12, 30])
-def test_the_composed_map_is_exact_for_rows_of_training(D_1):
-    X, D, T, s = blobs(50), 12, 6, 3
-    draw = draws(X, D, D_1)
-    P = np.zeros((0, 0))
-    for iterate in pooled_fkkm(draw, T, s, 1.7):
-        Q = compose(
-            P, embed(iterate.values, iterate.vectors, iterate.eta, 1.7, s), iterate.eta
-        )
-        P = compose(
-            P, shrink(iterate.values, iterate.vectors, iterate.eta * 1.7), iterate.eta
-        )
-    assert Q.shape == (D_1 + (T - 1) * D, s)
-    every = np.hstack([draw(t) for t in range(1, T + 1)])
-    np.testing.assert_allclose(every @ Q, iterate.H, atol=1e-12)
-    new = draws(X, D, D_1, rows=X[[7]])
-    h = np.hstack([new(t) for t in range(1, T + 1)]) @ Q
-    np.testing.assert_allclose(h, iterate.H[[7]], atol=1e-12)
-
-
 def test_new_rows_fall_beside_the_exact_extension():
     """H H_new^T is near the kernel between training and new rows of four blobs."""
     X = blobs(400)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from mixtures import cost, mixture
 from sklearn.cluster import KMeans, kmeans_plusplus
 from sklearn.metrics import pairwise_distances_argmin_min
 
@@ -20,16 +21,6 @@ from vfl_flower.numerics.kmeans import (
     seed_centers,
     weighted_kmeans,
 )
-
-
-def mixture(n=600, d=4, clusters=6, seed=0, spread=8.0):
-    rng = np.random.default_rng(seed)
-    means = spread * rng.standard_normal((clusters, d))
-    return means[rng.integers(clusters, size=n)] + rng.standard_normal((n, d))
-
-
-def cost(X, centers, weights=1.0):
-    return float((weights * assign(X, centers)[1]).sum())
 
 
 def log_cost(X, centers, weights):
@@ -56,18 +47,13 @@ def test_assign_agrees_with_scikit_learn():
 
 
 @given(X=small_integers(8), centers=small_integers(3), offset=st.sampled_from([0, 1e9]))
-def test_assign_finds_the_least_distance_far_from_the_origin(X, centers, offset):
+def test_distances_are_right_far_from_the_origin(X, centers, offset):
     exact = ((X[:, None] - centers) ** 2).sum(axis=2)
     labels, distances = assign(X + offset, centers + offset)
     np.testing.assert_array_equal(distances, exact[np.arange(8), labels])
     # Equal distances may be told apart by rounding, by far less than this.
     np.testing.assert_allclose(distances, exact.min(axis=1), atol=1e-4)
-
-
-@given(X=small_integers(8), centers=small_integers(3), offset=st.sampled_from([0, 1e9]))
-def test_partial_distances_are_squared_distances(X, centers, offset):
     partial = partial_distances(X + offset, centers + offset)
-    exact = ((X[:, None] - centers) ** 2).sum(axis=2)
     assert (partial >= 0).all()
     np.testing.assert_allclose(partial, exact, atol=1e-4)
 
@@ -75,22 +61,16 @@ def test_partial_distances_are_squared_distances(X, centers, offset):
 # --- seeding -------------------------------------------------------------------------
 
 
-def test_seeds_are_distinct_rows():
+@pytest.mark.parametrize("weights", [None, np.arange(600.0)])
+def test_seeds_are_distinct_rows_whatever_the_blocks(weights):
     X = mixture()
-    centers = seed_centers(RowBlocks(X), 20, np.random.default_rng(0))
-    assert len(np.unique(centers, axis=0)) == 20
-    assert all((c == X).all(axis=1).any() for c in centers)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_seeds_do_not_depend_on_the_blocks(weighted):
-    X = mixture()
-    weights = np.arange(600.0) if weighted else None
     first, second = (
-        seed_centers(RowBlocks(X, block_bytes=b), 9, np.random.default_rng(3), weights)
+        seed_centers(RowBlocks(X, block_bytes=b), 20, np.random.default_rng(3), weights)
         for b in (200, 2**20)
     )
     np.testing.assert_array_equal(first, second)
+    assert len(np.unique(first, axis=0)) == 20
+    assert all((c == X).all(axis=1).any() for c in first)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from mixtures import mixture
 from scipy.stats import chi2, kstest
 from sklearn.metrics import pairwise_distances
 
@@ -41,17 +42,7 @@ TWINS = np.array([[0, 0], [5, 0], [0, 0], [1, 4], [5, 0]], float)
 K = 3
 
 
-def blocks_of(X, keep=None):
-    return RowBlocks(np.asarray(X, float), rows=keep)
-
-
 WIDE = Box(np.array(-64.0), np.array(64.0))
-
-
-def mixture(n=600, d=4, clusters=6, seed=0, spread=8.0):
-    rng = np.random.default_rng(seed)
-    means = spread * rng.standard_normal((clusters, d))
-    return means[rng.integers(clusters, size=n)] + rng.standard_normal((n, d))
 
 
 # --- training and unlearning, in row numbers of all the data --------------------------
@@ -61,72 +52,77 @@ def remaining(X, removed):
     return np.delete(np.arange(len(X)), np.asarray(removed, int))
 
 
-def train(X, removed, rng, k=K):
+def train(X, removed, rng=None, k=K):
     keep = remaining(X, removed)
-    return keep[initialise(blocks_of(X, keep), k, rng)[0]]
+    return keep[initialise(RowBlocks(X, rows=keep), k, rng)[0]]
 
 
-def unlearn(X, centroids, removed, rng, k=K):
+def unlearn(X, centroids, removed, rng=None, k=K):
     prefix = surviving(centroids, removed)
     if len(prefix) == len(centroids):
         return centroids
     keep = remaining(X, removed)
     prefix = np.searchsorted(keep, prefix)
-    return keep[initialise(blocks_of(X, keep), k, rng, prefix)[0]]
+    return keep[initialise(RowBlocks(X, rows=keep), k, rng, prefix)[0]]
 
 
-def unlearn_holes(X, centroids, removed, rng, k=K):
+def unlearn_holes(X, centroids, removed, rng=None, k=K):
     """Unlearn wrongly: keep every survivor, draw only what is missing."""
     keep = remaining(X, removed)
     survivors = np.searchsorted(keep, centroids[~np.isin(centroids, removed)])
-    return keep[initialise(blocks_of(X, keep), k, rng, survivors)[0]]
+    return keep[initialise(RowBlocks(X, rows=keep), k, rng, survivors)[0]]
 
 
-def unlearn_rerun(X, centroids, removed, rng, k=K):
+def unlearn_rerun(X, centroids, removed, rng=None, k=K):
     """Unlearn wrongly: run afresh if any centroid is removed, as the published code."""
     if not np.isin(centroids, removed).any():
         return centroids
     return train(X, removed, rng, k)
 
 
-def train_unlearn(X, removed, rng, forget=unlearn, k=K):
-    return forget(X, train(X, [], rng, k), np.asarray(removed), rng, k)
+def train_unlearn(X, removed, forget=unlearn, k=K):
+    return forget(X, train(X, [], k=k), np.asarray(removed), k=k)
 
 
 class Fork(Exception):
     """Raised where a run needs a choice that its script does not have."""
 
 
-def exact_law(run, monkeypatch):
-    """Return {sequence of rows: probability} of a run, as fractions.
+@pytest.fixture
+def law_of(monkeypatch):
+    """Return a function: {sequence of rows: probability} of a run, as fractions.
 
     Each weight is a whole number below 2^53, so that no sum is rounded.
     """
-    law, scripts = Counter(), [()]
-    while scripts:
-        script = scripts.pop()
-        state = {"next": 0, "probability": Fraction(1), "open": []}
 
-        def choose(g, size, rng, script=script, state=state):
-            assert size == 1
-            if state["next"] == len(script):
-                state["open"] = np.flatnonzero(g).tolist()
-                raise Fork
-            choice = script[state["next"]]
-            state["next"] += 1
-            state["probability"] *= Fraction(int(g[choice]), int(g.sum()))
-            return np.array([choice])
+    def exact_law(run, *args, **options):
+        law, scripts = Counter(), [()]
+        while scripts:
+            script = scripts.pop()
+            state = {"next": 0, "probability": Fraction(1), "open": []}
 
-        monkeypatch.setattr(mufc, "draw", choose)
-        try:
-            outcome = tuple(run().tolist())
-        except Fork:
-            scripts += [(*script, row) for row in state["open"]]
-        else:
-            law[outcome] += state["probability"]
-    monkeypatch.undo()
-    assert sum(law.values()) == 1
-    return law
+            def choose(g, size, rng, script=script, state=state):
+                assert size == 1
+                if state["next"] == len(script):
+                    state["open"] = np.flatnonzero(g).tolist()
+                    raise Fork
+                choice = script[state["next"]]
+                state["next"] += 1
+                state["probability"] *= Fraction(int(g[choice]), int(g.sum()))
+                return np.array([choice])
+
+            monkeypatch.setattr(mufc, "draw", choose)
+            try:
+                outcome = tuple(run(*args, **options).tolist())
+            except Fork:
+                scripts += [(*script, row) for row in state["open"]]
+            else:
+                law[outcome] += state["probability"]
+        monkeypatch.undo()
+        assert sum(law.values()) == 1
+        return law
+
+    return exact_law
 
 
 def total_variation(a, b):
@@ -140,15 +136,18 @@ def as_sets(law):
     return sets
 
 
+def given_that(law):
+    """Return the law of the outcomes that are not empty."""
+    del law[()]
+    return Counter({rows: p / sum(law.values()) for rows, p in law.items()})
+
+
 # --- exactness ------------------------------------------------------------------------
 
 
-def test_the_law_of_a_fresh_run_by_hand(monkeypatch):
+def test_the_law_of_a_fresh_run_by_hand(law_of):
     """Rows 0, 1, 3 on a line: D^2 from 0 is (1, 9), from 1 (1, 4), from 3 (9, 4)."""
-    law = exact_law(
-        lambda: train(np.array([[0.0], [1], [3]]), [], None, 2), monkeypatch
-    )
-    assert law == {
+    assert law_of(train, np.array([[0.0], [1], [3]]), [], k=2) == {
         **{(0, 1): Fraction(1, 30), (0, 2): Fraction(9, 30)},
         **{(1, 0): Fraction(1, 15), (1, 2): Fraction(4, 15)},
         **{(2, 0): Fraction(9, 39), (2, 1): Fraction(4, 39)},
@@ -157,12 +156,10 @@ def test_the_law_of_a_fresh_run_by_hand(monkeypatch):
 
 @pytest.mark.parametrize("X", [SMALL, TWINS], ids=["distinct", "twins"])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_unlearning_has_exactly_the_law_of_a_fresh_run(X, size, monkeypatch):
+def test_unlearning_has_exactly_the_law_of_a_fresh_run(X, size, law_of):
     """For each set of rows of these sizes; with 3 gone fewer than k rows are left."""
     for removed in combinations(range(len(X)), size):
-        fresh = exact_law(lambda r=removed: train(X, r, None), monkeypatch)
-        after = exact_law(lambda r=removed: train_unlearn(X, r, None), monkeypatch)
-        assert total_variation(fresh, after) == 0
+        assert law_of(train, X, removed) == law_of(train_unlearn, X, removed)
 
 
 def best_cost(X, k):
@@ -173,26 +170,21 @@ def best_cost(X, k):
     return min(costs)
 
 
-def test_the_mean_cost_after_unlearning_keeps_the_bound_of_lemma_51(monkeypatch):
+def test_the_mean_cost_after_unlearning_keeps_the_bound_of_lemma_51(law_of):
     """E phi <= 8 (ln K + 2) phi*, by enumeration of all draws, for each removed row."""
     ratios = []
     for row in range(len(SMALL)):
-        keep = remaining(SMALL, [row])
-        law = exact_law(lambda r=row: train_unlearn(SMALL, [r], None, k=2), monkeypatch)
-        cost = sum(
-            float(p)
-            * (
-                pairwise_distances(SMALL[keep], SMALL[list(rows)]).min(axis=1) ** 2
-            ).sum()
-            for rows, p in law.items()
-        )
-        best = best_cost(SMALL[keep], 2)
-        ratios.append(cost / best)
+        left = np.delete(SMALL, row, axis=0)
+        cost = 0.0
+        for rows, p in law_of(train_unlearn, SMALL, [row], k=2).items():
+            nearest = pairwise_distances(left, SMALL[list(rows)]).min(axis=1)
+            cost += float(p) * (nearest**2).sum()
+        ratios.append(cost / best_cost(left, 2))
     assert 1 < max(ratios) < 8 * (np.log(2) + 2)
     assert max(ratios) == pytest.approx(2.98, abs=0.005)
 
 
-def test_algorithm_4_keeps_the_weight_of_a_row_that_is_no_centroid(monkeypatch):
+def test_algorithm_4_keeps_the_weight_of_a_row_that_is_no_centroid(law_of):
     """It sends q again where a centroid is removed, and else keeps it: 5 rows, not 4.
 
     So what the server clusters has not the law of a training without the row. With the
@@ -201,107 +193,81 @@ def test_algorithm_4_keeps_the_weight_of_a_row_that_is_no_centroid(monkeypatch):
     row = 3
 
     def literal():
-        drawn = train(SMALL, [], None)
+        drawn = train(SMALL, [])
         if row not in drawn:
             return counted(SMALL, drawn, [], False, 1)
-        return counted(SMALL, unlearn(SMALL, drawn, [row], None), [row], False, 1)
+        return counted(SMALL, unlearn(SMALL, drawn, [row]), [row], False, 1)
 
-    def sent_again():
-        after = unlearn(SMALL, train(SMALL, [], None), [row], None)
-        return counted(SMALL, after, [row], False, 1)
-
-    def fresh():
-        return counted(SMALL, train(SMALL, [row], None), [row], False, 1)
-
-    laws = [exact_law(run, monkeypatch) for run in (fresh, sent_again, literal)]
-    assert total_variation(laws[0], laws[1]) == 0
-    stays = exact_law(lambda: train(SMALL, [], None), monkeypatch)
+    fresh, sent_again = (
+        law_of(lambda run=run: counted(SMALL, run(SMALL, [row]), [row], False, 1))
+        for run in (train, train_unlearn)
+    )
+    assert fresh == sent_again
+    stays = law_of(train, SMALL, [])
     unasked = sum(p for rows, p in stays.items() if row not in rows)
-    assert total_variation(laws[0], laws[2]) >= unasked > 0
+    assert total_variation(fresh, law_of(literal)) >= unasked > 0
 
 
 @pytest.mark.parametrize("forget", [unlearn_holes, unlearn_rerun])
-def test_a_wrong_redraw_is_found_out(forget, monkeypatch):
+def test_a_wrong_redraw_is_found_out(forget, law_of):
     """Not even the unordered sets have the right law."""
     for removed in [(0,), (3,), (3, 4)]:
-        fresh = exact_law(lambda r=removed: train(SMALL, r, None, 2), monkeypatch)
-        after = exact_law(
-            lambda r=removed: train_unlearn(SMALL, r, None, forget, 2), monkeypatch
-        )
+        fresh = law_of(train, SMALL, removed, k=2)
+        after = law_of(train_unlearn, SMALL, removed, forget, 2)
         assert total_variation(as_sets(fresh), as_sets(after)) > Fraction(1, 1000)
-
-
-def test_requests_one_after_another_are_exact(monkeypatch):
-    def run():
-        centroids = train(SMALL, [], None, 2)
-        centroids = unlearn(SMALL, centroids, np.array([3]), None, 2)
-        return unlearn(SMALL, centroids, np.array([3, 0]), None, 2)
-
-    fresh = exact_law(lambda: train(SMALL, [0, 3], None, 2), monkeypatch)
-    assert total_variation(fresh, exact_law(run, monkeypatch)) == 0
 
 
 def counted(X, drawn, removed, full, least=2):
     keep = remaining(X, removed)
     places = np.searchsorted(keep, drawn)
-    centroids, labels = local_clusters(blocks_of(X, keep), places, full, least)
+    centroids, labels = local_clusters(RowBlocks(X, rows=keep), places, full, least)
     return np.append(centroids.ravel(), np.bincount(labels))
 
 
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("X", [SMALL, TWINS], ids=["distinct", "twins"])
-def test_merged_clusters_have_exactly_the_law_of_a_fresh_run(X, full, monkeypatch):
+def test_merged_clusters_have_exactly_the_law_of_a_fresh_run(X, full, law_of):
     """Removals also change which clusters are merged, with no centroid among them."""
     changed = False
     for removed in [(0,), (2,), (3,), (1, 4), (0, 1, 3)]:
-
-        def after(r=removed):
-            drawn = train_unlearn(X, r, None)
-            return counted(X, drawn, r, full)
-
-        def fresh(r=removed):
-            return counted(X, train(X, r, None), r, full)
-
-        laws = exact_law(fresh, monkeypatch), exact_law(after, monkeypatch)
-        assert total_variation(*laws) == 0
-        changed |= len(laws[0]) > 1
+        fresh, after = (
+            law_of(lambda run=run, r=removed: counted(X, run(X, r), r, full))
+            for run in (train, train_unlearn)
+        )
+        assert fresh == after
+        changed |= len(fresh) > 1
     assert changed
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_a_state_of_merged_centroids_alone_is_found_out(full, monkeypatch):
+def test_a_state_of_merged_centroids_alone_is_found_out(full, law_of):
     """What was merged away must stay known: a removal redraws behind it."""
 
+    def right(removed):
+        return counted(SMALL, train(SMALL, removed), removed, full)
+
     def wrong(removed):
-        drawn = train(SMALL, [], None)
+        drawn = train(SMALL, [])
         sizes = np.bincount(local_labels(SMALL, SMALL[drawn]), minlength=len(drawn))
         kept = drawn[merge_small(SMALL[drawn], sizes, 2)[0]]
-        after = unlearn(SMALL, kept, np.asarray(removed), None)
+        after = unlearn(SMALL, kept, np.asarray(removed))
         return counted(SMALL, after, removed, full)
 
     for removed in [(0,), (3,)]:
-        fresh = exact_law(
-            lambda r=removed: counted(SMALL, train(SMALL, r, None), r, full),
-            monkeypatch,
-        )
-        after = exact_law(lambda r=removed: wrong(r), monkeypatch)
-        assert total_variation(fresh, after) > Fraction(1, 100)
+        laws = (law_of(run, removed) for run in (right, wrong))
+        assert total_variation(*laws) > Fraction(1, 100)
 
 
-def test_a_request_that_looked_at_the_centroids_is_not_exact(monkeypatch):
+def test_a_request_that_looked_at_the_centroids_is_not_exact(law_of):
     """Given that the removed row was the last one drawn, the first ones tell of it."""
-    removed = 3
 
     def run():
-        centroids = train(SMALL, [], None)
-        after = unlearn(SMALL, centroids, np.array([removed]), None)
-        return after if centroids[-1] == removed else after[:0]
+        centroids = train(SMALL, [])
+        after = unlearn(SMALL, centroids, np.array([3]))
+        return after if centroids[-1] == 3 else after[:0]
 
-    law = exact_law(run, monkeypatch)
-    del law[()]
-    asked = Counter({rows: p / sum(law.values()) for rows, p in law.items()})
-    fresh = exact_law(lambda: train(SMALL, [removed], None), monkeypatch)
-    assert total_variation(fresh, asked) > Fraction(1, 100)
+    laws = law_of(train, SMALL, [3]), given_that(law_of(run))
+    assert total_variation(*laws) > Fraction(1, 100)
 
 
 def chi_square(counts, law):
@@ -327,9 +293,9 @@ def trained():
         pytest.param(unlearn_rerun, [0], False, id="rerun"),
     ],
 )
-def test_the_real_draws_have_the_law(forget, removed, fits, trained, monkeypatch):
+def test_the_real_draws_have_the_law(forget, removed, fits, trained, law_of):
     """Of the ordered rows; with other seeds a true law fails once in 10^6 times."""
-    fresh = exact_law(lambda: train(SMALL, removed, None, 2), monkeypatch)
+    fresh = law_of(train, SMALL, removed, k=2)
     rng = np.random.default_rng(21)
     removed = np.array(removed)
     counts = Counter(
@@ -342,76 +308,72 @@ def test_the_real_draws_have_the_law(forget, removed, fits, trained, monkeypatch
 # --- adding ---------------------------------------------------------------------------
 
 
-def extend(X, centroids, added, removed, rng, k=K):
+def extend(X, centroids, added, removed, k=K):
     keep = remaining(X, removed)
     prefix, new = np.searchsorted(keep, centroids), np.isin(keep, added)
-    return keep[initialise(blocks_of(X, keep), k, rng, prefix, new)[0]]
+    return keep[initialise(RowBlocks(X, rows=keep), k, None, prefix, new)[0]]
 
 
-def train_extend(X, added, rng, extend=extend, k=K):
-    return extend(X, train(X, added, rng, k), np.asarray(added), [], rng, k)
+def train_extend(X, added, k=2):
+    return extend(X, train(X, added, k=k), np.asarray(added), [], k)
 
 
 @pytest.mark.parametrize("X", [SMALL, TWINS], ids=["distinct", "twins"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-def test_adding_has_exactly_the_law_of_a_fresh_run(X, size, monkeypatch):
+def test_adding_has_exactly_the_law_of_a_fresh_run(X, size, law_of):
     """For each set of new rows of these sizes; with 5 of them there was none before."""
-    fresh = exact_law(lambda: train(X, [], None, 2), monkeypatch)
+    fresh = law_of(train, X, [], k=2)
     for added in combinations(range(len(X)), size):
-        after = exact_law(lambda a=added: train_extend(X, a, None, k=2), monkeypatch)
-        assert total_variation(fresh, after) == 0
+        assert fresh == law_of(train_extend, X, added)
 
 
-def test_additions_and_removals_one_after_another_are_exact(monkeypatch):
+def remove_twice():
+    centroids = unlearn(SMALL, train(SMALL, [], k=2), np.array([3]), k=2)
+    return unlearn(SMALL, centroids, np.array([3, 0]), k=2)
+
+
+def add_then_remove():
+    centroids = extend(SMALL, train(SMALL, [3, 4], k=2), [3, 4], [], 2)
+    return unlearn(SMALL, centroids, np.array([3, 0]), k=2)
+
+
+def remove_then_add():
+    centroids = unlearn(SMALL, train(SMALL, [4], k=2), np.array([0, 3, 4]), k=2)
+    return extend(SMALL, centroids, [4], [0, 3], 2)
+
+
+def add_twice():
+    centroids = extend(SMALL, train(SMALL, [0, 2, 3, 4], k=2), [2], [0, 3, 4], 2)
+    return extend(SMALL, centroids, [4], [0, 3], 2)
+
+
+@pytest.mark.parametrize(
+    "run", [remove_twice, add_then_remove, remove_then_add, add_twice]
+)
+def test_requests_one_after_another_are_exact(run, law_of):
     """In each order, with a removal of a new row and of an old one."""
-
-    def add_then_remove():
-        centroids = train(SMALL, [3, 4], None, 2)
-        centroids = extend(SMALL, centroids, [3, 4], [], None, 2)
-        return unlearn(SMALL, centroids, np.array([3, 0]), None, 2)
-
-    def remove_then_add():
-        centroids = train(SMALL, [4], None, 2)
-        centroids = unlearn(SMALL, centroids, np.array([0, 3, 4]), None, 2)
-        return extend(SMALL, centroids, [4], [0, 3], None, 2)
-
-    def add_twice():
-        centroids = train(SMALL, [0, 2, 3, 4], None, 2)
-        centroids = extend(SMALL, centroids, [2], [0, 3, 4], None, 2)
-        return extend(SMALL, centroids, [4], [0, 3], None, 2)
-
-    fresh = exact_law(lambda: train(SMALL, [0, 3], None, 2), monkeypatch)
-    for run in (add_then_remove, remove_then_add, add_twice):
-        assert total_variation(fresh, exact_law(run, monkeypatch)) == 0
+    assert law_of(train, SMALL, [0, 3], k=2) == law_of(run)
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_merged_clusters_after_an_addition_are_exact(full, monkeypatch):
-    fresh = exact_law(
-        lambda: counted(SMALL, train(SMALL, [], None, 2), [], full), monkeypatch
-    )
+def test_merged_clusters_after_an_addition_are_exact(full, law_of):
+    fresh = law_of(lambda: counted(SMALL, train(SMALL, [], k=2), [], full))
     for added in [(0,), (3,), (1, 4)]:
-        after = exact_law(
-            lambda a=added: counted(SMALL, train_extend(SMALL, a, None, k=2), [], full),
-            monkeypatch,
-        )
-        assert total_variation(fresh, after) == 0
+        after = law_of(lambda a=added: counted(SMALL, train_extend(SMALL, a), [], full))
+        assert fresh == after
     assert len(fresh) > 1
 
 
-def test_an_addition_that_looked_at_the_centroids_is_not_exact(monkeypatch):
+def test_an_addition_that_looked_at_the_centroids_is_not_exact(law_of):
     """A row that is only added where row 3 was drawn first."""
 
     def run():
-        centroids = train(SMALL, [4], None, 2)
-        after = extend(SMALL, centroids, [4], [], None, 2)
+        centroids = train(SMALL, [4], k=2)
+        after = extend(SMALL, centroids, [4], [], 2)
         return after if centroids[0] == 3 else after[:0]
 
-    law = exact_law(run, monkeypatch)
-    del law[()]
-    asked = Counter({rows: p / sum(law.values()) for rows, p in law.items()})
-    fresh = exact_law(lambda: train(SMALL, [], None, 2), monkeypatch)
-    assert total_variation(fresh, asked) > Fraction(1, 100)
+    laws = law_of(train, SMALL, [], k=2), given_that(law_of(run))
+    assert total_variation(*laws) > Fraction(1, 100)
 
 
 def test_labels_after_an_addition_are_the_nearest_centroids():
@@ -639,16 +601,6 @@ def test_the_finest_bins():
     assert ends.tolist() == [[0, 2**31 - 1, 2**32 - 2]]
 
 
-def test_points_outside_the_cube_name_the_column_and_no_value():
-    quantizer = Quantizer(0.1)
-    for value in (0.51, -7.25, np.nan, np.inf):
-        X = np.zeros((4, 3))
-        X[2, 1] = value
-        with pytest.raises(ValueError, match="column 1, counted from 0") as error:
-            quantizer.bins(X)
-        assert str(value) not in str(error.value)
-
-
 # --- the box --------------------------------------------------------------------------
 
 
@@ -723,18 +675,23 @@ def test_bad_boxes(lower, upper, message):
         Box(np.array(lower), np.array(upper))
 
 
-def test_rows_outside_the_box_name_the_column_and_no_value():
-    box = Box(np.full(3, -0.5), np.full(3, 0.5))
-    box.check(np.full((2, 3), 0.5))
-    for value in (0.51, -7.25, np.nan, np.inf):
-        X = np.zeros((4, 3))
-        X[2, 1] = value
-        with pytest.raises(ValueError, match="column 1, counted from 0") as error:
-            box.check(X)
-        assert "agreed box" in str(error.value)
-        assert str(value) not in str(error.value)
+CUBE = Box(np.full(3, -0.5), np.full(3, 0.5))
+
+
+@pytest.mark.parametrize("value", [0.51, -7.25, np.nan, np.inf])
+@pytest.mark.parametrize("check", [Quantizer(0.1).bins, CUBE.check])
+def test_points_outside_name_the_column_and_no_value(check, value):
+    check(np.full((2, 3), 0.5))
+    X = np.zeros((4, 3))
+    X[2, 1] = value
+    with pytest.raises(ValueError, match=r"column 1, counted from 0, .* box") as error:
+        check(X)
+    assert str(value) not in str(error.value)
+
+
+def test_rows_must_have_the_columns_of_the_box():
     with pytest.raises(ValueError, match=r"must have the 3 columns .* got 2"):
-        box.check(np.zeros((4, 2)))
+        CUBE.check(np.zeros((4, 2)))
 
 
 # --- the server -----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import math
 import pickle
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -100,19 +101,30 @@ def test_refuses_values_that_are_not_finite(name, bad):
         group(name, 1.0, 3).encode(np.array([0.0, bad]))
 
 
-@pytest.mark.parametrize("name", ["ring", "plain"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *product(["ring", "plain"], [np.float64, np.float32, np.int32, np.bool_]),
+        *product(["circle32"], [np.float64, np.float32, np.float16]),
+    ],
+)
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (2, 0, 4)])
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int32, np.bool_])
 def test_keeps_shapes_and_gives_the_wire_type(name, shape, dtype):
-    chosen = group(name, 1.0, 3)
-    element, _ = chosen.encode(np.ones(shape, dtype))
-    assert isinstance(element, np.ndarray)
-    assert element.dtype == chosen.dtype == np.dtype({"ring": "<u8"}.get(name, "<f8"))
-    assert element.shape == shape
+    """A circle has 1/4 of 1.25 turns left, in units; the others have a bound of 1."""
+    chosen, types = group(name, 1.0, 3), {"ring": "<u8", "circle32": "<u4"}
+    circle = name == "circle32"
+    values = np.full(shape, 1.25 if circle else 1, dtype)
+    before = values.copy()
+    element, _ = chosen.encode(values)
     decoded = chosen.decode(element)
+    np.testing.assert_array_equal(values, before)
+    assert isinstance(element, np.ndarray)
     assert isinstance(decoded, np.ndarray)
-    assert decoded.dtype == np.float64
-    np.testing.assert_array_equal(decoded, np.ones(shape))
+    assert element.dtype == chosen.dtype == np.dtype(types.get(name, "<f8"))
+    assert element.shape == shape
+    expected = np.full(shape, 2**30, "<u4") if circle else np.ones(shape)
+    assert decoded.dtype == expected.dtype
+    np.testing.assert_array_equal(decoded, expected)
 
 
 @pytest.mark.parametrize("name", ["ring", "plain"])
@@ -140,15 +152,24 @@ def test_labels_differ_when_settings_do(bound, parties, other_bound, other_parti
 
 def test_labels_do_not_depend_on_the_number_types():
     assert Ring(2, np.int64(3)).label == Ring(np.float64(2.0), 3).label
+    assert Circle(np.int64(16), np.int64(3)).label == Circle(16, 3).label
 
 
-def test_group_by_name():
-    ring, plain = group("ring", 2.0, 3), group("plain", 2.0, 3)
-    assert ring == Ring(2.0, 3)
-    assert plain == Plain(2.0, 3)
-    assert (ring.name, plain.name) == ("ring", "plain")
-    assert (ring.protects, plain.protects) == (True, False)
-    assert pickle.loads(pickle.dumps(ring)) == ring
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        *(("ring", Ring(2.0, 3)), ("plain", Plain(2.0, 3)), ("circle8", Circle(8, 3))),
+        *(("circle16", Circle(16, 3)), ("circle32", Circle(32, 3))),
+    ],
+)
+def test_group_by_name(name, made):
+    """The circles have no bound."""
+    for bound in (2.0, 0.0, np.nan) if "circle" in name else (2.0,):
+        chosen = group(name, bound, 3)
+        assert chosen == made
+        assert chosen.name == name
+        assert chosen.protects is (name != "plain")
+        assert pickle.loads(pickle.dumps(chosen)) == chosen
 
 
 def test_group_refuses_an_unknown_name():
@@ -238,16 +259,6 @@ def test_circle_refuses_elements_of_another_kind(bits, kind):
         circle.encode(np.zeros(2, kind))
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
-@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (2, 0, 4)])
-def test_circle_keeps_shapes_and_the_input(shape, dtype):
-    turns = np.full(shape, 1.25, dtype)
-    elements, _ = Circle(32, 3).encode(turns)
-    assert isinstance(elements, np.ndarray)
-    np.testing.assert_array_equal(elements, np.full(shape, 2**30, "<u4"))
-    np.testing.assert_array_equal(turns, np.full(shape, 1.25))
-
-
 @pytest.mark.parametrize("value", [1e300, -1e300, 5e-324])
 def test_circle_takes_values_of_any_size(value):
     assert Circle(16, 3).encode(np.array([value]))[0].tolist() == [0]
@@ -267,20 +278,9 @@ def test_random_reads_the_stream_in_order_and_no_more():
     assert next(stream) == 12
 
 
-@pytest.mark.parametrize("bound", [1.0, 0.0, np.nan])
-def test_circle_by_name_ignores_the_bound(bound):
-    for bits in (16, 32):
-        chosen = group(f"circle{bits}", bound, 3)
-        assert chosen == Circle(bits, 3)
-        assert chosen.name == f"circle{bits}"
-        assert chosen.protects
-        assert pickle.loads(pickle.dumps(chosen)) == chosen
-
-
 def test_circle_labels_differ():
     chosen = [Circle(b, p) for b in (8, 16, 32) for p in (1, 11)] + [Ring(1, 1)]
     assert len({one.label for one in chosen}) == len(chosen)
-    assert Circle(np.int64(16), np.int64(3)).label == Circle(16, 3).label
 
 
 @pytest.mark.parametrize("bits", [0, 12, 64, 16.5])

@@ -1,24 +1,16 @@
 """Sealed messages: only the receiver opens them, only as what they were sent."""
 
-import hashlib
-import hmac
-
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from fixed_keys import PRIVATE, PUBLIC, derived
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from uniformity import uniform
 
-from vfl_flower.secure_aggregation.keys import (
-    new_private_key,
-    public_key,
-    shared_secret,
-)
+from vfl_flower.secure_aggregation.keys import shared_secret
 from vfl_flower.secure_aggregation.relay import Relay
 
-PRIVATE = [bytes([j + 1]) * 32 for j in range(4)]
-PUBLIC = [public_key(key) for key in PRIVATE]
 STEP = ("fdskl_tree", "angles", 3)
 REFUSED = "was altered on its way, or is of another step"
 
@@ -55,22 +47,18 @@ def test_refuses_a_message_with_any_bit_altered(to):
             _relay(to).open(0, bytes(altered), *STEP)
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 17])
-def test_refuses_a_message_that_is_cut(size):
-    sealed = _relay(0).seal(1, b"ab", *STEP)
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 19])
+def test_refuses_a_message_that_is_cut_or_longer(size):
+    sealed = _relay(0).seal(1, b"ab", *STEP) + bytes(1)
     with pytest.raises(ValueError, match=REFUSED):
         _relay(1).open(0, sealed[:size], *STEP)
-    with pytest.raises(ValueError, match=REFUSED):
-        _relay(1).open(0, sealed + bytes(1), *STEP)
 
 
 @pytest.mark.parametrize(
     "step",
     [
-        ("fdskl_tre", "eangles", 3),
-        ("fdskl_sum", "angles", 3),
-        ("fdskl_tree", "sum", 3),
-        ("fdskl_tree", "angles", 2),
+        *(("fdskl_tre", "eangles", 3), ("fdskl_sum", "angles", 3)),
+        *(("fdskl_tree", "sum", 3), ("fdskl_tree", "angles", 2)),
     ],
 )
 def test_refuses_another_step(step):
@@ -89,17 +77,11 @@ def test_refuses_another_sender_receiver_run_or_set_of_keys():
         (_relay(0), 0),
         (_relay(1, run_id=11), 0),
         (Relay(PRIVATE[1], [PUBLIC[3], *PUBLIC[1:3]], 1, 1), 0),
+        (Relay(PRIVATE[1], [PUBLIC[0], PUBLIC[2], PUBLIC[1]], 2, 1), 0),  # in turn
     ]
     for relay, sender in wrong:
         with pytest.raises(ValueError, match=REFUSED):
             relay.open(sender, sealed, *STEP)
-
-
-def test_refuses_parties_that_changed_places():
-    sealed = _relay(0).seal(1, b"ab", *STEP)
-    swapped = [PUBLIC[0], PUBLIC[2], PUBLIC[1]]
-    with pytest.raises(ValueError, match=REFUSED):
-        Relay(PRIVATE[1], swapped, 2, 1).open(0, sealed, *STEP)
 
 
 def test_one_step_for_two_messages_gives_away_where_they_differ():
@@ -108,10 +90,7 @@ def test_one_step_for_two_messages_gives_away_where_they_differ():
         np.frombuffer(_relay(0).seal(1, data, *STEP), np.uint8)[:9]
         for data in (b"secret of", b"secret on")
     )
-    expected = np.frombuffer(b"secret of", np.uint8) ^ np.frombuffer(
-        b"secret on", np.uint8
-    )
-    np.testing.assert_array_equal(a ^ b, expected)
+    assert (a ^ b).tolist() == [0] * 8 + [ord("f") ^ ord("n")]
 
 
 def test_a_sealed_message_is_uniform_to_the_server():
@@ -129,32 +108,19 @@ def test_format_by_hand(to):
         *(b"42", b"fdskl_tree", b"angles", b"3", b"0", str(to).encode()),
         *(PUBLIC[0], PUBLIC[to]),
     ]
-    info = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
-    pseudo_random = hmac.digest(bytes(32), secret, hashlib.sha256)
-    key = hmac.digest(pseudo_random, info + b"\x01", hashlib.sha256)
+    key = derived(secret, *parts)
     expected = ChaCha20Poly1305(key).encrypt(bytes(12), b"ab", None)
     assert _relay(0, run_id=42).seal(to, b"ab", *STEP) == expected
 
 
-@pytest.mark.parametrize("other", [-1, 3])
-def test_refuses_who_is_no_party(other):
-    with pytest.raises(ValueError, match=f"to must be between 0 and 2, got {other}"):
-        _relay(0).seal(other, b"", *STEP)
-    with pytest.raises(
-        ValueError, match=f"sender must be between 0 and 2, got {other}"
-    ):
-        _relay(0).open(other, bytes(16), *STEP)
-
-
-def test_refuses_a_negative_round():
+def test_refuses_who_is_no_party_and_a_negative_round():
+    for other in (-1, 3):
+        with pytest.raises(ValueError, match=f"to must .* 0 and 2, got {other}"):
+            _relay(0).seal(other, b"", *STEP)
+        with pytest.raises(ValueError, match=f"sender must .* 0 and 2, got {other}"):
+            _relay(0).open(other, bytes(16), *STEP)
     with pytest.raises(ValueError, match="round must be at least 0, got -1"):
         _relay(0).seal(1, b"", "a", "b", -1)
-
-
-def test_refuses_bad_keys():
-    key = new_private_key()
-    with pytest.raises(ValueError, match="must hold at least 2 keys, got 1"):
-        Relay(key, [public_key(key)], 0, 1)
 
 
 def test_repr_and_errors_carry_no_secret():

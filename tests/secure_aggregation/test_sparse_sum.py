@@ -4,22 +4,15 @@ import math
 
 import numpy as np
 import pytest
+from fixed_keys import ends
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from uniformity import uniform
 
 from vfl_flower.numerics.prime_field import MERSENNE_61, PrimeField
 from vfl_flower.secure_aggregation.groups import Field
-from vfl_flower.secure_aggregation.keys import public_key
 from vfl_flower.secure_aggregation.masks import PairwiseMasks, masked, unmask_sum
-from vfl_flower.secure_aggregation.sparse_sum import (
-    HashMismatchError,
-    MasksDoNotCancelError,
-    PointCollisionError,
-    SparseSum,
-    SparseSumError,
-    TooManyBinsError,
-)
+from vfl_flower.secure_aggregation.sparse_sum import SparseSum, SparseSumError
 
 KEY = bytes(range(16))
 
@@ -176,20 +169,15 @@ def test_size_of_a_message(n_columns, n_values, n_words):
 # Under a mask
 
 
-def masks_of(parties):
-    private = [bytes([j + 1]) * 32 for j in range(parties)]
-    public = [public_key(key) for key in private]
-    return [PairwiseMasks(key, public, j, 5) for j, key in enumerate(private)]
-
-
 @pytest.mark.parametrize("p", [13, MERSENNE_61])
 def test_masks_cancel_in_the_field(p):
+    """Over several blocks, of which 3 of 16 words modulo 13 are left out."""
     group = Field(p, parties=4)
     rng = np.random.default_rng(2)
-    inputs = rng.integers(p, size=(4, 3000), dtype=np.uint64)
+    inputs = rng.integers(p, size=(4, 20_000), dtype=np.uint64)
     messages = [
         masked(values, group, masks, "action", "name", 0)[0]
-        for values, masks in zip(inputs, masks_of(4), strict=True)
+        for values, masks in zip(inputs, ends(PairwiseMasks, 4), strict=True)
     ]
     assert np.array_equal(
         unmask_sum(messages, group), inputs.astype(object).sum(axis=0) % p
@@ -204,7 +192,7 @@ def test_one_masked_message_is_uniform():
     code = SparseSum(10, 100, n_columns=300, n_values=2, key=KEY)
     message = code.encode(np.zeros((1, 300), dtype=int), np.array([1]))
     group = Field(parties=3)
-    hidden, _ = masked(message, group, masks_of(3)[1], "action", "name", 0)
+    hidden, _ = masked(message, group, ends(PairwiseMasks, 3)[1], "action", "name", 0)
     for shift in (0, 53):
         assert uniform((hidden >> shift & 255).astype(int), 256)
     assert not uniform((message >> 53).astype(int), 256)
@@ -280,12 +268,12 @@ def test_a_missing_message_is_an_error(field):
     group = Field(parties=3)
     messages = [
         masked(code.encode(*party), group, masks, "action", "name", 0)[0]
-        for party, masks in zip(parties, masks_of(3), strict=True)
+        for party, masks in zip(parties, ends(PairwiseMasks, 3), strict=True)
     ]
     bins, _ = code.decode(unmask_sum(messages, group), n)
     assert len(bins) == 6
     for sent in (messages[:2], [*messages[:2], messages[0]]):
-        with pytest.raises(MasksDoNotCancelError, match=f"add up to {n}, got anoth"):
+        with pytest.raises(SparseSumError, match=f"add up to {n}, got anoth"):
             code.decode(unmask_sum(sent, group), n)
 
 
@@ -296,7 +284,7 @@ def test_more_bins_than_slots_are_an_error(field):
     parties = [client_of(rng, code, 2) for _ in range(4)]
     n = sum(int(counts.sum()) for _, counts in parties)
     total = total_of([code.encode(*party) for party in parties])
-    with pytest.raises(TooManyBinsError, match="must hold at most 6 bins"):
+    with pytest.raises(SparseSumError, match="must hold at most 6 bins"):
         code.decode(total, n)
 
 
@@ -305,7 +293,7 @@ def test_a_count_out_of_range_is_an_error():
     code, group = small_code(), Field(parties=2)
     message = code.encode(np.array([[1] * 5, [2] * 5]), np.array([5, 2]))
     twice = code.encode(np.array([[2] * 5]), np.array([4]))
-    with pytest.raises(TooManyBinsError, match="a count from 1 to 3"):
+    with pytest.raises(SparseSumError, match="a count from 1 to 3"):
         code.decode(group.subtract(message, twice), n=3)
 
 
@@ -313,7 +301,7 @@ def test_counts_that_add_up_only_modulo_p_are_an_error():
     code = SparseSum(3, 1, n_columns=1, n_values=4, field="paper", p=13)
     bins = np.array([[0], [1], [2]])
     message = code.encode(bins, np.array([9, 9, 4]))  # 22 = 9 modulo 13
-    with pytest.raises(TooManyBinsError):
+    with pytest.raises(SparseSumError, match="must hold at most"):
         code.decode(message, n=9)
 
 
@@ -321,7 +309,7 @@ def test_a_bin_that_does_not_exist_is_an_error():
     wider = SparseSum(2, 1, n_columns=2, n_values=10, field="paper")
     code = SparseSum(2, 1, n_columns=2, n_values=9, field="paper")
     message = wider.encode(np.array([[9, 9]]), np.array([1]))
-    with pytest.raises(TooManyBinsError):
+    with pytest.raises(SparseSumError, match="must hold at most"):
         code.decode(message, n=1)
 
 
@@ -331,7 +319,7 @@ def test_two_bins_in_one_slot_are_an_error():
     rng = np.random.default_rng(5)
     parties = [client_of(rng, code, 1) for _ in range(2)]
     n = sum(int(counts.sum()) for _, counts in parties)
-    with pytest.raises(HashMismatchError, match="got 1 of 1 bins"):
+    with pytest.raises(SparseSumError, match="got 1 of 1 bins"):
         code.decode(total_of([code.encode(*party) for party in parties]), n)
 
 
@@ -339,7 +327,7 @@ def test_another_key_is_an_error():
     code, other = small_code(), SparseSum(2, 3, 5, 100, key=bytes(16))
     parties, n = three_clients(code)
     total = total_of([code.encode(*party) for party in parties])
-    with pytest.raises(HashMismatchError, match="got 6 of 6 bins"):
+    with pytest.raises(SparseSumError, match="got 6 of 6 bins"):
         other.decode(total, n)
 
 
@@ -348,7 +336,7 @@ def test_coordinates_out_of_range_are_an_error():
     wider = SparseSum(2, 3, 5, 128, KEY)  # as many bits
     message = wider.encode(np.array([[1, 2, 3, 4, 100]]), np.array([3]))
     assert wider.decode(message, 3)[0].tolist() == [[1, 2, 3, 4, 100]]
-    with pytest.raises(HashMismatchError):
+    with pytest.raises(SparseSumError, match="must hash to its point"):
         code.decode(message, 3)
 
 
@@ -356,7 +344,7 @@ def test_a_bit_that_belongs_to_no_coordinate_is_an_error():
     code = SparseSum(1, 1, n_columns=5, n_values=100, key=KEY)
     message = code.encode(np.array([[1, 2, 3, 4, 5]]), np.array([3]))
     message[2] += np.uint64(3 << 50)  # 35 of 60 bits are used
-    with pytest.raises(HashMismatchError):
+    with pytest.raises(SparseSumError, match="must hash to its point"):
         code.decode(message, n=3)
 
 
@@ -367,7 +355,7 @@ def test_wrong_points_are_an_error(monkeypatch, wrong):
     message = code.encode(np.array([[2]]), np.array([5]))
     points = np.array(wrong, dtype=np.uint64)
     monkeypatch.setattr(PrimeField, "points_of", lambda *_: points)
-    with pytest.raises(TooManyBinsError):
+    with pytest.raises(SparseSumError, match="must hold at most"):
         code.decode(message, n=5)
 
 
@@ -396,7 +384,7 @@ def test_two_bins_of_a_client_with_one_point_are_an_error(monkeypatch):
     code = SparseSum(3, 2, 2, 10, KEY)
     twins = np.array([[1, 2], [1, 2], [3, 2]])
     assert code.decode(code.encode(twins, np.ones(3, int)), 3)[1].tolist() == [2, 1]
-    with pytest.raises(PointCollisionError, match="take a new key"):
+    with pytest.raises(SparseSumError, match="take a new key"):
         code.encode(np.array([[1, 2], [1, 3]]), np.ones(2, int))
 
 
@@ -407,7 +395,7 @@ def test_bins_of_two_clients_with_one_point_are_an_error(monkeypatch):
         code.encode(np.array([[1, 2], [2, 2]]), np.array([5, 1])),
         code.encode(np.array([[1, 3]]), np.array([4])),
     ]
-    with pytest.raises(HashMismatchError, match=r"got 1 of 2 .* a new key cures"):
+    with pytest.raises(SparseSumError, match=r"got 1 of 2 .* a new key cures"):
         code.decode(total_of(messages), 10)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ring_elements import exact_product, shared, uniform_elements
 from uniformity import octets, uniform
 
 from vfl_flower.secure_aggregation.fixed_point import reduce
@@ -38,14 +39,6 @@ def use(rows, columns, holder=0, bits=48):
     return Deal(1, "bins", 0, 0, (rows, columns), bits, owners)
 
 
-def holder_of(deal):
-    return deal.owners.index(deal.shape[1])
-
-
-def uniform_elements(rng, shape, bits):
-    return rng.integers(2**64, size=shape, dtype="<u8") >> np.uint64(64 - bits)
-
-
 def opened(deal, Z, root=ROOT):
     blocks = [Z[rows] for rows in deal.blocks()]
     return list(hide_matrix(deal, deal_matrix(deal, root), blocks, CHALLENGE))
@@ -56,7 +49,7 @@ def multiply(deal, Z, s, number, EU=None, dealt=None):
     EU, columns = opened(deal, Z) if EU is None else EU, s.shape[1]
     dealt = deal_factor(deal, ROOT, number, columns) if dealt is None else dealt
     pair = [PrivateProduct(deal, j, dealt[j], number, columns) for j in (0, 1)]
-    holder, other = pair if holder_of(deal) == 0 else pair[::-1]
+    holder, other = pair if deal.owners[0] else pair[::-1]
     W = other.opening(s)
     sums = other.masked_sums(EU)
     shares = holder.share(reduce(Z.T @ W, deal.bits)), other.share(sums)
@@ -80,8 +73,7 @@ def test_shares_add_up_to_each_product_of_a_matrix_that_is_opened_once(
     for number in (1, 5):
         s = uniform_elements(rng, (rows, factors), bits)
         _, shares, proofs = multiply(deal, Z.astype("<u8"), s, number, EU)
-        exact = Z.astype(object).T @ s.astype(object) % 2**bits
-        assert np.array_equal(add(*shares, bits=bits), exact.astype("<u8"))
+        assert np.array_equal(add(*shares, bits=bits), exact_product(Z.T, s, bits))
         assert proofs[0] == proofs[1]
 
 
@@ -96,6 +88,39 @@ def test_a_count_by_bin_is_the_product_with_one_hot_columns(widths, columns, see
     for bits in (64, 48):
         product = reduce(Z.T @ values, bits)
         assert np.array_equal(bin_sums(bins, widths, values, bits), product)
+
+
+@pytest.mark.parametrize("further", [0, 1, 3])
+def test_sums_by_bin_of_all_parties_come_from_both_directions(further):
+    """As boosted trees need them: s is shared, and so are bins of further parties.
+
+    Each of the two that compute has a Z of its own bins and its shares of the others',
+    whose products with its own share of s need no help.
+    """
+    # given
+    rng, widths = np.random.default_rng(0), ([16, 16], [16], [16] * further)
+    columns = [one_hot(rng.integers(16, size=(1100, len(w))), w) for w in widths[:2]]
+    others = rng.integers(2, size=(1100, sum(widths[2])), dtype="<u8")
+    s = uniform_elements(rng, (1100, 4), 48)
+    # when
+    total = []
+    pairs = zip(columns, shared(rng, others, 48), shared(rng, s, 48), strict=True)
+    sides = [(np.hstack([own, share]), mine) for own, share, mine in pairs]
+    for holder, (Z, mine) in enumerate(sides):
+        deal = use(1100, Z.shape[1], holder)
+        dealt = deal_factor(deal, ROOT, 1, 4)
+        lengths = [64, 64]
+        lengths[holder] += (Z.shape[1] + SACRIFICED) * 4 * 6
+        assert [len(message.pack()) for message in dealt] == lengths
+        theirs = sides[1 - holder][1]
+        _, shares, proofs = multiply(deal, Z, theirs, 1, dealt=dealt)
+        assert proofs[0] == proofs[1]
+        total.append(add(reduce(Z.T @ mine, 48), *shares, bits=48))
+    # then
+    sums = [part[: own.shape[1]] for own, part in zip(columns, total, strict=True)]
+    sums.append(add(total[0][32:], total[1][16:], bits=48))
+    whole = np.hstack([*columns, others])
+    assert np.array_equal(np.vstack(sums), exact_product(whole.T, s, 48))
 
 
 # -- hidden ----------------------------------------------------------------------------

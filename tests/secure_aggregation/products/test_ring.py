@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ring_elements import exact_product, uniform_elements
 
 from vfl_flower.secure_aggregation.products import ring
 from vfl_flower.secure_aggregation.products.ring import (
@@ -24,18 +25,14 @@ def elements(rng, shape, bits, edges):
         most = 2**bits - 1
         values = [0, 1, most, most - 1, 2 ** (bits - 1), 2**17 - 1, 2**34 - 1]
         return np.array(values, "<u8")[rng.integers(len(values), size=shape)]
-    return rng.integers(2**64, size=shape, dtype="<u8") >> np.uint64(64 - bits)
-
-
-def exact(left, right, bits):
-    return ((left.astype(object) @ right.astype(object)) % 2**bits).astype("<u8")
+    return uniform_elements(rng, shape, bits)
 
 
 @given(all_bits, sizes, sizes, sizes, st.booleans(), st.integers(0, 2**32 - 1))
 def test_a_product_is_that_of_whole_numbers(bits, m, n, p, edges, seed):
     rng = np.random.default_rng(seed)
     left, right = (elements(rng, shape, bits, edges) for shape in ((m, n), (n, p)))
-    assert np.array_equal(product(left, right, bits), exact(left, right, bits))
+    assert np.array_equal(product(left, right, bits), exact_product(left, right, bits))
 
 
 @given(all_bits, st.lists(sizes, min_size=1), sizes, st.booleans(), st.integers(0, 9))
@@ -48,10 +45,10 @@ def test_a_sum_of_squares_of_blocks_is_that_of_whole_numbers(
     for block in blocks:
         squares.add(block)
     whole = np.concatenate(blocks)
-    assert np.array_equal(squares.total(), exact(whole.T, whole, bits))
+    assert np.array_equal(squares.total(), exact_product(whole.T, whole, bits))
     squares.add(blocks[0])  # a total is no end
     whole = np.concatenate([whole, blocks[0]])
-    assert np.array_equal(squares.total(), exact(whole.T, whole, bits))
+    assert np.array_equal(squares.total(), exact_product(whole.T, whole, bits))
 
 
 @pytest.mark.parametrize("bits", [48, 49, 57, 64])
@@ -83,7 +80,7 @@ def test_limbs_add_up_to_the_element():
     assert (total == values.astype(object)).all()
 
 
-def test_the_largest_block_of_the_largest_elements_is_exact():
+def test_the_largest_block_of_the_largest_elements_is_exact_product():
     # All ones in the lowest limb: the float64 sum is just below 2^53.
     block = np.full((ring._TERMS, 1), 2**34 - 1, "<u8")
     squares = SquareSum(1, 49)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ring_elements import uniform_elements
 
 from vfl_flower.secure_aggregation.fixed_point import WIDTHS
 from vfl_flower.secure_aggregation.products.shares import (
@@ -22,39 +23,37 @@ from vfl_flower.secure_aggregation.products.shares import (
 DEAL = Deal(run_id=1, action="open", round=0, half=0, shape=(3, 4), bits=48)
 SEED = bytes(range(32))
 OTHERS = [
-    {"run_id": 2},
-    {"action": "predict"},
-    {"round": 1},
-    {"half": 1},
-    {"shape": (4, 3)},
-    {"shape": (3, 4, 1)},
-    {"bits": 56},
+    *({"run_id": 2}, {"action": "predict"}, {"round": 1}, {"half": 1}),
+    *({"shape": (4, 3)}, {"shape": (3, 4, 1)}, {"bits": 56}),
 ]
 
 
 @given(st.sampled_from([*WIDTHS, 49, 57, 64]), st.integers(0, 20), st.integers(0, 99))
 def test_elements_survive_a_message(bits, count, seed):
     rng = np.random.default_rng(seed)
-    words = rng.integers(2**64, size=(count, 2), dtype="<u8") >> np.uint64(64 - bits)
+    words = uniform_elements(rng, (count, 2), bits)
     data = pack(words, bits)
     assert data.nbytes == 2 * count * -(-bits // 8)
     assert np.array_equal(unpack(data, bits, words.shape), words)
 
 
-def test_bytes_that_are_no_elements_are_refused():
-    with pytest.raises(ValueError, match="elements must be 12 bytes"):
-        unpack(np.zeros(11, "u1"), 48, (2,))
-    with pytest.raises(ValueError, match="elements must be 12 bytes"):
-        unpack(np.zeros(12, "u2"), 48, (2,))
-    with pytest.raises(ValueError, match="elements must be below 2\\^63"):
-        unpack(np.full(8, 255, "u1"), 63, (1,))
+@pytest.mark.parametrize(
+    ("data", "bits", "rule"),
+    [
+        (np.zeros(11, "u1"), 48, "elements must be 12 bytes"),
+        (np.zeros(12, "u2"), 48, "elements must be 12 bytes"),
+        (np.full(16, 255, "u1"), 63, "elements must be below 2\\^63"),
+    ],
+)
+def test_bytes_that_are_no_elements_are_refused(data, bits, rule):
+    with pytest.raises(ValueError, match=rule):
+        unpack(data, bits, (2,))
 
 
 @given(st.sampled_from(WIDTHS), st.integers(0, 99))
 def test_shares_add_up_to_what_is_shared(bits, seed):
     deal = dataclasses.replace(DEAL, bits=bits)
-    rng = np.random.default_rng(seed)
-    columns = rng.integers(2**64, size=(3, 2), dtype="<u8") >> np.uint64(64 - bits)
+    columns = uniform_elements(np.random.default_rng(seed), (3, 2), bits)
     second = deal.elements(SEED, "columns", 5, (3, 2))
     first = subtract(columns, second, bits)
     assert np.array_equal(add(first, second, bits=bits), columns)
@@ -117,33 +116,31 @@ def test_what_was_dealt_for_this_use_is_taken():
     dealt().check(DEAL, 1, 9, "cosines 0")
 
 
-@pytest.mark.parametrize("other", OTHERS)
-def test_a_replay_in_another_use_is_refused(other):
-    with pytest.raises(ValueError, match="must be of this use"):
-        dealt().check(dataclasses.replace(DEAL, **other), 1, 9, "cosines 0")
+@pytest.mark.parametrize(
+    ("use", "receiver", "name"),
+    [
+        *((dataclasses.replace(DEAL, **other), 1, "cosines 0") for other in OTHERS),
+        *((DEAL, 0, "cosines 0"), (DEAL, 1, "cosines 1")),
+    ],
+)
+def test_a_replay_in_another_use_party_or_block_is_refused(use, receiver, name):
+    with pytest.raises(ValueError, match=f"party {receiver} .* must be of this use"):
+        dealt().check(use, receiver, 9, name)
 
 
-def test_a_message_for_another_party_or_block_is_refused():
-    with pytest.raises(ValueError, match=r"dealt to party 0 .* must be of this use"):
-        dealt().check(DEAL, 0, 9, "cosines 0")
-    with pytest.raises(ValueError, match="must be of this use"):
-        dealt().check(DEAL, 1, 9, "cosines 1")
-
-
-def test_a_short_or_changed_message_is_refused():
-    message = dealt()
-    for length in (8, 10):
-        with pytest.raises(ValueError, match=f"correction must be {length} bytes"):
-            message.check(DEAL, 1, length, "cosines 0")
-    changed = dataclasses.replace(message, correction=np.arange(1, 10, dtype="u1"))
-    with pytest.raises(ValueError, match="unchanged"):
-        changed.check(DEAL, 1, 9, "cosines 0")
-    reseeded = dataclasses.replace(message, seed=bytes(32))
-    with pytest.raises(ValueError, match="unchanged"):
-        reseeded.check(DEAL, 1, 9, "cosines 0")
-    short = dataclasses.replace(message, seed=SEED[:31])
-    with pytest.raises(ValueError, match="seed must have 32 bytes"):
-        short.check(DEAL, 1, 9, "cosines 0")
+@pytest.mark.parametrize(
+    ("change", "length", "rule"),
+    [
+        ({}, 8, "correction must be 8 bytes"),
+        ({}, 10, "correction must be 10 bytes"),
+        ({"correction": np.arange(1, 10, dtype="u1")}, 9, "unchanged"),
+        ({"seed": bytes(32)}, 9, "unchanged"),
+        ({"seed": SEED[:31]}, 9, "seed must have 32 bytes"),
+    ],
+)
+def test_a_short_or_changed_message_is_refused(change, length, rule):
+    with pytest.raises(ValueError, match=rule):
+        dataclasses.replace(dealt(), **change).check(DEAL, 1, length, "cosines 0")
 
 
 def test_a_message_shows_neither_seed_nor_correction():
