@@ -2,21 +2,16 @@
 
 import csv
 import dataclasses
-import json
-import os
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
-import vfl_flower
 from vfl_flower import MUFCAdd, MUFCForgetClient, MUFCUnlearn, Party, request_changes
 from vfl_flower.clients.mufc.settings import TrainingSettings
-from vfl_flower.clients.mufc.state import ClientState, LocalClusters, PartyFacts, _tags
+from vfl_flower.clients.mufc.state import ClientState, LocalClusters, _tags
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.mufc import complete
 from vfl_flower.strategies.mufc.state import ServerState
@@ -33,7 +28,6 @@ SETTINGS = TrainingSettings(
     field="hash",
     n_init=1,
 )
-FACTS = PartyFacts(name="north", n_columns=2, columns="", parties=[])
 
 
 def agreed(**changes):
@@ -66,31 +60,17 @@ def staged_by(state, run=""):
     return LocalClusters(row[0], _tags(row[1]), sizes)
 
 
-def found_by(test_file):
-    """Run a file of tests that forks as a script, and return the JSON it prints."""
-    home = Path(vfl_flower.__file__).parents[1]
-    paths = os.pathsep.join(map(str, [home, Path(__file__).parent]))
-    done = subprocess.run(
-        [sys.executable, test_file],
-        # One thread: those of OpenMP do not live on in a process that is forked, and
-        # what waits for them there waits for ever.
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
-
-
 def removal(parties, folder, model, requests=(), **settings):
     """Return the task that forgets rows, after parties have requested it.
 
-    `requests` are ids by the name of their party.
+    `requests` are ids such as ``north.0``, or ids by the name of their party.
     """
+    if not isinstance(requests, dict):
+        names = [party.name for party in parties]
+        requests = {n: [i for i in requests if i.split(".")[0] == n] for n in names}
     for party in parties:
-        if party.name in dict(requests):
-            request_changes(party, forget=dict(requests)[party.name])
+        if ids := requests.get(party.name):
+            request_changes(party, forget=ids)
     return MUFCUnlearn(model, server_state=folder, **settings)
 
 
@@ -186,17 +166,17 @@ def check(parties, folder, model, gone=(), left=()):
         if party.name in left:
             assert state.left, f"{party.name} has not left"
             continue
-        own, ids = state.current(), party.ids.tolist()
-        assert own.version == now.version, f"{party.name}: {own.version}"
-        mine = [i for i in gone if i.split(".")[0] == party.name]
-        assert state.removed() == set(state.tag(mine)), f"{party.name}: other removed"
+        clusters, ids = state.current(), party.ids.tolist()
+        assert clusters.version == now.version, f"{party.name}: {clusters.version}"
+        removed = [i for i in gone if i.split(".")[0] == party.name]
+        assert state.removed() == set(state.tag(removed)), party.name
         stay = state.keep(state.tag(ids))
-        assert not set(mine) & set(np.array(ids)[stay])
+        assert not set(removed) & set(np.array(ids)[stay])
         X, places = cube(party.X[stay], now.settings), np.array(ids)[stay].tolist()
         drawn = np.array([places.index(i) for i in centroid_ids(party, model)], int)
         assert len(set(drawn.tolist())) == len(drawn)
         sizes = np.bincount(nearest(X, X[drawn]), minlength=len(drawn))
-        assert own.sizes.tolist() == sizes.tolist(), f"{party.name}: other sizes"
+        assert clusters.sizes.tolist() == sizes.tolist(), f"{party.name}: other sizes"
         centroids, labels = plain_clusters(X, drawn, now.settings)
         sizes = np.bincount(labels, minlength=len(centroids))
         q += plain_q(centroids, sizes, now.settings)

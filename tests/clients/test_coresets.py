@@ -138,17 +138,3 @@ def test_columns_that_are_too_large_to_square(party):
     party.X = party.X * 1e200
     with pytest.raises(PartyError, match="columns of this party, are too large"):
         linear.start(party, **LINEAR)
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda p: coresets.drawn_rows(p, np.array([3])),
-        lambda p: coresets.scores(p, np.arange(3), pool=False),
-        lambda p: linear.cg(p, np.ones(2), 0.1, 0.1),
-        lambda p: linear.coefficients(p),
-    ],
-)
-def test_steps_out_of_order(party, ask):
-    with pytest.raises(PartyError, match="needs what an earlier step"):
-        ask(party)

@@ -1,28 +1,25 @@
 """State that can forget: what was written, nothing of what is gone, at each kill.
 
-Run as a script, this file kills processes at their writes and prints the results:
-pytest's own process has threads, and should not fork.
+Run as a script, this file kills processes at their writes and prints the results.
 """
 
-import functools
 import hmac
+import itertools
 import json
 import logging
-import os
 import re
 import shutil
-import signal
 import sqlite3
 import stat
 import tempfile
 import threading
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
-from forgetting import agreed, found_by, staged_by
+from forgetting import agreed, staged_by
+from kills import MEMORY, killed, printed_by
 
 import vfl_flower
 from vfl_flower.clients.mufc import state as state_file
@@ -133,62 +130,29 @@ def server(tmp_path):
 # --- A party from training to the end
 
 
-def test_a_party_trains_forgets_and_leaves(folder):
-    """The life of one party, each step read through a new object."""
-    party = ClientState.create(folder, MODEL, IDS, SETTINGS, FACTS)
-    assert party.exists
-    assert (party.version, party.current(), staged_by(party)) == (0, None, None)
-    assert party.settings.stored() == SETTINGS.stored()
-    assert party.facts == FACTS
-    tags = party.tag(IDS)
-    party.settle(0)
-
-    drawn = [tags[7], tags[2], tags[5]]
-    party.stage(1, drawn, np.array([20, 15, 5]), kind="train", redrawn=True)
-    party = ClientState(folder, MODEL)
-    assert party.current() is None
-    assert staged_by(party).centroids == drawn
-    assert party.log() == []
-    party.settle(1)
-    party.settle(1)
-    now = ClientState(folder, MODEL).current()
-    assert (now.version, now.centroids, now.sizes.tolist()) == (1, drawn, [20, 15, 5])
-    assert now.sizes.dtype == np.int64
-    assert staged_by(party) is None
-
-    gone = [tags[2], tags[9]]
-    party.stage(
-        2, [tags[7], tags[1]], np.array([30, 8]), gone, kind="unlearn", redrawn=True
-    )
-    assert party.removed() == set()
-    assert party.keep(tags).all()
+def test_a_party_that_has_left_has_its_log_and_answers_nothing_else(folder, party):
+    tags, began = party.tag(IDS), datetime.now(UTC).replace(microsecond=0)
+    gone = {"removed": tags[2:3], "kind": "unlearn", "redrawn": True}
+    party.stage(2, tags[3:5], np.array([30, 9]), **gone)
     party.settle(2)
-    assert party.removed() == set(gone)
-    assert np.flatnonzero(~party.keep(tags)).tolist() == [2, 9]
-    assert party.known(tags).all()
-    assert party.current().centroids == [tags[7], tags[1]]
-
-    began = datetime.now(UTC).replace(microsecond=0)
     party.wipe()
-    log = party.log()
-    assert [(e["kind"], e["version"], e["redrawn"]) for e in log] == [
-        ("train", 1, True),
-        ("unlearn", 2, True),
-        ("forget-client", 3, False),
-    ]
-    assert [e["tags"] for e in log] == [[], [t.hex() for t in gone], []]
-    assert began <= datetime.fromisoformat(log[2]["time"]) <= datetime.now(UTC)
     before = bytes_of(folder)
     party.wipe()
     assert bytes_of(folder) == before
+    log = party.log()
+    assert [(e["kind"], e["version"], e["redrawn"], e["tags"]) for e in log] == [
+        ("train", 1, True, []),
+        ("unlearn", 2, True, [tags[2].hex()]),
+        ("forget-client", 3, False, []),
+    ]
+    assert began <= datetime.fromisoformat(log[2]["time"]) <= datetime.now(UTC)
     assert (party.left, party.version) == (True, 3)
-    left = f"this party has left model {MODEL}"
-    for call in (party.current, party.removed):
-        assert refusal(call) == left
-    for call in (party.tag, party.known, party.keep):
-        assert refusal(call, []) == left
-    assert refusal(party.settle, 3) == left
-    assert refusal(lambda: party.settings) == left
+    for call, *arguments in (
+        *((party.current,), (party.removed,), (party.settle, 3)),
+        *((party.tag, []), (party.known, []), (party.keep, [])),
+        (lambda: party.settings,),
+    ):
+        assert refusal(call, *arguments) == f"this party has left model {MODEL}"
 
 
 def test_a_mean_without_rows_has_no_size(party):
@@ -330,20 +294,6 @@ def test_known_tags_are_those_of_training():
 # --- Nothing of what is gone
 
 
-def test_a_party_never_writes_ids(folder, party):
-    party.stage(
-        2,
-        party.tag(IDS[:3]),
-        np.array([10, 20, 9]),
-        party.tag(IDS[7:8]),
-        kind="unlearn",
-        redrawn=False,
-    )
-    assert b"patient" not in bytes_of(folder)
-    party.settle(2)
-    assert b"patient" not in bytes_of(folder)
-
-
 def test_who_leaves_keeps_the_log_alone(folder, party):
     tags = party.tag(IDS)
     sizes = np.array([10, 20, 9])
@@ -381,8 +331,8 @@ def test_the_server_overwrites_a_bin_that_is_gone(folder, m):
         rows = rng.permutation(m)[:left]
         server.save(version, bins[rows], counts[rows], centers, ["north"], "unlearn")
         after = bytes_of(folder)
-        kept, gone = server.load().bins, np.delete(bins, rows, axis=0)
-        assert kept.tolist() == bins[rows].tolist()
+        bins_left, gone = server.load().bins, np.delete(bins, rows, axis=0)
+        assert bins_left.tolist() == bins[rows].tolist()
         # Not one pair of neighbouring coordinates is left. A few lie on two pages.
         assert not [pair for pair in pairs_of(gone) if pair in after]
         there = [pair in before for pair in pairs_of(bins)]
@@ -471,20 +421,6 @@ def test_save_refuses_another_version_than_the_next(server, version):
 def test_settings_that_cannot_be(changes, rule):
     with pytest.raises(ContractError, match=rule):
         agreed(**changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "arguments", "rule"),
-    [
-        ({}, (3, 2, b"short"), "key must have 16 bytes"),
-        ({"field": "paper"}, (3, 12, b""), "field must be 'hash' for 12 columns"),
-        ({"local_clusters": 2**40}, (3, 2, bytes(16)), "local_clusters must be lower"),
-        ({}, (3, 2**40, bytes(16)), "local_clusters must be lower"),
-    ],
-)
-def test_sums_that_cannot_be(changes, arguments, rule):
-    with pytest.raises(ValueError, match=rule):
-        agreed(**changes).code(*arguments)
 
 
 # --- Files that are none, or not ours
@@ -665,41 +601,6 @@ def test_list_models(tmp_path):
 # --- kill -9
 
 
-class Killed(sqlite3.Connection):
-    left = 0
-    reads = re.compile(r"SELECT|BEGIN$|PRAGMA (?!application_id =|user_version =)")
-
-    def _run(self, run, sql, *args):
-        result = run(sql, *args)
-        if not self.reads.match(sql):
-            Killed.left -= 1
-            if Killed.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    def execute(self, sql, *args):
-        return self._run(super().execute, sql, *args)
-
-    def executemany(self, sql, *args):
-        return self._run(super().executemany, sql, *args)
-
-
-def kill(folder, act, k=0, seconds=None):
-    """Kill a process that acts on a folder; return whether it had not ended before."""
-    child = os.fork()
-    if not child:
-        try:
-            Killed.left = k
-            sqlite3.connect = functools.partial(sqlite3.connect, factory=Killed)
-            act(folder)
-        finally:
-            os._exit(0)
-    if seconds is not None:
-        time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-
-
 def begin(folder):
     state = ClientState.create(folder, MODEL, IDS, SETTINGS, FACTS)
     sizes = np.array([10, 20, 10])
@@ -780,122 +681,53 @@ GONE = {
 """What the operation overwrites."""
 
 
-def deployment(folder):
-    trained(folder / "north")
-    trained(folder / "south")
-    saved(folder / "server")
+def trials(top, before, act, state, gone=()):
+    """Kill an operation at each of its writes, each time in a copy of the folder.
 
+    Return how often it was killed, and what was wrong after that.
+    """
 
-def unlearn(folder):
-    parties = {name: ClientState(folder / name, MODEL) for name in ("north", "south")}
-    server = ServerState(folder / "server", MODEL)
-    present = server.load()
-    for party in parties.values():
-        party.settle(present.version, present.run)
-    north = parties["north"]
-    if north.removed() >= set(north.tag([IDS[1], IDS[7]])):
-        return
-    south = parties["south"]
-    stage(folder / "north")
-    now = south.current()
-    south.stage(2, now.centroids, now.sizes, kind="unlearn", redrawn=False, run="b")
-    save(folder / "server")
-    for party in parties.values():
-        party.settle(2, "b")
-
-
-def look(folder, state):
-    if state is not None:
+    def look(folder):
         return view(state(folder, MODEL))
-    return [
-        view(ClientState(folder / "north", MODEL)),
-        view(ClientState(folder / "south", MODEL)),
-        view(ServerState(folder / "server", MODEL)),
-    ]
 
-
-class Trials:
-    """Kills of one operation, each in a copy of the folder before it."""
-
-    def __init__(self, top, before, act, state, gone=()):
-        self.top, self.act, self.state, self.gone = Path(top), act, state, gone
-        (self.top / "start").mkdir()
-        if before:
-            before(self.top / "start")
-        self.old = look(self.top / "start", state)
-        end = self.copy("end")
-        act(end)
-        self.new = look(end, state)
-        self.kills, self.wrong = 0, []
-
-    def copy(self, name):
-        return shutil.copytree(self.top / "start", self.top / name)
-
-    def kill(self, **when):
-        """Kill, look, and run again; return whether there was something to kill."""
-        folder = self.copy("trial")
-        killed = kill(folder, self.act, **when)
-        self.kills += killed
-        now = look(folder, self.state)
-        if self.state and now not in (self.old, self.new):
-            self.wrong.append(f"{when}: {now}")
-        self.act(folder)
-        again = look(folder, self.state)
-        if again != self.new:
-            self.wrong.append(f"again after {when}: {again}")
-        if left := [part for part in self.gone if part in bytes_of(folder)]:
-            self.wrong.append(f"after {when}: {left}")
-        shutil.rmtree(folder)
-        return killed
-
-    def at_each_write(self):
-        k = 1
-        while self.kill(k=k):
-            k += 1
-
-    def at_random(self, times):
-        """Most of the time of an operation is that of its commits to the disk.
-
-        A process may end before it is to be killed, since not all take as long.
-        """
-        folder = self.copy("timed")
-        began = time.perf_counter()
-        kill(folder, self.act)
-        took = time.perf_counter() - began
-        rng = np.random.default_rng(0)
-        while self.kills < times:
-            self.kill(seconds=rng.uniform(0, took))
+    start, end, trial = (top / name for name in ("start", "end", "trial"))
+    start.mkdir()
+    if before:
+        before(start)
+    act(shutil.copytree(start, end))
+    old, new, wrong = look(start), look(end), []
+    for k in itertools.count(1):
+        was_killed = killed(act, shutil.copytree(start, trial), k)
+        now = look(trial)
+        act(trial)
+        again = look(trial)
+        left = [part for part in gone if part in bytes_of(trial)]
+        shutil.rmtree(trial)
+        if now not in (old, new) or again != new or left:
+            wrong.append(f"{k}: {now}; again: {again}; {left}")
+        if not was_killed:
+            return {"kills": k - 1, "wrong": wrong}
+    return None
 
 
 def main():
     results = {}
-    unlearning_task = (deployment, unlearn, None, GONE["server-save"])
-    # In memory where there is a place: what a kill leaves is the same, and sooner.
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    every = {name: (*op, GONE.get(name, [])) for name, op in OPERATIONS.items()}
-    for name, operation in {**every, "unlearn": unlearning_task}.items():
-        with tempfile.TemporaryDirectory(dir=memory) as top:
-            trials = Trials(top, *operation)
-            trials.at_each_write()
-            results[name] = {"kills": trials.kills, "wrong": trials.wrong}
-    disk = "/var/tmp" if os.access("/var/tmp", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=disk) as top:
-        trials = Trials(top, *unlearning_task)
-        trials.at_random(10)
-        results["random"] = {"kills": trials.kills, "wrong": trials.wrong}
+    for name, operation in OPERATIONS.items():
+        with tempfile.TemporaryDirectory(dir=MEMORY) as top:
+            results[name] = trials(Path(top), *operation, GONE.get(name, []))
     print(json.dumps(results))
 
 
 @pytest.fixture(scope="module")
 def kills():
-    return found_by(__file__)
+    return printed_by(__file__)
 
 
-@pytest.mark.parametrize("operation", [*OPERATIONS, "unlearn", "random"])
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_killed_at_any_write_it_is_old_or_new_and_runs_again(kills, operation):
-    result = kills[operation]
-    assert result["wrong"] == []
-    assert result["kills"] >= 3  # after BEGIN, a write, COMMIT
+    """Whole runs are killed in tests/strategies/test_mufc_crashes.py."""
+    assert kills[operation]["wrong"] == []
+    assert kills[operation]["kills"] >= 3  # after BEGIN, a write, COMMIT
 
 
 if __name__ == "__main__":

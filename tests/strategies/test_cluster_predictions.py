@@ -6,10 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from faults import Fault, FaultyGrid
 from forgetting import departure, removal
 from supernodes import SuperNodes, write_rows
-from transcripts import actual, patterns
 
 from vfl_flower import FederationError, Party, PartyFailed
 from vfl_flower.numerics.kernel_embedding import embed_rows
@@ -27,32 +25,30 @@ from vfl_flower.strategies import (
     MUFCPrediction,
 )
 from vfl_flower.strategies.mufc.state import ServerState
-from vfl_flower.testing import Recorder
 
 NAMES = ("north", "south", "west")
 KERNEL = FKKMeans(3, 4, n_features=20, iterations=3, n_init=2, seed=1)
 BOX = "-4,4"
+MIDDLES = np.array([[-2.0, -2.0, 0.0], [2.0, -2.0, 1.0], [0.0, 2.0, -1.0]])
 
 
 def rows(n, seed):
     """Return rows of three clusters."""
     rng = np.random.default_rng(seed)
-    middles = np.array([[-2, -2, 0], [2, -2, 1], [0, 2, -1]])
-    return np.clip(
-        middles[rng.integers(3, size=n)] + rng.normal(size=(n, 3)) / 3, -4, 4
-    )
+    X = MIDDLES[rng.integers(3, size=n)] + rng.normal(size=(n, 3)) / 3
+    return np.clip(X, -4, 4)
 
 
-def parties(folder, seed=0, n=40, columns=("a", "b", "c"), names=NAMES):
+def parties(folder, seed=0, n=40):
     return [
         Party(
             rows(n, seed + j),
             ids=np.array([f"{name}.{seed}.{row}" for row in range(n)]),
             name=name,
-            columns=columns,
+            columns=("a", "b", "c"),
             state_dir=folder / name,
         )
-        for j, name in enumerate(names)
+        for j, name in enumerate(NAMES)
     ]
 
 
@@ -153,32 +149,16 @@ def test_rows_too_far_from_the_box_tell_no_cost(tmp_path):
         simulate(later("mufc", "Evaluation", model, tmp_path), new)
 
 
-def test_the_server_sees_no_cluster_and_no_cost_of_a_party(kind, tmp_path, model, new):
-    for task in ("Prediction", "Evaluation"):
-        grid = Recorder(new)
-        later(kind, task, model, tmp_path).start(grid)
-        costs = [40 * cost(kind, model, party.X) for party in new]
-        secret = np.array([*costs, *np.concatenate([p.X for p in new]).ravel()])
-        assert not actual(patterns(secret), grid.transcript)
-        told = {name for entry in grid.transcript if entry.up for name in entry.values}
-        assert not told & {"labels", "clusters", "predictions"}
-
-
-def test_other_columns_or_no_model(kind, tmp_path, model):
+def test_other_columns_or_no_model(kind, tmp_path, model, new):
     strategy = later(kind, "Prediction", model, tmp_path)
-    with pytest.raises((PartyFailed, FederationError), match="columns of training"):
-        simulate(strategy, parties(tmp_path, seed=50, columns=("a", "b", "x")))
-    narrow = [
-        Party(p.X[:, :2], ids=p.ids, name=p.name, state_dir=p.state_dir)
-        for p in parties(tmp_path, seed=50)
-    ]
-    with pytest.raises(FederationError, match="columns of training"):
-        simulate(strategy, narrow)
-    homeless = [
-        dataclasses.replace(p, state_dir=None) for p in parties(tmp_path, seed=50)
-    ]
-    with pytest.raises(PartyFailed, match="no state-dir"):
-        simulate(strategy, homeless)
+    for change, rule in (
+        (lambda p: {"columns": ("a", "b", "x")}, "columns of training"),
+        (lambda p: {"X": p.X[:, :2], "columns": None}, "columns of training"),
+        (lambda p: {"state_dir": None}, "no state-dir"),
+    ):
+        made = [dataclasses.replace(p, **change(p)) for p in new]
+        with pytest.raises(FederationError, match=rule):
+            simulate(strategy, made)
     with pytest.raises(ValueError, match="model must be the number"):
         dataclasses.replace(strategy, model="")
     with pytest.raises(ValueError, match="seed"):
@@ -205,20 +185,6 @@ def test_a_part_of_a_kernel_that_there_is_no_more_is_refused(tmp_path):
         simulate(FKKMeansPrediction(model.model), made)
 
 
-def test_consent_counts_what_an_evaluation_costs(kind, tmp_path, model, new):
-    for party in new:
-        party.consent = dataclasses.replace(ALLOW_ALL, leaves={"row-sums": Limit(39)})
-    strategy = later(kind, "Evaluation", model, tmp_path)
-    with pytest.raises(PartyFailed, match="lets 39 rows leave it as row-sums"):
-        simulate(strategy, new)
-    for party in new:
-        party.consent = dataclasses.replace(ALLOW_ALL, leaves={})
-    with pytest.raises(FederationError, match="row-sums = true"):
-        simulate(strategy, new)
-    simulate(later(kind, "Prediction", model, tmp_path), new)
-    assert written(new[0], model)
-
-
 def test_a_server_that_chooses_centres_gets_a_row_by_what_consent_calls_row_sums(
     tmp_path,
 ):
@@ -239,11 +205,10 @@ def test_a_server_that_chooses_centres_gets_a_row_by_what_consent_calls_row_sums
         return 120 * simulate(attack, new).metrics["test_loss"]
 
     guess, step, read = np.array([3.0, 3.0, -3.0]), 0.01, []
-    others = np.array([[-2.0, -2.0, 0.0], [2.0, -2.0, 1.0], [0.0, 2.0, -1.0]])
-    centers = np.vstack([others, guess])
+    centers = np.vstack([MIDDLES, guess])
     first = total()
     for place in range(3):
-        centers = np.vstack([others, guess + step * np.eye(3)[place]])
+        centers = np.vstack([MIDDLES, guess + step * np.eye(3)[place]])
         change = (total() - first) * 64  # a side of the box is 8
         read.append(guess[place] + (step**2 - change) / (2 * step))
     np.testing.assert_allclose(read, new[1].X[5], atol=1e-6)
@@ -256,7 +221,7 @@ def test_rows_that_are_forgotten_take_no_part(tmp_path):
     model = trained("mufc", tmp_path)
     old = parties(tmp_path)
     gone = [f"south.0.{row}" for row in (3, 7)]
-    request = removal(old, tmp_path / "server", model.model, {"south": gone})
+    request = removal(old, tmp_path / "server", model.model, gone)
     now = simulate(request, old).model
     assert now.version == 2
     simulate(later("mufc", "Prediction", model, tmp_path), old)
@@ -264,52 +229,27 @@ def test_rows_that_are_forgotten_take_no_part(tmp_path):
     stay = np.array([i for i in range(40) if i not in (3, 7)])
     assert ids == old[1].ids[stay].tolist()
     assert clusters == now.predict(old[1].X[stay]).tolist()
-    told = simulate(later("mufc", "Evaluation", model, tmp_path), old).metrics
+    metrics = simulate(later("mufc", "Evaluation", model, tmp_path), old).metrics
     X = np.concatenate([old[0].X, old[1].X[stay], old[2].X])
-    assert told["test_rows"] == 118
-    assert told["test_loss"] == pytest.approx(cost("mufc", now, X), rel=1e-9)
+    assert metrics["test_rows"] == 118
+    assert metrics["test_loss"] == pytest.approx(cost("mufc", now, X), rel=1e-9)
 
 
 def test_a_party_that_has_left_the_model_gets_no_clusters(tmp_path):
     model = trained("mufc", tmp_path)
-    four = [*NAMES, "east"]
-    folder = tmp_path / "four"
-    strategy = MUFC(3, n_init=2, box=BOX, server_state=folder / "server")
-    model = simulate(strategy, parties(folder, names=four), seed=1).model
-    connected = parties(folder, names=four)
-    simulate(departure(connected, folder / "server", model.model, "east"), connected)
-    strategy = later("mufc", "Prediction", model, folder)
-    with pytest.raises(FederationError, match="'east' does too"):
-        simulate(strategy, parties(folder, names=four))
-    simulate(strategy, parties(folder))
-
-
-@pytest.mark.parametrize("fault", ["raise", "duplicate", "reply unavailable"])
-@pytest.mark.parametrize("task", ["Prediction", "Evaluation"])
-def test_a_fault_changes_nothing_or_is_named(task, fault, tmp_path, clock):
-    model = trained("mufc", tmp_path)
-    new = parties(tmp_path, seed=50)
-    step = {"Prediction": "mufc_predict", "Evaluation": "mufc_evaluate"}[task]
-    grid = FaultyGrid(new, [Fault(fault, step, 1, nth=0)], clock)
-    strategy = later("mufc", task, model, tmp_path)
-    if fault == "raise":
-        with pytest.raises(PartyFailed, match="south"):
-            strategy.start(grid)
-        return
-    metrics = strategy.start(grid).metrics
-    assert grid.struck == 1
-    if task == "Prediction":
-        assert written(new[1], model)[1] == model.predict(new[1].X).tolist()
-    else:
-        assert metrics == strategy.start(InProcessGrid(new)).metrics
+    three = parties(tmp_path)
+    simulate(departure(three, tmp_path / "server", model.model, "west"), three)
+    strategy = later("mufc", "Prediction", model, tmp_path)
+    with pytest.raises(FederationError, match="'west' does too"):
+        simulate(strategy, three)
+    simulate(strategy, three[:2])
 
 
 def test_a_killed_removal_is_settled_first(tmp_path):
     """A party that was killed before it took the version of the server takes it now."""
     model = trained("mufc", tmp_path)
     old = parties(tmp_path)
-    requests = {"south": ["south.0.3"]}
-    request = removal(old, tmp_path / "server", model.model, requests)
+    request = removal(old, tmp_path / "server", model.model, ["south.0.3"])
 
     class Killed(InProcessGrid):
         def _push(self, message):
@@ -324,33 +264,29 @@ def test_a_killed_removal_is_settled_first(tmp_path):
     assert "south.0.3" not in written(old[1], model)[0]
 
 
-def test_on_nodes_from_files_of_new_rows(kind, tmp_path):
+def test_on_nodes_from_files_of_new_rows(tmp_path):
     """Text is encoded as in training, though the new files lack a level."""
     rng = np.random.default_rng(0)
-    texts = kind == "fk-kmeans"
     for which, n, levels in (("old", 60, "xyz"), ("new", 30, "xy")):
         (tmp_path / which).mkdir()
         for m in range(3):
-            X = rng.uniform(-0.4, 0.4, size=(n, 2)).tolist()
-            kinds = [[level] if texts else [] for level in rng.choice([*levels], n)]
-            lines = [[f"p{m}.{i}", *X[i], *kinds[i]] for i in range(n)]
-            header = ["id", "size", "ratio", "kind"][: len(lines[0])]
-            write_rows(tmp_path / which / f"{m}.csv", header, *lines)
+            X, kinds = rng.uniform(size=(n, 2)), rng.choice([*levels], n)
+            lines = [[f"p{m}.{i}", *X[i], kinds[i]] for i in range(n)]
+            write_rows(tmp_path / which / f"{m}.csv", ["id", "a", "b", "kind"], *lines)
 
     def nodes(which, **run):
-        consent = "[leaves]\nrow-sums = true\ncentroids = true\n"
-        more = {"levels": "kind=x|y|z"} if texts else {}
-        return SuperNodes(tmp_path / which, consent, more, strategy=kind, **run)
+        consent, more = "[leaves]\nrow-sums = true\n", {"levels": "kind=x|y|z"}
+        return SuperNodes(tmp_path / which, consent, more, strategy="fk-kmeans", **run)
 
-    training = KERNEL if texts else MUFC(2, n_init=1, server_state=tmp_path / "server")
-    model = training.replace(seed=None).start(nodes("old")).model
+    model = KERNEL.replace(seed=None).start(nodes("old")).model
     for task, name in (("Prediction", "predict"), ("Evaluation", "evaluate")):
         grid = nodes("new", task=name, model=model.model)
-        result = later(kind, task, model, tmp_path).start(grid)
+        result = later("fk-kmeans", task, model, tmp_path).start(grid)
     assert result.metrics["test_rows"] == 90
     for m in range(3):
-        party = SimpleNamespace(state_dir=tmp_path / f"state-{m}")
-        ids, clusters = written(party, model)
+        ids, clusters = written(
+            SimpleNamespace(state_dir=tmp_path / f"state-{m}"), model
+        )
         assert ids == [f"p{m}.{i}" for i in range(30)]
         assert set(clusters) <= {0, 1, 2}
 
@@ -361,10 +297,10 @@ def test_the_share_that_is_explained_needs_no_more_than_the_server_has(tmp_path)
     X = np.concatenate([party.X for party in federation])
     strategy = MUFC(3, 0.01, n_init=2, box=BOX, server_state=tmp_path / "server")
     trained = simulate(strategy, federation, seed=1)
-    model, told = trained.model, trained.metrics["explained"]
+    model, explained = trained.model, trained.metrics["explained"]
     total = (((X - X.mean(axis=0)) / 8) ** 2).sum()
-    assert told == pytest.approx(1 - model.inertia_ / total, abs=0.01)
+    assert explained == pytest.approx(1 - model.inertia_ / total, abs=0.01)
     request = removal(federation, tmp_path / "server", model.model)
-    assert simulate(request, federation).metrics["explained"] == told
+    assert simulate(request, federation).metrics["explained"] == explained
     rows = strategy.replace(client_training="init", min_rows_per_bin=1)
     assert "explained" not in simulate(rows, federation, seed=2).metrics

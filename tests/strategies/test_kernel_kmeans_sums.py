@@ -4,10 +4,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from consents import limited
-from draws import repeated_draws
-from faults import Changed, FaultyGrid, of_all, of_party
-from kernel_views import nibbles_are_uniform, sent
+from faults import Changed, of_all, of_party
 
 from simulations.kernel_kmeans_attacks import (
     averaged,
@@ -20,7 +17,7 @@ from simulations.kernel_kmeans_attacks import (
     watched_points,
     watched_sums,
 )
-from vfl_flower import FederationError, Party, PartyFailed
+from vfl_flower import FederationError, Party
 from vfl_flower.clients.kernel_kmeans import clustering as client
 from vfl_flower.clients.kernel_kmeans import training as kernel_kmeans_training
 from vfl_flower.numerics import summed_kmeans as numerics
@@ -37,7 +34,6 @@ from vfl_flower.server.strategy import Run
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import FKKMeans
 from vfl_flower.strategies.kernel_kmeans import clustering as strategies
-from vfl_flower.testing import Recorder
 
 N, K, S, A, SEED = 240, 4, 5, 6, 1
 SPLITS = {1: (240,), 3: (80, 130, 30), 4: (60,) * 4, 5: (1, 60, 59, 40, 80)}
@@ -95,29 +91,6 @@ def test_sums_of_whole_clusters_give_what_pooled_rows_do(count, masking, monkeyp
     assert result.metrics["small_share"] == pytest.approx(pooled.small)
 
 
-def test_each_pass_is_the_sum_of_the_parts_of_the_parties(monkeypatch):
-    """With coins and noise, which hang on the centres to the last bit."""
-    parts = []
-
-    def spy(*arguments):
-        parts.append((arguments[1].centers, part_of_pass(*arguments)))
-        return parts[-1][1]
-
-    monkeypatch.setattr(numerics, "part_of_pass", spy)
-    seen, _ = watched(parties(5), n_init=2, masking="ring")
-    assert len(parts) == 5 * len(seen)
-    for place, (centers, *_, total) in enumerate(seen):
-        mine = parts[5 * place : 5 * place + 5]
-        assert all((c == centers).all() for c, _ in mine)
-        for name in ("inertia", "sizes", "counts", "sums"):
-            arrays = [getattr(part, name) for _, part in mine]
-            if arrays[0] is None:
-                assert place == 0
-            else:
-                summed = np.sum(arrays, axis=0)
-                np.testing.assert_allclose(getattr(total, name), summed, atol=1e-9)
-
-
 def test_without_the_mechanism():
     settings = {"eigensolver": "lanczos", "masking": "plain"}
     with_it, without = (
@@ -167,16 +140,10 @@ def test_the_server_chooses_the_number_of_clusters(masking, monkeypatch):
     assert result.metrics["clusters"] == len(result.model.sizes_) == 4
     np.testing.assert_allclose(result.model.cluster_centers_, pooled.centers, atol=1e-5)
     assert result.metrics["passes"] == pooled.passes
-    told = [
-        strategy(**settings | {"n_clusters": k}, choose_clusters=True).shortfalls(
-            result.metrics
-        )
-        for k in (7, 4)
-    ]
-    assert [any("4 clusters were chosen" in one for one in some) for some in told] == [
-        False,
-        True,
-    ]
+    for most, warned in ((7, False), (4, True)):
+        made = strategy(**settings | {"n_clusters": most}, choose_clusters=True)
+        text = " ".join(made.shortfalls(result.metrics))
+        assert ("4 clusters were chosen" in text) == warned
 
 
 def test_choosing_costs_starts_and_no_round_trip_of_its_own():
@@ -221,14 +188,6 @@ def test_a_start_uses_two_centres_at_least_and_those_that_it_has(used):
 
 
 # -- faults and bad input --------------------------------------------------------------
-
-
-def faulty(fault, **settings):
-    """Return the model of four parties of which the second has a fault."""
-    grid, made = FaultyGrid(parties(4), [fault]), strategy(**settings)
-    result = made.start(grid)
-    made.complete(result.model, grid.memories())
-    return result.model
 
 
 def longer(values):
@@ -291,19 +250,6 @@ def test_rows_that_are_all_the_same():
     assert len(set(np.concatenate(labels))) == 1
 
 
-def test_all_rows_of_a_party_count_as_shared():
-    blocks = parties()
-    for party, most in zip(blocks, (80, 129, 30), strict=True):
-        party.consent = limited(most)
-    with pytest.raises(
-        PartyFailed, match="lets 129 rows leave it as row-sums"
-    ) as caught:
-        strategy().start(InProcessGrid(blocks))
-    assert caught.value.action == "kernel_kmeans_begin"
-    blocks[1].consent = limited(130)
-    strategy().start(InProcessGrid(blocks))
-
-
 # -- what the server has ---------------------------------------------------------------
 
 
@@ -328,58 +274,6 @@ def watched(blocks, **settings):
     return seen, model
 
 
-@pytest.fixture(scope="module")
-def transcript():
-    return recorded(0)
-
-
-def recorded(draws, **settings):
-    """Return a run without a seed, of which `draws` repeats what parties draw."""
-    grid = Recorder(parties())
-    with repeated_draws(draws):
-        strategy(seed=None, **settings).start(grid)
-    return grid
-
-
-@pytest.mark.parametrize(
-    ("action", "names"),
-    [("embed", ["sum_h"]), ("lloyd", ["inertia", "sizes", "counts", "sums"])],
-)
-def test_what_a_party_sends_is_uniform_to_the_server(transcript, action, names):
-    """Tests at 1e-9. The sum over all is what is left, and must fail them.
-
-    It hangs on what parties draw, and so not on what the masks are.
-    """
-    transcripts = [transcript]
-    if action == "embed":  # few numbers a run
-        transcripts = [recorded(m, iterations=1, passes=1) for m in range(8)]
-    for name in names:
-        seen = [
-            np.concatenate(
-                [
-                    array.ravel()
-                    for grid in transcripts
-                    for array in sent(grid, f"kernel_kmeans_{action}", name, m)
-                ]
-            )
-            for m in range(3)
-        ]
-        for m in range(3):
-            assert nibbles_are_uniform(seen[m])
-            assert nibbles_are_uniform(seen[m] + seen[(m + 1) % 3])
-        assert not nibbles_are_uniform(sum(seen[1:], seen[0]))
-
-
-def test_nothing_of_the_embedding_leaves_in_the_clear(transcript):
-    replies = [e for e in transcript.transcript if e.up and e.action != "hello"]
-    actions = {e.action.removeprefix("kernel_kmeans_") for e in replies}
-    assert actions == {"begin", "gram", "embed", "lloyd", "assign"}
-    for e in replies:
-        for name, value in e.values.items():
-            masked = getattr(value, "dtype", None) == np.dtype("<u8")
-            assert masked or name.startswith("seed.") or name == "kept", (e, name)
-
-
 def test_no_sum_is_asked_for_of_a_cluster_that_had_fewer_than_20_rows():
     """Also one of fewer rows now is over rows that may be drawn of 20 at least."""
     seen, _ = watched(parties(), n_clusters=K, n_init=20)
@@ -390,40 +284,33 @@ def test_no_sum_is_asked_for_of_a_cluster_that_had_fewer_than_20_rows():
         assert np.abs(sums.sums[small]).max(initial=0) < 1e-6
 
 
-def test_sums_of_whole_clusters_show_rows():
-    """Why there are coins: two clusters that differ by a row show that row."""
-    seen, H = watched_sums(load("wine"), SEED, whole=True)
+def test_sums_of_whole_clusters_show_rows_and_those_of_half_clusters_none():
+    """Why there are coins: two clusters that differ by a row show that row.
+
+    By default nothing is nearer to a row than what is drawn without knowing any. Nor do
+    thirty known rows give the rest, in standard deviations of a column, where a guess
+    of the mean has 1; they do from points of the coreset.
+    """
+    X, rng = load("wine"), np.random.default_rng(0)
+    seen, H = watched_sums(X, SEED, whole=True)
     assert (nearest(differences(seen), H) < 1e-6).sum() > 10
     assert (nearest(averaged(seen), H) < 0.3).any()
-
-
-def test_sums_of_half_clusters_show_no_row():
-    """Nothing is nearer to a row than what is drawn without knowing any."""
-    seen, H = watched_sums(load("wine"), SEED, whole=False)
+    seen, H = watched_sums(X, SEED, whole=False)
     guesses = differences(seen)
     assert len(guesses) > 1000
     blind = nearest(blind_draws(H, len(guesses)), H)
     for attack in (guesses, averaged(seen)):
         errors = nearest(attack, H)
-        assert errors.min() > 0.5
-        assert errors.min() > blind.min()
+        assert errors.min() > max(0.5, blind.min())
         assert np.median(errors) > np.median(blind)
-
-
-def test_thirty_known_rows_and_points_give_the_rest_and_sums_do_not():
-    """In standard deviations of a column, where a guess of the mean has 1."""
-    X, rng = load("wine"), np.random.default_rng(0)
-    known = rng.choice(len(X), 30, replace=False)
-    H, _ = watched_points(X, 20, SEED)
-    assert follow(H, X, known) < 0.4
-    assert up_to_linear(H, X) < 0.2
+    known, errors = rng.choice(len(X), 30, replace=False), []
+    points, _ = watched_points(X, 20, SEED)
+    assert follow(points, X, known) < 0.4
+    assert up_to_linear(points, X) < 0.2
     # Of sums, the best stand-in for the point of a row: the guess next to it. It gains
     # little over 1, and no more than draws that know nothing of the sums.
-    seen, true = watched_sums(X, SEED, whole=False)
-    guesses = np.vstack([differences(seen), averaged(seen)])
-    errors = []
-    for points in (guesses, blind_draws(true, len(guesses))):
-        near = np.linalg.norm(points[:, None] - true, axis=2).argmin(axis=0)
+    guesses = np.vstack([guesses, averaged(seen)])
+    for points in (guesses, blind_draws(H, len(guesses))):
+        near = np.linalg.norm(points[:, None] - H, axis=2).argmin(axis=0)
         errors.append(follow(points[near], X, known))
-    assert errors[0] > 0.85
-    assert errors[0] > errors[1] - 0.1
+    assert errors[0] > max(0.85, errors[1] - 0.1)

@@ -1,17 +1,15 @@
 """Whole runs that are killed at a write.
 
 Run as a script, this file kills runs of three parties and a server and prints what the
-next run of the same task found: pytest's own process has threads, and should not fork.
+next run of the same task found. Each operation on a file is killed at each of its
+writes in tests/clients/test_mufc_state.py.
 """
 
-import functools
+import itertools
 import json
 import logging
-import os
 import re
 import shutil
-import signal
-import sqlite3
 import tempfile
 from pathlib import Path
 
@@ -22,11 +20,11 @@ from forgetting import (
     check,
     departure,
     federation,
-    found_by,
     predicted,
     q_of,
     removal,
 )
+from kills import MEMORY, killed, printed_by
 
 from vfl_flower import FederationError, Party
 from vfl_flower.clients.mufc.state import ClientState, list_models
@@ -34,95 +32,16 @@ from vfl_flower.simulation import simulate
 from vfl_flower.strategies import MUFC, MUFCStatus
 from vfl_flower.strategies.mufc.state import ServerState
 
-
-def final(parties, folder, model, version=True):
-    """Return all that a task has decided, but times and keys."""
-    now = ServerState(folder, model).load()
-    actual = [sorted(q_of(now).items()), now.centers.tolist(), now.parties]
-    actual += [now.version] if version else []
-    for party in parties:
-        if party.name in now.parties:
-            actual.append(centroid_ids(party, model))
-    return actual
-
-
-# --- kill -9
-
-
-class Kill:
-    """Kills the process at its k-th write."""
-
-    left = 0
-
-    @classmethod
-    def count(cls):
-        """Count a write."""
-        cls.left -= 1
-        if cls.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    @classmethod
-    def at(cls, k):
-        """Be killed at the k-th one: of SQL, or of a name of a file, before or after.
-
-        Before a file gets its name it was written under another one.
-        """
-        cls.left = k
-        sqlite3.connect = functools.partial(sqlite3.connect, factory=Killed)
-        for name in ("replace", "unlink"):
-            setattr(os, name, cls.counted(getattr(os, name)))
-
-    @classmethod
-    def counted(cls, call):
-        """Return a function that counts before and after."""
-
-        def both(*args, **kwargs):
-            cls.count()
-            call(*args, **kwargs)
-            cls.count()
-
-        return both
-
-
-class Killed(sqlite3.Connection):
-    """Counts the statements that may write."""
-
-    reads = re.compile(r"SELECT|BEGIN|DROP|PRAGMA (?!application_id =|user_version =)")
-
-    def _run(self, run, sql, *args):
-        result = run(sql, *args)
-        if not self.reads.match(sql):
-            Kill.count()
-        return result
-
-    def execute(self, sql, *args):
-        """Run a statement."""
-        return self._run(super().execute, sql, *args)
-
-    def executemany(self, sql, *args):
-        """Run a statement many times."""
-        return self._run(super().executemany, sql, *args)
-
-
-def killed(act, folder, k):
-    """Run in a process that is killed at its k-th write; return whether it was."""
-    child = os.fork()
-    if not child:
-        try:
-            Kill.at(k)
-            act(folder)
-        finally:
-            os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-
-
 SETTINGS = {"n_clusters": 3, "local_clusters": 2, "gamma": 0.01, "n_init": 1}
 SETTINGS |= {"client_training": "init", "min_rows_per_bin": 1}
 
 
-def train(folder):
+# -- tasks -----------------------------------------------------------------------------
+
+
+def train(folder, parties=None):
     strategy = MUFC(**SETTINGS, server_state=folder / "server")
-    return simulate(strategy, federation(folder), seed=1).model.model
+    return simulate(strategy, parties or federation(folder), seed=1).model.model
 
 
 def the_model(folder):
@@ -131,41 +50,24 @@ def the_model(folder):
 
 
 def asked(folder):
-    """Return the ids that are to be forgotten: a centroid, another row, one in private.
+    """Return the ids to be forgotten: a centroid, and a row of each of two parties.
 
-    As text and in the party's file. They are those of the first training.
+    They are those of the first training.
     """
-    return json.loads((folder / "asked.json").read_text())
+    path = folder / "asked.json"
+    return json.loads(path.read_text()) if path.exists() else []
 
 
-def prepare(folder):
+def train_and_choose(folder):
     """Train, and choose rows to forget."""
     model = train(folder)
     north, south, _ = federation(folder)
-    first = centroid_ids(north, model)[0]
+    drawn = [centroid_ids(party, model) for party in (north, south)]
     others = [
-        next(i for i in party.ids.tolist() if i not in centroid_ids(party, model))
-        for party in (north, south)
+        next(i for i in party.ids.tolist() if i not in ids)
+        for party, ids in zip((north, south), drawn, strict=True)
     ]
-    (folder / "asked.json").write_text(json.dumps([first, *others]))
-
-
-def unlearn(folder):
-    """Forget two rows of one party, and one of another."""
-    ids, parties = asked(folder), federation(folder)
-    requests = {"north": ids[:2], "south": ids[2:]}
-    simulate(
-        removal(parties, folder / "server", the_model(folder), requests, seed=1),
-        parties,
-    )
-
-
-def forget_client(folder):
-    parties = federation(folder)
-    simulate(
-        departure(parties, folder / "server", the_model(folder), "west", seed=1),
-        parties,
-    )
+    (folder / "asked.json").write_text(json.dumps([drawn[0][0], *others]))
 
 
 def train_on_fewer(folder):
@@ -173,12 +75,27 @@ def train_on_fewer(folder):
         Party(p.X[:n], ids=p.ids[:n], name=p.name, state_dir=p.state_dir)
         for p, n in zip(federation(folder), (11, 7, 6), strict=True)
     ]
-    simulate(MUFC(**SETTINGS, server_state=folder / "server"), fewer, seed=1)
+    train(folder, fewer)
+
+
+def unlearn(folder):
+    run(folder, removal, asked(folder))
+
+
+def forget_client(folder):
+    run(folder, departure, "west")
 
 
 def add(folder):
-    parties = federation(folder)
-    simulate(addition(parties, folder / "server", the_model(folder), seed=1), parties)
+    run(folder, addition)
+
+
+def run(folder, task, *arguments):
+    parties, model = federation(folder), the_model(folder)
+    simulate(task(parties, folder / "server", model, *arguments, seed=1), parties)
+
+
+# -- what is found after a kill --------------------------------------------------------
 
 
 class Trials:
@@ -188,51 +105,53 @@ class Trials:
     """
 
     def __init__(self, top, act, prepare=None, left=(), stride=1, rows=(29, 29)):
-        self.top, self.act, self.left, self.stride = Path(top), act, left, stride
-        self.rows = rows
-        (self.top / "start").mkdir()
+        self.act, self.left, self.rows = act, left, rows
+        self.wrong, self.stale, self.ids = [], [], []
+        start, trial = top / "start", top / "trial"
+        start.mkdir()
         if prepare:
-            prepare(self.top / "start")
-        self.wrong, self.stale, self.ids, self.kills = [], [], [], 0
-        if prepare:
-            end = shutil.copytree(self.top / "start", self.top / "end")
-            act(end)
-            # A party that leaves may be told twice, in two versions.
-            self.end = final(federation(end), end / "server", the_model(end), not left)
+            prepare(start)
+            act(end := shutil.copytree(start, top / "end"))
+            self.end = self.final(end)
+        look = self.changed if prepare else self.trained
+        for k in itertools.count(1, stride):
+            was_killed = killed(act, shutil.copytree(start, trial), k)
+            try:
+                look(trial)
+            except Exception as error:
+                self.wrong.append(f"{k}: {type(error).__name__}: {error}"[:300])
+            shutil.rmtree(trial)
+            if not was_killed:
+                self.kills = k // stride
+                return
 
-    def all(self):
-        """Kill at each write, or at every few, until a run is not killed."""
-        while self.one(self.kills * self.stride + 1):
-            self.kills += 1
-
-    def one(self, k):
-        """Kill at one write, look, run again and look."""
-        folder = shutil.copytree(self.top / "start", self.top / "trial")
-        try:
-            was = killed(self.act, folder, k)
-            (self.trained if self.act is train else self.changed)(folder)
-        except Exception as error:
-            self.wrong.append(f"{k}: {type(error).__name__}: {error}"[:300])
-        shutil.rmtree(folder)
-        return was
+    def final(self, folder):
+        """Return all that a task has decided, but times and keys."""
+        model = the_model(folder)
+        now = ServerState(folder / "server", model).load()
+        # A party that leaves may be told twice, in two versions.
+        version = None if self.left else now.version
+        drawn = [
+            centroid_ids(party, model)
+            for party in federation(folder)
+            if party.name in now.parties
+        ]
+        q = sorted(q_of(now).items())
+        return q, now.centers.tolist(), now.parties, version, drawn
 
     def changed(self, folder):
         """Nothing is half forgotten, and the next run has the result."""
-        model, parties = the_model(folder), federation(folder)
-        listed = (folder / "asked.json").exists()
-        ids = asked(folder) if listed else []
-        for party in parties:
+        model, parties, ids = the_model(folder), federation(folder), asked(folder)
+        stay = [party for party in parties if party.name not in self.left]
+        for party in stay:
             state = ClientState(party.state_dir, model)
-            if party.name not in self.left:
-                mine = state.tag([i for i in ids if i.split(".")[0] == party.name])
-                assert state.removed() in (set(), set(mine)), "half forgotten"
+            mine = state.tag([i for i in ids if i.split(".")[0] == party.name])
+            assert state.removed() in (set(), set(mine)), "half forgotten"
         rows = int(ServerState(folder / "server", model).load().counts.sum())
         assert rows in self.rows, f"{rows} rows in q"
         self.act(folder)
         check(parties, folder / "server", model, ids, self.left)
-        now = final(parties, folder / "server", model, not self.left)
-        assert now == self.end, "another result"
-        stay = [p for p in parties if p.name not in self.left]
+        assert self.final(folder) == self.end, "another result"
         for party in stay:
             if set(predicted(party, model)) != set(party.ids) - set(ids):
                 self.stale.append(party.name)
@@ -242,10 +161,9 @@ class Trials:
         """Look for ids that were forgotten in what parties and server keep."""
         (folder / "asked.json").unlink(missing_ok=True)
         for path in folder.rglob("*"):
-            if path.is_file():
-                text = path.read_bytes()
-                actual = any(re.search(rb"%b\b" % i.encode(), text) for i in ids)
-                self.ids += [path.suffix] if actual else []
+            text = path.read_bytes() if path.is_file() else b""
+            if any(re.search(rb"%b\b" % i.encode(), text) for i in ids):
+                self.ids.append(path.suffix)
 
     def trained(self, folder):
         """Another training completes, and what the first left is whole or refused."""
@@ -275,53 +193,36 @@ class Trials:
 
 def main():
     logging.getLogger("vfl_flower").setLevel(logging.CRITICAL)
-    # In memory where there is a place: what a kill leaves is the same, and sooner.
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    actual = {}
-    # Each operation on a file is killed at each of its writes in
-    # tests/clients/test_mufc_state.py: here it is the whole of a run that counts.
+    results = {}
     for name, task in (
-        ("train", (train, None, (), 4)),
-        ("unlearn", (unlearn, prepare, (), 2, (29, 26))),
-        ("forget-client", (forget_client, train, ["west"], 4, (29, 23))),
-        ("add", (add, train_on_fewer, (), 4, (24, 29))),
+        ("train", (train, None, (), 5)),
+        ("unlearn", (unlearn, train_and_choose, (), 3, (29, 26))),
+        ("forget-client", (forget_client, train, ["west"], 5, (29, 23))),
+        ("add", (add, train_on_fewer, (), 5, (24, 29))),
     ):
-        with tempfile.TemporaryDirectory(dir=memory) as top:
-            trials = Trials(top, *task)
-            trials.all()
-            actual[name] = {
-                "kills": trials.kills,
-                "wrong": trials.wrong,
-                "stale": trials.stale,
-                "ids": trials.ids,
-            }
-    print(json.dumps(actual))
+        with tempfile.TemporaryDirectory(dir=MEMORY) as top:
+            trials = Trials(Path(top), *task)
+            counts = "kills", "wrong", "stale", "ids"
+            results[name] = {key: getattr(trials, key) for key in counts}
+    print(json.dumps(results))
 
 
 @pytest.fixture(scope="module")
 def kills():
-    return found_by(__file__)
+    return printed_by(__file__)
 
 
-TASKS = ["train", "unlearn", "forget-client", "add"]
-
-
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ["train", "unlearn", "forget-client", "add"])
 def test_killed_at_any_write_the_next_run_completes(kills, task):
-    """One version everywhere, the result of a run that nobody killed, no half of it."""
+    """One version everywhere, the result of a run that nobody killed, no half of it.
+
+    It writes the predictions of the rows that stay, and of no others, and no forgotten
+    id stays in a file.
+    """
     assert kills[task]["wrong"] == []
-    assert kills[task]["kills"] >= 13
-
-
-@pytest.mark.parametrize("task", TASKS[1:])
-def test_killed_at_any_write_the_next_run_writes_the_predictions(kills, task):
-    """Of the rows that stay, and of no others."""
     assert kills[task]["stale"] == []
-
-
-@pytest.mark.parametrize("task", TASKS)
-def test_killed_at_any_write_no_forgotten_id_stays_in_a_file(kills, task):
     assert kills[task]["ids"] == []
+    assert kills[task]["kills"] >= 13
 
 
 if __name__ == "__main__":
