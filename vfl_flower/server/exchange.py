@@ -53,6 +53,12 @@ FIRST_POLL, LAST_POLL, POLL_GROWTH = 0.01, 0.5, 1.5
 """Seconds before the first look for replies, most seconds between two, and growth."""
 
 
+Contents = Mapping[int, RecordDict]
+"""What each node is sent."""
+Names = Mapping[int, str]
+"""What to call each node."""
+
+
 class _ReplyFrame(TypedDict):
     """What a reply tells besides the values of its step."""
 
@@ -77,7 +83,7 @@ def _reason(error: Error) -> str:
     return reason or f"Flower's error code {error.code}"
 
 
-def _failure(action: str, nodes: Mapping[int, str], reason: str) -> PartyFailed:
+def _failure(action: str, nodes: Names, reason: str) -> PartyFailed:
     return PartyFailed(", ".join(nodes.values()), action, reason, nodes)
 
 
@@ -113,8 +119,8 @@ class Exchange:
     def __call__(
         self,
         action: str,
-        contents: Mapping[int, RecordDict],
-        names: Mapping[int, str],
+        contents: Contents,
+        names: Names,
         checkpoint: Checkpoint | None = None,
     ) -> list[Opened]:
         """Send each node one message; return exactly one reply from each, in order.
@@ -146,11 +152,7 @@ class Exchange:
         return opened
 
     def _live(
-        self,
-        action: str,
-        contents: Mapping[int, RecordDict],
-        names: Mapping[int, str],
-        checkpoint: Checkpoint,
+        self, action: str, contents: Contents, names: Names, checkpoint: Checkpoint
     ) -> list[Opened]:
         """Ask the nodes, and keep their replies."""
         deadline = time.monotonic() + self.timeout
@@ -257,11 +259,7 @@ class Exchange:
         return node in self.grid.get_node_ids()
 
     def _push(
-        self,
-        action: str,
-        nodes: Iterable[int],
-        names: Mapping[int, str],
-        contents: Mapping[int, RecordDict],
+        self, action: str, nodes: Iterable[int], names: Names, contents: Contents
     ) -> dict[str, int]:
         pushed: dict[str, int] = {}
         for node in nodes:

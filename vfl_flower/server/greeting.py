@@ -209,15 +209,13 @@ class Greeter:
     def _registered(self, nodes: Sequence[int]) -> dict[int, str]:
         """Return what to call nodes that have not said whose they are.
 
-        A SuperLink has names where the keys of SuperNodes were registered with some;
-        the grid of an older flwr does not tell them.
+        A SuperLink has names where the keys of SuperNodes were registered with some.
         """
-        grid = self._exchange.grid
-        infos = grid.get_nodes() if hasattr(grid, "get_nodes") else ()
-        named = {n.node_id: _name_of({"name": getattr(n, "name", "")}) for n in infos}
         labels = {node: f"node {node}" for node in nodes}
-        known = {n: f"{named[n]} ({labels[n]})" for n in nodes if named.get(n)}
-        return labels | known
+        for info in self._exchange.grid.get_nodes():
+            if info.node_id in labels and is_name(info.name):
+                labels[info.node_id] = f"{info.name} ({labels[info.node_id]})"
+        return labels
 
     def _check_consent(self) -> None:
         """Raise ``FederationError`` where a party refuses what the run needs."""

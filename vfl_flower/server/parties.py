@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, overload
 
@@ -45,6 +45,10 @@ log = logging.getLogger("vfl_flower")
 SALT_BYTES = 16  # bytes of the salt of a digest
 WIDER = 2.0**20  # factor of a bound that clipped a value, in the next request
 MOST_BOUND = 1e200  # a wider one clips no value that a party computes in floats
+
+
+Request = Mapping[str, Any]
+"""The values of a request to one party, by the names of a step's parameters."""
 
 
 class Parties(Sequence[PartyInfo]):
@@ -267,7 +271,7 @@ class Parties(Sequence[PartyInfo]):
         return self._round_trip(question.step, requests, {}, _Blocks())[party].values
 
     def _ask(
-        self, step: Step[Any, R], sums: Mapping[str, Sum], values: Mapping[str, Any]
+        self, step: Step[Any, R], sums: Mapping[str, Sum], values: Request
     ) -> Replies[R]:
         wanted = {n: self._sum_request(s, self._round + 1) for n, s in sums.items()}
         bound = bool(sums) or step.contract.seals
@@ -332,7 +336,7 @@ class Parties(Sequence[PartyInfo]):
         return int(total)
 
     def _requests(
-        self, step: Step[..., Any], values: Mapping[str, Any], bound: bool
+        self, step: Step[..., Any], values: Request, bound: bool
     ) -> list[dict[str, Any]]:
         """Return the values to each party; raise ValueError if common ones differ."""
         fields = step.contract.request
@@ -345,7 +349,7 @@ class Parties(Sequence[PartyInfo]):
                 )
         return [self._values_for(j, values) for j in range(len(self))]
 
-    def _values_for(self, j: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _values_for(self, j: int, values: Request) -> dict[str, Any]:
         """Return the values of the request to party j."""
         for name, value in values.items():
             if isinstance(value, Each) and len(value.values) != len(self):
@@ -358,9 +362,7 @@ class Parties(Sequence[PartyInfo]):
             for name, value in values.items()
         }
 
-    def _blocks(
-        self, step: Step[..., Any], requests: Sequence[Mapping[str, Any]]
-    ) -> _Blocks:
+    def _blocks(self, step: Step[..., Any], requests: Sequence[Request]) -> _Blocks:
         """Return the digests of what each party alone is sent; none if nothing is."""
         fields = step.contract.request
         if not has_own(fields):
@@ -455,7 +457,7 @@ class Parties(Sequence[PartyInfo]):
     def _round_trip(
         self,
         step: Step[Any, R],
-        requests: Mapping[int, Mapping[str, Any]],
+        requests: Mapping[int, Request],
         sums: Mapping[int, Mapping[str, SumRequest]],
         blocks: _Blocks,
     ) -> dict[int, Reply[R]]:
@@ -499,7 +501,7 @@ class Parties(Sequence[PartyInfo]):
         for j, reply in zip(requests, arrived, strict=True):
             if reply.signed is not None:
                 self._signed[j] = reply.signed
-        self._note(step, list(requests.values()), arrived)
+        self._note(step, requests.values(), arrived)
         return {
             j: self._checked(step, j, sizes[j], sums.get(j, {}), reply)
             for j, reply in zip(requests, arrived, strict=True)
@@ -527,10 +529,7 @@ class Parties(Sequence[PartyInfo]):
         return b"".join(self._signed[k] for k in range(len(self)))
 
     def _note(
-        self,
-        step: Step[..., Any],
-        requests: Sequence[Mapping[str, Any]],
-        replies: Sequence[Opened],
+        self, step: Step[..., Any], requests: Iterable[Request], replies: list[Opened]
     ) -> None:
         """Note in the ledger which of the declared values were sent."""
         seen = self.ledger.seen.setdefault(step.action, Seen())
@@ -542,7 +541,7 @@ class Parties(Sequence[PartyInfo]):
             heads = (re.split(r"[._]\d+$|\.", name)[0] for name in reply.values)
             seen.reply |= step.contract.reply.keys() & {*reply.values, *heads}
 
-    def _sizes(self, step: Step[..., Any], j: int, values: Mapping[str, Any]) -> Sizes:
+    def _sizes(self, step: Step[..., Any], j: int, values: Request) -> Sizes:
         """Return the sizes that the reply of party j to these values may refer to."""
         info = self[j]
         sizes = {"n_rows": info.n_rows, "n_columns": info.n_columns}

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import http.client
 import os
 import re
 import shlex
 import signal
 import socket
-import ssl
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -41,7 +38,7 @@ from vfl_flower.app.deployment.certificates import (
     read_certificate,
     write_certificates,
 )
-from vfl_flower.app.deployment.flower_run import answers
+from vfl_flower.app.deployment.flower_run import wait_for_superlink
 from vfl_flower.app.deployment.foreground import Shown, unit, until_ended
 from vfl_flower.app.deployment.link_state import forget_messages, take_up
 from vfl_flower.app.deployment.party_folder import (
@@ -56,11 +53,8 @@ from vfl_flower.app.deployment.party_folder import (
     write_with_data,
 )
 from vfl_flower.app.deployment.processes import (
-    START,
     Processes,
-    RunFailed,
     free_port,
-    wait_for,
     write_flower_config,
 )
 from vfl_flower.files import make_private
@@ -298,11 +292,7 @@ def _start_superlink(
     # On SIGTERM it would take no call any more, and for a minute let those who follow a
     # run wait for its log.
     link = shown.start("the SuperLink", command, signal.SIGKILL)
-    wait_for(
-        lambda: superlink_answers(link, port, folder / AUTHORITY),
-        START,
-        f"the SuperLink on port {port} to answer",
-    )
+    wait_for_superlink(link, port, folder / AUTHORITY)
     starter = server_executor_command(folder, port, link.pid)
     shown.start("what starts the ServerApps", starter)
     for card in cards:
@@ -350,26 +340,6 @@ def _check_free(host: str, port: int) -> None:
                 f"port {port} of {host} must be free: {error.strerror}; --port and "
                 "--local-port choose others"
             ) from None
-
-
-def superlink_answers(superlink: subprocess.Popen[Any], port: int, ca: Path) -> bool:
-    """Return whether a SuperLink of this machine answers.
-
-    Raises RunFailed if it has ended, and ValueError if its certificate is another one.
-    """
-    if superlink.poll() is not None:
-        raise RunFailed("the SuperLink ended; its last lines say why")
-    context = ssl.create_default_context(cafile=ca)
-    connection = http.client.HTTPSConnection(
-        "127.0.0.1", port, timeout=1, context=context
-    )
-    try:
-        return answers(connection)
-    except ssl.SSLCertVerificationError as error:
-        raise ValueError(
-            f"{CERTIFICATE} must be for 127.0.0.1 and of {AUTHORITY}: "
-            f"{error.verify_message}"
-        ) from None
 
 
 SUPERNODE = (sys.executable, "-m", "vfl_flower.app.deployment.executor")

@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import ssl
+import subprocess
 import sys
 import tempfile
 import threading
@@ -30,6 +31,7 @@ import click
 import tomli_w
 import typer
 
+from vfl_flower.app.deployment.certificates import AUTHORITY, CERTIFICATE
 from vfl_flower.app.deployment.processes import (
     COLOR,
     START,
@@ -211,26 +213,44 @@ def start_superlink(processes: Processes, *options: str) -> int:
     superlink = processes.start(
         "superlink", "flower-superlink", "--insecure", f"--port={port}", *options
     )
-
-    def healthy() -> bool:
-        if superlink.poll() is not None:
-            raise RunFailed(f"the SuperLink ended:\n{processes.log('superlink')}")
-        return answers(http.client.HTTPConnection("127.0.0.1", port, timeout=1))
-
-    wait_for(healthy, START, f"the SuperLink on port {port} to answer")
+    try:
+        wait_for_superlink(superlink, port)
+    except RunFailed as error:
+        raise RunFailed(f"{error}:\n{processes.log('superlink')}") from None
     return port
 
 
-def answers(connection: http.client.HTTPConnection) -> bool:
-    """Return whether a SuperLink answers; raise if its certificate is for another."""
-    with closing(connection):
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except ssl.SSLCertVerificationError:
-            raise
-        except OSError:
-            return False
+def wait_for_superlink(
+    superlink: subprocess.Popen[Any], port: int, ca: Path | None = None
+) -> None:
+    """Wait until a SuperLink of this machine answers, by TLS if `ca` is given.
+
+    Raises RunFailed if it ended or did not answer in time, and ValueError if its
+    certificate is not for it or not of the authority `ca`.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+    if ca is not None:
+        context = ssl.create_default_context(cafile=ca)
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", port, timeout=1, context=context
+        )
+
+    def answers() -> bool:
+        if superlink.poll() is not None:
+            raise RunFailed("the SuperLink ended; its last lines say why")
+        with closing(connection):
+            try:
+                connection.request("GET", "/health")
+                return connection.getresponse().status == 200
+            except ssl.SSLCertVerificationError as error:
+                raise ValueError(
+                    f"{CERTIFICATE} must be for 127.0.0.1 and of {AUTHORITY}: "
+                    f"{error.verify_message}"
+                ) from None
+            except OSError:
+                return False
+
+    wait_for(answers, START, f"the SuperLink on port {port} to answer")
 
 
 def _show_log(

@@ -49,8 +49,7 @@ class Shown:
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
-        self._names: dict[subprocess.Popen[str], str] = {}
-        self._ended: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._last: deque[str] = deque(maxlen=200)
 
     def start(
@@ -68,9 +67,8 @@ class Shown:
             text=True,
             errors="replace",
         )
-        self._names[process] = name
-        for target in (self._show, self._watch):
-            threading.Thread(target=target, args=(process,), daemon=True).start()
+        threading.Thread(target=self._show, args=(process,), daemon=True).start()
+        threading.Thread(target=self._watch, args=(name, process), daemon=True).start()
         return process
 
     def wait(self, reasons: Mapping[str, str] | None = None) -> None:
@@ -78,7 +76,7 @@ class Shown:
 
         `reasons` maps what the processes may have printed to what that means.
         """
-        name = self._names[self._ended.get()]
+        name = self._ended.get()
         time.sleep(0.5)  # for its last lines
         printed = "".join(self._last)
         for line, reason in (reasons or {}).items():
@@ -93,9 +91,9 @@ class Shown:
                 self._last.append(line)
                 print(line, end="", flush=True)
 
-    def _watch(self, process: subprocess.Popen[str]) -> None:
+    def _watch(self, name: str, process: subprocess.Popen[str]) -> None:
         process.wait()
-        self._ended.put(process)
+        self._ended.put(name)
 
 
 @contextlib.contextmanager
