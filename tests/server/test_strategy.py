@@ -17,7 +17,7 @@ from vfl_flower.protocol.settings import Positive, settings, settings_of, values
 from vfl_flower.server.checkpoint import Checkpoint
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import ProtocolResult, ProtocolStrategy, Run
-from vfl_flower.simulation import InProcessGrid, simulate
+from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import algorithms
 
 
@@ -64,12 +64,8 @@ def grid(three) -> InProcessGrid:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_strategy_has_at_most_20_settings(kind):
-    assert len(settings_of(kind)) <= 20
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_every_setting_says_what_it_means(kind):
+    assert len(settings_of(kind)) <= 20
     for setting in settings_of(kind):
         assert setting.text, setting.name
         assert setting.text.endswith((".", ")")), setting.name
@@ -77,15 +73,11 @@ def test_every_setting_says_what_it_means(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_setting_refuses_another_type_by_its_name(kind):
+def test_a_setting_of_another_type_or_name_is_refused_by_it(kind):
     for setting in settings_of(kind):
         rule = f"^{setting.name} must be .* got 271828j"
         with pytest.raises(ValueError, match=rule):
             made(kind, **{setting.name: 271828j})
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_unknown_argument_is_refused(kind):
     with pytest.raises(TypeError, match=rf"{kind.__name__}: .*'weather'"):
         made(kind, weather=1)
 
@@ -119,12 +111,6 @@ def test_result(grid):
     assert result.metrics["t"] == 10
     assert result.evaluate_metrics_serverapp == {}
     assert repr(result)
-
-
-def test_what_only_evaluates_is_counted_apart(three):
-    result = simulate(CoresetVKMC(2, size=12, evaluate="full", seed=1), three)
-    assert 0 < result.evaluation.round_trips < result.ledger.round_trips
-    assert 0 < result.evaluation.bytes_up < result.ledger.bytes_up
 
 
 # -- evaluate_fn -----------------------------------------------------------------------
@@ -254,37 +240,25 @@ class Told(Listening):
         ]
 
 
-def test_without_a_seed_each_party_draws_from_a_secret_of_its_own(three, monkeypatch):
+@pytest.mark.parametrize("seed", [None, 7])
+def test_only_without_a_seed_parties_draw_from_secrets_of_their_own(
+    three, monkeypatch, seed
+):
     """And so it does although the server draws the same public seed again."""
     monkeypatch.setattr(Checkpoint, "number", lambda self: 7)
-    strategy = CoresetVRLR(size=12, solver="central")
+    strategy = CoresetVRLR(size=12, solver="central", seed=seed)
     grids = [Told(three), Told(three)]
     results = [strategy.start(grid) for grid in grids]
-    assert [result.seed for result in results] == [None, None]
-    assert strategy.seed is None
+    assert [result.seed for result in results] == [seed, seed]
+    assert strategy.seed == seed
     for grid in grids:
-        assert [frame["seed"] for frame in grid.frames[3:]] == [7] * 6
-        assert [frame["private_draws"] for frame in grid.frames[3:]] == [True] * 6
+        draws = [(frame["seed"], frame["private_draws"]) for frame in grid.frames[3:]]
+        assert draws == [(7, seed is None)] * 6
     # The chance that 12 draws of 24 unlike rows are the same is below 1e-9.
-    for first, second in zip(grids[0].rows, grids[1].rows, strict=True):
-        assert first != second
-    assert results[0].arrays.object_id != results[1].arrays.object_id
-    seeded = Told(three)
-    CoresetVRLR(size=12, seed=7, solver="central").start(seeded)
-    assert all(rows not in seeded.rows for grid in grids for rows in grid.rows)
-
-
-def test_with_a_seed_the_parties_draw_the_same(three):
-    grids = [Told(three), Told(three)]
-    results = [
-        CoresetVRLR(size=12, seed=7, solver="central").start(grid) for grid in grids
-    ]
-    for grid in grids:
-        assert [frame["seed"] for frame in grid.frames[3:]] == [7] * 6
-        assert [frame["private_draws"] for frame in grid.frames[3:]] == [False] * 6
-    assert len(grids[0].rows) == 3
-    assert grids[0].rows == grids[1].rows
-    assert results[0].arrays.object_id == results[1].arrays.object_id
+    pairs = list(zip(*(grid.rows for grid in grids), strict=True))
+    assert [first == second for first, second in pairs] == [seed is not None] * 3
+    first, second = (result.arrays.object_id for result in results)
+    assert (first == second) == (seed is not None)
 
 
 def test_server_draws_a_new_seed_where_none_is_given(three):
@@ -297,21 +271,14 @@ def test_server_draws_a_new_seed_where_none_is_given(three):
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_streams_of_a_run():
-    draws = {
-        (seed, name): Run(seed).rng(name).integers(2**62)
-        for seed in (0, 1)
-        for name in ("allocate", "cluster")
-    }
-    assert len(set(draws.values())) == 4
-    assert Run(1).rng("allocate").integers(2**62) == draws[1, "allocate"]
-
-
-def test_server_and_parties_do_not_share_streams():
+def test_streams_of_a_run_are_its_own():
+    """By its seed and their names, and none is that of a party."""
+    runs = [(seed, name) for seed in (0, 1) for name in ("allocate", "draw")]
+    draws = [Run(seed).rng(name).integers(2**62) for seed, name in runs]
     party = Party(np.ones((2, 1)), index=0)
-    party.seed = 5
-    drawn = party.rng("draw").integers(2**62)
-    assert Run(5).rng("draw").integers(2**62) != drawn
+    party.seed = 1
+    assert len({*draws, party.rng("draw").integers(2**62)}) == 5
+    assert Run(1).rng("draw").integers(2**62) == draws[-1]
 
 
 # -- the frame -------------------------------------------------------------------------

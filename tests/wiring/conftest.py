@@ -8,7 +8,8 @@ import pytest
 
 from vfl_flower.app.commands.template import write_app
 from vfl_flower.app.deployment.bundle import bundle_hash
-from wiring.deployment import FORKING, Organisations, deploy, node_configs
+from vfl_flower.app.deployment.processes import Processes
+from wiring.deployment import FORKING, Deployment, Organisations
 
 
 @pytest.fixture(scope="session")
@@ -39,5 +40,8 @@ def organisations(tmp_path_factory, pinned) -> Iterator[Organisations]:
     folder = tmp_path_factory.mktemp("organisations")
     program = (*FORKING, "--bundle", pinned)
     scratch = tmp_path_factory.mktemp("deployment")
-    with deploy(scratch, node_configs(folder), program) as running:
-        yield Organisations(folder, running)
+    with Processes(scratch / "flwr") as processes:
+        deployment = Deployment(scratch, processes, program)
+        (made := Organisations(folder, deployment)).start()
+        yield made
+    assert not processes.pids()

@@ -1,22 +1,12 @@
-"""A deployment as organisations have it, on loopback: TLS and registered SuperNodes.
-
-How to use it, for three parties with a key of the node config beside the usual ones::
-
-    configs = node_configs(folder, impute={"airline": "none", ...})
-    with deploy(folder, configs) as deployment:
-        write_party(configs["airline"], {"id": [...], "x": [...]})  # and the others
-        write_consents(configs, "angles", allow_seed=True)  # before any run
-        run = deployment.run(project, {"strategy": "fdskl", "seed": 3})
-    run.status, run.seconds, run.log, run.party_logs["airline"]
-"""
+"""A deployment as organisations have it, on loopback: TLS and registered SuperNodes."""
 
 import io
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from csv import writer
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +17,7 @@ from vfl_flower.app.deployment.certificates import (
     write_certificates,
     write_supernode_key,
 )
-from vfl_flower.app.deployment.federation import superlink_answers
-from vfl_flower.app.deployment.flower_run import CONNECTION, submit
+from vfl_flower.app.deployment.flower_run import CONNECTION, submit, wait_for_superlink
 from vfl_flower.app.deployment.processes import (
     COLOR,
     START,
@@ -48,54 +37,6 @@ STOCK = ("flower-supernode",)
 """Flower's own SuperNode, which runs whatever bundle the server sends."""
 
 
-def node_configs(
-    folder: Path, **more: Mapping[str, Any]
-) -> dict[str, dict[str, bool | int | float | str]]:
-    """Return the node config of each party, whose files are in a folder."""
-    configs: dict[str, dict[str, Any]] = {
-        name: {
-            "partition-id": j,
-            "data": str(folder / f"{name}.csv"),
-            "party-name": name,
-            "id-column": "id",
-            "state-dir": str(folder / f"state-{name}"),
-            "consent": str(folder / f"{name}.toml"),
-        }
-        for j, name in enumerate(NAMES)
-    }
-    configs[NAMES[-1]]["label-column"] = "y"
-    for key, values in more.items():
-        for name, value in values.items():
-            configs[name][key.replace("_", "-")] = value
-    return configs
-
-
-def write_party(
-    config: Mapping[str, Any], columns: Mapping[str, Sequence[Any]]
-) -> None:
-    with Path(config["data"]).open("w", newline="") as file:
-        rows = writer(file)
-        rows.writerow(columns)
-        rows.writerows(zip(*columns.values(), strict=True))
-
-
-def write_consents(
-    configs: Mapping[str, Mapping[str, Any]], *leaves: Kind, **rules: bool
-) -> None:
-    """Write the ``consent.toml`` of each party, with the keys of the others pinned."""
-    pins = {
-        name: line_for_peers(Path(config["state-dir"]), name)
-        for name, config in configs.items()
-    }
-    for name, config in configs.items():
-        lines = [f"{k.replace('_', '-')} = {json.dumps(v)}" for k, v in rules.items()]
-        lines += ["[leaves]", *(f"{kind} = true" for kind in leaves)]
-        lines += ["[peers]", *(pin for peer, pin in pins.items() if peer != name)]
-        path = Path(config["consent"])
-        path.touch(mode=0o600)
-        path.write_text("\n".join([*lines, ""]))
-
-
 @dataclass(frozen=True)
 class Run:
     """What became of a run."""
@@ -110,29 +51,11 @@ class Run:
         return self.status == "finished:completed"
 
 
-@contextmanager
-def deploy(
-    folder: Path,
-    configs: Mapping[str, Mapping[str, Any]],
-    program: Sequence[str] = STOCK,
-) -> Iterator["Deployment"]:
-    """Start a SuperLink and the registered SuperNode of each party; end them all."""
-    with Processes(folder / "flwr") as processes:
-        deployment = Deployment(folder, processes, program)
-        for name in configs:
-            deployment.register(name)
-        for name, config in configs.items():
-            deployment.start(name, config)
-        deployment.wait_online(*configs)
-        yield deployment
-    assert not processes.pids()
-
-
 class Deployment:
     """A running SuperLink with TLS and SuperNode authentication, and its SuperNodes."""
 
     def __init__(
-        self, folder: Path, processes: Processes, program: Sequence[str] = STOCK
+        self, folder: Path, processes: Processes, program: Sequence[str]
     ) -> None:
         self.folder = folder
         self.processes = processes
@@ -153,11 +76,7 @@ class Deployment:
             f"--ssl-keyfile={folder / 'server.key'}",
             "--enable-supernode-auth",
         )
-        wait_for(
-            lambda: superlink_answers(superlink, self.port, self.ca),
-            START,
-            "the SuperLink to answer",
-        )
+        wait_for_superlink(superlink, self.port, self.ca)
 
     def connect(self, name: str, ca: Path) -> None:
         with (self.processes.home / "config.toml").open("a") as file:
@@ -256,19 +175,52 @@ class Deployment:
 
 
 class Organisations:
-    """The files of three parties, and the deployment that reads them."""
+    """The files of three parties in a folder, and the deployment that reads them."""
 
     def __init__(self, folder: Path, deployment: Deployment) -> None:
-        self.folder = folder
         self.deployment = deployment
-        self.named = node_configs(folder)
+        self.named: dict[str, dict[str, Any]] = {
+            name: {
+                "partition-id": j,
+                "data": str(folder / f"{name}.csv"),
+                "party-name": name,
+                "id-column": "id",
+                "state-dir": str(folder / f"state-{name}"),
+                "consent": str(folder / f"{name}.toml"),
+            }
+            for j, name in enumerate(NAMES)
+        }
+        self.named[NAMES[-1]]["label-column"] = "y"
         self.configs = list(self.named.values())
 
+    def start(self) -> None:
+        """Register the SuperNode of each party, and start it."""
+        for name in NAMES:
+            self.deployment.register(name)
+        for name, config in self.named.items():
+            self.deployment.start(name, config)
+        self.deployment.wait_online(*NAMES)
+
     def write(self, j: int, columns: Mapping[str, Sequence[Any]]) -> None:
-        write_party(self.configs[j], columns)
+        with Path(self.configs[j]["data"]).open("w", newline="") as file:
+            rows = writer(file)
+            rows.writerow(columns)
+            rows.writerows(zip(*columns.values(), strict=True))
 
     def consent(self, *leaves: Kind, **rules: bool) -> None:
-        write_consents(self.named, *leaves, **rules)
+        """Write the ``consent.toml`` of each, with the keys of the others pinned."""
+        pins = {
+            name: line_for_peers(Path(config["state-dir"]), name)
+            for name, config in self.named.items()
+        }
+        for name, config in self.named.items():
+            given = rules.items()
+            lines = [f"{k.replace('_', '-')} = {json.dumps(v)}" for k, v in given]
+            lines += ["[leaves]", *(f"{kind} = true" for kind in leaves)]
+            lines += ["[peers]", *(pin for peer, pin in pins.items() if peer != name)]
+            path = Path(config["consent"])
+            path.touch(mode=0o600)
+            path.write_text("\n".join([*lines, ""]))
 
     def run(self, project: Path, out: Path, config: Mapping[str, Any]) -> Run:
         common = {"n-parties": 3, "timeout": 240.0, "output-dir": str(out)}

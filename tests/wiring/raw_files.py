@@ -16,19 +16,16 @@ import pyarrow.feather as feather
 HOSPITAL, LABORATORY, INSURER = "hospital", "laboratory", "insurer"
 
 
-def write_columns(
-    folder: Path, n: int, seed: int = 0, new: int = 0
-) -> tuple[dict[str, Path], pd.DataFrame]:
+def write_columns(folder: Path, n: int) -> tuple[dict[str, Path], pd.DataFrame]:
     """Write three files of patients, split by columns."""
-    rng = np.random.default_rng(seed)
-    n = new or n
+    rng = np.random.default_rng(0)
     age = rng.integers(18, 95, n)
     creatinine = rng.lognormal(0.0, 0.4, n)
     stays = rng.poisson(1.5, n)
     score = (age - 56) / 15 + 2.5 * np.log(creatinine) + 0.9 * (stays - 1.5)
     table = pd.DataFrame(
         {
-            "patient": [f"PAT-{k:06}" for k in 700_000 + seed * n + rng.permutation(n)],
+            "patient": [f"PAT-{k:06}" for k in 700_000 + rng.permutation(n)],
             "age": age,
             "sex": rng.choice(["female", "male"], n),
             "ward": [f"ward {k:03}" for k in rng.zipf(1.6, n) % 150],
@@ -51,19 +48,15 @@ def write_columns(
     }
     files = {}
     for name, own in columns.items():
-        rows = np.arange(n) if new else rng.permutation(n)[: n - n // 10]
+        rows = rng.permutation(n)[: n - n // 10]
         part = table.loc[rows, ["patient", *own]].reset_index(drop=True)
-        if new and name == INSURER:
-            part = part.drop(columns="readmitted")
         files[name] = _write(part, folder, name, rng)
     return files, table.set_index("patient")
 
 
-def write_rows(
-    folder: Path, n: int, seed: int = 0
-) -> tuple[dict[str, Path], pd.DataFrame]:
+def write_rows(folder: Path, n: int) -> tuple[dict[str, Path], pd.DataFrame]:
     """Write three files of the same columns, split by rows, with four clusters."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     cluster = rng.integers(4, size=3 * n)
     centres = np.array([[0.1, 0.1], [0.1, 0.9], [0.9, 0.1], [0.9, 0.9]])
     points = np.clip(centres[cluster] + 0.03 * rng.normal(size=(3 * n, 2)), 0, 1)

@@ -1,7 +1,5 @@
 """Certificates and keys that flwr takes, and what its SuperLink does not check."""
 
-import ssl
-
 import pytest
 from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.config_loader import load_control_authn_plugin
@@ -10,21 +8,6 @@ from vfl_flower.app.deployment.certificates import (
     write_certificates,
     write_supernode_key,
 )
-from wiring.handshake import shake_hands
-
-
-def test_certificate_is_for_its_hosts_and_of_its_authority(tmp_path):
-    ours, other = tmp_path / "ours", tmp_path / "other"
-    for folder in (ours, other):
-        folder.mkdir()
-        write_certificates(folder, ["link.example", "127.0.0.1"])
-    for host in ("link.example", "127.0.0.1"):
-        shake_hands(ours, host)
-    with pytest.raises(ssl.SSLCertVerificationError, match="not valid for 'localhost'"):
-        shake_hands(ours, "localhost")
-    with pytest.raises(ssl.SSLCertVerificationError, match="verify failed"):
-        shake_hands(ours, "127.0.0.1", ca=other / "ca.crt")
-    assert (ours / "server.key").stat().st_mode & 0o077 == 0
 
 
 def test_no_key_is_overwritten(tmp_path):

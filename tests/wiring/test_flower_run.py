@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from flwr.common.config import parse_config_args
+from typer.testing import CliRunner
 
 from vfl_flower.app.deployment import flower_run
 from vfl_flower.app.deployment.flower_run import run, submit
@@ -81,20 +82,6 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def environments(monkeypatch: pytest.MonkeyPatch) -> list[Processes]:
-    """Collect the environments that a test makes, to look for what they leave."""
-    made: list[Processes] = []
-
-    class Collected(Processes):
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            super().__init__(*args, **kwargs)
-            made.append(self)
-
-    monkeypatch.setattr(flower_run, "Processes", Collected)
-    return made
-
-
-@pytest.fixture
 def superlink(organisations) -> Processes:
     """Return a running SuperLink; no SuperNode is needed to fail, or to wait."""
     return organisations.deployment.processes
@@ -132,12 +119,17 @@ def test_lines_that_come_at_the_end_are_shown(tmp_path):
 
 
 @pytest.mark.slow
-def test_refused(tmp_path, environments):
+def test_refused(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        flower_run, "Processes", lambda **how: made.append(Processes(**how)) or made[0]
+    )
     (tmp_path / "pyproject.toml").write_text(PROJECT.replace("publisher =", "by ="))
     with pytest.raises(RunFailed, match=r"(?s)flwr run: .*publisher"):
         run(tmp_path, timeout=120)
-    assert [environment.pids() for environment in environments] == [set()]
-    assert not environments[0].home.exists()
+    (environment,) = made
+    assert environment.pids() == set()
+    assert not environment.home.exists()
 
 
 @pytest.mark.parametrize(
@@ -199,9 +191,17 @@ def test_values_that_flower_cannot_take(value, probe, tmp_path):
             flower_run.read_run_config(probe, [item])
 
 
+def test_interrupted(monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(flower_run, "run", interrupted)
+    assert CliRunner().invoke(flower_run.command()).exit_code == 130
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted(probe, tmp_path, kind):
+def test_what_was_started_ends_with_it(probe, tmp_path):
     mark = {"VFL_FLOWER_TEST": str(tmp_path)}
 
     def marked() -> set[int]:
@@ -220,8 +220,8 @@ def test_interrupted(probe, tmp_path, kind):
     try:
         wait_for(lambda: "CONFIG" in log.read_text(), 60, "the run to start")
         assert len(marked()) > 4
-        tool.send_signal(kind)
-        assert tool.wait(60) == 128 + kind
+        tool.terminate()
+        assert tool.wait(60) == 128 + signal.SIGTERM
         assert marked() == set()
     finally:
         for pid in marked():

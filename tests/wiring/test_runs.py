@@ -28,19 +28,12 @@ def _rows(organisations) -> None:
 def start(
     organisations: Organisations, folder: Path, *given: str
 ) -> subprocess.Popen[str]:
+    words = ["-m", "vfl_flower.app.commands.cli", "run", "coreset-vrlr"]
     common = ["size=10", "solver=central", "test-fraction=0.0", "n-parties=3"]
     common += ["timeout=60", f"output-dir={folder}"]
-    options = [word for item in [*common, *given] for word in ("--set", item)]
-    options += ["--connection", CONNECTION]
+    words += [f"--set={item}" for item in [*common, *given]]
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "vfl_flower.app.commands.cli",
-            "run",
-            "coreset-vrlr",
-            *options,
-        ],
+        [sys.executable, *words, "--connection", CONNECTION],
         env=organisations.deployment.processes.env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,10 +1,9 @@
-"""Three organisations with files and SuperNodes: train, predict, and forget later.
+"""Three organisations with files and SuperNodes: who takes part, and in what.
 
 The SuperLink has TLS, and takes the registered SuperNodes only. The parties have pinned
 each other's keys, and each test says what else their consent lets leave them.
 """
 
-import csv
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,91 +12,15 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.app import Context, RecordDict
 
-from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.commands.identity import line_for_peers
 from vfl_flower.app.config import check_run_config, make_strategy
 from vfl_flower.app.deployment.bundle import installed_bundle
 from vfl_flower.app.deployment.certificates import write_certificates
 from vfl_flower.app.deployment.processes import RunFailed
-from vfl_flower.app.server_app import make_strategies
-from vfl_flower.clients.mufc.state import ClientState, list_models
-from vfl_flower.models.mufc import MUFCModel
-from vfl_flower.party.consent import ALLOW_ALL
-from vfl_flower.simulation import simulate
-from vfl_flower.strategies.mufc.state import ServerState
 from wiring.deployment import NAMES, STOCK, Deployment, Run
 
 pytestmark = pytest.mark.slow
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-# -- rows of the same columns ----------------------------------------------------------
-
-CENTERS = np.array([[1, 9e5], [5, 1e5], [9, 5e5]])
-
-
-def write_rows(parties, j, ids, X):
-    columns = {"id": ids, "age": X[:, 0].tolist(), "income": X[:, 1].tolist()}
-    labels = {"y": [0] * len(ids)} if "label-column" in parties.configs[j] else {}
-    parties.write(j, columns | labels)
-
-
-def test_clusters_forget_in_a_later_run(app, tmp_path, organisations):
-    """Ids in the lists of two parties, and rows out of the file of one.
-
-    The clustering was trained in one process, on the same files and folders.
-    """
-    rng, config = np.random.default_rng(0), {"strategy": "mufc"}
-    data = []
-    for j, n in enumerate((60, 40, 25)):
-        X = CENTERS[rng.integers(3, size=n)] + rng.uniform(-1, 1, (n, 2)) * [1, 9e4]
-        data.append(([f"{j}-{i}" for i in range(n)], X))
-        write_rows(organisations, j, *data[j])
-    training = {"mufc.n-clusters": 3, "mufc.box": "0,10;0,1000000"}
-    training |= {"mufc.min-rows-per-bin": 1}
-    training |= config | {"output-dir": str(tmp_path)}
-    contexts = [Context(0, 0, c, RecordDict(), {}) for c in organisations.configs]
-    (strategy,) = make_strategies(check_run_config(training)).values()
-    organisations.consent("rows", "centroids")
-    parties = [load_from_context(context) for context in contexts]
-    for party in parties:
-        party.consent = ALLOW_ALL  # nobody signs in one process
-        party.names = list(NAMES)
-    simulate(strategy, parties)
-    (number,) = list_models(tmp_path / "state")
-    server = ServerState(tmp_path / "state", number)
-    assert server.load().counts.sum() == 125
-
-    folders = [Path(node["state-dir"]) for node in organisations.configs]
-    ids, X = data[0]
-    state = ClientState(folders[0], number)
-    index = state.tag(ids).index(state.current().centroids[0])
-    gone = ids.pop(index)
-    write_rows(organisations, 0, ids, np.delete(X, index, axis=0))
-    (folders[0] / "forget.txt").write_text(gone)
-    (folders[1] / "forget.txt").write_text("1-3\n1-7\n")
-    task = {"task": "unlearn", "model": number}
-    run = organisations.run(app, tmp_path, config | task)
-    assert run.completed, run
-    assert "removed" in run.log
-
-    now = server.load()
-    assert (now.version, now.counts.sum()) == (2, 122)
-    for folder, n in zip(folders, (59, 38, 25), strict=True):
-        state = ClientState(folder, number)
-        assert (state.version, state.current().sizes.sum()) == (2, n)
-        assert len(read(folder / f"predictions-{number}.csv")) == n
-    assert not (folders[0] / "forget.txt").exists()
-    reports = sorted(tmp_path.glob("*/result.json"))
-    model = MUFCModel.load(reports[-1].with_name("model-unlearn.npz"))
-    np.testing.assert_array_equal(model.cluster_centers_, now.centers)
-    assert len(set(model.predict(CENTERS).tolist())) == 3
 
 
 # -- who may take part -----------------------------------------------------------------
@@ -194,13 +117,6 @@ def test_flowers_own_supernode_runs_the_bundle_of_a_checkout(
 
 # -- what no party has consented to ----------------------------------------------------
 
-REFUSED = "coreset-vrlr", "mufc"
-"""A strategy for split columns, and one for split rows.
-
-That each of the others needs what it says, and no less, tests/party/test_consent.py
-shows in one process.
-"""
-
 MOST_SECONDS = 220
 """Until a refusal: less than the time-out of one round trip of these runs."""
 
@@ -210,7 +126,6 @@ def refusal(run: Run, error: str) -> str:
     assert run.seconds < MOST_SECONDS, run
     (sentence,) = re.findall(r"(?m)^(?:[\w.]+\.)?RunEnded: (.*)$", run.log)
     assert f"ServerApp failed with exception: {sentence}\n" in run.status
-    print(f"{run.seconds:.1f} s: {sentence}")
     return sentence
 
 
@@ -235,24 +150,21 @@ def write_numbers(parties):
         parties.write(j, columns | labels)
 
 
-@pytest.mark.parametrize("strategy", REFUSED)
-def test_no_strategy_runs_without_consent(strategy, app, tmp_path, organisations):
-    """Each says which lines it needs."""
+def test_no_run_without_consent(app, tmp_path, organisations):
+    """To what the strategy needs, to a seed, and to the key of each other party.
+
+    That each strategy needs what it says, tests/party/test_consent.py shows.
+    """
     write_numbers(organisations)
     organisations.consent()
-    config = {"strategy": strategy}
+    config = {"strategy": "coreset-vrlr"}
     needs = make_strategy(check_run_config(config)).terms.needs
     run = organisations.run(app, tmp_path, config)
     lacking(run, "[leaves]", *(f"{kind} = true" for kind in needs))
 
-
-def test_no_seed_and_no_stranger_without_consent(app, tmp_path, organisations):
-    """One party alone has pinned another key of another one."""
-    write_numbers(organisations)
-    kinds = ["row-sums", "totals", "coefficients", "moments"]
-    organisations.consent(*kinds)
-    config = {"strategy": "coreset-vrlr", "seed": 1}
-    lacking(organisations.run(app, tmp_path, config), "allow-seed = true")
+    organisations.consent("row-sums", "totals", "coefficients", "moments")
+    run = organisations.run(app, tmp_path, config | {"seed": 1})
+    lacking(run, "allow-seed = true")
 
     consent = Path(organisations.named["airline"]["consent"])
     (pin,) = re.findall('(?m)^weather = ".*"\n', text := consent.read_text())
@@ -260,7 +172,7 @@ def test_no_seed_and_no_stranger_without_consent(app, tmp_path, organisations):
     pinned, forged = (line.split('"')[1] for line in (pin, other))
     assert forged != pinned
     consent.write_text(text.replace(pin, f"{other}\n"))
-    run = organisations.run(app, tmp_path, {"strategy": "coreset-vrlr"})
+    run = organisations.run(app, tmp_path, config)
     rule = (
         f"the key of party 'weather' must be the one that is pinned, but it is {pinned}"
     )

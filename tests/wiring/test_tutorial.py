@@ -104,6 +104,11 @@ def test_the_tutorial(tmp_path, monkeypatch):
         assert path.parent.parent.name == "insurer"
         assert path.name in shown
         predicted = pd.read_csv(path, index_col="id")
+        scores = {s for s in pd.read_csv(path, dtype=str)["score"] if len(s) > 6}
+        for file in tmp_path.rglob("*"):  # nobody else has one
+            if file.is_file() and "insurer" not in file.parts:
+                words = re.split(r"[^\w.-]+", file.read_text(errors="replace"))
+                assert not scores.intersection(words), file
         true = names["new"].set_index("patient")["readmitted"] == "yes"
         # About 0.9; a guess has 0.5. Of 300 rows the bound is more than six standard
         # deviations from both.

@@ -3,7 +3,7 @@
 import gzip
 import ssl
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import httpx
 import pytest
@@ -57,10 +57,11 @@ def folder(tmp_path_factory):
 def link(asked):
     async def note(request: Request) -> Response:
         body = await request.body()
-        headers = dict(request.headers)
-        asked.append((request.method, request.url, headers, body))
+        told = dict(request.headers)
+        asked.append((request.method, request.url, told, body))
         status = 401 if body == b"stranger" else 200
         headers = {"X-Of-Superlink": "yes", "Keep-Alive": "timeout=9"}
+        headers["Content-Encoding"] = told.get("x-encoding", "identity")
         return Response(body[::-1], status, headers)
 
     methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -68,17 +69,16 @@ def link(asked):
 
 
 @contextmanager
-def gated(link, folder, *, superlinks=None):
-    """Serve a SuperLink and its gate, and yield a client of the gate.
+def gated(link, folder, superlinks):
+    """Serve a gate and, by the certificates in `superlinks` if there are any, a link.
 
-    The certificates of the SuperLink are in the folder `superlinks`, by default those
-    of the gate.
+    Yields a client of the gate, whose own certificates are in `folder`.
     """
     context = ssl.create_default_context(cafile=folder / "ca.crt")
     inner, outer = free_port(), free_port()
     app = make_gate(f"https://127.0.0.1:{inner}", context)
     with (
-        serve(link, superlinks or folder, inner),
+        serve(link, superlinks, inner) if superlinks else nullcontext(),
         serve(app, folder, outer),
         httpx.Client(
             base_url=f"https://localhost:{outer}",
@@ -92,7 +92,7 @@ def gated(link, folder, *, superlinks=None):
 
 @pytest.fixture(scope="module")
 def client(folder, link):
-    with gated(link, folder) as client:
+    with gated(link, folder, folder) as client:
         yield client
 
 
@@ -146,61 +146,41 @@ def test_supernodes_only_post(client, asked, method):
 
 def test_a_query_is_left_out(client, asked):
     """SuperNodes have none."""
-    request = client.build_request("POST", "/v1/fleet/x?y=1")
-    assert client.send(request).status_code == 200
+    assert client.post("/v1/fleet/x?y=1").status_code == 200
     ((_, url, *_),) = asked
     assert url.query == ""
     asked.clear()
 
 
-def test_a_superlink_that_is_down(folder):
-    context = ssl.create_default_context(cafile=folder / "ca.crt")
-    app = make_gate(f"https://127.0.0.1:{free_port()}", context)
-    outer = free_port()
-    with (
-        serve(app, folder, outer),
-        httpx.Client(verify=context, trust_env=False) as client,
-    ):
-        reply = client.post(f"https://127.0.0.1:{outer}/v1/fleet/x", content=b"y")
-    assert reply.status_code == 503  # which a SuperNode takes as a reason to try again
+@pytest.mark.parametrize("down", [True, False])
+def test_a_superlink_that_is_down_or_another_one(folder, link, asked, tmp_path, down):
+    """One that listens on that port with the certificate of another authority.
 
-
-def test_another_superlink_hears_nothing(folder, link, asked, tmp_path):
-    """One that listens on that port with the certificate of another authority."""
+    It hears nothing, and a SuperNode takes the status as a reason to try again.
+    """
     write_certificates(tmp_path, ["127.0.0.1"])
-    with gated(link, folder, superlinks=tmp_path) as client:
+    with gated(link, folder, None if down else tmp_path) as client:
         assert client.post("/v1/fleet/x", content=b"y").status_code == 503
     assert asked == []
 
 
-def test_the_environment_names_no_proxy(folder, link, asked, monkeypatch):
-    """It would be between the gate and a SuperLink on the same machine."""
+def test_the_superlink_is_waited_for_without_a_proxy(folder, link, asked, monkeypatch):
+    """Whatever the environment names, and however short HTTPX waits by default."""
     for name in ("HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
-    with gated(link, folder) as client:
-        assert client.post("/v1/fleet/x").status_code == 200
-    asked.clear()
-
-
-def test_a_slow_superlink_is_waited_for(folder, link, asked, monkeypatch):
-    """However short the time is that HTTPX waits by default."""
     monkeypatch.setitem(httpx.AsyncClient.__init__.__kwdefaults__, "timeout", 1e-6)
-    with gated(link, folder) as client:
+    with gated(link, folder, folder) as client:
         assert client.post("/v1/fleet/x").status_code == 200
     asked.clear()
 
 
-def test_a_packed_reply_stays_packed(folder):
-    packed = gzip.compress(b"some reply")
-
-    async def note(request: Request) -> Response:
-        return Response(packed, headers={"Content-Encoding": "gzip"})
-
-    link = Starlette(routes=[Route("/{path:path}", note, methods=["POST"])])
-    with gated(link, folder) as client, client.stream("POST", "/v1/fleet/x") as reply:
-        assert b"".join(reply.iter_raw()) == packed
+def test_a_packed_reply_stays_packed(client, asked):
+    sent, headers = gzip.compress(b"some reply")[::-1], {"X-Encoding": "gzip"}
+    with client.stream("POST", "/v1/fleet/x", content=sent, headers=headers) as reply:
+        assert b"".join(reply.iter_raw()) == sent[::-1]
+    asked.clear()
 
 
 def test_headers_of_one_connection_stay_there(client, asked):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -37,7 +38,7 @@ from vfl_flower.app.deployment.certificates import (
 )
 from vfl_flower.app.deployment.node import Node
 from vfl_flower.app.flwr_internals import supernode
-from vfl_flower.app.flwr_internals.supernode import Fleet, check_flower
+from vfl_flower.app.flwr_internals.supernode import Fleet, check_flower, push_objects
 from vfl_flower.simulation import apart
 from vfl_flower.version import __version__
 
@@ -155,7 +156,7 @@ class Link:
 
     def _send(self, message, tree, seconds):
         self.replies.append(tree.object_id)
-        return {tree.object_id, *(t.object_id for t in descendants(tree))}, "session"
+        return set(get_all_nested_objects(message)), "session"
 
     def _get_run(self, run_id: int) -> Run:
         if run_id in self.ended:
@@ -169,12 +170,6 @@ class Link:
     def _get_fab(self, fab_hash: str, run_id: int) -> Fab:
         self.fetched.append(fab_hash)
         return Fab(fab_hash, self.bundle, {})
-
-
-def descendants(tree):
-    for child in tree.children:
-        yield child
-        yield from descendants(child)
 
 
 @pytest.fixture
@@ -220,13 +215,6 @@ def test_another_bundle_is_refused_before_anything_is_fetched(start, other, capl
     assert f"{versions} and the run is of version 0.0.9" in caplog.text
 
 
-def test_a_pinned_bundle_runs(start, other):
-    link = Link(other)
-    values = link.ask(start(link, other), "count").content["values"]
-    assert values["party"] == "airline"
-    assert values["setting"] == 5
-
-
 def test_other_code_under_a_pinned_hash_is_refused(start, other):
     pinned = installed_bundle()[0] + b" "
     link = Link(other, called=hash_of(pinned))
@@ -249,12 +237,14 @@ def test_a_pinned_bundle_has_its_own_modules(start):
 
 
 def test_each_message_has_a_process_and_a_run_has_its_state(start, other):
+    """In the code of a bundle that is pinned."""
     link = Link(other)
     party = start(link, other)
     first, second = (link.ask(party, "count").content["values"] for _ in range(2))
     assert len({first["pid"], second["pid"], os.getpid()}) == 3
     assert (first["seen"], second["seen"]) == (1, 1)
     assert (first["kept"], second["kept"]) == (1, 2)
+    assert (first["party"], first["setting"]) == ("airline", 5)
     assert first["parent"] == second["parent"] != os.getpid()
     for values in (first, second):
         with pytest.raises(ProcessLookupError):
@@ -372,22 +362,15 @@ def test_what_the_superlink_has_is_not_sent(start, other):
     assert confirmed in link.fetched
 
 
-def test_an_exception_tells_the_server_no_value(start, other):
-    link = Link(other)
-    reply = link.ask(start(link, other), "raise")
-    assert reply.error.reason == "ValueError; the party's log says more"
-
-
-def test_a_failure_of_the_node_itself_is_answered(start, other, monkeypatch):
+def test_an_exception_tells_the_server_no_value(start, other, monkeypatch):
+    """That of a ClientApp, and one of the node itself."""
     link = Link(other)
     party = start(link, other)
-
-    def fail(*_):
-        raise ValueError("a row of the party: 17, 42")
-
-    monkeypatch.setattr(node, "in_a_process", fail)
-    reason = link.ask(party, "count").error.reason
-    assert reason == "ValueError; the party's log says more"
+    secret = "ValueError; the party's log says more"
+    assert link.ask(party, "raise").error.reason == secret
+    fails = Mock(side_effect=ValueError("a row of the party: 17, 42"))
+    monkeypatch.setattr(node, "in_a_process", fails)
+    assert link.ask(party, "count").error.reason == secret
 
 
 # -- the connection --------------------------------------------------------------------
@@ -403,7 +386,7 @@ def connected(monkeypatch):
         calls.append(given)
         yield Link(installed_bundle()[0]).fleet()
 
-    for module in (supernode.heartbeat, supernode.fleet_http_connection):
+    for module in supernode.BEATING:
         monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", 30)
     monkeypatch.setattr(node, "preload", lambda: calls.append(()))
     monkeypatch.setattr(supernode, "http_request_response", connect)
@@ -415,9 +398,9 @@ def test_it_connects_as_its_party_says(connected, tmp_path):
     """By its key, to a SuperLink of that authority, with its bundles and no others."""
     write_certificates(tmp_path, ["localhost"])
     write_supernode_key(tmp_path / "airline.key")
-    words = ["--superlink", "localhost:443", "--max-retries", "3"]
-    words += ["--root-certificates", str(tmp_path / "ca.crt")]
-    words += ["--auth-supernode-private-key", str(tmp_path / "airline.key")]
+    words = ["--superlink=localhost:443", "--max-retries=3"]
+    words += [f"--root-certificates={tmp_path / 'ca.crt'}"]
+    words += [f"--auth-supernode-private-key={tmp_path / 'airline.key'}"]
     words += ["--node-config", 'party-name="airline"']
     node.run_node(words, frozenset({"a" * 64}))
     preloaded, (address, insecure, authority, keys, *retries), served = connected
@@ -429,19 +412,15 @@ def test_it_connects_as_its_party_says(connected, tmp_path):
     assert served.pinned == {"a" * 64}
     assert served.node_config == {"party-name": "airline"}
     assert not served.scratch.exists()
-    for module in (supernode.heartbeat, supernode.fleet_http_connection):
+    for module in supernode.BEATING:
         assert module.HEARTBEAT_DEFAULT_INTERVAL == node.HEARTBEAT
 
 
 def test_a_key_needs_tls(connected, tmp_path):
     write_supernode_key(tmp_path / "airline.key")
-    words = [
-        "--insecure",
-        "--auth-supernode-private-key",
-        str(tmp_path / "airline.key"),
-    ]
+    key = f"--auth-supernode-private-key={tmp_path / 'airline.key'}"
     with pytest.raises(ValueError, match="a SuperNode with a key needs TLS"):
-        node.run_node(words)
+        node.run_node(["--insecure", key])
     assert connected == []
 
 
@@ -479,63 +458,39 @@ def test_it_asks_less_and_less_often(start, other, monkeypatch):
 def test_it_outlives_a_run_that_is_stopped_and_a_reply_that_is_lost(
     start, other, monkeypatch
 ):
-    link = Link(other)
-    party = start(link)
-    outcomes = iter([RunNotRunningException(), OSError(), None, KeyboardInterrupt()])
-
-    def answer(*_):
-        if (outcome := next(outcomes)) is not None:
-            raise outcome
-
+    party, stopped = start(Link(other)), RunNotRunningException()
+    answer = Mock(side_effect=[stopped, OSError(), None, KeyboardInterrupt()])
+    receive = Mock(side_effect=[stopped, *[(None, None)] * 4])
     monkeypatch.setattr(party, "answer", answer)
-    received = iter([RunNotRunningException()])
-
-    def receive():
-        for error in received:
-            raise error
-        return None, None
-
     party.fleet = party.fleet._replace(receive=receive)
     with pytest.raises(KeyboardInterrupt):
         party.serve()
+    assert (receive.call_count, answer.call_count) == (5, 4)
 
 
 # -- the installed Flower, and what starts where it is another -------------------------
 
 
-def test_the_installed_flower_is_the_one_that_is_called():
-    check_flower()
-
-
 @pytest.mark.parametrize(
-    "shape", ["other", "objects push_object_fn * gone"], ids=["first", "named"]
+    ("name", "value", "rule"),
+    [
+        ("SHAPES", {push_objects: "other"}, "push_objects has other parameters"),
+        ("SHAPES", {push_objects: "objects push_object_fn * gone"}, "push_objects has"),
+        ("BEATING", (node,), "heartbeats"),
+        ("Fleet", namedtuple("Fleet", "node_id"), "of a SuperNode has 8 parts"),
+        ("HONOURED", {"another"}, "has no option another"),
+    ],
+    ids=["first", "named", "heartbeats", "connection", "option"],
 )
-def test_another_flower_is_noticed(monkeypatch, shape):
-    monkeypatch.setitem(supernode.SHAPES, supernode.push_objects, shape)
-    with pytest.raises(ImportError, match="push_objects has other parameters"):
-        check_flower()
-
-
-def test_other_heartbeats_are_noticed(monkeypatch):
-    monkeypatch.delattr(supernode.fleet_http_connection, "HEARTBEAT_DEFAULT_INTERVAL")
-    with pytest.raises(ImportError, match="heartbeats"):
-        check_flower()
-
-
-def test_a_connection_of_other_parts_is_noticed(monkeypatch):
-    monkeypatch.setattr(supernode, "Fleet", namedtuple("Fleet", "node_id receive"))
-    with pytest.raises(ImportError, match="connection of a SuperNode has 8 parts"):
-        check_flower()
-
-
-def test_a_missing_option_is_noticed(monkeypatch):
-    monkeypatch.setattr(supernode, "HONOURED", supernode.HONOURED | {"another"})
-    with pytest.raises(ImportError, match="has no option another"):
+def test_another_flower_is_noticed(name, value, rule, monkeypatch):
+    check_flower()
+    monkeypatch.setattr(supernode, name, value)
+    with pytest.raises(ImportError, match=rule):
         check_flower()
 
 
 def test_nothing_starts_with_another_flower(monkeypatch, replaced):
-    monkeypatch.setitem(supernode.SHAPES, supernode.push_objects, "other")
+    monkeypatch.setitem(supernode.SHAPES, push_objects, "other")
     with pytest.raises(SystemExit, match=r"needs flwr 1.40 to 1.42, .* push_objects"):
         executor.command()(["--insecure"])
     assert replaced == []
@@ -557,27 +512,21 @@ def test_an_option_without_a_meaning_is_refused(arguments, rule, monkeypatch):
         executor.command()(arguments)
 
 
-@pytest.mark.parametrize(("ends", "code"), [(None, "has ended"), ("interrupt", "0")])
+REFUSED = KeyboardInterrupt()
+REFUSED.__context__ = ValueError("Client error '401 Unauthorized' for url 'https://x'")
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [(None, "has ended"), (KeyboardInterrupt, "^0$"), (REFUSED, "401 Unauthorized")],
+    ids=["connection lost", "Ctrl-C", "key refused"],
+)
 def test_what_it_ends_with(ends, code, monkeypatch):
-    """Systemd starts it again after a lost connection, and not after Ctrl-C."""
+    """Systemd starts it again after a lost connection, and not after Ctrl-C.
 
-    def run_node(*_):
-        if ends:
-            raise KeyboardInterrupt
-
+    On a refusal of its key, flwr interrupts its own process.
+    """
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr(node, "run_node", run_node)
+    monkeypatch.setattr(node, "run_node", Mock(side_effect=ends))
     with pytest.raises(SystemExit, match=code):
-        executor.command()(["--insecure"])
-
-
-def test_a_refused_key_is_the_reason_by_which_it_ends(monkeypatch):
-    def refused(*_):
-        try:
-            raise ValueError("Client error '401 Unauthorized' for url 'https://x'")
-        except ValueError:
-            raise KeyboardInterrupt from None  # flwr interrupts its own process
-
-    monkeypatch.setattr(node, "run_node", refused)
-    with pytest.raises(SystemExit, match="401 Unauthorized"):
         executor.command()(["--insecure"])

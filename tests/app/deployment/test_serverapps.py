@@ -8,6 +8,7 @@ import signal
 import sys
 from dataclasses import replace
 from queue import Queue
+from unittest.mock import Mock, call
 
 import pytest
 import typer
@@ -38,55 +39,42 @@ from vfl_flower.app.flwr_internals.superexec import check_flower
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
 
 
-@pytest.fixture
-def spec():
-    def make(bundle, kind=TaskType.SERVER_APP):
-        return ExecutionSpec(
-            task_type=kind,
-            runtime_api_address="127.0.0.1:1",
-            token="token",
-            insecure=True,
-            root_certificates_path=None,
-            runtime_dependency_install=False,
-            parent_pid=os.getpid(),
-            suppress_output=True,
-            task_id=1,
-            fab_hash=bundle,
-        )
-
-    return make
+def spec(bundle, kind=TaskType.SERVER_APP):
+    return ExecutionSpec(
+        task_type=kind,
+        runtime_api_address="127.0.0.1:1",
+        token="token",
+        insecure=True,
+        root_certificates_path=None,
+        runtime_dependency_install=False,
+        parent_pid=os.getpid(),
+        suppress_output=True,
+        task_id=1,
+        fab_hash=bundle,
+    )
 
 
-def test_the_installed_bundle_alone_is_forked_and_watched(spec, monkeypatch):
-    forked, new, watched = [], [], Queue()
-
-    class Process:
-        def __init__(self, target, args, daemon):
-            assert (target, daemon) == (serverapps.serve_run, True)
-            forked.append(args[0])
-
-        def start(self):
-            pass
-
+def test_the_installed_bundle_alone_is_forked_and_watched(monkeypatch):
+    process, new, watched = Mock(), Mock(), Queue()
     monkeypatch.setattr(serverapps, "tell_end", lambda *given: watched.put(given))
-    monkeypatch.setattr(serverapps.PROCESSES, "Process", Process)
-    monkeypatch.setattr(SubprocessExecutor, "launch", lambda _, spec: new.append(spec))
-    executor = ForkingExecutor(bundle_hash())
+    monkeypatch.setattr(serverapps.PROCESSES, "Process", process)
+    monkeypatch.setattr(SubprocessExecutor, "launch", lambda _, spec: new(spec))
+    executor, ours = ForkingExecutor(bundle_hash()), spec(bundle_hash())
     others = [spec("0" * 64), spec(None), spec(bundle_hash(), TaskType.SIMULATION)]
-    launched = executor.launch(spec(bundle_hash()))
+    launched = executor.launch(ours)
     for task in others:
         executor.launch(task)
     assert launched.status == LaunchResultStatus.ACCEPTED
-    assert forked == [spec(bundle_hash())]
-    assert new == others
-    task, process = watched.get(timeout=60)
-    assert (task, type(process)) == (spec(bundle_hash()), Process)
+    process.assert_called_once_with(target=serve_run, args=(ours,), daemon=True)
+    process.return_value.start.assert_called_once_with()
+    assert new.call_args_list == [call(task) for task in others]
+    assert watched.get(timeout=60) == (ours, process.return_value)
 
 
 @pytest.mark.parametrize("suppressed", [True, False])
 @pytest.mark.parametrize("certificates", [None, b"of the authority"])
 def test_a_forked_one_runs_as_flowers_own(
-    spec, monkeypatch, tmp_path, capfd, suppressed, certificates
+    monkeypatch, tmp_path, capfd, suppressed, certificates
 ):
     """What it prints is in the log of the run, and where asked nowhere else."""
     runs, path = [], tmp_path / "ca.crt"
@@ -116,22 +104,15 @@ def test_a_forked_one_runs_as_flowers_own(
     assert ("of a library" in out, "of another" in err) == (not suppressed,) * 2
 
 
-def test_one_that_cannot_start_ends_its_run_alone(spec, monkeypatch):
+def test_one_that_cannot_start_ends_its_run_alone(monkeypatch):
     """What forks was killed meanwhile: the executor goes on, and the run has failed."""
-    told = []
-
-    class Process:
-        def __init__(self, target, args, daemon):
-            pass
-
-        def start(self):
-            raise EOFError("unexpected EOF")
-
-    monkeypatch.setattr(serverapps.PROCESSES, "Process", Process)
-    monkeypatch.setattr(serverapps, "tell", lambda spec, details: told.append(details))
-    launched = ForkingExecutor(bundle_hash()).launch(spec(bundle_hash()))
+    process, tell = Mock(), Mock()
+    process.return_value.start.side_effect = EOFError("unexpected EOF")
+    monkeypatch.setattr(serverapps.PROCESSES, "Process", process)
+    monkeypatch.setattr(serverapps, "tell", tell)
+    launched = ForkingExecutor(bundle_hash()).launch(task := spec(bundle_hash()))
     assert launched.status == LaunchResultStatus.FAILED
-    assert told == ["the ServerApp was killed before it began"]
+    tell.assert_called_once_with(task, "the ServerApp was killed before it began")
 
 
 @pytest.mark.parametrize(
@@ -142,30 +123,22 @@ def test_one_that_cannot_start_ends_its_run_alone(spec, monkeypatch):
         (sys.exit, 0, None),
     ],
 )
-def test_the_superlink_is_told_of_a_killed_one(
-    spec, monkeypatch, target, argument, told
-):
+def test_the_superlink_is_told_of_a_killed_one(monkeypatch, target, argument, told):
     """With the token of its task; others have told their end themselves."""
-    requests = []
-
-    class Grid:
-        def __init__(self, address, insecure, certificates, *, token):
-            assert (address, insecure) == ("127.0.0.1:1", True)
-            assert (certificates, token) == (None, "token")
-            self._runtime_client = self
-
-        def PushTaskOutput(self, request):
-            requests.append((request.sub_status, request.details))
-
-        def close(self):
-            requests.append("closed")
-
-    monkeypatch.setattr(serverapps, "HttpGrid", Grid)
+    monkeypatch.setattr(serverapps, "HttpGrid", grid := Mock())
     preload()  # else the process that forks has a thread of Arrow's, for all tests
     process = serverapps.PROCESSES.Process(target=target, args=(argument,))
     process.start()
     tell_end(spec("0" * 64), process)
-    assert requests == ([(SubStatus.FAILED, told), "closed"] if told else [])
+    if told is None:
+        assert grid.mock_calls == []
+    else:
+        grid.assert_called_once_with("127.0.0.1:1", True, None, token="token")
+        push, close = grid.return_value.mock_calls
+        (request,) = push.args
+        assert push[0] == "_runtime_client.PushTaskOutput"
+        assert (request.sub_status, request.details) == (SubStatus.FAILED, told)
+        assert close == call.close()
 
 
 def test_flowers_loop_takes_this_executor(monkeypatch):
@@ -190,22 +163,16 @@ def test_flowers_loop_takes_this_executor(monkeypatch):
     assert found[1:] == [(bundle_hash(), "127.0.0.1:1", True, None, 7)]
 
 
-def test_the_installed_flower_is_the_one_that_is_called():
-    check_flower()
-
-
 @pytest.mark.parametrize(
     ("holder", "name"), [(superexec, "get_executor"), (HttpGrid, "_runtime_client")]
 )
 def test_another_flower_is_noticed(monkeypatch, holder, name):
-    monkeypatch.delattr(holder, name)
-    with pytest.raises(ImportError, match=f"has no {name}"):
-        check_flower()
-
-
-def test_a_task_without_a_bundle_is_noticed(monkeypatch):
+    check_flower()
     monkeypatch.delitem(ExecutionSpec.__dataclass_fields__, "fab_hash")
     with pytest.raises(ImportError, match="has no fab_hash"):
+        check_flower()
+    monkeypatch.delattr(holder, name)
+    with pytest.raises(ImportError, match=f"has no {name}"):
         check_flower()
 
 
