@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -19,6 +20,7 @@ import pytest
 from transcripts import our_steps
 
 import vfl_flower
+from benchmarks.size import code_lines
 from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.strategies import algorithms
 
@@ -269,6 +271,19 @@ def test_algorithms_import_nothing_of_each_other():
         assert len(common) == 1, sorted(family)
         assert common <= {stem_of(m) for m in modules_of("numerics")}
     assert len(main) > 3
+
+
+# -- what is read at once --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_have_600_lines_and_functions_70_of_code(module):
+    text = path_of(module).read_text(encoding="utf-8")
+    assert text.count("\n") <= 600
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            segment = ast.get_source_segment(text, node, padded=True) or ""
+            assert code_lines(textwrap.dedent(segment)) <= 70, node.name
 
 
 # -- the mathematics -------------------------------------------------------------------
