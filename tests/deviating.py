@@ -1,13 +1,18 @@
 """A server that deviates: it tells the parties of one step different things."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from vfl_flower.app.register import make_client_app
+from vfl_flower.clients.fdskl import angle_sums
+from vfl_flower.clients.fdskl import training as fdskl
+from vfl_flower.clients.fdskl.state import AngleRequest, Problem, Setup
 from vfl_flower.party.consent import ALLOW_ALL
 from vfl_flower.party.party import Party
+from vfl_flower.protocol.steps import Sum, each, opened
 from vfl_flower.secure_aggregation.masks import unmask_sum
 from vfl_flower.server import strategy as frame
 from vfl_flower.server.parties import Parties
@@ -70,3 +75,23 @@ def sums_of(
             strategy.start(grid)
     sums: Arrays = caught.value.args[0]
     return sums
+
+
+def angles_of(asked: Parties, step: Any, rows: Iterable[int], **values: Any) -> Any:
+    """Return the angles of rows, of four features, sealed for party 2."""
+    request = AngleRequest(np.array([*rows], dtype=np.uint32), 4, 16)
+    question = step.summing(angles_2=Sum(1.0, "circle16", to=2))
+    return asked.ask(question, request=request, **values).sealed["angles_2"]
+
+
+def fitted(asked: Parties, rows: Iterable[int], of: Iterable[int] = ()) -> Any:
+    """Let party 2 fit rows, by angles of these or of others; return its reply."""
+    setup = Setup("binary", "gaussian", 1.0, 4, [2], 4)
+    rows = [*rows]
+    sealed = angles_of(asked, angle_sums.angles, [*of] or rows, setup=setup)
+    problem = Problem(np.array(rows, dtype=np.uint32), "square", 0.1)
+    return asked.ask(
+        fdskl.fit,
+        problem=each([None, None, problem]),
+        angles=each([None, None, {0: opened(sealed)}]),
+    )[2]

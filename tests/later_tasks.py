@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from federations import by_columns
 
 from vfl_flower import MUFC, CoresetVRLR, FDSKLDirect, FKKMeans, Party, request_changes
 from vfl_flower.server.strategy import ProtocolStrategy
@@ -56,17 +57,7 @@ def columns(folder: Path, labelled: bool = True, n: int = 240) -> list[Party]:
     rng = np.random.default_rng(5)
     X = rng.normal(size=(n, 6))
     y = X @ np.arange(6.0) + 3 + rng.normal(size=n)
-    return [
-        Party(
-            block,
-            y if labelled and j == 2 else None,
-            name=name,
-            state_dir=folder / name,
-        )
-        for j, (name, block) in enumerate(
-            zip(NAMES, np.split(X, 3, axis=1), strict=True)
-        )
-    ]
+    return by_columns(X, y if labelled else None, names=NAMES, folder=folder)
 
 
 _kernel: dict[str, Any] = {"target": "continuous", "features": 16, "seed": 3}

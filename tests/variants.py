@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from federations import by_columns
 
 from vfl_flower import Party
 from vfl_flower.clients.mufc import training as mufc
@@ -62,25 +63,18 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fused": CoresetVRLR(**_regression, evaluate="full"),
     "paper": CoresetVRLR(**_regression, rounds="paper"),
     "uniform": CoresetVRLR(**_regression, sampling="uniform"),
-    "full": CoresetVRLR(**_regression, sampling="full"),
     "cg": CoresetVRLR(**_regression | {"solver": "cg", "max_iter": 2}),
     "proximal": CoresetVRLR(**_regression | _lasso),
     "saga": CoresetVRLR(
         **_regression | {"solver": "saga", "batch_size": 6, "max_iter": 1}
     ),
     "gram": CoresetVRLR(**_regression | _enough, evaluate="full"),
-    "gram full": CoresetVRLR(**_regression | _enough, sampling="full"),
-    "gram lasso": CoresetVRLR(
-        **_regression | _enough, regularizer="lasso", alpha=0.2, sampling="uniform"
-    ),
     "gram dealer": CoresetVRLR(
         **_regression | _enough, sampling="uniform", dealer="airline"
     ),
     "k-means": CoresetVKMC(**_clusters, evaluate="full"),
     "k-means paper": CoresetVKMC(**_clusters, rounds="paper"),
-    "k-means full": CoresetVKMC(**_clusters, sampling="full"),
     "distdim": CoresetVKMC(**_clusters, solver="distdim"),
-    "distdim full": CoresetVKMC(**_clusters, solver="distdim", sampling="full"),
     "fdskl": FDSKLDirect(
         **_kernel | _four | {"bandwidth": "median"}, block_bytes=96, test_fraction=0.25
     ),
@@ -114,17 +108,15 @@ VARIANTS: dict[str, ProtocolStrategy] = {
 }
 
 
+NAMES = "airline", "weather", "registry"
+
+
 @cache
 def parties(count: int = 2) -> list[Party]:
     rng = np.random.default_rng(5)
     X = rng.normal(size=(24, 6))
     y = X @ np.arange(6.0) + 3 + rng.normal(size=24)
-    names = ["airline", "weather", "registry"][:count]
-    blocks = zip(names, np.split(X, count, axis=1), strict=True)
-    return [
-        Party(block, y if name == names[-1] else None, name=name)
-        for name, block in blocks
-    ]
+    return by_columns(X, y, count, names=NAMES[:count])
 
 
 def parts(grid: InProcessGrid) -> list[dict[str, Any]]:
@@ -217,14 +209,10 @@ def holders(count: int = 2) -> list[Party]:
 @cache
 def gram_parties(count: int = 2, interaction: float = 0.0) -> list[Party]:
     rng = np.random.default_rng(5)
-    X, names = rng.normal(size=(160, 6)), [party.name for party in parties(count)]
+    X = rng.normal(size=(160, 6))
     y = X @ np.arange(6.0) + 3 + rng.normal(size=160)
     y += interaction * X[:, 0] * X[:, 5]
-    blocks = zip(names, np.split(X, count, axis=1), strict=True)
-    return [
-        Party(block, y if name == names[-1] else None, name=name)
-        for name, block in blocks
-    ]
+    return by_columns(X, y, count, names=NAMES[:count])
 
 
 @cache

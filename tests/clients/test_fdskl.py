@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from consents import limited
-from transcripts import leaving, our_steps
 
 from vfl_flower import Party
 from vfl_flower.clients.fdskl import angle_sums
@@ -22,12 +21,11 @@ from vfl_flower.clients.fdskl.state import (
     SharedFeatures,
     SummedRows,
 )
-from vfl_flower.numerics.kernel_model import partial_angles
-from vfl_flower.numerics.random_features import RandomFeatures, draw_pairs
+from vfl_flower.numerics.random_features import RandomFeatures
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, structure
-from vfl_flower.secure_aggregation.limbs import join_limbs, split_limbs
+from vfl_flower.secure_aggregation.limbs import split_limbs
 
 ROOT = math.sqrt(2)
 """phi at angle 0."""
@@ -70,46 +68,7 @@ def training(party):
     return party.recall(FDSKLState).training
 
 
-# -- what leaves only into a sum -------------------------------------------------------
-
-
-def test_no_angle_score_or_distance_is_for_the_server():
-    steps = our_steps("fdskl")
-    assert {action: leaving(step, "sealed") for action, step in steps.items()} == {
-        "fdskl_distances": {"distances"},
-        "fdskl_bandwidth": set(),
-        "fdskl_angles": {"angles", "offsets"},
-        "fdskl_held_out_angles": {"angles", "offsets"},
-        "fdskl_fit": set(),
-        "fdskl_start": set(),
-        "fdskl_iterate": {"angles", "scores"},
-        "fdskl_part": set(),
-        "fdskl_answer": {"angles", "scores"},
-    }
-    for way in ("sum", "secret"):
-        assert not any(leaving(step, way) for step in steps.values())
-
-
 # -- bandwidth -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("kernel", "power"), [("gaussian", 2), ("laplacian", 1)])
-def test_distances_of_pairs_that_all_parties_draw_alike(kernel, power):
-    i, j = draw_pairs(12, 1000, np.random.default_rng([7, 1000]))
-    for index in range(3):
-        party = a_party(index)
-        limbs = angle_sums.distances(party, kernel, "binary", 2)["distances"]
-        expected = (np.abs(party.X[i] - party.X[j]) ** power).sum(axis=1)
-        np.testing.assert_allclose(join_limbs(limbs), expected)
-        assert not party.remembered()
-
-
-def test_distances_are_of_rows_to_train_on():
-    party, rows = a_party(0), np.array([2, 3, 7, 5, 1, 9], dtype=np.uint32)
-    i, j = rows[draw_pairs(6, 1000, np.random.default_rng([7, 1000]))]
-    limbs = angle_sums.distances(party, "gaussian", "binary", 2, rows)["distances"]
-    expected = ((party.X[i] - party.X[j]) ** 2).sum(axis=1)
-    np.testing.assert_allclose(join_limbs(limbs), expected)
 
 
 def test_distances_count_as_shared_rows():
@@ -174,18 +133,6 @@ def test_rows_come_with_what_was_summed_of_them(given, missing):
 # -- angles ----------------------------------------------------------------------------
 
 
-def test_angles_are_of_features_of_the_partys_own_seed():
-    party = a_party(0)
-    reply = ask(party, rows=(3, 1, 3))
-    seed = training(party).seed
-    assert (len(seed), int(seed, 16) < 2**128) == (32, True)
-    features = RandomFeatures("gaussian", 2, 2.0, int(seed, 16))
-    expected = features.angles(party.X[[3, 1, 3]], 0, 4, 16)
-    assert (list(reply["angles"]), reply["offsets"]) == ([2], {})
-    np.testing.assert_array_equal(reply["angles"][2], expected)
-    assert reply["angles"][2].dtype == np.uint16
-
-
 def test_the_seed_is_drawn_once_a_run_from_a_stream_of_its_own():
     party = a_party(0)
     ask(party)
@@ -200,27 +147,6 @@ def test_the_seed_is_drawn_once_a_run_from_a_stream_of_its_own():
     ask(again)
     assert training(again).seed == first
     assert a_party(0).rng("features").bytes(16).hex() == first
-
-
-def test_each_holder_has_features_of_its_own():
-    party = a_party(1)
-    reply = ask(party, holders=[0, 2], block=1, bits=32)
-    fdskl.fit(party)
-    every = partial_angles(party.part, party.X[[0, 1]], 4, 32)
-    np.testing.assert_array_equal(reply["angles"][0], every[:, ::2])
-    np.testing.assert_array_equal(reply["angles"][2], every[:, 1::2])
-
-
-def test_angles_of_rows_that_are_not_trained_on_are_those_of_the_model():
-    party = a_party(1)
-    expected = ask(party, rows=(3, 5), holders=[0, 2], block=1, bits=32)
-    rows = request(3, 5, bits=32)
-    np.testing.assert_equal(angle_sums.held_out_angles(party, rows), expected)
-    fdskl.fit(party)
-    alone = a_party(1, part=party.part)
-    np.testing.assert_equal(angle_sums.held_out_angles(alone, rows), expected)
-    assert list(angle_sums.held_out_angles(alone, rows, ["angles_2"])["angles"]) == [2]
-    assert not alone.remembered()
 
 
 def test_consent_counts_rows_once_and_those_of_a_lone_holder():
@@ -327,24 +253,6 @@ def test_missing_labels_are_no_class():
 # -- the exact solution ----------------------------------------------------------------
 
 
-def test_parties_without_labels_keep_their_features():
-    party = a_party(0)
-    ask(party)
-    assert fdskl.fit(party) == {"kept": False}
-    assert party.part == {
-        "kernel": "gaussian",
-        "bandwidth": 2.0,
-        "n_features": 4,
-        "holders": [2],
-        "block": 4,
-        "n_columns": 2,
-        "n_parties": 3,
-        "seed": training(party).seed,
-        "index": 0,
-        "columns": [],
-    }
-
-
 def fitted(y=None, target="continuous", **given):
     party = a_party(2, np.arange(12.0) if y is None else y)
     ask(party, target=target)
@@ -393,13 +301,6 @@ def test_fit_takes_blocks_in_the_order_of_their_numbers():
     assert list(shuffled)[2] == 10
     other, _, _ = fitted(angles=shuffled)
     np.testing.assert_array_equal(party.part["coef"], other.part["coef"])
-
-
-def test_fit_takes_off_phases_and_whole_turns():
-    party, _, turns = fitted()
-    offsets = np.array([0.3, 0.9, 2.5, -0.2])
-    other, _, _ = fitted(angles={0: (turns + offsets + 3).ravel()}, offsets=offsets)
-    np.testing.assert_allclose(party.part["coef"], other.part["coef"], rtol=1e-9)
 
 
 def test_fit_of_classes_without_a_row():
@@ -543,32 +444,12 @@ def test_two_steps_by_hand():
     assert training(party).waiting is training(party).labels is None
 
 
-def test_another_holders_step_only_scales():
-    party = a_party(2, labels() == 7.0)
-    fdskl.start(party, 0.0, replace(SETUP, holders=[0, 2], block=1), SQUARE, 1)
-    training(party).alpha = np.array([[2.0]])
-    fdskl.iterate(party, 1, 0, learn=True)
-    np.testing.assert_allclose(training(party).alpha, [[1.9]])
-    at = SummedRows(np.array([1]), np.array([0.0]))
-    reply = fdskl.iterate(party, 1, 1, at=at)
-    half = (2 / 3 - 1) / 2 / 2  # of 12 labels 4 are +1; the mean of two label holders
-    np.testing.assert_allclose(reply["scores"], [[1.9 * ROOT + 2 * half]])
-    assert training(party).waiting is None
-
-
 def test_another_holders_implicit_step_leaves_its_own_coefficients():
     party = a_party(2, labels() == 7.0)
     fdskl.start(party, 0.0, replace(SETUP, holders=[0, 2], block=1), IMPLICIT, 1)
     training(party).alpha = np.array([[2.0]])
     fdskl.iterate(party, 1, 0, learn=True)
     assert training(party).alpha.tolist() == [[2.0]]
-
-
-def test_a_party_without_coefficients_gives_zeros():
-    party = a_party(0)
-    fdskl.start(party, 0.0, SETUP, IMPLICIT)
-    reply = fdskl.iterate(party, 3, 2, learn=True)
-    assert reply["scores"].tolist() == [[0.0] * 3] * 2
 
 
 # -- prediction ------------------------------------------------------------------------
@@ -607,22 +488,6 @@ def test_new_rows_with_other_columns(trained, now, width, message):
         fdskl_prediction.part(new)
 
 
-def test_answers_come_in_by_blocks():
-    """Scores of rows 4, 5 and then 1 of a model with two classes."""
-    party, _, _ = fitted(labels(), target="binary")
-
-    def answer(**values):
-        return fdskl_prediction.answer(party, 1, 0, **values)
-
-    two, one = np.array([4, 5], dtype=np.uint32), np.array([1], dtype=np.uint32)
-    answer(done=ScoredRows(two, np.array([-1.0, 2.0])))
-    answer(done=ScoredRows(one, np.array([0.5])))
-    assert party.predictions is None
-    assert answer(last=True) == {}
-    assert party.predictions.values.tolist() == [3.0, 7.0, 7.0]
-    assert party.predictions.rows.tolist() == [4, 5, 1]
-
-
 def test_answers_of_all_rows_in_order_name_no_rows():
     party, _, _ = fitted(labels(), target="binary")
     done = ScoredRows(np.arange(12, dtype=np.uint8), np.ones(12))
@@ -658,14 +523,6 @@ def test_errors_are_of_the_rows_whose_labels_are_known():
     assert reply == {"test_rows": 0}
 
 
-def test_the_error_of_one_answer_is_not_told():
-    """It said whether a label is what the server guesses: all 200 of 200."""
-    party, _, _ = fitted(labels(), target="binary")
-    one = ScoredRows(np.array([4], dtype=np.uint32), np.ones(1))
-    reply = fdskl_prediction.answer(party, 1, 0, one, evaluate=True, last=True)
-    assert reply == {"test_rows": 0}
-
-
 def test_errors_are_told_once_a_run():
     """The errors of two sets of rows that differ by one give its label."""
     party, _, _ = fitted(labels(), target="binary")
@@ -674,15 +531,6 @@ def test_errors_are_told_once_a_run():
     more = ScoredRows(np.array([10], dtype=np.uint32), np.ones(1))
     with pytest.raises(PartyError, match="errors of its predictions once a session"):
         fdskl_prediction.answer(party, 1, 0, more, evaluate=True, last=True)
-
-
-def test_scores_of_a_holder_are_its_part_of_f():
-    party, _, turns = fitted()
-    at = SummedRows(np.array([0, 1], dtype=np.uint32), turns[:2].ravel())
-    reply = fdskl_prediction.answer(party, 1, 2, at=at)
-    phi = ROOT * np.cos(2 * np.pi * turns[:2])
-    expected = phi @ party.part["coef"] + party.part["intercept"]
-    np.testing.assert_allclose(reply["scores"], expected)
 
 
 # -- requests that are malformed, or out of order --------------------------------------
@@ -718,7 +566,12 @@ def iterate(party, size=0, learn=True, **values):
     return fdskl.iterate(party, 1, size, learn, **values)
 
 
-AT, ANGLES = np.array([0, 1]), np.zeros(4)
+def one_unknown():
+    return started(np.where(np.arange(12) == 1, np.nan, np.arange(12)))
+
+
+AT, ANGLES, LARGE = np.array([0, 1]), np.zeros(4), np.full(48, 1e308)
+LOGISTIC = problem(12, "logistic")
 
 
 @pytest.mark.parametrize(
@@ -826,34 +679,19 @@ def test_the_distance_of_one_pair_is_no_median(rows):
         (other, {0: np.zeros(48)}, {}, "holds no labels"),
         (started, None, {}, "angles must be blocks of one type, at least one"),
         (started, {}, {}, "angles must be blocks of one type, at least one"),
-        (
-            started,
-            {0: np.zeros(24), 1: np.zeros(24, dtype=np.uint16)},
-            {},
-            "angles must be blocks of one type",
-        ),
+        (started, {0: np.zeros(24), 1: np.zeros(24, "u2")}, {}, "blocks of one type"),
         (started, {0: np.zeros(48, dtype=np.float32)}, {}, "angles must be fractions"),
         (started, {0: np.zeros(47)}, {}, "the same features in each of the 12 rows"),
         (started, {0: np.zeros(36)}, {}, "of the 4 features of the .*, got 3"),
         (started, {0: np.zeros(48)}, {"offsets": np.zeros(3)}, "offsets must be one"),
+        (started, {0: LARGE}, {"offsets": -LARGE[:4]}, "angles must be finite"),
         (
-            started,
-            {0: np.full(48, 1e308)},
-            {"offsets": np.full(4, -1e308)},
-            "angles must be finite",
-        ),
-        (
-            lambda: started(np.where(np.arange(12) == 3, np.nan, np.arange(12))),
+            one_unknown,
             {0: np.zeros(48)},
             {},
-            "rows must be some whose labels this party knows",
+            "rows must be some whose labels this party",
         ),
-        (
-            started,
-            {0: np.zeros(48)},
-            {"problem": problem(12, "logistic")},
-            "loss must be 'square'",
-        ),
+        (started, {0: np.zeros(48)}, {"problem": LOGISTIC}, "loss must be 'square'"),
     ],
 )
 def test_problems_that_cannot_be_solved(party, angles, given, rule):
@@ -869,27 +707,15 @@ def test_problems_that_cannot_be_solved(party, angles, given, rule):
         (unlabelled, {"at": SummedRows(AT, ANGLES)}, "holds no coefficients"),
         (started, {"scores": np.zeros(2)}, "scores must be of instances"),
         (started, {"at": SummedRows(AT, np.zeros(3))}, "the same features in each"),
-        (
-            started,
-            {"at": SummedRows(AT, np.zeros(6))},
-            "angles must be of the 0 .*got 3",
-        ),
-        (
-            started,
-            {"at": SummedRows(AT, np.zeros(0))},
-            "scores must be of instances of this party's own turn",
-        ),
+        (started, {"at": SummedRows(AT, np.zeros(6))}, "must be of the 0 .*got 3"),
+        (started, {"at": SummedRows(AT, np.zeros(0))}, "instances of this party's own"),
         (
             started,
             {"at": SummedRows(AT, ANGLES), "size": 3},
             "size and columns must be",
         ),
         (unlabelled, {"size": 2**40}, "size must be at most .* rows"),
-        (
-            lambda: started(np.where(np.arange(12) == 1, np.nan, np.arange(12))),
-            {"at": SummedRows(AT, ANGLES)},
-            "rows must be some whose labels this party knows",
-        ),
+        (one_unknown, {"at": SummedRows(AT, ANGLES)}, "whose labels this party knows"),
     ],
 )
 def test_iterations_that_do_not_fit(party, values, rule):
@@ -904,6 +730,9 @@ def test_scores_of_other_instances_than_those_of_the_last_message():
         iterate(party, scores=np.zeros(3))
 
 
+DONE = ScoredRows(AT, np.zeros(2))
+
+
 def without_coefficients():
     party = other()
     fdskl.fit(party)
@@ -914,11 +743,7 @@ def without_coefficients():
     ("party", "values", "rule"),
     [
         (without_coefficients, {"at": SummedRows(AT, ANGLES)}, "holds no coefficients"),
-        (
-            without_coefficients,
-            {"done": ScoredRows(AT, np.zeros(2))},
-            "holds no coefficients",
-        ),
+        (without_coefficients, {"done": DONE}, "holds no coefficients"),
         (predicting, {"done": ScoredRows(AT, np.zeros(3))}, "scores must be 2 numbers"),
         (predicting, {"at": SummedRows(AT, np.zeros(6))}, "of the 4 features .* got 3"),
         (
@@ -927,11 +752,7 @@ def without_coefficients():
             "size and columns",
         ),
         (without_coefficients, {"size": 2**40}, "size must be at most .* rows"),
-        (
-            predicting,
-            {"done": ScoredRows(AT, np.zeros(2)), "evaluate": True, "last": True},
-            "holds no labels",
-        ),
+        (predicting, {"done": DONE, "evaluate": True, "last": True}, "holds no labels"),
     ],
 )
 def test_answers_that_do_not_fit(party, values, rule):

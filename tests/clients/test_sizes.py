@@ -105,113 +105,91 @@ def agreed(**changes):
     return TrainingSettings(**settings | changes)
 
 
+def second():
+    return party(1)
+
+
+def labelled():
+    return training(0)
+
+
+def holder():
+    return trained(0)
+
+
+def other():
+    return trained(1)
+
+
 LINEAR = {"method": "cg", "n": N, "l2": 1.0, "intercept": True, "test_fraction": 0.0}
 TRAIN = {"model": "0" * 16, "key": bytes(16), "keep": False}
-DISTDIM = {"local_clustering": "lloyd", "test_fraction": 0.0}
+ALL = {"test_fraction": 0.0}
+DISTDIM = ALL | {"local_clustering": "lloyd"}
+ONE = AngleRequest(MANY[:1], 64, 16)
+MOST = AngleRequest(MANY[:1], 2**20, 16)
+WIDE = np.zeros((2**20, D), np.float16)
+COUNT, ANGLES = np.array([2**25]), {0: np.zeros(256 * (N + 1), np.uint16)}
+CLUSTERING = coresets.Clustering(1025, "lloyd", 2.0)
+PREDICTED = SummedRows(MANY[: 2**20], np.zeros(2**26, np.uint16))
+EMBEDDING, CENTERS = embedding(D_1=2**12 + 1), np.zeros((2**12 + 1, D))
 
-ATTACKS = {
-    "draws at once": (
-        *(coresets.totals, party, "size"),
-        {"size": 2**25, "test_fraction": 0.0, "intercept": True},
+ATTACKS = [
+    (coresets.totals, party, "size", ALL | {"size": 2**25, "intercept": True}),
+    (coresets.drawn_rows, scored, "count", {"count": COUNT}),
+    (coresets.totals, party, "n_clusters", ALL | {"size": 0, "clustering": CLUSTERING}),
+    (coresets.scores, scored, "rows", {"rows": MANY, "pool": False}),
+    (coresets.pooled_rows, party, "rows", ALL | {"rows": MANY, "labels": False}),
+    *(
+        (coresets.local_clusters, party, name, DISTDIM | values)
+        for name, values in (
+            ("rows", {"n_clusters": 1000, "coreset": weighted(MANY[: 2**13])}),
+            ("n_clusters", {"n_clusters": 1025}),
+        )
     ),
-    "draws": (coresets.drawn_rows, scored, "count", {"count": np.array([2**25])}),
-    "clusters of columns": (
-        *(coresets.totals, party, "n_clusters"),
-        {
-            **{"size": 0, "test_fraction": 0.0},
-            "clustering": coresets.Clustering(1025, "lloyd", 2.0),
-        },
+    (
+        coresets.distances,
+        party,
+        "centers",
+        ALL | {"centers": WIDE, "start": 0, "stop": 4},
     ),
-    "repeated scores": (coresets.scores, scored, "rows", {"rows": MANY, "pool": False}),
-    "repeated rows": (
-        *(coresets.pooled_rows, party, "rows"),
-        {"rows": MANY, "labels": False, "test_fraction": 0.0},
-    ),
-    "a repeated coreset to cluster": (
-        *(coresets.local_clusters, party, "rows"),
-        {**DISTDIM, "n_clusters": 1000, "coreset": weighted(MANY[: 2**13])},
-    ),
-    "local clusters": (
-        *(coresets.local_clusters, party, "n_clusters"),
-        {**DISTDIM, "n_clusters": 1025},
-    ),
-    "centres": (
-        *(coresets.distances, party, "centers"),
-        {
-            **{"centers": np.zeros((2**20, D), np.float16)},
-            **{"test_fraction": 0.0, "start": 0, "stop": 4},
-        },
-    ),
-    "a repeated coreset to solve": (
-        *(linear.start, party, "rows"),
-        {**LINEAR, "coreset": weighted(MANY)},
-    ),
-    "a repeated batch": (
+    (linear.start, party, "rows", LINEAR | {"coreset": weighted(MANY)}),
+    (
         *(linear.saga, solving, "batch"),
         {"batch": MANY, "change": np.zeros(0), "step_size": 0.1, "l1": 0.1},
     ),
-    "features": (
-        *(fdskl.angles, lambda: party(1), "n_features"),
-        {"setup": setup(2**20 + 1), "request": AngleRequest(MANY[:1], 2**20, 16)},
-    ),
-    "bytes of angles": (
-        *(fdskl.angles, lambda: party(1), "angles"),
+    (fdskl.angles, second, "n_features", {"setup": setup(2**20 + 1), "request": MOST}),
+    (
+        *(fdskl.angles, second, "angles"),
         {"setup": setup(2**20), "request": AngleRequest(np.arange(N), 2**20, 16)},
     ),
-    "angles of a repeated row": (
-        *(fdskl.angles, lambda: party(1), "rows"),
+    (
+        *(fdskl.angles, second, "rows"),
         {"setup": setup(64), "request": AngleRequest(MANY, 1, 16)},
     ),
-    "rows to fit": (
-        *(fdskl_training.fit, lambda: training(0), "rows"),
-        {
-            "problem": Problem(MANY[: N + 1], "logistic", 0.0),
-            "angles": {0: np.zeros(256 * (N + 1), np.uint16)},
-        },
+    (
+        *(fdskl_training.fit, labelled, "rows"),
+        {"problem": Problem(MANY[: N + 1], "logistic", 0.0), "angles": ANGLES},
     ),
-    "zeros of a training": (
-        *(fdskl_training.iterate, training, "size"),
-        {"columns": 16, "size": 2**24},
+    (fdskl_training.iterate, training, "size", {"columns": 16, "size": 2**24}),
+    (fdskl_prediction.answer, other, "size", {"columns": 16, "size": 2**24}),
+    (fdskl_prediction.answer, holder, "at", {"columns": 1, "size": 0, "at": PREDICTED}),
+    (
+        *(fdskl.angles, second, "send"),
+        {"setup": setup(64), "send": ["x"] * 5000, "request": ONE},
     ),
-    "zeros of predictions": (
-        *(fdskl_prediction.answer, lambda: trained(1), "size"),
-        {"columns": 16, "size": 2**24},
+    (kernel_kmeans.gram, begun, "D_1", {"t": 1, "setup": EMBEDDING}),
+    *(
+        (mufc.train, party, name, TRAIN | {"settings": agreed(**{name: 2**12 + 1})})
+        for name in ("local_clusters", "n_clusters")
     ),
-    "repeated predictions": (
-        *(fdskl_prediction.answer, lambda: trained(0), "at"),
-        {
-            **{"columns": 1, "size": 0},
-            "at": SummedRows(MANY[: 2**20], np.zeros(2**26, np.uint16)),
-        },
-    ),
-    "names": (
-        *(fdskl.angles, lambda: party(1), "send"),
-        {
-            **{"setup": setup(64), "send": ["x"] * 5000},
-            "request": AngleRequest(MANY[:1], 64, 16),
-        },
-    ),
-    "features of an iteration": (
-        *(kernel_kmeans.gram, begun, "D_1"),
-        {"t": 1, "setup": embedding(D_1=2**12 + 1)},
-    ),
-    "own clusters": (
-        *(mufc.train, party, "local_clusters"),
-        {**TRAIN, "settings": agreed(local_clusters=2**12 + 1)},
-    ),
-    "clusters of all": (
-        *(mufc.train, party, "n_clusters"),
-        {**TRAIN, "settings": agreed(n_clusters=2**12 + 1)},
-    ),
-    "centres of all": (
-        *(mufc.commit, party, "centers"),
-        {"version": 1, "run": "a", "centers": np.zeros((2**12 + 1, D))},
-    ),
-}
+    (mufc.commit, party, "centers", {"version": 1, "run": "a", "centers": CENTERS}),
+]
 
 
 @pytest.mark.parametrize(
-    ("step", "made", "name", "values"), ATTACKS.values(), ids=ATTACKS
+    ("step", "made", "name", "values"),
+    ATTACKS,
+    ids=[f"{step.action} {name}" for step, _, name, _ in ATTACKS],
 )
 def test_a_party_refuses_work_out_of_proportion(step, made, name, values):
     asked = made()

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from deviating import RealParties
+from deviating import RealParties, angles_of, fitted
+from federations import pinned
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.app.client_app import load_from_context
@@ -21,8 +22,7 @@ from vfl_flower.clients.coresets import linear
 from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.clients.fdskl import angle_sums as fdskl
 from vfl_flower.clients.fdskl import prediction as fdskl_prediction
-from vfl_flower.clients.fdskl import training as fdskl_training
-from vfl_flower.clients.fdskl.state import AngleRequest, Problem, Setup, SummedRows
+from vfl_flower.clients.fdskl.state import SummedRows
 from vfl_flower.clients.kernel_kmeans import clustering as kernel_kmeans_clustering
 from vfl_flower.clients.kernel_kmeans import training as kernel_kmeans
 from vfl_flower.clients.mufc import forgetting as mufc_forgetting
@@ -30,7 +30,6 @@ from vfl_flower.clients.mufc import training as mufc
 from vfl_flower.clients.mufc.settings import TrainingSettings
 from vfl_flower.numerics.random_features import draw_pairs
 from vfl_flower.party.consent import Consent, Limit
-from vfl_flower.party.identity import public_identity
 from vfl_flower.party.memory import Memory
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.steps import Sum, each, opened
@@ -81,18 +80,20 @@ def made(tmp_path, consent, d=2, n=N, labels=None, same=True):
             y=labels if name == "c" else None,
             ids=np.array([f"{'' if same else name}{i}" for i in range(n)]),
             name=name,
-            state_dir=tmp_path / name,
         )
         for name in "abc"
     ]
-    peers = {party.name: public_identity(party.state_dir) for party in parties}
-    for party in parties:
-        party.consent = replace(consent, peers=peers)
-    return parties
+    return pinned(parties, tmp_path, consent)
 
 
 def greet(grid, partition="vertical"):
     return Parties(Exchange(grid), partition=partition)
+
+
+def horizontal(tmp_path, *kinds, **limits):
+    """Return a server that has greeted parties with other rows each."""
+    parties = made(tmp_path, letting(*kinds, **limits), same=False)
+    return greet(RealParties(parties), "horizontal")
 
 
 def one(asked, j, step, sums=None, **values):
@@ -213,11 +214,10 @@ def begun(asked):
 @pytest.mark.parametrize("step", ["begin", "gram", "product"])
 def test_an_empty_consent_lets_no_features_be_summed(tmp_path, step):
     """The server chooses the kernel and the scale of what is summed."""
-    grid = RealParties(made(tmp_path, letting("row-sums"), same=False))
-    asked = greet(grid, "horizontal")
+    asked = horizontal(tmp_path, "row-sums")
     if step != "begin":
         begun(asked)
-    for party in grid._parties.values():
+    for party in asked.grid._parties.values():
         party.consent = replace(party.consent, leaves={})
     if step == "begin":
         asked.ask(kernel_kmeans.begin.summing())
@@ -239,8 +239,7 @@ def resumed(grid):
 
 def test_a_refusal_does_not_tell_a_party_s_part_of_a_sum(tmp_path):
     """Where a product overflowed, fifty vectors told a number of it to 2e-13."""
-    grid = RealParties(made(tmp_path, letting("row-sums"), same=False))
-    asked = greet(grid, "horizontal")
+    asked = horizontal(tmp_path, "row-sums")
     begun(asked)
     for size in (1e51, 1e308):
         vectors = np.full((8, 1), size)
@@ -255,8 +254,7 @@ def test_a_refusal_does_not_tell_a_party_s_part_of_a_sum(tmp_path):
 @refused("must be a power of two")
 def test_the_number_of_clipped_values_does_not_tell_parts_of_a_sum(tmp_path):
     """Bound after bound it gave the largest numbers of single parties, to 2e-13."""
-    grid = RealParties(made(tmp_path, letting("row-sums"), same=False))
-    asked = greet(grid, "horizontal")
+    asked = horizontal(tmp_path, "row-sums")
     begun(asked)
     spec = Sum()
     object.__setattr__(spec, "bound", 3.0)  # a server's own package does not round
@@ -291,6 +289,20 @@ def train(asked, sums=COUNTS, **changes):
     return one(asked, VICTIM, mufc.train, sums, keep=False, **given)
 
 
+def trained(asked):
+    """Ask all to train; return the number of the model."""
+    model, given = f"{asked.session:016x}", {"settings": agreed(), "key": bytes(16)}
+    asked.ask(mufc.train.summing(**COUNTS), model=model, **given)
+    return model
+
+
+def committed(asked, run, version, centers):
+    """Return the sums of sizes and costs for centres of the server's choice."""
+    sums = mufc.commit.summing(cost=Sum(LIMB), sizes=Sum(2.0**40))
+    given = {"version": version, "run": run, "centers": centers}
+    return asked.secure_sum(sums, **given, cost=True)
+
+
 def test_open_a_box_tells_the_largest_value_of_a_column(tmp_path):
     """A run each: half of them are refused, and refusals run out after 100."""
     parties = made(tmp_path, letting("centroids"), same=False)
@@ -305,8 +317,7 @@ def test_open_a_box_tells_the_largest_value_of_a_column(tmp_path):
 
 def test_centroids_leave_rounded_and_in_a_sum(tmp_path):
     """With `privacy` none they leave in the clear, exact, by party."""
-    parties = made(tmp_path, letting("centroids"), same=False)
-    asked = greet(RealParties(parties), "horizontal")
+    asked = horizontal(tmp_path, "centroids")
     sums = {"totals": COUNTS["totals"]}
     assert train(asked, sums, privacy="none", local_clusters=12) is None
     assert "lets no rows leave it" in asked.refusal
@@ -314,8 +325,7 @@ def test_centroids_leave_rounded_and_in_a_sum(tmp_path):
 
 def test_counted_rows_of_centroids_are_those_of_the_means(tmp_path):
     """A limit of rows counts the rows that were drawn, not the rows of the means."""
-    parties = made(tmp_path, letting(centroids=5), same=False)
-    asked = greet(RealParties(parties), "horizontal")
+    asked = horizontal(tmp_path, centroids=5)
     assert train(asked, local_clusters=5) is None
     assert "lets 5 rows leave it as centroids" in asked.refusal
 
@@ -323,48 +333,21 @@ def test_counted_rows_of_centroids_are_those_of_the_means(tmp_path):
 @refused("lets no row-sums leave it")
 def test_an_objective_does_not_give_rows_over_many_sessions(tmp_path):
     """Boxes and centres of the server's choice gave rows to 1e-12, in 125 sessions."""
-    grid = RealParties(made(tmp_path, letting("centroids"), same=False))
-    asked = greet(grid, "horizontal")
-    model = f"{asked.session:016x}"
-    asked.ask(
-        mufc.train.summing(**COUNTS), model=model, settings=agreed(), key=bytes(16)
-    )
-    got = asked.secure_sum(
-        mufc.commit.summing(cost=Sum(LIMB), sizes=Sum(2.0**40)),
-        version=1,
-        run=model,
-        centers=np.zeros((1, 2)),
-        cost=True,
-    )
-    assert "cost" not in got
+    asked = horizontal(tmp_path, "centroids")
+    assert "cost" not in committed(asked, trained(asked), 1, np.zeros((1, 2)))
 
 
 @refused("mufc_commit is answered once in a session")
 def test_forgetting_a_row_does_not_give_the_row_in_one_session(tmp_path):
     """The cost of `commit` is exact, and the server asks for it at any centre."""
-    consent = letting("centroids", "row-sums")
-    grid = RealParties(made(tmp_path, consent, same=False))
-    victim = grid._parties[1000 + VICTIM]
-    asked = greet(grid, "horizontal")
-    model = f"{asked.session:016x}"
+    asked = horizontal(tmp_path, "centroids", "row-sums")
+    victim, model = asked.grid._parties[1000 + VICTIM], trained(asked)
 
     def costs(version):
-        places = np.array([[0.0, 0.0], [0.5, 0.0], [0.0, 0.5]])
-        out = []
-        for c in places:
-            got = asked.secure_sum(
-                mufc.commit.summing(cost=Sum(LIMB), sizes=Sum(2.0**40)),
-                version=version,
-                run=model,
-                centers=c[None],
-                cost=True,
-            )["cost"]
-            out.append(join_limbs(got)[0])
-        return np.array(out)
+        places = np.array([[[0.0, 0.0]], [[0.5, 0.0]], [[0.0, 0.5]]])
+        sums = [committed(asked, model, version, c)["cost"] for c in places]
+        return np.array([join_limbs(cost)[0] for cost in sums])
 
-    asked.ask(
-        mufc.train.summing(**COUNTS), model=model, settings=agreed(), key=bytes(16)
-    )
     before = costs(1)
     asked.ask(
         mufc_forgetting.forget.summing(**COUNTS),
@@ -405,8 +388,7 @@ def test_points_of_an_embedding_count_as_the_rows_that_they_are(tmp_path):
 
 def test_a_cost_of_its_own_clusters_needs_consent(tmp_path):
     """`local` says in the clear a party's own part of a sum: R^T G R about the mean."""
-    grid = RealParties(made(tmp_path, letting("row-sums"), same=False))
-    asked = greet(grid, "horizontal")
+    asked = horizontal(tmp_path, "row-sums")
     begun(asked)
     got = one(
         asked, VICTIM, kernel_kmeans_clustering.local, n_clusters=1, R=np.eye(8)[:, :1]
@@ -418,32 +400,11 @@ def test_a_cost_of_its_own_clusters_needs_consent(tmp_path):
 # -- FDSKL -----------------------------------------------------------------------------
 
 
-SETUP = Setup("binary", "gaussian", 1.0, 4, [2], 4)
-
-
-def angles(asked, step, rows, **values):
-    """Return the angles of rows, sealed for the label holder."""
-    request = AngleRequest(np.asarray(rows, dtype=np.uint32), 4, 16)
-    question = step.summing(angles_2=Sum(1.0, "circle16", to=2))
-    return asked.ask(question, request=request, **values).sealed["angles_2"]
-
-
-def fit(asked, rows, of=None):
-    """Let the label holder fit a constant to rows, by angles of these or of others."""
-    sealed = angles(asked, fdskl.angles, rows if of is None else of, setup=SETUP)
-    problem = Problem(np.asarray(rows, dtype=np.uint32), "square", 1e9)
-    asked.ask(
-        fdskl_training.fit,
-        problem=each([None, None, problem]),
-        angles=each([None, None, {0: opened(sealed)}]),
-    )
-
-
 def evaluate(grid, number, rows, at):
     """Let the label holder evaluate a model at rows, by angles of some."""
     asked = Parties(Exchange(grid), model=number)
     asked.ask(fdskl_prediction.part)
-    sealed = angles(asked, fdskl_prediction.answer, rows, columns=1, size=0)
+    sealed = angles_of(asked, fdskl_prediction.answer, rows, columns=1, size=0)
     summed = SummedRows(at, opened(sealed))
     given = {"columns": 1, "size": 0, "evaluate": True, "last": True}
     return asked.ask_one(2, fdskl_prediction.answer, at=summed, **given)
@@ -507,7 +468,7 @@ def test_the_party_that_gets_distances_is_the_one_named(tmp_path):
 def test_labels_of_rows_without_angles_count_too(tmp_path):
     """They were fitted to angles of other rows, and all labels followed."""
     asked = greet(RealParties(made(tmp_path, letting(angles=25), labels=COINS)))
-    fit(asked, np.arange(25, 50), of=np.arange(25))
+    fitted(asked, range(25, 50), of=range(25))
 
 
 @refused("lets 25 rows leave it as angles")
@@ -515,7 +476,7 @@ def test_an_evaluation_of_rows_without_angles_counts_too(tmp_path):
     """Their labels were compared with answers for other rows."""
     grid = RealParties(made(tmp_path, letting(angles=25), labels=COINS))
     asked, rows = greet(grid), np.arange(25, dtype=np.uint32)
-    fit(asked, rows)
+    fitted(asked, rows)
     evaluate(grid, f"{asked.session:016x}", rows, rows + 25)
 
 
@@ -527,7 +488,7 @@ def test_the_error_of_one_answer_does_not_tell_a_label(tmp_path, times):
     """
     grid = RealParties(made(tmp_path, letting("angles"), labels=COINS))
     asked = greet(grid)
-    fit(asked, np.arange(25))
+    fitted(asked, range(25))
     told = []
     for row in range(5):
         others = [] if times == 1 else range(20)
@@ -564,18 +525,11 @@ def test_open_row_sums_give_the_distances_of_all_rows(tmp_path):
 @refused("leaving must leave at least 3 parties")
 def test_a_sum_has_as_many_parties_as_the_consent_says(tmp_path):
     """`min-parties` does not hold for those that stay; the others lose nothing."""
-    grid = RealParties(made(tmp_path, letting("centroids"), same=False))
-    asked = greet(grid, "horizontal")
-    model = f"{asked.session:016x}"
-    settings, key = agreed(), bytes(16)
-    asked.ask(mufc.train.summing(**COUNTS), model=model, settings=settings, key=key)
-    asked.ask(
-        mufc.commit.summing(sizes=Sum(2.0**40)),
-        version=1,
-        run=model,
-        centers=np.zeros((1, 2)),
-    )
-    asked = greet(grid, "horizontal")
+    asked = horizontal(tmp_path, "centroids")
+    model = trained(asked)
+    sizes = mufc.commit.summing(sizes=Sum(2.0**40))
+    asked.ask(sizes, version=1, run=model, centers=np.zeros((1, 2)))
+    asked = greet(asked.grid, "horizontal")
     got = None
     for leaving in range(3):  # each pair in turn, and none is told to leave for good
         got = asked.secure_sum(
@@ -584,10 +538,10 @@ def test_a_sum_has_as_many_parties_as_the_consent_says(tmp_path):
             version=1,
             before=model,
             run=model,
-            key=key,
+            key=bytes(16),
             leaving=[leaving],
             kind="forget-client",
-            settings=settings,
+            settings=agreed(),
         )
     assert got is None
 
@@ -603,24 +557,6 @@ def test_a_sum_has_as_many_parties_as_the_consent_says(tmp_path):
 def test_a_file_that_lets_more_than_it_says(tables):
     with pytest.raises(PartyError):
         print(Consent.parse(tables))
-
-
-def test_refused_messages_run_out(tmp_path):
-    consent = Consent(max_refusals=3)
-    asked = greet(RealParties(made(tmp_path, consent)))
-    reasons = []
-    for _ in range(10):
-        one(
-            asked,
-            VICTIM,
-            coresets.pooled_rows,
-            test_fraction=0.0,
-            labels=False,
-            start=0,
-            stop=1,
-        )
-        reasons.append(asked.refusal)
-    assert "has refused 3 messages" in reasons[-1]
 
 
 # -- what the node config decides ------------------------------------------------------

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from federations import by_columns
 
-from vfl_flower import CoresetVRLR, Party, PartyFailed, SecureRidge, simulate
+from vfl_flower import CoresetVRLR, PartyFailed, SecureRidge, simulate
 from vfl_flower.clients import products
 from vfl_flower.clients.ridge import solving
 from vfl_flower.secure_aggregation.products import dealing
@@ -29,11 +30,7 @@ OTHER = bytes(range(32))
 def parties():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(N, 6))
-    y = X.sum(axis=1) + rng.normal(size=N)
-    return [
-        Party(block, y if j == 2 else None, name=f"p{j}")
-        for j, block in enumerate(np.split(X, 3, axis=1))
-    ]
+    return by_columns(X, X.sum(axis=1) + rng.normal(size=N))
 
 
 def falsify(monkeypatch, owner, which):
@@ -72,10 +69,14 @@ LINEAR = {
 }
 
 
-@pytest.mark.parametrize("strategy", LINEAR.values(), ids=LINEAR)
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("owner", [0, 1, 2])
-def test_a_false_seed_of_columns_is_refused(monkeypatch, strategy, owner, which):
+@pytest.mark.parametrize(
+    ("name", "owner", "which"),
+    [
+        *(("model", owner, which) for owner in range(3) for which in (0, 1)),
+        *(("party deals", 1, 0), ("kernel", 0, 1), ("kernel", 2, 0)),
+    ],
+)
+def test_a_false_seed_of_columns_is_refused(monkeypatch, name, owner, which):
     """By the party that has the mask, before it multiplies; and the dealer is named."""
     falsify(monkeypatch, owner, which)
     REFUSES[:] = [which]
@@ -83,7 +84,7 @@ def test_a_false_seed_of_columns_is_refused(monkeypatch, strategy, owner, which)
     refuses = ("p2", "p0")[which]
     rule = rf"'{refuses}'.*the dealer must give party {owner} the seeds of the masks"
     with pytest.raises(PartyFailed, match=rule):
-        simulate(strategy, parties(), seed=0)
+        simulate(LINEAR[name], parties(), seed=0)
 
 
 @pytest.mark.parametrize("owner", [0, 1])

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from consents import limited
-from deviating import RealParties, sums_of
+from deviating import RealParties, fitted, sums_of
 from forgetting import removal
 
 from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
@@ -17,11 +17,10 @@ from vfl_flower.clients.coresets import gram as linear_gram
 from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.clients.fdskl import angle_sums
 from vfl_flower.clients.fdskl import training as fdskl
-from vfl_flower.clients.fdskl.state import AngleRequest, Problem, Setup
 from vfl_flower.party.consent import ALLOW_ALL, Consent, Limit
 from vfl_flower.protocol.contract import IN_SUM
 from vfl_flower.protocol.frame import Frame
-from vfl_flower.protocol.steps import Sum, each, opened
+from vfl_flower.protocol.steps import Sum, each
 from vfl_flower.secure_aggregation.limbs import LIMB
 from vfl_flower.secure_aggregation.masks import unmask_sum
 from vfl_flower.server.exchange import Exchange
@@ -315,22 +314,7 @@ def test_bounds_of_a_sum_of_scores(floors, monkeypatch):
 
 def fitting(parties, rows):
     """Ask for a fit on some rows; return the reply of the label holder, or raise."""
-    asked = asking(parties, "angles")
-    setup = Setup("binary", "gaussian", 1.0, 4, [2], 4)
-    rows = np.asarray(rows, dtype=np.uint32)
-    request = AngleRequest(rows, 4, 16)
-    sealed = asked.ask(
-        angle_sums.angles.summing(angles_2=Sum(1.0, "circle16", 2)),
-        request=request,
-        setup=setup,
-    ).sealed["angles_2"]
-    problem = Problem(rows, "square", 0.1)
-    replies = asked.ask(
-        fdskl.fit,
-        problem=each([None, None, problem]),
-        angles=each([None, None, {0: opened(sealed)}]),
-    )
-    return replies[2]
+    return fitted(asking(parties, "angles"), rows)
 
 
 def labelled(n=60):
@@ -377,13 +361,6 @@ def test_what_is_answered_once_a_run(action):
         with pytest.raises(PartyFailed, match="fdskl_distances is answered once"):
             ask(range(1, 31))
     else:
-        setup = Setup("binary", "gaussian", 1.0, 4, [2], 4)
-        rows = np.arange(30, dtype=np.uint32)
-        asked.ask(
-            angle_sums.angles.summing(angles_2=Sum(1.0, "circle16", 2)),
-            request=AngleRequest(rows, 4, 16),
-            setup=setup,
-        )
-        asked.ask(fdskl.fit)
+        fitted(asked, range(30))
         with pytest.raises(PartyFailed, match="this run has its model already"):
             asked.ask(fdskl.fit)

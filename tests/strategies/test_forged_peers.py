@@ -224,13 +224,6 @@ def test_a_party_without_a_state_dir_refuses(honest, computing):
     assert not computing
 
 
-def test_two_parties(honest, computing):
-    honest[VICTIM].consent = consent(honest)
-    refused(greet(honest[:2]), computing, "at least 3 parties .* this one has 2")
-    honest[VICTIM].consent = consent(honest, two_parties=True)
-    assert len(distances(greet(honest[:2]))) == 20
-
-
 # -- later messages --------------------------------------------------------------------
 
 
@@ -283,13 +276,6 @@ def test_a_hello_that_is_replayed_ends_at_the_second_message(honest, signature):
 
 
 # -- seeds -----------------------------------------------------------------------------
-
-
-def test_a_seed_is_refused(honest, computing):
-    honest[VICTIM].consent = consent(honest)
-    refused(greet(honest, seeded=True), computing, "a run with a seed is refused")
-    honest[VICTIM].consent = consent(honest, allow_seed=True)
-    assert len(distances(greet(honest, seeded=True))) == 20
 
 
 @pytest.mark.parametrize("change", [{"_seed": 1}, {"_private_draws": False}], ids=str)

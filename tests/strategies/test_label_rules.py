@@ -1,7 +1,6 @@
 """Rules about labels: what breaks them stays at the party that has the labels."""
 
 import ast
-import dataclasses
 import inspect
 import logging
 import textwrap
@@ -9,13 +8,13 @@ import textwrap
 import numpy as np
 import pytest
 from deviating import RealParties
+from federations import by_columns
 from transcripts import our_steps
 
 from vfl_flower import (
     FDSKL,
     CoresetVRLR,
     FDSKLDirect,
-    Party,
     PartyFailed,
     SecureRidge,
     simulate,
@@ -39,11 +38,7 @@ def columns():
 
 
 def parties(y, X=None):
-    X = columns() if X is None else X
-    return [
-        Party(block, y if j == 2 else None, name=f"p{j}", checked=True)
-        for j, block in enumerate(np.split(X, 3, axis=1))
-    ]
+    return by_columns(columns() if X is None else X, y, checked=True)
 
 
 def view(strategy, y, X=None):
@@ -235,32 +230,42 @@ def test_a_bandwidth_with_which_an_angle_may_overflow_is_malformed(bandwidth):
 # -- kinds -----------------------------------------------------------------------------
 
 
-def asked(step, leaves, **changes):
-    federation = parties(np.arange(N) % 2.0)
-    for one in federation:
-        consent = Consent(min_parties=3, allow_seed=True, leaves=leaves, peers=None)
-        one.consent = dataclasses.replace(consent, **changes)
-    return step.replace(seed=1).start(RealParties(federation))
-
-
-def test_an_empty_consent_refuses_the_first_step_that_reads_labels(monkeypatch):
+@pytest.mark.parametrize(
+    ("strategy", "rule"),
+    [
+        (CLASSES, r"ridge_prepare.*lets no moments"),
+        (FDSKL(bandwidth=1.0), r"fdskl_start.*lets no angles leave"),
+    ],
+)
+def test_an_empty_consent_refuses_the_first_step_that_reads_labels(
+    strategy, rule, monkeypatch
+):
     monkeypatch.setattr(Greeter, "_check_consent", lambda *_: None)
     monkeypatch.setattr(ridge_state, "own_columns", None)  # nothing is computed
-    with pytest.raises(PartyFailed, match=r"ridge_prepare.*lets no moments"):
-        asked(CLASSES, {})
-    stochastic = FDSKL(bandwidth=1.0)
-    with pytest.raises(PartyFailed, match=r"fdskl_start.*lets no angles leave"):
-        asked(stochastic, {})
+    federation = parties(np.arange(N) % 2.0)
+    for party in federation:
+        party.consent = Consent(min_parties=3, allow_seed=True, leaves={}, peers=None)
+    with pytest.raises(PartyFailed, match=rule):
+        strategy.replace(seed=1).start(RealParties(federation))
 
 
 def test_a_training_counts_its_columns_and_one_more():
     """Without end, the counts of local columns would tell these columns."""
-    result = asked(CLASSES, {"moments": Limit()})
+
+    def asked(leaves):
+        federation = parties(np.arange(N) % 2.0)
+        for party in federation:
+            party.consent = Consent(
+                min_parties=3, allow_seed=True, leaves=leaves, peers=None
+            )
+        return CLASSES.replace(seed=1).start(RealParties(federation))
+
+    result = asked({"moments": Limit()})
     columns = result.metrics["local_columns"] + 2 + result.metrics["features"]
     counted = columns + 1
-    asked(CLASSES, {"moments": Limit(run=counted)})
+    asked({"moments": Limit(run=counted)})
     with pytest.raises(PartyFailed, match="lets moments leave it"):
-        asked(CLASSES, {"moments": Limit(run=counted - 1)})
+        asked({"moments": Limit(run=counted - 1)})
 
 
 def reads_labels(function, seen):

@@ -1,15 +1,12 @@
 """Regression from a Gram matrix under shares: exact, hidden, refused where unsafe."""
 
-import copy
 import dataclasses
 import re
-from functools import wraps
 
 import numpy as np
 import pytest
 from deviating import RealParties
-from scipy.stats import chi2
-from transcripts import actual, assert_hidden, our_steps, patterns
+from federations import by_columns, pinned
 
 from simulations.coresets import made
 from vfl_flower import (
@@ -26,14 +23,9 @@ from vfl_flower.clients.coresets.sampling import WeightedRows
 from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.party.consent import Consent, Limit
-from vfl_flower.party.identity import public_identity
-from vfl_flower.party.party import digest_ids
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.terms import Terms
-from vfl_flower.secure_aggregation.products import dealing
 from vfl_flower.secure_aggregation.products.roles import Roles
-from vfl_flower.secure_aggregation.products.shares import Dealt, subtract
-from vfl_flower.secure_aggregation.products.triples import hide_columns
 from vfl_flower.server.greeting import Greeter
 from vfl_flower.server.parties import Parties
 from vfl_flower.simulation import InProcessGrid
@@ -55,15 +47,10 @@ def data(n=N):
     return X, y
 
 
-def parties(count=3, holder=None, X=None, y=None):
+def parties(count=3, holder=-1, X=None, y=None):
     if X is None:
         X, y = data()
-    holder = count - 1 if holder is None else holder
-    blocks = np.array_split(X, count, axis=1)
-    return [
-        Party(block, y if j == holder else None, name=f"p{j}")
-        for j, block in enumerate(blocks)
-    ]
+    return by_columns(X, y, count, holders=[holder])
 
 
 PENALTIES = [
@@ -75,8 +62,10 @@ PENALTIES = [
 ]
 
 
-@pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize(("count", "holder"), [(2, 0), (3, 1), (5, 4)])
+@pytest.mark.parametrize(
+    ("count", "holder", "penalty"),
+    [*((3, 1, penalty) for penalty in PENALTIES), (2, 0, {}), (5, 4, PENALTIES[2])],
+)
 def test_the_model_is_that_of_pooled_rows(count, holder, penalty):
     """Predictions to 1e-6 of the spread of the labels, also where columns lack rank."""
     X, y = data()
@@ -115,185 +104,18 @@ def test_round_trips_and_bytes():
     assert simulate(dealt, parties(), seed=0).ledger.round_trips == 5
 
 
-# -- what is seen ----------------------------------------------------------------------
-
-
-def uniform(data):
-    counts = np.bincount(data, minlength=256)
-    expected = counts.sum() / 256
-    assert expected > 20
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    return chi2.isf(1 - 1e-9, 255) < statistic < chi2.isf(1e-9, 255)
-
-
-HIDDEN = {
-    "linear_gram_columns": {"openings", "units", "checks"},
-    "products_deal": {"delivered"},
-    "products_multiply": {"share"},
-    "linear_gram_solve": set(),
-}
-CLEAR = {"linear_gram_solve": {*linear_gram.Solved.__annotations__}}
-
-
-def transcripts(strategy, hidden):
-    """Run twice; return all messages, and raise unless the hidden values are hidden."""
-    grids = [Recorder(parties(4)) for _ in range(2)]
-    results = [strategy.replace(seed=0).start(grid) for grid in grids]
-    runs = []
-    for grid in grids:
-        runs.append([])
-        for entry in grid.transcript:
-            for name, value in entry.values.items() if entry.up else ():
-                if name.rpartition("_")[0] in hidden.get(entry.action, ()):
-                    runs[-1].append(value)
-                elif entry.action.startswith(("linear", "products")):
-                    assert name in CLEAR.get(entry.action, ()), name
-    assert_hidden(runs)
-    return results[0], grids[0].transcript
-
-
-@pytest.mark.parametrize("dealer", ["server", "p0"])
-def test_the_server_sees_uniform_bytes_and_the_model(dealer):
-    X, y = data()
-    strategy = CoresetVRLR(solver="gram", sampling="full", dealer=dealer)
-    _, transcript = transcripts(strategy, HIDDEN)
-    sums = patterns(np.column_stack([X[:, :6], y])[:20])
-    sums |= patterns(X.T @ y) | patterns(X.mean(axis=0))
-    assert not actual(sums, transcript)
-    steps = {e.action for e in transcript if e.up} - {"hello"}
-    assert steps == set(HIDDEN) - ({"products_deal"} if dealer == "server" else set())
-    assert set(our_steps("products", "linear_gram")) == set(HIDDEN)
-
-
-class Listening:
-    """Keeps what parties open of what others have sent."""
-
-    def __init__(self, monkeypatch):
-        self.seen = {}
-        original = party.multiply.function
-
-        @wraps(original)  # its annotations are the contract of the step
-        def listen(who, openings=None, joint=None, checks=None):
-            if openings:
-                self.seen[who.index] = (openings, checks)
-            return original(who, openings, joint, checks)
-
-        monkeypatch.setattr(party.multiply, "function", listen)
-
-
-def test_parties_that_compute_see_uniform_numbers_of_the_others(monkeypatch):
-    """P0 and P1 get the same openings, which hide all columns but their own."""
-    listening = Listening(monkeypatch)
-    # Columns far from uniform, and the same each time.
-    X = np.tile(np.arange(2.0), (7, N // 2)).T + 1e-3 * data()[0]
-    simulate(CoresetVRLR(solver="gram", sampling="full"), parties(4, 3, X, data()[1]))
-    assert sorted(listening.seen) == [0, 3]
-    for openings, checks in listening.seen.values():
-        assert sorted(openings) == [0, 1, 2, 3]
-        for packed in [*openings.values(), *checks.values()]:
-            low_bytes = packed.reshape(-1, 8)[:, :7]  # the ring has 63 bits
-            assert uniform(low_bytes.ravel())
-    first, second = (listening.seen[j][0] for j in (0, 3))
-    for j in range(4):  # after the digest of the seed of either's mask
-        assert np.array_equal(first[j][32:], second[j][32:])
-        assert not np.array_equal(first[j][:32], second[j][:32])
-
-
-@pytest.mark.parametrize("known", [0, 1])
-def test_openings_can_be_made_without_the_data(monkeypatch, known):
-    """With another second mask other columns give them; a party knows one mask."""
-    deal = Roles(1, 0, [2, 1], 50).deal(7)
-    columns, others = np.random.default_rng(0).integers(
-        2**63, size=(2, 50, 2), dtype="u8"
-    )
-    dealt = dealing.deal_owner(deal, bytes(32), 0)
-    seeds, elements = (dealt.seed, dealt.correction.tobytes()), type(deal).elements
-    opened = hide_columns(deal, 0, dealt, columns)
-    mask = deal.elements(seeds[known], "matrix", 0, columns.shape)
-    other_mask = subtract(subtract(others, mask, deal.bits), opened, deal.bits)
-
-    def other_elements(deal, seed, *use):
-        unknown = seed == seeds[1 - known]
-        return other_mask.copy() if unknown else elements(deal, seed, *use)
-
-    monkeypatch.setattr(type(deal), "elements", other_elements)
-    again = hide_columns(deal, 0, dealt, others)
-    np.testing.assert_array_equal(again, opened)
-
-
 # -- dealers ---------------------------------------------------------------------------
-
-
-def spoiled(monkeypatch, change):
-    original = dealing.deal_all
-
-    def spoiling(use, root, roles):
-        return change(original(use, root, roles), roles)
-
-    for module in (server, party):
-        monkeypatch.setattr(module, "deal_all", spoiling)
-
-
-def flipped(dealt, roles):
-    """Deal another product to the second party, with a right tag."""
-    data = dealt[roles.second]
-    own, rest = data[:96], data[96:]
-    wrong = Dealt.unpack(rest)
-    wrong.correction[:8] = pack_one(wrong.correction[:8])
-    use = DEAL[0]
-    again = Dealt.of(use, 1, wrong.seed, wrong.correction)
-    dealt[roles.second] = np.concatenate([own, again.pack()])
-    return dealt
-
-
-def pack_one(element):
-    value = element.copy().view("<u8") ^ np.uint64(1)
-    return value.view(np.uint8)
-
-
-DEAL = []
-
-
-def test_a_wrong_triple_is_found(monkeypatch):
-    original = Roles.deal
-
-    def deal(self, session):
-        DEAL[:] = [original(self, session)]
-        return DEAL[0]
-
-    monkeypatch.setattr(Roles, "deal", deal)
-    spoiled(monkeypatch, flipped)
-    with pytest.raises(PartyFailed, match=r"'p2'.*triple of the dealer must be right"):
-        simulate(CoresetVRLR(solver="gram", sampling="full"), parties(), seed=0)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda d, r: [part[:-1] for part in d], "must be"),
-        (lambda d, r: [np.append(part, part[:1]) for part in d], "must"),
-        (
-            lambda d, r: [np.append(p[:-1], p[-1:] ^ 1) for p in d],
-            "of this use and unc",
-        ),
-        (lambda d, r: [d[1], d[0], d[2]], "must"),
-    ],
-    ids=["short", "long", "changed", "of others"],
-)
-def test_what_is_dealt_is_refused_unless_it_is_whole(monkeypatch, change, reason):
-    spoiled(monkeypatch, change)
-    with pytest.raises(PartyFailed, match=reason):
-        simulate(CoresetVRLR(solver="gram", sampling="full"), parties(), seed=0)
 
 
 def test_a_triple_of_another_run_is_refused(monkeypatch):
     """So a server cannot have two runs under one mask: the difference would be open."""
-    kept = {}
+    deal, kept = server.deal_all, []
 
-    def replay(dealt, roles):
-        return kept.setdefault("first", dealt)
+    def replay(*use):
+        kept.append(deal(*use))
+        return kept[0]
 
-    spoiled(monkeypatch, replay)
+    monkeypatch.setattr(server, "deal_all", replay)
     simulate(ON_ALL_ROWS, parties(), seed=0)
     with pytest.raises(PartyFailed, match="must be of this use and unchanged"):
         simulate(ON_ALL_ROWS, parties(), seed=0)
@@ -313,33 +135,6 @@ def test_the_labels_count_among_the_columns():
     with pytest.raises(FederationError, match=r"32 .* \(p0 3, p1 2, p2 2, and the lab"):
         CoresetVRLR(31, solver="gram").start(grid)
     assert {entry.action for entry in grid.transcript} == {"hello"}
-
-
-class Computing(Recorder):
-    """A grid that notes who has sent shares of a Gram matrix."""
-
-    @property
-    def senders(self):
-        """Places of the parties that did."""
-        return {
-            entry.party
-            for entry in self.transcript
-            if entry.up and any("share" in name for name in entry.values)
-        }
-
-
-def test_another_party_computes():
-    """The second of four, and not the first; to the same model."""
-    strategy = CoresetVRLR(solver="gram", sampling="full", seed=0)
-    X, _ = data()
-    models = []
-    for computes, place in (("", 0), ("p2", 2)):
-        grid = Computing(parties(4))
-        result = strategy.replace(computes=computes).start(grid)
-        assert result.ledger.round_trips == 4
-        assert grid.senders == {place}
-        models.append(result.model.predict(np.array_split(X, 4, axis=1)))
-    assert np.abs(models[0] - models[1]).max() < 1e-6 * models[0].std()
 
 
 @pytest.mark.parametrize(
@@ -516,12 +311,6 @@ def test_columns_that_differ_in_one_row_do_not_point_to_it():
     assert simulate(ON_ALL_ROWS, parties(3, 2, X, y), seed=0).metrics["left_out"] == 1
 
 
-def test_labels_that_point_to_a_row_are_refused():
-    X, _ = data()
-    with pytest.raises(PartyFailed, match="the labels must have at least 20 rows"):
-        simulate(ON_ALL_ROWS, parties(3, 2, X, np.arange(N) == 3), seed=0)
-
-
 @pytest.mark.parametrize(
     ("rows", "weights"),
     [
@@ -681,24 +470,19 @@ def test_errors_are_those_of_rows_as_the_model_takes_them(solver):
         assert result.metrics[name] == pytest.approx(error, rel=1e-6)
 
 
-def test_a_saved_model_takes_rows_as_before(tmp_path):
-    X, y = rare_and_far()
-    model = simulate(CoresetVRLR(1000), parties(3, 2, X, y), seed=0).model
-    blocks = np.array_split(X, 3, axis=1)
-    again = load_model(model.save(tmp_path / "model.npz"))
-    np.testing.assert_array_equal(again.predict(blocks), model.predict(blocks))
-    plain = dataclasses.replace(model, clips={})
-    assert np.abs(plain.predict(blocks) - model.predict(blocks))[7] > 100
-
-
-def test_parties_predict_as_the_model_does(tmp_path):
+def test_parties_and_a_saved_model_predict_as_the_model_does(tmp_path):
     X, y = rare_and_far()
     federation = parties(3, 2, X, y)
     for j, organisation in enumerate(federation):
         organisation.state_dir = tmp_path / str(j)
     model = simulate(CoresetVRLR(1000), federation, seed=0).model
+    blocks = np.array_split(X, 3, axis=1)
+    again = load_model(model.save(tmp_path / "model.npz"))
+    np.testing.assert_array_equal(again.predict(blocks), model.predict(blocks))
+    plain = dataclasses.replace(model, clips={})
+    assert np.abs(plain.predict(blocks) - model.predict(blocks))[7] > 100
     told = CoresetEvaluation(model.number).start(InProcessGrid(federation)).metrics
-    errors = y - model.predict(np.array_split(X, 3, axis=1))
+    errors = y - model.predict(blocks)
     assert told["test_loss"] == pytest.approx(np.square(errors).mean(), rel=1e-6)
 
 
@@ -770,43 +554,14 @@ def test_a_party_refuses_who_computes_whatever_the_server_says():
         party.check_roles(one, second, 2)
 
 
-def test_consent_counts_columns():
-    limits = {"moments": Limit(run=8), "coefficients": Limit()}
-    for most, passes in ((7, False), (8, True)):
-        federation = parties()
-        limits["moments"] = Limit(run=most)
-        federation[0].consent = Consent(
-            min_parties=3, allow_seed=True, leaves=copy.copy(limits), peers=None
-        )
-        if passes:
-            simulate(ON_ALL_ROWS, federation, seed=0)
-        else:
-            with pytest.raises(PartyFailed, match="lets moments leave it 7 times"):
-                simulate(ON_ALL_ROWS, federation, seed=0)
-
-
-def test_needs():
-    needs = CoresetVRLR(solver="gram").terms.needs
-    assert needs == ("row-sums", "totals", "coefficients", "moments")
-    full = CoresetVRLR(solver="gram", sampling="full").terms.needs
-    assert full == ("coefficients", "moments")
-
-
 # -- real parties ----------------------------------------------------------------------
 
 
 def real(folder, count, **changes):
     """Return parties as on SuperNodes, each with a consent that pins the others."""
-    federation = parties(count)
-    for one in federation:
-        one.state_dir, one.ids = folder / one.name, np.arange(N)
-        one.ids_digest = digest_ids(one.ids)
-    peers = {one.name: public_identity(one.state_dir) for one in federation}
     kinds = {"moments": Limit(8, 8), "coefficients": Limit()}
-    given = {"two_parties": count == 2, "leaves": kinds, "peers": peers} | changes
-    for one in federation:
-        one.consent = Consent(**given)
-    return federation
+    given = {"two_parties": count == 2, "leaves": kinds}
+    return pinned(parties(count), folder, Consent(**given | changes))
 
 
 @pytest.mark.parametrize(
@@ -829,13 +584,7 @@ def test_strict_parties_train_once(tmp_path, count, dealer, accepted):
 
 
 @pytest.mark.parametrize(
-    ("count", "dealer", "accepted"),
-    [
-        (2, "server", None),
-        (3, "server", ["p0"]),
-        (3, "p0", ["server"]),
-        (3, "p0", None),
-    ],
+    ("count", "dealer", "accepted"), [(2, "server", None), (3, "p0", ["server"])]
 )
 def test_a_dealer_is_refused_whatever_the_terms_say(
     tmp_path, monkeypatch, count, dealer, accepted

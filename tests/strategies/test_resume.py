@@ -15,7 +15,7 @@ from vfl_flower.server.checkpoint import FILE, Checkpoint
 PLAIN = ("fkk without cem", "fdskl paper")
 """Only parties in one process take part in them: no run of SuperNodes is so."""
 
-MOST = 5
+MOST = 4
 """Kills of a variant: before its first message, after its last one, and between."""
 
 
@@ -41,7 +41,7 @@ class Disks(RealParties):
 
     def __init__(self, variant, folder, first=1000):
         goes_on = (folder / FILE).exists()
-        super().__init__(self._made(variant, folder))
+        super().__init__(on_disk(variant, folder))
         self.folder, self.copies, self.goes_on = folder, [], goes_on
         places = range(first, first + len(self._parties))[::-1]
         moved = dict(zip(self._parties, places, strict=True))
@@ -50,9 +50,6 @@ class Disks(RealParties):
             setattr(self, name, kept)
         for node, context in self._contexts.items():
             context.node_id = node
-
-    def _made(self, variant, folder):
-        return on_disk(variant, folder)
 
     def _push(self, message):
         if not self.goes_on:
@@ -114,47 +111,19 @@ def test_killed_anywhere_it_ends_the_same(variant, seed, tmp_path):
         assert left(again.folder) == left(grid.folder), k
 
 
-# -- a run that gives a model up -------------------------------------------------------
-
-X = np.random.default_rng(0).uniform(-0.5, 0.5, size=(80, 2))
-
-
-class Fours(Disks):
-    """Four parties with rows, of which b is outside of the box and always refuses."""
-
-    def _made(self, variant, folder):
-        made = []
-        for j, name in enumerate("abcd"):
-            own = folder / name
-            own.mkdir(mode=0o700, exist_ok=True)
-            scale = 9 if name == "b" else 1
-            ids = np.arange(20)
-            made.append(Party(scale * X[j::4], ids=ids, name=name, state_dir=own))
-        return made
-
-
-def trained(grid, **settings):
-    """Start or continue the run whose checkpoint lies in the folder of a grid."""
-    checkpoint = Checkpoint(grid.folder / FILE)
-    strategy = MUFC(
-        2, n_init=1, seed=3, server_state=grid.folder / "server", **settings
-    )
-    try:
-        return strategy.start(grid, checkpoint=checkpoint)
-    finally:
-        checkpoint.end()
-
-
-def models(folder):
-    return [list_models(folder / name) for name in ("a", "b", "c", "d", "server")]
-
-
 def test_a_run_that_ended_with_a_failure_goes_on_when_that_is_fixed(tmp_path):
-    (tmp_path / "run").mkdir()
-    grid = Fours("", tmp_path / "run")
+    """Rows of b are outside of the box; the checkpoint has the greeting alone."""
+    X = np.random.default_rng(0).uniform(-0.5, 0.5, size=(80, 2))
+    parties = [
+        Party(scale * X[j::4], ids=np.arange(20), name=name, state_dir=tmp_path / name)
+        for j, (name, scale) in enumerate(zip("abcd", (1, 9, 1, 1), strict=True))
+    ]
+    strategy = MUFC(2, n_init=1, seed=3, server_state=tmp_path / "server")
+    checkpoint = Checkpoint(tmp_path / FILE)
     with pytest.raises(PartyFailed, match="party 'b' failed in 'mufc_train'"):
-        trained(grid)
-    assert models(grid.folder) == [[]] * 5
-    checkpoint = Checkpoint(grid.folder / FILE)
-    assert checkpoint.held == 1  # no more than the greeting
+        strategy.start(RealParties(parties), checkpoint=checkpoint)
+    checkpoint.end()
+    assert not any(list_models(tmp_path / name) for name in [*"abcd", "server"])
+    checkpoint = Checkpoint(tmp_path / FILE)
+    assert checkpoint.held == 1
     checkpoint.end()

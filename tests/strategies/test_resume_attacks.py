@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from consents import limited, pool
 from deviating import RealParties
+from federations import by_columns
 from flwr.app import RecordDict
 from flwr.common.serde import recorddict_from_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
-from vfl_flower import Party, PartyFailed
+from vfl_flower import PartyFailed
 from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.party import journal
 from vfl_flower.party.journal import MOST_SESSIONS, MOST_STATES
@@ -40,19 +41,8 @@ VICTIM = 1
 def grid_on(folder):
     """Return a run with the parties of a folder."""
     rng = np.random.default_rng(1)
-    blocks = np.hsplit(rng.normal(size=(N, 6)), 3)
-    y = np.hstack(blocks).sum(axis=1)
-    parties = [
-        Party(
-            B,
-            y=y if name == "c" else None,
-            ids=np.arange(N),
-            name=name,
-            state_dir=folder / name,
-            consent=limited(LIMIT),
-        )
-        for name, B in zip("abc", blocks, strict=True)
-    ]
+    X, given = rng.normal(size=(N, 6)), {"ids": np.arange(N), "consent": limited(LIMIT)}
+    parties = by_columns(X, X.sum(axis=1), names=[*"abc"], folder=folder, **given)
     return RealParties(parties)
 
 

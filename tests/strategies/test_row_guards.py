@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 from deviating import RealParties
+from federations import by_columns, pinned
 from transcripts import our_steps
 
 from vfl_flower import Party, PartyFailed, simulate
@@ -18,7 +19,6 @@ from vfl_flower.clients.coresets import gram as linear_gram
 from vfl_flower.clients.coresets.sampling import WeightedRows
 from vfl_flower.clients.kernel_kmeans import training as kernel_kmeans
 from vfl_flower.party.consent import Consent, Limit
-from vfl_flower.party.identity import public_identity
 from vfl_flower.protocol.steps import Sum, each
 from vfl_flower.secure_aggregation.limbs import LIMB, join_limbs
 from vfl_flower.secure_aggregation.products.roles import Roles
@@ -117,17 +117,12 @@ class Federation:
     def __init__(self, folder, *kinds, y=None, **rules):
         rng = np.random.default_rng(0)
         ids = np.array([f"r{i}" for i in range(N)])
-        self.parties = [
-            Party(
-                rng.normal(size=(N, WIDTH)), ids=ids, name=name, state_dir=folder / name
-            )
-            for name in "abc"
-        ]
-        self.parties[2].y = y
-        peers = {p.name: public_identity(p.state_dir) for p in self.parties}
         leaves = dict.fromkeys(("row-sums", *kinds), Limit())
-        for party in self.parties:
-            party.consent = Consent(leaves=leaves, peers=peers, **rules)
+        self.parties = pinned(
+            by_columns(rng.normal(size=(N, 3 * WIDTH)), y, names=[*"abc"], ids=ids),
+            folder,
+            Consent(leaves=leaves, **rules),
+        )
 
     def take(self, rows_of_victim):
         """Let the victim's session have some of its rows, as an order would."""

@@ -1,27 +1,14 @@
 """All that the server sends and gets, against the tables of who learns what."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
+from federations import by_columns
 from transcripts import actual, is_uniform, patterns, replies
 
 from vfl_flower import Party
 from vfl_flower.clients.evaluation import Told
-from vfl_flower.numerics.blocks import RowBlocks
-from vfl_flower.numerics.coresets import vrlr_sensitivities
-from vfl_flower.numerics.leverage import leverage_factor, leverage_scores
 from vfl_flower.secure_aggregation.groups import group
-from vfl_flower.strategies import (
-    FDSKL,
-    CoresetVKMC,
-    CoresetVRLR,
-    FDSKLDirect,
-    FDSKLPrediction,
-    FKKMeans,
-)
-from vfl_flower.strategies.fdskl.learning import KernelLearning
+from vfl_flower.strategies import FDSKL, CoresetVKMC, CoresetVRLR, FDSKLDirect
 from vfl_flower.testing import Recorder
 
 WIDTHS, HOLDER = (2, 1, 3), 2
@@ -36,11 +23,7 @@ def data(n=N, seed=0):
 
 
 def parties(X, y, labelled=True):
-    blocks = np.split(X, np.cumsum(WIDTHS)[:-1], axis=1)
-    return [
-        Party(block, y if labelled and j == HOLDER else None, name=NAMES[j])
-        for j, block in enumerate(blocks)
-    ]
+    return by_columns(X, y if labelled else None, WIDTHS, names=NAMES)
 
 
 def record(strategy, federation=None, seed=6):
@@ -56,36 +39,19 @@ STRATEGIES = {
     "central, uniform": lambda: CoresetVRLR(40, sampling="uniform", solver="central"),
     "central, full": lambda: CoresetVRLR(sampling="full", solver="central"),
     "cg": lambda: CoresetVRLR(40, solver="cg"),
-    "cg, paper": lambda: CoresetVRLR(40, solver="cg", rounds="paper"),
-    "cg, uniform": lambda: CoresetVRLR(40, solver="cg", sampling="uniform"),
-    "cg, full": lambda: CoresetVRLR(solver="cg", sampling="full"),
     "proximal": lambda: CoresetVRLR(40, "lasso", 0.5, solver="cg", max_iter=5),
     "saga": lambda: CoresetVRLR(40, solver="saga", max_iter=2, batch_size=20),
     "k-means": lambda: CoresetVKMC(3, size=40, evaluate="full"),
     "k-means, checked": lambda: CoresetVKMC(3, size=40, check_size=20),
-    "k-means, paper": lambda: CoresetVKMC(3, size=40, rounds="paper"),
-    "k-means, uniform": lambda: CoresetVKMC(3, size=40, sampling="uniform"),
-    "k-means, full": lambda: CoresetVKMC(3, sampling="full"),
     "distdim": lambda: CoresetVKMC(3, "distdim", size=40, evaluate="full"),
-    "distdim, uniform": lambda: CoresetVKMC(3, "distdim", size=40, sampling="uniform"),
-    "distdim, full": lambda: CoresetVKMC(3, sampling="full", solver="distdim"),
 }
 POOLED = [n for n in STRATEGIES if n.startswith(("central", "k-means"))]
-AT_HOME = [n for n in STRATEGIES if n not in POOLED]
 
 
 def kernel(strategy=FDSKLDirect, **settings):
     size = {"features": 8 if strategy is FDSKLDirect else 12}
     given = {"target": "continuous", "test_fraction": 0.2, "block_bytes": 1200}
     return strategy("square", **{**given, **size, **settings})
-
-
-FDSKL_STRATEGIES = {
-    "direct": kernel,
-    "direct, ring": lambda: kernel(topology="ring"),
-    "doubly": lambda: kernel(FDSKL),
-    "doubly, tree": lambda: kernel(FDSKL, topology="tree"),
-}
 
 
 def test_the_server_sees_who_has_drawn_which_row():
@@ -95,158 +61,12 @@ def test_the_server_sees_who_has_drawn_which_row():
     assert sum(len(e.values["rows"]) for e in drawn) == 40
 
 
-@pytest.mark.parametrize(
-    ("strategy", "lines"),
-    [
-        (
-            CoresetVRLR,
-            {
-                "hello": "all of it",
-                "totals": "each G_j",
-                "scores": "only sum_j g_ij",
-                ".. with rows": "``central``",
-                ".. each step": "only sums",
-                "coefficients": "the model",
-            },
-        ),
-        (
-            CoresetVKMC,
-            {
-                "hello": "all of it",
-                "totals": "each G_j",
-                "scores": "only sum_j g_ij",
-                ".. with rows": "``central``",
-                "local_clusters": "``distdim``",
-                "distances": "only sums",
-            },
-        ),
-        (
-            FDSKL,
-            {
-                "hello": "all of it",
-                "distances": "nothing: only the label",
-                "bandwidth": "the bandwidth",
-                "start": "the rows' numbers",
-                "iterate": "nothing",
-                "answer": "the mean error",
-            },
-        ),
-        (
-            FDSKLDirect,
-            {
-                "hello": "all of it",
-                "distances": "nothing: only the label",
-                "bandwidth": "the bandwidth",
-                "angles": "nothing",
-                "fit": "the score, and lambda",
-                "answer": "the mean error",
-            },
-        ),
-        (
-            FDSKLPrediction,
-            {"hello": "all of it", "part": "all of it", "answer": "nothing"},
-        ),
-        (
-            FKKMeans,
-            {
-                "hello": "all of it",
-                "begin": "the sums over parties",
-                "gram": "the sum over parties",
-                "local": "all of it",
-                "sample": "all of it",
-                "assign": "the sums over parties",
-            },
-        ),
-    ],
-)
-def test_tables_of_the_docstrings_are_those_that_are_tested(strategy, lines):
-    """The rows of a docstring's table, that the names above stand for."""
-    table = strategy.__doc__
-    for line, learned in lines.items():
-        assert re.search(
-            rf"^ *{re.escape(line)}  .*{re.escape(learned)}", table, re.MULTILINE
-        )
-
-
-SAID = {
-    "coresets": {
-        "hello": "name index row column labels SHA-256 version key",
-        "totals": "G_j row numbers",
-        "drawn_rows": "row numbers",
-        "scores": "S masked",
-        "pooled_rows": "columns labels",
-        "start": "labels masked lengths deviation",
-        "cg": "directions masked scalars",
-        "saga": "predictions masked",
-        "coefficients": "theta_j masked",
-        "local_clusters": "centres cluster",
-        "held_out": "masked label",
-        "errors": "errors",
-        "keep": "keeps",
-        "part": "size places",
-        "addends": "masked receiver",
-        "answer": "errors numbers",
-        "distances": "distances masked",
-    },
-    "fdskl": {
-        "hello": "name index row column labels SHA-256 version key",
-        "distances": "distances 1,000 masked",
-        "bandwidth": "bandwidth",
-        "angles": "masked",
-        "fit": "lambda score converged classes part",
-        "start": "instances columns scale",
-        "iterate": "angles masked part",
-        "held_out_angles": "angles masked",
-        "answer": "mean rows",
-        "part": "place parties kernel bandwidth features holders columns scale phase",
-    },
-    "ridge": {
-        "hello": "name index row column labels SHA-256 version key",
-        "prepare": "numbers local mean variance third masked targets",
-        "deal": "seeds shares encrypted",
-        "hide_rows": "angles random masked local triple frequencies cumulants",
-        "open_joint": "shares joint masks",
-        "multiply": "share Gram",
-        "relevance": "mask mixtures",
-        "fit": "penalty error constant keeps",
-        "rows": "angles local weights",
-        "products": "shares",
-        "scores": "error number curves",
-        "part": "place parties holder columns features kernel bandwidth dealing",
-    },
-    "kernel_kmeans": {
-        "hello": "name index row column digest version key",
-        "begin": "sums columns squares masked seed encrypted",
-        "gram": "W_t masked",
-        "product": "W_t masked trace",
-        "local": "cost",
-        "sample": "points weights",
-        "assign": "inertia sizes masked keeps",
-    },
-}
-"""Words of the tables of the papers' pages for what is sent, by the step."""
-
-
-@pytest.mark.parametrize("page", SAID)
-def test_tables_of_the_pages_say_what_is_sent(page):
-    path = Path(__file__).parents[2] / f"docs/papers/{page}.md"
-    rows = [line.split("|")[1:] for line in path.read_text().splitlines()]
-    sent = {
-        step: cells[1]
-        for cells in rows
-        if len(cells) >= 5
-        for step in re.findall(r"`(\w+)`", cells[0].partition("(")[0])
-    }
-    for step, words in SAID[page].items():
-        missing = [word for word in words.split() if word not in sent[step]]
-        assert not missing, (step, missing)
-
-
 # -- messages of FDSKL --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("topology", ["star", "tree"])
-@pytest.mark.parametrize("target", ["continuous", "binary"])
+@pytest.mark.parametrize(
+    ("topology", "target"), [("star", "continuous"), ("tree", "binary")]
+)
 def test_messages_of_several_label_holders(topology, target):
     """Their scores go through sums, whose bound tells all the largest scale."""
     X, y = data()
@@ -276,10 +96,12 @@ def test_messages_of_several_label_holders(topology, target):
     assert told == [{"test_rows"}, set(), set()]
 
 
-@pytest.mark.parametrize("name", ["direct, ring", "doubly, tree"])
-def test_angles_of_held_out_rows_are_asked_as_such(name):
+@pytest.mark.parametrize(
+    ("strategy", "topology"), [(FDSKLDirect, "ring"), (FDSKL, "tree")]
+)
+def test_angles_of_held_out_rows_are_asked_as_such(strategy, topology):
     """Those along a ring or a tree; in a star they ride on ``fdskl_answer``."""
-    _, transcript = record(FDSKL_STRATEGIES[name]())
+    _, transcript = record(kernel(strategy, topology=topology))
     rows = {"fdskl_angles": set(), "fdskl_held_out_angles": set()}
     for e in transcript:
         if not e.up and e.action in rows:
@@ -290,72 +112,16 @@ def test_angles_of_held_out_rows_are_asked_as_such(name):
     assert not train & test
 
 
-# -- federated kernel k-means ---------------------------------------------------------
-
-
-def clustering(**settings):
-    size = {"n_features": 8, "iterations": 3, "subspace_tol": 0, "n_init": 1}
-    return FKKMeans(2, 3, clustering="coreset", coreset_size=20, **size, **settings)
-
-
-CLUSTERINGS = {"gram": clustering, "lanczos": lambda: clustering(eigensolver="lanczos")}
-
-
-def row_parties():
-    X = data()[0]
-    return [Party(X[m::3], name=NAMES[m]) for m in range(3)]
-
-
 # -- what sums hide -----------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def scored():
-    """Return scores, bound and masked arrays of 4,000 draws.
-
-    Masks come from the operating system, not from a seed.
-    """
-    X, y = data(600)
-    _, transcript = record(CoresetVRLR(4000, solver="central"), parties(X, y))
-    (request,) = [
-        e
-        for e in transcript
-        if e.action == "coresets_scores" and not e.up and not e.party
-    ]
-    S, true = request.values["rows"], []
-    for j, block in enumerate(np.split(X, np.cumsum(WIDTHS)[:-1], axis=1)):
-        blocks = RowBlocks(block, 1.0, *([y] if j == HOLDER else []))
-        g = leverage_scores(blocks, leverage_factor(blocks))
-        g = vrlr_sensitivities(g - (1 / 600 if j != HOLDER else 0), 600)
-        true.append(g[S])
-    masked = replies(transcript, "coresets_scores", "scores")
-    return true, masked, group("ring", request.frame["bound.scores"], 3)
-
-
-def test_scores_of_a_party_look_uniform(scored):
+def test_scores_of_a_party_look_uniform():
     """Six tests, each with a false-alarm rate of 1e-9: alone, and less one party."""
-    _, masked, _ = scored
+    _, transcript = record(CoresetVRLR(4000, solver="central"), parties(*data(600)))
+    masked = replies(transcript, "coresets_scores", "scores")
     for j in range(3):
         assert is_uniform(masked[j])
         assert is_uniform(masked[j] + masked[(j + 1) % 3])  # wraps modulo 2^64
-
-
-def test_scores_of_a_party_do_not_correlate_with_what_it_sends(scored):
-    """|r| < 6.2 / sqrt(4000) for each party and sum of two: 6e-10 false alarms each."""
-    true, masked, ring = scored
-    for j in range(3):
-        both = ring.decode(masked[j] + masked[(j + 1) % 3])
-        for seen in (ring.decode(masked[j]), both):
-            assert abs(np.corrcoef(seen, true[j])[0, 1]) < 6.2 / np.sqrt(4000)
-
-
-def test_only_the_sum_of_all_scores_is_right(scored):
-    """Noise in [-8, 8) is next to one of 12,000 scores, to 1e-11, with chance 2e-8."""
-    true, masked, ring = scored
-    total = ring.decode(masked[0] + masked[1] + masked[2])
-    np.testing.assert_allclose(total, sum(true), rtol=1e-9)
-    for j in range(3):
-        assert np.abs(ring.decode(masked[j]) - true[j]).min() > 1e-11
 
 
 def test_the_checks_see_scores_without_masks():
@@ -367,64 +133,6 @@ def test_the_checks_see_scores_without_masks():
     assert plain.dtype == np.float64
     encoded, _ = group("ring", 2.0, 3).encode(plain)
     assert not is_uniform(encoded)
-
-
-@pytest.mark.parametrize(
-    ("made", "action", "array"),
-    [
-        (lambda: CoresetVRLR(2000, solver="cg"), "linear_start", "residual"),
-        (lambda: CoresetVRLR(2000, solver="cg"), "linear_cg", "direction"),
-        (
-            lambda: CoresetVRLR(2000, "lasso", 0.5, solver="cg", max_iter=2),
-            "linear_proximal",
-            "residual",
-        ),
-        (
-            lambda: CoresetVRLR(2000, solver="saga", max_iter=1, batch_size=2000),
-            "linear_saga",
-            "residual",
-        ),
-        (
-            lambda: CoresetVRLR(2000, solver="saga", max_iter=1, batch_size=2000),
-            "linear_start",
-            "norms",
-        ),
-        (
-            lambda: CoresetVKMC(4, size=50, evaluate="full"),
-            "coresets_distances",
-            "distances",
-        ),
-    ],
-)
-def test_addends_look_uniform(made, action, array):
-    """Each party's, and each sum of two: six at 1e-9; also those that are all zero."""
-    _, transcript = record(made(), parties(*data(1500)))
-    rounds = len(
-        {e.frame["round"] for e in transcript if e.action == action and not e.up}
-    )
-    sent = [e for e in transcript if e.up and e.action == action]
-    assert len(sent) == 3 * rounds
-    first = [next(e for e in sent if e.party == j).values[array] for j in range(3)]
-    for j in range(3):
-        assert is_uniform(first[j])
-        assert is_uniform(first[j] + first[(j + 1) % 3])
-
-
-@pytest.mark.parametrize(
-    ("made", "federation"),
-    [(STRATEGIES[name], None) for name in AT_HOME]
-    + [(FDSKL_STRATEGIES[name], None) for name in ("direct", "doubly", "doubly, tree")]
-    + [(CLUSTERINGS[name], row_parties) for name in ("gram", "lanczos")],
-)
-def test_two_runs_of_a_seed_have_new_keys_and_the_same_model(made, federation):
-    (first, one), (second, two) = (
-        record(made(), federation and federation()) for _ in range(2)
-    )
-    if not isinstance(made(), KernelLearning | FKKMeans):  # its model has a number
-        assert first.arrays.object_id == second.arrays.object_id
-    assert first.metrics == second.metrics
-    sent = [e.values for e in [*one, *two]]
-    assert len({values["public_key"] for values in sent if "public_key" in values}) == 6
 
 
 def test_no_mask_is_used_twice():
