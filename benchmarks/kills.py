@@ -458,7 +458,7 @@ def arrays_of(path: Path) -> dict[str, Any]:
 
 def metrics_of(text: Any, place: str = "report") -> dict[str, Any]:
     """Return what a report says but for times, numbers of models and paths."""
-    passing = ("second", "time", "model", "config", "ledger", "version", "folder")
+    passing = ("second", "time", "model_id", "config", "ledger", "version", "folder")
     passing += ("written", "note")  # whom the run has asked again
     passing += ("removed", "changed")  # nothing, where a run has done it before
     if not isinstance(text, dict):
@@ -548,7 +548,7 @@ class Matrix:
         self.count += 1
         case = CASES[trial.name]
         if trial.forgets and self.model:
-            more = (*more, f"model={self.model}")
+            more = (*more, f"model-id={self.model}")
         log = self.site.place / f"run-{self.count}.log"
         words = self.site.words(case, f"out-{trial.name}", *more)
         process = begun(self.site.place, log, words)
@@ -592,7 +592,7 @@ class Matrix:
             values |= {f"server {k}": v for k, v in arrays_of(path).items()}
         text = (folder / "result.json").read_text()
         values |= metrics_of(json.loads(text))
-        model = re.search(r'"model": "([0-9a-f]{16})"', text)
+        model = re.search(r'"model_id": "([0-9a-f]{16})"', text)
         for party in NAMES if model else ():
             for path in (self.site.place / party / "state").rglob(f"*{model[1]}*"):
                 if path.suffix == ".csv":
@@ -847,7 +847,7 @@ class Matrix:
         complete = {self.model} | {
             number
             for out in self.site.place.glob("out-*/2*/result.json")
-            for number in re.findall(r'"model": "([0-9a-f]{16})"', out.read_text())
+            for number in re.findall(r'"model_id": "([0-9a-f]{16})"', out.read_text())
         }
         everyone = [key for ids in self.site.ids.values() for key in ids]
         forgets = any(trial.forgets for trial in failed)

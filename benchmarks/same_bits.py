@@ -429,7 +429,7 @@ def prediction(name, count=3, holders=(-1,), target="binary", then=(), **setting
             yield "train", shot(trained)
             for what, more in then:
                 strategy = made(
-                    "FDSKLPrediction", model=trained.model.model, **asked | more
+                    "FDSKLPrediction", model_id=trained.model.id, **asked | more
                 )
                 parties = kernel_parties(count, holders, target, folder, new=True)
                 # It draws nothing, and takes no seed.
@@ -636,11 +636,11 @@ def chain(name, *, leave="apart", lazy=False, **settings):
             base = {"masking": given["masking"], "server_state": server}
             strategy = made("MUFC", server_state=server, **given)
             trained = vf.simulate(strategy, everyone, seed=15)
-            model = trained.model.model
+            model = trained.model.id
             yield "1 train", mufc_shot(trained, everyone, home)
 
             def later(cls, present, seed=None, **more):
-                strategy = made(cls, model=model, **base, **more)
+                strategy = made(cls, model_id=model, **base, **more)
                 result = vf.simulate(strategy, present, seed=seed)
                 return mufc_shot(result, present, home)
 

@@ -191,7 +191,7 @@ def protocol(
         asked = [
             Party(b, name=f"p{j}", state_dir=folders[j]) for j, b in enumerate(new)
         ]
-        predicted = simulate(RidgePrediction(result.model.model), asked).ledger
+        predicted = simulate(RidgePrediction(result.model.id), asked).ledger
     f = result.model.predict(new)
     score, _ = secure_ridge(X, y, count, seed, features=features)
     pooled, _ = score(X_test)

@@ -168,7 +168,7 @@ def make(folder: Path) -> None:
     for name, (strategy, _) in TRAINED.items():
         home = folder / "trained" / name
         result = simulate(strategy_of(name, home), parties(home, strategy))
-        about["models"][name] = number = result.model.number or MISSING
+        about["models"][name] = number = result.model.id or MISSING
         result.model.save(folder / f"{name}.npz")
         if name != "order":
             np.save(folder / f"{name} predicted.npy", predicted(result.model, strategy))

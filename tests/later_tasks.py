@@ -88,7 +88,7 @@ def trained(name: str) -> tuple[str, Path]:
     """Return the number of a trained model, and the folder with its parts."""
     folder = Path(HOME.name) / name
     strategy, parties = TRAINED[name](folder)
-    return str(strategy.start(InProcessGrid(parties)).model.number), folder
+    return str(strategy.start(InProcessGrid(parties)).model.id), folder
 
 
 def on_parts(
@@ -108,7 +108,7 @@ def on_parts(
             return parties(folder)
 
         given = {"server_state": folder / "server"} if name == "mufc" else {}
-        return task(model=model, **given, **settings), make
+        return task(model_id=model, **given, **settings), make
 
     return in_folder
 

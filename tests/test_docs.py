@@ -498,8 +498,8 @@ def test_lines_that_strategies_need():
         task = tasks_of({"strategy": name})[given.get("task", "train")]
         config = {"strategy": name} | given
         for needed in settings_of(task):
-            if needed.name == "model":
-                config["model"] = "0" * 16
+            if needed.name == "model_id":
+                config["model-id"] = "0" * 16
             elif needed.name == "clients":
                 config["mufc.clients"] = "clinic-a"
         needs = make_strategy(check_run_config(config)).terms.needs

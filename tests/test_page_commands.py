@@ -215,7 +215,7 @@ class Reader:
             read = read_result(run)
             strategy = read["run_config"]["strategy"]
             if strategy in line.split() or " run " not in line:
-                numbers += [result["model"] for result in read["results"].values()]
+                numbers += [result["model_id"] for result in read["results"].values()]
         return next(filter(None, reversed(numbers)))
 
     def type(self, line: str) -> str:

@@ -164,7 +164,7 @@ def node(tmp_path) -> Context:
     settings = {"encoding": trained.encoding}
     save_part(tmp_path / "state", ModelPart(MODEL, "fdskl", settings))
     context.node_config["data"] = str(tmp_path / "new.csv")
-    context.run_config = {"task": "predict", "model": MODEL}
+    context.run_config = {"task": "predict", "model-id": MODEL}
     return context
 
 

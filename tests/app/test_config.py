@@ -90,17 +90,17 @@ def test_wrong_key_or_type(key, value, rule):
 def test_settings_reach_their_strategy(name, task, given):
     section = {f"{name}.{k.replace('_', '-')}": v for k, v in given.items()}
     config = {"strategy": name, "task": task, "n-parties": 4} | section
-    config |= {} if task == "train" else {"model": MODEL}
+    config |= {} if task == "train" else {"model-id": MODEL}
     strategy = make_strategy(check_run_config(config))
     assert {key: getattr(strategy, key) for key in given} == given
     assert strategy.n_parties == 4
-    assert task == "train" or strategy.model == MODEL
+    assert task == "train" or strategy.model_id == MODEL
 
 
 @pytest.mark.parametrize(("name", "task"), KINDS)
 def test_each_strategy_and_task_takes_the_defaults(name, task):
     config = {"strategy": name, "task": task}
-    config |= {} if task == "train" else {"model": MODEL}
+    config |= {} if task == "train" else {"model-id": MODEL}
     config |= {"mufc.clients": "a"} if task == "forget-client" else {}
     strategy = make_strategy(check_run_config(config))
     assert type(strategy) in algorithms()[name]
@@ -112,8 +112,12 @@ def test_each_strategy_and_task_takes_the_defaults(name, task):
     [
         ({"strategy": "mufc"}, "coreset-vrlr.size", "auto1"),
         ({"strategy": "fdskl"}, "fk-kmeans.gamma", 2.0),
-        ({"strategy": "fdskl"}, "model", "1"),
-        ({"strategy": "fdskl", "task": "predict", "model": MODEL}, "fdskl.budget", 7),
+        ({"strategy": "fdskl"}, "model-id", "1"),
+        (
+            {"strategy": "fdskl", "task": "predict", "model-id": MODEL},
+            "fdskl.budget",
+            7,
+        ),
         ({"strategy": "mufc"}, "mufc.lazy-counts", True),
     ],
 )

@@ -166,7 +166,7 @@ def test_rows_and_clients_are_forgotten_in_later_runs(tmp_path, capsys):
         assert name == config["task"]
         return actual
 
-    number = run(task="train")["model"]
+    number = run(task="train")["model_id"]
     assert f"model {number}, version 1, can forget" in capsys.readouterr().out
     (tmp_path / "a" / "forget.txt").write_text("1\n2")
     (tmp_path / "b" / "forget.txt").write_text("3")
@@ -175,8 +175,8 @@ def test_rows_and_clients_are_forgotten_in_later_runs(tmp_path, capsys):
         ("unlearn", {}, 33),
         ("forget-client", {"mufc.clients": "c"}, 21),
     ):
-        actual = run(task=task, model=number, **more)
-        assert actual["model"] == number
+        actual = run(task=task, **{"model-id": number}, **more)
+        assert actual["model_id"] == number
         assert actual["metrics"]["1"]["rows"] == rows
     assert f"model {number}, version 3, can forget" in capsys.readouterr().out
     kept = (tmp_path / "a" / f"predictions-{number}.csv").read_text().split()

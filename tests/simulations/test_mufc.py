@@ -142,7 +142,7 @@ def test_memory_adds_what_a_run_adds(data, method, tmp_path):
     trained = simulate(strategy(data, method, server), [*parties(later)], seed=3)
     for left in ([none, *later[1:]], [none, none, *later[2:]]):
         more = [*parties(left)]
-        result = simulate(addition(more, server, trained.model.model), more, seed=3)
+        result = simulate(addition(more, server, trained.model.id), more, seed=3)
     np.testing.assert_array_equal(numerics.centers, result.model.cluster_centers_)
     assert numerics.loss()[0] == pytest.approx(result.model.inertia_, rel=1e-9)
 

@@ -78,14 +78,14 @@ def later(kind, task, model, folder, **settings):
     """Return the strategy of a task, "Prediction" or "Evaluation"."""
     if kind == "fk-kmeans":
         tasks = {"Prediction": FKKMeansPrediction, "Evaluation": FKKMeansEvaluation}
-        return tasks[task](model.model, **settings)
+        return tasks[task](model.id, **settings)
     tasks = {"Prediction": MUFCPrediction, "Evaluation": MUFCEvaluation}
-    return tasks[task](model.model, server_state=folder / "server", **settings)
+    return tasks[task](model.id, server_state=folder / "server", **settings)
 
 
 def written(party, model):
     """Return what the last run wrote at a party: ids and clusters."""
-    (path,) = party.state_dir.glob(f"predictions-{model.model}-*.csv")
+    (path,) = party.state_dir.glob(f"predictions-{model.id}-*.csv")
     with path.open(newline="") as file:
         table = list(csv.DictReader(file))
     return [row["id"] for row in table], [int(row["prediction"]) for row in table]
@@ -102,7 +102,7 @@ def cost(kind, model, X):
 
 def test_each_party_has_the_clusters_of_its_new_rows(kind, tmp_path, model, new):
     """The columns in another order at one of them; those of training stay as well."""
-    before = (new[0].state_dir / f"predictions-{model.model}.csv").read_bytes()
+    before = (new[0].state_dir / f"predictions-{model.id}.csv").read_bytes()
     turned = dataclasses.replace(
         new[1], X=new[1].X[:, [2, 0, 1]], columns=("c", "a", "b")
     )
@@ -114,7 +114,7 @@ def test_each_party_has_the_clusters_of_its_new_rows(kind, tmp_path, model, new)
         ids, clusters = written(party, model)
         assert ids == list(party.ids)
         assert clusters == model.predict(party.X).tolist()
-    assert (new[0].state_dir / f"predictions-{model.model}.csv").read_bytes() == before
+    assert (new[0].state_dir / f"predictions-{model.id}.csv").read_bytes() == before
 
 
 def test_two_parties_of_three_are_enough(kind, tmp_path, model):
@@ -160,7 +160,7 @@ def test_other_columns_or_no_model(kind, tmp_path, model, new):
         with pytest.raises(FederationError, match=rule):
             simulate(strategy, made)
     with pytest.raises(ValueError, match="model must be the number"):
-        dataclasses.replace(strategy, model="")
+        dataclasses.replace(strategy, model_id="")
     with pytest.raises(ValueError, match="seed"):
         dataclasses.replace(strategy, seed=1)
 
@@ -171,18 +171,18 @@ def test_a_model_without_a_map_is_refused_before_any_row_is_read(tmp_path):
     strategy = FKKMeans(3, 4, n_features=20, iterations=2, **settings)
     model = simulate(strategy, made, seed=1).model
     with pytest.raises(PartyFailed, match="only a model of split rows"):
-        simulate(FKKMeansPrediction(model.model), made)
+        simulate(FKKMeansPrediction(model.id), made)
 
 
 def test_a_part_of_a_kernel_that_there_is_no_more_is_refused(tmp_path):
     model = trained("fk-kmeans", tmp_path)
     for party in (made := parties(tmp_path, seed=50)):
-        part = load_part(party.state_dir, model.model)
+        part = load_part(party.state_dir, model.id)
         settings = part.settings | {"kernel": "polynomial"}
         save_part(party.state_dir, dataclasses.replace(part, settings=settings))
     rule = "kernel of a model must be one of .*, got 'polynomial'$"
     with pytest.raises(PartyFailed, match=rule):
-        simulate(FKKMeansPrediction(model.model), made)
+        simulate(FKKMeansPrediction(model.id), made)
 
 
 def test_a_server_that_chooses_centres_gets_a_row_by_what_consent_calls_row_sums(
@@ -201,7 +201,7 @@ def test_a_server_that_chooses_centres_gets_a_row_by_what_consent_calls_row_sums
             return super().ask(grid_parties, moved)
 
     def total():
-        attack = Attack(model.model, server_state=folder)
+        attack = Attack(model.id, server_state=folder)
         return 120 * simulate(attack, new).metrics["test_loss"]
 
     guess, step, read = np.array([3.0, 3.0, -3.0]), 0.01, []
@@ -221,7 +221,7 @@ def test_rows_that_are_forgotten_take_no_part(tmp_path):
     model = trained("mufc", tmp_path)
     old = parties(tmp_path)
     gone = [f"south.0.{row}" for row in (3, 7)]
-    request = removal(old, tmp_path / "server", model.model, gone)
+    request = removal(old, tmp_path / "server", model.id, gone)
     now = simulate(request, old).model
     assert now.version == 2
     simulate(later("mufc", "Prediction", model, tmp_path), old)
@@ -238,7 +238,7 @@ def test_rows_that_are_forgotten_take_no_part(tmp_path):
 def test_a_party_that_has_left_the_model_gets_no_clusters(tmp_path):
     model = trained("mufc", tmp_path)
     three = parties(tmp_path)
-    simulate(departure(three, tmp_path / "server", model.model, "west"), three)
+    simulate(departure(three, tmp_path / "server", model.id, "west"), three)
     strategy = later("mufc", "Prediction", model, tmp_path)
     with pytest.raises(FederationError, match="'west' does too"):
         simulate(strategy, three)
@@ -249,7 +249,7 @@ def test_a_killed_removal_is_settled_first(tmp_path):
     """A party that was killed before it took the version of the server takes it now."""
     model = trained("mufc", tmp_path)
     old = parties(tmp_path)
-    request = removal(old, tmp_path / "server", model.model, ["south.0.3"])
+    request = removal(old, tmp_path / "server", model.id, ["south.0.3"])
 
     class Killed(InProcessGrid):
         def _push(self, message):
@@ -259,7 +259,7 @@ def test_a_killed_removal_is_settled_first(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         request.start(Killed(old))
-    assert ServerState(tmp_path / "server", model.model).version == 2
+    assert ServerState(tmp_path / "server", model.id).version == 2
     simulate(later("mufc", "Prediction", model, tmp_path), old)
     assert "south.0.3" not in written(old[1], model)[0]
 
@@ -280,7 +280,7 @@ def test_on_nodes_from_files_of_new_rows(tmp_path):
 
     model = KERNEL.replace(seed=None).start(nodes("old")).model
     for task, name in (("Prediction", "predict"), ("Evaluation", "evaluate")):
-        grid = nodes("new", task=name, model=model.model)
+        grid = nodes("new", task=name, **{"model-id": model.id})
         result = later("fk-kmeans", task, model, tmp_path).start(grid)
     assert result.metrics["test_rows"] == 90
     for m in range(3):
@@ -300,7 +300,7 @@ def test_the_share_that_is_explained_needs_no_more_than_the_server_has(tmp_path)
     model, explained = trained.model, trained.metrics["explained"]
     total = (((X - X.mean(axis=0)) / 8) ** 2).sum()
     assert explained == pytest.approx(1 - model.inertia_ / total, abs=0.01)
-    request = removal(federation, tmp_path / "server", model.model)
+    request = removal(federation, tmp_path / "server", model.id)
     assert simulate(request, federation).metrics["explained"] == explained
     rows = strategy.replace(client_training="init", min_rows_per_bin=1)
     assert "explained" not in simulate(rows, federation, seed=2).metrics

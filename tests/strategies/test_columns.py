@@ -73,7 +73,7 @@ def test_mufc_forgets_in_the_order_of_training_whoever_is_left(tmp_path):
         party.state_dir = tmp_path / party.name
         party.state_dir.mkdir(mode=0o700)
     strategy = MUFC(n_clusters=2, box="-10,20;0,20;20,50", server_state=server)
-    model = simulate(strategy, parties, seed=1).model.model
+    model = simulate(strategy, parties, seed=1).model.id
     left = MUFCForgetClient(model, "clinic-0", server_state=server)
     assert simulate(left, parties[1:]).metrics["rows"] == 60
     task = removal(parties, server, model, {"clinic-1": [1, 4]})

@@ -63,7 +63,7 @@ def test_predictions_are_those_of_the_whole_model(name, count, tmp_path, monkeyp
     model = trained(tmp_path, name, count)
     X, y = data(70, seed=3)
     grid = InProcessGrid(parties(tmp_path, X, y, count))
-    result = CoresetPrediction(model.number, allow_two_parties=True).start(grid)
+    result = CoresetPrediction(model.id, allow_two_parties=True).start(grid)
     assert result.metrics == {"rows": 70}
     receiver = 0 if name == "k-means" else count - 1
     (path,) = (tmp_path / str(receiver)).glob("predictions-*.csv")
@@ -80,7 +80,7 @@ def test_what_a_regression_is_worth_on_new_rows(tmp_path):
     X, y = data(90, seed=3)
     y[:20] = np.nan
     grid = InProcessGrid(parties(tmp_path, X, y))
-    result = CoresetEvaluation(model.number).start(grid)
+    result = CoresetEvaluation(model.id).start(grid)
     predicted = model.predict(np.array_split(X, 3, axis=1))[20:]
     metrics, near = result.metrics, functools.partial(pytest.approx, rel=1e-6)
     assert metrics["test_rows"] == 70
@@ -97,7 +97,7 @@ def test_what_clusters_are_worth_on_new_rows(tmp_path):
     model = trained(tmp_path, "k-means")
     X, _ = data(90, seed=3)
     grid = InProcessGrid(parties(tmp_path, X, None))
-    metrics = CoresetEvaluation(model.number).start(grid).metrics
+    metrics = CoresetEvaluation(model.id).start(grid).metrics
     centers = np.hstack(model.cluster_centers_)
     squares = ((X[:, None] - centers) ** 2).sum(axis=2).min(axis=1)
     assert metrics["test_loss"] == pytest.approx(squares.mean())
@@ -110,7 +110,7 @@ def test_of_few_labels_nothing_is_told(labels, rows, tmp_path):
     X, y = data(90, seed=3)
     y[labels:] = np.nan
     grid = InProcessGrid(parties(tmp_path, X, y))
-    metrics = CoresetEvaluation(model.number).start(grid).metrics
+    metrics = CoresetEvaluation(model.id).start(grid).metrics
     assert metrics["test_rows"] == rows
     assert ("test_loss" in metrics) == (rows > 0)
 
@@ -118,7 +118,7 @@ def test_of_few_labels_nothing_is_told(labels, rows, tmp_path):
 def greeted(folder, model, n):
     """Return a server of its own that has greeted the parties, with n new rows."""
     grid = InProcessGrid(parties(folder, *data(n)))
-    asked = Parties(Exchange(grid), model=model.number)
+    asked = Parties(Exchange(grid), model=model.id)
     asked.ask(party.part)
     return asked
 
@@ -239,13 +239,13 @@ def test_two_parties_only_where_it_is_allowed(tmp_path):
     model = trained(tmp_path, "central", 2)
     grid = InProcessGrid(parties(tmp_path, *data(40), 2))
     with pytest.raises(FederationError, match="at least three parties"):
-        CoresetPrediction(model.number).start(grid)
+        CoresetPrediction(model.id).start(grid)
 
 
 def test_other_parties_or_columns_than_in_training(tmp_path):
     model = trained(tmp_path, "central")
     new = parties(tmp_path, *data(40))
-    predict = CoresetPrediction(model.number)
+    predict = CoresetPrediction(model.id)
     swapped = [
         dataclasses.replace(new[j], state_dir=new[k].state_dir)
         for j, k in ((0, 1), (1, 0), (2, 2))
@@ -264,7 +264,7 @@ def test_without_a_state_dir_nothing_is_kept(tmp_path):
     federation = parties(tmp_path, X, y)
     federation[1].state_dir = None
     result = MODELS["gram"].start(InProcessGrid(federation))
-    assert result.model.number is None
+    assert result.model.id is None
     assert not list(tmp_path.glob("*/*.npz"))
 
 

@@ -171,7 +171,7 @@ def test_curves_of_new_rows_that_fdskl_evaluates(solver, tmp_path, monkeypatch):
     """As of rows held out, in as many round trips as without."""
     X, y = data()
     training = strategy(solver, test_fraction=0.0)
-    number = simulate(training, parties(X, y, tmp_path), seed=1).model.number
+    number = simulate(training, parties(X, y, tmp_path), seed=1).model.id
     spy = Spy(monkeypatch, ridge_scores, fdskl)
     new, labels = data(150, seed=5)
     labels[:30] = np.nan
@@ -197,7 +197,7 @@ def test_curves_of_new_rows_that_a_linear_model_predicts(tmp_path):
     model = simulate(linear, parties(*data(), tmp_path), seed=1).model
     new, labels = data(200, seed=5)
     grid = RealParties(parties(new, labels, tmp_path))
-    result = CoresetEvaluation(model.number).start(grid)
+    result = CoresetEvaluation(model.id).start(grid)
     predicted = model.predict(np.array_split(new, 3, axis=1))
     bins = np.array_split(np.argsort(predicted), 10)
     assert result.curves["rows"] == [20] * 10
@@ -210,7 +210,7 @@ def test_clusters_have_no_curve(tmp_path):
     X, _ = data()
     model = simulate(CoresetVKMC(3, size=100), parties(X, None, tmp_path), seed=1).model
     grid = RealParties(parties(X, None, tmp_path))
-    told = CoresetEvaluation(model.number).start(grid)
+    told = CoresetEvaluation(model.id).start(grid)
     assert told.metrics["test_rows"] == N
     assert told.curves == {}
 

@@ -189,7 +189,7 @@ def test_all_parties_but_one_leave(tmp_path, monkeypatch):
     server = tmp_path / "server"
     settings = {"n_clusters": 2, "box": (-5.0, 5.0), "server_state": server}
     grid = RealParties(parties)
-    model = MUFC(**settings).start(grid).model.model
+    model = MUFC(**settings).start(grid).model.id
     ask = Parties.ask
 
     def others_leave(self, question, **values):

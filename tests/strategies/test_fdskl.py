@@ -599,7 +599,7 @@ def test_predictions_are_at_the_bandwidth_that_was_chosen(tmp_path):
     result, _, grid = run(federation, bandwidth="auto", **given)
     assert grid.memories()[2].part["multiple"] > 1
     new = [Party(p.X, name=p.name, state_dir=p.state_dir) for p in federation]
-    predicted = FDSKLPrediction(result.model.model)
+    predicted = FDSKLPrediction(result.model.id)
     told = predicted.start(InProcessGrid(new))
     assert told.model.bandwidth == result.model.bandwidth
     (path,) = (tmp_path / "party 2").glob("predictions-*.csv")

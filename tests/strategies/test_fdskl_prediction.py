@@ -31,7 +31,7 @@ HOPS = {
 def predicting(model, **settings):
     """Return predictions by a model that was trained on angles."""
     bits = {} if "masking" in settings else {"bits": 16}
-    return FDSKLPrediction(**{"model": model, **bits, **settings})
+    return FDSKLPrediction(**{"model_id": model, **bits, **settings})
 
 
 def data(n=N, seed=0):
@@ -167,12 +167,12 @@ def test_the_label_holder_gets_the_predictions_of_the_model(
     result = train(tmp_path, **settings)
     assert not files(tmp_path)
     parties, blocks = new_parties(tmp_path, settings["count"])
-    strategy = predicting(result.model.model, allow_two_parties=True, **prediction)
+    strategy = predicting(result.model.id, allow_two_parties=True, **prediction)
     actual = simulate(strategy, parties)
     bits = prediction.get("bits", 16)
     assert_written(tmp_path, result, blocks, bits, settings["holders"][0])
     assert actual.metrics == {"rows": NEW}
-    assert (actual.model.model, actual.model.bandwidth) == (result.model.model, 2.0)
+    assert (actual.model.id, actual.model.bandwidth) == (result.model.id, 2.0)
     assert actual.model.parts is None
     star = prediction.get("topology", "star") == "star"
     size = 8 if "masking" in prediction else bits // 8
@@ -196,7 +196,7 @@ def test_labels_of_any_size_are_predicted_as_well(tmp_path, size):
     settings = {"holders": (0, 2), "target": "continuous", "bits": 32, **DS}
     result = train(tmp_path, size=size, **settings)
     parties, blocks = new_parties(tmp_path)
-    simulate(predicting(result.model.model, bits=32), parties)
+    simulate(predicting(result.model.id, bits=32), parties)
     actual, expected = written(tmp_path)[2], result.model.predict(blocks)
     assert np.abs(actual - expected).max() <= 1e-8 * np.abs(expected).max()
     assert np.abs(expected).max() > 0.1 * np.max(size)
@@ -211,7 +211,7 @@ def test_classes_are_written_as_the_file_has_them(tmp_path, ridge):
     new, _ = new_parties(tmp_path, names=False)
     members[2].encoding = new[2].encoding = encoding
     strategy = SecureRidge() if ridge else FDSKLDirect(features=48)
-    model = simulate(strategy, members, seed=3).model.model
+    model = simulate(strategy, members, seed=3).model.id
     task = RidgePrediction if ridge else FDSKLPrediction
     simulate(task(model), new)
     (path,) = files(tmp_path)
@@ -228,7 +228,7 @@ def test_classes_are_written_as_the_file_has_them(tmp_path, ridge):
 def test_one_row(tmp_path):
     result = train(tmp_path)
     parties, blocks = new_parties(tmp_path, n=1)
-    simulate(predicting(result.model.model), parties)
+    simulate(predicting(result.model.id), parties)
     _, _, actual = written(tmp_path)
     np.testing.assert_array_equal(actual, result.model.predict(blocks))
 
@@ -238,7 +238,7 @@ def test_names_of_columns_may_be_missing_in_training_or_now(tmp_path):
         folder = tmp_path / str(names)
         result = train(folder, names=names)
         parties, blocks = new_parties(folder, names=not names)
-        simulate(predicting(result.model.model), parties)
+        simulate(predicting(result.model.id), parties)
         assert_written(folder, result, blocks)
 
 
@@ -262,13 +262,13 @@ def assert_refused(parties, strategy, message, party=None):
 def trained(tmp_path):
     result = train(tmp_path)
     parties, _ = new_parties(tmp_path)
-    return tmp_path, predicting(result.model.model), parties, result.model.model
+    return tmp_path, predicting(result.model.id), parties, result.model.id
 
 
 @pytest.mark.parametrize(("count", "a", "b"), [(3, 0, 2), (5, 0, 1)])
 def test_two_parties_whose_parts_changed_places(tmp_path, count, a, b):
     """Their columns tell, and where there are as many, the place in the part."""
-    model = train(tmp_path, count, names=False).model.model
+    model = train(tmp_path, count, names=False).model.id
     parties, _ = new_parties(tmp_path, count, names=False)
     parties[a].state_dir, parties[b].state_dir = tmp_path / str(b), tmp_path / str(a)
     message, party = "'party 0' must have the place of training, 1, got 0", None
@@ -288,7 +288,7 @@ def test_a_party_of_training_is_missing(tmp_path, holder):
     """Also where it has no coefficients: without its angles all would be wrong."""
     result = train(tmp_path, holders=(holder,))
     parties, _ = new_parties(tmp_path)
-    strategy = predicting(result.model.model, allow_two_parties=True)
+    strategy = predicting(result.model.id, allow_two_parties=True)
     message = "the 3 parties of training must take part, 2 do"
     assert_refused(parties[:2], strategy, message)
 
@@ -296,11 +296,11 @@ def test_a_party_of_training_is_missing(tmp_path, holder):
 def test_two_parties(tmp_path, caplog):
     result = train(tmp_path, count=2, holders=(1,))
     parties, _ = new_parties(tmp_path, count=2)
-    strategy = predicting(result.model.model)
+    strategy = predicting(result.model.id)
     message = "it needs at least three parties, or allow_two_parties"
     assert_refused(parties, strategy, message)
     caplog.clear()
-    simulate(predicting(result.model.model, allow_two_parties=True), parties)
+    simulate(predicting(result.model.id, allow_two_parties=True), parties)
     assert "between two the sum shows each the other's part" in caplog.text
 
 
@@ -311,12 +311,12 @@ def test_another_masking_than_in_training(tmp_path):
     parties, _ = new_parties(tmp_path)
     assert_refused(
         parties,
-        predicting(shared.model.model),
+        predicting(shared.model.id),
         "masking must be paper as in training, got 'circle'",
     )
     assert_refused(
         parties,
-        predicting(own.model.model, **paper),
+        predicting(own.model.id, **paper),
         "masking must be circle or plain as in training, got 'paper'",
     )
 
@@ -373,8 +373,8 @@ def spoil(folder, model, change):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": ""}, "model must be the number of a trained model, which its"),
-        ({"model": "../../etc"}, "^model must be 8 to 32 lower-case hexa"),
+        ({"model_id": ""}, "model_id must be the id of a trained model, which its"),
+        ({"model_id": "../../etc"}, "^model_id must be 8 to 32 lower-case hexa"),
         ({"bits": 64}, "bits must be one of 8, 16, 32 or .auto., got 64"),
         ({"masking": "paper"}, "topology must be 'ring' or 'tree' with masking"),
         ({"seed": 3}, "seed has no effect with .*, got 3"),
@@ -383,7 +383,7 @@ def spoil(folder, model, change):
 )
 def test_settings_that_are_out_of_range(settings, message):
     with pytest.raises(ValueError, match=message):
-        predicting(**{"model": "0123456789abcdef", **settings})
+        predicting(**{"model_id": "0123456789abcdef", **settings})
 
 
 def test_what_a_model_is_worth_on_new_rows(tmp_path):
@@ -393,7 +393,7 @@ def test_what_a_model_is_worth_on_new_rows(tmp_path):
     y = np.where(real > 0, 5.0, 2.0)
     y[:5] = np.nan
     new = parties_of(X, y, tmp_path)
-    told = FDSKLEvaluation(result.model.number).start(InProcessGrid(new)).metrics
+    told = FDSKLEvaluation(result.model.id).start(InProcessGrid(new)).metrics
     assert told["test_rows"] == NEW - 5
     assert 0 <= told["test_error"] < 0.5
     assert not list(tmp_path.glob("*/predictions*"))

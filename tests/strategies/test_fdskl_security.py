@@ -663,7 +663,7 @@ def test_predictions_share_no_key_with_training(keys, tmp_path):
     new = make(X[:20], None)
     for j, party in enumerate(trained):
         party.state_dir = new[j].state_dir = tmp_path / str(j)
-    model = FDSKLDirect(**STAR).start(Recorder(trained)).model.model
+    model = FDSKLDirect(**STAR).start(Recorder(trained)).model.id
     for topology in ("star", "tree"):
         FDSKLPrediction(model, topology=topology).start(Recorder(new))
     keys.check()

@@ -437,7 +437,7 @@ def test_labels_are_written_where_all_have_a_state_dir(tmp_path):
     assert model.kept
     assert model.n_columns == 5
     for party, labels in zip(federation, model.labels_, strict=True):
-        (path,) = party.state_dir.glob(f"predictions-{model.model}.csv")
+        (path,) = party.state_dir.glob(f"predictions-{model.id}.csv")
         written = np.loadtxt(path, delimiter=",", skiprows=1)[:, 1]
         np.testing.assert_array_equal(written, labels)
 

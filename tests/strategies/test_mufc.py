@@ -74,7 +74,7 @@ def train(parties, folder, seed=1, **settings):
 
 @pytest.fixture
 def model(parties, folder):
-    return train(parties, folder).model.model
+    return train(parties, folder).model.id
 
 
 def forget(parties, folder, model, requests=(), seed=None, **settings):
@@ -212,11 +212,11 @@ def test_training_is_the_pooled_algorithm(tmp_path, folder, sizes, settings):
     parties = federation(tmp_path, sizes)
     result = train(parties, folder, seed=5, **settings)
     model = result.model
-    now = ServerState(folder, model.model).load()
+    now = ServerState(folder, model.id).load()
     if settings.get("gamma") == "auto":
         assert now.settings.gamma == 1 / np.sqrt(sum(sizes))
     drawn, q, centers, labels, cost = reference(parties, now.settings, 5)
-    assert [centroid_ids(party, model.model) for party in parties] == drawn
+    assert [centroid_ids(party, model.id) for party in parties] == drawn
     assert q_of(now) == q
     far = np.abs([now.settings.lower, now.settings.upper]).max(axis=0)
     assert (abs(model.cluster_centers_ - centers) <= 1e-12 * far).all()
@@ -239,10 +239,10 @@ def test_training_is_the_pooled_algorithm(tmp_path, folder, sizes, settings):
         metrics["explained"] = pytest.approx(between / (between + cost), rel=1e-6)
     assert result.metrics == metrics
     assert result.ledger.round_trips == 3
-    check(parties, folder, model.model)
+    check(parties, folder, model.id)
     for party, mine in zip(parties, model.labels_, strict=True):
-        assert predicted(party, model.model) == party.ids.tolist()
-        lines = (party.state_dir / f"predictions-{model.model}.csv").read_text()
+        assert predicted(party, model.id) == party.ids.tolist()
+        lines = (party.state_dir / f"predictions-{model.id}.csv").read_text()
         actual = [int(line.split(",")[1]) for line in lines.split()[1:]]
         assert actual == mine.tolist()
 
@@ -264,7 +264,7 @@ def test_scma_is_the_plain_sum_and_fields_are_the_same(
     """Bins and counts, bit by bit; after requests too."""
     actual = []
     for settings in ({}, other):
-        model = train(parties, folder, client_training=training, **settings).model.model
+        model = train(parties, folder, client_training=training, **settings).model.id
         state = ServerState(folder, model)
         first = state.load()
         gone = [*centroid_ids(parties[0], model)[1:], *ordinary(parties[1], model)]
@@ -294,7 +294,7 @@ def test_a_state_is_kept_by_all_or_by_nobody(
     assert [len(labels) for labels in model.labels_] == [14, 9, 6]
     names = [path.name for path in tmp_path.rglob("*") if path.is_file()]
     count = 3 - len(without_folder)
-    assert names == [f"predictions-{model.model}.csv"] * count
+    assert names == [f"predictions-{model.id}.csv"] * count
 
 
 def test_a_party_needs_a_name_to_forget_later(tmp_path, parties, folder):
@@ -347,7 +347,7 @@ def test_a_party_refuses_the_state_of_another(parties, folder, task, model):
 )
 def test_rows_go_and_come_in_several_runs(parties, folder, settings):
     """Of several parties, in batches, with blanks in a file and a request twice."""
-    model = train(parties, folder, **settings).model.model
+    model = train(parties, folder, **settings).model.id
     north, south, west = parties
     old = centroid_ids(north, model)
     gone = [*ordinary(north, model, 2), *ordinary(south, model)]
@@ -402,7 +402,7 @@ def test_centres_labels_and_objective_of_a_later_version(
     parties, folder, settings, task
 ):
     """Those of Algorithm 1 from the counts, induced by the centroids."""
-    model = train(parties, folder, **settings).model.model
+    model = train(parties, folder, **settings).model.id
     if task == "add":
         now = [grown(parties[0], 8), *parties[1:]]
         result = add(now, folder, model, seed=9).model
@@ -460,7 +460,7 @@ def test_a_server_that_fails_before_it_has_the_sizes(
             (path,) = folder.glob("*.sqlite")
             model = path.stem
         else:
-            model = train(parties, folder).model.model
+            model = train(parties, folder).model.id
             broken.setattr(ServerState, "describe", lambda *args: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 forget(parties, folder, model, ["north.1"])
@@ -499,7 +499,7 @@ def test_rows_may_be_gone_from_the_data_before_the_run(
     tmp_path, parties, folder, which, training
 ):
     """The state is the same as where they are still in the file."""
-    model = train(parties, folder, client_training=training).model.model
+    model = train(parties, folder, client_training=training).model.id
     north = parties[0]
     gone = ordinary(north, model, 2)
     if which == "a centroid":
@@ -542,20 +542,20 @@ def test_rows_that_are_gone_and_were_not_asked_for_end_the_run(
 def test_lazy_counts_keep_the_centres_where_no_bin_changes(parties, folder):
     """Algorithm 4; the counts are those of the rows that stay."""
     model = train(parties, folder).model
-    gone = ordinary(parties[0], model.model)
-    lazy = forget(parties, folder, model.model, gone, lazy_counts=True)
+    gone = ordinary(parties[0], model.id)
+    lazy = forget(parties, folder, model.id, gone, lazy_counts=True)
     assert lazy.metrics["changed"] == 0
     np.testing.assert_array_equal(lazy.model.cluster_centers_, model.cluster_centers_)
-    check(parties, folder, model.model, gone)
-    gone += centroid_ids(parties[0], model.model)[:1]
-    lazy = forget(parties, folder, model.model, gone, lazy_counts=True)
+    check(parties, folder, model.id, gone)
+    gone += centroid_ids(parties[0], model.id)[:1]
+    lazy = forget(parties, folder, model.id, gone, lazy_counts=True)
     assert lazy.metrics["changed"] == 1
-    check(parties, folder, model.model, gone)
+    check(parties, folder, model.id, gone)
 
 
 def test_lazy_counts_of_centroids_in_the_clear(parties, folder):
     """They are no bins, so that it has no effect: said before any message."""
-    model = train(parties, folder, privacy="none").model.model
+    model = train(parties, folder, privacy="none").model.id
     lazy = removal(parties, folder, model, lazy_counts=True)
     grid = Recorder(parties)
     refusal(lambda: lazy.start(grid), "lazy_counts has no effect", kind=ValueError)
@@ -565,7 +565,7 @@ def test_lazy_counts_of_centroids_in_the_clear(parties, folder):
 @pytest.mark.parametrize("settings", [{}, {"privacy": "none"}, FULL])
 def test_all_rows_of_a_party(parties, folder, settings):
     """It takes part in later runs, with nothing; without it q and C_s are the same."""
-    model = train(parties, folder, **settings).model.model
+    model = train(parties, folder, **settings).model.id
     gone = parties[2].ids.tolist()
     result = forget(parties, folder, model, gone)
     assert len(result.model.labels_[2]) == 0
@@ -596,7 +596,7 @@ def test_all_rows_of_all_parties_are_no_model(parties, folder, model):
 def test_status(parties, folder, caplog):
     caplog.set_level(logging.INFO)
     model = train(parties, folder).model
-    status = MUFCStatus(model.model, server_state=folder)
+    status = MUFCStatus(model.id, server_state=folder)
     request_changes(parties[0], forget=["north.3"], add=["new"])
     result = simulate(status, parties)
     counts = {"rows": 29, "removed": 0, "added": 0, "pending": 2, "requests": 0}
@@ -605,7 +605,7 @@ def test_status(parties, folder, caplog):
     assert "north: 14 rows, 0 removed, 0 added, 2 pending, 0 requests" in caplog.text
     for name in ("cluster_centers_", "sizes_", "inertia_"):
         np.testing.assert_array_equal(getattr(result.model, name), getattr(model, name))
-    forget(parties, folder, model.model)
+    forget(parties, folder, model.id)
     counts = {"rows": 28, "removed": 1, "added": 0, "pending": 1, "requests": 1}
     result = simulate(status, parties)
     assert result.metrics == {"version": 2, "clients": 3} | counts
@@ -616,7 +616,7 @@ def test_status(parties, folder, caplog):
 
 @pytest.mark.parametrize("settings", [{}, {"privacy": "none"}, FULL])
 def test_a_connected_party_leaves(parties, folder, settings):
-    model = train(parties, folder, **settings).model.model
+    model = train(parties, folder, **settings).model.id
     rows = len(centroid_ids(parties[2], model))
     assert rows
     for party in (parties[0], parties[2]):
@@ -663,7 +663,7 @@ def test_a_party_is_forgotten_twice(parties, folder, model, absent):
 
 def test_all_but_two_parties_leave_at_once(tmp_path, folder):
     parties = federation(tmp_path, (8, 7, 6, 5))
-    model = train(parties, folder).model.model
+    model = train(parties, folder).model.id
     simulate(departure(parties, folder, model, "west,north"), parties)
     check(parties, folder, model, left=["north", "west"])
 
@@ -702,7 +702,7 @@ def test_the_server_chooses_the_number_of_clusters(tmp_path, folder, settings):
     parties = federation(tmp_path, (40, 30, 20))
     chosen = {"n_clusters": 6, "choose_clusters": True} | settings
     result = train(parties, folder, **chosen)
-    model = result.model.model
+    model = result.model.id
     assert len(result.model.cluster_centers_) == result.metrics["clusters"] == 3
     bounds = [MUFC(k, choose_clusters=True) for k in (6, 3)]
     assert [len(bound.shortfalls(result.metrics)) for bound in bounds] == [0, 1]
@@ -785,7 +785,7 @@ def seen(tmp_path_factory):
     runs = []
     for _ in range(2):
         grid = Recorder(parties)
-        model = MUFC(**settings, seed=1).start(grid).model.model
+        model = MUFC(**settings, seed=1).start(grid).model.id
         training = grid.transcript
         gone = [*ordinary(parties[1], model), centroid_ids(parties[2], model)[0]]
         gone += parties[3].ids.tolist()
@@ -906,7 +906,7 @@ def test_the_server_tells_members_from_others(tmp_path, folder, settings, tells)
     best of 20 false alarms among 20,000 finds next to none.
     """
     parties, others = members_and_others(tmp_path)
-    model = train(parties, folder, n_clusters=10, gamma="auto", **settings).model.model
+    model = train(parties, folder, n_clusters=10, gamma="auto", **settings).model.id
     now = ServerState(folder, model).load()
     drawn = [np.isin(p.ids, centroid_ids(p, model)) for p in parties]
     members = np.concatenate([p.X[d] for p, d in zip(parties, drawn, strict=True)])
@@ -930,7 +930,7 @@ def test_the_server_finds_a_row_that_is_far_from_all(tmp_path, folder, training,
     settings = {"client_training": training, "min_rows_per_bin": least}
     settings |= {"n_clusters": 10, "local_clusters": 12, "gamma": "auto"}
     result = train(parties, folder, **settings)
-    now = ServerState(folder, result.model.model).load()
+    now = ServerState(folder, result.model.id).load()
     assert (sides_to_bins(now, far[None]) <= 0.5).tolist() == [least == 1]
     assert (result.metrics["single_bins"] > 0) == (least == 1)
     assert (result.metrics["small_bins"] > 0) == (least == 1)
@@ -947,7 +947,7 @@ def test_bins_of_few_rows_are_counted_and_said(parties, folder, training, caplog
     assert "3 of 3 bins have fewer than 20 rows, 0 of them a single one" in caplog.text
     for _ in range(2):
         gone = parties[2].ids.tolist()[:-1]
-        after = forget(parties, folder, result.model.model, gone).metrics
+        after = forget(parties, folder, result.model.id, gone).metrics
         assert after.items() >= (bins | {"single_bins": 1}).items()
 
 
@@ -1092,7 +1092,7 @@ def test_no_file_holds_a_row_that_was_forgotten(
     bins = deployment.bin(0, drawn[0])
     model = deployment.model()
     for task in ["unlearn", *then]:
-        deployment.run(task=task, model=model)
+        deployment.run(task=task, **{"model-id": model})
     # The cache must not have them even where the file of the party still does.
     text = deployment.text_of(deployment.top / "files")
     values = forms([deployment.X[j, i] for j in gone for i in gone[j]])
@@ -1122,8 +1122,8 @@ def test_a_party_that_leaves_keeps_no_row(deployment):
     bins = deployment.bin(1, i)
     shutil.rmtree(deployment.top / "output1")
     assert bins[0] in deployment.text_of()
-    config = {"task": "forget-client", "model": deployment.model()}
-    (deployment.state(1) / "leave.txt").write_text(f"{config['model']}\n")
+    config = {"task": "forget-client", "model-id": deployment.model()}
+    (deployment.state(1) / "leave.txt").write_text(f"{config['model-id']}\n")
     deployment.run(**config | {"mufc.clients": "p1"})
     text = deployment.text_of(deployment.top / "files")
     assert [f for f in forms(deployment.X[1]) if f in text] == []

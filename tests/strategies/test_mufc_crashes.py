@@ -41,7 +41,7 @@ SETTINGS |= {"client_training": "init", "min_rows_per_bin": 1}
 
 def train(folder, parties=None):
     strategy = MUFC(**SETTINGS, server_state=folder / "server")
-    return simulate(strategy, parties or federation(folder), seed=1).model.model
+    return simulate(strategy, parties or federation(folder), seed=1).model.id
 
 
 def the_model(folder):

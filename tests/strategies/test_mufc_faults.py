@@ -46,7 +46,7 @@ def server(tmp_path):
 
 def train(three, server, **settings):
     strategy = MUFC(**SETTINGS | settings, server_state=server)
-    return simulate(strategy, three, seed=1).model.model
+    return simulate(strategy, three, seed=1).model.id
 
 
 # -- a party that drops out -----------------------------------------------------------
@@ -120,7 +120,7 @@ def test_whatever_happens_once_the_task_has_its_result(
     result = strategy.start(grid, timeout=TIMEOUT)
     assert kind in NAMED or grid.struck
     assert result.metrics["rows"] == {"train": 29, "unlearn": 27, "add": 40}[task]
-    check(parties, server, result.model.model, gone)
+    check(parties, server, result.model.id, gone)
 
 
 # -- messages that were changed, with a digest that fits -------------------------------

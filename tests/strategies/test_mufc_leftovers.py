@@ -169,7 +169,7 @@ def test_the_run_warns_of_copies_of_forgotten_rows(tmp_path, caplog):
     """Once, in numbers over all parties, after each party has told its own log."""
     settings = {"server_state": tmp_path / "server"}
     simulate(MUFC(**settings), parties(tmp_path))
-    number = simulate(MUFC(**settings), parties(tmp_path)).model.model
+    number = simulate(MUFC(**settings), parties(tmp_path)).model.id
 
     def warnings(requests, three):
         caplog.clear()

@@ -481,7 +481,7 @@ def test_parties_and_a_saved_model_predict_as_the_model_does(tmp_path):
     np.testing.assert_array_equal(again.predict(blocks), model.predict(blocks))
     plain = dataclasses.replace(model, clips={})
     assert np.abs(plain.predict(blocks) - model.predict(blocks))[7] > 100
-    told = CoresetEvaluation(model.number).start(InProcessGrid(federation)).metrics
+    told = CoresetEvaluation(model.id).start(InProcessGrid(federation)).metrics
     errors = y - model.predict(blocks)
     assert told["test_loss"] == pytest.approx(np.square(errors).mean(), rel=1e-6)
 

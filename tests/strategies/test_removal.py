@@ -41,7 +41,7 @@ def trained(kind, tmp_path):
         parties, strategy = rows(tmp_path), FKKMeans(2, n_features=32, iterations=2)
     else:
         parties, strategy = (columns(tmp_path), FDSKLDirect(features=16, bandwidth=1.0))
-    return parties, simulate(strategy, parties, seed=0).model.number
+    return parties, simulate(strategy, parties, seed=0).model.id
 
 
 def removal(kind, number, tmp_path):
@@ -104,7 +104,7 @@ def test_no_other_name_leads_to_a_file(number, tmp_path):
     parties, _ = trained("fdskl", tmp_path)
     before = names(tmp_path)
     strategy = Removal("01234567")
-    vars(strategy)["model"] = number
+    vars(strategy)["model_id"] = number
     strategy.replace = lambda: strategy  # a server checks nothing
     with pytest.raises(PartyFailed, match="8 to 32 lower-case hexadecimal digits"):
         strategy.start(RealParties(parties))
@@ -177,7 +177,7 @@ def test_the_journal_stays_and_goes_on(tmp_path):
     for party in parties:
         party.consent = consent
     strategy = MUFC(server_state=tmp_path / "server")
-    number = strategy.start(RealParties(parties)).model.number
+    number = strategy.start(RealParties(parties)).model.id
     journals = [tmp_path / name / "journal.sqlite" for name in "abc"]
     sizes = [path.stat().st_size for path in journals]
     removal("mufc", number, tmp_path).start(RealParties(parties))

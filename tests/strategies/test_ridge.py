@@ -290,7 +290,7 @@ def test_another_party_computes(tmp_path):
     }
     assert {(2, "share"), (2, "products")} <= sent
     assert not {(0, "share"), (0, "products")} & sent
-    predicting = RidgePrediction(model.model, **chosen)
+    predicting = RidgePrediction(model.id, **chosen)
     grid = Recorder(by_columns(X[:40], None, 4, folder=tmp_path))
     predicting.start(grid)
     senders = {
@@ -354,7 +354,7 @@ def test_new_rows_are_predicted_by_the_label_holder_alone(
     X, _ = data(100, seed=5)
     features = sum(part["local"] for part in result.model.parts) + 24
     monkeypatch.setattr(ridge_dealing, "ROW_NUMBERS", rows * features)
-    predicting = RidgePrediction(result.model.model, dealer=dealer)
+    predicting = RidgePrediction(result.model.id, dealer=dealer)
     grid = RealParties(new_parties(folder, X))
     predicted = predicting.start(grid)
     assert predicted.ledger.round_trips == trips
@@ -648,7 +648,7 @@ def test_a_model_of_two_turns_predicts_new_rows(tmp_path):
     training = strategy(relevance=True, joint_features=24)
     result = simulate(training, parties(3, 2, X, y, tmp_path), seed=1)
     new, _ = data(70, seed=9)
-    predicting = RidgePrediction(result.model.model)
+    predicting = RidgePrediction(result.model.id)
     simulate(predicting, new_parties(tmp_path, new))
     _, rows = rows_of(tmp_path)
     expected = result.model.predict(np.array_split(new, 3, axis=1))
@@ -908,7 +908,7 @@ def test_rows_are_scored_in_any_unit_of_the_labels(tmp_path, unit):
     X, y = data(300)
     made = parties(3, 2, X, unit * y, tmp_path)
     model = simulate(strategy(joint_features=8), made, seed=0).model
-    simulate(RidgePrediction(model.model), new_parties(tmp_path, X))
+    simulate(RidgePrediction(model.id), new_parties(tmp_path, X))
     _, table = rows_of(tmp_path)
     scores = model.predict(np.array_split(X, 3, axis=1))
     assert np.abs(table[:, 1] - scores).max() < 1e-3 * scores.std()
@@ -1117,7 +1117,7 @@ def test_strict_parties_train_and_predict_with_one_kind(
         result = training.start(RealParties(real(tmp_path, count, dealers=accepted)))
     assert result.metrics["test_loss"] < 0.6 * data()[1].var()
     X, _ = data(60, seed=4)
-    predicting = RidgePrediction(result.model.model, dealer=dealer)
+    predicting = RidgePrediction(result.model.id, dealer=dealer)
     predicting.start(RealParties(real(tmp_path, count, X, dealers=accepted)))
     (file,) = (tmp_path / f"p{count - 1}").glob("predictions-*.csv")
     assert len(file.read_text().splitlines()) == 61
@@ -1130,7 +1130,7 @@ def test_of_two_parties_one_may_run_the_server(tmp_path, monkeypatch):
     with pytest.raises(PartyFailed, match=r"consent lacks dealers = ..server"):
         training.start(RealParties(real(tmp_path / "a", 2)))
     accepted = real(tmp_path / "b", 2, dealers=["server"])
-    model = training.start(RealParties(accepted)).model.model
+    model = training.start(RealParties(accepted)).model.id
     with pytest.raises(PartyFailed, match=r"consent lacks dealers = ..server"):
         RidgePrediction(model).start(RealParties(real(tmp_path / "b", 2)))
 

@@ -322,9 +322,9 @@ def test_supernodes_and_one_process_give_the_same(folder):
     theirs = simulate(strategy, loaded(folder)).model
     for m, labels in enumerate(theirs.labels_):
         state = folder.parent / f"state-{m}"
-        assert labels_in(state / f"predictions-{model.model}.csv") == labels.tolist()
+        assert labels_in(state / f"predictions-{model.id}.csv") == labels.tolist()
     # The second party labels its rows again by itself, from its own file.
     out = folder.parent / "labels.csv"
     config = f'data="{folder / "1.csv"}" state-dir="{folder.parent / "state-1"}"'
-    label(model.model, f'{config} id-column="id"', out)
+    label(model.id, f'{config} id-column="id"', out)
     assert labels_in(out) == theirs.labels_[1].tolist()

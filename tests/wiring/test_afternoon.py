@@ -222,7 +222,7 @@ def test_three_files_of_rows(clinics):
     forgotten = table.index[[3, 250]]
     for name, visit in zip(("clinic-a", "clinic-b"), forgotten, strict=True):
         (made.place / name / "state" / "forget.txt").write_text(f"{visit}\n")
-    shown = made.run("mufc", "--task", "unlearn", "--set", f"model={model}")
+    shown = made.run("mufc", "--task", "unlearn", "--set", f"model-id={model}")
     assert "clinic-a" in shown  # its file still has the row
     made.said(
         *("models", "remove", model, "--federation", "federation"),

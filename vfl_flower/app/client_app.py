@@ -76,7 +76,7 @@ def _stored_encoding(source: PartySource, run_config: Mapping[str, Any]) -> Any:
         return None
     if source.state_dir is None:
         raise PartyError("it needs a state-dir (--state-dir) with its part of a model")
-    part = load_part(source.state_dir, str(run_config.get("model", "")))
+    part = load_part(source.state_dir, str(run_config.get("model-id", "")))
     return part.settings["encoding"]
 
 

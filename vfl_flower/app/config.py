@@ -36,8 +36,8 @@ class RunSettings:
     """The algorithm: the name of the section that has its settings."""
     task: str = "train"
     """What to do: train, or a later task on a trained model."""
-    model: str = ""
-    """The number of the trained model for a later task, as its training printed it."""
+    model_id: str = ""
+    """The id of the trained model for a later task, as its training printed it."""
     compare: bool = False
     """Also run the baselines of the strategy, one after another."""
     dry_run: bool = False
@@ -70,7 +70,7 @@ _COMMON = (RunSettings, FileOptions)
 _SAID = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 """How an error calls a type."""
 
-_OF_THE_RUN = frozenset({"alignment", "model", "n_parties", "seed"})
+_OF_THE_RUN = frozenset({"alignment", "model_id", "n_parties", "seed"})
 """Settings of strategies that are common keys of a run config."""
 
 _NOT_IN_SECTIONS = _OF_THE_RUN | {"masking"}
@@ -159,7 +159,7 @@ def make_strategy(config: Mapping[str, Any]) -> ProtocolStrategy:
         concerned = key.section == config["strategy"] or setting.name in _OF_THE_RUN
         if concerned and setting.name in taken:
             arguments[setting.name] = value
-        elif value != key.default and (key.section or setting.name == "model"):
+        elif value != key.default and (key.section or setting.name == "model_id"):
             hint = "; it needs another task" if concerned else ""
             raise ValueError(
                 f"run config {name!r} does not apply to strategy "

@@ -72,7 +72,7 @@ def execute(grid: Grid, context: Context, more: Sequence[str] = ()) -> None:
     if config["task"] == "remove":
         (strategy,) = strategies.values()
         strategy.watched_by(Reporter()).start(grid, timeout=config["timeout"])
-        for file in remove_files(config["model"], results_in):
+        for file in remove_files(config["model-id"], results_in):
             log.info("the server: %s is removed", file)
         return
     folder = run_folder(results_in, config["resume"], context.run_id)

@@ -1,6 +1,6 @@
 """A party's side of the removal of a model: its part, its state, its predictions.
 
-The server names only the number of the model, and each file is checked first: whatever
+The server names only the id of the model, and each file is checked first: whatever
 the server asks for, a file that is not of that model stays, and so does the journal of
 what the party has answered.
 """

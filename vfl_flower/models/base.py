@@ -29,10 +29,8 @@ class Model:
     kind: ClassVar[str]
     stored: ClassVar[Stored]
 
-    @property
-    def number(self) -> str | None:
-        """Number under which parties keep their parts of the model; None: no parts."""
-        return None
+    id: str | None = None
+    """Id under which parties keep their parts of the model; None or "": no parts."""
 
     @property
     def note(self) -> str:
@@ -120,7 +118,7 @@ class Model:
         header = {"kind": np.array(self.kind), "format": np.array(FORMAT)}
         arrays: Any = header | self.arrays()
         # A model with parts may hold secrets of the parties.
-        with whole_file(target, private=self.number is not None) as file:
+        with whole_file(target, private=bool(self.id)) as file:
             np.savez(file, **arrays)
         return target
 
@@ -139,20 +137,8 @@ class Model:
         return _made(cls, arrays)
 
 
-class NumberedModel(Model):
-    """A model whose number names what the parties keep of it."""
-
-    model: str
-    """Number of the model; "" where the parties keep nothing."""
-
-    @property
-    def number(self) -> str | None:
-        """Number under which parties keep their parts of the model; None: no parts."""
-        return self.model or None
-
-
 @dataclass
-class PartedModel(NumberedModel):
+class PartedModel(Model):
     """A model of random features whose parts lie at the parties.
 
     It holds what the server knows, and the parts themselves only where all parties are
@@ -160,7 +146,7 @@ class PartedModel(NumberedModel):
     of all parties.
     """
 
-    model: str
+    id: str = field()  # no default of the base
     kernel: str
     bandwidth: float
     n_features: int
@@ -169,7 +155,7 @@ class PartedModel(NumberedModel):
     parts: list[Any] | None = field(default=None, repr=False)
 
     stored: ClassVar[Stored] = {
-        "model": ("model", str),
+        "model": ("id", str),
         "kernel": ("kernel", str),
         "bandwidth": ("bandwidth", float),
         "n_features": ("n_features", int),
@@ -184,10 +170,8 @@ class PartedModel(NumberedModel):
     def note(self) -> str:
         """Say where the model is."""
         if self.kept:
-            return f"model {self.model}: its parts are in the parties' state-dirs"
-        return (
-            f"model {self.model} cannot predict later: not all parties have a state-dir"
-        )
+            return f"model {self.id}: its parts are in the parties' state-dirs"
+        return f"model {self.id} cannot predict later: not all parties have a state-dir"
 
     def complete(self, parts: Sequence[Mapping[str, Any]]) -> None:
         """Take the parts of all parties, in party order, if they are these."""
@@ -214,10 +198,10 @@ class PartedModel(NumberedModel):
         """
         if self.parts is None:
             raise ValueError(
-                f"the parts of model {self.model} lie at the parties: predict with a "
-                f"run of task 'predict' and model '{self.model}'"
+                f"the parts of model {self.id} lie at the parties: predict with a "
+                f"run of task 'predict' and model '{self.id}'"
                 if self.kept
-                else f"the parts of model {self.model} are gone with its run: not all "
+                else f"the parts of model {self.id} are gone with its run: not all "
                 "parties had a state-dir"
             )
         return self._scores(self.parts, check_blocks(blocks, self.widths))
@@ -267,27 +251,27 @@ class RemovedModel(Model):
     """The number of a model of which the parties have removed their local models."""
 
     kind: ClassVar[str] = "removed"
-    stored: ClassVar[Stored] = {"model": ("model", str)}
+    stored: ClassVar[Stored] = {"model": ("id", str)}
 
-    model: str
-    """Number of the model."""
+    id: str = field()  # no default of the base
+    """Id of the model."""
 
     @property
     def note(self) -> str:
         """Say that the parties have removed the model."""
-        return f"model {self.model} is removed at all parties of the run"
+        return f"model {self.id} is removed at all parties of the run"
 
 
 @dataclass
 class UsedModel(RemovedModel):
-    """The number of a model whose local models the parties have predicted with."""
+    """The id of a model whose local models the parties have predicted with."""
 
     kind: ClassVar[str] = "used"
 
     @property
     def note(self) -> str:
         """Say where the model is."""
-        return f"model {self.model}: its parts are in the parties' state-dirs"
+        return f"model {self.id}: its parts are in the parties' state-dirs"
 
 
 def arrays_of_parts(parts: Sequence[Mapping[str, Any]] | None) -> Arrays:

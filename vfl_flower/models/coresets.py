@@ -9,24 +9,24 @@ from typing import ClassVar, Self
 import numpy as np
 from flwr.app import ArrayRecord
 
-from vfl_flower.models.base import NumberedModel, check_blocks, plain
+from vfl_flower.models.base import Model, check_blocks, plain
 from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array, Arrays
 
 
-class _InBlocks(NumberedModel):
+class _InBlocks(Model):
     """A model of which each party may keep a block, by which it then predicts."""
 
     @property
     def note(self) -> str:
         """Say where the blocks are."""
-        if not self.model:
+        if not self.id:
             return ""
-        return f"model {self.model}: its parts are in the parties' state-dirs"
+        return f"model {self.id}: its parts are in the parties' state-dirs"
 
-    def _numbered(self) -> Arrays:
-        return {"model": np.array(self.model)} if self.model else {}
+    def _named(self) -> Arrays:
+        return {"model": np.array(self.id)} if self.id else {}
 
 
 @dataclass
@@ -40,7 +40,7 @@ class LinearModel(_InBlocks):
         column.
     intercept_ : float
         Prediction at the origin, in the unit of y.
-    model : str
+    id : str
         Number under which the parties keep their blocks; "" where they do not.
     clips : dict of str to Array
         How parties take rows that stand out, where all are in one process.
@@ -50,7 +50,7 @@ class LinearModel(_InBlocks):
 
     coef_: list[Array]
     intercept_: float = 0.0
-    model: str = ""
+    id: str = ""
     clips: Arrays = field(default_factory=dict, repr=False)
 
     def predict(self, blocks: Sequence[Array]) -> Array:
@@ -80,17 +80,17 @@ class LinearModel(_InBlocks):
         """Return ``coef_0 .. coef_<T-1>``, ``intercept`` and ``clip_<j>``."""
         named = {f"coef_{j}": coef for j, coef in enumerate(self.coef_)}
         named |= {"intercept": np.array(self.intercept_, dtype=np.float64)}
-        return named | self.clips | self._numbered()
+        return named | self.clips | self._named()
 
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model with these arrays; see :meth:`arrays`."""
         named = plain(arrays)
-        number = str(named.pop("model", ""))
+        model_id = str(named.pop("model", ""))
         intercept = float(named.pop("intercept"))
         clips = {k: named.pop(k) for k in list(named) if k.startswith("clip_")}
         coef = [named[f"coef_{j}"] for j in range(len(named))]
-        return cls(coef, intercept, number, clips)
+        return cls(coef, intercept, model_id, clips)
 
 
 @shapes_only
@@ -102,7 +102,7 @@ class KMeansModel(_InBlocks):
     ----------
     cluster_centers_ : list of Array, shape (k, d_j)
         The columns of party j of the k centres, in the unit of the columns.
-    model : str
+    id : str
         Number under which the parties keep their blocks; "" where they do not.
     sizes_ : Array, shape (k,)
         Rows of each cluster, by the weights of the coreset; shape (0,) where the
@@ -112,7 +112,7 @@ class KMeansModel(_InBlocks):
     kind: ClassVar[str] = "k-means"
 
     cluster_centers_: list[Array]
-    model: str = ""
+    id: str = ""
     sizes_: Array = field(default_factory=lambda: np.zeros(0))
 
     @property
@@ -148,12 +148,12 @@ class KMeansModel(_InBlocks):
         """Return ``centers_0 .. centers_<T-1>``, and ``sizes`` where they are known."""
         named = {f"centers_{j}": c for j, c in enumerate(self.cluster_centers_)}
         sizes = {"sizes": self.sizes_} if len(self.sizes_) else {}
-        return named | sizes | self._numbered()
+        return named | sizes | self._named()
 
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model with these arrays; see :meth:`arrays`."""
         named = plain(arrays)
-        number = str(named.pop("model", ""))
+        model_id = str(named.pop("model", ""))
         sizes = named.pop("sizes", np.zeros(0))
-        return cls([named[f"centers_{j}"] for j in range(len(named))], number, sizes)
+        return cls([named[f"centers_{j}"] for j in range(len(named))], model_id, sizes)

@@ -19,8 +19,8 @@ class KernelModel(PartedModel):
 
     Attributes
     ----------
-    model : str
-        Number of the model: the run that trained it, hexadecimal.
+    id : str
+        The run that trained the model, hexadecimal.
     kernel : str
         ``"gaussian"`` or ``"laplacian"``.
     bandwidth : float

@@ -18,13 +18,13 @@ from vfl_flower.typing import Array, Arrays
 
 @shapes_only
 @dataclass
-class KernelKMeansModel(base.NumberedModel):
+class KernelKMeansModel(base.Model):
     """Clusters of a kernel; labels, and the map of rows to them, are at the parties.
 
     Attributes
     ----------
-    model : str
-        Number of the model: the run that trained it, hexadecimal.
+    id : str
+        The run that trained the model, hexadecimal.
     kernel : str
         ``"gaussian"`` or ``"laplacian"``.
     gamma : float
@@ -49,7 +49,7 @@ class KernelKMeansModel(base.NumberedModel):
 
     kind: ClassVar[str] = "kernel k-means"
     stored: ClassVar[base.Stored] = {
-        "model": ("model", str),
+        "model": ("id", str),
         "kernel": ("kernel", str),
         "gamma": ("gamma", float),
         "n_columns": ("n_columns", int),
@@ -60,7 +60,7 @@ class KernelKMeansModel(base.NumberedModel):
         "sizes": ("sizes_", np.asarray),
     }
 
-    model: str
+    id: str = field()  # no default of the base
     kernel: str
     gamma: float
     n_columns: int
@@ -80,10 +80,8 @@ class KernelKMeansModel(base.NumberedModel):
     def note(self) -> str:
         """Say where the labels are."""
         if self.kept:
-            return (
-                f"model {self.model}: labels and parts are in the parties' state-dirs"
-            )
-        return f"model {self.model}: parties without a state-dir keep no labels"
+            return f"model {self.id}: labels and parts are in the parties' state-dirs"
+        return f"model {self.id}: parties without a state-dir keep no labels"
 
     @property
     def labels_(self) -> list[Array]:
@@ -126,7 +124,7 @@ class KernelKMeansModel(base.NumberedModel):
     def _parts(self) -> list[dict[str, Any]]:
         if self.parts is None:
             raise ValueError(
-                f"the labels and parts of model {self.model} lie at the parties, where "
+                f"the labels and parts of model {self.id} lie at the parties, where "
                 "python -m vfl_flower.app.commands.label labels new rows"
             )
         return self.parts

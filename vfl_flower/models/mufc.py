@@ -8,20 +8,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from vfl_flower.models.base import NumberedModel, Stored
+from vfl_flower.models.base import Model, Stored
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 
 @shapes_only
 @dataclass
-class MUFCModel(NumberedModel):
+class MUFCModel(Model):
     """Global clusters of a model that can forget.
 
     Attributes
     ----------
-    model : str
-        Number of the model: the run that trained it, hexadecimal.
+    id : str
+        The run that trained the model, hexadecimal.
     version : int
         1 after training, and one more after each request.
     cluster_centers_ : Array, shape (K, d)
@@ -43,7 +43,7 @@ class MUFCModel(NumberedModel):
 
     kind: ClassVar[str] = "mufc"
     stored: ClassVar[Stored] = {
-        "model": ("model", str),
+        "model": ("id", str),
         "version": ("version", int),
         "centers": ("cluster_centers_", np.asarray),
         "inertia": ("inertia_", float),
@@ -53,7 +53,7 @@ class MUFCModel(NumberedModel):
         "upper": ("upper", np.asarray),
     }
 
-    model: str
+    id: str = field()  # no default of the base
     version: int
     cluster_centers_: Array
     inertia_: float = math.nan
@@ -69,7 +69,7 @@ class MUFCModel(NumberedModel):
         ability = (
             "can forget" if self.kept else "cannot forget: not all have a state folder"
         )
-        return f"model {self.model}, version {self.version}, {ability}"
+        return f"model {self.id}, version {self.version}, {ability}"
 
     @property
     def clusters(self) -> tuple[Array, Array]:

@@ -20,8 +20,8 @@ class RidgeModel(PartedModel):
 
     Attributes
     ----------
-    model : str
-        Number of the model: the run that trained it, hexadecimal.
+    id : str
+        The run that trained the model, hexadecimal.
     kernel : str
         ``"gaussian"`` or ``"laplacian"``.
     bandwidth : float

@@ -196,16 +196,16 @@ def is_model_id(model: object) -> bool:
 
 
 def check_model(model: str) -> None:
-    """Raise ``ValueError`` where a strategy's `model` is not the id of a model."""
+    """Raise ``ValueError`` where a strategy's `model_id` is not the id of a model."""
     if not model:
         raise ValueError(
-            "model must be the number of a trained model, which its training printed "
-            "and vfl-flower models lists (--set model=NUMBER), got none"
+            "model_id must be the id of a trained model, which its training printed "
+            "and vfl-flower models lists (--set model-id=ID), got none"
         )
     if not is_model_id(model):
         raise ValueError(
-            "model must be 8 to 32 lower-case hexadecimal digits, as its training "
-            f"printed them (result.model.model), got {model[:40]!r}"
+            "model_id must be 8 to 32 lower-case hexadecimal digits, as its training "
+            f"printed them (result.model.id), got {model[:40]!r}"
         )
 
 

@@ -36,7 +36,7 @@ class Predictions:
 
     values: Array  # labels or numbers, shape (m,)
     rows: Array | None = None  # the party's rows of these, shape (m,); None: all
-    model: str = ""  # number of the model that predicted them, if not the run's
+    model: str = ""  # id of the model that predicted them, if not the run's
     more: Mapping[str, Array] = field(default_factory=dict)
     """Further texts or numbers of each row, shape (m,), by name: classes, scores."""
 

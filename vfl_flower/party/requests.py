@@ -20,7 +20,7 @@ from vfl_flower.protocol.normal import is_broken
 from vfl_flower.typing import Array
 
 FORGET, ADD, LEAVE = "forget.txt", "add.txt", "leave.txt"
-"""Files with the ids of rows to forget, of rows to add, and numbers of models."""
+"""Files with the ids of rows to forget, of rows to add, and ids of models."""
 
 
 def request_changes(
@@ -51,7 +51,7 @@ def request_changes(
     Raises
     ------
     ValueError
-        The party has no `state_dir`, or a request is no id or no number of a model.
+        The party has no `state_dir`, or a request is no id or no id of a model.
         Nothing is written then.
     PartyError
         A file cannot be read or written.
@@ -72,7 +72,7 @@ def request_changes(
     requests = {FORGET: _lines("forget", forget), ADD: _lines("add", add)}
     requests[LEAVE] = _lines("leave", leave)
     if not all(is_model_id(number) for number in requests[LEAVE]):
-        rule = "numbers of models, each 8 to 32 lower-case hexadecimal digits"
+        rule = "ids of models, each 8 to 32 lower-case hexadecimal digits"
         raise ValueError(f"leave must hold {rule}")
     waiting = {name: read_requests(folder, name).values() for name in requests}
     for name, lines in requests.items():

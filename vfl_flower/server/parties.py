@@ -60,7 +60,7 @@ class Parties(Sequence[PartyInfo]):
     parties load their parts of `model`, whose columns have the order `columns` (by
     default that of the first party). Only `steps` may be asked for, if there are any.
 
-    `session` is the random number of this session, 63 bits: the number of the model it
+    `session` is the random number of this session, 63 bits: the id of the model it
     trains. If parties hold rows, `columns` has digests of the names of their columns in
     the order that all take (empty without names), `column_kinds` and `column_widths`
     what each column of a file holds and how many columns of X it becomes, and `gaps`

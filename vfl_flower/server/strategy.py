@@ -356,7 +356,7 @@ class ProtocolStrategy(Strategy):
 
     @property
     def works_with(self) -> str | None:
-        """Number of the model whose parts the parties load; None: they load none."""
+        """Id of the model whose parts the parties load; None: they load none."""
         return None
 
     @property

@@ -125,7 +125,7 @@ class ForgettingKMeans(ClusterMixin, SplitRows):
                 f"their order, got {len(X)}"
             )
         task = MUFCUnlearn(
-            self._model.model, server_state=self._server_state, masking=self.masking
+            self._model.id, server_state=self._server_state, masking=self.masking
         )
         return self._cluster(task, X, rows)
 

@@ -27,13 +27,13 @@ log = logging.getLogger("vfl_flower")
 class ModelTask(ProtocolStrategy):
     """A task that works with a trained model, and draws nothing."""
 
-    model: str
-    """The number of the model, which its training reported: ``result.model.model``."""
+    model_id: str
+    """The id of the model, which its training printed: ``result.model.id``."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        check_model(self.model)
+        check_model(self.model_id)
         check_unused(self, ["seed"], f"task {self.task!r}, which draws nothing")
 
 
@@ -43,8 +43,8 @@ class LaterTask(ModelTask):
 
     @property
     def works_with(self) -> str:
-        """Number of the model whose parts the parties load."""
-        return self.model
+        """Id of the model whose parts the parties load."""
+        return self.model_id
 
 
 @settings
@@ -84,7 +84,7 @@ class RowPrediction(LaterTask):
             log.info(
                 "%d predictions are at %r, in predictions-%s-%016x.csv of its "
                 "state-dir",
-                *(rows, parties[receiver].name, self.model, parties.session),
+                *(rows, parties[receiver].name, self.model_id, parties.session),
             )
         run.record(1, record, metrics)
         return record

@@ -63,15 +63,15 @@ class Removal(ModelTask):
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Ask who has the model, then let all remove it."""
-        removed = parties.ask(party.find, model=self.model).each("found")
-        gone = parties.ask(party.remove, model=self.model)
+        removed = parties.ask(party.find, model=self.model_id).each("found")
+        gone = parties.ask(party.remove, model=self.model_id)
         for j, info in enumerate(parties):
             if gone[j]["left"]:
                 raise parties.failure(j, party.remove, "something of the model is left")
             what = "is removed" if removed[j] else "was not there"
-            log.info("%s: model %s %s", info.name, self.model, what)
+            log.info("%s: model %s %s", info.name, self.model_id, what)
         self.remove_at_server()
-        record = RemovedModel(self.model).to_record()
+        record = RemovedModel(self.model_id).to_record()
         run.record(1, record, {"parties": len(parties), "removed": sum(removed)})
         return record
 
@@ -93,7 +93,7 @@ class MUFCRemoval(Removal):
     def remove_at_server(self) -> None:
         """Remove the server's state."""
         if self.server_state:
-            state = ServerState(Path(self.server_state), self.model)
+            state = ServerState(Path(self.server_state), self.model_id)
             if state.exists:
                 state.remove()
-                log.info("the server: the state of model %s is removed", self.model)
+                log.info("the server: the state of model %s is removed", self.model_id)

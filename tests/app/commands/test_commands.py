@@ -208,7 +208,7 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
         (["--set", "delta=3"], "no key 'delta'\n"),
         (["--set", "coreset-vrlr.alpa=3"], "mean 'coreset-vrlr.alpha'?"),
         (
-            ["--task", "predict", "--set", f"model={'1' * 16}"],
+            ["--task", "predict", "--set", f"model-id={'1' * 16}"],
             "'party-0': it needs a state-dir (--state-dir)",
         ),
     ],
@@ -244,8 +244,8 @@ def test_models_are_listed_shown_and_removed(files, tmp_path, monkeypatch):
     ((config, connection, _),) = started
     assert connection == "x"
     assert config["strategy"] == "fdskl"
-    assert (config["task"], config["model"]) == ("remove", number)
-    code, text = call(*given, "--task", "remove", *sets(model=number))
+    assert (config["task"], config["model-id"]) == ("remove", number)
+    code, text = call(*given, "--task", "remove", "--set", f"model-id={number}")
     assert code == 0, text
     assert list(keep.glob("*/*.npz")) == []
     assert "1 model in" in call("models", "list", "--output-dir", out)[1]
@@ -269,7 +269,7 @@ def test_a_model_has_one_line_and_a_party_without_state_is_named(tmp_path):
     code, text = call("simulate", "mufc", *given, "--state-dir", keep)
     assert code == 0, text
     (number,) = (path.stem for path in (tmp_path / "server").glob("*.sqlite"))
-    given += ["--set", f"model={number}", "--task"]
+    given += ["--set", f"model-id={number}", "--task"]
     for task in (["unlearn"], ["forget-client", "--set", "mufc.clients=c"]):
         code, text = call("simulate", "mufc", *given, *task)
         assert code == 1
@@ -299,8 +299,8 @@ def test_settings_are_read_as_their_keys_take_them(tmp_path):
         **{"coreset-vrlr.tol": 1e-3, "coreset-vrlr.alpha": 2.0},
     }
     number = "1234567890123456"  # a text, although it looks like a number
-    removal = gather("fdskl", "remove", [f"model={number}"])
-    assert removal["model"] == number
+    removal = gather("fdskl", "remove", [f"model-id={number}"])
+    assert removal["model-id"] == number
 
 
 def test_a_setting_is_read_from_a_file_that_parties_share(tmp_path):

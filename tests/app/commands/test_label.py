@@ -88,11 +88,11 @@ def rows_of(path):
 def test_rows_of_training_get_their_labels_again(parties, model, tmp_path):
     for m, party in enumerate(parties):
         output = tmp_path / "labels.csv"
-        assert not refused(model.model, party, output)
+        assert not refused(model.id, party, output)
         actual = rows_of(output)
         assert [int(row["prediction"]) for row in actual] == model.labels_[m].tolist()
         assert [int(row["id"]) for row in actual] == [1000 * m + i for i in range(80)]
-        kept = rows_of(tmp_path / f"state-{m}" / f"predictions-{model.model}.csv")
+        kept = rows_of(tmp_path / f"state-{m}" / f"predictions-{model.id}.csv")
         assert kept == actual
 
 
@@ -102,7 +102,7 @@ def test_new_rows_are_encoded_as_those_of_training(parties, model, tmp_path):
     new.to_csv(tmp_path / "new.csv", index=False)
     output = tmp_path / "out.csv"
     config = node_config(tmp_path / "new.csv", tmp_path / "state-1")
-    command = [sys.executable, "-m", "vfl_flower.app.commands.label", model.model]
+    command = [sys.executable, "-m", "vfl_flower.app.commands.label", model.id]
     subprocess.run(
         [*command, "--node-config", config, "--output", str(output)], check=True
     )
@@ -132,7 +132,7 @@ def test_where_the_labels_cannot_go(parties, model, tmp_path, output):
     """Only a regular file is replaced."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
-    said = refused(model.model, parties[0], tmp_path / output)
+    said = refused(model.id, parties[0], tmp_path / output)
     assert said == "output must be a file in a folder that exists"
     assert not (tmp_path / "nowhere").exists()
     assert (tmp_path / "pipe").is_fifo()
@@ -143,12 +143,12 @@ def test_where_the_labels_cannot_go(parties, model, tmp_path, output):
     "name", ["0.csv", "state-0/{}.npz", "state-0/predictions-{}.csv"]
 )
 def test_no_file_of_the_party_is_overwritten(parties, model, tmp_path, name, way):
-    own = output = tmp_path / name.format(model.model)
+    own = output = tmp_path / name.format(model.id)
     if way != "itself":
         output = tmp_path / "out.csv"
         (output.symlink_to if way == "a link" else output.hardlink_to)(own)
     before = own.read_bytes()
-    assert refused(model.model, parties[0], output) == (
+    assert refused(model.id, parties[0], output) == (
         "output must not be a file of the party: its data, or one that is in its "
         "state-dir already"
     )
@@ -163,9 +163,9 @@ def test_no_file_of_a_folder_of_data_is_overwritten(parties, model, tmp_path):
         (folder / f"{m}.csv").hardlink_to(tmp_path / f"{m}.csv")
     config = node_config(folder, tmp_path / "state-0")
     config += " partition-id=0 num-partitions=3"
-    said = refused(model.model, config, folder / "1.csv")
+    said = refused(model.id, config, folder / "1.csv")
     assert "must not be a file of the party" in said
-    assert not refused(model.model, config, tmp_path / "out.csv")
+    assert not refused(model.id, config, tmp_path / "out.csv")
     assert len(rows_of(tmp_path / "out.csv")) == 80
 
 
@@ -175,4 +175,4 @@ def test_a_model_of_mufc_labels_in_a_run(tmp_path):
     (state / f"{number}.sqlite").touch()
     config = f'data="{tmp_path}/new.csv" state-dir="{state}"'
     said = refused(number, config, tmp_path / "out.csv")
-    assert "STRATEGY --task predict --set model=0123" in said
+    assert "STRATEGY --task predict --set model-id=0123" in said

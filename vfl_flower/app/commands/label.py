@@ -19,7 +19,7 @@ from vfl_flower.strategies import algorithms
 
 @ends_in_a_sentence()
 def main(
-    model: Annotated[str, typer.Argument(help="Number of the model.")],
+    model: Annotated[str, typer.Argument(help="Id of the model.")],
     node_config: Annotated[
         str, typer.Option(help="As that of the SuperNode, with the new rows as data.")
     ],
@@ -55,7 +55,7 @@ def main(
     if is_model_id(model) and (source.state_dir / f"{model}.sqlite").exists():
         raise ValueError(
             f"model {model} can forget rows, and its parties label rows in a run: "
-            f"vfl-flower run STRATEGY --task predict --set model={model}"
+            f"vfl-flower run STRATEGY --task predict --set model-id={model}"
         )
     part = load_part(source.state_dir, model)
     kind = _model_class(part.strategy)

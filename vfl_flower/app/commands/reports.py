@@ -59,8 +59,8 @@ class Stored:
 
     file: Path
     """Its file, in the folder of its run."""
-    number: str
-    """Number under which parties store their local models; "" if they store none."""
+    id: str
+    """Id under which parties store their local models; "" if they store none."""
     strategy: str
     task: str
     variant: str
@@ -68,8 +68,8 @@ class Stored:
 
     @property
     def name(self) -> str:
-        """What commands call it: its number, or else its run and its file."""
-        return self.number or f"{self.file.parent.name}/{self.variant}"
+        """What commands call it: its id, or else its run and its file."""
+        return self.id or f"{self.file.parent.name}/{self.variant}"
 
 
 def stored_models(folder: Path) -> Iterator[Stored]:
@@ -84,22 +84,23 @@ def stored_models(folder: Path) -> Iterator[Stored]:
             file = run / f"model-{variant}.npz"
             if file.is_file():
                 strategy, task = str(config["strategy"]), str(config["task"])
-                number = result.get("model") or ""
-                yield Stored(file, number, strategy, task, variant)
+                # Earlier versions wrote it so.
+                model_id = result.get("model_id") or result.get("model") or ""
+                yield Stored(file, model_id, strategy, task, variant)
 
 
 def find_models(name: str, folder: Path) -> list[Stored]:
-    """Return the models of a name: versions of one number, or all models of a run."""
+    """Return the models of a name: versions of one id, or all models of a run."""
     return [
         model
         for model in stored_models(folder)
-        if name and name in (model.name, model.number, model.file.parent.name)
+        if name and name in (model.name, model.id, model.file.parent.name)
     ]
 
 
-def remove_files(number: str, folder: Path) -> list[Path]:
+def remove_files(model_id: str, folder: Path) -> list[Path]:
     """Remove a model's files in the folders of runs, and return them."""
-    files = [model.file for model in find_models(number, folder) if model.number]
+    files = [model.file for model in find_models(model_id, folder) if model.id]
     for file in files:
         file.unlink()
     return files

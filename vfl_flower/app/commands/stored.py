@@ -94,7 +94,7 @@ def _described(stored: Stored) -> dict[str, Any]:
 @app.command("remove", cls=Command)
 def remove(
     model: Annotated[
-        str, typer.Argument(help="The number; or the run, of a model without parts.")
+        str, typer.Argument(help="The id; or the run, of a model without parts.")
     ],
     connection: Annotated[
         str, typer.Option(help="The SuperLink whose parties have parts of it.")
@@ -115,15 +115,15 @@ def remove(
     It can be repeated: a party that has nothing of the model says so.
     """
     models = find_models(model, output_dir({"output-dir": output_dir_}))
-    if models and not any(stored.number for stored in models):
+    if models and not any(stored.id for stored in models):
         for stored in models:
             stored.file.unlink()
             typer.echo(f"removed: {stored.file}")
         return
-    numbers = {stored.number for stored in models if stored.number} or {model}
-    if len(numbers) > 1:
+    ids = {stored.id for stored in models if stored.id} or {model}
+    if len(ids) > 1:
         raise ValueError(
-            f"run {model!r} has several models, name one: {', '.join(numbers)}"
+            f"run {model!r} has several models, name one: {', '.join(ids)}"
         )
     algorithm = strategy or (models[0].strategy if models else "")
     if not algorithm:
@@ -131,7 +131,7 @@ def remove(
             "strategy must be given for a model of which this machine has no "
             f"file: --strategy with one of {', '.join(_WITH_PARTS)}"
         )
-    pairs = [*(set_ or []), f"model={numbers.pop()}"]
+    pairs = [*(set_ or []), f"model-id={ids.pop()}"]
     if output_dir_:
         pairs.append(f"output-dir={output_dir_}")
     start(gather(algorithm, "remove", pairs), connection, federation, verbose=verbose)

@@ -149,7 +149,7 @@ def _result(result: ProtocolResult) -> dict[str, Any]:
             for info in result.parties
         ],
         "seed": result.seed,
-        "model": result.model.number,
+        "model_id": result.model.id,
         "note": result.model.note,
         "warnings": list(result.warnings),
         "metrics": {

@@ -52,7 +52,7 @@ class MUFCState:
     """What a party stores from its counts to the end of the run."""
 
     model: str
-    """The number of the model."""
+    """The id of the model."""
     settings: TrainingSettings
     """What training has agreed on."""
     n_rows: int

@@ -32,7 +32,7 @@ def keep_parts(
     intercept: float,
     receiver: int,
 ) -> str:
-    """Let all parties store their blocks, or none; return the model's number or ""."""
+    """Let all parties store their blocks, or none; return the model's id or ""."""
     if not all(info.keeps for info in parties):
         return ""
     parties.ask(
@@ -155,7 +155,7 @@ class CoresetPrediction(RowPrediction):
                 last=stop == n,
                 curves=curves and stop == n,
             )
-        return self.finish(parties, run, receiver, reply, UsedModel(self.model))
+        return self.finish(parties, run, receiver, reply, UsedModel(self.model_id))
 
 
 @settings

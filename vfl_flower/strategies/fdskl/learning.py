@@ -126,7 +126,7 @@ class KernelLearning(ProtocolStrategy):
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Add the parts of the model if all parties are in this process."""
         assert isinstance(model, KernelModel)
-        model.complete([m.part for m in memories if m.run == model.model])
+        model.complete([m.part for m in memories if m.run == model.id])
 
     @property
     def enough_rows(self) -> int | None:

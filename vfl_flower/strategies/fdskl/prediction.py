@@ -104,7 +104,7 @@ class FDSKLPrediction(RowPrediction):
             *(rows, M, columns, self.block_bytes, self.evaluates, curves)
         )
         model = KernelModel(
-            self.model,
+            self.model_id,
             first["kernel"],
             first["bandwidth"] / replies[holders[0]].get("multiple", 1),
             M,

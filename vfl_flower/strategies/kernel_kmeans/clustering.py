@@ -178,14 +178,14 @@ class FKKMeansPrediction(LaterTask):
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Ask all parties in one round trip."""
-        record = UsedModel(self.model).to_record()
+        record = UsedModel(self.model_id).to_record()
         run.record(1, record, self.ask(parties))
         return record
 
     def ask(self, parties: Parties) -> dict[str, Any]:
         """Let the parties label their rows; return metrics."""
         parties.ask(party.predict)
-        log_clusters(parties, self.model)
+        log_clusters(parties, self.model_id)
         return {"rows": parties.n_rows}
 
 

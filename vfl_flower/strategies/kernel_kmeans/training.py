@@ -339,7 +339,7 @@ class FKKMeans(ProtocolStrategy):
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Give the model the parts of all parties that took part in its run."""
         assert isinstance(model, KernelKMeansModel)
-        parts = [memory.part for memory in memories if memory.run == model.model]
+        parts = [memory.part for memory in memories if memory.run == model.id]
         model.parts = parts if parts and all(parts) else None
 
     def _check_sizes(self, parties: Parties) -> None:

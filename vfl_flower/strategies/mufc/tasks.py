@@ -43,8 +43,8 @@ NOTHING = {
 class LaterTask(mufc.MUFCTask):
     """What the tasks after training have in common: the server's state of the model."""
 
-    model: str
-    """Number of the model, as its training printed it."""
+    model_id: str
+    """The id of the model, as its training printed it."""
     server_state: mufc.StateFolder = pydantic.Field(default="", kw_only=True)
     """Folder in which training kept the server's state."""
 
@@ -53,7 +53,7 @@ class LaterTask(mufc.MUFCTask):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        check_model(self.model)
+        check_model(self.model_id)
         if not self.server_state:
             raise ValueError(
                 "server_state must be the folder in which training kept the server's "
@@ -63,7 +63,7 @@ class LaterTask(mufc.MUFCTask):
     @property
     def state(self) -> ServerState:
         """The server's state of the model."""
-        return ServerState(Path(self.server_state or ""), self.model)
+        return ServerState(Path(self.server_state or ""), self.model_id)
 
     @property
     def columns(self) -> Sequence[str]:
@@ -78,7 +78,7 @@ class LaterTask(mufc.MUFCTask):
     def known(self, now: GlobalClusters) -> MUFCModel:
         """Return the model in the version that the server has."""
         model = mufc.version_of(
-            self.model, now.version, now.centers, now.settings, True
+            self.model_id, now.version, now.centers, now.settings, True
         )
         model.sizes_, model.inertia_ = now.sizes, now.inertia
         return model
@@ -124,7 +124,7 @@ class LaterTask(mufc.MUFCTask):
         agreed, key = before.settings, mufc.new_key(parties, before.settings)
         replies = parties.ask(
             forgetting.forget.summing(**mufc.sums_of(agreed)),
-            model=self.model,
+            model=self.model_id,
             version=before.version,
             before=before.run,
             run=run_id,
@@ -193,7 +193,7 @@ class LaterTask(mufc.MUFCTask):
         state.save(
             version, bins, counts, centers, stay, kind, named=leaving, run=run_id
         )
-        model = mufc.version_of(self.model, version, centers, agreed, True)
+        model = mufc.version_of(self.model_id, version, centers, agreed, True)
         changes: dict[str, Any] = {metric: change, "changed": int(changed)}
         changes |= mufc.counted_bins(counts)
         return self.commit(
@@ -330,7 +330,7 @@ class MUFCAdd(LaterTask):
         key = mufc.new_key(parties, before.settings)
         replies = parties.ask(
             forgetting.add.summing(**mufc.sums_of(before.settings)),
-            model=self.model,
+            model=self.model_id,
             version=before.version,
             before=before.run,
             run=f"{parties.session:016x}",
@@ -371,7 +371,7 @@ class MUFCStatus(ReadingTask):
         names = [info.name for info in parties]
         _check_parties(names, now.parties)
         replies = parties.ask(
-            forgetting.status, model=self.model, version=now.version, before=now.run
+            forgetting.status, model=self.model_id, version=now.version, before=now.run
         )
         for name, reply in zip(names, replies, strict=True):
             log.info("%s: %s", name, ", ".join(f"{v} {k}" for k, v in reply.items()))
@@ -424,12 +424,12 @@ class MUFCPrediction(ReadingTask):
         """Let the parties label their rows; return metrics."""
         parties.ask(
             training.predict,
-            model=self.model,
+            model=self.model_id,
             version=now.version,
             before=now.run,
             centers=now.centers,
         )
-        log_clusters(parties, self.model)
+        log_clusters(parties, self.model_id)
         return {"rows": parties.n_rows}
 
 
@@ -467,7 +467,7 @@ class MUFCEvaluation(MUFCPrediction):
         bound = 4.0 * len(now.centers[0]) * parties.n_rows
         totals = parties.ask_exactly(
             training.evaluate.summing(totals=bound),
-            model=self.model,
+            model=self.model_id,
             version=now.version,
             before=now.run,
             centers=now.centers,

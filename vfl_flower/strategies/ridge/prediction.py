@@ -209,7 +209,7 @@ class RidgePrediction(ComputingParties, RowPrediction):
         reply = self._scored(parties, roles, described)
         widths = [info.n_columns for info in parties]
         model = RidgeModel(
-            *(self.model, first["kernel"], first["bandwidth"], M, widths), kept=True
+            *(self.model_id, first["kernel"], first["bandwidth"], M, widths), kept=True
         )
         return self.finish(parties, run, holder, reply, model)
 

@@ -471,7 +471,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Add the parts of the model if all parties are in this process."""
         assert isinstance(model, RidgeModel)
-        model.complete([m.part for m in memories if m.run == model.model])
+        model.complete([m.part for m in memories if m.run == model.id])
 
     def trade(self, n_rows: int) -> str:
         """Say what a run's bytes grow with."""
