@@ -103,10 +103,10 @@ def allocate(totals: Array, size: int, rng: np.random.Generator) -> Array:
 
 
 def coreset_weights(total: float, scores: Array) -> Array:
-    """Return w(i) = G / (|S| sum_j g_i^(j)) (Algorithm 1, line 8), shape (m,).
+    """Return w(i) = G / (m sum_j g_i^(j)) (Algorithm 1, line 8), shape (m,).
 
     `total` is G, and `scores`, (m,), are the sums over all parties for each draw i of
-    S. The expectation of a weighted sum over S is the sum over all rows. Raises
+    S; m = |S|. The expectation of a weighted sum over S is the sum over all rows. Raises
     ValueError if a score is not positive: no such row can have been drawn.
     """
     if not (scores > 0).all():

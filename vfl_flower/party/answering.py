@@ -1,7 +1,8 @@
 """The party's end of the wire: messages, the first step, and errors without values.
 
-What stands between a message and any other step is in
-:mod:`vfl_flower.party.guards`.
+:func:`answer` checks the digest, loads the party, opens its journal and parses the
+frame. Then :data:`vfl_flower.party.guards.BEFORE` stands before every step but the
+first.
 """
 
 from __future__ import annotations

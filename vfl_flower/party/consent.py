@@ -1,9 +1,10 @@
-"""What a party lets leave it: the rules of its own file, held before a step computes.
+"""What a party lets leave it: the rules of its own file.
 
 A party lets sums over three or more parties leave it, and the few numbers that each
 step declares. Anything else is of a kind of :data:`~vfl_flower.protocol.terms.KINDS`,
 and its ``consent.toml`` must name that kind, with the number of different rows that may
-leave in one run, and for the life of the data.
+leave in one run, and for the life of the data. A kind is refused before the step
+computes, and too many rows inside the step, where it calls ``party.share``.
 """
 
 from __future__ import annotations

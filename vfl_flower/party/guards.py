@@ -1,8 +1,10 @@
-"""A party's guards: what happens between a request and its step, and after the step.
+"""A party's guards: what happens between a parsed request and its step, and after it.
 
-:data:`BEFORE` and :data:`AFTER` are in order, and each guard says why it is needed and
-why it stands where it does. A guard that raises PartyError refuses the request, and
-what the journal has noted of it is rolled back.
+:func:`vfl_flower.party.answering.answer` has checked the digest, loaded the party,
+opened its journal and parsed the frame. The lists at the end, :data:`BEFORE` and
+:data:`AFTER`, have the guards in order, and each guard has its reason. A guard that
+raises PartyError refuses the request, and what the journal has noted of it is rolled
+back.
 """
 
 from __future__ import annotations
@@ -202,7 +204,7 @@ def arrange_columns(call: Call) -> None:
 
 
 def recall_part(call: Call) -> None:
-    """Load the party's part of the model that the request names."""
+    """Load the party's part of the model that the request names; the step uses it."""
     party, model = call.party, call.frame.model
     if model is not None:
         if party.state_dir is None:

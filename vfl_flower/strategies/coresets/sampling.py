@@ -201,7 +201,7 @@ class CoresetStrategy(ProtocolStrategy):
         S = [rows[: a[j]] for j, rows in enumerate(drawn)]
         S += [rows[a[j] : a[j] + b[j]] for j, rows in enumerate(drawn)]
         rows = np.concatenate(S).astype(np.uint32)
-        # Round 3, lines 7-8.
+        # Round 3, line 7.
         scored = parties.ask(
             party.scores.summing(scores=scoring.bound),
             rows=rows,
@@ -210,6 +210,7 @@ class CoresetStrategy(ProtocolStrategy):
         g, total = scored.sums["scores"], float(G.sum())
         if not (g > 0).all():
             raise parties.faulty_sum(party.scores, "scores above 0")
+        # Line 8.
         if not self.pools:
             return Coreset(rows, coreset_weights(total, g))
         if fused:
