@@ -23,6 +23,7 @@ from vfl_flower.clients.fdskl.state import (
 )
 from vfl_flower.numerics.random_features import RandomFeatures
 from vfl_flower.numerics.split import split_rows
+from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, structure
 from vfl_flower.secure_aggregation.limbs import split_limbs
@@ -728,6 +729,21 @@ def test_scores_of_other_instances_than_those_of_the_last_message():
     iterate(party, size=2, at=SummedRows(AT, ANGLES))
     with pytest.raises(PartyError, match="scores must be 2 numbers, got 3"):
         iterate(party, scores=np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("party", "step", "summed"),
+    [
+        (lambda: started(holders=[0, 2]), fdskl.iterate, ANGLES),
+        (predicting, fdskl_prediction.answer, np.zeros(8)),
+    ],
+)
+def test_rows_whose_scores_leave_in_part_are_counted(party, step, summed):
+    """A label holder that deviates could ask for its choice of rows without end."""
+    party = party()
+    party.consent = Consent(leaves={"predictions": Limit(run=1)}, peers=None)
+    with pytest.raises(PartyError, match="lets 1 rows leave it as predictions"):
+        step(party, 1, 2, at=SummedRows(AT, summed))
 
 
 DONE = ScoredRows(AT, np.zeros(2))

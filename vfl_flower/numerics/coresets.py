@@ -106,8 +106,8 @@ def coreset_weights(total: float, scores: Array) -> Array:
     """Return w(i) = G / (m sum_j g_i^(j)) (Algorithm 1, line 8), shape (m,).
 
     `total` is G, and `scores`, (m,), are the sums over all parties for each draw i of
-    S; m = |S|. The expectation of a weighted sum over S is the sum over all rows. Raises
-    ValueError if a score is not positive: no such row can have been drawn.
+    S, m = |S|. The expectation of a weighted sum over S is the sum over all rows.
+    Raises ValueError if a score is not positive: no such row can have been drawn.
     """
     if not (scores > 0).all():
         raise ValueError("scores of drawn rows must be positive")

@@ -214,9 +214,15 @@ def summed_angles(angles: Array, offsets: Array | None, rows: Array) -> Array:
     return np.asarray(angles % 1.0)
 
 
-def addends(party: Party, partial: Array | None, size: int, columns: int) -> Array:
-    """Return a label holder's part of the scores; of any other party zeros."""
-    if partial is None:
+def addends(
+    party: Party,
+    at: state.SummedRows | None,
+    partial: Array | None,
+    size: int,
+    columns: int,
+) -> Array:
+    """Return a label holder's part of the scores of rows; of any other party zeros."""
+    if at is None or partial is None:
         party.afford("size", size, columns)
         return np.zeros((size, columns))
     if partial.shape != (size, columns):
@@ -224,6 +230,7 @@ def addends(party: Party, partial: Array | None, size: int, columns: int) -> Arr
             f"size and columns must be those of the scores, {partial.shape[0]} and "
             f"{partial.shape[1]}, got {size} and {columns}"
         )
+    party.share(at.rows.astype(np.intp), "predictions")
     return partial
 
 

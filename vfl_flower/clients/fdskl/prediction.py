@@ -119,7 +119,7 @@ def answer(
             )
         partial = linear_scores(summed, coef) + intercept
     if size:
-        reply["scores"] = angle_sums.addends(party, partial, size, columns)
+        reply["scores"] = angle_sums.addends(party, at, partial, size, columns)
     elif at is not None and partial is not None:
         done = fdskl.ScoredRows(at.rows, partial)
     if done is not None:

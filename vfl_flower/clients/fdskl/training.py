@@ -261,7 +261,7 @@ def iterate(
     if at is not None:
         partial = _scores_of(party, training, at)
     if size:
-        reply["scores"] = addends(party, partial, size, columns)
+        reply["scores"] = addends(party, at, partial, size, columns)
     elif partial is not None:
         _learn(party, training, rule, partial)
     if request is not None:
