@@ -21,7 +21,7 @@ REFUSALS = {
     "refuse_plain": f"{ANSWERING}test_plain_sums_are_refused[counter-",
     "check_arguments": f"{ANSWERING}test_wrong_arguments_are_refused_by_name",
     "check_repetition": f"{RESUMED}test_what_is_answered_once_is_not_answered_again",
-    "count_releases": f"{CONSENT}test_what_is_not_of_rows_is_counted_by_times",
+    "check_kinds": f"{CONSENT}test_what_is_not_of_rows_is_counted_by_times",
     "check_rows": f"{ROWS}test_two_orders_that_differ_by_a_row_do_not_reveal_it",
     "note_reply": f"{CONSENT}test_rules_of_a_run[rules4-",
     "leave_round": f"{ANSWERING}test_same_round_with_another_reply_is_refused",

@@ -5,7 +5,7 @@ from vfl_flower.app.register import register
 from vfl_flower.app.report.result_page import report
 from vfl_flower.party.consent import ALLOW_ALL, Consent
 from vfl_flower.party.party import Party
-from vfl_flower.party.requests import request_changes
+from vfl_flower.party.row_requests import request_changes
 from vfl_flower.server.exchange import FederationError, PartyFailed
 from vfl_flower.server.ledger import Ledger
 from vfl_flower.simulation import simulate

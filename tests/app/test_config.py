@@ -135,7 +135,7 @@ def test_key_that_does_not_apply(config, key, value):
             "one of train, predict, evaluate, remove for strategy 'coreset-vrlr'",
         ),
         ({"strategy": "fdskl", "compare": True}, "compare must be false"),
-        ({"strategy": "fdskl", "task": "predict"}, "model must be the number"),
+        ({"strategy": "fdskl", "task": "predict"}, "model_id must be the id"),
         ({"coreset-vrlr.solver": "x"}, "solver must be one of .*'saga', got 'x'"),
         ({"n-parties": 1}, "n_parties must be 0 or at least 2, got 1"),
         ({"strategy": "mufc", "standardize": True}, "standardize must be false"),

@@ -206,7 +206,7 @@ def test_clusters_of_a_kernel_whose_parts_lie_at_the_parties(tmp_path):
 
 def test_clusters_that_can_forget_keep_the_types_of_their_settings(tmp_path):
     again = MUFCModel.load(FORGETFUL.save(tmp_path / "m.npz"))
-    for name in ("model", "version", "inertia_", "kept", "note"):
+    for name in ("id", "version", "inertia_", "kept", "note"):
         actual, expected = getattr(again, name), getattr(FORGETFUL, name)
         assert actual == expected
         assert type(actual) is type(expected)

@@ -21,7 +21,7 @@ def test_the_order_before_a_step():
         *("recall_state", "enter_round", "check_strategy", "load_releases"),
         *("check_peers", "check_signatures", "sign_keys", "refuse_plain"),
         *("arrange_columns", "recall_part", "open_inputs", "check_arguments"),
-        *("check_repetition", "count_releases", "check_rows"),
+        *("check_repetition", "check_kinds", "check_rows"),
     ]
 
 

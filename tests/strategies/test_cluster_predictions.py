@@ -159,7 +159,7 @@ def test_other_columns_or_no_model(kind, tmp_path, model, new):
         made = [dataclasses.replace(p, **change(p)) for p in new]
         with pytest.raises(FederationError, match=rule):
             simulate(strategy, made)
-    with pytest.raises(ValueError, match="model must be the number"):
+    with pytest.raises(ValueError, match="model_id must be the id"):
         dataclasses.replace(strategy, model_id="")
     with pytest.raises(ValueError, match="seed"):
         dataclasses.replace(strategy, seed=1)

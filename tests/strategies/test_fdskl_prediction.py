@@ -28,10 +28,10 @@ HOPS = {
 """Round trips in which the angles of a block travel, to however many holders."""
 
 
-def predicting(model, **settings):
+def predicting(model_id, **settings):
     """Return predictions by a model that was trained on angles."""
     bits = {} if "masking" in settings else {"bits": 16}
-    return FDSKLPrediction(**{"model_id": model, **bits, **settings})
+    return FDSKLPrediction(**{"model_id": model_id, **bits, **settings})
 
 
 def data(n=N, seed=0):

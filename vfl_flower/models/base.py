@@ -248,7 +248,7 @@ class PartedModel(Model):
 
 @dataclass
 class RemovedModel(Model):
-    """The number of a model of which the parties have removed their local models."""
+    """The id of a model of which the parties have removed their local models."""
 
     kind: ClassVar[str] = "removed"
     stored: ClassVar[Stored] = {"model": ("id", str)}

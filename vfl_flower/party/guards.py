@@ -245,8 +245,12 @@ def check_repetition(call: Call) -> None:
     call.again = call.memory.repeats(call.frame, call.step, call.common)
 
 
-def count_releases(call: Call) -> None:
-    """Count what leaves the party against its consent, or continue without it."""
+def check_kinds(call: Call) -> None:
+    """Refuse a kind that the consent does not name, or continue without it.
+
+    Kinds that are of no single row are counted here; rows, by ``Party.share``, where
+    the step knows which.
+    """
     for revealed in call.step.reveals:
         if revealed.applies(call.arguments):
             once = int(revealed.counted)
@@ -367,7 +371,7 @@ BEFORE: tuple[Guard, ...] = (
     open_inputs,
     check_arguments,
     check_repetition,
-    count_releases,
+    check_kinds,
     check_rows,
 )
 """What happens between a request and its step, in order."""

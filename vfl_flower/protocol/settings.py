@@ -1,8 +1,9 @@
 """Settings of a strategy: declared once, as typed fields with a docstring each.
 
 A strategy is a dataclass of its settings. From their declaration come its constructor,
-the checks of its arguments, its section of the run config, the help of the commands and
-the table of the documentation:
+the checks of its arguments, the keys of its section of the run config and the help of
+the commands; ``python -m vfl_flower.app.settings`` writes the section and the table of
+the documentation:
 
 >>> @settings
 ... class Example:

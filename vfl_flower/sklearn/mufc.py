@@ -12,7 +12,7 @@ from sklearn.base import ClusterMixin
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.mufc import Box
 from vfl_flower.party.party import Party
-from vfl_flower.party.requests import FORGET, request_changes
+from vfl_flower.party.row_requests import FORGET, request_changes
 from vfl_flower.rows import number_array
 from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.sklearn.base import SplitRows, estimates

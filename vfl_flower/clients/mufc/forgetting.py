@@ -15,7 +15,7 @@ from vfl_flower.clients.mufc.settings import TrainingSettings
 from vfl_flower.clients.mufc.state import ClientState, LocalClusters, list_models
 from vfl_flower.numerics.mufc import BoxedRows, local_labels, seed_centroids, surviving
 from vfl_flower.party.party import Party
-from vfl_flower.party.requests import ADD, FORGET, LEAVE, read_requests
+from vfl_flower.party.row_requests import ADD, FORGET, LEAVE, read_requests
 from vfl_flower.protocol.contract import IN_SUM, Reals
 from vfl_flower.protocol.errors import PartyError, refusing
 from vfl_flower.protocol.settings import Count

@@ -27,7 +27,13 @@ from vfl_flower.numerics import mufc
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.party.party import Party, Predictions, digest_ids, stored_as
-from vfl_flower.party.requests import ADD, FORGET, LEAVE, files_naming, finish_requests
+from vfl_flower.party.row_requests import (
+    ADD,
+    FORGET,
+    LEAVE,
+    files_naming,
+    finish_requests,
+)
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, Reals, Whole
 from vfl_flower.protocol.errors import PartyError, refusing
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from vfl_flower import Party, request_changes
-from vfl_flower.party.requests import finish_requests, read_requests
+from vfl_flower.party.row_requests import finish_requests, read_requests
 
 MODEL = "0123456789abcdef"
 
@@ -53,7 +53,7 @@ def test_no_part_of_a_wrong_list_is_written(party, name, wrong):
 
 
 def test_other_arguments_that_are_wrong(party):
-    with pytest.raises(ValueError, match=r"^leave must hold numbers of models"):
+    with pytest.raises(ValueError, match=r"^leave must hold ids of models"):
         request_changes(party, forget=[4], leave=["../x"])
     assert not party.state_dir.exists()
     party.state_dir = None
