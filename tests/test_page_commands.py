@@ -50,7 +50,7 @@ NOT_HERE = {
     "CONTRIBUTING.md": {r"make (test|lint)": "CI itself"},
     "docs/contribute.md": {
         r"make (test|lint|docs|size|reading)": "CI itself, and counts of lines",
-        r"make (bench|papers)": "these take long",
+        r"make (bench|papers|mutants)": "these take long",
         r"python -m vfl_flower.app.settings": "compared with the page in test_docs.py",
     },
     "docs/deploy.md": {

@@ -300,7 +300,7 @@ def test_a_name_that_no_report_can_show(name):
         Party(X, name=name)
 
 
-@pytest.mark.parametrize("name", ["a/b", "vfl_flower.clients.fdskl.state.FDSKLState"])
+@pytest.mark.parametrize("name", ["a/b", "vfl_flower.clients.fdskl.FDSKLState"])
 def test_a_name_of_states_is_new_and_has_no_slash(name):
     with pytest.raises(ValueError, match="name must be new and have no '/'"):
         stored_as(name)

@@ -8,7 +8,7 @@ import pytest
 from supernodes import SuperNodes, write_rows
 
 from vfl_flower import MUFC, FDSKLDirect, FKKMeans, Party, simulate
-from vfl_flower.app.commands.label import label
+from vfl_flower.app.commands.label import main as label
 from vfl_flower.app.config import check_run_config as checked
 from vfl_flower.app.config import make_strategy, party_source
 from vfl_flower.clients.kernel_kmeans import training as party
