@@ -1,19 +1,18 @@
 """The server's side of principal components."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord
 
 from fifth_algorithm import pca_party as party
-from vfl_flower.models.base import Model, plain
+from vfl_flower.models.base import Model, Stored
 from vfl_flower.protocol.settings import Natural, settings
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import ProtocolStrategy, Run
-from vfl_flower.typing import Array, Arrays
+from vfl_flower.typing import Array
 
 
 @dataclass
@@ -28,6 +27,11 @@ class PCAModel(Model):
     """
 
     kind: ClassVar[str] = "pca"
+    stored: ClassVar[Stored] = {
+        "mean": ("mean_", np.asarray),
+        "components": ("components_", np.asarray),
+        "explained_variance": ("explained_variance_", np.asarray),
+    }
 
     mean_: Array
     components_: Array
@@ -36,20 +40,6 @@ class PCAModel(Model):
     def transform(self, X: Array) -> Array:
         """Return the coordinates of rows, shape (n, k)."""
         return np.asarray((X - self.mean_) @ self.components_.T)
-
-    def arrays(self) -> Arrays:
-        """Return what defines the model, by name."""
-        return {
-            "mean": self.mean_,
-            "components": self.components_,
-            "explained_variance": self.explained_variance_,
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
-        """Return the model with these arrays."""
-        named = plain(arrays)
-        return cls(*(named[n] for n in ("mean", "components", "explained_variance")))
 
 
 @settings
