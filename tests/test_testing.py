@@ -236,6 +236,10 @@ class Hidden(Mean):
     asks = revealed
 
 
+class Uncounted(Hidden):
+    terms = Terms(("rows",))
+
+
 class Unlisted(Mean):
     steps = (shown,)
 
@@ -328,6 +332,7 @@ class Useless(Mean):
 BROKEN = {
     Unused: ("check_needs", "needs has 'moments', which no step reveals"),
     Insisting: ("check_needs", "a run without what `wants` names ends: party"),
+    Uncounted: ("check_needs", "whose consent limits 'rows' to 0: a step does not"),
     Unlisted: ("check_names", "steps must have test_testing_summed"),
     Clear: ("check_data", "test_testing_shown sends 'row' in the clear, and declares"),
     Disguised: ("check_data", "test_testing_disguised has a number of a party's data"),

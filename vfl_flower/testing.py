@@ -183,19 +183,21 @@ class Runs:
         with apart():
             return self.strategy.start(grid, timeout=timeout)
 
-    def letting(self, *kinds: Kind) -> list[Party]:
-        """Return parties whose consent lets these kinds leave, and no others."""
-        leaves: dict[str, Limit] = dict.fromkeys(kinds, Limit())
+    def letting(self, *kinds: Kind, never: Sequence[Kind] = ()) -> list[Party]:
+        """Return parties whose consent names these kinds, `never` with a limit of 0."""
+        leaves = {kind: Limit(0 if kind in never else None) for kind in kinds}
         consent = Consent(leaves=leaves, allow_seed=True, two_parties=True, peers=None)
         parties = [copy(party) for party in self.make()]
         for party in parties:
             party.consent = consent
         return parties
 
-    def refusal(self, *kinds: Kind) -> FederationError | None:
-        """Return how a run fails of parties that let these kinds leave, if it does."""
+    def refusal(
+        self, *kinds: Kind, never: Sequence[Kind] = ()
+    ) -> FederationError | None:
+        """Return how a run of such parties fails, if it does; see :meth:`letting`."""
         try:
-            self.start(InProcessGrid(self.letting(*kinds)))
+            self.start(InProcessGrid(self.letting(*kinds, never=never)))
         except FederationError as error:
             return error
         return None
@@ -220,7 +222,7 @@ class Runs:
 
 
 def check_needs(runs: Runs) -> None:
-    """Check that what leaves a party is what the strategy's terms name."""
+    """Check that what leaves a party is what the strategy's terms name, and counted."""
     terms = runs.strategy.terms
     seen = runs.first.result.ledger.seen.values()
     left = {kind for of_step in seen for kind in of_step.kinds}
@@ -231,6 +233,12 @@ def check_needs(runs: Runs) -> None:
         if kind not in str(refusal):
             raise AssertionError(
                 f"a run must be refused by parties whose consent lacks {kind!r}"
+            )
+        refusal = runs.refusal(*terms.needs, *terms.wants, never=[kind])
+        if kind not in str(refusal):
+            raise AssertionError(
+                f"a run must be refused by parties whose consent limits {kind!r} to 0: "
+                "a step does not count it"
             )
     refusal = runs.refusal(*terms.needs) if terms.wants else None
     if isinstance(refusal, PartyFailed):  # too late, and not by the strategy

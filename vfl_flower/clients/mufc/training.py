@@ -166,8 +166,7 @@ def counts_of(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
     check_box(party, settings, state.drawn)
     if settings.shows_rows:
         party.share(state.drawn, "rows")
-    else:  # each row that takes part is in a mean
-        party.share(taking_part(state), "centroids")
+    party.share(taking_part(state), "centroids")  # each is in a mean
     if settings.client_training == "full":
         _, centroids, labels = clustered_rows(party, state)
         sizes = np.bincount(labels, minlength=len(centroids))
