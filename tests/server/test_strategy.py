@@ -37,7 +37,7 @@ class Trivial(ProtocolStrategy):
 
 
 NEEDED: dict[str, Any] = {
-    "model": "0123456789abcdef",
+    "model_id": "0123456789abcdef",
     "server_state": "/state",
     "clients": "a",
 }

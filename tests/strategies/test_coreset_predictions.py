@@ -264,7 +264,7 @@ def test_without_a_state_dir_nothing_is_kept(tmp_path):
     federation = parties(tmp_path, X, y)
     federation[1].state_dir = None
     result = MODELS["gram"].start(InProcessGrid(federation))
-    assert result.model.id is None
+    assert not result.model.id
     assert not list(tmp_path.glob("*/*.npz"))
 
 

@@ -1182,7 +1182,7 @@ def test_boxes():
 
 @pytest.mark.parametrize("kind", [MUFCUnlearn, MUFCAdd, MUFCStatus, MUFCForgetClient])
 def test_no_model_is_named(kind):
-    with pytest.raises(ValueError, match=r"^model must be .* got none$"):
+    with pytest.raises(ValueError, match=r"^model_id must be .* got none$"):
         kind("")
 
 
