@@ -185,7 +185,8 @@ class Runs:
 
     def letting(self, *kinds: Kind, never: Sequence[Kind] = ()) -> list[Party]:
         """Return parties whose consent names these kinds, `never` with a limit of 0."""
-        leaves = {kind: Limit(0 if kind in never else None) for kind in kinds}
+        leaves: dict[str, Limit] = dict.fromkeys(kinds, Limit())
+        leaves |= dict.fromkeys(never, Limit(run=0))
         consent = Consent(leaves=leaves, allow_seed=True, two_parties=True, peers=None)
         parties = [copy(party) for party in self.make()]
         for party in parties:
