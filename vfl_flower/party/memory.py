@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable, Mapping
-from secrets import token_bytes
 from typing import Any
 
 import numpy as np
@@ -137,11 +137,12 @@ class Memory:
     def open(self, session: int) -> bytes:
         """Begin a session and return the public key; the same one when asked again."""
         if self.place[0] != session:
-            begun: dict[str, Any] = {"session": session}
-            begun |= {"private_key": new_private_key(), "run_secret": token_bytes(32)}
+            begun: dict[str, Any] = {"session": session, "round": 0, "digest": b""}
+            begun["private_key"] = new_private_key()
+            begun["run_secret"] = secrets.token_bytes(32)
             self.forget()
             self.state[AT_REST] = ConfigRecord({"key": new_state_key()})
-            self.state["session"] = ConfigRecord(begun | {"round": 0, "digest": b""})
+            self.state["session"] = ConfigRecord(begun)
         return self.public_key
 
     def enter(self, frame: Frame, party: Party) -> tuple[bytes, list[bytes]]:
