@@ -139,9 +139,9 @@ class Memory:
         if self.place[0] != session:
             begun: dict[str, Any] = {"session": session, "round": 0, "digest": b""}
             begun["private_key"] = new_private_key()
-            begun["run_secret"] = secrets.token_bytes(32)
             self.forget()
             self.state[AT_REST] = ConfigRecord({"key": new_state_key()})
+            begun["run_secret"] = secrets.token_bytes(32)
             self.state["session"] = ConfigRecord(begun)
         return self.public_key
 
