@@ -26,7 +26,6 @@ from vfl_flower.app.commands.findings import print_findings, readings_of
 from vfl_flower.app.commands.options import (
     absolute,
     check_there,
-    ends_in_a_sentence,
     node_keys,
     reads_a_file,
 )
@@ -97,7 +96,6 @@ again.""",
 """What a SuperNode that ends has in its log, and what that means."""
 
 
-@ends_in_a_sentence()
 @reads_a_file
 def init(
     name: Annotated[str, typer.Argument(help="Name of the party, and of its folder.")],
@@ -149,7 +147,6 @@ def init(
     typer.echo(f"  {card.fingerprint}")
 
 
-@ends_in_a_sentence()
 def certificates(
     hosts: Annotated[
         list[str],
@@ -224,7 +221,6 @@ def write_connection(folder: Path, port: int, home: Path) -> None:
     write_flower_config(home, CONNECTION, port, options)
 
 
-@ends_in_a_sentence()
 def coordinator(
     folder: Annotated[Path, typer.Argument(help="Folder of the certificates.")],
     cards: Annotated[
@@ -393,7 +389,6 @@ def _print_peers(
         )
 
 
-@ends_in_a_sentence()
 def party(
     folder: Annotated[Path, typer.Argument(help="Folder that init has written.")],
     superlink: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
