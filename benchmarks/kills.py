@@ -450,14 +450,14 @@ def home_of(pid: int) -> str:
 
 
 def arrays_of(path: Path) -> dict[str, Any]:
-    """Return the arrays of a file, without the number of the model."""
+    """Return the arrays of a file, without the id of the model."""
     with np.load(path) as stored:
         names = [name for name in stored.files if name not in ("about", "model")]
         return {name: stored[name] for name in names}
 
 
 def metrics_of(text: Any, place: str = "report") -> dict[str, Any]:
-    """Return what a report says but for times, numbers of models and paths."""
+    """Return what a report says but for times, ids of models and paths."""
     passing = ("second", "time", "model_id", "config", "ledger", "version", "folder")
     passing += ("written", "note")  # whom the run has asked again
     passing += ("removed", "changed")  # nothing, where a run has done it before

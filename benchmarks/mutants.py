@@ -4,8 +4,8 @@
     python benchmarks/mutants.py --only vfl_flower/numerics/mufc.py --count 10
 
 The draw is even over the folders, and over the files of each. A mutant dies in the test
-files that mirror its module: those called after it or its folder, or else those of the
-tests' folder of the same name.
+files that mirror its module: those named after it or its folder, or else all those of
+the tests' folder of the same name. They run once on the unchanged code, where all pass.
 """
 
 from __future__ import annotations
@@ -73,6 +73,17 @@ def mutated(text: str, node: Any, new: Any) -> str:
     return (source[:start] + code.encode() + source[stop:]).decode()
 
 
+def files_of(place: Path) -> list[Path]:
+    """Return the modules of a folder, or the one at a path, that have mutants."""
+    place = ROOT / place
+    files = [place] if place.is_file() else sorted(place.rglob("*.py"))
+    return [
+        file.relative_to(ROOT)
+        for file in files
+        if next(mutants(ast.parse(file.read_text())), None)
+    ]
+
+
 def mirrors(module: Path) -> list[str]:
     """Return the test files that mirror a module, or the folder that has them."""
     layer, *folder = module.parent.relative_to("vfl_flower").parts
@@ -112,22 +123,23 @@ def main() -> None:
     parser.add_argument("--only", type=Path, help="a module or a folder of modules")
     parser.add_argument("--timeout", type=float, default=600)
     options = parser.parse_args()
-    rng, alive = random.Random(options.seed), 0
-    places = (
-        [options.only] if options.only else [Path("vfl_flower", f) for f in FOLDERS]
-    )
+    rng, alive, passed = random.Random(options.seed), 0, set[tuple[str, ...]]()
+    only = [options.only] if options.only else []
+    places = [files_of(p) for p in only or [Path("vfl_flower", f) for f in FOLDERS]]
+    if not all(places):
+        sys.exit(f"{options.only} has nothing to change")
     with tempfile.TemporaryDirectory() as folder:
         copied = Path(folder, "copy")
         ignored = shutil.ignore_patterns(".git", ".venv", ".*cache", "__pycache__")
         shutil.copytree(ROOT, copied, ignore=ignored)
         for k in range(options.count):
-            place, pairs = ROOT / places[k % len(places)], list[Any]()
-            while not pairs:  # as of an empty __init__.py
-                files = [place] if place.is_file() else sorted(place.rglob("*.py"))
-                module = rng.choice(files).relative_to(ROOT)
-                text = (ROOT / module).read_text()
-                pairs = list(mutants(ast.parse(text)))
-            node, new = rng.choice(pairs)
+            module = rng.choice(places[k % len(places)])
+            text = (ROOT / module).read_text()
+            if (tests := tuple(mirrors(module))) not in passed:
+                if killer := killer_of(module, copied, options.timeout):
+                    sys.exit(f"{killer} fails on the unchanged code")
+                passed.add(tests)
+            node, new = rng.choice(list(mutants(ast.parse(text))))
             (copied / module).write_text(mutated(text, node, new))
             killer = killer_of(module, copied, options.timeout)
             (copied / module).write_text(text)

@@ -9,7 +9,7 @@
 `compare` exits with 1 where bits differ, or a setting failed or is on one side only;
 round trips, units and bytes are shown and may differ.
 
-Not recorded is what is random in each run, even with a seed: the number of the model,
+Not recorded is what is random in each run, even with a seed: the id of the model,
 and seconds. Keys and masks are random too, but cancel exactly. Rounding under the
 shares of `SecureRidge` differs in each run, so no setting has this strategy.
 """

@@ -98,7 +98,7 @@ def parties(folder: Path, strategy: ProtocolStrategy) -> list[Party]:
 
 
 def strategy_of(name: str, folder: Path, model: str = "") -> ProtocolStrategy:
-    """Return the strategy that trains, or with a model's number the later task."""
+    """Return the strategy that trains, or with a model's id the later task."""
     if name == "descent":
         return REGRESSION.replace(solver="cg", size=20)
     strategy, later = TRAINED[name.removesuffix(" predict")]

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import importlib.util
+import pydoc
 import re
 import subprocess
 import sys
@@ -545,6 +546,18 @@ def test_keys_in_the_text_exist(page):
 
 def test_options_of_the_api_stand_below_a_name():
     assert not re.search(r"(?m)^(?!:::).*\n    options:", PAGES["docs/api.md"])
+
+
+def test_members_of_the_api_exist():
+    options = r"::: (\S+)\n    options: \{members: \[(.*?)\]"
+    listed = re.findall(options, PAGES["docs/api.md"])
+    assert listed
+    for name, members in listed:
+        kind = pydoc.locate(name)
+        known = {*dir(kind)}.union(
+            *(vars(c).get("__annotations__", ()) for c in kind.__mro__)
+        )
+        assert known >= set(members.split(", ")), name
 
 
 def test_the_existing_app_needs_the_flower_of_the_package():

@@ -223,7 +223,7 @@ class Runs:
 
 
 def check_needs(runs: Runs) -> None:
-    """Check that what leaves a party is what the strategy's terms name, and counted."""
+    """Check that what leaves a party is counted, and named by the strategy's terms."""
     terms = runs.strategy.terms
     seen = runs.first.result.ledger.seen.values()
     left = {kind for of_step in seen for kind in of_step.kinds}
@@ -258,7 +258,7 @@ def check_names(runs: Runs) -> None:
 
 
 def check_data(runs: Runs) -> None:
-    """Check that real numbers leave by declaration, and no datum unless rows may."""
+    """Check that real numbers leave as declared, and no datum in the clear."""
     parties = runs.first.parties
     numbers = [p.rows.take(np.arange(p.n_rows)).ravel() for p in parties]
     numbers += [np.ravel(p.y) for p in parties if p.y is not None]

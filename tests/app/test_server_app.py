@@ -149,7 +149,7 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, capsys, caplog):
 
 
 def test_rows_and_clients_are_forgotten_in_later_runs(tmp_path, capsys):
-    """By the model's number, which the report of the training gives."""
+    """By the model's id, which the report of the training gives."""
     X = np.random.default_rng(0).uniform(-0.5, 0.5, size=(3, 12, 2))
     mufc = {"strategy": "mufc", "mufc.server-state": str(tmp_path / "server")}
 

@@ -745,7 +745,7 @@ def test_predictions_of_rows_with_ids(later, kept, ids, stored):
 def test_predictions_of_own_rows_are_under_the_number_of_their_model(
     server, tmp_path, action, name, rows
 ):
-    """A run trains the model of its number, and may work with an earlier one."""
+    """A run trains a model of its id, and may work with an earlier one."""
     server.keep_in(tmp_path).ids = np.array(["u", "v", "w"])
     assert server.values(action) == {}
     file = predictions_in(tmp_path)

@@ -386,7 +386,27 @@ def takes_two_of_a_name(party: Party, first: Inner, second: Inner) -> Reply:
     raise NotImplementedError
 
 
-@pytest.mark.parametrize("function", [sends_inside, takes_two_of_a_name])
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+
+
+def takes_two_of_a_stem(
+    party: Party,
+    x1: Annotated[Array, Whole("*", 0, 256), SEALED],
+    x_2: Annotated[Array, Whole("*", 0, 256), SEALED],
+) -> Reply:
+    raise NotImplementedError
+
+
+def takes_one_further_inside(party: Party, first: Inner, second: Outer) -> Reply:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "function",
+    [sends_inside, takes_two_of_a_name, takes_two_of_a_stem, takes_one_further_inside],
+)
 def test_a_seal_must_tell_fields_of_structures_apart(function):
     """It has the last part of a name: the server could exchange two values."""
     with pytest.raises(TypeError, match="must be of a request, and of distinct names"):

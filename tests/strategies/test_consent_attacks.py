@@ -290,7 +290,7 @@ def train(asked, sums=COUNTS, **changes):
 
 
 def trained(asked):
-    """Ask all to train; return the number of the model."""
+    """Ask all to train; return the id of the model."""
     model, given = f"{asked.session:016x}", {"settings": agreed(), "key": bytes(16)}
     asked.ask(mufc.train.summing(**COUNTS), model=model, **given)
     return model

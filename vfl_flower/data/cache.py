@@ -208,7 +208,11 @@ class CacheEntry:
         for old in self.folder.glob(f"{self.file}-*.json"):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 if tuple(json.loads(old.read_text())["stamp"]) != self.stamp:
-                    self.drop()  # ids of this state are written again
+                    for ending in (".json", ".X.npy", ".y.npy"):
+                        old.with_name(old.stem + ending).unlink(missing_ok=True)
+                    for ending in IDS:  # those of this state are written again
+                        for ids in self.folder.glob(f"{self.file}-*{ending}"):
+                            ids.unlink(missing_ok=True)
 
     def seal(self, converted: Converted) -> None:
         """Write what makes the entry complete."""

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -51,8 +51,8 @@ class Checked:
     """Columns of X that its features become."""
     findings: list[Finding]
     """Errors first, then warnings, then notes."""
-    source: PartySource
-    """How the file is read, with the options that were inferred from it."""
+    source: PartySource = field(compare=False)
+    """How the file was read; the same may be found in another way."""
 
     @property
     def sound(self) -> bool:

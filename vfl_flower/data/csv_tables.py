@@ -79,7 +79,10 @@ def _bytes(path: Path) -> Iterator[IO[bytes]]:
         else:
             file = cast(IO[bytes], (gzip.open if suffix == ".gz" else open)(path, "rb"))
         stack.enter_context(file)
-        yield io.BufferedReader(_Counted(file, path.stat().st_size), 2**16)
+        if suffix in PACKED:
+            counted = _Counted(file, path.stat().st_size)
+            file = cast(IO[bytes], io.BufferedReader(counted, 2**16))
+        yield file
 
 
 @contextlib.contextmanager

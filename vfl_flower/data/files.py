@@ -283,10 +283,11 @@ def survey_file(
             refuse(faults or [fault("rows", None, text)], who)
         more: list[Finding] = []
         if encoding is None:
-            numbers = [columns[name] for name in plan.features]
-            numbers = [c for c in numbers if c.kind in (*NUMERIC, "date")]
-            numbers = [c for c in numbers if c.numbers.known]
-            middles = medians(table, numbers) if source.impute == "median" else {}
+            middles: dict[str, float] = {}
+            if source.impute == "median":
+                chosen = [columns[name] for name in plan.features]
+                chosen = [c for c in chosen if c.kind in (*NUMERIC, "date")]
+                middles = medians(table, [c for c in chosen if c.numbers.known])
             encoding, more = fit(columns, plan.features, source, middles)
         elif plan.features:
             more = fit_new(columns, encoding, who)

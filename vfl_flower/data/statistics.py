@@ -312,7 +312,7 @@ def survey(
 def medians(table: Table, columns: Sequence[Column]) -> dict[str, float]:
     """Return the medians of columns of numbers, each of which has a value.
 
-    Memory is bounded: the values lie in files without a name, where they are ordered.
+    Memory is bounded: the values are partitioned in unnamed temporary files.
     """
     middles: dict[str, float] = {}
     for start in range(0, len(columns), MEDIANS):
@@ -327,5 +327,5 @@ def medians(table: Table, columns: Sequence[Column]) -> dict[str, float]:
                 file.flush()
                 values = np.memmap(file, np.float64)
                 middle = float(np.median(values, overwrite_input=True))
-                middles[column.name] = middle + 0.0  # that of zeros may be -0
+                middles[column.name] = middle + 0.0  # the median of zeros may be -0
     return middles

@@ -1,10 +1,9 @@
 """A party's guards: what happens between a parsed request and its step, and after it.
 
-:func:`vfl_flower.party.answering.answer` has checked the digest, loaded the party,
-opened its journal and parsed the frame. The lists at the end, :data:`BEFORE` and
-:data:`AFTER`, have the guards in order, and each guard has its reason. A guard that
-raises PartyError refuses the request, and what the journal has noted of it is rolled
-back.
+:func:`vfl_flower.party.answering.answer` parses it. The lists at the end,
+:data:`BEFORE` and :data:`AFTER`, have the guards in order, and each guard's docstring
+gives its reason. A guard that raises PartyError refuses the request, and what the
+journal has noted of it is rolled back.
 """
 
 from __future__ import annotations
@@ -216,7 +215,7 @@ def recall_part(call: Call) -> None:
         if settings.pop("encoding", None) != party.encoding:
             raise PartyError(
                 "new rows must be encoded as those of training: set task and "
-                "model in the run config, or load them with the encoding of the part"
+                "model-id in the run config, or load them with the encoding of the part"
             )
         party.part = {**settings, **part.arrays}
 
@@ -340,15 +339,15 @@ def keep_predictions(call: Call) -> None:
     predictions = party.predictions
     if predictions is None or party.state_dir is None:
         return
-    number = model or predictions.model or run
+    model_id = model or predictions.model or run
     ids, rows = party.read_ids(), predictions.rows
     if rows is not None and not np.array_equal(rows, np.arange(party.n_rows)):
         ids = rows.tolist() if ids is None else [ids[row] for row in rows.tolist()]
     write_predictions(
-        party.state_dir / f"predictions-{number}{f'-{run}' if model else ''}.csv",
+        party.state_dir / f"predictions-{model_id}{f'-{run}' if model else ''}.csv",
         ids,
         predictions.values,
-        f"the predictions of model {number}",
+        f"the predictions of model {model_id}",
         more=predictions.more,
     )
 

@@ -233,7 +233,7 @@ def check_peers(
     """Check the parties of a run; return names and keys trusted for the first time.
 
     The server gives the credentials and this party's `place`; `known` are names and
-    keys of a journal, without which it trusts nobody on first use. Where it does, the
+    keys of a journal, without which it trusts nobody on first use. With such trust the
     server can invent a party: only a later change of its key is noticed. Raises
     PartyError if a party is not the expected one.
     """

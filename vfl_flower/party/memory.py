@@ -131,18 +131,24 @@ class Memory:
 
     @property
     def run(self) -> str:
-        """Number of the run, and of the model that it trains; "" before any run."""
+        """Id of the run and of the model that it trains; "" before any run."""
         return f"{self._session['session']:016x}" if self._session else ""
 
     def open(self, session: int) -> bytes:
         """Begin a session and return the public key; the same one when asked again."""
         if self.place[0] != session:
-            begun: dict[str, Any] = {"session": session, "round": 0, "digest": b""}
-            begun["private_key"] = new_private_key()
+            private = new_private_key()
             self.forget()
             self.state[AT_REST] = ConfigRecord({"key": new_state_key()})
-            begun["run_secret"] = secrets.token_bytes(32)
-            self.state["session"] = ConfigRecord(begun)
+            self.state["session"] = ConfigRecord(
+                {
+                    "session": session,
+                    "private_key": private,
+                    "run_secret": secrets.token_bytes(32),
+                    "round": 0,
+                    "digest": b"",
+                }
+            )
         return self.public_key
 
     def enter(self, frame: Frame, party: Party) -> tuple[bytes, list[bytes]]:

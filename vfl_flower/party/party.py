@@ -111,7 +111,7 @@ class Party:
         What a step leaves here is written to a file in `state_dir`.
     cache : dict
         What a step computes for the next one in the same process, which computes it
-        again where it is gone.
+        again if it is missing.
 
     Raises
     ------
@@ -332,8 +332,8 @@ class Party:
         by_choice: whether the party itself has removed or added rows: the set is noted,
             and may differ from an earlier one by few rows.
 
-        It raises, with details in the log, if the rows are few, if they differ by few
-        from those of an earlier sum, or if the parties have changed.
+        They must be many, those of an earlier sum or differ from them by many, and of
+        the same parties; the log has details.
         """
         if self.row_sets is not None:
             chosen = None if rows is None else rows.astype(np.intp)

@@ -46,13 +46,13 @@ def request_changes(
     add : iterable of str or int
         Ids of rows of the party's data that the model does not have.
     leave : iterable of str
-        Numbers of models that the party leaves.
+        Ids of models that the party leaves.
 
     Raises
     ------
     ValueError
-        The party has no `state_dir`, or a request is no id or no id of a model.
-        Nothing is written then.
+        The party has no `state_dir`, or a request is no id of a row or, to leave, of a
+        model. Nothing is written then.
     PartyError
         A file cannot be read or written.
 
@@ -71,7 +71,7 @@ def request_changes(
         raise ValueError("party must have a state_dir for its requests, got None")
     requests = {FORGET: _lines("forget", forget), ADD: _lines("add", add)}
     requests[LEAVE] = _lines("leave", leave)
-    if not all(is_model_id(number) for number in requests[LEAVE]):
+    if not all(is_model_id(model) for model in requests[LEAVE]):
         rule = "ids of models, each 8 to 32 lower-case hexadecimal digits"
         raise ValueError(f"leave must hold {rule}")
     waiting = {name: read_requests(folder, name).values() for name in requests}

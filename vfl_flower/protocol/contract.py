@@ -52,7 +52,7 @@ from annotated_types import MaxLen, MinLen
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from vfl_flower.protocol.rules import describe
-from vfl_flower.protocol.seals import Sealed
+from vfl_flower.protocol.seals import Sealed, stem
 
 S = TypeVar("S")
 
@@ -491,12 +491,12 @@ class Contract:
 def _check_structures(contract: Contract) -> None:
     """Raise TypeError where a structure has fields that no seal can tell apart.
 
-    A seal has the last part of a name alone: the server could exchange two values.
+    A seal has the stem of the last part of a name: the server could exchange others.
     """
     inner = [name for f in contract.reply.values() for name in _sealed_fields(f)]
     sealed = [name for name, f in contract.request.items() if f.leaves is not None]
     sealed += [name for f in contract.request.values() for name in _sealed_fields(f)]
-    if inner or len(set(sealed)) < len(sealed):
+    if inner or len(set(map(stem, sealed))) < len(sealed):
         raise TypeError(
             "encrypted fields of structures must be of a request, and of distinct "
             f"names, got {', '.join(inner or sealed)}"
@@ -505,4 +505,7 @@ def _check_structures(contract: Contract) -> None:
 
 def _sealed_fields(outer: Field) -> list[str]:
     inside = fields_of(outer.kind) if dataclasses.is_dataclass(outer.kind) else {}
-    return [name for name, f in inside.items() if f.leaves is not None]
+    names: list[str] = []
+    for name, f in inside.items():
+        names += _sealed_fields(f) if f.leaves is None else [name]
+    return names

@@ -71,7 +71,7 @@ class RunFrame:
     credentials: bytes | None = None  # what parties have signed, beside the keys
     signed: bytes | None = None
     """Signatures of all parties of the list of their keys; in the second message."""
-    model: str | None = None  # its number, if the run is about one
+    model: str | None = None  # its id, if the run works with one
     columns: list[str] | None = None
     """Digests of the names of the columns in the order that all parties take; in the
     first message, if the order of a party differs."""

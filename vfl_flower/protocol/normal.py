@@ -28,7 +28,7 @@ def normal_text(value: object) -> str:
 
 
 def normal_ids(values: Iterable[Any]) -> tuple[list[bytes], str]:
-    """Return ids as a row order compares them, and why they have no form, or ""."""
+    """Return ids as a row order compares them, and why they are invalid, or ""."""
     values = values.tolist() if isinstance(values, np.ndarray) else list(values)
     texts = [normal_text(value) for value in values]
     if missing := sum(text.casefold() in NO_IDS for text in texts):

@@ -79,7 +79,7 @@ def each(values: Sequence[T | None]) -> T:
 
 
 def each_of(parties: Sized, values: Mapping[int, T]) -> T:
-    """Give the parties at these places a value, for one parameter, and no other."""
+    """Give only the parties at these places a value for one parameter."""
     return each([values.get(j) for j in range(len(parties))])
 
 

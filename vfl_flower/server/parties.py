@@ -165,7 +165,7 @@ class Parties(Sequence[PartyInfo]):
 
     @property
     def label_holder(self) -> int:
-        """Index of the only label holder; FederationError if none or several are."""
+        """Index of the only label holder; FederationError unless there is one."""
         holders = [info for info in self if info.n_labels]
         if len(holders) != 1:
             names = ", ".join(info.name for info in holders)

@@ -297,7 +297,7 @@ class ProtocolStrategy(Strategy):
         )
 
     def give_up(self, parties: Parties, error: Exception) -> None:
-        """Tidy up after a failed protocol; the checkpoint has nothing that it asks."""
+        """Tidy up after a failed protocol; no checkpoint records its requests."""
 
     def greet(self, exchange: Exchange) -> Parties:
         """Greet the parties; raise FederationError if they refuse or do not fit."""

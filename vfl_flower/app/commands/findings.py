@@ -45,8 +45,7 @@ def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
         if names[0]:
             faults = _of_strategies(names, checked)
             checked = replace(checked, findings=[*faults, *checked.findings])
-        # What was found may be the same where the file was read in another way.
-        _group(readings, replace(checked, source=sources[0][0]), names)
+        _group(readings, checked, names)
     return readings
 
 

@@ -17,11 +17,11 @@ from vfl_flower.party.parts import is_model_id, load_part, write_predictions
 from vfl_flower.strategies import algorithms
 
 
-@ends_in_a_sentence()
+@ends_in_a_sentence()  # for python -m, which has no Command
 def main(
     model: Annotated[str, typer.Argument(help="Id of the model.")],
     node_config: Annotated[
-        str, typer.Option(help="As that of the SuperNode, with the new rows as data.")
+        str, typer.Option(help="The SuperNode's, with the new rows as data.")
     ],
     output: Annotated[Path, typer.Option(help="CSV file to write.")],
 ) -> None:

@@ -84,7 +84,7 @@ def stored_models(folder: Path) -> Iterator[Stored]:
             file = run / f"model-{variant}.npz"
             if file.is_file():
                 strategy, task = str(config["strategy"]), str(config["task"])
-                # Earlier versions wrote it so.
+                # Earlier versions called it "model".
                 model_id = result.get("model_id") or result.get("model") or ""
                 yield Stored(file, model_id, strategy, task, variant)
 

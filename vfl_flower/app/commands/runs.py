@@ -97,7 +97,7 @@ def gather(
     task: str,
     pairs: Sequence[str],
     file: Path | None = None,
-    **more: bool | str,
+    more: Mapping[str, bool | str] | None = None,
 ) -> dict[str, Any]:
     """Return the run config of a command line, checked as the server will check it.
 
@@ -111,7 +111,7 @@ def gather(
             f"strategy must be one of {', '.join(ALGORITHMS)}, got {strategy!r}{hint}"
         )
     config = {} if file is None else read_settings(file)
-    config |= parse_settings(strategy, pairs) | more
+    config |= parse_settings(strategy, pairs) | {**(more or {})}
     given = {"strategy": (strategy, "the argument STRATEGY"), "task": (task, "--task")}
     for key, (value, place) in given.items():
         if config.setdefault(key, value) != value:
@@ -290,7 +290,7 @@ def run(
     as_json = format_ == "json"
     try:
         more = {"dry-run": True} if dry_run else {}
-        settings = gather(strategy, task, set_ or [], config, **more)
+        settings = gather(strategy, task, set_ or [], config, more)
         with redirect_stdout(sys.stderr if as_json else sys.stdout):
             outcome = start(settings, connection, federation, verbose=verbose)
     except (RunFailed, ValueError) as error:

@@ -173,7 +173,7 @@ def simulate(
     if data and (folder := Path(data).expanduser()).is_dir():
         more["data"] = str(folder.absolute())
     keys = {name: value for name, value in more.items() if value}
-    chosen = gather(strategy, task, set_ or [], config, **keys)
+    chosen = gather(strategy, task, set_ or [], config, keys)
     complete = check_run_config(chosen)
     if not files and "data" not in chosen:
         typer.echo(

@@ -56,7 +56,7 @@ def list_models(output_dir_: OutputDir = "", format_: FormatOption = "text") -> 
 
 @app.command("show", cls=Command)
 def show(
-    model: Annotated[str, typer.Argument(help="The number, or the run.")],
+    model: Annotated[str, typer.Argument(help="The id, or the run.")],
     output_dir_: OutputDir = "",
     format_: FormatOption = "text",
 ) -> None:

@@ -114,7 +114,9 @@ def until_ended(home: Path) -> Iterator[Shown]:
 
 def unit(what: str, command: Sequence[str]) -> str:
     """Return a systemd unit that runs a command of ``vfl-flower``."""
-    words = [str(Path(sys.executable).with_name("vfl-flower")), *command]
+    script = Path(sys.executable).with_name("vfl-flower")
+    module = [sys.executable, "-m", "vfl_flower.app.commands.cli"]  # pip --user
+    words = [*([str(script)] if script.exists() else module), *command]
     return f"""\
 [Unit]
 Description={what.replace("%", "%%")}

@@ -319,7 +319,7 @@ def times_of(ledger: Mapping[str, Any], party: str) -> list[float]:
 
 
 def _parties(result: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each party and the cells of what it holds, has sent, and took time for."""
+    """Yield each party and the cells with what it holds and sent, and its time."""
     ledger = result["ledger"]
     lines: list[tuple[str, list[float]]] = []
     for party in result["parties"]:
