@@ -24,12 +24,11 @@ from vfl_flower.protocol.messages import (
     bundle,
     n_bytes,
     n_units,
-    unbundle,
     unpack,
 )
 from vfl_flower.protocol.names import printable
 from vfl_flower.server.checkpoint import Checkpoint, digest_of
-from vfl_flower.server.ledger import Entry, Ledger
+from vfl_flower.server.ledger import Ledger
 from vfl_flower.shapes import shapes_only
 
 log = logging.getLogger("vfl_flower")
@@ -131,12 +130,11 @@ class Exchange:
         """
         checkpoint = checkpoint or self.checkpoint
         digest = digest_of(action, list(contents.values()))
-        contents = {node: bundle(content) for node, content in contents.items()}
         if (past := checkpoint.past(action, digest)) is not None:
             replies, (seconds, stored) = [], past
             for node, reply in zip(contents, stored, strict=True):
-                entry = self._count(action, names[node], contents[node])
-                entry.seconds_answered += seconds
+                self._count(action, names[node], contents[node])
+                self.ledger.entry(action, names[node]).seconds_answered += seconds
                 replies.append(self._read(action, names[node], reply))
             self.ledger.round_trip(action, seconds)
             # The same reply was read when it came.
@@ -264,8 +262,8 @@ class Exchange:
         pushed: dict[str, int] = {}
         for node in nodes:
             kind, life = f"train.{action}", self.timeout
-            message = Message(contents[node], node, kind, ttl=life, group_id=action)
-            entry = self._count(action, names[node], contents[node])
+            sent = self._count(action, names[node], contents[node])
+            message = Message(sent, node, kind, ttl=life, group_id=action)
             begun = time.monotonic()
             # One at a time: for a message that is not taken some grids give None and
             # some give nothing, so that its place in the answer would be unknown.
@@ -273,16 +271,18 @@ class Exchange:
             if number is None:
                 reason = "the SuperLink did not take the message"
                 raise _failure(action, {node: names[node]}, reason)
+            entry = self.ledger.entry(action, names[node])
             entry.seconds_answered += time.monotonic() - begun
             pushed[number] = node
         return pushed
 
-    def _count(self, action: str, name: str, content: RecordDict) -> Entry:
-        entry = self.ledger.entry(action, name)
+    def _count(self, action: str, name: str, content: RecordDict) -> RecordDict:
+        """Count a message to a party, and return what travels."""
+        entry, sent = self.ledger.entry(action, name), bundle(content)
         entry.messages += 1
-        entry.bytes_down += n_bytes(content)
-        entry.units_down += n_units(unbundle(content))
-        return entry
+        entry.bytes_down += n_bytes(sent)
+        entry.units_down += n_units(content)
+        return sent
 
     def _read(self, action: str, name: str, content: RecordDict) -> Opened | Error:
         entry = self.ledger.entry(action, name)
@@ -295,7 +295,7 @@ class Exchange:
             values = structure(fields_of(_ReplyFrame), frame, {})
         except ContractError as error:
             return Error(MALFORMED, f"its reply is malformed: {error}")
-        entry.units_up += n_units(unbundle(content))
+        entry.units_up += sum(v.size for v in reply.values() if hasattr(v, "size"))
         entry.seconds_computed += values["seconds"]
         return Opened(reply, values.get("clipped"), values.get("signed"))
 
