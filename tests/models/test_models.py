@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
 from vfl_flower import load_model
+from vfl_flower.models.base import RemovedModel, UsedModel
 from vfl_flower.models.coresets import KMeansModel, LinearModel
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.models.kernel_kmeans import KernelKMeansModel
@@ -56,7 +57,9 @@ FORGETFUL = MUFCModel(
     *(2.5, np.array([4, 0, 7]), True),
 )
 UNKEPT = MUFCModel("00112233445566aa", 1, np.zeros((1, 2)))
+OF_LATER_TASKS = [UsedModel("00112233445566aa"), RemovedModel("00112233445566aa")]
 SAVED = [*MODELS, KERNEL_CLUSTERS, FORGETFUL, KERNEL_CLUSTERS_APART, UNKEPT]
+SAVED += OF_LATER_TASKS
 """Also those that do not predict from a matrix a party."""
 
 
@@ -338,10 +341,21 @@ def test_only_its_owner_may_read_a_file_with_the_secrets_of_parties(tmp_path):
         for model in (KERNEL, KERNEL_CLUSTERS):
             saved = model.save(tmp_path / "m.npz")
             assert stat.S_IMODE(saved.stat().st_mode) == 0o600
-        plain = LINEAR.save(tmp_path / "l.npz")
-        assert stat.S_IMODE(plain.stat().st_mode) == 0o666
+        for model in (LINEAR, *OF_LATER_TASKS):
+            plain = model.save(tmp_path / "l.npz")
+            assert stat.S_IMODE(plain.stat().st_mode) == 0o666
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize("model", OF_LATER_TASKS)
+def test_a_model_that_was_used_or_removed_lends_no_id(model, tmp_path):
+    """Commands would take the file of such a run for a version of the model."""
+    loaded = type(model).load(model.save(tmp_path / "m.npz"))
+    assert loaded.id is None
+    assert loaded.model_id == "00112233445566aa"
+    assert loaded.note == model.note
+    assert "00112233445566aa" in model.note
 
 
 @pytest.mark.parametrize("model", SAVED)

@@ -146,7 +146,7 @@ class PartedModel(Model):
     of all parties.
     """
 
-    id: str = field()  # no default of the base
+    id: str = field()  # required, unlike in the base class
     kernel: str
     bandwidth: float
     n_features: int
@@ -251,15 +251,15 @@ class RemovedModel(Model):
     """The id of a model of which the parties have removed their local models."""
 
     kind: ClassVar[str] = "removed"
-    stored: ClassVar[Stored] = {"model": ("id", str)}
+    stored: ClassVar[Stored] = {"model": ("model_id", str)}
 
-    id: str = field()  # no default of the base
-    """Id of the model."""
+    model_id: str
+    """Id of the model. `id` stays None: this model has no parts of its own."""
 
     @property
     def note(self) -> str:
         """Say that the parties have removed the model."""
-        return f"model {self.id} is removed at all parties of the run"
+        return f"model {self.model_id} is removed at all parties of the run"
 
 
 @dataclass
@@ -271,7 +271,7 @@ class UsedModel(RemovedModel):
     @property
     def note(self) -> str:
         """Say where the model is."""
-        return f"model {self.id}: its parts are in the parties' state-dirs"
+        return f"model {self.model_id}: its parts are in the parties' state-dirs"
 
 
 def arrays_of_parts(parts: Sequence[Mapping[str, Any]] | None) -> Arrays:

@@ -60,7 +60,7 @@ class KernelKMeansModel(base.Model):
         "sizes": ("sizes_", np.asarray),
     }
 
-    id: str = field()  # no default of the base
+    id: str = field()  # required, unlike in the base class
     kernel: str
     gamma: float
     n_columns: int

@@ -53,7 +53,7 @@ class MUFCModel(Model):
         "upper": ("upper", np.asarray),
     }
 
-    id: str = field()  # no default of the base
+    id: str = field()  # required, unlike in the base class
     version: int
     cluster_centers_: Array
     inertia_: float = math.nan
