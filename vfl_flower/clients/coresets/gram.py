@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from itertools import pairwise
-from typing import Annotated, TypedDict
+from typing import Annotated, NamedTuple, TypedDict
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -59,6 +59,23 @@ class LinearState:
     """Their length in the Gram matrix."""
     constant: bool
     """Whether zeros are in their place."""
+
+
+class GramColumns(NamedTuple):
+    """The columns and labels of rows as the Gram matrix takes them."""
+
+    A: Array
+    """The columns, shape (m, d), with zeros for each column that is left out."""
+    labels: Array | None
+    """t, shape (m,); None where a rule forbids its use or another party has labels."""
+    mean: Array
+    """Weighted means of the columns, shape (d,)."""
+    y_mean: float
+    """Weighted mean of the labels, or 0."""
+    clip: Array
+    """How the rows are clipped; see :func:`~vfl_flower.numerics.row_clip.row_clip`."""
+    left_out: int
+    """How many columns are left out."""
 
 
 class Columns(products.Hidden):
@@ -126,13 +143,13 @@ def columns(
     products.check_rows(party, weights, len(rows), roles.columns)
     party.sum_over(rows, weights)
     w = np.ones(len(rows)) if weights is None else weights
-    A, t, mean, y_mean, clip, left_out = _taken(party, rows, w, n, intercept)
+    A, t, mean, y_mean, clip, left_out = _gram_columns(party, rows, w, n, intercept)
     part, R = canonical_basis(A, leverage_factor(RowBlocks(A)))
     mean[~A.any(axis=0)] = 0.0
     del A
-    y_size, constant = 0.0, False
+    constant = party.y is not None and t is None
+    y_size = 0.0 if t is None else float(np.linalg.norm(t))
     if party.y is not None:
-        y_size, constant = 0.0 if t is None else float(np.linalg.norm(t)), t is None
         unit = np.zeros(len(rows)) if t is None else t / (y_size or 1.0)
         part = np.column_stack([part, unit])
     part *= NORM
@@ -155,15 +172,10 @@ def columns(
     return {**products.hide(party, state, [part]), "units": units}
 
 
-def _taken(
+def _gram_columns(
     party: Party, rows: Array, w: Array, n: int, intercept: bool
-) -> tuple[Array, Array | None, Array, float, Array, int]:
-    """Return the columns and the labels of rows as the Gram matrix takes them.
-
-    In this order: A, with zeros for each column that is left out; the labels t, None
-    where a rule forbids their use or another party has them; the means of the columns
-    and of the labels; how the rows are clipped; and how many columns are left out.
-    """
+) -> GramColumns:
+    """Return the columns and labels of rows with the weights w, which add up to n."""
     X_all, root = party.rows, np.sqrt(w / n)
     d = X_all.shape[1]
     X = np.asarray(X_all.take(rows), dtype=np.float64)
@@ -174,8 +186,8 @@ def _taken(
     every = np.arange(0, party.n_rows, max(1, party.n_rows * d // PART_NUMBERS))
     clip = row_clip(X_all.take(every), intercept, LEAST_ROWS, products.MOST_LEVERAGE)
     Z, X = sums(clip, X), clipped(clip, X)
-    # The server chooses rows and weights, so that a refusal would tell it of
-    # values: what overflows is left out, as are columns that point to a row.
+    # The server chooses rows and weights, so that a refusal would reveal values: what
+    # overflows is left out, as are columns that point to a row.
     with np.errstate(over="ignore", invalid="ignore"):
         if intercept:
             mean = w @ X / w.sum()
@@ -203,7 +215,7 @@ def _taken(
         )
     A[:, ~stays] = 0.0
     labels = t if suitable and fit else None
-    return A, labels, mean, y_mean, clip, int(left_out.sum())
+    return GramColumns(A, labels, mean, y_mean, clip, int(left_out.sum()))
 
 
 def _bounded(
