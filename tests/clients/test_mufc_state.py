@@ -528,7 +528,7 @@ def test_only_an_unfinished_training_begins_again(folder, state, make, who, erro
     before = view(made)
     assert refusal(make, folder, error=error) == (
         f"{who} has version 1 of model {MODEL} already: only a training that is not "
-        "finished can be begun again"
+        "finished can be restarted"
     )
     assert view(made) == before
 

@@ -6,7 +6,7 @@ from federations import by_columns
 from transcripts import actual, is_uniform, patterns, replies
 
 from vfl_flower import Party
-from vfl_flower.clients.evaluation import Told
+from vfl_flower.clients.evaluation import Measures
 from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.strategies import FDSKL, CoresetVKMC, CoresetVRLR, FDSKLDirect
 from vfl_flower.testing import Recorder
@@ -91,7 +91,7 @@ def test_messages_of_several_label_holders(topology, target):
     assert bounds == {2.0**16 * largest}
     assert picked[1].values == {}
     last = [e for e in transcript if e.up and e.action == "fdskl_answer"][-3:]
-    told = [set(e.values) & set(Told.__annotations__) for e in last]
+    told = [set(e.values) & set(Measures.__annotations__) for e in last]
     # The first holder alone, and of few labels no error.
     assert told == [{"test_rows"}, set(), set()]
 

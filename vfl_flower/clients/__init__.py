@@ -1,1 +1,1 @@
-"""The party's side: one module for each algorithm."""
+"""The party's side: a module or folder for each algorithm."""

@@ -198,7 +198,7 @@ def keep_order(
 
 
 def _check_sizes(party: Party, sizes: list[int]) -> None:
-    """Raise unless the sizes of all lists are told, this party's own among them."""
+    """Raise unless the sizes of all lists are given, this party's own among them."""
     fits = len(sizes) == party.n_parties and sizes[party.index or 0] == party.n_rows
     if not fits or not all(0 < size <= MOST_IDS for size in sizes):
         raise PartyError(

@@ -1,4 +1,4 @@
-"""What a party with labels tells of a model: a few numbers, and none of a row."""
+"""What a party with labels reports of a model: a few numbers, and none of a row."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ FEW_BINS = MaxLen(evaluation.MOST_BINS)
 OfBins = Annotated[Array, Reals("bins"), FEW_BINS]
 
 
-class Told(TypedDict, total=False):
-    """What a party tells of the answers for rows held out; see ``docs/simulate.md``."""
+class Measures(TypedDict, total=False):
+    """What a party reports of answers for rows held out; see ``docs/simulate.md``."""
 
     test_rows: Count
     test_error: Share
@@ -69,20 +69,20 @@ class Told(TypedDict, total=False):
 CURVE = "curve_"
 """How the names of numbers of bins begin."""
 
-NAMES = tuple(name for name in Told.__annotations__ if not name.startswith(CURVE))
+NAMES = tuple(name for name in Measures.__annotations__ if not name.startswith(CURVE))
 """The names of the other numbers."""
 
 
 def metrics_of(reply: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of all rows in the reply of a step that tells them."""
+    """Return the numbers of all rows in the reply of a step that reports them."""
     return {name: reply[name] for name in NAMES if name in reply}
 
 
 def curves_of(reply: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the numbers of bins in the reply of a step that tells them, if any."""
+    """Return the numbers of bins in the reply of a step that reports them, if any."""
     return {
         name.removeprefix(CURVE): reply[name].tolist()
-        for name in Told.__annotations__
+        for name in Measures.__annotations__
         if name.startswith(CURVE) and name in reply
     }
 
@@ -153,7 +153,7 @@ def check_columns(party: Party, width: int, trained: list[str]) -> None:
 
 
 def least_rows(party: Party) -> int:
-    """Return the fewest rows, and rows of a class, of which a party tells a number.
+    """Return the fewest rows, and rows of a class, of which a party reports a number.
 
     Twenty, or in a run in one process half of those with labels where these are fewer.
     """
@@ -201,7 +201,7 @@ def measures_of(
     scores: Array | None = None,
     probability: Array | None = None,
     curves: bool = False,
-) -> Told:
+) -> Measures:
     """Return what a party reports of the answers for rows whose labels it knows.
 
     Numbers of two classes are reported only if there are as many rows of each as
@@ -245,4 +245,4 @@ def measures_of(
             bins = evaluation.confusion(y, predicted, classes, LEAST_ROWS)
     named: dict[str, Any] = {f"test_{name}": number for name, number in numbers.items()}
     named |= {f"{CURVE}{name}": of_bins for name, of_bins in bins.items()}
-    return cast(Told, {"test_rows": len(y), **named})
+    return cast(Measures, {"test_rows": len(y), **named})

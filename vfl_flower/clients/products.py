@@ -53,8 +53,7 @@ MOST_COLUMNS = 2**12
 Bytes = Whole("*", 0, 256)
 
 Secrets = Annotated[dict[int, Array], Bytes, PRIVATE]
-"""What parties encrypt for one another, by who gets it or, in a request, who sent it.
-"""
+"""What parties encrypt for one another: by receiver, in a request by sender."""
 
 FromServer = Annotated[Array, Bytes, OWN]
 """What the server, as the dealer, sends to this party alone."""
@@ -174,7 +173,8 @@ def withhold(party: Party, rule: str) -> None:
 def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> None:
     """Refuse a Gram matrix of too few rows.
 
-    It needs 4 a column, 20, and what this party's consent asks for.
+    It must have 20 rows, 4 for each column, and as many as this party's consent
+    requires.
 
     Rows with weights, shape (m,), count as (sum w)^2 / sum w^2 (Kish).
     """
@@ -207,10 +207,10 @@ def check_rows(party: Party, weights: Array | None, rows: int, columns: int) -> 
 @sums_over("none", "it sends random numbers alone")
 @once
 def deal(party: Party, roles: Roles) -> Delivered:
-    """Deal in place of the server.
+    """Generate the correlated randomness in place of the server.
 
-    The dealing party must not collude with a computing party, and neither computes nor
-    holds labels.
+    The dealing party must not collude with a computing party, and it neither computes
+    nor holds labels.
     """
     check_roles(party, roles)
     if not roles.deals(party.index):

@@ -23,7 +23,7 @@ from vfl_flower.protocol.steps import step_of, sums_over
 log = logging.getLogger("vfl_flower")
 step = step_of("removal")
 
-Number = Annotated[str, MaxLen(32)]
+ModelId = Annotated[str, MaxLen(32)]
 
 _HEADERS = (b"id,prediction", b"row,prediction")
 """First lines of files of predictions."""
@@ -43,7 +43,7 @@ class Gone(TypedDict):
 
 @step
 @sums_over("none")
-def find(party: Party, model: Number) -> Found:
+def find(party: Party, model: ModelId) -> Found:
     """Say whether the party keeps anything of a model; nothing is changed.
 
     All is looked at: where one party would refuse, no other one removes anything.
@@ -53,7 +53,7 @@ def find(party: Party, model: Number) -> Found:
 
 @step
 @sums_over("none")
-def remove(party: Party, model: Number) -> Gone:
+def remove(party: Party, model: ModelId) -> Gone:
     """Remove all that the party keeps of a model; the second time, nothing."""
     removals = list(_removals(party, model))  # all are looked at before one goes
     for removal in removals:
@@ -78,7 +78,7 @@ def _removals(party: Party, model: str) -> Iterator[Callable[[], None]]:
     if part.exists() or part.is_symlink():
         load_part(folder, model)
         yield part.unlink
-    state = ClientState(folder, model)  # refuses a number that leads out of the folder
+    state = ClientState(folder, model)  # refuses an id that leads out of the folder
     if state.exists:
         _ = state.version  # raises where it is another file
         yield state.remove

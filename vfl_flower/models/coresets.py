@@ -41,7 +41,7 @@ class LinearModel(_InBlocks):
     intercept_ : float
         Prediction at the origin, in the unit of y.
     id : str
-        Number under which the parties keep their blocks; "" where they do not.
+        Id under which the parties keep their blocks; "" where they do not.
     clips : dict of str to Array
         How parties take rows that stand out, where all are in one process.
     """
@@ -103,7 +103,7 @@ class KMeansModel(_InBlocks):
     cluster_centers_ : list of Array, shape (k, d_j)
         The columns of party j of the k centres, in the unit of the columns.
     id : str
-        Number under which the parties keep their blocks; "" where they do not.
+        Id under which the parties keep their blocks; "" where they do not.
     sizes_ : Array, shape (k,)
         Rows of each cluster, by the weights of the coreset; shape (0,) where the
         server does not know them.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from flwr.app import ArrayRecord
 
-from vfl_flower.models import base
+from vfl_flower.models.base import Model, Stored, arrays_of_parts, part_in, plain
 from vfl_flower.numerics.kernel_embedding import EmbeddingPart, embed_rows, label_rows
 from vfl_flower.rows import Rows
 from vfl_flower.shapes import shapes_only
@@ -18,7 +18,7 @@ from vfl_flower.typing import Array, Arrays
 
 @shapes_only
 @dataclass
-class KernelKMeansModel(base.Model):
+class KernelKMeansModel(Model):
     """Clusters of a kernel; labels, and the map of rows to them, are at the parties.
 
     Attributes
@@ -48,7 +48,7 @@ class KernelKMeansModel(base.Model):
     """
 
     kind: ClassVar[str] = "kernel k-means"
-    stored: ClassVar[base.Stored] = {
+    stored: ClassVar[Stored] = {
         "model": ("id", str),
         "kernel": ("kernel", str),
         "gamma": ("gamma", float),
@@ -141,18 +141,16 @@ class KernelKMeansModel(base.Model):
 
     def arrays(self) -> Arrays:
         """Return the settings and, where they are here, ``part_<m>.<name>``."""
-        named = super().arrays()
-        sizes = named.pop("sizes")  # the last one in the file
-        named |= {"parties": np.array(len(self.parts or [])), "sizes": sizes}
-        return named | base.arrays_of_parts(self.parts)
+        parties = {"parties": np.array(len(self.parts or []))}
+        return super().arrays() | parties | arrays_of_parts(self.parts)
 
     @classmethod
     def from_arrays(cls, arrays: ArrayRecord | Mapping[str, Array]) -> Self:
         """Return the model with these arrays; see :meth:`arrays`."""
-        stored = base.plain(arrays)
+        stored = plain(arrays)
         model = super().from_arrays(stored)
         parts = [
-            {k: v if v.ndim else v.item() for k, v in base.part_in(stored, m).items()}
+            {k: v if v.ndim else v.item() for k, v in part_in(stored, m).items()}
             for m in range(int(stored["parties"]))
         ]
         model.parts = parts or None

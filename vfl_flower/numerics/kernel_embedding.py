@@ -96,7 +96,7 @@ def feature_block_rows(setup: FeatureSetup, X: Rows, start: int, stop: int) -> i
 def features_of(setup: FeatureSetup, X: Array, start: int, stop: int) -> Array:
     """Return the random features of one block of rows; see :func:`feature_blocks`.
 
-    Raises ValueError too if a stored setup has a kernel that is not in `Kernel`.
+    Raises ValueError if the setup's kernel is not in `Kernel`.
     """
     kernel, seed = setup["kernel"], int(setup["seed"], 16)
     if kernel not in (kernels := get_args(Kernel)):

@@ -244,8 +244,8 @@ def gamma(
 class Subspace:
     """What the server knows of DSPGD: the eigenpairs of W_t^T W_t, not W_t itself.
 
-    D and D_1 are the numbers of features of an iteration and of the first one, s that
-    of components, and k that of clusters.
+    D is the number of features of an iteration, D_1 of the first one, s the number of
+    components, k of clusters.
     """
 
     D: int

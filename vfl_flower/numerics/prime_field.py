@@ -190,7 +190,10 @@ class PrimeField:
         if len(sums) < m:
             raise ValueError(f"sums must be at least {m}, got {len(sums)}")
         ring, roots = self._polynomials(), points.tolist()
-        g = math.prod((ring([-x, 1]) for x in roots), start=ring([1]))
+        factors = [ring([-x, 1]) for x in roots] or [ring([1])]
+        while len(factors) > 1:
+            factors = [math.prod(factors[i : i + 2]) for i in range(0, len(factors), 2)]
+        g = factors[0]
         # S_(m-1) + S_(m-2) x + ...: the series times x^m, cut at x^0.
         series = [ring(column[::-1].tolist()) for column in sums[:m].T]
         polynomials = [*((g * part).right_shift(m) for part in series), g.derivative()]

@@ -269,6 +269,11 @@ class Party:
         return len(self.X)
 
     @property
+    def columns_digest(self) -> str:
+        """A digest of the names of the columns; "" if they have none."""
+        return digest_ids(np.array(self.columns)) if self.columns else ""
+
+    @property
     def sizes(self) -> Sizes:
         """The sizes that the contract of a step may name."""
         rows, columns = self.X.shape

@@ -149,6 +149,11 @@ class Parties(Sequence[PartyInfo]):
         return len(self._infos)
 
     @property
+    def session_id(self) -> str:
+        """The session in hexadecimal digits: the id of the model that it trains."""
+        return f"{self.session:016x}"
+
+    @property
     def n_rows(self) -> int:
         """Number of rows, n: the same at all parties, or with split rows their sum."""
         if self._partition == "horizontal":

@@ -1,4 +1,4 @@
-"""The server's side: one module an algorithm, and the table that names them all."""
+"""The server's side: a module or folder for each algorithm, and the table of all."""
 
 import os
 from functools import cache
@@ -86,7 +86,7 @@ def add_algorithm(name: str, *strategies: type[ProtocolStrategy]) -> None:
 
 
 def load_model(path: str | os.PathLike[str]) -> Model:
-    """Read a model of any kind that :meth:`Model.save` wrote.
+    """Read a model of any kind that :meth:`~vfl_flower.models.base.Model.save` wrote.
 
     Parameters
     ----------

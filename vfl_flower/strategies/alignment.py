@@ -96,7 +96,7 @@ class Alignment(ProtocolStrategy):
             raise ValueError(f"{NAME_RULE}, got {self.alignment[:70]!r}")
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Compare the encrypted lists, and tell each party its part of the order."""
+        """Compare the encrypted lists, and send each party its part of the order."""
         lists = self._lists(parties, [info.n_rows for info in parties])
         try:
             held, counts, common, positions = overlaps(lists)

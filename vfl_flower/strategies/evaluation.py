@@ -49,7 +49,7 @@ PREDICTED_ROWS = Metric(
     "Rows", "Rows that took part: with a prediction, rows that got one.", kind="count"
 )
 
-TOLD: dict[str, Metric] = {
+MEASURES: dict[str, Metric] = {
     "test_rows": TEST_ROWS,
     "test_error": Metric(
         "Wrong classes, rows held out",
@@ -80,7 +80,7 @@ TOLD: dict[str, Metric] = {
     "test_brier": Metric(
         "Brier score",
         "Mean squared difference between the probability and what happened (0 or 1). "
-        "0 is perfect, 0.25 is that of saying 50 % for each row.",
+        "0 is perfect, 0.25 is the score of saying 50 % for each row.",
         "lower",
     ),
     "test_true_positives": Metric(
@@ -117,11 +117,11 @@ TOLD: dict[str, Metric] = {
 }
 """Of what a party with labels tells of a model."""
 
-OF_NEW_ROWS: dict[str, Metric] = {**TOLD, "rows": PREDICTED_ROWS}
+OF_NEW_ROWS: dict[str, Metric] = {**MEASURES, "rows": PREDICTED_ROWS}
 """Of a model that predicts, or is judged on, new rows."""
 
 KERNEL: dict[str, Metric] = {
-    **TOLD,
+    **MEASURES,
     "cv_score": Metric(
         "Loss in cross-validation",
         "The mean loss on rows of training that a fit left out, by which the strength "
@@ -164,7 +164,7 @@ WEIGHT_SUM = Metric(
 )
 
 REGRESSION: dict[str, Metric] = {
-    **{n: TOLD[n] for n in ("test_rows", "test_loss", "test_r2", "test_mae")},
+    **{n: MEASURES[n] for n in ("test_rows", "test_loss", "test_r2", "test_mae")},
     "train_loss": Metric(
         "Mean squared error, rows of training",
         "The same error on the rows that the model was trained on, weighted. These "
@@ -244,7 +244,7 @@ CLUSTERS: dict[str, Metric] = {
     "check_cost": Metric(
         "Cost, second sample",
         "Mean squared distance to the nearest centre on a second sample, drawn for "
-        "this check alone: an estimate of that of all rows of training.",
+        "this check alone: an estimate for all rows of training.",
         "lower",
     ),
     "check_cost_error": REGRESSION["check_loss_error"],

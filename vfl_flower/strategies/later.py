@@ -74,7 +74,10 @@ class RowPrediction(LaterTask):
         reply: Mapping[str, Any],
         model: Model,
     ) -> ArrayRecord:
-        """Record the metrics in the last reply, or log where predictions are."""
+        """Record the model with the metrics of the last reply, and return its arrays.
+
+        Of predictions it logs the file.
+        """
         rows, record = parties.n_rows, model.to_record()
         metrics: dict[str, Any] = {"rows": rows}
         if self.evaluates:

@@ -16,7 +16,12 @@ import numpy as np
 from annotated_types import Ge, Le, MaxLen
 
 from vfl_flower.clients.coresets.sampling import check_labels, test_rows, training_rows
-from vfl_flower.clients.evaluation import Told, check_columns, hides_each, measures_of
+from vfl_flower.clients.evaluation import (
+    Measures,
+    check_columns,
+    hides_each,
+    measures_of,
+)
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import mean_and_error
 from vfl_flower.numerics.kmeans import partial_distances
@@ -110,7 +115,7 @@ class Addends(TypedDict):
     sums: Annotated[Array, Reals("*"), SEALED]
 
 
-class Answered(Told):
+class Answered(Measures):
     """Reply of :func:`answer`."""
 
     done: NotRequired[bool]
@@ -123,7 +128,7 @@ class HeldOut(TypedDict):
     low: Annotated[Array, Reals("r"), Leaves("sealed", least=LOW)]
 
 
-class Errors(Told):
+class Errors(Measures):
     """Reply of :func:`errors`."""
 
     full_train_loss: NotRequired[NotNegative]
@@ -267,7 +272,9 @@ def answer(
     return {"done": True}
 
 
-def _worth(party: Party, linear: bool, state: PredictionState, curves: bool) -> Told:
+def _worth(
+    party: Party, linear: bool, state: PredictionState, curves: bool
+) -> Measures:
     """Return what the predictions are worth, once a session."""
     if state.told:
         raise PartyError(

@@ -1,8 +1,8 @@
-"""A party's addends of sums of distances, and of angles (Algorithm 3)."""
+"""A party's addends of the sums of distances, angles (Algorithm 3) and scores."""
 
 from __future__ import annotations
 
-from typing import Annotated, TypedDict, cast
+from typing import Annotated, TypedDict
 
 import numpy as np
 
@@ -145,7 +145,7 @@ def angles_of(
 ) -> PartialAngles:
     """Return the angles that a request names, of the rows that this marks as sent."""
     if party.part:
-        part = loaded_part(party)
+        part = state.loaded_part(party)
     else:
         part = state.part_of(party, state.training_of(party))
     holders, stop = part["holders"], request.stop
@@ -232,13 +232,3 @@ def addends(
         )
     party.share(at.rows.astype(np.intp), "predictions")
     return partial
-
-
-# -- prediction -----------------------------------------------------------------------
-
-
-def loaded_part(party: Party) -> KernelPart:
-    """Return the party's part of the model that the run has."""
-    if "holders" not in party.part:
-        raise PartyError("this run has no model of this kind")
-    return cast(KernelPart, party.part)

@@ -9,9 +9,16 @@ import numpy as np
 from annotated_types import Ge, Le, MinLen
 
 from vfl_flower.clients import evaluation
-from vfl_flower.clients.evaluation import measures_of
-from vfl_flower.clients.fdskl import angle_sums
-from vfl_flower.clients.fdskl import state as fdskl
+from vfl_flower.clients.fdskl.angle_sums import addends, angles_of, summed_angles
+from vfl_flower.clients.fdskl.state import (
+    AngleRequest,
+    FDSKLState,
+    Features,
+    Scale,
+    ScoredRows,
+    SummedRows,
+    loaded_part,
+)
 from vfl_flower.numerics.kernel_model import (
     KernelPart,
     answers,
@@ -33,10 +40,10 @@ class PartInfo(TypedDict):
     """Reply of :func:`part`."""
 
     index: Count
-    n_features: fdskl.Features
+    n_features: Features
     holders: Annotated[list[Count], MinLen(1)]
     columns: Annotated[int, Ge(0), Le(evaluation.MAX_CLASSES)]
-    scale: fdskl.Scale
+    scale: Scale
     kernel: Kernel
     bandwidth: Positive
     parties: Natural
@@ -44,7 +51,7 @@ class PartInfo(TypedDict):
     multiple: NotRequired[Natural]
 
 
-class Answered(evaluation.Told):
+class Answered(evaluation.Measures):
     """Reply of :func:`answer`."""
 
     scores: NotRequired[Annotated[Array, Reals("size columns"), SEALED]]
@@ -55,11 +62,11 @@ class Answered(evaluation.Told):
 @sums_over("none")
 def part(party: Party) -> PartInfo:
     """Check the new rows against the part of the model, and describe that part."""
-    model_part = angle_sums.loaded_part(party)
-    width, names = model_part["n_columns"], model_part["columns"]
-    evaluation.check_columns(party, width, list(names))
+    model_part = loaded_part(party)
+    columns = list(model_part["columns"])
+    evaluation.check_columns(party, model_part["n_columns"], columns)
     if not party.remembered():
-        party.remember(fdskl.FDSKLState())
+        party.remember(FDSKLState())
     reply: PartInfo = {
         "index": model_part["index"],
         "n_features": model_part["n_features"],
@@ -86,9 +93,9 @@ def answer(
     party: Party,
     columns: evaluation.Columns,
     size: Count,
-    done: Annotated[fdskl.ScoredRows, OWN] | None = None,
-    at: Annotated[fdskl.SummedRows, OWN] | None = None,
-    request: fdskl.AngleRequest | None = None,
+    done: Annotated[ScoredRows, OWN] | None = None,
+    at: Annotated[SummedRows, OWN] | None = None,
+    request: AngleRequest | None = None,
     evaluate: bool = False,
     last: bool = False,
     curves: Annotated[bool, OWN] = False,
@@ -99,18 +106,18 @@ def answer(
     of the block before, whose scores have come (`done`); the angles of the block after
     (`request`). A sole label holder has all of the scores of a block itself.
 
-    columns, size: as for :func:`iterate`.
+    columns, size: as for :func:`~vfl_flower.clients.fdskl.training.iterate`.
     evaluate: report at the end what the answers are worth for the rows whose labels the
         receiver knows; otherwise the receiver stores its answers as predictions.
     last: whether the receiver now has all answers.
     curves: with the last evaluated answers: report means of bins of rows too.
     """
-    state, model_part = party.recall(fdskl.FDSKLState), angle_sums.loaded_part(party)
+    state, model_part = party.recall(FDSKLState), loaded_part(party)
     reply, partial = Answered(), None
     if at is not None:
         coef, intercept = _coefficients(model_part)
         party.afford("at", len(at.rows), len(coef))
-        summed = angle_sums.summed_angles(at.angles, at.offsets, at.rows)
+        summed = summed_angles(at.angles, at.offsets, at.rows)
         summed = taken(summed, model_part.get("multiple", 1))
         if summed.shape[1] != len(coef):
             raise PartyError(
@@ -119,13 +126,13 @@ def answer(
             )
         partial = linear_scores(summed, coef) + intercept
     if size:
-        reply["scores"] = angle_sums.addends(party, at, partial, size, columns)
+        reply["scores"] = addends(party, at, partial, size, columns)
     elif at is not None and partial is not None:
-        done = fdskl.ScoredRows(at.rows, partial)
+        done = ScoredRows(at.rows, partial)
     if done is not None:
         _answer(state, model_part, done, party.y if evaluate else None)
     if request is not None:
-        reply["angles"] = angle_sums.angles_of(party, request)["angles"]
+        reply["angles"] = angles_of(party, request)["angles"]
     if last and len(state.rows):
         if evaluate:
             reply |= _errors(party, model_part, state, curves)
@@ -144,10 +151,7 @@ def _coefficients(model_part: KernelPart) -> tuple[Array, Array]:
 
 
 def _answer(
-    state: fdskl.FDSKLState,
-    model_part: KernelPart,
-    done: fdskl.ScoredRows,
-    y: Array | None,
+    state: FDSKLState, model_part: KernelPart, done: ScoredRows, y: Array | None
 ) -> None:
     """Turn summed scores of rows into answers; with labels also how sure these are."""
     rows, scores = done.rows, done.scores
@@ -169,7 +173,7 @@ def _answer(
 
 
 def _errors(
-    party: Party, model_part: KernelPart, state: fdskl.FDSKLState, curves: bool
+    party: Party, model_part: KernelPart, state: FDSKLState, curves: bool
 ) -> Answered:
     """Return what the answers are worth for rows whose labels this party knows."""
     known, y = evaluation.judged(party, state.rows, state.evaluated)
@@ -187,5 +191,7 @@ def _errors(
         probability = state.sure[known]
     if model_part.get("loss") != "logistic":
         probability = None
-    of_rows = state.answers[known], target, classes, scores, probability
-    return cast(Answered, measures_of(party, y, *of_rows, curves))
+    measures = evaluation.measures_of(
+        party, y, state.answers[known], target, classes, scores, probability, curves
+    )
+    return cast(Answered, measures)

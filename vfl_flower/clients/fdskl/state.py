@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
@@ -125,10 +125,11 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class Problem:
-    """What the label holder solves, of the angles of `rows`; see ``kernel_solvers.py``.
+    """What the label holder solves, of the angles of `rows`.
 
     `loss` is L, and `regularization` is lambda; with 0 cross-validation chooses it.
-    With `balanced` each class counts as much as any other.
+    With `balanced` each class counts as much as any other. See
+    ``numerics/kernel_solvers.py``.
     """
 
     rows: ManyRows
@@ -309,6 +310,13 @@ def part_of(party: Party, training: Training) -> KernelPart:
     if training.scale is not None:
         part["scale"] = training.scale
     return part
+
+
+def loaded_part(party: Party) -> KernelPart:
+    """Return the party's part of the model that the run has."""
+    if "holders" not in party.part:
+        raise PartyError("this run has no model of this kind")
+    return cast(KernelPart, party.part)
 
 
 def keep_part(

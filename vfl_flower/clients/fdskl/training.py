@@ -13,7 +13,13 @@ from annotated_types import Ge, Le
 from vfl_flower.clients.evaluation import Columns, signs_of
 from vfl_flower.clients.fdskl import state
 from vfl_flower.clients.fdskl.angle_sums import addends, angles_of, summed_angles
-from vfl_flower.numerics import fdskl
+from vfl_flower.numerics.fdskl import (
+    CANDIDATES,
+    base_scores,
+    dsg_update,
+    implicit_step,
+    step_sizes,
+)
 from vfl_flower.numerics.kernel_bandwidth import best_multiple
 from vfl_flower.numerics.kernel_model import Target, linear_scores, owned
 from vfl_flower.numerics.kernel_solvers import LOSSES, LossName
@@ -125,11 +131,11 @@ def fit(
         reply["multiple"] = training.multiple
     reply["columns"] = Y.shape[1]
     if (Y[:1] == Y).all(axis=0).any():
-        # A refusal would tell that some rows of the server's choice have equal labels,
-        # as often as it asks; the constant model ends the run.
+        # A refusal would reveal that some rows of the server's choice have equal
+        # labels, as often as it asks; the constant model ends the run.
         log.warning("the labels of the rows to train on are equal: the model says so")
-        none = np.zeros((M, Y.shape[1]))
-        reply["kept"] = state.keep_part(party, training, none, Y[0])
+        coef = np.zeros((M, Y.shape[1]))
+        reply["kept"] = state.keep_part(party, training, coef, Y[0])
         reply["converged"] = 0.0
         reply["regularization"] = problem.regularization or 1.0
         return reply
@@ -144,8 +150,9 @@ def fit(
         folds=min(5, len(rows)),
     )
     coef = solution.coef / np.sqrt(setup.n_features)
-    intercept, loss = solution.intercept, problem.loss
-    reply["kept"] = state.keep_part(party, training, coef, intercept, loss)
+    reply["kept"] = state.keep_part(
+        party, training, coef, solution.intercept, problem.loss
+    )
     reply["regularization"] = solution.regularization
     reply["converged"] = float(solution.converged)
     if solution.cv_score is not None:
@@ -212,7 +219,7 @@ def start(
         raise PartyError("labels must be below 2^800 in size, for the sum of scores")
     training.scale = 2.0 ** math.ceil(math.log2(max(largest, 1e-100)))
     Y = signs_of(party.y[rows], setup.target, training.classes)
-    training.intercept = fdskl.base_scores(Y, rule.loss) / len(setup.holders)
+    training.intercept = base_scores(Y, rule.loss) / len(setup.holders)
     rng = party.rng("instances")
     epochs = [rng.permutation(rows) for _ in range(math.ceil(instances / len(rows)))]
     return {
@@ -311,7 +318,7 @@ def _learn(
     scores, count = scores.reshape(len(y), -1), len(alpha)
     new = np.ascontiguousarray(angles[:, count:])
     if rule.step is None:
-        old, coef, shift = fdskl.implicit_step(
+        old, coef, shift = implicit_step(
             new,
             scores,
             linear_scores(angles[:, :count], alpha),
@@ -325,8 +332,8 @@ def _learn(
     else:
         phi = features(new)
         if not count:
-            factors = fdskl.CANDIDATES if len(setup.holders) == 1 else (1.0,)
-            sizes = fdskl.step_sizes(phi, rule.loss, factors)
+            factors = CANDIDATES if len(setup.holders) == 1 else (1.0,)
+            sizes = step_sizes(phi, rule.loss, factors)
             training.steps = np.array([rule.step]) if rule.step else sizes
             K = len(training.steps)
             alpha, scores = np.tile(alpha, K), np.tile(scores, K)
@@ -335,7 +342,7 @@ def _learn(
         if 2 * count >= setup.n_features:
             losses = LOSSES[rule.loss].value(scores, targets).mean(axis=0)
             training.losses += losses.reshape(K, -1).mean(axis=1)
-        alpha, coef = fdskl.dsg_update(
+        alpha, coef = dsg_update(
             alpha, phi, scores, targets, rule.loss, steps, rule.regularization
         )
     training.alpha = np.concatenate([alpha, coef])

@@ -13,7 +13,7 @@ from vfl_flower.numerics import distributed_kmeans, kmeans, summed_kmeans
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import ClusterSummary, cluster_summary
 from vfl_flower.numerics.kernel_embedding import EmbeddingPart, embed_rows
-from vfl_flower.party.party import Party, PartyError, Predictions, digest_ids
+from vfl_flower.party.party import Party, PartyError, Predictions
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, OWN, Reals, Whole
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.settings import Count
@@ -242,7 +242,7 @@ def assign(party: Party, centers: Centers) -> Clusters:
         "centers": centers,
         "labels": labels.astype(np.int32),
         "n_columns": party.rows.shape[1],
-        "columns": _names(party),
+        "columns": party.columns_digest,
     }
     if state.P is not None:
         party.part["P"] = state.P
@@ -257,11 +257,6 @@ def assign(party: Party, centers: Centers) -> Clusters:
 # -- new rows -------------------------------------------------------------------------
 
 
-def _names(party: Party) -> str:
-    """Return a digest of the names of the columns; "" if they have none."""
-    return digest_ids(np.array(party.columns)) if party.columns else ""
-
-
 def _new_clusters(party: Party) -> tuple[Array, Array]:
     """Return the clusters of this party's new rows, and their squared distances."""
     part = party.part
@@ -270,7 +265,7 @@ def _new_clusters(party: Party) -> tuple[Array, Array]:
             "only a model of split rows, trained with cem, labels new rows: of this "
             "one the party keeps the labels of the rows of training"
         )
-    width, now = party.rows.shape[1], _names(party)
+    width, now = party.rows.shape[1], party.columns_digest
     trained = part["columns"]
     if part["n_columns"] != width or (trained and now and trained != now):
         raise PartyError(

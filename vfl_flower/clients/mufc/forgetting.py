@@ -1,4 +1,4 @@
-"""A party forgets rows, leaves a model or adds rows (Algorithms 3 and 4)."""
+"""A party forgets rows, leaves a model or adds rows (Algorithm 3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from annotated_types import Ge, Le
 
 from vfl_flower.clients.mufc import training
 from vfl_flower.clients.mufc.settings import TrainingSettings
-from vfl_flower.clients.mufc.state import ClientState, LocalClusters, list_models
+from vfl_flower.clients.mufc.state import (
+    ClientState,
+    LocalClusters,
+    PartyFacts,
+    list_models,
+)
 from vfl_flower.numerics.mufc import BoxedRows, local_labels, seed_centroids, surviving
 from vfl_flower.party.party import Party
 from vfl_flower.party.row_requests import ADD, FORGET, LEAVE, read_requests
@@ -68,7 +73,7 @@ class Status(TypedDict):
     requests: Rows
 
 
-# -- unlearning (Algorithms 3 and 4) --------------------------------------------------
+# -- unlearning (Algorithm 3) ---------------------------------------------------------
 
 
 @step
@@ -185,8 +190,24 @@ def _ready(
         raise PartyError(f"training of model {model} was not finished here")
     code = training.code_of(party, state.settings, key)
     training.check_columns(party, state.facts)
-    training.check_parties(party, state.facts)
+    _check_parties(party, state.facts)
     return state, now, code
+
+
+def _check_parties(party: Party, facts: PartyFacts) -> None:
+    """Refuse counts without a party of the model that the consent does not name."""
+    consent = party.consent
+    if consent is None or consent.peers is None:  # a run in one process
+        return
+    if not facts.parties:
+        raise PartyError("its state does not name the parties of the model: train anew")
+    for name in facts.parties:
+        if name not in party.names and not consent.accepts_change_of(name):
+            raise PartyError(
+                f"counts without {name!r} would reveal that party's counts: this "
+                f"party's consent must name it, changed-parties = [{name!r}], or "
+                f"{name!r} must take part"
+            )
 
 
 def _rows_of(tags: Sequence[bytes], stay: Array, remaining: int) -> dict[bytes, int]:
@@ -225,8 +246,8 @@ def _in_others(party: Party, model: str, asked: Sequence[str]) -> int:
         return 0
     with refusing():
         models = set(list_models(folder)) - {model}
-    for number in models:
-        state = ClientState(folder, number)
+    for other in models:
+        state = ClientState(folder, other)
         with suppress(PartyError):  # one that was left, or is no state at all
             remembered |= state.keep(state.tag(asked))
     return int(np.count_nonzero(remembered))
@@ -245,7 +266,7 @@ def _leave(
         if model not in read_requests(party.state_dir, LEAVE).values():
             raise PartyError(
                 f"this party leaves model {model} only if its own {LEAVE} names it: "
-                "write the number there, in its state-dir"
+                "write the id there, in its state-dir"
             )
         if state.exists:
             training.check_name(party, state.facts)

@@ -1,11 +1,11 @@
-"""What parties and the server keep on disk to forget rows: its only reader and writer.
+"""What a party stores on disk to forget rows, and the file that the server's shares.
 
 A clustering that can forget [1] lives in one SQLite file at each party, a "client" of
-[1], and one at the server. Its versions are committed in two phases, and the server
-decides: parties *stage* version v + 1, the server *saves* it, and then parties
-*settle*. Each message of a task carries the server's version, to which a party settles
-first. So whoever is killed, and at whichever write, the next task finds all at v or
-brings all to v + 1.
+[1], and one at the server (:mod:`vfl_flower.strategies.mufc.state`). Its versions are
+committed in two phases, and the server decides: parties *stage* version v + 1, the
+server *saves* it, and then parties *settle*. Each message of a task carries the
+server's version, to which a party settles first. So whoever is killed, and at whichever
+write, the next task finds all at v or brings all to v + 1.
 
 No file of a party holds an id, a value or a coordinate of a row: rows are known by tags
 of their ids, under a key of that file. Deleted content is overwritten with zeros.
@@ -53,7 +53,6 @@ BUSY = 5.0
 """Seconds to wait for another process that holds the file."""
 
 READ = "BEGIN"
-
 WRITE = "BEGIN IMMEDIATE"
 """How a transaction begins; after this one, what it reads cannot change before it
 writes."""
@@ -179,7 +178,7 @@ class StateFile:
                         raise self.error(
                             f"{self.owner} has version {version} of model {self.model} "
                             "already: only a training that is not finished can be "
-                            "begun again"
+                            "restarted"
                         )
                 for name, columns in self.tables.items():
                     db.execute(f"DROP TABLE IF EXISTS {name}")

@@ -1,4 +1,7 @@
-"""A party's side of clusters that can forget (Algorithms 1 to 5 of the paper).
+"""A party's side of clusters that can forget (Algorithms 1, 2 and 5 of the paper).
+
+These are training, and clusters of new rows. Forgetting is in
+:mod:`vfl_flower.clients.mufc.forgetting`.
 
 What a party, a "client" of the paper, must remember from run to run is in its
 ``state-dir`` (:mod:`vfl_flower.clients.mufc.state`): which rows it has trained on and
@@ -26,7 +29,7 @@ from vfl_flower.clients.mufc.state import ClientState, PartyFacts, list_models
 from vfl_flower.numerics import mufc
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import assign
-from vfl_flower.party.party import Party, Predictions, digest_ids, stored_as
+from vfl_flower.party.party import Party, Predictions, stored_as
 from vfl_flower.party.row_requests import (
     ADD,
     FORGET,
@@ -135,7 +138,12 @@ def train(
     totals = np.array([sizes.sum(), 0], dtype=np.float64)
     counts = counts_of(party, sizes, code)
     if folder is not None:  # last, so that a refusal leaves nothing
-        facts = PartyFacts(party.name or "", *columns_of(party), list(party.names))
+        facts = PartyFacts(
+            name=party.name or "",
+            n_columns=party.rows.shape[1],
+            columns=party.columns_digest,
+            parties=list(party.names),
+        )
         state = ClientState.create(folder, model, ids, settings, facts)
         tags = state.tag([ids[row] for row in drawn])
         state.stage(1, tags, sizes, kind="train", redrawn=True, run=model)
@@ -166,7 +174,8 @@ def counts_of(party: Party, sizes: Array, code: SparseSum | None) -> Counts:
     check_box(party, settings, state.drawn)
     if settings.shows_rows:
         party.share(state.drawn, "rows")
-    party.share(taking_part(state), "centroids")  # each is in a mean
+    # Each row counts in the mean or the size of a cluster.
+    party.share(taking_part(state), "centroids")
     if settings.client_training == "full":
         _, centroids, labels = clustered_rows(party, state)
         sizes = np.bincount(labels, minlength=len(centroids))
@@ -306,32 +315,16 @@ def check_name(party: Party, facts: PartyFacts) -> None:
 
 def check_columns(party: Party, facts: PartyFacts) -> None:
     """Raise ``PartyError`` unless the data have the columns of training."""
-    count, names = columns_of(party)
+    count = party.rows.shape[1]
     if count != facts.n_columns:
         raise PartyError(
             f"the data must have the {facts.n_columns} columns of training, got {count}"
         )
-    if names != facts.columns:
+    if party.columns_digest != facts.columns:
         raise PartyError(
             "the data must have the columns of training in their order: their names "
             "differ"
         )
-
-
-def check_parties(party: Party, facts: PartyFacts) -> None:
-    """Refuse counts without a party of the model that the consent does not name."""
-    consent = party.consent
-    if consent is None or consent.peers is None:  # a run in one process
-        return
-    if not facts.parties:
-        raise PartyError("its state does not name the parties of the model: train anew")
-    for name in facts.parties:
-        if name not in party.names and not consent.accepts_change_of(name):
-            raise PartyError(
-                f"counts without {name!r} would reveal that party's counts: this "
-                f"party's consent must name it, changed-parties = [{name!r}], or "
-                f"{name!r} must take part"
-            )
 
 
 def check_alone(party: Party, folder: Path, model: str) -> None:
@@ -381,12 +374,6 @@ def drop_cache(party: Party) -> None:
         party.source.drop_cache()
 
 
-def columns_of(party: Party) -> tuple[int, str]:
-    """Return the number of the columns and the digest of their names."""
-    names = digest_ids(np.array(party.columns)) if party.columns else ""
-    return party.rows.shape[1], names
-
-
 def ids_of(party: Party) -> list[str]:
     """Return the ids of the party's rows, which it needs to forget some."""
     ids = party.read_ids()
@@ -429,7 +416,7 @@ def _new_rows(
         parts = [assign(block, scaled) for block in blocks] or [
             (np.zeros(0, dtype=np.int64), np.zeros(0))
         ]
-    labels, costs = (np.concatenate(some) for some in zip(*parts, strict=True))
+    labels, costs = map(np.concatenate, zip(*parts, strict=True))
     return rows, labels, costs
 
 

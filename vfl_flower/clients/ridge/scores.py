@@ -17,7 +17,6 @@ from typing import Annotated, Any, TypedDict
 import numpy as np
 
 from vfl_flower.clients import evaluation
-from vfl_flower.clients.evaluation import measures_of
 from vfl_flower.clients.products import (
     FromServer,
     Secrets,
@@ -26,8 +25,14 @@ from vfl_flower.clients.products import (
     check_seeds,
     dealt_to,
 )
-from vfl_flower.clients.ridge import state as ridge
 from vfl_flower.clients.ridge.dealing import root_of
+from vfl_flower.clients.ridge.state import (
+    HEAD,
+    AngleBits,
+    OpenedAngles,
+    hidden_angles,
+    joint_shares,
+)
 from vfl_flower.numerics.kernel_model import answers
 from vfl_flower.numerics.ridge.features import part_angles, unpack_local
 from vfl_flower.numerics.ridge.fit import probabilities
@@ -37,8 +42,13 @@ from vfl_flower.protocol.contract import SEALED_FOR, Reals
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.steps import reveals, step_of, sums_over
 from vfl_flower.secure_aggregation.fixed_point import decode, weights_fixed_point
-from vfl_flower.secure_aggregation.products import dealing as dealer
 from vfl_flower.secure_aggregation.products import shares
+from vfl_flower.secure_aggregation.products.dealing import (
+    NEW_ROWS,
+    cosines_of,
+    row_angles,
+    row_deal,
+)
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.triples import (
     SACRIFICED,
@@ -112,7 +122,7 @@ def rows(
     party: Party,
     roles: Roles,
     outputs: evaluation.Columns,
-    bits: ridge.AngleBits,
+    bits: AngleBits,
     numbers: evaluation.Rows,
     dealt: FromServer | None = None,
     row_parts: Secrets | None = None,
@@ -128,7 +138,7 @@ def rows(
     part, X, local = _features(party, numbers)
     index, holder = party.index or 0, "coef" in part
     width = 0 if holder else part["local"]
-    check_roles(party, roles, width, dealer.NEW_ROWS.fraction, labels=False)
+    check_roles(party, roles, width, NEW_ROWS.fraction, labels=False)
     if roles.first != part["holder"] or holder != (index == roles.first):
         raise PartyError("the party with the weights, and no other one, opens scores")
     if roles.joint != part["n_features"] or roles.rows != len(numbers):
@@ -143,13 +153,13 @@ def rows(
         raise PartyError(f"turn must be {state.turns}, got {roles.turn}")
     state.turns += 1
     given = dealt_to(dealt, row_parts or first_rows, roles)
-    seed, rest = np.split(given, [ridge.HEAD * bool(roles.joint)])
+    seed, rest = np.split(given, [HEAD * bool(roles.joint)])
     reply: HiddenRows = {}
     if roles.joint:
-        use = dealer.row_angles(roles, party.session)
+        use = row_angles(roles, party.session)
         angles = [part_angles(part, local, X, bits)]
-        reply["angles"] = ridge.hidden_angles(party, roles, use, seed, angles)
-    deal = dealer.row_deal(roles, party.session, outputs)
+        reply["angles"] = hidden_angles(party, roles, use, seed, angles)
+    deal = row_deal(roles, party.session, outputs)
     with refusing():
         portion = shares.Portion(rest)
         of_owner = portion.take()
@@ -159,13 +169,13 @@ def rows(
             hidden = shares.pack(triple.hidden_weights(weights), deal.bits)
             reply["weights"] = {roles.second: hidden}
         else:
-            elements, _ = dealer.NEW_ROWS.encode(local_columns(local, X))
+            elements, _ = NEW_ROWS.encode(local_columns(local, X))
             opening = hide_rows(deal, index, of_owner, elements)
             digest = np.frombuffer(seed_digest(deal, index, of_owner.seed), np.uint8)
             sent = np.concatenate([digest, shares.pack(opening, deal.bits)])
             reply["hidden"] = {roles.first: sent}
     if roles.deals(index) and roles.joint:
-        cosines = dealer.cosines_of(use, root_of(party), roles, bits)
+        cosines = cosines_of(use, root_of(party), roles, bits)
         reply["row_cosines"] = {roles.second: cosines}
     if index in (roles.first, roles.second):
         state.rows = RowsState(roles, given, numbers)
@@ -177,7 +187,7 @@ def _weights(part: dict[str, Any], roles: Roles) -> tuple[Array, int]:
     start = sum(roles.owners[: roles.first])
     w = np.delete(part["coef"], np.s_[start : start + part["local"]], axis=0)
     _, unit = math.frexp(np.abs(w).sum(axis=0).max())
-    numbers = weights_fixed_point(dealer.NEW_ROWS, len(w))
+    numbers = weights_fixed_point(NEW_ROWS, len(w))
     return numbers.encode(np.ldexp(w, -unit))[0], numbers.fraction - unit
 
 
@@ -193,8 +203,8 @@ def _rows_state(party: Party) -> tuple[ScoresState, RowsState]:
 def products(
     party: Party,
     outputs: evaluation.Columns,
-    bits: ridge.AngleBits,
-    angles: ridge.OpenedAngles | None = None,
+    bits: AngleBits,
+    angles: OpenedAngles | None = None,
     weights: Secrets | None = None,
     cosines: FromServer | None = None,
     row_cosines: Secrets | None = None,
@@ -206,7 +216,7 @@ def products(
     roles, state.rows = of_rows.roles, None
     if party.index != roles.second or list(weights) != [roles.first]:
         raise PartyError("products must have the weights that the first party has hid")
-    deal = dealer.row_deal(roles, party.session, outputs)
+    deal = row_deal(roles, party.session, outputs)
     with refusing():
         triple = _triple(deal, of_rows, 1)
         read = shares.Elements(weights[roles.first])
@@ -235,17 +245,15 @@ def _joint_shares(
     delivered: dict[int, Array] | None = None,
 ) -> Iterator[Array]:
     """Yield the shares of joint features of each block of rows; none without angles."""
-    roles, dealt = of_rows.roles, of_rows.dealt[: ridge.HEAD]
+    roles, dealt = of_rows.roles, of_rows.dealt[:HEAD]
     if (angles is not None) != bool(roles.joint):
         raise PartyError("angles must be given where there are joint features")
     if angles is None:
         starts = range(0, roles.rows, shares.BLOCK_ROWS)
         sizes = (min(shares.BLOCK_ROWS, roles.rows - start) for start in starts)
         return (np.zeros((size, 0), "<u8") for size in sizes)
-    use = dealer.row_angles(roles, party.session)
-    return ridge.joint_shares(
-        party, roles, use, angles, dealt, cosines, delivered, bits
-    )
+    use = row_angles(roles, party.session)
+    return joint_shares(party, roles, use, angles, dealt, cosines, delivered, bits)
 
 
 def _others(roles: Roles) -> list[int]:
@@ -254,7 +262,7 @@ def _others(roles: Roles) -> list[int]:
 
 
 def _triple(deal: shares.Deal, of_rows: RowsState, party: int) -> PredictionTriple:
-    portion = shares.Portion(of_rows.dealt[ridge.HEAD * bool(of_rows.roles.joint) :])
+    portion = shares.Portion(of_rows.dealt[HEAD * bool(of_rows.roles.joint) :])
     portion.take()
     length = (deal.rows + SACRIFICED) * deal.shape[2] * shares.width_of(deal.bits)
     triple = PredictionTriple(deal, party, portion.take(party * length))
@@ -267,14 +275,14 @@ def _triple(deal: shares.Deal, of_rows: RowsState, party: int) -> PredictionTrip
 @reveals("curves", when="curves", optional=True)
 def scores(
     party: Party,
-    bits: ridge.AngleBits,
+    bits: AngleBits,
     products: Secrets,
     hidden: Secrets,
-    angles: ridge.OpenedAngles | None = None,
+    angles: OpenedAngles | None = None,
     evaluate: bool = False,
     last: bool = True,
     curves: bool = False,
-) -> evaluation.Told:
+) -> evaluation.Measures:
     """Open the scores of rows, at the label holder.
 
     products, hidden: what the second party, and all others, have sent.
@@ -329,7 +337,7 @@ def _opened(
     if list(products) != [roles.second] or sorted(hidden) != others:
         raise PartyError("scores must have what all other parties have sent")
     part, X, local = _features(party, of_rows.rows)
-    deal = dealer.row_deal(roles, party.session, len(part["intercept"]))
+    deal = row_deal(roles, party.session, len(part["intercept"]))
     opened = np.empty((deal.rows, deal.shape[2]), "<u8")
     with refusing():
         weights, fraction = _weights(part, roles)
@@ -368,7 +376,7 @@ def _opened(
             elements.end()
     start = sum(roles.owners[: roles.first])
     of_holder = part["coef"][start : start + part["local"]]
-    scores = decode(opened, deal.bits, dealer.NEW_ROWS.fraction + fraction)
+    scores = decode(opened, deal.bits, NEW_ROWS.fraction + fraction)
     scores += part["intercept"]
     scores += local_columns(local, X) @ of_holder
     return scores
@@ -382,7 +390,7 @@ def _measures(
     scores: Array,
     chances: Array | None,
     curves: bool,
-) -> evaluation.Told:
+) -> evaluation.Measures:
     """Return what the answers are worth for rows with the labels y, shape (n,)."""
     target, classes, probability = part["target"], part["classes"], None
     if chances is not None:
@@ -391,7 +399,7 @@ def _measures(
         probability = (chances * (y[:, None] == classes)).sum(axis=1)
     two = scores[:, 0] if target == "binary" else None
     try:
-        return measures_of(
+        return evaluation.measures_of(
             party, y, answered, target, classes, two, probability, curves
         )
     except PartyError as error:  # a refusal would tell of the labels of these rows

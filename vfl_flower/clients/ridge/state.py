@@ -1,4 +1,4 @@
-"""What a party of a ridge model is asked for, and what it keeps of the answer."""
+"""What a party of a ridge model is asked for and stores; shares of joint features."""
 
 from __future__ import annotations
 
@@ -194,8 +194,8 @@ def seed_of(party: Party, joint: Joint) -> int:
 
 # -- joint features of rows under shares ----------------------------------------------
 # The angle of a joint feature is a sum over all parties. Each party adds random angles,
-# of which a dealer gave it the seed, and sends the result for the two parties that
-# compute. These two get the sums, which are uniform, and each makes its shares of the
+# from a seed of the dealer, and sends the result for the two parties that compute.
+# These two get the sums, which are uniform, and each makes its shares of the
 # cosines and sines: see ``secure_aggregation/products/angles.py``.
 
 

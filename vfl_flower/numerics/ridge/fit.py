@@ -60,7 +60,7 @@ import numpy as np
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
-Target = Literal["continuous", "classes"]
+FitKind = Literal["continuous", "classes"]
 """Real targets, or -1 and +1."""
 
 STARTS = 10.0 ** np.arange(-6.0, 2.0)
@@ -171,7 +171,7 @@ def _about_means(gram: Array, M: int) -> _Sums:
 def fit_gram(
     gram: Array,
     sizes: Sequence[int],
-    kind: Target,
+    kind: FitKind,
     *,
     class_weights: Array | None = None,
     noise: float = 1e-6,

@@ -11,9 +11,9 @@ what is shared:
     [cos theta]_j = cos(delta) [cos r]_j + sin(delta) [sin r]_j,    j = 0, 1.
 
 Angles are unsigned integers, fractions of a turn, as in
-:class:`vfl_flower.secure_aggregation.Circle`: they wrap, so a uniform angle hides
-another perfectly. A whole multiple m theta comes from the same message, m delta, with
-shares of cos(m r) and sin(m r).
+:class:`vfl_flower.secure_aggregation.groups.Circle`: they wrap, so a uniform angle
+hides another perfectly. A whole multiple m theta comes from the same message, m delta,
+with shares of cos(m r) and sin(m r).
 
 That sine and cosine reduce to those of a random angle is in "New approach for sine and
 cosine in secure fixed-point arithmetic", CSCML 2023 (LNCS 13914), and a dealer who

@@ -71,7 +71,8 @@ class Deal:
     """Width k of the ring."""
     owners: tuple[int, ...] = ()
     """How many columns each party owns, in their order, where a party hides its own
-    columns and shares none; see :func:`hide_columns`."""
+    columns and shares none; see
+    :func:`~vfl_flower.secure_aggregation.products.triples.hide_columns`."""
 
     def __post_init__(self) -> None:
         """Check the settings."""

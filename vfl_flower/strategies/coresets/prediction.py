@@ -42,7 +42,7 @@ def keep_parts(
         intercept=intercept,
         receiver=receiver,
     )
-    return f"{parties.session:016x}"
+    return parties.session_id
 
 
 def held_out_errors(
@@ -180,11 +180,11 @@ class CoresetEvaluation(CoresetPrediction):
 
     Notes
     -----
-    Curves tell means over bins of predictions by a model that the server hands out,
+    Curves reveal means over bins of predictions by a model that the server hands out,
     which can be a column of any party: so all of them are asked.
 
     A server that deviates can give the parties another model before each evaluation.
-    The errors of many models tell the labels and rows, so the receiver counts each
+    The errors of many models reveal the labels and rows, so the receiver counts each
     evaluation as ``moments`` against the limit of its consent. One row cannot stand in
     the place of all: a message is of a whole block of rows.
     """

@@ -16,12 +16,9 @@ from annotated_types import Ge, Le
 from flwr.app import ArrayRecord
 from pydantic import Field
 
-from vfl_flower.clients import products as products_party
-from vfl_flower.clients.coresets import gram as linear_gram
-from vfl_flower.clients.coresets import linear as linear_party
-from vfl_flower.clients.coresets import prediction as predictions_party
+from vfl_flower.clients.coresets import gram, linear, prediction
 from vfl_flower.clients.coresets import sampling as party
-from vfl_flower.clients.products import ROWS_PER_COLUMN
+from vfl_flower.clients.products import ROWS_PER_COLUMN, deal, multiply
 from vfl_flower.models.base import Model
 from vfl_flower.models.coresets import KMeansModel, LinearModel
 from vfl_flower.numerics import evaluation
@@ -159,15 +156,13 @@ class CoresetVRLR(products.ComputingParties, CoresetStrategy):
     labelled = numeric = True
     question = "Which few rows give nearly the linear model of all rows?"
     explained = REGRESSION
-    evaluation_steps = (predictions_party.held_out, predictions_party.errors)
+    evaluation_steps = (prediction.held_out, prediction.errors)
     steps: ClassVar[Steps] = (
         *CoresetStrategy.steps,
-        *(linear_party.start, linear_party.cg, linear_party.proximal),
-        *(linear_party.saga, linear_party.coefficients),
-        *(products_party.deal, linear_gram.columns),
-        *(products_party.multiply, linear_gram.solve),
+        *(linear.start, linear.cg, linear.proximal, linear.saga, linear.coefficients),
+        *(deal, gram.columns, multiply, gram.solve),
         *evaluation_steps,
-        predictions_party.keep,
+        prediction.keep,
     )
 
     def __post_init__(self) -> None:
@@ -304,8 +299,8 @@ class CoresetVRLR(products.ComputingParties, CoresetStrategy):
                 train=train,
             )
         rows = [theta[None] for theta in theta_j]
-        number = keep_parts(parties, "linear", rows, intercept, holder)
-        arrays = LinearModel(theta_j, intercept, number).to_record()
+        model_id = keep_parts(parties, "linear", rows, intercept, holder)
+        arrays = LinearModel(theta_j, intercept, model_id).to_record()
         run.record(1, arrays, metrics)
         return arrays
 
@@ -357,7 +352,7 @@ class CoresetVRLR(products.ComputingParties, CoresetStrategy):
         drawn = n if coreset.rows is None else len(np.unique(coreset.rows))
         roles = self.roles(parties, owners, drawn)
         hidden = parties.ask(
-            linear_gram.columns,
+            gram.columns,
             roles=roles,
             counted=sum(owners),
             n=n,
@@ -369,7 +364,7 @@ class CoresetVRLR(products.ComputingParties, CoresetStrategy):
         share = products.multiply(parties, roles, hidden)
         solved = parties.ask_one(
             holder,
-            linear_gram.solve,
+            gram.solve,
             units=products.secret(hidden, "units")[holder],
             share=share,
             l1=penalty.l1,
@@ -379,7 +374,7 @@ class CoresetVRLR(products.ComputingParties, CoresetStrategy):
         theta = solved["coefficients"]
         if len(theta) != sum(widths):
             reason = f"its reply must have {sum(widths)} coefficients"
-            raise parties.failure(holder, linear_gram.solve, reason)
+            raise parties.failure(holder, gram.solve, reason)
         metrics: dict[str, Any] = {"train_loss": solved["loss"]}
         if coreset.rows is not None:
             metrics["sigma_min"] = solved["sigma_min"]
@@ -465,7 +460,7 @@ class CoresetVKMC(CoresetStrategy):
         *CoresetStrategy.steps,
         party.local_clusters,
         party.distances,
-        predictions_party.keep,
+        prediction.keep,
     )
     evaluation_steps = (party.distances,)
 
@@ -550,8 +545,8 @@ class CoresetVKMC(CoresetStrategy):
         C_j = np.split(C, np.cumsum(widths)[:-1], axis=1)
         if self.evaluate == "full":
             metrics["full_cost"] = self._full_cost(parties, C_j, n)
-        number = keep_parts(parties, "k-means", C_j, 0.0, 0)
-        arrays = KMeansModel(C_j, number, sizes).to_record()
+        model_id = keep_parts(parties, "k-means", C_j, 0.0, 0)
+        arrays = KMeansModel(C_j, model_id, sizes).to_record()
         run.record(1, arrays, metrics)
         return arrays
 

@@ -38,7 +38,15 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import ProtocolStrategy, Run
 from vfl_flower.strategies.evaluation import KERNEL, left_out
-from vfl_flower.strategies.fdskl import angles as fdskl
+from vfl_flower.strategies.fdskl.angles import (
+    Angles,
+    Bits,
+    CircleBits,
+    Masking,
+    Topology,
+    bits_of,
+    check_topology,
+)
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -73,11 +81,11 @@ class KernelLearning(ProtocolStrategy):
     features: Count = 0
     """Random features in all; 0: one for every eight rows, and more if the budget pays
     for them, up to 2,048."""
-    bits: fdskl.Bits = "auto"
+    bits: Bits = "auto"
     """Bits of an angle on the circle. "auto": 16, or 8 where rows come in batches."""
     block_bytes: Natural = 16_000_000
     """Bytes of angles that a party sends in one round trip, to within one row."""
-    topology: fdskl.Topology = "star"
+    topology: Topology = "star"
     """How sums travel. "star": to the server. "ring", "tree": from party to party,
     encrypted between them, in more round trips."""
     test_fraction: Fraction = 0.0
@@ -86,7 +94,7 @@ class KernelLearning(ProtocolStrategy):
     allow_two_parties: bool = False
     """Allow two parties, although the label holder then gets the other's angles."""
     # Not the words of the base class, which masks sums with any word but "plain".
-    masking: fdskl.Masking = pydantic.Field(default="circle", kw_only=True)  # type: ignore[assignment]
+    masking: Masking = pydantic.Field(default="circle", kw_only=True)  # type: ignore[assignment]
     """"circle": each party's features are its secret, and angles are summed under masks
     modulo a turn. "paper": the paper's Algorithm 3, in which all parties know omega,
     and phases hide the sums along two totally different trees; the label holder can
@@ -98,7 +106,7 @@ class KernelLearning(ProtocolStrategy):
     question = "What is a good nonlinear classifier or regression?"
     explained = KERNEL
     evaluation_steps = (prediction.answer, angle_sums.held_out_angles)
-    auto_bits: ClassVar[fdskl.CircleBits] = 16
+    auto_bits: ClassVar[CircleBits] = 16
     """What the setting `bits` stands for by default."""
 
     def __post_init__(self) -> None:
@@ -110,7 +118,7 @@ class KernelLearning(ProtocolStrategy):
             raise ValueError(
                 f"loss must be 'square' for target 'continuous', got {self.loss!r}"
             )
-        fdskl.check_topology(self.topology, self.masking)
+        check_topology(self.topology, self.masking)
         if self.masking != "circle":
             check_unused(self, ["bits"], f"masking {self.masking!r}")
 
@@ -148,7 +156,7 @@ class KernelLearning(ProtocolStrategy):
 
     @property
     def _bits(self) -> state.Bits:
-        return fdskl.bits_of(self.bits, self.masking, self.auto_bits)
+        return bits_of(self.bits, self.masking, self.auto_bits)
 
     def _first_features(self, products: int) -> int:
         """Return M for a budget in angles where there are rows enough."""
@@ -248,19 +256,17 @@ class KernelLearning(ProtocolStrategy):
             shared=shared,
         )
 
-    def _angles(self, parties: Parties, setup: state.Setup) -> fdskl.Angles:
+    def _angles(self, parties: Parties, setup: state.Setup) -> Angles:
         phase_parties = tuple(setup.shared.kept) if setup.shared else ()
-        return fdskl.Angles(
-            parties, setup.holders, self._bits, self.topology, phase_parties
-        )
+        return Angles(parties, setup.holders, self._bits, self.topology, phase_parties)
 
     def _untrained(self, parties: Parties, run: Run, setup: state.Setup) -> KernelModel:
         """Return the model without its parts, and record it."""
-        number, widths = f"{parties.session:016x}", [p.n_columns for p in parties]
+        model_id, widths = parties.session_id, [p.n_columns for p in parties]
         M, bandwidth = setup.n_features, setup.bandwidth
-        model = KernelModel(number, self.kernel, bandwidth, M, widths)
+        model = KernelModel(model_id, self.kernel, bandwidth, M, widths)
         run.record(0, model.to_record())
-        log.info("model %s", number)
+        log.info("model %s", model_id)
         return model
 
     # -- after training --------------------------------------------------------------
@@ -278,7 +284,7 @@ class KernelLearning(ProtocolStrategy):
     def _finish(
         self,
         model: KernelModel,
-        angles: fdskl.Angles,
+        angles: Angles,
         test: Array,
         run: Run,
         columns: int,

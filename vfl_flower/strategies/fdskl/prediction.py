@@ -18,7 +18,14 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.fdskl import angles as fdskl
+from vfl_flower.strategies.fdskl.angles import (
+    Angles,
+    Bits,
+    Masking,
+    Topology,
+    bits_of,
+    check_topology,
+)
 from vfl_flower.strategies.later import RowPrediction, check_places
 
 _COMMON = ("parties", "n_features", "holders", "kernel", "bandwidth", "kept")
@@ -52,28 +59,31 @@ class FDSKLPrediction(RowPrediction):
     """
 
     _: KW_ONLY
-    bits: fdskl.Bits = "auto"
-    """Bits of an angle on the circle; see :class:`FDSKL`."""
+    bits: Bits = "auto"
+    """Bits of an angle on the circle; see :class:`~vfl_flower.strategies.FDSKL`."""
     block_bytes: Natural = 16_000_000
     """Bytes of angles that a party sends in one round trip, to within one row."""
-    topology: fdskl.Topology = "star"
-    """How sums travel; see :class:`FDSKL`."""
+    topology: Topology = "star"
+    """How sums travel; see :class:`~vfl_flower.strategies.FDSKL`."""
     allow_two_parties: bool = False
     """Allow two parties, although the label holder then gets the other's angles."""
     # Not the words of the base class, which masks sums with any word but "plain".
-    masking: fdskl.Masking = pydantic.Field(default="circle", kw_only=True)  # type: ignore[assignment]
+    masking: Masking = pydantic.Field(default="circle", kw_only=True)  # type: ignore[assignment]
     """How angles are hidden: "paper" if the model was trained with it, otherwise
-    "circle" or, in one process only, "plain"; see :class:`FDSKL`."""
+    "circle" or, in one process only, "plain"; see
+    :class:`~vfl_flower.strategies.FDSKL`."""
 
     model_class = KernelModel
     steps: ClassVar[Steps] = (
-        *(prediction.part, prediction.answer, angle_sums.held_out_angles),
+        prediction.part,
+        prediction.answer,
+        angle_sums.held_out_angles,
     )
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        fdskl.check_topology(self.topology, self.masking)
+        check_topology(self.topology, self.masking)
         if self.masking != "circle":
             check_unused(self, ["bits"], f"masking {self.masking!r}")
 
@@ -92,10 +102,10 @@ class FDSKLPrediction(RowPrediction):
         rows = np.arange(parties.n_rows, dtype=np.uint32)
         columns = replies[holders[0]]["columns"]
         curves = self.evaluates and parties.let("curves", holders[0])
-        angles = fdskl.Angles(
+        angles = Angles(
             parties,
             holders,
-            fdskl.bits_of(self.bits, self.masking),
+            bits_of(self.bits, self.masking),
             self.topology,
             phase_parties=tuple(first["kept"]),
             scale=max(replies[j]["scale"] for j in holders),
@@ -147,9 +157,9 @@ class FDSKLEvaluation(FDSKLPrediction):
     """What a model whose parts stay with the parties is worth on new rows.
 
     The same messages as of :class:`FDSKLPrediction`. The first label holder of training
-    has the labels of the new rows, of at least 20, and writes no predictions: it tells
-    the server their error and the other metrics of the rows held out in training, and
-    the curves if it consents, once a session.
+    has the labels of the new rows, of at least 20, and writes no predictions: it
+    reports to the server their error and the other metrics of the rows held out in
+    training, and the curves if it consents, once a session.
     """
 
     task = "evaluate"

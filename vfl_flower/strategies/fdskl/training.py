@@ -24,7 +24,12 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.fdskl import angles as fdskl
+from vfl_flower.strategies.fdskl.angles import (
+    Angles,
+    OverlappedMessage,
+    check_block,
+    row_blocks,
+)
 from vfl_flower.strategies.fdskl.learning import MOST_FEATURES, KernelLearning
 from vfl_flower.typing import Array
 
@@ -232,7 +237,7 @@ class FDSKL(KernelLearning):
                 f"and {self.budget}"
             )
         for t, rows in enumerate(batches):
-            fdskl.check_block((t + 1) * block, self._bits, self.block_bytes, rows)
+            check_block((t + 1) * block, self._bits, self.block_bytes, rows)
         return batches, T * block
 
     @staticmethod
@@ -241,8 +246,8 @@ class FDSKL(KernelLearning):
         return sum(rows * (t + 1) for t, rows in enumerate(batches))
 
     def _train(
-        self, angles: fdskl.Angles, batches: list[int], rule: Rule, setup: Setup
-    ) -> tuple[fdskl.Angles, int, bool]:
+        self, angles: Angles, batches: list[int], rule: Rule, setup: Setup
+    ) -> tuple[Angles, int, bool]:
         """Algorithm 1: return angles with a scale, C, and whether parts are kept."""
         parties, holders, L = angles.parties, angles.holders, len(angles.holders)
         picked = parties.ask(
@@ -267,7 +272,7 @@ class FDSKL(KernelLearning):
             for t, _ in enumerate(batches)
         ]
 
-        def iterate(message: fdskl.OverlappedMessage) -> Replies[training.Iterated]:
+        def iterate(message: OverlappedMessage) -> Replies[training.Iterated]:
             scores = {j: rows.scores for j, rows in message.done.items()}
             return angles.ask(
                 training.iterate.summing(**message.sums),
@@ -356,7 +361,7 @@ class FDSKLDirect(KernelLearning):
                 f"{self.rows}"
             )
         rows, M = self._sample(train, run)
-        fdskl.check_block(M, self._bits, self.block_bytes)
+        check_block(M, self._bits, self.block_bytes)
         self._warn_of_rows(run, len(rows), len(train))
         bandwidth, chooses = self._bandwidth(parties, rows), self.bandwidth == "auto"
         widest = WIDEST * bandwidth if chooses else bandwidth
@@ -428,14 +433,12 @@ class FDSKLDirect(KernelLearning):
         return np.sort(rows), M
 
     def _collect(
-        self, angles: fdskl.Angles, rows: Array, setup: Setup
+        self, angles: Angles, rows: Array, setup: Setup
     ) -> tuple[dict[int, Array], Array | None]:
         """Collect the angles of all rows in blocks, and the phases to subtract."""
         holder, M = angles.holders[0], setup.n_features
         blocks: dict[int, Array] = {}
-        for k, block in enumerate(
-            fdskl.row_blocks(rows, M, angles.bits, self.block_bytes)
-        ):
+        for k, block in enumerate(row_blocks(rows, M, angles.bits, self.block_bytes)):
             request = AngleRequest(block, M, angles.bits)
             if angles.star:
                 question = angle_sums.angles.summing(**angles.sums())

@@ -1,6 +1,9 @@
-"""The server's side of k-means on the eigenvectors (Algorithm 1, lines 16 to 19).
+"""K-means on the eigenvectors (Algorithm 1 of [1], lines 16 to 19), at the server.
 
-Also of clusters of new rows by a trained model, of which each party has a map.
+It also labels new rows by a trained model, of which each party has a map.
+
+[1] X. Zhou and X. Wang, "A Communication Efficient Federated Kernel k-Means",
+    manuscript under review.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ def by_sums(
     space: Subspace,
     R: Array | None,
     H: Array | None,
+    *,
     n_clusters: int,
     n_init: int,
     passes: int,
@@ -97,6 +101,7 @@ def by_coreset(
     space: Subspace,
     R: Array | None,
     H: Array | None,
+    *,
     n_clusters: int,
     n_init: int,
     size: int,

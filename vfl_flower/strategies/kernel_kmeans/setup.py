@@ -15,7 +15,7 @@ import numpy as np
 
 from vfl_flower.clients.kernel_kmeans import training as party
 from vfl_flower.numerics.kernel_embedding import Kernel, default_gamma
-from vfl_flower.numerics.kernel_kmeans import variances
+from vfl_flower.numerics.kernel_kmeans import Subspace, variances
 from vfl_flower.protocol.steps import Step, each
 from vfl_flower.secure_aggregation.limbs import LIMB, join_limbs
 from vfl_flower.server.exchange import FederationError
@@ -32,6 +32,10 @@ class Start(NamedTuple):
     """Which features to draw."""
     seed: bytes
     """Their seed, encrypted for each party but the first."""
+
+    def brought(self, space: Subspace) -> dict[str, Any]:
+        """Return what the first message of the next iteration brings: this, or R."""
+        return {"R": space.R} if space.t else self._asdict()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import numpy as np
 from annotated_types import Ge, Le
 from flwr.app import ArrayRecord
 
-from vfl_flower.clients.kernel_kmeans import clustering as kmeans
+from vfl_flower.clients.kernel_kmeans import clustering as party_clustering
 from vfl_flower.clients.kernel_kmeans import training as party
 from vfl_flower.models.base import Model
 from vfl_flower.models.kernel_kmeans import KernelKMeansModel
@@ -191,7 +191,8 @@ class FKKMeans(ProtocolStrategy):
     fills = True
     steps: ClassVar[Steps] = (
         *(party.begin, party.gram, party.product, party.project, party.expand),
-        *(kmeans.embed, kmeans.lloyd, kmeans.local, kmeans.sample, kmeans.assign),
+        *(party_clustering.embed, party_clustering.lloyd, party_clustering.local),
+        *(party_clustering.sample, party_clustering.assign),
     )
 
     def __post_init__(self) -> None:
@@ -215,9 +216,9 @@ class FKKMeans(ProtocolStrategy):
                 f"number from 2 to n_clusters, got {self.n_clusters}"
             )
         tried = self.n_clusters * (self.n_clusters - 1 if self.choose_clusters else 1)
-        if self._sums and self.n_init * tried > kmeans.MOST_CENTERS:
+        if self._sums and self.n_init * tried > party_clustering.MOST_CENTERS:
             raise ValueError(
-                f"n_init must be at most {kmeans.MOST_CENTERS // tried} with "
+                f"n_init must be at most {party_clustering.MOST_CENTERS // tried} with "
                 f"{self.n_clusters} clusters, got {self.n_init}"
             )
         if not self.cem and (self.eigensolver, self.masking) != ("lanczos", "plain"):
@@ -287,11 +288,21 @@ class FKKMeans(ProtocolStrategy):
             rows = self._without_cem(parties, run, space, start)
             R, H = None, each(split_rows(parties, rows))
         # Lines 16 to 19.
-        common = parties, run, space, R, H, self.n_clusters, self.n_init
         if self._sums:
-            centers, sum_h, more = by_sums(*common, self.passes, self.choose_clusters)
+            centers, sum_h, more = by_sums(
+                *(parties, run, space, R, H),
+                n_clusters=self.n_clusters,
+                n_init=self.n_init,
+                passes=self.passes,
+                choose=self.choose_clusters,
+            )
         else:
-            centers, sum_h, more = by_coreset(*common, self.coreset_size)
+            centers, sum_h, more = by_coreset(
+                *(parties, run, space, R, H),
+                n_clusters=self.n_clusters,
+                n_init=self.n_init,
+                size=self.coreset_size,
+            )
         # Line 20.
         model = self._model(parties, space, gamma)
         model.cluster_centers_ = centers
@@ -398,7 +409,7 @@ class FKKMeans(ProtocolStrategy):
     ) -> KernelKMeansModel:
         """Return the model so far."""
         return KernelKMeansModel(
-            f"{parties.session:016x}",
+            parties.session_id,
             self.kernel,
             gamma,
             parties[0].n_columns,
@@ -426,13 +437,9 @@ class FKKMeans(ProtocolStrategy):
         self, parties: Parties, space: Subspace, bound: float, start: Start
     ) -> None:
         """Line 10 in one message."""
-        size, first = space.next_size, space.t == 0
+        size = space.next_size
         triangle = parties.ask_exactly(
-            party.gram.summing(gram=bound),
-            t=space.t + 1,
-            R=None if first else space.R,
-            setup=start.setup if first else None,
-            seed=start.seed if first else None,
+            party.gram.summing(gram=bound), t=space.t + 1, **start.brought(space)
         ).sums["gram"]
         if len(triangle) != size * (size + 1) // 2:
             rule = f"the upper triangle of a matrix of {size} rows"
@@ -465,17 +472,15 @@ class FKKMeans(ProtocolStrategy):
         rng = run.rng(f"lanczos {space.t + 1}")
         vector = rng.standard_normal(space.next_size)
         c_1 = vector / np.linalg.norm(vector)
-        first, trace, wanted = space.t == 0, math.nan, {"product": bound}
-        if first and self.threshold == "auto":
+        trace, wanted = math.nan, {"product": bound}
+        if not space.t and self.threshold == "auto":
             wanted["trace"] = bound
         sums = parties.ask_exactly(
             party.product.summing(**wanted),
             vectors=c_1[:, None],
             t=space.t + 1,
             trace_wanted="trace" in wanted,
-            R=None if first else space.R,
-            setup=start.setup if first else None,
-            seed=start.seed if first else None,
+            **start.brought(space),
         ).sums
         if "trace" in wanted:
             trace = float(sums["trace"][0])
@@ -499,14 +504,14 @@ class FKKMeans(ProtocolStrategy):
         N = parties.n_rows
         B = np.zeros((N, 0))
 
-        def multiply(c: Array, start: Start | None = None) -> Array:
+        def multiply(c: Array, begins: bool = False) -> Array:
             D, bound = space.D if space.t else space.D_1, 2.0 * math.sqrt(N)
             g = parties.secure_sum(
                 party.project.summing(projected=bound),
                 c=each(split_rows(parties, c)),
                 t=space.t + 1,
-                setup=None if start is None else start.setup,
-                seed=None if start is None else start.seed,
+                setup=start.setup if begins else None,
+                seed=start.seed if begins else None,
             )["projected"]
             if len(g) != D:
                 raise parties.faulty_sum(party.project, f"products with {D} features")
@@ -526,7 +531,7 @@ class FKKMeans(ProtocolStrategy):
             vector = rng.standard_normal(N)
             cut, least = space.wanted
             c_1 = vector / np.linalg.norm(vector)
-            known = multiply(c_1, None if space.t else start)
+            known = multiply(c_1, begins=not space.t)
             with decomposed(parties, party.expand):
                 pairs = lanczos(multiply, vector, cut, known, rng=rng, at_least=least)
                 # v_i = W_t^T u_i / sqrt(lambda_i), of which `movement` needs only the
@@ -544,13 +549,15 @@ class FKKMeans(ProtocolStrategy):
         """Line 20: add to the model what the labels give; return its cluster sizes."""
         N = parties.n_rows
         replies = parties.ask_exactly(
-            kmeans.assign.summing(inertia=4.0 * LARGEST_SQUARE * N, sizes=float(N)),
+            party_clustering.assign.summing(
+                inertia=4.0 * LARGEST_SQUARE * N, sizes=float(N)
+            ),
             centers=model.cluster_centers_,
         )
         sums = replies.sums
         inertia, sizes = float(sums["inertia"][0]), np.rint(sums["sizes"])
         if inertia < 0 or sizes.min() < 0 or sizes.sum() != N:
-            raise parties.faulty_sum(kmeans.assign, f"clusters of {N} rows")
+            raise parties.faulty_sum(party_clustering.assign, f"clusters of {N} rows")
         model.inertia_ = inertia
         model.kept = all(replies.each("kept"))
         model.sizes_ = np.asarray(sizes, dtype=np.float64)

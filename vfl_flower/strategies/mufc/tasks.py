@@ -16,7 +16,8 @@ import numpy as np
 import pydantic
 from flwr.app import ArrayRecord
 
-from vfl_flower.clients.mufc import forgetting, training
+from vfl_flower.clients.mufc import forgetting
+from vfl_flower.clients.mufc import training as party
 from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.party.parts import check_model
 from vfl_flower.protocol.settings import check_unused, settings
@@ -27,7 +28,7 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.later import log_clusters
-from vfl_flower.strategies.mufc import training as mufc
+from vfl_flower.strategies.mufc import training
 from vfl_flower.strategies.mufc.state import GlobalClusters, ServerState
 
 log = logging.getLogger("vfl_flower")
@@ -40,12 +41,12 @@ NOTHING = {
 
 
 @settings
-class LaterTask(mufc.MUFCTask):
+class LaterTask(training.MUFCTask):
     """What the tasks after training have in common: the server's state of the model."""
 
     model_id: str
     """The id of the model, as its training printed it."""
-    server_state: mufc.StateFolder = pydantic.Field(default="", kw_only=True)
+    server_state: training.StateFolder = pydantic.Field(default="", kw_only=True)
     """Folder in which training kept the server's state."""
 
     resumable = False  # the state decides
@@ -77,7 +78,7 @@ class LaterTask(mufc.MUFCTask):
 
     def known(self, now: GlobalClusters) -> MUFCModel:
         """Return the model in the version that the server has."""
-        model = mufc.version_of(
+        model = training.version_of(
             self.model_id, now.version, now.centers, now.settings, True
         )
         model.sizes_, model.inertia_ = now.sizes, now.inertia
@@ -104,7 +105,7 @@ class LaterTask(mufc.MUFCTask):
         `leaving` are the names of parties to forget. With `lazy_counts` the centres
         stay if counts change but no bin does.
         """
-        state, run_id = self.state, f"{parties.session:016x}"
+        state, run_id = self.state, parties.session_id
         before = state.load()
         names = [info.name for info in parties]
         # A party that was forgotten before may not know it yet.
@@ -121,9 +122,9 @@ class LaterTask(mufc.MUFCTask):
                 "each: remove the model instead"
             )
         kind: forgetting.Kind = "forget-client" if leaving else "unlearn"
-        agreed, key = before.settings, mufc.new_key(parties, before.settings)
+        agreed, key = before.settings, training.new_key(parties, before.settings)
         replies = parties.ask(
-            forgetting.forget.summing(**mufc.sums_of(agreed)),
+            forgetting.forget.summing(**training.sums_of(agreed)),
             model=self.model_id,
             version=before.version,
             before=before.run,
@@ -150,7 +151,7 @@ class LaterTask(mufc.MUFCTask):
     ) -> ArrayRecord:
         """Save and commit the next version, from what the parties now count."""
         state, agreed = self.state, before.settings
-        with mufc.naming_parties(parties):
+        with training.naming_parties(parties):
             warn_of_copies(replies)
             bins, counts, centers = self.cluster(parties, run, replies, agreed, key)
             rows, n_rows = int(before.counts.sum()), int(counts.sum())
@@ -174,7 +175,7 @@ class LaterTask(mufc.MUFCTask):
         if not change and not set(leaving) & set(before.parties):
             log.warning(NOTHING[metric])
             model = self.known(before)
-            nothing = {metric: 0, "changed": 0} | mufc.counted_bins(before.counts)
+            nothing = {metric: 0, "changed": 0} | training.counted_bins(before.counts)
             # Commit again if a killed run has left parties without their clusters or
             # the server without their sizes, or if a forgotten party may not know it.
             if (
@@ -186,16 +187,16 @@ class LaterTask(mufc.MUFCTask):
                     *(parties, run, model, agreed, rows, state, leaving, before.run),
                     **nothing,
                 )
-            counted = {"rows": rows, **nothing, **mufc.worth(model, agreed)}
+            counted = {"rows": rows, **nothing, **training.worth(model, agreed)}
             return self.report(parties, run, before, counted)
-        version, run_id = before.version + 1, f"{parties.session:016x}"
+        version, run_id = before.version + 1, parties.session_id
         stay = [name for name in before.parties if name not in leaving]
         state.save(
             version, bins, counts, centers, stay, kind, named=leaving, run=run_id
         )
-        model = mufc.version_of(self.model_id, version, centers, agreed, True)
+        model = training.version_of(self.model_id, version, centers, agreed, True)
         changes: dict[str, Any] = {metric: change, "changed": int(changed)}
-        changes |= mufc.counted_bins(counts)
+        changes |= training.counted_bins(counts)
         return self.commit(
             parties, run, model, agreed, n_rows, state, leaving, **changes
         )
@@ -241,7 +242,7 @@ class MUFCUnlearn(LaterTask):
 
     task = "unlearn"
     question = "How are the clusters without rows that must be forgotten?"
-    steps: ClassVar[Steps] = (forgetting.forget, training.commit)
+    steps: ClassVar[Steps] = (forgetting.forget, party.commit)
 
     def check(self) -> None:
         """Raise, before any message, if the model cannot be unlearned like this."""
@@ -270,7 +271,7 @@ class MUFCForgetClient(LaterTask):
 
     task = "forget-client"
     question = "How are the clusters without the rows of a party that leaves?"
-    steps: ClassVar[Steps] = (forgetting.forget, training.commit)
+    steps: ClassVar[Steps] = (forgetting.forget, party.commit)
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -321,19 +322,19 @@ class MUFCAdd(LaterTask):
 
     task = "add"
     question = "How are the clusters with the rows that have come since?"
-    steps: ClassVar[Steps] = (forgetting.add, training.commit)
+    steps: ClassVar[Steps] = (forgetting.add, party.commit)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Algorithms 3 and 4, with new rows in the place of removed ones."""
         before = self.state.load()
         _check_parties([info.name for info in parties], before.parties)
-        key = mufc.new_key(parties, before.settings)
+        key = training.new_key(parties, before.settings)
         replies = parties.ask(
-            forgetting.add.summing(**mufc.sums_of(before.settings)),
+            forgetting.add.summing(**training.sums_of(before.settings)),
             model=self.model_id,
             version=before.version,
             before=before.run,
-            run=f"{parties.session:016x}",
+            run=parties.session_id,
             key=key,
         )
         return self.renew(parties, run, replies, before, key, "add")
@@ -405,7 +406,7 @@ class MUFCPrediction(ReadingTask):
 
     task = "predict"
     question = "In which clusters are new rows?"
-    steps: ClassVar[Steps] = (training.predict,)
+    steps: ClassVar[Steps] = (party.predict,)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Ask all parties in one round trip."""
@@ -423,7 +424,7 @@ class MUFCPrediction(ReadingTask):
     def ask(self, parties: Parties, now: GlobalClusters) -> dict[str, float]:
         """Let the parties label their rows; return metrics."""
         parties.ask(
-            training.predict,
+            party.predict,
             model=self.model_id,
             version=now.version,
             before=now.run,
@@ -455,7 +456,7 @@ class MUFCEvaluation(MUFCPrediction):
 
     task = "evaluate"
     question = "How well do the clusters fit new rows?"
-    steps: ClassVar[Steps] = (training.evaluate,)
+    steps: ClassVar[Steps] = (party.evaluate,)
 
     @property
     def terms(self) -> Terms:
@@ -466,14 +467,14 @@ class MUFCEvaluation(MUFCPrediction):
         """Return the sums over the parties, as metrics."""
         bound = 4.0 * len(now.centers[0]) * parties.n_rows
         totals = parties.ask_exactly(
-            training.evaluate.summing(totals=bound),
+            party.evaluate.summing(totals=bound),
             model=self.model_id,
             version=now.version,
             before=now.run,
             centers=now.centers,
         ).sums["totals"]
         rows, cost = round(float(totals[0])), float(totals[1])
-        with mufc.naming_parties(parties):
+        with training.naming_parties(parties):
             if not (0 < rows <= parties.n_rows and 0 <= cost < math.inf):
                 raise FederationError(
                     "the rows of the parties and their costs must add up to numbers "
@@ -485,7 +486,7 @@ class MUFCEvaluation(MUFCPrediction):
 def warn_of_copies(replies: Replies[Any]) -> None:
     """Warn if forgotten rows are in data or, which only `forget` reports, in models."""
     in_file, *in_models = replies.sums["totals"][2:].tolist()
-    if not all(0 <= count <= training.MOST_ROWS for count in (in_file, *in_models)):
+    if not all(0 <= count <= party.MOST_ROWS for count in (in_file, *in_models)):
         raise FederationError(
             "the forgotten rows that are still in the parties' files and models must "
             "add up to numbers from 0 to 2^40: a message is changed"

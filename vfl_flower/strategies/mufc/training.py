@@ -28,7 +28,6 @@ from vfl_flower.clients.mufc.settings import (
     Training,
     TrainingSettings,
 )
-from vfl_flower.clients.mufc.training import MOST_ROWS
 from vfl_flower.models.base import Model
 from vfl_flower.models.mufc import MUFCModel
 from vfl_flower.numerics.evaluation import most_chosen
@@ -173,11 +172,13 @@ class MUFCTask(ProtocolStrategy):
         default this one.
         """
         cost = parties.let("row-sums", *range(len(parties)))
-        sums = {"sizes": Sum(float(MOST_ROWS))} | ({"cost": Sum(LIMB)} if cost else {})
+        sums = {"sizes": Sum(float(party.MOST_ROWS))}
+        if cost:
+            sums["cost"] = Sum(LIMB)
         replies = parties.ask(
             party.commit.summing(**sums),
             version=model.version,
-            run=run_id or f"{parties.session:016x}",
+            run=run_id or parties.session_id,
             centers=model.cluster_centers_,
             kept=model.kept,
             cost=cost,
@@ -228,7 +229,7 @@ class MUFC(MUFCTask):
     ------
     PartyFailed
         A party failed. If it failed in the last round trip, the model is saved, and the
-        text has its number.
+        text has its id.
 
     Notes
     -----
@@ -377,7 +378,7 @@ class MUFC(MUFCTask):
                 f"n_clusters must be at most the {n} rows of all parties, got "
                 f"{self.n_clusters}"
             )
-        if n > MOST_ROWS:
+        if n > party.MOST_ROWS:
             raise FederationError(
                 f"the parties must have at most 2^40 rows together, got {n}"
             )
@@ -399,7 +400,7 @@ class MUFC(MUFCTask):
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Algorithm 1."""
-        model = f"{parties.session:016x}"
+        model = parties.session_id
         log.info("model %s", model)
         agreed = self.agree(parties)
         key = new_key(parties, agreed)
@@ -456,7 +457,7 @@ class MUFC(MUFCTask):
 
     def give_up(self, parties: Parties, error: Exception) -> None:
         """Let a training that failed leave no ids at the parties."""
-        model = f"{parties.session:016x}"
+        model = parties.session_id
         state = None if self.folder is None else ServerState(self.folder, model)
         saved = state is not None and state.exists and state.version > 0
         asked = parties.ledger.of(party.train.action).messages > 0
@@ -501,7 +502,7 @@ def new_key(parties: Parties, agreed: TrainingSettings) -> bytes:
 
 def sums_of(agreed: TrainingSettings) -> dict[str, Sum]:
     """Return the sums that the server asks for with the counts."""
-    sums = {"totals": Sum(float(MOST_ROWS))}
+    sums = {"totals": Sum(float(party.MOST_ROWS))}
     if agreed.privacy == "scma":
         sums["message"] = Sum(group="field")
     return sums
@@ -556,7 +557,7 @@ def counted_bins(counts: Array) -> dict[str, Any]:
 def _total_rows(replies: Replies[Any]) -> int:
     """Return the number of rows of all parties."""
     rows, behind = replies.sums["totals"][:2].tolist()
-    if not (0 <= rows <= MOST_ROWS and 0 <= behind <= len(replies)):
+    if not (0 <= rows <= party.MOST_ROWS and 0 <= behind <= len(replies)):
         raise FederationError(
             "the rows of the parties must add up to a number from 0 to 2^40: a "
             "message is changed"

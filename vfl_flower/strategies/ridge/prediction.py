@@ -9,14 +9,20 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from flwr.app import ArrayRecord
 
-from vfl_flower.clients.evaluation import Told
+from vfl_flower.clients.evaluation import Measures
 from vfl_flower.clients.ridge import dealing, scores
 from vfl_flower.clients.ridge.state import AngleBits
 from vfl_flower.models.ridge import RidgeModel
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps, Sum, each, each_of, opened
 from vfl_flower.protocol.terms import Terms
-from vfl_flower.secure_aggregation.products import dealing as dealer
+from vfl_flower.secure_aggregation.products.dealing import (
+    NEW_ROWS,
+    cosines_of,
+    deal_rows,
+    deal_turn,
+    row_angles,
+)
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES, Deal
 from vfl_flower.server.parties import Parties
@@ -60,9 +66,9 @@ class Dealing:
             made.rows["row_parts"] = passed_on(replies, "row_parts")
             return made
         if roles is not None:
-            made.turn["dealt"] = each(dealer.deal_turn(session, root, roles))
+            made.turn["dealt"] = each(deal_turn(session, root, roles))
         if of_rows is not None:
-            dealt = dealer.deal_rows(session, root, of_rows, outputs)
+            dealt = deal_rows(session, root, of_rows, outputs)
             made.rows["dealt"] = each(dealt)
         return made
 
@@ -78,7 +84,7 @@ class Dealing:
         """Return what the second party gets for cosines; a party sent it as `name`."""
         if not roles.served:
             return {name: passed_on(hidden, name)}
-        made = dealer.cosines_of(use, self.root, roles, self.bits, multiple)
+        made = cosines_of(use, self.root, roles, self.bits, multiple)
         return {"cosines": each_of(parties, {roles.second: made})}
 
 
@@ -103,13 +109,13 @@ def row_roles(roles: Roles, local: Sequence[int], rows: int, turn: int = 0) -> R
     The label holder adds what its own local columns give by itself.
     """
     owners = [0 if j == roles.first else width for j, width in enumerate(local)]
-    fraction = dealer.NEW_ROWS.fraction
+    fraction = NEW_ROWS.fraction
     return replace(roles, owners=owners, rows=rows, fraction=fraction, turn=turn)
 
 
 def score_rows(
     parties: Parties, roles: Roles, rows: Array, dealt: Dealing, **how: bool
-) -> Told:
+) -> Measures:
     """Let the label holder open the scores of rows: three round trips.
 
     `how` is as :func:`vfl_flower.clients.ridge.scores.scores` has it.
@@ -125,7 +131,7 @@ def score_rows(
     )
     of_angles: dict[str, Any] = {}
     if roles.joint:
-        use = dealer.row_angles(roles, parties.session)
+        use = row_angles(roles, parties.session)
         of_angles = dealt.cosines(parties, roles, use, hidden, "row_cosines")
     made = parties.ask(
         scores.products,
@@ -179,7 +185,7 @@ class RidgePrediction(ComputingParties, RowPrediction):
 
     _: KW_ONLY
     bits: Literal[16, 32] = 16
-    """Bits of an angle; see :class:`SecureRidge`."""
+    """Bits of an angle; see :class:`~vfl_flower.strategies.SecureRidge`."""
 
     model_class = RidgeModel
     steps: ClassVar[Steps] = (
@@ -204,7 +210,7 @@ class RidgePrediction(ComputingParties, RowPrediction):
             reason = "its part must name a label holder that has the coefficients"
             raise parties.failure(0, dealing.part, reason)
         roles = self.roles(
-            *(parties, [], 0, holder), joint=M, fraction=dealer.NEW_ROWS.fraction
+            *(parties, [], 0, holder), joint=M, fraction=NEW_ROWS.fraction
         )
         reply = self._scored(parties, roles, described)
         widths = [info.n_columns for info in parties]
@@ -215,12 +221,12 @@ class RidgePrediction(ComputingParties, RowPrediction):
 
     def _scored(
         self, parties: Parties, roles: Roles, described: Replies[dealing.PartInfo]
-    ) -> Told:
+    ) -> Measures:
         """Return what the label holder reports of all rows, which come in blocks."""
         local, outputs = described.each("local"), described[roles.first]["outputs"]
         curves = self.evaluates and parties.let("curves", roles.first)
         bits: AngleBits = self.bits
-        reply: Told = {}
+        reply: Measures = {}
         blocks = dealing.row_blocks(parties.n_rows, sum(local) + roles.joint)
         for turn, block in enumerate(blocks):
             of_rows = row_roles(roles, local, len(block), turn)

@@ -17,9 +17,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from flwr.app import ArrayRecord
 
-from vfl_flower.clients import products
-from vfl_flower.clients.evaluation import Told, curves_of, metrics_of
-from vfl_flower.clients.products import MOST_COLUMNS, ROWS_PER_COLUMN
+from vfl_flower.clients.evaluation import Measures, curves_of, metrics_of
+from vfl_flower.clients.products import MOST_COLUMNS, ROWS_PER_COLUMN, multiply
 from vfl_flower.clients.ridge import dealing, scores, solving
 from vfl_flower.clients.ridge import training as party
 from vfl_flower.clients.ridge.state import MOST_MULTIPLE, Bandwidth, Joint, Task
@@ -34,20 +33,18 @@ from vfl_flower.party.memory import Memory
 from vfl_flower.protocol.settings import Count, Fraction, check_unused, settings
 from vfl_flower.protocol.steps import Steps, each, each_of
 from vfl_flower.protocol.terms import LEAST_ROWS, Kind, Terms
-from vfl_flower.secure_aggregation.products import dealing as dealer
+from vfl_flower.secure_aggregation.products.dealing import (
+    joint_fraction,
+    training_angles,
+)
 from vfl_flower.secure_aggregation.products.relevance import deal_relevance
 from vfl_flower.secure_aggregation.products.roles import MOST_NUMBERS, Roles
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import ProtocolStrategy, Run
+from vfl_flower.strategies import products
 from vfl_flower.strategies.evaluation import KERNEL, left_out
-from vfl_flower.strategies.products import (
-    ComputingParties,
-    multiply,
-    passed_on,
-    warn_of_constant,
-)
 from vfl_flower.strategies.ridge.prediction import (
     Dealing,
     row_roles,
@@ -102,7 +99,7 @@ _BOUND = 2.0**40
 
 
 @settings
-class SecureRidge(ComputingParties, ProtocolStrategy):
+class SecureRidge(products.ComputingParties, ProtocolStrategy):
     """Ridge regression and classification on columns that nobody pools.
 
     =============  =====================================  ==========================
@@ -200,7 +197,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
     explained = KERNEL
     steps: ClassVar[Steps] = (
         *(party.prepare, dealing.deal, party.hide_rows, party.open_joint),
-        *(products.multiply, solving.relevance, solving.fit),
+        *(multiply, solving.relevance, solving.fit),
         *(scores.rows, scores.products, scores.scores),
     )
     evaluation_steps = (scores.rows, scores.products, scores.scores)
@@ -238,10 +235,10 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
             )
         if self.test_fraction and not len(test):
             log.warning("test_fraction holds out no row: %g", self.test_fraction)
-        number, widths = f"{parties.session:016x}", [p.n_columns for p in parties]
-        model = RidgeModel(number, self.kernel, 1.0, 0, widths)
+        model_id, widths = parties.session_id, [p.n_columns for p in parties]
+        model = RidgeModel(model_id, self.kernel, 1.0, 0, widths)
         run.record(0, model.to_record())
-        log.info("model %s", number)
+        log.info("model %s", model_id)
         task = self._task(n, len(parties), sum(widths))
         kinds, outputs, cumulants = self._prepare(parties, task)
         local = [sum(of_party) for of_party in kinds]
@@ -250,7 +247,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         roles = self.roles(
             *(parties, owners, task.rows),
             joint=2 * joint.angles if joint is not None else 0,
-            fraction=dealer.joint_fraction(task.rows),
+            fraction=joint_fraction(task.rows),
         )
         flat = [size for of_party in kinds for size in of_party]
         more: dict[str, Any] = {}
@@ -274,10 +271,10 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         if joint is not None:
             metrics["bandwidth"] = max(joint.bandwidths) / multiple
             model.bandwidth, model.n_features = metrics["bandwidth"], roles.joint
-        warn_of_constant(fitted[holder].get("constant", False))
+        products.warn_of_constant(fitted[holder].get("constant", False))
         if of_rows is not None:
             curves = parties.let("curves", holder)
-            reply: Told = score_rows(
+            reply: Measures = score_rows(
                 parties, of_rows, test, dealt, evaluate=True, curves=curves
             )
             metrics |= metrics_of(reply)
@@ -290,9 +287,9 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
     def _prepare(
         self, parties: Parties, task: Task
     ) -> tuple[list[list[int]], int, Array]:
-        """Return each party's columns of each kind, K, and the cumulants of distances.
+        """Return how many columns of each kind each party has, K, and cumulants.
 
-        K is the number of targets.
+        K is the number of targets. The cumulants, of distances, are summed.
         """
         replies = parties.ask_exactly(
             party.prepare.summing(distances=_BOUND), task=task
@@ -423,7 +420,7 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
             frequencies=frequencies,
             triples=each_of(parties, {first: np.concatenate([*of_holder.values()])}),
         )
-        return {"probes": passed_on(replies, "probes")}
+        return {"probes": products.passed_on(replies, "probes")}
 
     def _gram(
         self,
@@ -450,19 +447,19 @@ class SecureRidge(ComputingParties, ProtocolStrategy):
         )
         dealt.turn.clear()  # matrices that parties have now
         if joint is None:
-            return multiply(parties, roles, hidden), 1, {}
+            return products.multiply(parties, roles, hidden), 1, {}
         multiple = 1
         if joint.relevant:
             multiple = _multiple(self.kernel, hidden.sums["distances"])
-        use = dealer.training_angles(roles, parties.session)
+        use = training_angles(roles, parties.session)
         opened = parties.ask(
             party.open_joint,
             angles=summed_angles(parties, roles, hidden, roles.first, roles.second),
             multiple=multiple,
             **dealt.cosines(parties, roles, use, hidden, "turn_cosines", multiple),
         )
-        frequencies = passed_on(hidden, "frequencies")
-        return multiply(parties, roles, hidden, opened), multiple, frequencies
+        frequencies = products.passed_on(hidden, "frequencies")
+        return products.multiply(parties, roles, hidden, opened), multiple, frequencies
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the model is any use."""
