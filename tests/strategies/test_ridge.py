@@ -66,7 +66,7 @@ from vfl_flower.secure_aggregation.products.shares import (
 from vfl_flower.secure_aggregation.products.triples import deal_predictions, hide_rows
 from vfl_flower.server.parties import Parties
 from vfl_flower.strategies.products import ComputingParties
-from vfl_flower.strategies.ridge import prediction as server_prediction
+from vfl_flower.strategies.ridge import scoring as server_scoring
 from vfl_flower.strategies.ridge import training as server
 from vfl_flower.testing import Recorder
 
@@ -735,7 +735,7 @@ def test_what_was_dealt_for_another_turn_is_refused():
 @pytest.mark.parametrize("name", ["columns", "rows"])
 def test_sums_of_angles_are_for_the_two_that_compute(monkeypatch, name):
     """A server that deals would read them together with any other party."""
-    module = server_prediction if name == "rows" else server
+    module = server_scoring if name == "rows" else server
     original = module.sums_of_angles
 
     def astray(roles, bits):

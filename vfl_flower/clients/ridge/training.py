@@ -3,7 +3,8 @@
 The features of a row are local columns, which each party makes of its own ones, and
 joint ones (:mod:`vfl_flower.clients.ridge.state`), which nobody knows: the two parties
 that compute have shares of them. The label holder opens the Gram matrix of the rows
-(:mod:`vfl_flower.clients.products`) and solves.
+(:mod:`vfl_flower.clients.products`) and solves. It also checks the labels: see
+:func:`check_targets`.
 
 What a dealer gives for it is in
 :mod:`vfl_flower.secure_aggregation.products.dealing`, and how new rows are scored in

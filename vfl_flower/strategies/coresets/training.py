@@ -41,6 +41,7 @@ from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
 from vfl_flower.strategies import products
 from vfl_flower.strategies.coresets.linear import solve
+from vfl_flower.strategies.coresets.metrics import CLUSTERS, REGRESSION
 from vfl_flower.strategies.coresets.prediction import held_out_errors, keep_parts
 from vfl_flower.strategies.coresets.sampling import (
     MESSAGE_NUMBERS,
@@ -48,7 +49,6 @@ from vfl_flower.strategies.coresets.sampling import (
     CoresetStrategy,
     Scoring,
 )
-from vfl_flower.strategies.evaluation import CLUSTERS, REGRESSION
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")

@@ -29,7 +29,7 @@ from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.evaluation import NEW_CLUSTERS
+from vfl_flower.strategies.kernel_kmeans.metrics import NEW_CLUSTERS
 from vfl_flower.strategies.later import LaterTask, log_clusters
 from vfl_flower.typing import Array
 

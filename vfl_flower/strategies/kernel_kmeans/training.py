@@ -45,13 +45,13 @@ from vfl_flower.protocol.terms import Terms
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies.evaluation import KERNEL_CLUSTERS
 from vfl_flower.strategies.kernel_kmeans.clustering import (
     LARGEST_SQUARE,
     by_coreset,
     by_sums,
     largest,
 )
+from vfl_flower.strategies.kernel_kmeans.metrics import KERNEL_CLUSTERS
 from vfl_flower.strategies.kernel_kmeans.setup import Start, begin, decomposed
 from vfl_flower.typing import Array
 

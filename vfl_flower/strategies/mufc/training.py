@@ -47,8 +47,8 @@ from vfl_flower.server.exchange import FederationError, PartyFailed
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies.evaluation import FORGETTING
 from vfl_flower.strategies.mufc import box as boxes
+from vfl_flower.strategies.mufc.metrics import FORGETTING
 from vfl_flower.strategies.mufc.state import ServerState
 from vfl_flower.typing import Array
 

@@ -45,7 +45,7 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import ProtocolStrategy, Run
 from vfl_flower.strategies import products
 from vfl_flower.strategies.evaluation import KERNEL, left_out
-from vfl_flower.strategies.ridge.prediction import (
+from vfl_flower.strategies.ridge.scoring import (
     Dealing,
     row_roles,
     score_rows,
