@@ -26,7 +26,6 @@ from vfl_flower.app.report.report import write_report
 from vfl_flower.clients import evaluation as tellers
 from vfl_flower.clients.fdskl import prediction as fdskl
 from vfl_flower.clients.fdskl.state import FDSKLState
-from vfl_flower.clients.ridge import scores as ridge_scores
 from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.party.consent import Consent, Limit
@@ -90,14 +89,13 @@ def totals(curves, name="true"):
 class Spy:
     """Keeps what the label holder's numbers are of."""
 
-    def __init__(self, monkeypatch, *clients):
-        self.seen = []
-        for client in clients:
-            monkeypatch.setattr(client, "measures_of", self._measures_of)
+    def __init__(self, monkeypatch):
+        self.seen, self._original = [], tellers.measures_of
+        monkeypatch.setattr(tellers, "measures_of", self._measures_of)
 
     def _measures_of(self, party, y, predicted, target, classes, *more, **named):
         self.seen.append((y, predicted, classes, *more))
-        return tellers.measures_of(party, y, predicted, target, classes, *more, **named)
+        return self._original(party, y, predicted, target, classes, *more, **named)
 
 
 # -- beside the pooled computation -----------------------------------------------------
@@ -106,7 +104,7 @@ class Spy:
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_curves_of_numbers_held_out(solver, monkeypatch):
     """They are means over the rows held out, in the order of the predictions."""
-    spy = Spy(monkeypatch, ridge_scores, fdskl)
+    spy = Spy(monkeypatch)
     X, y = data()
     result = simulate(strategy(solver), parties(X, y), seed=1)
     ((true, predicted, *_),) = spy.seen
@@ -125,7 +123,7 @@ def test_curves_of_numbers_held_out(solver, monkeypatch):
 
 @pytest.mark.parametrize("solver", ["ridge", "direct"])
 def test_curves_of_two_classes_held_out(solver, monkeypatch):
-    spy = Spy(monkeypatch, ridge_scores, fdskl)
+    spy = Spy(monkeypatch)
     X, y = data()
     result = simulate(strategy(solver, "binary"), parties(X, 1.0 * (y > 0)), seed=1)
     ((true, _, _, scores, own, *_),) = spy.seen
@@ -151,7 +149,7 @@ def test_a_model_without_probabilities_has_no_score():
 @pytest.mark.parametrize("solver", ["ridge", "doubly-stochastic"])
 def test_which_of_several_classes_are_taken_for_which(solver, monkeypatch):
     """Of labels 7, 3 and -2 that are named by their numbers; beside scikit-learn."""
-    spy = Spy(monkeypatch, ridge_scores, fdskl)
+    spy = Spy(monkeypatch)
     X, y = data()
     labels = np.array([-2.0, 3.0, 7.0])[np.digitize(y, [-0.8, 0.8])]
     several = strategy(solver, "multiclass")
@@ -172,7 +170,7 @@ def test_curves_of_new_rows_that_fdskl_evaluates(solver, tmp_path, monkeypatch):
     X, y = data()
     training = strategy(solver, test_fraction=0.0)
     number = simulate(training, parties(X, y, tmp_path), seed=1).model.id
-    spy = Spy(monkeypatch, ridge_scores, fdskl)
+    spy = Spy(monkeypatch)
     new, labels = data(150, seed=5)
     labels[:30] = np.nan
     trips = []

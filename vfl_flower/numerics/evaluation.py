@@ -200,9 +200,8 @@ def confusion(
     one; and where a label is of no class.
     """
     count = len(classes)
-    if not 2 < count <= MOST_BINS or len(y) < LEAST_OF_CURVE:
-        return {}
-    if not np.isin(y, classes).all():
+    few = not 2 < count <= MOST_BINS or len(y) < LEAST_OF_CURVE
+    if few or not np.isin(y, classes).all():
         return {}
     counts = np.zeros((count, count), np.uint32)
     np.add.at(counts, tuple(np.searchsorted(classes, [y, predicted])), 1)

@@ -18,6 +18,7 @@ Random Features", NeurIPS 2016.
 from __future__ import annotations
 
 import math
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -49,6 +50,7 @@ ROUND = {4: 1.5 * 2.0**23, 8: 1.5 * 2.0**52}
 """By bytes of a float p: p + ROUND has rint(p) in its low bits, in two's complement."""
 
 
+@dataclass(repr=False, eq=False)
 class RandomFeatures:
     """A party's part of the random features phi_1, phi_2, ... (eq. 2 and 3 of [1]).
 
@@ -68,24 +70,20 @@ class RandomFeatures:
     guarantees, unlike that of its own normal numbers: a model outlives a NumPy version.
     """
 
-    def __init__(
-        self,
-        kernel: str,
-        n_columns: int,
-        bandwidth: float,
-        seed: int,
-        *,
-        orthogonal: bool = False,
-        density: float = 1.0,
-    ) -> None:
-        if not 0 < bandwidth < math.inf:
-            raise ValueError(f"bandwidth must be positive and finite, got {bandwidth}")
-        self.kernel = kernel
-        self.n_columns = n_columns
-        self.bandwidth = bandwidth
-        self.density = density
-        self.orthogonal = orthogonal and kernel == "gaussian"
-        self._seed = seed
+    kernel: str
+    n_columns: int
+    bandwidth: float
+    seed: int
+    _: KW_ONLY
+    orthogonal: bool = False
+    density: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the bandwidth."""
+        if not 0 < self.bandwidth < math.inf:
+            raise ValueError(
+                f"bandwidth must be positive and finite, got {self.bandwidth}"
+            )
 
     def weights(self, start: int, stop: int) -> tuple[Array, Array]:
         """Return omega_j, (stop - start, d), and b_j, (stop - start,), float64.
@@ -96,11 +94,11 @@ class RandomFeatures:
         _check_range(start, stop)
         first, last = start // CHUNK, -(-stop // CHUNK)
         d = self.n_columns
-        p = min(d, CHUNK) if self.orthogonal else 1
+        p = min(d, CHUNK) if self.orthogonal and self.kernel == "gaussian" else 1
         rows = -(-CHUNK // p) * p  # whole blocks; rows beyond the chunk are dropped
         count = rows * d + rows * d % 2
         words = count + (CHUNK * d if self.density < 1 else 0)
-        streams = [Philox(key=self._seed, counter=c << 64) for c in range(first, last)]
+        streams = [Philox(key=self.seed, counter=c << 64) for c in range(first, last)]
         raw = np.stack([stream.random_raw(CHUNK + words) for stream in streams])
         b = (raw[:, :CHUNK] >> 11) * 2.0**-53
         uniform = ((raw[:, CHUNK:] >> 12) + 0.5) * 2.0**-52  # 0 < u < 1

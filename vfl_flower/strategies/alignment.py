@@ -119,12 +119,8 @@ class Alignment(ProtocolStrategy):
             positions=each([where.astype(np.uint32) for where in positions]),
             tag=tag,
         )
-        names = [
-            info.name
-            for info, reply in zip(parties, replies, strict=True)
-            if not reply["kept"]
-        ]
-        if names:
+        stored = zip(parties, replies.each("kept"), strict=True)
+        if names := [info.name for info, is_stored in stored if not is_stored]:
             log.warning("without a state-dir, not kept at: %s", ", ".join(names))
         model = AlignmentModel(self.alignment, tag.hex(), held, counts)
         run.warnings += [

@@ -15,13 +15,8 @@ from typing import Annotated, Literal, NotRequired, TypedDict, cast
 import numpy as np
 from annotated_types import Ge, Le, MaxLen
 
+from vfl_flower.clients import evaluation
 from vfl_flower.clients.coresets.sampling import check_labels, test_rows, training_rows
-from vfl_flower.clients.evaluation import (
-    Measures,
-    check_columns,
-    hides_each,
-    measures_of,
-)
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.evaluation import mean_and_error
 from vfl_flower.numerics.kmeans import partial_distances
@@ -115,7 +110,7 @@ class Addends(TypedDict):
     sums: Annotated[Array, Reals("*"), SEALED]
 
 
-class Answered(Measures):
+class Answered(evaluation.Measures):
     """Reply of :func:`answer`."""
 
     done: NotRequired[bool]
@@ -128,7 +123,7 @@ class HeldOut(TypedDict):
     low: Annotated[Array, Reals("r"), Leaves("sealed", least=LOW)]
 
 
-class Errors(Measures):
+class Errors(evaluation.Measures):
     """Reply of :func:`errors`."""
 
     full_train_loss: NotRequired[NotNegative]
@@ -179,7 +174,7 @@ def part(party: Party) -> PartInfo:
     """Check the new rows against the part of the model, and describe that part."""
     local_model = _part(party)
     outputs, width = local_model["weights"].shape
-    check_columns(party, width, list(local_model["columns"]))
+    evaluation.check_columns(party, width, list(local_model["columns"]))
     return {
         "kind": local_model["kind"],
         "outputs": outputs,
@@ -274,7 +269,7 @@ def answer(
 
 def _worth(
     party: Party, linear: bool, state: PredictionState, curves: bool
-) -> Measures:
+) -> evaluation.Measures:
     """Return what the predictions are worth, once a session."""
     if state.told:
         raise PartyError(
@@ -296,7 +291,9 @@ def _worth(
     if party.y is not None and linear:
         y = np.asarray(party.y[known], dtype=np.float64)
         values, no_classes = state.values[known], np.zeros(0)
-        return measures_of(party, y, values, "continuous", no_classes, curves=curves)
+        return evaluation.measures_of(
+            party, y, values, "continuous", no_classes, curves=curves
+        )
     cost, cost_se = mean_and_error(state.costs)
     return {"test_rows": party.n_rows, "test_loss": cost, "test_loss_se": cost_se}
 
@@ -378,10 +375,12 @@ def errors(
         y = np.asarray(party.y[rows], dtype=np.float64)
         party.sum_over(rows)
         try:
-            if not hides_each(party, rows):
+            if not evaluation.hides_each(party, rows):
                 raise PartyError("too few rows for their mean error to hide each")
             with np.errstate(over="ignore", invalid="ignore"):
-                worth = measures_of(party, y, predicted, "continuous", np.zeros(0))
+                worth = evaluation.measures_of(
+                    party, y, predicted, "continuous", np.zeros(0)
+                )
         except PartyError as error:  # a refusal would reveal labels of these rows
             log.warning("%s: %s is not reported", error, name)
             continue

@@ -12,12 +12,7 @@ from annotated_types import Ge, Le
 
 from vfl_flower.clients.mufc import training
 from vfl_flower.clients.mufc.settings import TrainingSettings
-from vfl_flower.clients.mufc.state import (
-    ClientState,
-    LocalClusters,
-    PartyFacts,
-    list_models,
-)
+from vfl_flower.clients.mufc.state import ClientState, LocalClusters, list_models
 from vfl_flower.numerics.mufc import BoxedRows, local_labels, seed_centroids, surviving
 from vfl_flower.party.party import Party
 from vfl_flower.party.row_requests import ADD, FORGET, LEAVE, read_requests
@@ -190,18 +185,18 @@ def _ready(
         raise PartyError(f"training of model {model} was not finished here")
     code = training.code_of(party, state.settings, key)
     training.check_columns(party, state.facts)
-    _check_parties(party, state.facts)
+    _check_parties(party, state.facts.parties)
     return state, now, code
 
 
-def _check_parties(party: Party, facts: PartyFacts) -> None:
+def _check_parties(party: Party, parties: Sequence[str]) -> None:
     """Refuse counts without a party of the model that the consent does not name."""
     consent = party.consent
     if consent is None or consent.peers is None:  # a run in one process
         return
-    if not facts.parties:
+    if not parties:
         raise PartyError("its state does not name the parties of the model: train anew")
-    for name in facts.parties:
+    for name in parties:
         if name not in party.names and not consent.accepts_change_of(name):
             raise PartyError(
                 f"counts without {name!r} would reveal that party's counts: this "

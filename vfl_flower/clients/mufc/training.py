@@ -138,12 +138,8 @@ def train(
     totals = np.array([sizes.sum(), 0], dtype=np.float64)
     counts = counts_of(party, sizes, code)
     if folder is not None:  # last, so that a refusal leaves nothing
-        facts = PartyFacts(
-            name=party.name or "",
-            n_columns=party.rows.shape[1],
-            columns=party.columns_digest,
-            parties=list(party.names),
-        )
+        d, names = party.rows.shape[1], list(party.names)
+        facts = PartyFacts(party.name or "", d, party.columns_digest, names)
         state = ClientState.create(folder, model, ids, settings, facts)
         tags = state.tag([ids[row] for row in drawn])
         state.stage(1, tags, sizes, kind="train", redrawn=True, run=model)

@@ -174,9 +174,8 @@ def angles_of(
 
 def frequencies_of(party: Party, state: RidgeState, joint: Joint, d: int) -> Array:
     """Return the party's part of the frequencies of joint features, shape (A, d)."""
-    return features.joint_frequencies(
-        _features_of(party, state, joint, d), joint.counts
-    )
+    made = _features_of(party, state, joint, d)
+    return features.joint_frequencies(made, joint.counts)
 
 
 def _features_of(
@@ -195,8 +194,8 @@ def seed_of(party: Party, joint: Joint) -> int:
 # -- joint features of rows under shares ----------------------------------------------
 # The angle of a joint feature is a sum over all parties. Each party adds random angles,
 # from a seed of the dealer, and sends the result for the two parties that compute.
-# These two get the sums, which are uniform, and each makes its shares of the
-# cosines and sines: see ``secure_aggregation/products/angles.py``.
+# These two get the sums, which are uniform, and each makes its shares of the cosines
+# and sines: see ``secure_aggregation/products/angles.py``.
 
 
 def hidden_angles(

@@ -138,10 +138,8 @@ def _sample(
         else:
             continue
         raise replies.failure(j, f"its reply must have {rule}")
-    points, weights = (
-        np.concatenate(replies.each(name)) for name in ("points", "weights")
-    )
-    return points, weights
+    points = np.concatenate(replies.each("points"))
+    return points, np.concatenate(replies.each("weights"))
 
 
 def largest(values: Array) -> float:

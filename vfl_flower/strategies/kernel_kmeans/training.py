@@ -380,12 +380,7 @@ class FKKMeans(ProtocolStrategy):
         return space.t >= self.iterations or space.still(self.subspace_tol)
 
     def _record(
-        self,
-        run: Run,
-        parties: Parties,
-        space: Subspace,
-        gamma: float,
-        products: int = 1,
+        self, run: Run, parties: Parties, space: Subspace, gamma: float, products: int
     ) -> None:
         """Keep the metrics of an iteration; raise where no subspace is left."""
         if not len(space.values):
@@ -548,11 +543,9 @@ class FKKMeans(ProtocolStrategy):
     def _assign(self, parties: Parties, model: KernelKMeansModel) -> Array:
         """Line 20: add to the model what the labels give; return its cluster sizes."""
         N = parties.n_rows
+        wanted = {"inertia": 4.0 * LARGEST_SQUARE * N, "sizes": float(N)}
         replies = parties.ask_exactly(
-            party_clustering.assign.summing(
-                inertia=4.0 * LARGEST_SQUARE * N, sizes=float(N)
-            ),
-            centers=model.cluster_centers_,
+            party_clustering.assign.summing(**wanted), centers=model.cluster_centers_
         )
         sums = replies.sums
         inertia, sizes = float(sums["inertia"][0]), np.rint(sums["sizes"])
