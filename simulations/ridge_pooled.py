@@ -16,7 +16,7 @@ from vfl_flower import Party
 from vfl_flower.clients.ridge import solving, state, training
 from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.ridge.features import cumulants
-from vfl_flower.numerics.ridge.fit import GramFit, fit_gram
+from vfl_flower.numerics.ridge.fit import GramFit, fit_gram, probabilities
 from vfl_flower.numerics.ridge.local_columns import local_columns, scaled_columns
 from vfl_flower.numerics.ridge.relevance import relevance_of
 from vfl_flower.strategies.ridge import training as server
@@ -51,7 +51,7 @@ class Pooled:
                 replace(f, X=b[rows]) for f, b in zip(self.fitted, blocks, strict=True)
             ]
             F = columns(self.parties, parts, self.states, self.joint, self.multiple)
-            scores.append(self.fit.scores(F)[:, 0])
+            scores.append((F @ self.fit.weights + self.fit.intercept)[:, 0])
         return self.scale * np.concatenate(scores) + self.shift
 
 
@@ -162,6 +162,7 @@ def secure_ridge(
         f = model(new)
         if target == "continuous":
             return f, None
-        return f, model.fit.probabilities(f[:, None])[:, 0]
+        fit = model.fit
+        return f, probabilities(f[:, None], fit.slope, fit.offset, fit.tail)[:, 0]
 
     return score, settings

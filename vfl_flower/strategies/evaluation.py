@@ -10,21 +10,6 @@ TEST_ROWS = Metric(
     kind="count",
 )
 
-SQUARED_ERROR = Metric(
-    "Mean squared error, rows held out",
-    "The mean of (prediction - truth)² on rows that the model was not trained on. Its "
-    "square root is a typical error, in the unit of the label.",
-    "lower",
-)
-
-R2 = Metric(
-    "Variance explained, rows held out",
-    "R²: how much of the variation of the label the model predicts. 100 % is perfect; "
-    "0 % is no better than naming the mean of the label for every row.",
-    "higher",
-    "share",
-)
-
 EXPLAINED = Metric(
     "Spread explained",
     "How much of the spread of the rows lies between the clusters and not within them. "
@@ -107,8 +92,19 @@ MEASURES: dict[str, Metric] = {
         "higher",
         "count",
     ),
-    "test_loss": SQUARED_ERROR,
-    "test_r2": R2,
+    "test_loss": Metric(
+        "Mean squared error, rows held out",
+        "The mean of (prediction - truth)² on rows that the model was not trained on. "
+        "Its square root is a typical error, in the unit of the label.",
+        "lower",
+    ),
+    "test_r2": Metric(
+        "Variance explained, rows held out",
+        "R²: how much of the variation of the label the model predicts. 100 % is "
+        "perfect; 0 % is no better than naming the mean of the label for every row.",
+        "higher",
+        "share",
+    ),
     "test_mae": Metric(
         "Mean absolute error, rows held out",
         "By how much a prediction misses on the mean, in the unit of the label.",

@@ -46,12 +46,8 @@ class ComputingParties(ProtocolStrategy):
 
     def places(self, parties: Parties) -> tuple[int | None, int | None]:
         """Return the places of who deals and who computes, where parties are named."""
-        names = [info.name for info in parties]
-        dealing, second = (
-            names.index(name) if name in names else None
-            for name in (self.dealer, self.computes)
-        )
-        return dealing, second
+        places = {info.name: place for place, info in enumerate(parties)}
+        return places.get(self.dealer), places.get(self.computes)
 
     def roles(
         self,

@@ -252,6 +252,8 @@ def solve(
 
     Each party has consented in :func:`columns` that its coefficients leave.
     """
+    from scipy.linalg import block_diag
+
     product, state = party.recall(products.ProductState), party.recall(LinearState)
     roles, scale = product.roles, state.y_size or 1.0
     widths = [
@@ -263,10 +265,7 @@ def solve(
     # The labels are the last of the first party's columns; here, of all.
     label = int(sum(roles.owners[: roles.first + 1])) - 1
     order = [place for place in range(roles.columns) if place != label] + [label]
-    R = np.zeros((len(mean), len(mean)))
-    for start, unit in zip(starts, sent, strict=False):
-        stop = start + len(unit[0])
-        R[start:stop, start:stop] = unit[1]
+    R = block_diag(*(unit[1] for unit in sent))
     gram = products.opened(party, product, share)[np.ix_(order, order)] / NORM**2
     theta, error = solve_moments(gram, R, Penalty(l1 / scale, l2))
     theta, loss = scale * theta, scale**2 * error

@@ -212,14 +212,11 @@ def addends(party: Party, start: Count, stop: Natural, curves: bool = False) -> 
     ]
     total = np.concatenate(parts) if parts else np.zeros((0, len(weights)))
     if party.index == local_model["receiver"]:
-        first, state = not party.remembered(), _state(party)
+        first = not party.remembered()
+        state = party.recall(PredictionState, PredictionState())
         state.curves = curves and (first or state.curves)
         party.remember(state)
     return {"sums": (total + local_model["intercept"]).ravel()}
-
-
-def _state(party: Party) -> PredictionState:
-    return party.recall(PredictionState, PredictionState())
 
 
 @step
@@ -242,7 +239,7 @@ def answer(
     linear, outputs = local_model["kind"] == "linear", len(local_model["weights"])
     if party.index != local_model["receiver"] or sums.size % outputs:
         raise PartyError("sums must be those of the receiver's model, and sent to it")
-    state = _state(party)
+    state = party.recall(PredictionState, PredictionState())
     if curves and not state.curves:
         raise PartyError("curves must be as in what all parties were asked before")
     table = sums.reshape(-1, outputs)

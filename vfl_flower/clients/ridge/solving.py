@@ -252,10 +252,8 @@ def _log_odds(part: dict[str, Any]) -> dict[str, Any]:
     """
     slope, offset, K = part["slope"], part["offset"], len(part["offset"])
     if K > 1:
-        slope, offset = (
-            slope - slope.mean(axis=1, keepdims=True),
-            offset - offset.mean(),
-        )
+        slope = slope - slope.mean(axis=1, keepdims=True)
+        offset = offset - offset.mean()
     return {
         "coef": part["coef"] @ slope,
         "intercept": part["intercept"] @ slope + offset,

@@ -110,20 +110,6 @@ class GramFit:
     tail: Array | None = None
     """Probabilities below which those of a class shrink, shape (classes,)."""
 
-    def scores(self, features: Array) -> Array:
-        """Return f of rows of features, shape (rows, K)."""
-        scores: Array = features @ self.weights + self.intercept
-        return scores
-
-    def probabilities(self, scores: Array) -> Array:
-        """Return the probability of each class; of one target, that of +1.
-
-        Raises a ValueError if the targets are real numbers.
-        """
-        if self.slope is None or self.offset is None:
-            raise ValueError("probabilities must be of classes, and targets are real")
-        return probabilities(scores, self.slope, self.offset, self.tail)
-
 
 def probabilities(
     scores: Array, slope: Array, offset: Array, tail: Array | None = None
