@@ -163,6 +163,8 @@ def secure_ridge(
         if target == "continuous":
             return f, None
         fit = model.fit
+        assert fit.slope is not None
+        assert fit.offset is not None
         return f, probabilities(f[:, None], fit.slope, fit.offset, fit.tail)[:, 0]
 
     return score, settings

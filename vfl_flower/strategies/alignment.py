@@ -143,9 +143,8 @@ class Alignment(ProtocolStrategy):
             asked = hashed.failure
         else:
             # Each sealed for the party that gets it.
-            points: list[bytes] = parties.ask(party.encrypt_ids, sizes=sizes).secrets[
-                "points"
-            ]
+            started = parties.ask(party.encrypt_ids, sizes=sizes)
+            points: list[bytes] = started.secrets["points"]
             for left in range(len(parties) - 2, -1, -1):
                 replies = parties.ask(party.encrypt_points, points=each(points))
                 points = replies.secrets["points"] if left else []

@@ -134,9 +134,8 @@ def columns(
     Consent counts the columns, `counted`, of the Gram matrix; weights add up to `n`.
     """
     sampling.check_labels(party)
-    products.check_roles(
-        party, roles, party.rows.shape[1] + (party.index == roles.first), turn=0
-    )
+    width = party.rows.shape[1] + (party.index == roles.first)
+    products.check_roles(party, roles, width, turn=0)
     rows, weights = _rows(party, test_fraction, coreset)
     if counted != roles.columns or roles.rows != len(rows):
         raise PartyError("counted and rows must be those of the Gram matrix")
@@ -256,9 +255,7 @@ def solve(
 
     product, state = party.recall(products.ProductState), party.recall(LinearState)
     roles, scale = product.roles, state.y_size or 1.0
-    widths = [
-        width - (owner == roles.first) for owner, width in enumerate(roles.owners)
-    ]
+    widths = [d - (owner == roles.first) for owner, d in enumerate(roles.owners)]
     sent = [_units(units, owner, d) for owner, d in enumerate(widths)]
     mean = np.concatenate([unit[0] for unit in sent])
     starts = np.cumsum([0, *widths])

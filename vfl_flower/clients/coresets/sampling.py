@@ -256,7 +256,7 @@ def drawn_rows(
 
 
 def _check_draws(party: Party, name: str, size: int) -> None:
-    """Raise ``PartyError`` where so many draws would tell the score of each row."""
+    """Raise ``PartyError`` where so many draws would reveal the score of each row."""
     if size > max(2 * party.n_rows, MOST_DRAWS):
         raise PartyError(
             f"{name} must be at most {MOST_DRAWS} or twice the rows, got {size}: more "

@@ -44,7 +44,7 @@ MOST_COMPONENTS = MOST_FEATURES // 4 - 5
 """Most components, and most clusters: the first iteration has 4 (s + 5) features."""
 
 MOST_OF_VECTOR = 1e50
-"""Largest number of a vector: where a product overflows, a refusal would tell it."""
+"""Largest number of a vector: where a product overflows, a refusal would reveal it."""
 
 LARGEST_COST = 1e300
 """Largest cost of a party's own centres: the sum over parties must be finite."""

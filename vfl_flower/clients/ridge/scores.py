@@ -402,6 +402,6 @@ def _measures(
         return evaluation.measures_of(
             party, y, answered, target, classes, two, probability, curves
         )
-    except PartyError as error:  # a refusal would tell of the labels of these rows
+    except PartyError as error:  # a refusal would reveal labels of these rows
         log.warning("%s: it is not reported", error)
         return {"test_rows": 0}
