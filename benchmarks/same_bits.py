@@ -320,14 +320,14 @@ def kernel_settings(count, target, settings):
         "topology": "star",
         "test_fraction": 0.2,
         "allow_two_parties": count == 2,
-        "masking": "circle",
+        "angle_masking": "circle",
     }
     given |= (
         {"rows": 128, "features": 128} | ({} if "step" in settings else {"step": 0.5})
         if ds
         else {"budget": 64_000_000, "rows": 250, "features": 64}
     )
-    if settings.get("masking", "circle") == "circle":
+    if not {"masking", "angle_masking"} & settings.keys():
         given["bits"] = 16
     return given | settings
 
@@ -359,7 +359,7 @@ def fdskl(name, count=3, holders=(-1,), target="binary", seed=13, **settings):
 
 DS = {"solver": "doubly-stochastic"}
 ONE = {"rows": 30, "features": 30}
-PAPER = {"masking": "paper", "topology": "ring"}
+PAPER = {"angle_masking": "paper", "topology": "ring"}
 
 fdskl("direct")
 fdskl("direct smooth hinge", loss="smooth_hinge")
@@ -380,7 +380,7 @@ fdskl("direct ring", topology="ring")
 fdskl("direct ring blocks bits 32", topology="ring", block_bytes=20_000, bits=32)
 fdskl("direct tree 5 parties", topology="tree", count=5)
 fdskl("direct paper ring", **PAPER)
-fdskl("direct paper tree 5 parties", masking="paper", topology="tree", count=5)
+fdskl("direct paper tree 5 parties", angle_masking="paper", topology="tree", count=5)
 fdskl("direct paper ring blocks", block_bytes=60_000, **PAPER)
 fdskl("direct plain", masking="plain")
 fdskl(
@@ -403,7 +403,13 @@ fdskl("ds 2 holders blocks", holders=(0, 2), block_bytes=5000, **DS)
 fdskl("ds 3 holders continuous", holders=(0, 1, 2), target="continuous", **DS)
 fdskl("ds 2 holders of 5 ring", holders=(1, 3), count=5, topology="ring", **DS)
 fdskl("ds 2 holders tree", holders=(0, 2), topology="tree", **DS)
-fdskl("ds 2 holders paper tree", holders=(0, 2), masking="paper", topology="tree", **DS)
+fdskl(
+    "ds 2 holders paper tree",
+    holders=(0, 2),
+    angle_masking="paper",
+    topology="tree",
+    **DS,
+)
 fdskl("ds 2 holders plain", holders=(0, 1), masking="plain", **DS)
 
 
@@ -415,9 +421,9 @@ def prediction(name, count=3, holders=(-1,), target="binary", then=(), **setting
         "block_bytes": 16_000_000,
         "topology": "star",
         "allow_two_parties": count == 2,
-        "masking": given["masking"],
+        **{key: given[key] for key in ("masking", "angle_masking") if key in given},
     }
-    if given["masking"] == "circle":
+    if "bits" in given:
         asked["bits"] = 16
 
     @case(f"fdskl prediction {name}")

@@ -81,7 +81,9 @@ VARIANTS: dict[str, ProtocolStrategy] = {
     "fdskl ring": FDSKLDirect(
         **_kernel, **_four, topology="ring", block_bytes=96, test_fraction=0.25
     ),
-    "fdskl paper": FDSKLDirect(**_kernel, **_four, masking="paper", topology="tree"),
+    "fdskl paper": FDSKLDirect(
+        **_kernel, **_four, angle_masking="paper", topology="tree"
+    ),
     "ridge": SecureRidge(**_shared, test_fraction=0.25),
     "ridge dealer": SecureRidge(**_shared, test_fraction=0.25, dealer="airline"),
     "fdskl steps": FDSKL(**_kernel, features=12),

@@ -1,10 +1,9 @@
 """A protocol goes where a Flower strategy goes, and honours what it takes."""
 
 import logging
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import pydantic
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Result
@@ -279,26 +278,6 @@ def test_streams_of_a_run_are_its_own():
     party.seed = 1
     assert len({*draws, party.rng("draw").integers(2**62)}) == 5
     assert Run(1).rng("draw").integers(2**62) == draws[-1]
-
-
-# -- the frame -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("masking", ["odd", "ring", "plain"])
-def test_a_masking_of_its_own_is_the_strategys_own_matter(three, masking):
-    """All sums but its own are masked or plain."""
-
-    @settings
-    class Odd(CoresetVRLR):
-        masking: Literal["odd", "ring", "plain"] = pydantic.Field("odd", kw_only=True)
-        """How sums are hidden."""
-
-    grid = Told(three)
-    Odd(size=12, masking=masking, solver="central").start(grid)
-    told = "plain" if masking == "plain" else "ring"
-    assert {frame["masking"] for frame in grid.frames[3:]} == {told}
-    with pytest.raises(ValueError, match=r"^masking must be one of 'ring', 'plain'"):
-        CoresetVRLR(size=12, masking="odd", solver="central")
 
 
 # -- the log ---------------------------------------------------------------------------

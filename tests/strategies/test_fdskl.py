@@ -71,7 +71,8 @@ def parties(y=None, count=3, holders=(-1,), n=N):
 
 def run(federation, seed=1, strategy=FDSKLDirect, **settings):
     """Return the result, the parts and the grid; angles have 16 bits by default."""
-    bits = {} if "masking" in settings else {"bits": 16}
+    exact = {"masking", "angle_masking"} & settings.keys()
+    bits = {} if exact else {"bits": 16}
     given = {"seed": seed, "bandwidth": 1.5, "allow_two_parties": True}
     made = strategy(**given | bits | settings)
     grid = Sent(federation)
@@ -276,28 +277,30 @@ def test_losses_label_holders_and_parties(loss, holders, count, settings):
 def test_the_papers_masking_equals_the_pooled_form(topology, holders, count):
     """To the fixed point of the scores, 1e-9 each; the phases cancel to rounding."""
     actual = doubly_stochastic(
-        "square", holders, count, masking="paper", topology=topology, iterations=8
+        "square", holders, count, angle_masking="paper", topology=topology, iterations=8
     )
     assert_pooled(actual, "square", tolerance=1e-7)
     for place, holder in enumerate(holders):
         assert actual[1][0]["kept"][place] != holder
 
 
-@pytest.mark.parametrize("masking", ["circle", "paper"])
-def test_labels_of_any_size_are_learned_as_well(masking):
+@pytest.mark.parametrize("angle_masking", ["circle", "paper"])
+def test_labels_of_any_size_are_learned_as_well(angle_masking):
     """Scores of several holders are added in the unit of the largest label.
 
     The paper's angles are real numbers, so that all the error is that of the sum of
     scores: half of 1 / 2^44 of the largest label at most from each party.
     """
-    settings = published(8, masking=masking, loss="square")
-    settings |= {"topology": "ring"} if masking == "paper" else {"bits": 32}
+    settings = published(8, angle_masking=angle_masking, loss="square")
+    settings |= {"topology": "ring"} if angle_masking == "paper" else {"bits": 32}
     real, actual, error = data()[1], {}, circle_error(32, 3)
     for size in (1.0, 1e9, 1e-9):
         federation = parties(real * size, holders=[0, 2])
         _, parts, grid = run(federation, target="continuous", **settings)
         args = parts, real * size, instances(grid), "square", 0.05, 0.1
-        alpha, bound = pooled_dsg(*args, error=0.0 if masking == "paper" else error)
+        alpha, bound = pooled_dsg(
+            *args, error=0.0 if angle_masking == "paper" else error
+        )
         actual[size] = coefficients(parts) / size
         off = np.abs(coefficients(parts) - alpha).max() / np.abs(alpha).max()
         limit = bound.max() / np.abs(alpha).max() + 1e-12
@@ -524,7 +527,7 @@ def test_direct_equals_the_exact_solution_on_pooled_angles(variant):
 BANDWIDTHS = {
     "bits": {"bits": 32},
     "plain": {"masking": "plain"},
-    "paper": {"masking": "paper", "topology": "tree"},
+    "paper": {"angle_masking": "paper", "topology": "tree"},
     "multiclass": {"target": "multiclass", "kernel": "laplacian"},
     "logistic": {"loss": "logistic"},
 }
@@ -550,7 +553,7 @@ def test_the_label_holder_chooses_the_bandwidth(variant):
     test = split_rows(N, 0.25, 1)[1]
     predicted = result.model.predict(split(X[test]))
     assert result.metrics["test_error"] == np.mean(predicted != y[test])
-    if settings.get("masking"):
+    if "masking" in settings or "angle_masking" in settings:
         return
     rows = fitted_rows(grid)
     bits = settings.get("bits", 16)
@@ -608,11 +611,12 @@ def test_predictions_are_at_the_bandwidth_that_was_chosen(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("masking", "topology"), [("circle", "star"), ("paper", "tree")]
+    ("angle_masking", "topology"), [("circle", "star"), ("paper", "tree")]
 )
-def test_test_error_is_that_of_the_model_in_process(masking, topology):
+def test_test_error_is_that_of_the_model_in_process(angle_masking, topology):
     """The model adds real turns; what the circle rounds moves no score over 0 here."""
-    settings = {"masking": masking, "topology": topology, "features": 128, **DS}
+    settings = {"angle_masking": angle_masking, "topology": topology}
+    settings |= {"features": 128, **DS}
     n = 600
     result, _, _ = run(parties(holders=[0, 2], n=n), test_fraction=0.5, **settings)
     test = split_rows(n, 0.5, 1)[1]
@@ -821,10 +825,10 @@ def test_costs_of_the_doubly_stochastic_form(holders):
 @pytest.mark.parametrize(
     ("topology", "count", "hops"), [("ring", 5, 4), ("tree", 5, 3), ("tree", 2, 1)]
 )
-@pytest.mark.parametrize("masking", ["circle", "paper"])
-def test_hops_of_a_ring_and_a_tree(masking, topology, count, hops):
-    settings = {"masking": masking, "topology": topology}
-    size = 8 if masking == "paper" else 2
+@pytest.mark.parametrize("angle_masking", ["circle", "paper"])
+def test_hops_of_a_ring_and_a_tree(angle_masking, topology, count, hops):
+    settings = {"angle_masking": angle_masking, "topology": topology}
+    size = 8 if angle_masking == "paper" else 2
     given = {"features": 4, "loss": "square", "regularization": 0.1}
     federation = parties(count=count)
     result, _, _ = run(federation, block_bytes=4 * size * 60, **given, **settings)
@@ -885,7 +889,10 @@ def test_settings_that_are_out_of_range(name, value, rule):
     [
         ({"bandwidth": "auto"}, "bandwidth must be a number above 0 or 'median', got"),
         ({"target": "continuous"}, "loss must be 'square' for target 'continuous'"),
-        ({"masking": "paper"}, "topology must be 'ring' or 'tree' with masking"),
+        (
+            {"angle_masking": "paper"},
+            "topology must be 'ring' or 'tree' with angle_masking",
+        ),
         ({"masking": "plain", "bits": 32}, "bits has no effect with masking 'plain'"),
         (
             {"step": 3.0, "regularization": 0.5},
@@ -1028,7 +1035,7 @@ def test_labels_whose_scores_no_sum_can_hold():
 
 def test_the_party_whose_phase_stays_is_drawn():
     """Line 6 of Algorithm 3: any other than the holder."""
-    settings = {"masking": "paper", "topology": "ring", "features": 2, "rows": 20}
+    settings = {"angle_masking": "paper", "topology": "ring", "features": 2, "rows": 20}
     actual = [
         run(parties(count=5), seed=seed, loss="square", **settings)[1][0]["kept"]
         for seed in range(40)

@@ -242,7 +242,7 @@ def ica(values):
         return model.fit_transform(values), model.mixing_
 
 
-# -- (a) masking="paper": all know the features -------------------------------------
+# -- (a) angle_masking="paper": all know the features ----------------------------------
 
 
 @pytest.mark.parametrize("topology", ["ring", "tree"])
@@ -251,7 +251,7 @@ def test_paper_shows_the_label_holder_differences_of_columns(topology, settings)
     widths = 2, 3, 2
     X, y = data(widths)
     view = watch(
-        make(X, y, widths), masking="paper", topology=topology, **real(settings)
+        make(X, y, widths), angle_masking="paper", topology=topology, **real(settings)
     )
     rows, turns = view.angles()
     shared = int(view.value("setup.shared.seed"), 16)
@@ -270,7 +270,7 @@ def test_paper_shows_the_label_holder_differences_of_columns(topology, settings)
     assert relative < 1e-6
 
 
-# -- (b) masking="circle": features are secrets --------------------------------------
+# -- (b) angle_masking="circle": features are secrets ----------------------------------
 
 
 @pytest.fixture(scope="module", params=["direct", "doubly"])
@@ -509,7 +509,7 @@ RUNS = {
     "star": STAR,
     "ring": {**STAR, "topology": "ring"},
     "tree": {**STAR, "topology": "tree", "bits": 32},
-    "paper": {**STAR, "topology": "tree", "masking": "paper"},
+    "paper": {**STAR, "topology": "tree", "angle_masking": "paper"},
     "doubly": {**PUBLISHED, "test_fraction": 0.2, "bits": 32},
     "doubly, ring": {**PUBLISHED, "test_fraction": 0.2, "topology": "ring"},
     "implicit": {**STEPS, "test_fraction": 0.2, "regularization": 0.1},

@@ -30,7 +30,7 @@ CASES = {
     "kernel": (
         FDSKL,
         dict.fromkeys(("rows", "features", "iterations"), 1000)
-        | {"masking": "paper", "topology": "tree", "step": 0.1}
+        | {"angle_masking": "paper", "topology": "tree", "step": 0.1}
         | {"kernel": "gaussian", "loss": "logistic", "regularization": "auto"},
         dict.fromkeys(("rows", "features", "iterations"), 4)
         | {"loss": "square", "target": "continuous"},

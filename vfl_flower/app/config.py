@@ -73,7 +73,7 @@ _SAID = {int: "a whole number", float: "a number", bool: "true or false", str: "
 _OF_THE_RUN = frozenset({"alignment", "model_id", "n_parties", "seed"})
 """Settings of strategies that are common keys of a run config."""
 
-_NOT_IN_SECTIONS = _OF_THE_RUN | {"masking"}
+_NOT_IN_SECTIONS = _OF_THE_RUN | {"masking", "angle_masking"}
 """Those, and settings for one process only: elsewhere parties insist on masks."""
 
 _NODE_KEYS = frozenset(setting.key for setting in settings_of(FileOptions))

@@ -304,7 +304,7 @@ class ProtocolStrategy(Strategy):
         parties = Parties(
             exchange,
             seed=self.seed,
-            masking="plain" if self.masking == "plain" else "ring",
+            masking=self.masking,
             n_parties=self.n_parties,
             partition=self.partition,
             model=self.works_with,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from vfl_flower.clients.fdskl import angle_sums, prediction, state
 from vfl_flower.protocol.seals import Sealed
+from vfl_flower.protocol.settings import check_unused
 from vfl_flower.protocol.steps import P, Question, R, Sum, each_of, opened
 from vfl_flower.secure_aggregation.trees import Tree, spanning, two_trees
 from vfl_flower.server.exchange import FederationError
@@ -18,8 +19,8 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.typing import Array
 
-Masking = Literal["circle", "paper", "plain"]
-"""How angles are hidden: modulo a turn under masks, as in Algorithm 3, or not."""
+AngleMasking = Literal["circle", "paper"]
+"""How angles are hidden: modulo a turn under masks, or as in Algorithm 3."""
 
 CircleBits = Literal[8, 16, 32]
 """Bits of an angle that parties add under masks."""
@@ -235,17 +236,21 @@ def check_block(M: int, bits: int, block_bytes: int, rows: int = 1) -> None:
         )
 
 
-def bits_of(bits: Bits, masking: Masking, auto: CircleBits = 16) -> state.Bits:
-    """Return the bits of an angle that a setting stands for."""
-    if masking != "circle":
+def bits_of(strategy: Any, auto: CircleBits = 16) -> state.Bits:
+    """Return the bits of an angle that the settings of a strategy stand for."""
+    if strategy.masking == "plain" or strategy.angle_masking == "paper":
         return 64
-    return auto if bits == "auto" else bits
+    return auto if strategy.bits == "auto" else strategy.bits
 
 
-def check_topology(topology: Topology, masking: Masking) -> None:
-    """Raise ``ValueError`` unless sums under `masking` can travel along `topology`."""
-    if masking == "paper" and topology == "star":
-        raise ValueError(
-            "topology must be 'ring' or 'tree' with masking 'paper', whose phases "
-            "travel along two different trees, got 'star'"
-        )
+def check_masking(strategy: Any) -> None:
+    """Raise ``ValueError`` unless settings fit how a strategy hides angles."""
+    if strategy.masking == "plain":
+        check_unused(strategy, ["angle_masking", "bits"], "masking 'plain'")
+    if strategy.angle_masking == "paper":
+        check_unused(strategy, ["bits"], "angle_masking 'paper'")
+        if strategy.topology == "star":
+            raise ValueError(
+                "topology must be 'ring' or 'tree' with angle_masking 'paper', whose "
+                "phases travel along two different trees, got 'star'"
+            )

@@ -22,14 +22,7 @@ from vfl_flower.numerics.kernel_solvers import LossName
 from vfl_flower.numerics.random_features import Kernel
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.party.memory import Memory
-from vfl_flower.protocol.settings import (
-    Count,
-    Fraction,
-    Natural,
-    Positive,
-    check_unused,
-    settings,
-)
+from vfl_flower.protocol.settings import Count, Fraction, Natural, Positive, settings
 from vfl_flower.protocol.steps import Sum, opened
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.limbs import LIMB
@@ -39,13 +32,13 @@ from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import ProtocolStrategy, Run
 from vfl_flower.strategies.evaluation import KERNEL, left_out
 from vfl_flower.strategies.fdskl.angles import (
+    AngleMasking,
     Angles,
     Bits,
     CircleBits,
-    Masking,
     Topology,
     bits_of,
-    check_topology,
+    check_masking,
 )
 from vfl_flower.typing import Array
 
@@ -93,13 +86,12 @@ class KernelLearning(ProtocolStrategy):
     serve to estimate the error, in extra round trips."""
     allow_two_parties: bool = False
     """Allow two parties, although the label holder then gets the other's angles."""
-    # Not the words of the base class, which masks sums with any word but "plain".
-    masking: Masking = pydantic.Field(default="circle", kw_only=True)  # type: ignore[assignment]
+    angle_masking: AngleMasking = pydantic.Field(default="circle", kw_only=True)
     """"circle": each party's features are its secret, and angles are summed under masks
     modulo a turn. "paper": the paper's Algorithm 3, in which all parties know omega,
     and phases hide the sums along two totally different trees; the label holder can
-    compute differences between rows of the others' columns. "plain": no masks, angles
-    in float64. The last two are for comparison, and run in one process only."""
+    compute differences between rows of the others' columns. It is for comparison, and
+    runs in one process only, as does `masking` "plain", with angles in float64."""
 
     labelled = True
     model_class = KernelModel
@@ -118,9 +110,7 @@ class KernelLearning(ProtocolStrategy):
             raise ValueError(
                 f"loss must be 'square' for target 'continuous', got {self.loss!r}"
             )
-        check_topology(self.topology, self.masking)
-        if self.masking != "circle":
-            check_unused(self, ["bits"], f"masking {self.masking!r}")
+        check_masking(self)
 
     @property
     def terms(self) -> Terms:
@@ -156,7 +146,7 @@ class KernelLearning(ProtocolStrategy):
 
     @property
     def _bits(self) -> state.Bits:
-        return bits_of(self.bits, self.masking, self.auto_bits)
+        return bits_of(self, self.auto_bits)
 
     def _first_features(self, products: int) -> int:
         """Return M for a budget in angles where there are rows enough."""
@@ -236,7 +226,7 @@ class KernelLearning(ProtocolStrategy):
         self, parties: Parties, run: Run, M: int, block: int, bandwidth: float
     ) -> state.Setup:
         shared, holders = None, parties.label_holders
-        if self.masking == "paper":
+        if self.angle_masking == "paper":
             rng = run.rng("kept")
             shared = state.SharedFeatures(
                 seed=f"{run.seed:x}",

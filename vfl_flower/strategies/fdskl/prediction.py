@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients.fdskl import angle_sums, prediction
 from vfl_flower.models.fdskl import KernelModel
-from vfl_flower.protocol.settings import Natural, check_unused, settings
+from vfl_flower.protocol.settings import Natural, settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.server.exchange import FederationError
@@ -19,12 +19,12 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.fdskl.angles import (
+    AngleMasking,
     Angles,
     Bits,
-    Masking,
     Topology,
     bits_of,
-    check_topology,
+    check_masking,
 )
 from vfl_flower.strategies.later import RowPrediction, check_places
 
@@ -68,9 +68,8 @@ class FDSKLPrediction(RowPrediction):
     allow_two_parties: bool = False
     """Allow two parties, although the label holder then gets the other's angles."""
     # Not the words of the base class, which masks sums with any word but "plain".
-    masking: Masking = pydantic.Field(default="circle", kw_only=True)  # type: ignore[assignment]
-    """How angles are hidden: "paper" if the model was trained with it, otherwise
-    "circle" or, in one process only, "plain"; see
+    angle_masking: AngleMasking = pydantic.Field(default="circle", kw_only=True)
+    """How angles are hidden: "paper" if the model was trained with it; see
     :class:`~vfl_flower.strategies.FDSKL`."""
 
     model_class = KernelModel
@@ -83,9 +82,7 @@ class FDSKLPrediction(RowPrediction):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        check_topology(self.topology, self.masking)
-        if self.masking != "circle":
-            check_unused(self, ["bits"], f"masking {self.masking!r}")
+        check_masking(self)
 
     @property
     def terms(self) -> Terms:
@@ -105,7 +102,7 @@ class FDSKLPrediction(RowPrediction):
         angles = Angles(
             parties,
             holders,
-            bits_of(self.bits, self.masking),
+            bits_of(self),
             self.topology,
             phase_parties=tuple(first["kept"]),
             scale=max(replies[j]["scale"] for j in holders),
@@ -145,10 +142,11 @@ class FDSKLPrediction(RowPrediction):
             if not columns or replies[j]["columns"] != columns:
                 reason = "its part must have the coefficients of a label holder"
                 raise parties.failure(j, prediction.part, reason)
-        if bool(phase_parties) != (self.masking == "paper"):
-            trained = "paper" if phase_parties else "circle or plain"
+        if bool(phase_parties) != (self.angle_masking == "paper"):
+            trained = "paper" if phase_parties else "circle"
             raise FederationError(
-                f"masking must be {trained} as in training, got {self.masking!r}"
+                f"angle_masking must be {trained!r} as in training, got "
+                f"{self.angle_masking!r}"
             )
 
 

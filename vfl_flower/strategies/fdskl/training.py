@@ -71,10 +71,10 @@ class FDSKL(KernelLearning):
     Notes
     -----
     Differs from [1], also as :meth:`paper`, in: 1. an intercept; 2. the party whose
-    phase stays with ``masking="paper"`` is picked once for each label holder, not at
-    each call: a feature whose phase changes is another one. By default also in: 3.
-    ``masking="circle"``, with private features; 4. blocks of instances and features; 5.
-    ``step="implicit"``.
+    phase stays with ``angle_masking="paper"`` is picked once for each label holder, not
+    at each call: a feature whose phase changes is another one. By default also in: 3.
+    ``angle_masking="circle"``, with private features; 4. blocks of instances and
+    features; 5. ``step="implicit"``.
 
     Whoever knows the seed of a run knows the features of all parties: give a seed in
     experiments only.
@@ -138,7 +138,7 @@ class FDSKL(KernelLearning):
         """
         T = settings.get("iterations", 1000)
         published: dict[str, Any] = {"rows": T, "features": T, "iterations": T}
-        published |= {"masking": "paper", "topology": "tree", "step": 0.1}
+        published |= {"angle_masking": "paper", "topology": "tree", "step": 0.1}
         return cls(**published | settings)
 
     @property
