@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from party_files import TEXT, load, refusal
 
-from vfl_flower.data import StoredRows, files
+from vfl_flower.data import StoredRows, conversion
 from vfl_flower.data.cache import CacheEntry
 from vfl_flower.data.source import PartySource
 
@@ -19,13 +19,13 @@ from vfl_flower.data.source import PartySource
 @pytest.fixture
 def conversions(monkeypatch):
     calls = []
-    convert = files._convert
+    convert = conversion.convert
 
     def counted(path, *args):
         calls.append(path)
         return convert(path, *args)
 
-    monkeypatch.setattr(files, "_convert", counted)
+    monkeypatch.setattr(conversion, "convert", counted)
     return calls
 
 
@@ -114,14 +114,14 @@ def test_a_failed_write_leaves_no_entry(write, monkeypatch, cache, caplog):
 
 def test_a_file_that_changes_while_it_is_read_is_refused(write, monkeypatch):
     path = write(TEXT)
-    convert = files._convert
+    stored = conversion._stored
 
     def slow(*args):
-        converted = convert(*args)
+        arrays = stored(*args)
         write(TEXT + "3,6,7\n")
-        return converted
+        return arrays
 
-    monkeypatch.setattr(files, "_convert", slow)
+    monkeypatch.setattr(conversion, "_stored", slow)
     assert "changed while it was read" in refusal(path)
 
 

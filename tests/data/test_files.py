@@ -133,7 +133,7 @@ def test_ids_keep_their_zeros_and_come_from_a_folder_and_the_cache(
     assert ids_in(folder, **options) == ["007", "7"]
     party = load(folder, **options)
     assert party.ids_digest == digest_ids(np.array(["007", "7"]))
-    monkeypatch.setattr("vfl_flower.data.paths.PartyFile.table", None)
+    monkeypatch.setattr("vfl_flower.data.conversion.open_table", None)
     assert ids_in(folder, **options) == ["007", "7"]
 
 

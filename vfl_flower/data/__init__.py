@@ -27,18 +27,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from vfl_flower.data.bundled import (
-    BUNDLED,
-    from_bundled,
-    from_synthetic,
-    ids_of_bundled,
+from vfl_flower.data.cache import CacheEntry, Encoding
+from vfl_flower.data.files import (
+    FORMATS,
+    PartyFile,
+    folder_files,
+    from_file,
+    ids_of_file,
 )
-from vfl_flower.data.cache import CacheEntry
-from vfl_flower.data.encoding import Encoding
-from vfl_flower.data.files import from_file, ids_of_file
-from vfl_flower.data.paths import PartyFile, folder_files
-from vfl_flower.data.source import QUERY, PartySource
-from vfl_flower.data.tables import FORMATS
+from vfl_flower.data.source import BUNDLED, QUERY, PartySource
 from vfl_flower.party.party import Party, PartyError
 
 SHEETS = (".xls", ".xlsx", ".xlsm", ".ods")
@@ -65,9 +62,11 @@ def load_party(
         return from_file(file.path, source, file.folder, encoding)
     if source.alignment:
         raise PartyError("alignment must be of a party file, this data set has no ids")
+    from vfl_flower.data import bundled  # which imports pyarrow
+
     if source.data in BUNDLED:
-        return from_bundled(source, encoding)
-    return from_synthetic(source, seed, encoding)
+        return bundled.from_bundled(source, encoding)
+    return bundled.from_synthetic(source, seed, encoding)
 
 
 def read_ids(source: PartySource) -> Sequence[str] | None:
@@ -76,9 +75,11 @@ def read_ids(source: PartySource) -> Sequence[str] | None:
     Of a bundled or generated set whose rows are split, they are the row numbers in the
     set. Raises PartyError as :func:`load_party` does for the file and its ids.
     """
-    if not is_file(source):
-        return ids_of_bundled(source)
-    return ids_of_file(party_file(source))
+    if is_file(source):
+        return ids_of_file(party_file(source))
+    from vfl_flower.data import bundled  # which imports pyarrow
+
+    return bundled.ids_of_bundled(source)
 
 
 class StoredRows:

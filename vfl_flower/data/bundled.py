@@ -10,24 +10,14 @@ import numpy as np
 import pydantic
 from pydantic.dataclasses import dataclass
 
-from vfl_flower.data.encoding import Encoding, check_columns, encode_arrays
-from vfl_flower.data.files import choose
-from vfl_flower.data.source import PartySource
+from vfl_flower.data.cache import Encoding
+from vfl_flower.data.conversion import choose
+from vfl_flower.data.encoding import check_columns, encode_arrays
+from vfl_flower.data.source import BUNDLED, PartySource
 from vfl_flower.party.party import Party, PartyError
 from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
-
-BUNDLED = {
-    "breast_cancer": "load_breast_cancer",
-    "california_housing": "fetch_california_housing",
-    "covtype": "fetch_covtype",
-    "diabetes": "load_diabetes",
-    "digits": "load_digits",
-    "iris": "load_iris",
-    "wine": "load_wine",
-}
-"""Data sets of scikit-learn by name; the ``fetch_`` ones are downloaded."""
 
 
 def from_bundled(source: PartySource, encoding: Encoding | None = None) -> Party:

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -39,6 +39,9 @@ _ELSEWHERE = frozenset(
 )
 """Fields of a source on which no entry depends, beside its path and row order."""
 
+Encoding = dict[str, Any]
+"""How columns became numbers, see :mod:`vfl_flower.data.encoding`."""
+
 Shape = tuple[str, tuple[int, ...]]
 """Type and shape of an array in a file."""
 
@@ -56,7 +59,7 @@ class Converted:
     y: Array | None
     columns: list[str]
     ids_digest: str | None
-    encoding: dict[str, Any]
+    encoding: Encoding
 
 
 class StoredIds(Sequence[str]):
@@ -110,7 +113,7 @@ class CacheEntry:
         stamp: tuple[int, int],
         source: PartySource,
         in_folder: bool,
-        encoding: dict[str, Any] | None,
+        encoding: Encoding | None,
         order: str = "",
     ) -> CacheEntry:
         """Return the entry, named by all that its content depends on.
@@ -160,19 +163,20 @@ class CacheEntry:
         """Map the ids of the rows into memory; None where there are none."""
         try:
             self._check_own()
-            data, at = (np.load(self._path(end), mmap_mode="r") for end in IDS)
+            data, at = self.map(IDS)
             if at.ndim != 1 or data.shape != (at[-1],) or at.dtype != np.int64:
                 return None
         except (OSError, ValueError, IndexError, EOFError):
             return None
-        return StoredIds(np.asarray(data), np.asarray(at))
+        return StoredIds(data, at)
 
     def load(self) -> Converted | None:
         """Map the entry into memory; None if there is no sound one of this user."""
         try:
             self._check_own()
             about = json.loads(self._path(".json").read_text())
-            X, y = self.map(about["labels"])
+            X, *labels = self.map((".X.npy", ".y.npy")[: 1 + about["labels"]])
+            y = labels[0] if labels else None
             columns, rows = about["columns"], about["rows"]
             if X.shape != (rows, len(columns)):
                 return None
@@ -227,12 +231,10 @@ class CacheEntry:
         content = json.dumps(about).encode()
         write_whole(self._path(".json"), content, private=True)
 
-    def map(self, labels: bool) -> tuple[Array, Array | None]:
-        """Map X and y, which were written, into memory."""
-        X = np.asarray(np.load(self._path(".X.npy"), mmap_mode="r"))
-        if not labels:
-            return X, None
-        return X, np.asarray(np.load(self._path(".y.npy"), mmap_mode="r"))
+    def map(self, endings: Iterable[str]) -> list[Array]:
+        """Map files that were written into memory."""
+        files = (np.load(self._path(end), mmap_mode="r") for end in endings)
+        return [np.asarray(file) for file in files]
 
     def remove(self) -> None:
         """Remove what was written of the entry."""

@@ -6,15 +6,15 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from vfl_flower.data import party_file
+from vfl_flower.data.conversion import Survey, survey_file
 from vfl_flower.data.encoding import MAX_LEVELS, TEXT, WRITTEN, columns_of
-from vfl_flower.data.files import Survey, survey_file
-from vfl_flower.data.findings import Finding, fault, note, warning
+from vfl_flower.data.findings import Checked, Finding, fault, note, warning
 from vfl_flower.data.kinds import NUMERIC, YES, are_codes, number_texts
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import Column
@@ -39,25 +39,6 @@ CODES = frozenset(sign * code for sign in (1, -1) for code in (99, 999, 9999, 99
 _ID = re.compile(
     r"(^|[_\W])(id|key|uuid|no|nr|number|index)$|[a-z]I[dD]$", re.IGNORECASE
 )
-
-
-@dataclass(frozen=True)
-class Checked:
-    """What :func:`check` has found."""
-
-    rows: int
-    """Rows of the file, as far as they could be read."""
-    columns: int
-    """Columns of X that its features become."""
-    findings: list[Finding]
-    """Errors first, then warnings, then notes."""
-    source: PartySource = field(compare=False)
-    """How the file was read; the same may be found in another way."""
-
-    @property
-    def sound(self) -> bool:
-        """Whether nothing must be fixed."""
-        return all(finding.level != "error" for finding in self.findings)
 
 
 def check(source: PartySource) -> Checked:
@@ -85,14 +66,7 @@ def check(source: PartySource) -> Checked:
 def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
     """Yield warnings and notes; what must be fixed is known already."""
     features = [survey.columns[name] for name in survey.plan.features]
-    for text in survey.table.notes:
-        option = "encoding" if "encoding" in text else "delimiter"
-        level: Literal["note", "warning", "error"] = "note"
-        if "empty rows" in text:
-            level, text, option = "error", f"{text}: take them out", ""
-        if "as it is not UTF-8" in text:
-            level, text = "warning", f"{text}: set encoding where it is another one"
-        yield Finding(level, option, None, text, option)
+    yield from survey.table.notes
     entries = {entry["name"]: entry for entry in survey.encoding["columns"]}
     for column in features:
         if column.name in entries:

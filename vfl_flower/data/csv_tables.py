@@ -17,14 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+
+from vfl_flower.data.files import CSV_BLOCK, PACKED, TEXTS, ending, member_of
+from vfl_flower.data.findings import Finding, fault, note, warning
 from vfl_flower.data.source import PartySource
-from vfl_flower.data.tables import PACKED, TEXTS, Table, empty_rows, ending, member_of
+from vfl_flower.data.tables import Table, empty_rows
 from vfl_flower.files import check_growth
 from vfl_flower.party.party import PartyError
 from vfl_flower.shapes import shapes_only
-
-CSV_BLOCK = 2**20
-"""Bytes of a CSV parsed at a time, and the most that one row may have."""
 
 SAMPLE = 2**16
 """Characters from which the delimiter and the header of a CSV are inferred."""
@@ -228,20 +231,26 @@ def csv_table(path: Path, source: PartySource) -> Table:
     rows = _Rows(path, source, layout, *_lines(path, layout))
     notes = []
     if rows.blank:
-        notes.append(f"{rows.blank} empty rows, of delimiters alone, are left out")
+        text = f"{rows.blank} empty rows, of delimiters alone, are left out: take them "
+        notes.append(fault("", None, f"{text}out"))
     if layout.delimiter != ",":
         named = DELIMITERS.get(layout.delimiter, repr(layout.delimiter))
-        notes.append(f"fields are separated by {named}")
+        text = f"fields are separated by {named}"
+        notes.append(note("delimiter", None, text, "delimiter"))
     if layout.encoding != "utf-8-sig":
-        inferred = not source.text_encoding and not layout.encoding.startswith("utf")
-        reason = ", as it is not UTF-8" if inferred else ""
-        notes.append(f"the encoding is {layout.encoding}{reason}")
+        text = f"the encoding is {layout.encoding}"
+        if source.text_encoding or layout.encoding.startswith("utf"):
+            notes.append(note("encoding", None, text, "encoding"))
+        else:
+            text += ", as it is not UTF-8: set encoding where it is another one"
+            notes.append(warning("encoding", None, text, "encoding"))
     if path.suffix.lower() in PACKED:
-        notes.append(f"the file is unpacked on reading ({path.suffix.lower()})")
+        text = f"the file is unpacked on reading ({path.suffix.lower()})"
+        notes.append(note("delimiter", None, text, "delimiter"))
     if not source.header:
-        notes.append(
-            f"without a header its columns are {layout.names[0]} to {layout.names[-1]}"
-        )
+        text = "without a header its columns are "
+        text += f"{layout.names[0]} to {layout.names[-1]}"
+        notes.append(note("delimiter", None, text, "delimiter"))
     decimal = layout.delimiter != ","
     return Table(layout.names, rows.read, notes, rows.faults, comma_is_decimal=decimal)
 
@@ -258,14 +267,10 @@ class _Rows:
     """Lines of the file that are not blank."""
     blank: int
     """Rows of delimiters alone, which are left out."""
-    faults: list[str] = field(default_factory=list)
+    faults: list[Finding] = field(default_factory=list)
 
     def read(self, wanted: Sequence[str]) -> Iterator[Any]:
         """Yield record batches of some of the columns."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-        import pyarrow.csv as pacsv
-
         names = self.layout.names
         places = [str(j) for j in range(len(names))]
         chosen = [str(names.index(name)) for name in wanted]
@@ -306,7 +311,8 @@ class _Rows:
                 if self.blank:
                     batch = batch.filter(pc.invert(empty_rows(batch))).select(chosen)
                 yield batch.rename_columns(list(wanted))
-        self.faults[:] = self._faults(rows, ragged)
+        texts = self._faults(rows, ragged)
+        self.faults[:] = [fault("rows", None, text, "delimiter") for text in texts]
 
     def _faults(self, rows: int, ragged: int) -> Iterator[str]:
         if ragged:

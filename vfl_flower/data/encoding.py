@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from vfl_flower.data.cache import Encoding
 from vfl_flower.data.findings import Finding, fault
 from vfl_flower.data.kinds import (
     FEWEST_NUMBERS,
@@ -59,8 +60,6 @@ TEXT = ("text", "levels")
 
 FORMAT = 2
 """Latest format of an encoding: 2 where it has dates or the level "other", else 1."""
-
-Encoding = dict[str, Any]
 
 
 def fit(
@@ -352,7 +351,7 @@ def columns_of(encoding: Encoding) -> list[str]:
     ]
 
 
-def text_kinds(encoding: Encoding) -> dict[str, Sequence[str]]:
+def text_kinds(encoding: Encoding) -> dict[str, list[str]]:
     """Return what the columns with levels may be taken for in a few new rows.
 
     One whose levels look like numbers or dates must be text; others may hold no levels.
@@ -463,51 +462,48 @@ def _kind_fault(kind: str | None, entry: dict[str, Any], who: str) -> str:
 
 
 class Labels:
-    """How a column of labels becomes numbers, and the `faults` that must be fixed.
+    """A column of labels; its `classes` become 0, 1 and so on, None for numbers.
 
-    `classes` are those that become 0, 1 and so on; None for numbers. New rows have the
-    classes that were `known` in training.
+    New rows have the classes of the encoding, those of training.
     """
 
-    def __init__(
-        self, column: Column, who: str, fitted: bool, known: list[str] | None
-    ) -> None:
-        self.column, self.classes = column, known
-        self.faults: list[Finding] = []
-        name, numbers = column.name, column.numbers
-        what = f"label-column {name!r} of {who}"
-        self.empty = column.kind is not None and numbers.gaps == numbers.n
-
-        def refuse(rule: str, about: str = "labels") -> None:
-            self.faults.append(fault(about, name, f"{what} {rule}", "label-column"))
-
-        if self.empty:
-            if fitted:
-                refuse("has no value in any row")
-        elif column.kind in TEXT:
-            if not fitted:
-                if known is None:
-                    refuse("must hold numbers, as in training")
-                return
+    def __init__(self, column: Column, encoding: Encoding, fitted: bool) -> None:
+        self.column, self._fitted = column, fitted
+        self.empty = column.kind is not None and column.numbers.gaps == column.numbers.n
+        self.classes: list[str] | None = None
+        if not fitted:
+            self.classes = encoding.get("classes")
+        elif column.kind in TEXT and not self.empty:
             self.classes = sorted(column.levels)
+
+    def faults(self, who: str) -> list[Finding]:
+        """Return what must be fixed in the labels."""
+        column, numbers, fitted = self.column, self.column.numbers, self._fitted
+        what = f"label-column {column.name!r} of {who}"
+        about, rule = "labels", ""
+        if self.empty:
+            rule = "has no value in any row" if fitted else ""
+        elif column.kind in TEXT and not fitted:
+            rule = "must hold numbers, as in training" if self.classes is None else ""
+        elif column.kind in TEXT:
             if nearly := nearly_numbers(column, what, fewest=2):
-                self.faults += nearly
-            elif column.overflow or not 2 <= len(self.classes) <= MAX_LEVELS:
-                got = "more" if column.overflow else len(self.classes)
-                refuse(f"must hold numbers or 2 to {MAX_LEVELS} classes, got {got}")
+                return nearly
+            if column.overflow or not 2 <= len(column.levels) <= MAX_LEVELS:
+                got = "more" if column.overflow else len(column.levels)
+                rule = f"must hold numbers or 2 to {MAX_LEVELS} classes, got {got}"
             elif numbers.gaps:
-                refuse(
-                    "must hold numbers where labels are missing, since another party "
-                    "may number other classes: code classes as 0, 1"
-                )
+                rule = "must hold numbers where labels are missing, since another "
+                rule += "party may number other classes: code classes as 0, 1"
         elif column.kind not in NUMERIC:
-            refuse("must hold numbers or classes")
-        elif known is not None:
-            refuse("must hold the texts of classes, as in training")
+            rule = "must hold numbers or classes"
+        elif self.classes is not None:
+            rule = "must hold the texts of classes, as in training"
         elif numbers.infinite:
-            refuse(_infinite(numbers))
-        elif text := _size_fault(column):
-            refuse(text, "size")
+            rule = _infinite(numbers)
+        elif rule := _size_fault(column):
+            about = "size"
+        finding = fault(about, column.name, f"{what} {rule}", "label-column")
+        return [finding] if rule else []
 
     def numbers(self, array: Any) -> Array:
         """Return a block of labels as float64, NaN where one is missing."""

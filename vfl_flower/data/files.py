@@ -1,46 +1,230 @@
-"""Read and check party files, and choose the columns of a party."""
+"""The file of a party: where it is, its state, and its converted form in the cache.
+
+Nothing here imports pyarrow: :mod:`vfl_flower.data.conversion` does, and is imported
+where the cache has no entry.
+"""
 
 from __future__ import annotations
 
-import io
+import contextlib
+import hashlib
 import logging
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+import re
+import stat
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from vfl_flower.data.cache import CacheEntry, Converted, Shape
-from vfl_flower.data.encoding import (
-    Encoding,
-    Labels,
-    check_columns,
-    columns_of,
-    encode,
-    fit,
-    fit_new,
-    said,
-    text_kinds,
-)
-from vfl_flower.data.findings import Finding, fault, refuse
-from vfl_flower.data.ids import IdForms, Ids, IdWriter
-from vfl_flower.data.kinds import NUMERIC
-from vfl_flower.data.paths import PartyFile
-from vfl_flower.data.source import PartySource
-from vfl_flower.data.statistics import Column, medians, survey
-from vfl_flower.data.tables import Table, empty_rows
+from vfl_flower.data.cache import CacheEntry, Encoding
+from vfl_flower.data.source import QUERY, PartySource
+from vfl_flower.files import UnpackedSizeError
 from vfl_flower.party.party import Party, PartyError
 from vfl_flower.party.row_order import RowOrder, load_order
-from vfl_flower.protocol.names import did_you_mean
 from vfl_flower.shapes import shapes_only
-from vfl_flower.typing import Array
 
 logger = logging.getLogger("vfl_flower")
 
-TAKEN = 2**12
-"""Rows that are put in order at once."""
+TEXTS = {".csv": "", ".tsv": "\t"}
+"""Endings of delimited text, and the delimiter that they fix."""
+
+PACKED = (".gz", ".zip")
+"""Endings of compressed text; a zip file has one member."""
+
+FORMATS = (*(".arrow", ".csv", ".feather", *PACKED), *(".npz", ".parquet", ".tsv"))
+"""Endings of party files."""
+
+CSV_BLOCK = 2**20
+"""Bytes of a CSV parsed at a time, and the most that one row may have."""
+
+FORMS = {
+    **dict.fromkeys(
+        TEXTS,
+        "CSV: text in one encoding, one delimiter, one header line, rows of less than "
+        f"{CSV_BLOCK >> 20} MiB",
+    ),
+    ".npz": "NPZ with a matrix X and optional y, ids, columns (no pickled objects)",
+    "": "the result of a query: fix the query",
+}
+"""What a file that cannot be read should be, by its ending."""
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a file without its endings: ``a`` for ``a.csv.gz``."""
+    plain = Path(path.stem) if path.suffix.lower() in PACKED else path
+    name = plain.stem if plain.suffix.lower() in FORMATS else plain.name
+    return name.strip("*") or path.parent.name
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files of a path: one, a pattern's, or a folder's of Parquet."""
+    if "*" in path.name:
+        return sorted(path.parent.glob(path.name))
+    if path.suffix.lower() == ".parquet" and path.is_dir():
+        return sorted(path.glob("*.parquet"))
+    return [path]
+
+
+def ending(path: Path) -> str:
+    """Return the ending that tells the format: ``.csv`` for ``a.csv.gz``."""
+    last = path.suffix.lower()
+    if last not in PACKED:
+        return last
+    inner = path.stem
+    if last == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            inner = member_of(archive).filename
+    inner = Path(inner).suffix.lower()
+    return inner if inner in TEXTS else ".csv"
+
+
+def member_of(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+    """Return the only file of an archive; raise PartyError if it has none or more."""
+    entries = [
+        entry
+        for entry in archive.infolist()
+        if not entry.is_dir() and not entry.filename.startswith("__MACOSX/")
+    ]
+    if len(entries) != 1:
+        raise PartyError(
+            f"a zip file must have one file in it, got {len(entries)}: unpack it"
+        )
+    return entries[0]
+
+
+@shapes_only
+@dataclass(frozen=True)
+class PartyFile:
+    """A party's file and how it is read."""
+
+    path: Path
+    source: PartySource
+    folder: Sequence[Path] = ()
+    """All party files of its folder, if the data are a folder."""
+
+    @classmethod
+    def of(
+        cls, path: Path, source: PartySource, folder: Sequence[Path] = ()
+    ) -> PartyFile:
+        """Return the file, whose name is the party's if the party has no other."""
+        return cls(path, replace(source, name=source.name or name_of(path)), folder)
+
+    @property
+    def who(self) -> str:
+        """How an error names the party."""
+        return self.source.who
+
+    @property
+    def what(self) -> str:
+        """How an error names the file."""
+        return f"the data file of {self.who}"
+
+    def stamp(self) -> tuple[int, int]:
+        """Return what changes with a file: its size and its modification time.
+
+        Nothing is opened: a pipe would wait, and a device may never end. Of a query it
+        is that of the files named in it, in single quotes; where there are none, it is
+        new each time, so that the query runs for each message. Raises PartyError if
+        there is no such file, or none with content.
+        """
+        if self.source.data.startswith(QUERY):
+            quoted = re.findall("'([^']+)'", self.source.data)
+            named = (file for name in quoted for file in files_of(Path(name)))
+            files = list(filter(Path.exists, named))
+            if not files:
+                return 0, time.time_ns()
+        else:
+            files = files_of(self.path)
+        try:
+            stats = [file.stat() for file in files]
+            if not stats:
+                raise FileNotFoundError
+        except FileNotFoundError:
+            logger.error("%s: no file %s", self.who, self.path)
+            hint = "" if self.path.is_absolute() else "; data must be an absolute path"
+            raise PartyError(f"{self.what} does not exist{hint}") from None
+        except OSError as error:
+            raise self._unreadable(error) from None
+        if not all(stat.S_ISREG(about.st_mode) for about in stats):
+            raise PartyError(
+                f"{self.what} must be a file, and no folder, pipe or device"
+            )
+        if any(about.st_size == 0 for about in stats):
+            raise PartyError(f"{self.what} is empty")
+        if len(stats) == 1:
+            return stats[0].st_size, stats[0].st_mtime_ns
+        pairs = zip(files, stats, strict=True)
+        about = repr([(file.name, s.st_size, s.st_mtime_ns) for file, s in pairs])
+        digest = hashlib.sha256(about.encode()).digest()[:8]
+        return sum(s.st_size for s in stats), int.from_bytes(digest, "big")
+
+    def check_unchanged(self, stamp: tuple[int, int]) -> None:
+        """Raise PartyError unless the file still has this stamp."""
+        if stamp[0] and self.stamp() != stamp:
+            raise self.changed()
+
+    def changed(self) -> PartyError:
+        """Return the error of a file that is not as it was."""
+        return PartyError(f"{self.what} changed while it was read")
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Turn what a reader raises on a bad file into one sentence without values."""
+        try:
+            yield
+        except (PartyError, MemoryError):
+            raise
+        except UnpackedSizeError as error:
+            raise PartyError(f"{self.what} is not read: {error}") from None
+        except Exception as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: Exception) -> PartyError:
+        logger.error("%s: %s on reading %s", self.who, type(error).__name__, self.path)
+        if isinstance(error, PermissionError):
+            return PartyError(f"{self.what} may not be read by this process")
+        form = FORMS.get(self.ending, self.ending[1:].capitalize())
+        return PartyError(f"{self.what} cannot be read as {form}")
+
+    @property
+    def ending(self) -> str:
+        """The ending that tells the format, of a file that may be damaged."""
+        try:
+            return ending(files_of(self.path)[0])
+        except Exception:
+            return self.path.suffix.lower()
+
+
+def folder_files(folder: Path, source: PartySource) -> list[Path]:
+    """Return the party files of a folder; the ``index``-th is that of the party.
+
+    Raises PartyError if there are none, or not one for each party.
+    """
+    visible = (path for path in folder.iterdir() if not path.name.startswith("."))
+    files = sorted((p for p in visible if p.suffix.lower() in FORMATS), key=_natural)
+    if not files:
+        raise PartyError(
+            f"the data folder of {source.who} has no file that ends in "
+            f"{', '.join(FORMATS)}"
+        )
+    if source.count not in (None, len(files)):
+        raise PartyError(
+            "num-partitions (num-supernodes of a simulation) must be the number of "
+            f"party files in the data folder, {len(files)}, got {source.count}"
+        )
+    if source.index is None or not 0 <= source.index < len(files):
+        raise PartyError(
+            "partition-id must choose one of the party files in the data folder, from "
+            f"0 to {len(files) - 1}, got {source.index}"
+        )
+    return files
+
+
+def _natural(path: Path) -> tuple[list[str | int], str]:
+    """Return the sort key that takes digits as a number; equal ones go by name."""
+    parts = re.split(r"(\d+)", path.stem)
+    return [int(part) if part.isdecimal() else part for part in parts], path.name
 
 
 def from_file(
@@ -55,13 +239,10 @@ def from_file(
     entry = CacheEntry.of(path, file.stamp(), source, bool(folder), encoding, key)
     converted = entry.load()
     if converted is None:
-        converted = _convert(file, encoding, entry, order)
-        _check_unchanged(file, entry)
-        if isinstance(converted.X.base, np.memmap):
-            try:
-                entry.seal(converted)
-            except OSError as error:
-                _not_kept(file, entry, error)
+        from vfl_flower.data import conversion
+
+        ids = None if order is None else _ids_in_file(file)
+        converted = conversion.convert(file, encoding, entry, order, ids)
     party = Party(
         converted.X,
         y=converted.y,
@@ -90,26 +271,9 @@ def _ids_in_file(file: PartyFile) -> Sequence[str] | None:
     entry = CacheEntry.of(file.path, file.stamp(), source, False, None)
     if source.id_column and (stored := entry.load_ids()) is not None:
         return stored
-    with file.reading():
-        table = file.table()
-        plan = Plan.of(table.names, file)
-        refuse(plan.faults, file.who)
-        if plan.ids is None:
-            return None
-        ids = Ids(plan.ids, source.markers)
-        for batch in table.read([plan.ids]):
-            ids.add(batch.column(0))
-        refuse([*_row_faults(table), *ids.faults(file.who)], file.who)
-        try:
-            with entry.open(ids.shapes) as files:
-                writer = IdWriter(ids, files)
-                for batch in table.read([plan.ids]):
-                    writer.write(batch.column(0))
-        except OSError:
-            batches = table.read([plan.ids])
-            return [t for b in batches for t in ids.texts(b.column(0)).to_pylist()]
-    _check_unchanged(file, entry)
-    return entry.load_ids()
+    from vfl_flower.data import conversion
+
+    return conversion.convert_ids(file, entry)
 
 
 def _order(source: PartySource) -> RowOrder | None:
@@ -117,346 +281,3 @@ def _order(source: PartySource) -> RowOrder | None:
     if source.alignment is None:
         return None
     return load_order(source.state_dir, source.alignment)
-
-
-def _kept(table: Table, rows: Array) -> Table:
-    """Return a table with some of the rows only, in the order of the file."""
-    places = np.sort(rows)
-
-    def read(names: Sequence[str]) -> Iterator[Any]:
-        at = 0
-        for batch in table.read(names):
-            first, last = np.searchsorted(places, [at, at + batch.num_rows])
-            yield batch.take(places[first:last] - at)
-            at += batch.num_rows
-
-    return replace(table, read=read)
-
-
-def _not_kept(file: PartyFile, entry: CacheEntry, error: OSError) -> None:
-    text = "%s: no cache at %s (%s), so every message converts the file again"
-    logger.warning(text, file.who, entry.folder, error.strerror)
-
-
-def _check_unchanged(file: PartyFile, entry: CacheEntry) -> None:
-    """Raise PartyError if the file is not as it was, and remove its entry."""
-    try:
-        file.check_unchanged(entry.stamp)
-    except PartyError:
-        entry.remove()
-        raise
-
-
-@dataclass
-class Plan:
-    """Which columns of a file are features, ids and labels, and the faults so far."""
-
-    ids: str | None
-    """The column of ids, if the file has one."""
-    label: str | None
-    """The column of labels, if the file has one."""
-    faults: list[Finding]
-    """What is wrong with the options or the names; the rest is read all the same."""
-    features: list[str]
-    """In the order of X."""
-
-    @classmethod
-    def of(cls, header: Sequence[str], file: PartyFile) -> Plan:
-        """Return the plan of a file's ids and labels, without features yet."""
-        who, counts, faults = file.who, Counter(header), []
-        for name, count in counts.items():
-            if count > 1:
-                text = f"{who} has more than one column {name!r}"
-                faults.append(fault("header", name, text))
-        ids, label = file.source.id_column, file.source.label_column
-        if file.path.suffix.lower() == ".npz":  # its ids and its y need no option
-            label = label or ("y" if "y" in counts else None)
-            ids = ids or ("ids" if "ids" in counts else None)
-        if ids is not None and ids == label:
-            text = f"id-column and label-column of {who} are both {ids!r}"
-            faults.append(fault("options", ids, text, "id-column"))
-            label = None
-        if ids is not None and ids not in counts:
-            text = f"{who} has no column {ids!r}, its id-column"
-            text += did_you_mean(ids, list(counts))
-            faults.append(fault("options", ids, text, "id-column"))
-            ids = None
-        return cls(ids, label if label in counts else None, faults, [])
-
-    def add_features(
-        self, header: Sequence[str], file: PartyFile, encoding: Encoding | None
-    ) -> None:
-        """Choose the features: by the options, or as they were in training."""
-        names, who = list(dict.fromkeys(header)), file.who
-        for name in file.source.levels if encoding is None and not file.folder else ():
-            if name not in names:
-                text = f"{who} has no column {name!r}, for which levels are given"
-                self.faults.append(fault("options", name, text, "levels"))
-        rest = [name for name in names if name not in (self.ids, self.label)]
-        try:
-            if encoding is None:
-                self.features = _features(file, names, rest, self.faults)
-            else:
-                self.features, ignored = check_columns(rest, encoding, who)
-                if ignored:
-                    logger.warning(
-                        "%s: its part of the model was not trained on these columns, "
-                        "which are left out: %s",
-                        who,
-                        ", ".join(map(repr, ignored)),
-                    )
-        except PartyError as error:
-            self.faults.append(fault("options", None, str(error), "columns"))
-            self.features = rest if encoding is None else []
-
-    @property
-    def wanted(self) -> list[str]:
-        """All columns that are read."""
-        return [*self.features, *(n for n in (self.ids, self.label) if n is not None)]
-
-
-@shapes_only
-@dataclass
-class Survey:
-    """What all rows of a file have told: columns, labels and ids, and every fault."""
-
-    table: Table
-    plan: Plan
-    columns: dict[str, Column]
-    labels: Labels | None
-    ids: Ids | None
-    encoding: Encoding
-    faults: list[Finding]
-    rows: int
-    empty: int
-    id_forms: IdForms | None
-
-
-def survey_file(
-    file: PartyFile,
-    encoding: Encoding | None = None,
-    fingerprint: bool = False,
-    rows_used: Array | None = None,
-) -> Survey:
-    """Read a party file once, or as often as its columns need, and keep no row.
-
-    If `rows_used` gives rows by their places in the file, only these count.
-
-    Raises PartyError if the file cannot be read, or has no header or no rows, so that
-    nothing more is known. The result has all other faults.
-    """
-    source, who = file.source, file.who
-    markers = source.markers
-    with file.reading():
-        table = file.table()
-        if rows_used is not None:
-            table = _kept(table, rows_used)
-        plan = Plan.of(table.names, file)
-        plan.add_features(table.names, file, encoding)
-        if not plan.wanted:
-            refuse(plan.faults, who)
-        ids = None if plan.ids is None else Ids(plan.ids, markers)
-        id_forms = IdForms(ids) if ids is not None and fingerprint else None
-        rows = empty = 0
-
-        def look(batch: Any) -> None:
-            nonlocal rows, empty
-            rows += batch.num_rows
-            if fingerprint and len(plan.features) > 1:  # for a check alone
-                empty += empty_rows(batch.select(plan.features)).true_count
-            if ids is not None:
-                ids.add(batch.column(ids.name))
-                if id_forms is not None:
-                    id_forms.add(batch.column(ids.name))
-
-        looked_at = [name for name in plan.wanted if name != plan.ids]
-        kinds: dict[str, Sequence[str]]
-        if encoding is None:  # a column whose levels are given holds text
-            kinds = {n: ["text"] for n in source.levels if n != source.label_column}
-        else:
-            kinds = text_kinds(encoding)
-        extra = [] if plan.ids is None else [plan.ids]
-        columns = survey(table, looked_at, markers, kinds, look, extra, fingerprint)
-        fitted, faults = encoding is None, [*plan.faults, *_row_faults(table)]
-        if rows == 0:
-            text = f"{file.what} has a header and no rows"
-            refuse(faults or [fault("rows", None, text)], who)
-        more: list[Finding] = []
-        if encoding is None:
-            middles: dict[str, float] = {}
-            if source.impute == "median":
-                chosen = [columns[name] for name in plan.features]
-                chosen = [c for c in chosen if c.kind in (*NUMERIC, "date")]
-                middles = medians(table, [c for c in chosen if c.numbers.known])
-            encoding, more = fit(columns, plan.features, source, middles)
-        elif plan.features:
-            more = fit_new(columns, encoding, who)
-        labels = None
-        if plan.label is not None:
-            known = None if fitted else encoding.get("classes")
-            labels = Labels(columns[plan.label], who, fitted, known)
-            more += labels.faults
-            if fitted and labels.classes is not None:
-                encoding["classes"] = labels.classes
-            elif fitted and plan.label in table.categories:
-                encoding["classes"] = None  # categories that are numbers
-        if ids is not None:
-            more += ids.faults(who)
-    faults += more
-    return Survey(
-        table, plan, columns, labels, ids, encoding, faults, rows, empty, id_forms
-    )
-
-
-def _row_faults(table: Table) -> list[Finding]:
-    return [fault("rows", None, text, "delimiter") for text in table.faults]
-
-
-def _convert(
-    file: PartyFile,
-    encoding: Encoding | None,
-    entry: CacheEntry,
-    order: RowOrder | None,
-) -> Converted:
-    """Read a party file, check it, and turn it into one float64 matrix in the cache."""
-    who, rows = file.who, None
-    if order is not None:
-        ids = _ids_in_file(file)
-        rows = order.rows(ids)
-        text = "%s: %d of its %d rows, by alignment %r"
-        logger.info(text, who, len(rows), len(ids or ()), order.name)
-    survey = survey_file(file, encoding, rows_used=rows)
-    if survey.faults:
-        logger.error("%s: %s", who, "; ".join(f.text for f in survey.faults))
-    refuse(survey.faults, who)
-    used, n = survey.encoding, survey.rows
-    # A warning, so that it is seen by default.
-    fitted = encoding is None
-    done = [*survey.table.notes, *said(survey.columns, used, file.source, fitted)]
-    labels = None if survey.labels is None or survey.labels.empty else survey.labels
-    if labels is not None:
-        if gaps := labels.column.numbers.gaps:
-            text = "%s: %d of %d labels are missing, so they are another party's"
-            logger.warning(text, who, gaps, n)
-        if labels.classes is not None:
-            count, numbers = len(labels.classes), f"0 to {len(labels.classes) - 1}"
-            if count == 2:
-                numbers = "0 and 1, and the second is the positive one"
-            done.append(
-                f"the {count} classes of label-column {labels.column.name!r}, sorted, "
-                f"became {numbers}"
-            )
-    if done:
-        logger.warning("%s: %s", who, "; ".join(done))
-    names = columns_of(used)
-    places = None if rows is None else np.argsort(np.argsort(rows))
-    shapes: dict[str, Shape] = {".X.npy": ("<f8", (n, len(names)))}
-    if labels is not None:
-        shapes[".y.npy"] = ("<f8", (n,))
-    if survey.ids is not None and order is None:
-        shapes |= survey.ids.shapes
-    with file.reading():
-        try:
-            with entry.open(shapes) as files:
-                _write(survey, labels, file, files)
-            X, y = entry.map(labels is not None)
-            if places is not None:  # written as the file has them, and now as the order
-                arrays = [array for array in (X, y) if array is not None]
-                with entry.open(shapes) as files:
-                    _write_taken(arrays, places, files)
-                X, y = entry.map(labels is not None)
-        except OSError as error:
-            _not_kept(file, entry, error)
-            buffers = [io.BytesIO() for _ in range(1 + (labels is not None))]
-            _write(survey, labels, file, buffers)
-            X, *rest = (np.frombuffer(buffer.getbuffer()) for buffer in buffers)
-            X, y = X.reshape(n, len(names)), rest[0] if rest else None
-            if places is not None:
-                X, y = X[places], None if y is None else y[places]
-    ordered = survey.ids if order is None else order
-    digest = None if ordered is None else ordered.digest
-    return Converted(X, y, names, digest, used)
-
-
-def _write_taken(arrays: Sequence[Array], places: Array, files: Sequence[Any]) -> None:
-    """Write some rows of each array, in the order of their places."""
-    for array, file in zip(arrays, files, strict=True):
-        for start in range(0, len(places), TAKEN):
-            file.write(array[places[start : start + TAKEN]])
-
-
-def _write(
-    survey: Survey, labels: Labels | None, file: PartyFile, files: Sequence[Any]
-) -> None:
-    """Write X, y if there are labels, and the ids if there are files for them."""
-    plan, rows = survey.plan, 0
-    id_files = files[1 + (labels is not None) :]
-    writer = IdWriter(survey.ids, id_files) if survey.ids and id_files else None
-    for batch in survey.table.read(plan.wanted):
-        block = dict(zip(plan.wanted, batch.columns, strict=True))
-        rows += batch.num_rows
-        X = encode(block, survey.columns, survey.encoding, file.who)
-        files[0].write(X)
-        if labels is not None:
-            files[1].write(labels.numbers(block[labels.column.name]))
-        if writer is not None:
-            writer.write(block[writer.ids.name])
-    if rows != survey.rows or (writer is not None and writer.end != writer.ids.bytes):
-        raise file.changed()
-
-
-def _features(
-    file: PartyFile,
-    names: Sequence[str],
-    candidates: Sequence[str],
-    faults: list[Finding],
-) -> list[str]:
-    """Return the feature columns to read from a party file.
-
-    In a folder every party has the same options, so a column that the options name may
-    be in another file. `candidates` are the columns but those of ids and labels.
-    """
-    source, who, label = file.source, file.who, file.source.label_column
-    elsewhere: set[str] = set()
-    if not {label, *(source.columns or ())} <= {None, *names}:
-        for path in file.folder:
-            if path != file.path:
-                other = PartyFile.of(path, replace(source, name=None))
-                with other.reading():
-                    elsewhere.update(other.header())
-    known = {None, *names, *elsewhere}
-    if label not in known and not source.label_optional:
-        where = "the data folder" if file.folder else who
-        text = f"{where} has no column {label!r}, its label-column"
-        text += did_you_mean(str(label), names)
-        faults.append(fault("options", label, text, "label-column"))
-    features = choose(candidates, source, elsewhere - set(names))
-    for name in features:
-        if name == "" or name.startswith("__index_level_"):
-            raise PartyError(
-                f"{who} has a column without a name, such as an index of pandas: write "
-                "the file without it, or list the columns to use in columns"
-            )
-    return features
-
-
-def choose(
-    names: Sequence[str], source: PartySource, elsewhere: Collection[str] = ()
-) -> list[str]:
-    """Return the feature columns in the order that the option gives them."""
-    who, wanted = source.who, source.columns
-    if wanted is None:
-        features = list(names)
-    else:
-        for name in wanted:
-            if name not in names and name not in elsewhere:
-                raise PartyError(
-                    f"columns of {who} must be columns of its data other than ids and "
-                    f"labels, got {name!r}"
-                )
-        if len(set(wanted)) != len(wanted):
-            raise PartyError(f"columns of {who} must be distinct")
-        features = [name for name in wanted if name in names]
-    if not features:
-        raise PartyError(f"{who} has no feature column")
-    return features

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+from vfl_flower.data.source import PartySource
 from vfl_flower.party.party import PartyError
 
 MOST_FAULTS = 20
@@ -30,6 +31,25 @@ class Finding:
     """The key of the node config that changes it, or what else does."""
     examples: tuple[str, ...] = ()
     """Values of the data, for the party's own eyes."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check of a party file has found."""
+
+    rows: int
+    """Rows of the file, as far as they could be read."""
+    columns: int
+    """Columns of X that its features become."""
+    findings: list[Finding]
+    """Errors first, then warnings, then notes."""
+    source: PartySource = field(compare=False)
+    """How the file was read; the same may be found in another way."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing must be fixed."""
+        return all(finding.level != "error" for finding in self.findings)
 
 
 fault, warning = partial(Finding, "error"), partial(Finding, "warning")

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from vfl_flower.data.cache import IDS, Shape
 from vfl_flower.data.findings import Finding, fault, note, warning
@@ -47,15 +49,11 @@ class Ids:
 
     def texts(self, array: Any) -> Any:
         """Return a block of ids as text."""
-        import pyarrow as pa
-
         array = decoded(array)
         return without_markers(array, self._markers).cast(pa.string())
 
     def add(self, array: Any) -> None:
         """Take in a block of ids."""
-        import pyarrow as pa
-
         self.n += len(array)
         kind = decoded(array).type
         if not (pa.types.is_integer(kind) or is_text(kind) or pa.types.is_null(kind)):
@@ -127,8 +125,6 @@ class IdForms:
 
     def add(self, array: Any) -> None:
         """Take in a block of ids."""
-        import pyarrow.compute as pc
-
         texts = pc.drop_null(self._ids.texts(array))
         texts = pc.utf8_trim_whitespace(pc.utf8_normalize(texts, "NFKC"))
         large = pc.match_substring_regex(texts, r"\p{Lu}")

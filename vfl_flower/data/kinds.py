@@ -31,6 +31,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
 
 from vfl_flower.typing import Array
 
@@ -99,8 +102,6 @@ def kind_of_type(column: Any) -> str | None:
     A categorical column of text is ``levels``, whatever its texts; one of numbers or
     dates holds these, since a CSV or Parquet file of the same table does.
     """
-    from pyarrow import types
-
     kind = column.type
     if types.is_dictionary(kind):
         kind = kind.value_type
@@ -115,23 +116,17 @@ def kind_of_type(column: Any) -> str | None:
 
 def is_number(kind: Any) -> bool:
     """Return whether an Arrow type is that of numbers or of truth values."""
-    from pyarrow import types
-
     tests = types.is_integer, types.is_floating, types.is_decimal, types.is_boolean
     return any(test(kind) for test in tests)
 
 
 def is_text(kind: Any) -> bool:
     """Return whether an Arrow type is that of text."""
-    import pyarrow as pa
-
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def decoded(column: Any) -> Any:
     """Return a categorical column as the column of its values."""
-    from pyarrow import types
-
     if types.is_dictionary(column.type):
         return column.cast(column.type.value_type)
     return column
@@ -139,9 +134,6 @@ def decoded(column: Any) -> Any:
 
 def without_markers(column: Any, markers: frozenset[str]) -> Any:
     """Return a column of text in which the texts for a missing value are missing."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not is_text(column.type):
         return column
     column = column.cast(pa.string())
@@ -154,8 +146,6 @@ def without_markers(column: Any, markers: frozenset[str]) -> Any:
 
 def codes_in(column: Any) -> bool:
     """Return whether a column of text has a whole number with a leading zero."""
-    import pyarrow.compute as pc
-
     codes = pc.match_substring_regex(column, r"^\s*0\d+\s*$")
     return pc.any(codes).as_py() is True
 
@@ -175,9 +165,6 @@ def has_long_digits(column: Any) -> bool:
 
     Above 2^53 float64 loses their last digits.
     """
-    import pyarrow.compute as pc
-    from pyarrow import types
-
     column = decoded(column)
     if not is_text(column.type):
         return bool(types.is_integer(column.type))
@@ -218,9 +205,6 @@ def parse(column: Any, kind: str) -> Array | None:
     `kind` is any of `KINDS` but ``text``. The result is None if the column holds
     something else, and zeros for a kind that is refused.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not is_text(column.type):
         return _typed(decoded(column), kind)
     if column.null_count == len(column):
@@ -250,9 +234,6 @@ def parse(column: Any, kind: str) -> Array | None:
 
 
 def _typed(column: Any, kind: str) -> Array | None:
-    import pyarrow as pa
-    from pyarrow import types
-
     if types.is_temporal(column.type):
         return _days(column) if kind == "date" else None
     if kind == "date" and not types.is_null(column.type):
@@ -262,23 +243,16 @@ def _typed(column: Any, kind: str) -> Array | None:
 
 def as_float(column: Any) -> Array:
     """Return an Arrow column as float64, NaN where a value is missing."""
-    import pyarrow as pa
-
     values: Array = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return values
 
 
 def _all(holds: Any) -> bool:
     """Return whether something holds for each value that is not missing."""
-    import pyarrow.compute as pc
-
     return bool(pc.all(holds).as_py() is not False)
 
 
 def _numbers(column: Any) -> Array | None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     for texts in (column, pc.utf8_trim_whitespace(column)):
         try:
             return as_float(texts.cast(pa.float64()))
@@ -295,8 +269,6 @@ def each_text(column: Any, value: Callable[[str], float]) -> Array:
 
     `value` is called once for each different text.
     """
-    import pyarrow as pa
-
     coded = column.dictionary_encode()
     values = [value(text.as_py()) for text in coded.dictionary]
     return as_float(pa.array(values, pa.float64()).take(coded.indices))
@@ -315,9 +287,6 @@ def _written(text: str) -> float:
 
 
 def _dates(column: Any) -> Array | None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     texts = pc.utf8_trim_whitespace(column)
     if not texts.drop_null()[0].as_py()[:1].isdigit():
         return None
@@ -337,9 +306,6 @@ def _dates(column: Any) -> Array | None:
 
 def _days(column: Any) -> Array:
     """Return dates and times as days, since 1970-01-01 where they have a date."""
-    import pyarrow as pa
-    from pyarrow import types
-
     kind = column.type
     if types.is_time(kind):
         unit = pa.time64("us")

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from vfl_flower.data.tables import batch_rows, files_of
+from vfl_flower.data.files import files_of
+from vfl_flower.data.tables import batch_rows
 from vfl_flower.party.party import PartyError
 from vfl_flower.rows import WINDOW_BYTES, Rows
 from vfl_flower.typing import Array
@@ -114,8 +117,6 @@ class ArrowRows(Rows):
 
 def _numbers(batch: Any, name: str) -> Array:
     """Return a column of a record batch."""
-    import pyarrow as pa
-
     place = batch.schema.get_field_index(name)
     if place < 0:
         raise ValueError(f"the rows of this party have no column {name!r}, or two")
@@ -146,9 +147,6 @@ def arrow_rows(path: Path | str, columns: Sequence[str] | None = None) -> ArrowR
 
     Raises ValueError if there is no such file, and as :class:`ArrowRows` does.
     """
-    import pyarrow as pa
-    import pyarrow.parquet
-
     path = Path(path)
     files = files_of(path)
     if not files or not all(file.is_file() for file in files):
@@ -163,9 +161,9 @@ def arrow_rows(path: Path | str, columns: Sequence[str] | None = None) -> ArrowR
         names = list(columns or reader.schema.names)
         pieces = [partial(_batch, reader, k) for k in range(reader.num_record_batches)]
         return ArrowRows(pieces, names)
-    names = list(columns or pyarrow.parquet.read_schema(files[0]).names)
+    names = list(columns or pq.read_schema(files[0]).names)
     for file in files:
-        about = pyarrow.parquet.read_metadata(file)
+        about = pq.read_metadata(file)
         for k in range(about.num_row_groups):
             pieces.append(partial(_row_group, file, k, names))
             counts.append(about.row_group(k).num_rows)
@@ -177,10 +175,8 @@ def _batch(reader: Any, k: int) -> list[Any]:
 
 
 def _row_group(path: Path, k: int, columns: Sequence[str]) -> Iterator[Any]:
-    import pyarrow.parquet
-
     size = batch_rows(len(columns))
-    with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=2**18) as file:
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=2**18) as file:
         yield from file.iter_batches(size, [k], list(columns), use_threads=False)
 
 

@@ -10,6 +10,17 @@ from typing import Literal, get_args
 QUERY = "duckdb:"
 """What a query in the place of a file begins with."""
 
+BUNDLED = {
+    "breast_cancer": "load_breast_cancer",
+    "california_housing": "fetch_california_housing",
+    "covtype": "fetch_covtype",
+    "diabetes": "load_diabetes",
+    "digits": "load_digits",
+    "iris": "load_iris",
+    "wine": "load_wine",
+}
+"""Data sets of scikit-learn by name; the ``fetch_`` ones are downloaded."""
+
 Impute = Literal["mean", "median", "none"]
 """What missing values become; none: they are an error."""
 

@@ -11,6 +11,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from vfl_flower.data.kinds import (
     KINDS,
@@ -204,8 +206,6 @@ class Column:
             self._hash.update(values.tobytes())
 
     def _add_levels(self, block: Any) -> None:
-        import pyarrow.compute as pc
-
         self.numbers.n += len(block)
         self.numbers.gaps += block.null_count
         if self._hash:
@@ -256,9 +256,6 @@ def packed(texts: Any) -> Any:
 
     It is what :func:`~vfl_flower.party.party.digest_ids` digests.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     texts = texts.cast(pa.string())
     lengths = pc.binary_length(texts).cast(pa.string())
     joined = pc.binary_join_element_wise(lengths, texts.fill_null(""), ":")

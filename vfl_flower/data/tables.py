@@ -7,30 +7,23 @@ from __future__ import annotations
 
 import functools
 import mmap
-import zipfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from vfl_flower.data.arrow_ipc import batches_of, give_back, map_arrow, schema_of
+from vfl_flower.data.findings import Finding
 from vfl_flower.data.kinds import is_number, is_text, without_markers
 from vfl_flower.data.source import PartySource
 from vfl_flower.files import check_growth, map_npz
 from vfl_flower.party.party import PartyError
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
-
-TEXTS = {".csv": "", ".tsv": "\t"}
-"""Endings of delimited text, and the delimiter that they fix."""
-
-PACKED = (".gz", ".zip")
-"""Endings of compressed text; a zip file has one member."""
-
-FORMATS = (*(".arrow", ".csv", ".feather", *PACKED), *(".npz", ".parquet", ".tsv"))
-"""Endings of party files."""
 
 BATCH = 2**14
 """Rows of a batch, where the format leaves the choice."""
@@ -51,9 +44,9 @@ class Table:
     """The columns."""
     read: Callable[[Sequence[str]], Iterator[Any]]
     """From some of the names to an iterator over record batches of these columns."""
-    notes: list[str] = field(default_factory=list)
-    """What was inferred from the file itself, in words."""
-    faults: list[str] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    """What was inferred from the file itself."""
+    faults: list[Finding] = field(default_factory=list)
     """What is wrong with its rows or its header; complete once all rows were read."""
     comma_is_decimal: bool = False
     """Whether a comma within a number can only be a decimal comma."""
@@ -66,53 +59,8 @@ def batch_rows(columns: int) -> int:
     return max(64, min(BATCH, BATCH_VALUES // max(columns, 1)))
 
 
-def name_of(path: Path) -> str:
-    """Return the name of a file without its endings: ``a`` for ``a.csv.gz``."""
-    plain = Path(path.stem) if path.suffix.lower() in PACKED else path
-    name = plain.stem if plain.suffix.lower() in FORMATS else plain.name
-    return name.strip("*") or path.parent.name
-
-
-def files_of(path: Path) -> list[Path]:
-    """Return the files of a path: one, a pattern's, or a folder's of Parquet."""
-    if "*" in path.name:
-        return sorted(path.parent.glob(path.name))
-    if path.suffix.lower() == ".parquet" and path.is_dir():
-        return sorted(path.glob("*.parquet"))
-    return [path]
-
-
-def ending(path: Path) -> str:
-    """Return the ending that tells the format: ``.csv`` for ``a.csv.gz``."""
-    last = path.suffix.lower()
-    if last not in PACKED:
-        return last
-    inner = path.stem
-    if last == ".zip":
-        with zipfile.ZipFile(path) as archive:
-            inner = member_of(archive).filename
-    inner = Path(inner).suffix.lower()
-    return inner if inner in TEXTS else ".csv"
-
-
-def member_of(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    """Return the only file of an archive; raise PartyError if it has none or more."""
-    entries = [
-        entry
-        for entry in archive.infolist()
-        if not entry.is_dir() and not entry.filename.startswith("__MACOSX/")
-    ]
-    if len(entries) != 1:
-        raise PartyError(
-            f"a zip file must have one file in it, got {len(entries)}: unpack it"
-        )
-    return entries[0]
-
-
 def empty_rows(batch: Any) -> Any:
     """Return which rows of a batch have no value in any column."""
-    import pyarrow.compute as pc
-
     columns = [without_markers(column, frozenset({""})) for column in batch.columns]
     empty = [pc.is_null(column, nan_is_null=True) for column in columns]
     return functools.reduce(pc.and_, empty)
@@ -120,14 +68,10 @@ def empty_rows(batch: Any) -> Any:
 
 def parquet_table(files: Sequence[Path], who: str) -> Table:
     """Return Parquet files, after a look at their rows and lengths of their texts."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet
-
-    schema = pyarrow.parquet.read_schema(files[0])
+    schema = pq.read_schema(files[0])
     types = list(schema.types)
     for path in files[1:]:
-        file_schema = pyarrow.parquet.read_schema(path)
+        file_schema = pq.read_schema(path)
         if file_schema.names != schema.names:
             raise PartyError(
                 f"the Parquet files of {who} must have the same columns in one order"
@@ -145,9 +89,9 @@ def parquet_table(files: Sequence[Path], who: str) -> Table:
     def read(wanted: Sequence[str]) -> Iterator[Any]:
         for path in files:
             # Not read_table: it adds columns for a folder that is called "year=2013".
-            about, size = pyarrow.parquet.read_metadata(path), path.stat().st_size
+            about, size = pq.read_metadata(path), path.stat().st_size
             check_growth(8 * about.num_rows * len(wanted), size)
-            stored = pyarrow.parquet.read_schema(path)
+            stored = pq.read_schema(path)
             kinds = {name: stored.field(name).type for name in wanted}
             texts = [name for name, kind in kinds.items() if pa.types.is_string(kind)]
             if about.num_columns == len(schema.names):  # none is nested
@@ -155,7 +99,7 @@ def parquet_table(files: Sequence[Path], who: str) -> Table:
             empty = {name for name, kind in kinds.items() if pa.types.is_null(kind)}
             typed = pa.schema(kinds | {name: type_of[name] for name in empty})
             unpacked = 0
-            with pyarrow.parquet.ParquetFile(
+            with pq.ParquetFile(
                 path, read_dictionary=texts, pre_buffer=False, buffer_size=2**18
             ) as file:
                 for batch in file.iter_batches(
@@ -173,8 +117,6 @@ def parquet_table(files: Sequence[Path], who: str) -> Table:
 
 def _categories(schema: Any) -> set[str]:
     """Return the columns that are categories by their type, or for pandas."""
-    import pyarrow as pa
-
     about = (schema.pandas_metadata or {}).get("columns", ())
     return {
         *(c["field_name"] for c in about if c["pandas_type"] == "categorical"),
@@ -184,9 +126,7 @@ def _categories(schema: Any) -> set[str]:
 
 def _alike(first: Any, second: Any) -> bool:
     """Return whether columns of two types hold the same, numbers of any type."""
-    from pyarrow import types
-
-    tests = is_number, is_text, types.is_timestamp
+    tests = is_number, is_text, pa.types.is_timestamp
     return first == second or any(test(first) and test(second) for test in tests)
 
 
@@ -203,20 +143,48 @@ def _sized(metadata: Any, column: int) -> bool:
 
 
 def arrow_table(path: Path) -> Table:
-    """Return an Arrow IPC file (Feather version 2) or stream, mapped into memory."""
-    maps: list[mmap.mmap] = []
+    """Return an Arrow IPC file (Feather version 2) or stream, mapped into memory.
+
+    What is compressed is unpacked batch by batch, in the columns that are wanted.
+    """
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    stream = pa.py_buffer(mapped)
+    if mapped[:6] == b"ARROW1":
+        schema = pa.ipc.open_file(stream).schema
+        stream = stream.slice(8)  # as a file, it would copy the other columns
+    else:
+        schema = pa.ipc.open_stream(stream).schema
+
+    def batches(places: list[int]) -> Iterator[Any]:
+        options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=places)
+        try:
+            yield from pa.ipc.open_stream(stream, options=options)
+        except pa.ArrowMemoryError:  # a damaged length may be any number
+            raise ValueError("a buffer is too large") from None
+
+    @functools.cache
+    def check_size() -> None:
+        """Unpack some columns at a time: those of a batch may be too large at once."""
+        width, rows = len(schema), [len(batch) for batch in batches([0])]
+        check_growth(8 * sum(rows) * width, len(mapped))
+        step = max(1, BATCH_VALUES // max([*rows, 1]))
+        unpacked = 0
+        for start in range(0, width, step):
+            for batch in batches(list(range(start, min(start + step, width)))):
+                batch.validate()  # the size of a damaged one could end the process
+                check_growth(unpacked := unpacked + batch.nbytes, len(mapped))
+                give_back(mapped)
 
     def read(wanted: Sequence[str]) -> Iterator[Any]:
-        if not maps:  # not before the first row is wanted: it may be unpacked
-            maps.extend(map_arrow(path))
-        for batch in batches_of(maps):
+        check_size()
+        for batch in batches([k for k, n in enumerate(schema.names) if n in wanted]):
             chosen = batch.select(list(wanted))
-            for rows in _mapped_rows(batch.num_rows, len(wanted), maps):
+            for rows in _mapped_rows(batch.num_rows, len(wanted), [mapped]):
                 part = chosen.slice(rows.start, rows.stop - rows.start)
                 part.validate(full=True)  # a damaged place of a text ends a process
                 yield part
 
-    schema = schema_of(path)
     return Table(schema.names, read, categories=_categories(schema))
 
 
@@ -229,10 +197,15 @@ def _mapped_rows(n: int, columns: int, maps: Sequence[mmap.mmap]) -> Iterator[sl
             give_back(*maps)
 
 
+def give_back(*maps: mmap.mmap) -> None:
+    """Give back the memory of pages that were read, which can be read again."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        for mapped in maps:
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+
 def npz_table(path: Path, source: PartySource) -> Table:
     """Return the columns of X, y and ids, mapped into memory."""
-    import pyarrow as pa
-
     arrays, maps = _npz_arrays(path, source)
 
     def read(wanted: Sequence[str]) -> Iterator[Any]:

@@ -15,8 +15,7 @@ from rich.text import Text
 
 from vfl_flower.app.config import UserConfig, party_source, tasks_of
 from vfl_flower.app.plan.rehearsal import quietly
-from vfl_flower.data.checking import Checked, check
-from vfl_flower.data.findings import Finding, fault
+from vfl_flower.data.findings import Checked, Finding, fault
 from vfl_flower.data.source import PartySource
 from vfl_flower.protocol.names import printable
 
@@ -32,6 +31,8 @@ Reading = tuple[Checked, list[str]]
 
 def readings_of(config: UserConfig, strategies: Sequence[str]) -> list[Reading]:
     """Check a file as each strategy reads it; raise ValueError for an unknown one."""
+    from vfl_flower.data.checking import check  # imports pyarrow
+
     sources: list[tuple[PartySource, list[str]]] = []
     for strategy in strategies or [""]:
         run_config: UserConfig = {"strategy": strategy} if strategy else {}

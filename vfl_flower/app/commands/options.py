@@ -15,9 +15,9 @@ import typer
 import typer.core
 
 from vfl_flower.app.deployment.processes import RunFailed
+from vfl_flower.data.files import files_of
 from vfl_flower.data.options import FileOptions
 from vfl_flower.data.source import QUERY
-from vfl_flower.data.tables import files_of
 from vfl_flower.protocol.errors import PartyError, PartyFailed
 from vfl_flower.protocol.names import printable
 from vfl_flower.protocol.settings import settings_of

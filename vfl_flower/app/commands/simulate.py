@@ -30,10 +30,8 @@ from vfl_flower.app.extras import check_installed
 from vfl_flower.app.plan.rehearsal import quietly
 from vfl_flower.app.server_app import execute
 from vfl_flower.data import folder_files, is_file, party_file
-from vfl_flower.data.bundled import BUNDLED
-from vfl_flower.data.checking import check
-from vfl_flower.data.source import PartySource
-from vfl_flower.data.tables import name_of
+from vfl_flower.data.files import name_of
+from vfl_flower.data.source import BUNDLED, PartySource
 from vfl_flower.simulation import InProcessGrid
 
 log = logging.getLogger("vfl_flower")
@@ -104,8 +102,10 @@ def _shared_out(sources: Sequence[PartySource]) -> list[PartySource]:
 
 def _columns(source: PartySource) -> set[str]:
     """Return the names of a file's columns; none where its check will say why."""
+    from vfl_flower.data.conversion import header_of  # imports pyarrow
+
     try:
-        return set(party_file(source).header())
+        return set(header_of(party_file(source)))
     except Exception:  # a reader's own errors, which the check turns into sentences
         return set()
 
@@ -207,6 +207,8 @@ def _must_be_fixed(sources: Sequence[PartySource], horizontal: bool) -> bool:
     """Print what to fix or to look at; return whether anything must be fixed."""
     if not is_file(sources[0]):
         return False
+    from vfl_flower.data.checking import check  # imports pyarrow
+
     with quietly():
         checks = {str(source.name): check(source) for source in sources}
     texts: dict[str, list[str]] = {"error": [], "warning": []}

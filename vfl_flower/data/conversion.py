@@ -1,0 +1,445 @@
+"""A party file as one float64 matrix: its columns, its faults and its conversion."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.data.cache import CacheEntry, Converted, Encoding, Shape
+from vfl_flower.data.csv_tables import csv_table, layout_of
+from vfl_flower.data.encoding import (
+    Labels,
+    check_columns,
+    columns_of,
+    encode,
+    fit,
+    fit_new,
+    said,
+    text_kinds,
+)
+from vfl_flower.data.files import TEXTS, PartyFile, ending, files_of
+from vfl_flower.data.findings import Finding, fault, refuse
+from vfl_flower.data.ids import IdForms, Ids, IdWriter
+from vfl_flower.data.kinds import NUMERIC
+from vfl_flower.data.source import QUERY, PartySource
+from vfl_flower.data.statistics import Column, medians, survey
+from vfl_flower.data.tables import (
+    Table,
+    arrow_table,
+    empty_rows,
+    npz_table,
+    parquet_table,
+    query_table,
+)
+from vfl_flower.party.party import PartyError
+from vfl_flower.party.row_order import RowOrder
+from vfl_flower.protocol.names import did_you_mean
+from vfl_flower.shapes import shapes_only
+from vfl_flower.typing import Array
+
+logger = logging.getLogger("vfl_flower")
+
+TAKEN = 2**12
+"""Rows that are put in order at once."""
+
+
+def open_table(file: PartyFile) -> Table:
+    """Return the columns of the file or the query; no row is read yet."""
+    if file.source.data.startswith(QUERY):
+        return query_table(file.source.data[len(QUERY) :], file.who)
+    files = files_of(file.path)
+    match ending(files[0]):
+        case ".parquet":
+            return parquet_table(files, file.who)
+        case ".arrow" | ".feather":
+            return arrow_table(files[0])
+        case ".npz":
+            return npz_table(files[0], file.source)
+    return csv_table(files[0], file.source)
+
+
+def header_of(file: PartyFile) -> list[str]:
+    """Return the names of the columns without reading the rows."""
+    if file.ending in TEXTS:
+        layout = layout_of(file.path, file.source)
+        return [] if layout.headerless else layout.names
+    return open_table(file).names
+
+
+@dataclass
+class Plan:
+    """Which columns of a file are features, ids and labels, and the faults so far."""
+
+    ids: str | None
+    """The column of ids, if the file has one."""
+    label: str | None
+    """The column of labels, if the file has one."""
+    faults: list[Finding]
+    """What is wrong with the options or the names; the rest is read all the same."""
+    features: list[str]
+    """In the order of X."""
+
+    @classmethod
+    def of(cls, header: Sequence[str], file: PartyFile) -> Plan:
+        """Return the plan of a file's ids and labels, without features yet."""
+        who, counts, faults = file.who, Counter(header), []
+        for name, count in counts.items():
+            if count > 1:
+                text = f"{who} has more than one column {name!r}"
+                faults.append(fault("header", name, text))
+        ids, label = file.source.id_column, file.source.label_column
+        if file.path.suffix.lower() == ".npz":  # its ids and its y need no option
+            label = label or ("y" if "y" in counts else None)
+            ids = ids or ("ids" if "ids" in counts else None)
+        if ids is not None and ids == label:
+            text = f"id-column and label-column of {who} are both {ids!r}"
+            faults.append(fault("options", ids, text, "id-column"))
+            label = None
+        if ids is not None and ids not in counts:
+            text = f"{who} has no column {ids!r}, its id-column"
+            text += did_you_mean(ids, list(counts))
+            faults.append(fault("options", ids, text, "id-column"))
+            ids = None
+        return cls(ids, label if label in counts else None, faults, [])
+
+    def add_features(
+        self, header: Sequence[str], file: PartyFile, encoding: Encoding | None
+    ) -> None:
+        """Choose the features: by the options, or as they were in training."""
+        names = list(dict.fromkeys(header))
+        rest = [name for name in names if name not in (self.ids, self.label)]
+        try:
+            if encoding is None:
+                elsewhere = self._check_options(names, file)
+                self.features = choose(rest, file.source, elsewhere)
+                _check_named(self.features, file.who)
+                return
+            self.features, ignored = check_columns(rest, encoding, file.who)
+            if ignored:
+                logger.warning(
+                    "%s: its part of the model was not trained on these columns, which "
+                    "are left out: %s",
+                    file.who,
+                    ", ".join(map(repr, ignored)),
+                )
+        except PartyError as error:
+            self.faults.append(fault("options", None, str(error), "columns"))
+            self.features = rest if encoding is None else []
+
+    def _check_options(self, names: Sequence[str], file: PartyFile) -> set[str]:
+        """Check the names in the options; return columns of the folder's other files.
+
+        In a folder every party has the same options, so a column that they name may be
+        in another file.
+        """
+        source, who, label = file.source, file.who, file.source.label_column
+        for name in source.levels if not file.folder else ():
+            if name not in names:
+                text = f"{who} has no column {name!r}, for which levels are given"
+                self.faults.append(fault("options", name, text, "levels"))
+        elsewhere: set[str] = set()
+        if not {label, *(source.columns or ())} <= {None, *names}:
+            for path in file.folder:
+                if path != file.path:
+                    other = PartyFile.of(path, replace(source, name=None))
+                    with other.reading():
+                        elsewhere.update(header_of(other))
+        if label not in {None, *names, *elsewhere} and not source.label_optional:
+            where = "the data folder" if file.folder else who
+            text = f"{where} has no column {label!r}, its label-column"
+            text += did_you_mean(str(label), names)
+            self.faults.append(fault("options", label, text, "label-column"))
+        return elsewhere - set(names)
+
+    @property
+    def wanted(self) -> list[str]:
+        """All columns that are read."""
+        return [*self.features, *(n for n in (self.ids, self.label) if n is not None)]
+
+
+def _check_named(features: Sequence[str], who: str) -> None:
+    if any(name == "" or name.startswith("__index_level_") for name in features):
+        raise PartyError(
+            f"{who} has a column without a name, such as an index of pandas: write the "
+            "file without it, or list the columns to use in columns"
+        )
+
+
+@shapes_only
+@dataclass
+class Survey:
+    """What all rows of a file have told: columns, labels and ids, and every fault."""
+
+    table: Table
+    plan: Plan
+    columns: dict[str, Column]
+    labels: Labels | None
+    ids: Ids | None
+    encoding: Encoding
+    faults: list[Finding]
+    rows: int
+    empty: int
+    id_forms: IdForms | None
+
+
+def survey_file(
+    file: PartyFile,
+    encoding: Encoding | None = None,
+    fingerprint: bool = False,
+    rows_used: Array | None = None,
+) -> Survey:
+    """Read a party file once, or as often as its columns need, and keep no row.
+
+    If `rows_used` gives rows by their places in the file, only these count.
+
+    Raises PartyError if the file cannot be read, or has no header or no rows, so that
+    nothing more is known. The result has all other faults.
+    """
+    source, who = file.source, file.who
+    markers = source.markers
+    with file.reading():
+        table = open_table(file)
+        if rows_used is not None:
+            table = _kept(table, rows_used)
+        plan = Plan.of(table.names, file)
+        plan.add_features(table.names, file, encoding)
+        if not plan.wanted:
+            refuse(plan.faults, who)
+        ids = None if plan.ids is None else Ids(plan.ids, markers)
+        id_forms = IdForms(ids) if ids is not None and fingerprint else None
+        rows = empty = 0
+
+        def look(batch: Any) -> None:
+            nonlocal rows, empty
+            rows += batch.num_rows
+            if fingerprint and len(plan.features) > 1:  # for a check alone
+                empty += empty_rows(batch.select(plan.features)).true_count
+            if ids is not None:
+                ids.add(batch.column(ids.name))
+                if id_forms is not None:
+                    id_forms.add(batch.column(ids.name))
+
+        looked_at = [name for name in plan.wanted if name != plan.ids]
+        if fitted := encoding is None:  # a column whose levels are given holds text
+            kinds = {n: ["text"] for n in source.levels if n != source.label_column}
+        else:
+            kinds = text_kinds(encoding)
+        extra = [] if plan.ids is None else [plan.ids]
+        columns = survey(table, looked_at, markers, kinds, look, extra, fingerprint)
+        faults = [*plan.faults, *table.faults]
+        if rows == 0:
+            text = f"{file.what} has a header and no rows"
+            refuse(faults or [fault("rows", None, text)], who)
+        if encoding is None:
+            middles: dict[str, float] = {}
+            if source.impute == "median":
+                chosen = [columns[name] for name in plan.features]
+                chosen = [c for c in chosen if c.kind in (*NUMERIC, "date")]
+                middles = medians(table, [c for c in chosen if c.numbers.known])
+            encoding, more = fit(columns, plan.features, source, middles)
+            faults += more
+        elif plan.features:
+            faults += fit_new(columns, encoding, who)
+        labels = None
+        if plan.label is not None:
+            labels = Labels(columns[plan.label], encoding, fitted)
+            faults += labels.faults(who)
+            if fitted and labels.classes is not None:
+                encoding["classes"] = labels.classes
+            elif fitted and plan.label in table.categories:
+                encoding["classes"] = None  # categories that are numbers
+            if labels.empty and not fitted:
+                labels = None
+        if ids is not None:
+            faults += ids.faults(who)
+    return Survey(
+        table, plan, columns, labels, ids, encoding, faults, rows, empty, id_forms
+    )
+
+
+def _kept(table: Table, rows: Array) -> Table:
+    """Return a table with some of the rows only, in the order of the file."""
+    places = np.sort(rows)
+
+    def read(names: Sequence[str]) -> Iterator[Any]:
+        at = 0
+        for batch in table.read(names):
+            first, last = np.searchsorted(places, [at, at + batch.num_rows])
+            yield batch.take(places[first:last] - at)
+            at += batch.num_rows
+
+    return replace(table, read=read)
+
+
+def convert(
+    file: PartyFile,
+    encoding: Encoding | None,
+    entry: CacheEntry,
+    order: RowOrder | None,
+    ids: Sequence[str] | None,
+) -> Converted:
+    """Read a party file, check it, and turn it into one float64 matrix in the cache.
+
+    With an `order`, X has these rows of the file, whose `ids` were read before.
+    """
+    who, rows = file.who, None
+    if order is not None:
+        rows = order.rows(ids)
+        text = "%s: %d of its %d rows, by alignment %r"
+        logger.info(text, who, len(rows), len(ids or ()), order.name)
+    survey = survey_file(file, encoding, rows_used=rows)
+    if survey.faults:
+        logger.error("%s: %s", who, "; ".join(f.text for f in survey.faults))
+    refuse(survey.faults, who)
+    _log_done(survey, file, encoding is None)
+    X, y = _stored(survey, file, entry, rows)
+    _check_unchanged(file, entry)
+    ordered = survey.ids if order is None else order
+    digest = None if ordered is None else ordered.digest
+    names = columns_of(survey.encoding)
+    converted = Converted(X, y, names, digest, survey.encoding)
+    if isinstance(X.base, np.memmap):
+        try:
+            entry.seal(converted)
+        except OSError as error:
+            _not_kept(file, entry, error)
+    return converted
+
+
+def _log_done(survey: Survey, file: PartyFile, fitted: bool) -> None:
+    """Log what was done, as a warning so that it is seen by default."""
+    done = [finding.text for finding in survey.table.notes]
+    done += said(survey.columns, survey.encoding, file.source, fitted)
+    if (labels := survey.labels) is not None:
+        if gaps := labels.column.numbers.gaps:
+            text = "%s: %d of %d labels are missing, so they are another party's"
+            logger.warning(text, file.who, gaps, survey.rows)
+        if labels.classes is not None:
+            count, numbers = len(labels.classes), f"0 to {len(labels.classes) - 1}"
+            if count == 2:
+                numbers = "0 and 1, and the second is the positive one"
+            done.append(
+                f"the {count} classes of label-column {labels.column.name!r}, sorted, "
+                f"became {numbers}"
+            )
+    if done:
+        logger.warning("%s: %s", file.who, "; ".join(done))
+
+
+def _stored(
+    survey: Survey, file: PartyFile, entry: CacheEntry, rows: Array | None
+) -> tuple[Array, Array | None]:
+    """Return X and y, mapped from the cache or, where it has no place, in memory."""
+    n, d = survey.rows, len(columns_of(survey.encoding))
+    shapes: dict[str, Shape] = {".X.npy": ("<f8", (n, d))}
+    if survey.labels is not None:
+        shapes[".y.npy"] = ("<f8", (n,))
+    ids = survey.ids.shapes if survey.ids is not None and rows is None else {}
+    # Written as the file has the rows, and then as the order has them.
+    places = None if rows is None else np.argsort(np.argsort(rows))
+    with file.reading():
+        try:
+            with entry.open(shapes | ids) as files:
+                _write(survey, file, files)
+            arrays = entry.map(shapes)
+            if places is not None:
+                with entry.open(shapes) as files:
+                    for array, stored in zip(arrays, files, strict=True):
+                        for start in range(0, n, TAKEN):
+                            stored.write(array[places[start : start + TAKEN]].data)
+                arrays = entry.map(shapes)
+        except OSError as error:
+            _not_kept(file, entry, error)
+            buffers = [io.BytesIO() for _ in shapes]
+            _write(survey, file, buffers)
+            arrays = [
+                np.frombuffer(buffer.getbuffer()).reshape(shape)
+                for buffer, (_, shape) in zip(buffers, shapes.values(), strict=True)
+            ]
+            if places is not None:
+                arrays = [array[places] for array in arrays]
+    return arrays[0], arrays[1] if len(arrays) > 1 else None
+
+
+def _write(survey: Survey, file: PartyFile, files: Sequence[Any]) -> None:
+    """Write X, y if there are labels, and the ids if there are files for them."""
+    plan, labels, rows = survey.plan, survey.labels, 0
+    id_files = files[1 + (labels is not None) :]
+    writer = IdWriter(survey.ids, id_files) if survey.ids and id_files else None
+    for batch in survey.table.read(plan.wanted):
+        block = dict(zip(plan.wanted, batch.columns, strict=True))
+        rows += batch.num_rows
+        X = encode(block, survey.columns, survey.encoding, file.who)
+        files[0].write(X)
+        if labels is not None:
+            files[1].write(labels.numbers(block[labels.column.name]))
+        if writer is not None:
+            writer.write(block[writer.ids.name])
+    if rows != survey.rows or (writer is not None and writer.end != writer.ids.bytes):
+        raise file.changed()
+
+
+def convert_ids(file: PartyFile, entry: CacheEntry) -> Sequence[str] | None:
+    """Return the ids in the order of the file, by the cache; None without a column."""
+    with file.reading():
+        table = open_table(file)
+        plan = Plan.of(table.names, file)
+        refuse(plan.faults, file.who)
+        if plan.ids is None:
+            return None
+        ids = Ids(plan.ids, file.source.markers)
+        for batch in table.read([plan.ids]):
+            ids.add(batch.column(0))
+        refuse([*table.faults, *ids.faults(file.who)], file.who)
+        try:
+            with entry.open(ids.shapes) as files:
+                writer = IdWriter(ids, files)
+                for batch in table.read([plan.ids]):
+                    writer.write(batch.column(0))
+        except OSError:
+            batches = table.read([plan.ids])
+            return [t for b in batches for t in ids.texts(b.column(0)).to_pylist()]
+    _check_unchanged(file, entry)
+    return entry.load_ids()
+
+
+def _not_kept(file: PartyFile, entry: CacheEntry, error: OSError) -> None:
+    text = "%s: no cache at %s (%s), so every message converts the file again"
+    logger.warning(text, file.who, entry.folder, error.strerror)
+
+
+def _check_unchanged(file: PartyFile, entry: CacheEntry) -> None:
+    """Raise PartyError if the file is not as it was, and remove its entry."""
+    try:
+        file.check_unchanged(entry.stamp)
+    except PartyError:
+        entry.remove()
+        raise
+
+
+def choose(
+    names: Sequence[str], source: PartySource, elsewhere: Collection[str] = ()
+) -> list[str]:
+    """Return the feature columns in the order that the option gives them."""
+    who, wanted = source.who, source.columns
+    if wanted is None:
+        features = list(names)
+    else:
+        for name in wanted:
+            if name not in names and name not in elsewhere:
+                raise PartyError(
+                    f"columns of {who} must be columns of its data other than ids and "
+                    f"labels, got {name!r}"
+                )
+        if len(set(wanted)) != len(wanted):
+            raise PartyError(f"columns of {who} must be distinct")
+        features = [name for name in wanted if name in names]
+    if not features:
+        raise PartyError(f"{who} has no feature column")
+    return features
