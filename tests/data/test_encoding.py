@@ -33,9 +33,10 @@ def test_mean_fills_numbers_and_levels(write, caplog):
     (record,) = caplog.records  # once, and not again from the cache
     assert record.name == "vfl_flower"
     assert record.getMessage() == (
-        "party 'airline': text column 'carrier' became 2 columns of 0 and 1; "
-        "1 missing values of column 'a' became its mean; "
-        "1 missing values of column 'carrier' became its mean"
+        "party 'airline': column 'a' misses 1 of 4 values, which become its mean; "
+        "column 'carrier' misses 1 of 4 values, which become its mean; "
+        "column 'carrier' holds 2 different texts, which become 2 columns of 0 and 1; "
+        "column 'flag' holds yes and no, or true and false, which become 1 and 0"
     )
 
 
@@ -157,11 +158,12 @@ def test_new_rows_are_encoded_as_those_of_training(write, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "party 'n': its part of the model was not trained on these columns, which are "
         "left out: 'more'",
-        "party 'n': 1 missing values of column 'a' became its fill of training; 1 "
-        "missing values of column 'carrier' became its fill of training; 1 missing "
-        "values of column 'flag' became its fill of training; 1 missing values of "
-        "column 'b' became its fill of training; 1 values of column 'carrier' were not "
-        "in training and became 0 in each of its columns",
+        "party 'n': column 'a' misses 1 of 2 values, which become its fill of "
+        "training; column 'carrier' misses 1 of 2 values, which become its fill of "
+        "training; column 'carrier' has 1 values that were not in training, which "
+        "become 0 in each of its columns; column 'flag' misses 1 of 2 values, which "
+        "become its fill of training; column 'b' misses 1 of 2 values, which become "
+        "its fill of training",
     ]
 
 
@@ -244,7 +246,7 @@ def test_new_rows_need_no_labels(write, caplog):
         assert party.ids_digest == digest_ids(np.array([7]))
     party = load(write("y,id,a\n1,7,5\n,8,6\n", "m.csv"), encoding, **options)
     np.testing.assert_array_equal(party.y, [1, np.nan])
-    assert "left out" not in caplog.text
+    assert "which are left out" not in caplog.text
     words = "has no column 'id', its id-column"
     assert words in refusal(write("a\n1\n", "o.csv"), encoding, **options)
     words = "has no column 'a', which its part"  # a label now

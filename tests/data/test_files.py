@@ -101,7 +101,8 @@ def test_a_missing_label_is_that_of_another_party(tmp_path, name, caplog):
         party = load(path, label_column="delay")
         np.testing.assert_array_equal(party.y, [11, np.nan, 33, np.nan])
     name = path.stem
-    assert f"party '{name}': 2 of 4 labels are missing" in caplog.text
+    words = "label-column 'delay' misses 2 of 4 labels: another party must have these"
+    assert f"party '{name}': {words}" in caplog.text
 
 
 # --- Ids

@@ -13,9 +13,17 @@ import numpy as np
 
 from vfl_flower.data import party_file
 from vfl_flower.data.conversion import Survey, survey_file
-from vfl_flower.data.encoding import MAX_LEVELS, TEXT, WRITTEN, columns_of
+from vfl_flower.data.encoding import (
+    MAX_LEVELS,
+    TEXT,
+    Labels,
+    code_warnings,
+    columns_of,
+    done_with,
+    number_notes,
+)
 from vfl_flower.data.findings import Checked, Finding, fault, note, warning
-from vfl_flower.data.kinds import NUMERIC, YES, are_codes, number_texts
+from vfl_flower.data.kinds import NUMERIC, number_texts
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import Column
 from vfl_flower.party.party import PartyError
@@ -87,7 +95,7 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
             text += "dates: write them as text where they are classes"
             yield warning("categories", name, text)
     if survey.labels is not None:
-        yield from _of_labels(survey.labels.column, survey.labels.classes)
+        yield from _of_labels(survey.labels)
     elif source.label_column is None:
         for column in features:
             if column.name.lower() in ("y", "label", "target", "class", "outcome"):
@@ -98,19 +106,15 @@ def _findings(survey: Survey, source: PartySource) -> Iterator[Finding]:
 def _of_column(
     column: Column, entry: dict[str, Any], source: PartySource
 ) -> Iterator[Finding]:
-    name, numbers = column.name, column.numbers
-    what = f"column {name!r}"
-    if numbers.gaps and source.impute != "none":
-        text = f"{what} misses {numbers.gaps} of {numbers.n} values, which become its "
-        text += source.impute
-        yield note("missing", name, text, "impute")
+    name, numbers, what = column.name, column.numbers, f"column {column.name!r}"
+    done = list(done_with(column, entry, source, fitted=True))
     if column.kind in TEXT:
-        yield from _of_levels(column, entry, source)
+        doubt = _doubt_levels(column, entry, source)
+        of_levels = ("text", "levels")
+        yield from (doubt if doubt and f.about in of_levels else f for f in done)
+        yield from _of_spelling(column, what)
         return
-    if column.kind == "date":
-        text = f"{what} holds dates or times, which become days since 1970-01-01"
-        yield note("dates", name, text, "columns")
-    yield from _of_numbers(column, what)
+    yield from done
     if numbers.constant:
         text = f"{what} has one value in all rows and says nothing: leave it out"
         yield warning("constant", name, text, "columns", (str(numbers.least),))
@@ -127,20 +131,6 @@ def _of_column(
             yield warning("id", name, text, "id-column or columns")
             return
     yield from _of_extremes(column, what)
-
-
-def _of_numbers(column: Column, what: str) -> Iterator[Finding]:
-    """Yield how numbers are written, of features and of labels."""
-    name, numbers = column.name, column.numbers
-    if column.kind == "truth":
-        text = f"{what} holds yes and no, or true and false, which become 1 and 0"
-        yield note("yes-no", name, text, "", YES[:1])
-    if column.kind == "comma":
-        text = f"{what} holds numbers with decimal commas, read as such"
-        yield note("decimal", name, text, "delimiter")
-    if column.kind == "written":
-        text = f"{what} holds {numbers.known} {WRITTEN} which are read as numbers"
-        yield warning("notation", name, text)
 
 
 def _of_extremes(column: Column, what: str) -> Iterator[Finding]:
@@ -191,42 +181,29 @@ def _like_ids(column: Column) -> bool:
     return 2 * distinct > known or max(column.levels.values()) < LEAST_OF_LEVEL
 
 
-def _of_levels(
+def _doubt_levels(
     column: Column, entry: dict[str, Any], source: PartySource
-) -> Iterator[Finding]:
-    name, count = column.name, len(column.levels)
-    what, examples = f"column {name!r}", tuple(entry["levels"])
+) -> Finding | None:
+    """Return why texts should be no levels, in the place of what they become."""
+    name, count, what = column.name, len(column.levels), f"column {column.name!r}"
+    examples = tuple(entry["levels"])
     if count == 1:
         text = f"{what} has one value in all rows and says nothing: leave it out"
-        yield warning("constant", name, text, "columns", examples)
-    elif (numbers := number_texts(column.levels)) and len(numbers[0]) == count:
+        return warning("constant", name, text, "columns", examples)
+    if (numbers := number_texts(column.levels)) and len(numbers[0]) == count:
         text = f"{what} holds {count} different numbers as text: write plain numbers"
-        yield warning("numbers", name, text, "", examples)
-    elif name in source.levels:
-        text = f"{what} becomes {len(entry['levels'])} columns, for the levels given"
-        yield note("text", name, text, "levels", examples)
-    elif entry.get("other"):
-        common = len(entry["levels"]) - 1
-        text = f"{what} has {count} different texts: the {common} most frequent become "
-        text += "columns of 0 and 1, and the others one column"
-        yield warning("levels", name, text, "max-levels", examples)
-    elif count > FEW_ROWS and 2 * count > column.numbers.known:
+        return warning("numbers", name, text, "", examples)
+    if name in source.levels or entry.get("other"):
+        return None
+    if count > FEW_ROWS and 2 * count > column.numbers.known:
         text = f"{what} has {count} different texts, as ids or free text: leave it out"
-        yield warning("levels", name, text, "columns", examples)
-    else:
-        text = f"{what} holds {count} different texts, which become {count} columns "
-        text += "of 0 and 1"
-        yield note("text", name, text, "one-hot", examples)
-    yield from _of_spelling(column, what)
+        return warning("levels", name, text, "columns", examples)
+    return None
 
 
 def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
     """Yield what is likely to be one text, or one number, in the place of several."""
     name = column.name
-    if are_codes(column.levels):
-        text = f"{what} holds whole numbers with leading zeros, read as codes: write "
-        text += "them without these zeros where they are numbers"
-        yield warning("codes", name, text)
     if count := len(column.spelled) - len(column.levels):
         text = f"{what} has {count} texts that count as another one, since they differ "
         text += "in blanks at their ends or in the Unicode form alone"
@@ -242,25 +219,18 @@ def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
         yield warning("spelling", name, text, "", tuple(alike))
 
 
-def _of_labels(column: Column, classes: list[str] | None) -> Iterator[Finding]:
-    name, numbers = column.name, column.numbers
-    what = f"label-column {name!r}"
-    if numbers.gaps and numbers.known:
-        text = f"{what} misses {numbers.gaps} of {numbers.n} labels: another party "
-        text += "must have these, or the rows must be left out of the file"
-        yield warning("labels", name, text, "label-column")
+def _of_labels(labels: Labels) -> Iterator[Finding]:
+    column, classes = labels.column, labels.classes
+    name, numbers, what = column.name, column.numbers, f"label-column {column.name!r}"
+    yield from labels.notes()
     if classes is not None and 2 <= len(classes) <= MAX_LEVELS:
-        become = f"0 to {len(classes) - 1} in sorted order"
-        if len(classes) == 2:
-            become = "0 and 1 in sorted order; the second is the positive one"
-        text = f"{what} holds {len(classes)} classes, which become {become}"
-        yield note("classes", name, text, "", tuple(classes))
+        yield from code_warnings(column, what)
         yield from _of_spelling(column, what)
     if (numbers.known and numbers.constant) or (classes and len(classes) == 1):
         text = f"{what} has one value in all rows"
         yield warning("constant", name, text, "label-column")
     if column.kind in NUMERIC:
-        yield from _of_numbers(column, what)
+        yield from number_notes(column, what)
         enough = numbers.known >= FEW_ROWS and not numbers.constant
         if enough and column.kind != "truth":
             yield from _of_extremes(column, what)

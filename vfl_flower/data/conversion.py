@@ -17,10 +17,10 @@ from vfl_flower.data.encoding import (
     Labels,
     check_columns,
     columns_of,
+    done_with,
     encode,
     fit,
     fit_new,
-    said,
     text_kinds,
 )
 from vfl_flower.data.files import TEXTS, PartyFile, ending, files_of
@@ -72,77 +72,72 @@ def header_of(file: PartyFile) -> list[str]:
     return open_table(file).names
 
 
-@dataclass
 class Plan:
-    """Which columns of a file are features, ids and labels, and the faults so far."""
+    """Which columns of a file are features, ids and labels.
 
-    ids: str | None
-    """The column of ids, if the file has one."""
-    label: str | None
-    """The column of labels, if the file has one."""
-    faults: list[Finding]
-    """What is wrong with the options or the names; the rest is read all the same."""
-    features: list[str]
-    """In the order of X."""
+    ids, label: the columns of ids and of labels, if the file has them.
+    features: in the order of X; none until they are chosen.
+    faults: what is wrong with the options or the names; the rest is read all the same.
+    """
 
-    @classmethod
-    def of(cls, header: Sequence[str], file: PartyFile) -> Plan:
-        """Return the plan of a file's ids and labels, without features yet."""
-        who, counts, faults = file.who, Counter(header), []
-        for name, count in counts.items():
-            if count > 1:
-                text = f"{who} has more than one column {name!r}"
-                faults.append(fault("header", name, text))
+    def __init__(self, header: Sequence[str], file: PartyFile) -> None:
+        self._file, self._names = file, list(dict.fromkeys(header))
+        self.features: list[str] = []
+        self.faults = [
+            fault("header", name, f"{file.who} has more than one column {name!r}")
+            for name, count in Counter(header).items()
+            if count > 1
+        ]
         ids, label = file.source.id_column, file.source.label_column
         if file.path.suffix.lower() == ".npz":  # its ids and its y need no option
-            label = label or ("y" if "y" in counts else None)
-            ids = ids or ("ids" if "ids" in counts else None)
+            label = label or ("y" if "y" in header else None)
+            ids = ids or ("ids" if "ids" in header else None)
         if ids is not None and ids == label:
-            text = f"id-column and label-column of {who} are both {ids!r}"
-            faults.append(fault("options", ids, text, "id-column"))
+            text = f"id-column and label-column of {file.who} are both {ids!r}"
+            self._refuse(ids, text, "id-column")
             label = None
-        if ids is not None and ids not in counts:
-            text = f"{who} has no column {ids!r}, its id-column"
-            text += did_you_mean(ids, list(counts))
-            faults.append(fault("options", ids, text, "id-column"))
+        if ids is not None and ids not in header:
+            text = f"{file.who} has no column {ids!r}, its id-column"
+            self._refuse(ids, text + did_you_mean(ids, self._names), "id-column")
             ids = None
-        return cls(ids, label if label in counts else None, faults, [])
+        self.ids, self.label = ids, label if label in header else None
 
-    def add_features(
-        self, header: Sequence[str], file: PartyFile, encoding: Encoding | None
-    ) -> None:
+    def _refuse(self, column: str | None, text: str, option: str) -> None:
+        self.faults.append(fault("options", column, text, option))
+
+    def add_features(self, encoding: Encoding | None) -> None:
         """Choose the features: by the options, or as they were in training."""
-        names = list(dict.fromkeys(header))
-        rest = [name for name in names if name not in (self.ids, self.label)]
+        who = self._file.who
+        rest = [name for name in self._names if name not in (self.ids, self.label)]
         try:
             if encoding is None:
-                elsewhere = self._check_options(names, file)
-                self.features = choose(rest, file.source, elsewhere)
-                _check_named(self.features, file.who)
+                self.features = choose(rest, self._file.source, self._elsewhere())
+                self._check_named()
                 return
-            self.features, ignored = check_columns(rest, encoding, file.who)
+            self.features, ignored = check_columns(rest, encoding, who)
             if ignored:
                 logger.warning(
                     "%s: its part of the model was not trained on these columns, which "
                     "are left out: %s",
-                    file.who,
+                    who,
                     ", ".join(map(repr, ignored)),
                 )
         except PartyError as error:
-            self.faults.append(fault("options", None, str(error), "columns"))
+            self._refuse(None, str(error), "columns")
             self.features = rest if encoding is None else []
 
-    def _check_options(self, names: Sequence[str], file: PartyFile) -> set[str]:
+    def _elsewhere(self) -> set[str]:
         """Check the names in the options; return columns of the folder's other files.
 
         In a folder every party has the same options, so a column that they name may be
         in another file.
         """
-        source, who, label = file.source, file.who, file.source.label_column
+        file, source, names = self._file, self._file.source, self._names
+        label = source.label_column
         for name in source.levels if not file.folder else ():
             if name not in names:
-                text = f"{who} has no column {name!r}, for which levels are given"
-                self.faults.append(fault("options", name, text, "levels"))
+                text = f"{file.who} has no column {name!r}, for which levels are given"
+                self._refuse(name, text, "levels")
         elsewhere: set[str] = set()
         if not {label, *(source.columns or ())} <= {None, *names}:
             for path in file.folder:
@@ -151,24 +146,24 @@ class Plan:
                     with other.reading():
                         elsewhere.update(header_of(other))
         if label not in {None, *names, *elsewhere} and not source.label_optional:
-            where = "the data folder" if file.folder else who
+            where = "the data folder" if file.folder else file.who
             text = f"{where} has no column {label!r}, its label-column"
-            text += did_you_mean(str(label), names)
-            self.faults.append(fault("options", label, text, "label-column"))
+            self._refuse(label, text + did_you_mean(str(label), names), "label-column")
         return elsewhere - set(names)
+
+    def _check_named(self) -> None:
+        for name in self.features:
+            if name == "" or name.startswith("__index_level_"):
+                raise PartyError(
+                    f"{self._file.who} has a column without a name, such as an index "
+                    "of pandas: write the file without it, or list the columns to use "
+                    "in columns"
+                )
 
     @property
     def wanted(self) -> list[str]:
         """All columns that are read."""
         return [*self.features, *(n for n in (self.ids, self.label) if n is not None)]
-
-
-def _check_named(features: Sequence[str], who: str) -> None:
-    if any(name == "" or name.startswith("__index_level_") for name in features):
-        raise PartyError(
-            f"{who} has a column without a name, such as an index of pandas: write the "
-            "file without it, or list the columns to use in columns"
-        )
 
 
 @shapes_only
@@ -207,8 +202,8 @@ def survey_file(
         table = open_table(file)
         if rows_used is not None:
             table = _kept(table, rows_used)
-        plan = Plan.of(table.names, file)
-        plan.add_features(table.names, file, encoding)
+        plan = Plan(table.names, file)
+        plan.add_features(encoding)
         if not plan.wanted:
             refuse(plan.faults, who)
         ids = None if plan.ids is None else Ids(plan.ids, markers)
@@ -314,22 +309,13 @@ def convert(
 
 def _log_done(survey: Survey, file: PartyFile, fitted: bool) -> None:
     """Log what was done, as a warning so that it is seen by default."""
-    done = [finding.text for finding in survey.table.notes]
-    done += said(survey.columns, survey.encoding, file.source, fitted)
-    if (labels := survey.labels) is not None:
-        if gaps := labels.column.numbers.gaps:
-            text = "%s: %d of %d labels are missing, so they are another party's"
-            logger.warning(text, file.who, gaps, survey.rows)
-        if labels.classes is not None:
-            count, numbers = len(labels.classes), f"0 to {len(labels.classes) - 1}"
-            if count == 2:
-                numbers = "0 and 1, and the second is the positive one"
-            done.append(
-                f"the {count} classes of label-column {labels.column.name!r}, sorted, "
-                f"became {numbers}"
-            )
+    done = [*survey.table.notes]
+    for entry in survey.encoding["columns"]:
+        done += done_with(survey.columns[entry["name"]], entry, file.source, fitted)
+    if survey.labels is not None:
+        done += survey.labels.notes()
     if done:
-        logger.warning("%s: %s", file.who, "; ".join(done))
+        logger.warning("%s: %s", file.who, "; ".join(finding.text for finding in done))
 
 
 def _stored(
@@ -389,7 +375,7 @@ def convert_ids(file: PartyFile, entry: CacheEntry) -> Sequence[str] | None:
     """Return the ids in the order of the file, by the cache; None without a column."""
     with file.reading():
         table = open_table(file)
-        plan = Plan.of(table.names, file)
+        plan = Plan(table.names, file)
         refuse(plan.faults, file.who)
         if plan.ids is None:
             return None

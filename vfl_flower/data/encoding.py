@@ -19,18 +19,19 @@ which stay NaN until the parties know the mean over all.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vfl_flower.data.cache import Encoding
-from vfl_flower.data.findings import Finding, fault
+from vfl_flower.data.findings import Finding, fault, note, warning
 from vfl_flower.data.kinds import (
     FEWEST_NUMBERS,
     KINDS,
     NUMERIC,
     REFUSED,
+    YES,
     are_codes,
     each_text,
     number_texts,
@@ -52,9 +53,6 @@ KEPT_LEVELS = 20
 LEAVE_OUT = "leave it out: columns lists those to use"
 """What may be done with a column that cannot become numbers."""
 
-CODES = "since codes with leading zeros stay texts"
-WRITTEN = "numbers in another notation, such as 1_000, 1.5D+02 or with a dash as sign,"
-
 TEXT = ("text", "levels")
 """Kinds of columns that have levels."""
 
@@ -74,42 +72,46 @@ def fit(
     """
     entries: list[dict[str, Any]] = []
     faults: list[Finding] = []
-    unfilled: list[str] = []
     for name in names:
-        column = columns[name]
+        column, numbers = columns[name], columns[name].numbers
         if column_faults := check_column(column, source):
             faults += column_faults
             continue
-        numbers = column.numbers
-        if numbers.gaps and source.impute == "none":
-            unfilled.append(f"{numbers.gaps} in column {name!r}")
-        known = numbers.known
-        if numbers.gaps and source.filled_later and known < LEAST_ROWS:
+        if numbers.gaps and source.filled_later and numbers.known < LEAST_ROWS:
             text = f"column {name!r} of {source.who} must have at least {LEAST_ROWS} "
-            text += f"values for a mean of which one row decides little, got {known}"
-            faults.append(fault("missing", name, text, "columns"))
+            text += "values for a mean of which one row decides little, got "
+            faults.append(fault("missing", name, f"{text}{numbers.known}", "columns"))
         entry = _new(name)
         if source.filled_later:
             entry["later"] = numbers.gaps
-        if column.kind not in TEXT:
+        if column.kind in TEXT:
+            _fit_levels(entry, column, source)
+        else:
             if column.kind == "date":
                 entry["kind"] = "date"
-            fill = None
-            if source.impute != "none" and not source.filled_later:
-                fill = numbers.mean if source.impute == "mean" else medians.get(name)
+            fills = {"mean": numbers.mean, "median": medians.get(name)}
+            fill = None if source.filled_later else fills.get(source.impute)
             _fit(entry, numbers, fill, source)
-        else:
-            entry["levels"], other = _levels(column, source)
-            if other:
-                entry["other"] = True
-            _fit_levels(entry, column, source)
         entries.append(entry)
-    if unfilled:
-        text = f"{source.who} has missing values and impute is none, by the party's "
-        text += f"choice or the strategy's: {', '.join(unfilled)}"
-        faults.append(fault("missing", None, text, "impute"))
+    text = f"{source.who} has missing values and impute is none, by the party's choice "
+    faults += _unfilled(columns, entries, f"{text}or the strategy's")
     later = any("kind" in entry or "other" in entry for entry in entries)
     return {"format": 2 if later else 1, "columns": entries}, faults
+
+
+def _unfilled(
+    columns: Mapping[str, Column], entries: Sequence[dict[str, Any]], text: str
+) -> list[Finding]:
+    """Return as a fault which columns have gaps that nothing fills."""
+    gaps = [
+        f"{columns[entry['name']].numbers.gaps} in column {entry['name']!r}"
+        for entry in entries
+        if columns[entry["name"]].numbers.gaps
+        and not entry["fill"]
+        and "later" not in entry
+    ]
+    text += f": {', '.join(gaps)}"
+    return [fault("missing", None, text, "impute")] if gaps else []
 
 
 def check_column(column: Column, source: PartySource) -> list[Finding]:
@@ -216,7 +218,6 @@ def fit_new(
 ) -> list[Finding]:
     """Return what must be fixed in new rows for an encoding of training."""
     faults: list[Finding] = []
-    unfilled: list[str] = []
     for entry in encoding["columns"]:
         name = entry["name"]
         kind, numbers = columns[name].kind, columns[name].numbers
@@ -226,12 +227,8 @@ def fit_new(
         if numbers.infinite:
             text = f"column {name!r} of {who} {_infinite(numbers)}"
             faults.append(fault("infinite", name, text))
-        if numbers.gaps and not entry["fill"] and "later" not in entry:
-            unfilled.append(f"{numbers.gaps} in column {name!r}")
-    if unfilled:
-        text = f"{who} has missing values and impute was none in training: "
-        faults.append(fault("missing", None, text + ", ".join(unfilled), "impute"))
-    return faults
+    text = f"{who} has missing values and impute was none in training"
+    return faults + _unfilled(columns, encoding["columns"], text)
 
 
 def encode(
@@ -256,46 +253,69 @@ def encode(
     return np.column_stack(features)
 
 
-def said(
-    columns: Mapping[str, Column], encoding: Encoding, source: PartySource, fitted: bool
-) -> list[str]:
-    """Return in words what was done to the columns: first texts, then gaps."""
-    texts, filled, unknown = [], [], []
-    fill = f"its {source.impute}" if fitted else "its fill of training"
-    for entry in encoding["columns"]:
-        name, levels, column = entry["name"], entry["levels"], columns[entry["name"]]
-        if levels is not None:
-            text = f"text column {name!r} became {len(levels)} columns of 0 and 1"
-            if name in source.levels and fitted:
-                text += ", for the levels given"
-            elif entry.get("other"):
-                text += (
-                    f", for the {len(levels) - 1} most frequent of its "
-                    f"{len(column.levels)} texts and for the others"
-                )
-            texts.append(text + f", {CODES}" * are_codes(column.levels))
-            place = set(map(normal_text, levels))
-            new = sum(n for level, n in column.levels.items() if level not in place)
-            if new and not fitted and not entry.get("other"):
-                unknown.append(
-                    f"{new} values of column {name!r} were not in training and became "
-                    "0 in each of its columns"
-                )
-        elif column.kind == "written":
-            texts.append(f"{column.numbers.known} {WRITTEN} of column {name!r} were")
-            texts[-1] += " read as numbers"
-        elif entry.get("kind") == "date":
-            texts.append(f"dates of column {name!r} became days since 1970-01-01")
-        if column.numbers.gaps and entry["fill"]:
-            filled.append(
-                f"{column.numbers.gaps} missing values of column {name!r} became {fill}"
-            )
-        elif column.numbers.gaps and "later" in entry:
-            filled.append(
-                f"{column.numbers.gaps} missing values of column {name!r} become the "
-                "mean over all parties"
-            )
-    return [*(texts if fitted else ()), *filled, *unknown]
+def done_with(
+    column: Column, entry: dict[str, Any], source: PartySource, fitted: bool
+) -> Iterator[Finding]:
+    """Yield what is done with a feature, in training or by an encoding of training."""
+    name, numbers, what = column.name, column.numbers, f"column {column.name!r}"
+    if numbers.gaps and (entry["fill"] or "later" in entry):
+        fill = f"its {source.impute}" if fitted else "its fill of training"
+        if "later" in entry:
+            fill = "the mean over all parties"
+        text = f"{what} misses {numbers.gaps} of {numbers.n} values, which become "
+        yield note("missing", name, text + fill, "impute")
+    if not fitted:
+        place = set(map(normal_text, entry["levels"] or ()))
+        new = sum(n for level, n in column.levels.items() if level not in place)
+        if new and not entry.get("other"):
+            text = f"{what} has {new} values that were not in training, which become 0 "
+            yield note("levels", name, f"{text}in each of its columns")
+    elif column.kind in TEXT:
+        yield level_note(column, entry, source)
+        yield from code_warnings(column, what)
+    else:
+        if column.kind == "date":
+            text = f"{what} holds dates or times, which become days since 1970-01-01"
+            yield note("dates", name, text, "columns")
+        yield from number_notes(column, what)
+
+
+def level_note(column: Column, entry: dict[str, Any], source: PartySource) -> Finding:
+    """Return which columns of 0 and 1 a text column becomes."""
+    name, count, levels = column.name, len(column.levels), tuple(entry["levels"])
+    what = f"column {name!r}"
+    if name in source.levels:
+        text = f"{what} becomes {len(levels)} columns, for the levels given"
+        return note("text", name, text, "levels", levels)
+    if entry.get("other"):
+        text = f"{what} has {count} different texts: the {len(levels) - 1} most "
+        text += "frequent become columns of 0 and 1, and the others one column"
+        return warning("levels", name, text, "max-levels", levels)
+    text = f"{what} holds {count} different texts, which become {count} columns "
+    return note("text", name, f"{text}of 0 and 1", "one-hot", levels)
+
+
+def code_warnings(column: Column, what: str) -> Iterator[Finding]:
+    """Yield that texts are whole numbers, where one has leading zeros."""
+    if are_codes(column.levels):
+        text = f"{what} holds whole numbers with leading zeros, read as codes: write "
+        text += "them without these zeros where they are numbers"
+        yield warning("codes", column.name, text)
+
+
+def number_notes(column: Column, what: str) -> Iterator[Finding]:
+    """Yield how numbers are written, of features and of labels."""
+    name = column.name
+    if column.kind == "truth":
+        text = f"{what} holds yes and no, or true and false, which become 1 and 0"
+        yield note("yes-no", name, text, "", YES[:1])
+    if column.kind == "comma":
+        text = f"{what} holds numbers with decimal commas, read as such"
+        yield note("decimal", name, text, "delimiter")
+    if column.kind == "written":
+        text = f"{what} holds {column.numbers.known} numbers in another notation, such "
+        text += "as 1_000, 1.5D+02 or with a dash as sign, which are read as numbers"
+        yield warning("notation", name, text)
 
 
 def encode_arrays(
@@ -312,13 +332,10 @@ def encode_arrays(
         if text := _kind_fault("number", entry, source.who):
             raise PartyError(text)
         if fitted:
-            if source.impute != "none":
-                fill = np.mean if source.impute == "mean" else np.median
-                entry["fill"].append(float(fill(column)))
-            if source.standardize:
-                constant = column.min() == column.max()
-                entry["mean"].append(float(column.mean()))
-                entry["scale"].append(0.0 if constant else float(column.std()))
+            numbers = Numbers()
+            numbers.add(column)
+            fills = {"mean": numbers.mean, "median": float(np.median(column))}
+            _fit(entry, numbers, fills.get(source.impute), source)
         column[:] = _applied(entry, 0, column, np.isnan(column), source.who)
     return encoding
 
@@ -421,7 +438,9 @@ def _fit(
 def _fit_levels(entry: dict[str, Any], column: Column, source: PartySource) -> None:
     known = column.numbers.known
     counts = column.levels.copy()
-    if entry.get("other"):
+    entry["levels"], other = _levels(column, source)
+    if other:
+        entry["other"] = True
         named = entry["levels"][:-1]
         counts[OTHER] = known - sum(counts.get(level, 0) for level in named)
     for level in entry["levels"]:
@@ -504,6 +523,21 @@ class Labels:
             about = "size"
         finding = fault(about, column.name, f"{what} {rule}", "label-column")
         return [finding] if rule else []
+
+    def notes(self) -> Iterator[Finding]:
+        """Yield which labels are missing, and what classes become."""
+        numbers, classes = self.column.numbers, self.classes
+        name, what = self.column.name, f"label-column {self.column.name!r}"
+        if numbers.gaps and numbers.known:
+            text = f"{what} misses {numbers.gaps} of {numbers.n} labels: another party "
+            text += "must have these, or the rows must be left out of the file"
+            yield warning("labels", name, text, "label-column")
+        if classes is not None and 2 <= len(classes) <= MAX_LEVELS:
+            become = f"0 to {len(classes) - 1} in sorted order"
+            if len(classes) == 2:
+                become = "0 and 1 in sorted order; the second is the positive one"
+            text = f"{what} holds {len(classes)} classes, which become {become}"
+            yield note("classes", name, text, "", tuple(classes))
 
     def numbers(self, array: Any) -> Array:
         """Return a block of labels as float64, NaN where one is missing."""

@@ -206,21 +206,6 @@ def give_back(*maps: mmap.mmap) -> None:
 
 def npz_table(path: Path, source: PartySource) -> Table:
     """Return the columns of X, y and ids, mapped into memory."""
-    arrays, maps = _npz_arrays(path, source)
-
-    def read(wanted: Sequence[str]) -> Iterator[Any]:
-        n = len(next(iter(arrays.values())))
-        for rows in _mapped_rows(n, len(wanted), maps):
-            yield pa.RecordBatch.from_pydict(
-                {name: pa.array(arrays[name][rows]) for name in wanted}
-            )
-
-    return Table(list(arrays), read)
-
-
-def _npz_arrays(
-    path: Path, source: PartySource
-) -> tuple[dict[str, Array], list[mmap.mmap]]:
     what = f"the data file of {source.who}"
     with path.open("rb") as raw:
         file, maps = map_npz(raw, ("X", "y", "ids", "columns"))
@@ -253,7 +238,14 @@ def _npz_arrays(
                 f"{key} in {what} must have one value for each of "
                 f"the {len(X)} rows of X, got shape {arrays[name].shape}"
             )
-    return arrays, maps
+
+    def read(wanted: Sequence[str]) -> Iterator[Any]:
+        for rows in _mapped_rows(len(X), len(wanted), maps):
+            yield pa.RecordBatch.from_pydict(
+                {name: pa.array(arrays[name][rows]) for name in wanted}
+            )
+
+    return Table(list(arrays), read)
 
 
 def _native(array: Array) -> Array:
