@@ -52,14 +52,14 @@ def test_a_path_that_cannot_be_looked_at(tmp_path, number, monkeypatch):
 
 
 def test_a_file_that_changes_during_the_check(write, monkeypatch):
-    path, survey = write("a,b\n1,2\n3,5\n"), checking.survey_file
+    path, survey = write("a,b\n1,2\n3,5\n"), checking.Survey
 
     def survey_file(*args, **options):
         done = survey(*args, **options)
         write("a,b\n1,2\n")
         return done
 
-    monkeypatch.setattr(checking, "survey_file", survey_file)
+    monkeypatch.setattr(checking, "Survey", survey_file)
     assert "changed while it was read" in said(path)
 
 

@@ -31,11 +31,9 @@ ENDINGS = (".json", ".X.npy", ".y.npy", *IDS)
 _OF_IDS = ("id_column", "missing", "delimiter", "text_encoding", "header")
 """Fields of a source on which its ids depend."""
 
-_ELSEWHERE = frozenset(
-    {
-        *("data", "index", "count", "name", "label_optional"),
-        *("consent", "state_dir", "alignment"),
-    }
+_ELSEWHERE = (
+    *("data", "index", "count", "name", "label_optional"),
+    *("consent", "state_dir", "alignment"),
 )
 """Fields of a source on which no entry depends, beside its path and row order."""
 

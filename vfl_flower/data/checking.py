@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vfl_flower.data import party_file
-from vfl_flower.data.conversion import Survey, survey_file
+from vfl_flower.data.conversion import Survey
 from vfl_flower.data.encoding import (
     MAX_LEVELS,
     TEXT,
@@ -59,7 +59,7 @@ def check(source: PartySource) -> Checked:
         unnamed = replace(file.source, name=None, index=None)
         file = replace(file, source=unnamed, folder=())
         stamp = file.stamp()
-        survey = survey_file(file, fingerprint=True)
+        survey = Survey(file, checking=True)
         file.check_unchanged(stamp)
     except PartyError as error:
         # What stops a reader stands alone: nothing else can be told of the file.
@@ -251,14 +251,13 @@ def _duplicates(features: list[Column]) -> Iterator[Finding]:
 def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
     if source.standardize:
         return
-    spread = {
-        column.name: float(np.sqrt(column.numbers.filled(None)[1]))
-        for column in features
-        if column.kind in (*NUMERIC, "date")
-        and column.kind != "truth"
-        and column.numbers.known > 1
-    }
-    spread = {name: scale for name, scale in spread.items() if 0 < scale < np.inf}
+    spread = {}
+    for column in features:
+        numeric = column.kind in (*NUMERIC, "date") and column.kind != "truth"
+        if numeric and column.numbers.known > 1:
+            scale = float(np.sqrt(column.numbers.filled(None)[1]))
+            if 0 < scale < np.inf:
+                spread[column.name] = scale
     if len(spread) < 2:
         return
     low, high = min(spread, key=spread.__getitem__), max(spread, key=spread.__getitem__)
@@ -266,9 +265,11 @@ def _scales(features: list[Column], source: PartySource) -> Iterator[Finding]:
         orders = int(np.log10(spread[high] / spread[low]))
         text = f"the scales of columns differ by {orders} orders of magnitude, from "
         text += f"{low!r} to {high!r}: "
+        advice, option = (
+            "set standardize=true where parties hold columns",
+            "standardize",
+        )
         if source.rows:
-            text += "scale them by the settings of the strategy, alike at all parties"
-            yield warning("scales", high, text)
-        else:
-            text += "set standardize=true where parties hold columns"
-            yield warning("scales", high, text, "standardize")
+            advice = "scale them by the settings of the strategy, alike at all parties"
+            option = ""
+        yield warning("scales", high, text + advice, option)

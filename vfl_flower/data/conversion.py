@@ -6,7 +6,7 @@ import io
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,11 @@ from vfl_flower.data.encoding import (
     text_kinds,
 )
 from vfl_flower.data.files import TEXTS, PartyFile, ending, files_of
-from vfl_flower.data.findings import Finding, fault, refuse
+from vfl_flower.data.findings import fault, refuse
 from vfl_flower.data.ids import IdForms, Ids, IdWriter
 from vfl_flower.data.kinds import NUMERIC
 from vfl_flower.data.source import QUERY, PartySource
-from vfl_flower.data.statistics import Column, medians, survey
+from vfl_flower.data.statistics import medians, survey
 from vfl_flower.data.tables import (
     Table,
     arrow_table,
@@ -40,7 +40,6 @@ from vfl_flower.data.tables import (
 from vfl_flower.party.party import PartyError
 from vfl_flower.party.row_order import RowOrder
 from vfl_flower.protocol.names import did_you_mean
-from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 logger = logging.getLogger("vfl_flower")
@@ -166,96 +165,94 @@ class Plan:
         return [*self.features, *(n for n in (self.ids, self.label) if n is not None)]
 
 
-@shapes_only
-@dataclass
 class Survey:
-    """What all rows of a file have told: columns, labels and ids, and every fault."""
+    """What all rows of a party file tell; none of them is kept.
 
-    table: Table
-    plan: Plan
-    columns: dict[str, Column]
-    labels: Labels | None
-    ids: Ids | None
-    encoding: Encoding
-    faults: list[Finding]
-    rows: int
-    empty: int
-    id_forms: IdForms | None
+    table, plan: its columns, and which are features, ids and labels.
+    columns: what the features and the labels hold.
+    labels, ids: those of the file, if it has them; no labels where new rows miss all.
+    encoding: how the features become numbers.
+    faults: all that must be fixed.
+    rows, empty: the rows, and how many have no value in any feature, for a check.
+    id_forms: how the ids are written, for a check.
 
-
-def survey_file(
-    file: PartyFile,
-    encoding: Encoding | None = None,
-    fingerprint: bool = False,
-    rows_used: Array | None = None,
-) -> Survey:
-    """Read a party file once, or as often as its columns need, and keep no row.
-
-    If `rows_used` gives rows by their places in the file, only these count.
-
-    Raises PartyError if the file cannot be read, or has no header or no rows, so that
-    nothing more is known. The result has all other faults.
+    If `rows_used` gives rows by their places in the file, only these count. Raises
+    PartyError if the file cannot be read, or has no header or no rows, so that nothing
+    more is known.
     """
-    source, who = file.source, file.who
-    markers = source.markers
-    with file.reading():
-        table = open_table(file)
-        if rows_used is not None:
-            table = _kept(table, rows_used)
-        plan = Plan(table.names, file)
-        plan.add_features(encoding)
-        if not plan.wanted:
-            refuse(plan.faults, who)
-        ids = None if plan.ids is None else Ids(plan.ids, markers)
-        id_forms = IdForms(ids) if ids is not None and fingerprint else None
-        rows = empty = 0
 
-        def look(batch: Any) -> None:
-            nonlocal rows, empty
-            rows += batch.num_rows
-            if fingerprint and len(plan.features) > 1:  # for a check alone
-                empty += empty_rows(batch.select(plan.features)).true_count
-            if ids is not None:
-                ids.add(batch.column(ids.name))
-                if id_forms is not None:
-                    id_forms.add(batch.column(ids.name))
+    def __init__(
+        self,
+        file: PartyFile,
+        encoding: Encoding | None = None,
+        checking: bool = False,
+        rows_used: Array | None = None,
+    ) -> None:
+        source, fitted, self._checking = file.source, encoding is None, checking
+        self.rows = self.empty = 0
+        self.labels: Labels | None = None
+        with file.reading():
+            table = open_table(file)
+            self.table = table if rows_used is None else _kept(table, rows_used)
+            self.plan = Plan(table.names, file)
+            self.plan.add_features(encoding)
+            if not self.plan.wanted:
+                refuse(self.plan.faults, file.who)
+            ids = self.plan.ids
+            self.ids = None if ids is None else Ids(ids, source.markers)
+            self.id_forms = IdForms(self.ids) if self.ids and checking else None
+            if encoding is None:  # a column whose levels are given holds text
+                kinds = {n: ["text"] for n in source.levels if n != source.label_column}
+            else:
+                kinds = text_kinds(encoding)
+            self.columns = survey(
+                self.table,
+                [name for name in self.plan.wanted if name != ids],
+                source.markers,
+                kinds,
+                self._look,
+                [] if ids is None else [ids],
+                checking,
+            )
+            self.faults = [*self.plan.faults, *table.faults]
+            if self.rows == 0:
+                text = f"{file.what} has a header and no rows"
+                refuse(self.faults or [fault("rows", None, text)], file.who)
+            if encoding is None:
+                encoding = self._fit(source)
+            elif self.plan.features:
+                self.faults += fit_new(self.columns, encoding, file.who)
+            self.encoding = encoding
+            if self.plan.label is not None:
+                labels = Labels(self.columns[self.plan.label], encoding, fitted)
+                self.faults += labels.faults(file.who)
+                if fitted and labels.classes is not None:
+                    encoding["classes"] = labels.classes
+                elif fitted and self.plan.label in table.categories:
+                    encoding["classes"] = None  # categories that are numbers
+                self.labels = labels if fitted or not labels.empty else None
+            if self.ids is not None:
+                self.faults += self.ids.faults(file.who)
 
-        looked_at = [name for name in plan.wanted if name != plan.ids]
-        if fitted := encoding is None:  # a column whose levels are given holds text
-            kinds = {n: ["text"] for n in source.levels if n != source.label_column}
-        else:
-            kinds = text_kinds(encoding)
-        extra = [] if plan.ids is None else [plan.ids]
-        columns = survey(table, looked_at, markers, kinds, look, extra, fingerprint)
-        faults = [*plan.faults, *table.faults]
-        if rows == 0:
-            text = f"{file.what} has a header and no rows"
-            refuse(faults or [fault("rows", None, text)], who)
-        if encoding is None:
-            middles: dict[str, float] = {}
-            if source.impute == "median":
-                chosen = [columns[name] for name in plan.features]
-                chosen = [c for c in chosen if c.kind in (*NUMERIC, "date")]
-                middles = medians(table, [c for c in chosen if c.numbers.known])
-            encoding, more = fit(columns, plan.features, source, middles)
-            faults += more
-        elif plan.features:
-            faults += fit_new(columns, encoding, who)
-        labels = None
-        if plan.label is not None:
-            labels = Labels(columns[plan.label], encoding, fitted)
-            faults += labels.faults(who)
-            if fitted and labels.classes is not None:
-                encoding["classes"] = labels.classes
-            elif fitted and plan.label in table.categories:
-                encoding["classes"] = None  # categories that are numbers
-            if labels.empty and not fitted:
-                labels = None
-        if ids is not None:
-            faults += ids.faults(who)
-    return Survey(
-        table, plan, columns, labels, ids, encoding, faults, rows, empty, id_forms
-    )
+    def _look(self, batch: Any) -> None:
+        self.rows += batch.num_rows
+        features = self.plan.features
+        if self._checking and len(features) > 1:
+            self.empty += empty_rows(batch.select(features)).true_count
+        for reader in (self.ids, self.id_forms):
+            if reader is not None:
+                reader.add(batch.column(self.plan.ids))
+
+    def _fit(self, source: PartySource) -> Encoding:
+        middles: dict[str, float] = {}
+        if source.impute == "median":
+            chosen = [self.columns[name] for name in self.plan.features]
+            chosen = [c for c in chosen if c.kind in (*NUMERIC, "date")]
+            middles = medians(self.table, [c for c in chosen if c.numbers.known])
+        features = self.plan.features
+        encoding, faults = fit(self.columns, features, source, middles)
+        self.faults += faults
+        return encoding
 
 
 def _kept(table: Table, rows: Array) -> Table:
@@ -288,7 +285,7 @@ def convert(
         rows = order.rows(ids)
         text = "%s: %d of its %d rows, by alignment %r"
         logger.info(text, who, len(rows), len(ids or ()), order.name)
-    survey = survey_file(file, encoding, rows_used=rows)
+    survey = Survey(file, encoding, rows_used=rows)
     if survey.faults:
         logger.error("%s: %s", who, "; ".join(f.text for f in survey.faults))
     refuse(survey.faults, who)
