@@ -19,7 +19,7 @@ from annotated_types import Ge, Len
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from vfl_flower.party.columns import NO_COLUMNS, Declared, declared
+from vfl_flower.party.columns import Declared, declared
 from vfl_flower.party.consent import Consent
 from vfl_flower.party.guards import Call, Use
 from vfl_flower.party.identity import credential_of
@@ -90,7 +90,6 @@ def _hello(
         log.error("the consent of this party lacks: %s", "; ".join(lacks))
     if partition == "vertical" and party.gaps:
         raise PartyError("a missing value must be filled where parties hold columns")
-    columns = declared(party) if partition == "horizontal" else NO_COLUMNS
     reply: Hello = {
         "name": party.name or "",
         "index": -1 if party.index is None else party.index,
@@ -99,7 +98,7 @@ def _hello(
         "n_columns": party.X.shape[1],
         "n_labels": party.n_labels,
         "ids_digest": "" if partition == "either" else party.ids_digest or "",
-        **columns,  # type: ignore[typeddict-item]  # it has no optional key
+        **declared(party, partition == "horizontal"),  # type: ignore[typeddict-item]
         "version": __version__,
         "public_key": bytes(KEY_BYTES),
         "lacks": lacks,

@@ -35,20 +35,9 @@ class Declared(TypedDict):
     gaps: bool  # whether a value is missing
 
 
-NO_COLUMNS: Declared = {
-    "columns": [],
-    "names": [],
-    "kinds": [],
-    "widths": [],
-    "levels_digest": "",
-    "gaps": False,
-}
-"""What a party says where parties hold columns."""
-
-
-def declared(party: Party) -> Declared:
-    """Return what a party says of its columns where parties hold rows."""
-    entries = _entries(party)
+def declared(party: Party, of_rows: bool = True) -> Declared:
+    """Return what a party says of its columns; nothing unless parties hold rows."""
+    entries = _entries(party) if of_rows else []
     names = [entry["name"] for entry in entries]
     levels = {entry["name"]: entry["levels"] for entry in entries if entry["levels"]}
     texts = [text for name in sorted(levels) for text in ("", name, *levels[name])]
@@ -59,7 +48,7 @@ def declared(party: Party) -> Declared:
         "kinds": list(map(_kind, entries)),
         "widths": list(map(_width, entries)),
         "levels_digest": digest_ids(np.array(texts)) if texts else "",
-        "gaps": party.gaps,
+        "gaps": of_rows and party.gaps,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +16,9 @@ from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
 from vfl_flower.protocol.seals import Seal
 from vfl_flower.protocol.steps import Step
 from vfl_flower.secure_aggregation.groups import Group, group
-from vfl_flower.secure_aggregation.masks import PairwiseMasks, masked
+from vfl_flower.secure_aggregation.masks import masked
 from vfl_flower.secure_aggregation.relay import Relay
 from vfl_flower.typing import Array
-
-T = TypeVar("T")
 
 CLIPPED = "the number of clipped values"
 """Context of the mask of that number: no array can be called so."""
@@ -48,23 +46,15 @@ class PartySums:
         self.common = b""
 
     @cached_property
-    def masks(self) -> PairwiseMasks:
-        """The party's masks in this run."""
-        return self._with_keys(PairwiseMasks)
-
-    @cached_property
     def relay(self) -> Relay:
-        """The party's way to send to another one what the server cannot read."""
-        return self._with_keys(Relay)
+        """The party's masks in this run, and its way to send past the server."""
+        keys, frame = (self._private_key, self._public_keys), self.frame
+        with refusing("the parties' public keys do not fit: "):
+            return Relay(*keys, frame.index, frame.session)
 
     def agree(self, party: int) -> bytes:
         """Return what this party and another one know; see :meth:`Relay.agree`."""
         return self.relay.agree(party)
-
-    def _with_keys(self, make: Callable[[bytes, Sequence[bytes], int, int], T]) -> T:
-        keys, frame = (self._private_key, self._public_keys), self.frame
-        with refusing("the parties' public keys do not fit: "):
-            return make(*keys, frame.index, frame.session)
 
     def open(
         self,
@@ -139,7 +129,7 @@ class PartySums:
         if seal.kind == "pad":
             if array.dtype != adding.dtype:
                 raise PartyError(f"{seal.name!r} must hold {adding.dtype} elements")
-            pad = self.masks.pad(adding, array.size, seal.action, seal.name, seal.round)
+            pad = self.relay.pad(adding, array.size, seal.action, seal.name, seal.round)
             return adding, adding.subtract(array.ravel(), pad, out=pad)
         content = self._unsealed(array, seal)
         if len(content) % adding.dtype.itemsize:
@@ -227,7 +217,7 @@ class PartySums:
     def _count(self, step: Step[..., Any], clipped: int) -> bytes:
         """Return a number of clipped values as an addend."""
         adding = group("ring", MOST_CLIPPED, self.frame.parties)
-        masks = self.masks if self.frame.parties > 1 else None
+        masks = self.relay if self.frame.parties > 1 else None
         place = f"{step.action} {self.common.hex()}", CLIPPED, self.frame.round
         hidden, _ = masked(np.array([float(clipped)]), adding, masks, *place)
         return hidden.tobytes()
@@ -241,12 +231,12 @@ class PartySums:
         goal = name if wanted.to is None else f"{name} to {wanted.to}"
         # A single party, in a run without masks, has nobody to share masks with.
         alone = not adding.protects and self.frame.parties == 1
-        masks = None if alone else self.masks
+        masks = None if alone else self.relay
         place, values = (asked, goal, wanted.sum), np.asarray(addend)
         with refusing(f"{name!r} cannot be summed: "):
             hidden, clipped = masked(values, adding, masks, *place)
         if wanted.to == self.frame.index:
-            pad = self.masks.pad(adding, hidden.size, step.action, name, wanted.sum)
+            pad = self.relay.pad(adding, hidden.size, step.action, name, wanted.sum)
             hidden = adding.add(hidden.ravel(), pad, out=pad).reshape(hidden.shape)
         if wanted.relay is not None:
             hidden = hidden.ravel()

@@ -29,13 +29,43 @@ _BLOCK = 1 << 16
 _NONCE = bytes(16)
 
 
-class End:
-    """One party's end of the X25519 secrets that it shares with each other party.
+class PairwiseMasks:
+    """The masks of one party, from the X25519 secrets that it shares with each other.
+
+    The sum of the masks of all parties for one context (action, name, round) is the
+    zero of the group. To whoever lacks the private keys of a pair, the pair's masks are
+    indistinguishable from uniform elements, independent for each context, group
+    setting, count and run. So all but one of the other parties and the server together
+    learn no more than the sum of the inputs of the remaining two.
+
+    **Contract of the caller**: never use a context again with other values. Two
+    messages under one mask give away the difference of their values. Let `round`
+    strictly grow within a run for the same action and name, and make new keys for each
+    run. The same values may be sent again (a retry): the message is then the same, bit
+    for bit.
+
+    Public keys reach a party through the server: the masks protect against a server
+    that follows the protocol and is curious, not against one that forges keys.
 
     `public_keys` are those of all parties, the one of this party at `index`; `run_id`
     is the same at all parties. Raises ValueError if there are fewer than two keys, a
     key does not have 32 bytes, two are equal, the party's own is not at `index`, or one
     gives an all-zero shared secret.
+
+    >>> from vfl_flower.secure_aggregation.groups import Ring
+    >>> from vfl_flower.secure_aggregation.keys import new_private_key, public_key
+    >>> private = [new_private_key() for _ in range(3)]
+    >>> public = [public_key(key) for key in private]
+    >>> ring = Ring(bound=10.0, parties=3)
+    >>> messages = [
+    ...     masked(
+    ...         np.array([1.5, float(j)]), ring,
+    ...         PairwiseMasks(key, public, j, run_id=7), "scores", "g", 0,
+    ...     )[0]
+    ...     for j, key in enumerate(private)
+    ... ]
+    >>> unmask_sum(messages, ring)
+    array([4.5, 3. ])
     """
 
     def __init__(
@@ -77,41 +107,6 @@ class End:
                     ) from None
         self._public_keys = list(public_keys)
         self._index, self._run_id = index, run_id
-
-
-class PairwiseMasks(End):
-    """The masks of one party.
-
-    The sum of the masks of all parties for one context (action, name, round) is the
-    zero of the group. To whoever lacks the private keys of a pair, the pair's masks are
-    indistinguishable from uniform elements, independent for each context, group
-    setting, count and run. So all but one of the other parties and the server together
-    learn no more than the sum of the inputs of the remaining two.
-
-    **Contract of the caller**: never use a context again with other values. Two
-    messages under one mask give away the difference of their values. Let `round`
-    strictly grow within a run for the same action and name, and make new keys for each
-    run. The same values may be sent again (a retry): the message is then the same, bit
-    for bit.
-
-    Public keys reach a party through the server: the masks protect against a server
-    that follows the protocol and is curious, not against one that forges keys.
-
-    >>> from vfl_flower.secure_aggregation.groups import Ring
-    >>> from vfl_flower.secure_aggregation.keys import new_private_key, public_key
-    >>> private = [new_private_key() for _ in range(3)]
-    >>> public = [public_key(key) for key in private]
-    >>> ring = Ring(bound=10.0, parties=3)
-    >>> messages = [
-    ...     masked(
-    ...         np.array([1.5, float(j)]), ring,
-    ...         PairwiseMasks(key, public, j, run_id=7), "scores", "g", 0,
-    ...     )[0]
-    ...     for j, key in enumerate(private)
-    ... ]
-    >>> unmask_sum(messages, ring)
-    array([4.5, 3. ])
-    """
 
     def hide(
         self, elements: Array, group: Group, action: str, name: str, round: int

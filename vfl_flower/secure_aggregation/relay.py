@@ -6,13 +6,13 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from vfl_flower.secure_aggregation import labels
-from vfl_flower.secure_aggregation.masks import End, context, derive_key
+from vfl_flower.secure_aggregation.masks import PairwiseMasks, context, derive_key
 
 _NONCE = bytes(12)
 
 
-class Relay(End):
-    """One party's end of the sealed messages between parties.
+class Relay(PairwiseMasks):
+    """One party's masks, and its end of the sealed messages between parties.
 
     A message is encrypted and authenticated with ChaCha20-Poly1305 (RFC 8439) under a
     key of its own: HKDF-SHA256 of the X25519 secret of sender and receiver, with run,

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, overload
 
 import numpy as np
 
-from vfl_flower.party.columns import NO_COLUMNS, ColumnKind, Declared
+from vfl_flower.party.columns import ColumnKind, Declared
 from vfl_flower.party.identity import Credential, pack_credentials
 from vfl_flower.protocol.common import has_own, own_digest
 from vfl_flower.protocol.contract import (
@@ -127,7 +127,7 @@ class Parties(Sequence[PartyInfo]):
         """Note the columns of parties that hold rows; return how they match."""
         self._columns = agree(names, replies, self.columns)
         self.gaps = any(reply["gaps"] for reply in replies)
-        named = next((reply for reply in replies if reply["columns"]), NO_COLUMNS)
+        named = next((reply for reply in replies if reply["columns"]), replies[0])
         digests = named["columns"]
         self.columns = self._columns or list(digests)
         self.column_kinds = dict(zip(digests, named["kinds"], strict=True))
