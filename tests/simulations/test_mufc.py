@@ -327,14 +327,14 @@ def test_distances_are_those_that_the_numerics_take(pattern, count, monkeypatch)
     """Besides those of training, n K; without the server's part."""
     X = federation.mixture([200] * 3, 2, np.random.default_rng(0))
     data = federation.pooled("more", X, 3, n_parties=4)
-    inner, taken = numerics_of_mufc._squared_distances, []
+    inner, taken = numerics_of_mufc.row_squares, []
 
-    def counting(rows, centers):
-        distances = inner(rows, centers)
+    def counting(differences):
+        distances = inner(differences)
         taken.append(np.size(distances))
         return distances
 
-    monkeypatch.setattr(numerics_of_mufc, "_squared_distances", counting)
+    monkeypatch.setattr(numerics_of_mufc, "row_squares", counting)
     monkeypatch.setattr(mufc.Numerics, "cluster", lambda self: 0.0)
     actual = mufc.counted(data, pattern, count, 0)
     assert 0 < sum(actual["redrawn"]) < count

@@ -219,5 +219,5 @@ def distdim(
 
 
 def row_squares(rows: Array) -> Array:
-    """Return |x_i|^2 of each row."""
-    return np.asarray(np.einsum("ij,ij->i", rows, rows))
+    """Return |x|^2 along the last axis."""
+    return np.asarray(np.einsum("...j,...j->...", rows, rows))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from vfl_flower.numerics.kmeans import (
     assign,
     draw,
     lloyd,
+    row_squares,
     simplified_silhouettes,
     weighted_kmeans,
 )
@@ -101,7 +101,8 @@ def initialise(
         if nearest[row] == 0:
             raise ValueError(f"prefix must name rows of distinct values, got {reused}")
         center = blocks.take(np.array([row]))
-        distances = blocks.per_row(partial(_squared_distances, centers=center))
+        # Called at once, with this centre.
+        distances = blocks.per_row(lambda X: row_squares(X - center))  # noqa: B023
         closer = distances < nearest
         labels[closer] = j
         nearest[closer] = distances[closer]
@@ -127,7 +128,7 @@ def local_labels(rows: Array, centroids: Array) -> Array:
 
     The first among equals, as in `initialise`. The function holds r k' d numbers.
     """
-    return np.asarray(_squared_distances(rows[:, None], centroids).argmin(axis=1))
+    return np.asarray(row_squares(rows[:, None] - centroids).argmin(axis=1))
 
 
 def seed_centroids(
@@ -210,7 +211,7 @@ def merge_small(
     while len(remain) > 1 and counts[remain].min() < least:
         small = remain[::-1][counts[remain[::-1]].argmin()]
         remain = remain[remain != small]
-        distances = _squared_distances(centroids[remain], centroids[small])
+        distances = row_squares(centroids[remain] - centroids[small])
         into = remain[distances.argmin()]
         counts[into] += counts[small]
         becomes[becomes == small] = into
@@ -496,12 +497,6 @@ def contributions(blocks: RowBlocks, centers: Array, labels: Array) -> Array:
     """
 
     def terms(part: slice, X: Array) -> list[Array]:
-        return [_squared_distances(X, centers[labels[part]])]
+        return [row_squares(X - centers[labels[part]])]
 
     return np.concatenate(blocks.map_reduce(terms, operator.add, [np.empty(0)]))
-
-
-def _squared_distances(rows: Array, centers: Array) -> Array:
-    # From the differences, so that it is exactly 0 for a row that equals the centre.
-    difference = rows - centers
-    return np.asarray(np.einsum("...j,...j->...", difference, difference))

@@ -79,16 +79,14 @@ class PairwiseMasks:
             raise ValueError(
                 f"index must be between 0 and {len(public_keys) - 1}, got {index}"
             )
-        first: dict[bytes, int] = {}
         for j, key in enumerate(public_keys):
             if len(key) != KEY_BYTES:
                 raise ValueError(
                     f"public key of party {j} must have 32 bytes, got {len(key)}"
                 )
-            if first.setdefault(key, j) != j:
+            if (first := public_keys.index(key)) != j:
                 raise ValueError(
-                    "public keys must differ, "
-                    f"got the same for parties {first[key]} and {j}"
+                    f"public keys must differ, got the same for parties {first} and {j}"
                 )
         if public_keys[index] != public_key(private_key):
             raise ValueError(
@@ -115,7 +113,7 @@ class PairwiseMasks:
 
         For party i it is sum_{j > i} r_ij - sum_{j < i} r_ji. `action` and `name` are
         the step of the protocol and the array in its message; see the class for
-        `round`. Raises ValueError if `round` is negative.
+        `round`.
         """
         parts = self._parts(group, elements.size, action, name, round)
         streams: list[tuple[bool, Take]] = []
@@ -136,7 +134,7 @@ class PairwiseMasks:
         and subtracts it from the total that the server passes on, which looks uniform.
         The pad comes from the party's private key alone, so it is independent of the
         masks, and nobody else can make it. The contract of the class holds for pads
-        too. Raises ValueError if `round` is negative.
+        too.
         """
         parts = self._parts(group, count, action, name, round)
         parts = [labels.OWN_PAD, *parts, self._public_keys[self._index]]
@@ -181,23 +179,13 @@ def unmask_sum(arrays: Sequence[Array], group: Group) -> Array:
     """Add the messages of all parties, where masks cancel, and decode: sum_i x_i.
 
     If the message of a party is missing, the result is noise, which this function
-    cannot detect. Raises ValueError if there is no array, there are more than the group
-    can sum, or their shapes or types do not fit.
+    cannot detect. Raises ValueError if there is no array, or there are more than the
+    group can sum.
     """
     if not 1 <= len(arrays) <= group.parties:
         raise ValueError(
             f"arrays must be between 1 and {group.parties}, got {len(arrays)}"
         )
-    shape = arrays[0].shape
-    for j, array in enumerate(arrays):
-        if array.dtype != group.dtype:
-            raise ValueError(
-                f"array of party {j} must have type {group.dtype}, got {array.dtype}"
-            )
-        if array.shape != shape:
-            raise ValueError(
-                f"array of party {j} must have shape {shape}, got {array.shape}"
-            )
     total = arrays[0].copy()
     for array in arrays[1:]:
         group.add(total, array, out=total)
@@ -205,9 +193,7 @@ def unmask_sum(arrays: Sequence[Array], group: Group) -> Array:
 
 
 def context(run_id: int, action: str, name: str, round: int) -> list[bytes]:
-    """Return a context for `derive_key`; raises ValueError if `round` is negative."""
-    if round < 0:
-        raise ValueError(f"round must be at least 0, got {round}")
+    """Return a context for `derive_key`."""
     return [part.encode() for part in (str(run_id), action, name, str(round))]
 
 

@@ -40,7 +40,7 @@ class Relay(PairwiseMasks):
 
         The receiver, `to`, may be this party: the key then comes from the private key
         alone, and nobody else can open the message. Raises ValueError if `to` is no
-        party, or `round` is negative.
+        party.
         """
         cipher = self._cipher(self._index, to, action, name, round)
         return cipher.encrypt(_NONCE, data, None)
@@ -51,8 +51,7 @@ class Relay(PairwiseMasks):
         """Open a message that one party, which may be this one, sealed to this one.
 
         Raises ValueError if the message was altered, or sealed by another party, to
-        another one or in another context; if `sender` is no party, or `round` is
-        negative.
+        another one or in another context, or if `sender` is no party.
         """
         cipher = self._cipher(sender, self._index, action, name, round)
         try:

@@ -97,8 +97,6 @@ def test_blocks_cover_the_rows():
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"half": -1}, "half must be at least 0"),
-        ({"round": -1}, "round must be at least 0"),
         ({"shape": ()}, "shape must have sizes"),
         ({"shape": (3, 0)}, "shape must have sizes"),
     ],

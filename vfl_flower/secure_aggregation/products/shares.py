@@ -54,8 +54,8 @@ class Deal:
     one mask give away the difference of what they hide. The same data may be opened
     again (a retry): the message is then the same, bit for bit.
 
-    Raises ValueError if `round` or `half` is negative, a size in `shape` is not
-    positive, or the columns of `owners` are not those of `shape`.
+    Raises ValueError if a size in `shape` is not positive, or the columns of `owners`
+    are not those of `shape`.
     """
 
     run_id: int
@@ -80,11 +80,8 @@ class Deal:
             raise ValueError(
                 f"owners must have {self.shape[1]} columns in all, got {self.owners}"
             )
-        if self.half < 0:
-            raise ValueError(f"half must be at least 0, got {self.half}")
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must have sizes of at least 1, got {self.shape}")
-        self.parts("")
 
     @property
     def rows(self) -> int:
