@@ -35,6 +35,7 @@ from vfl_flower.protocol.terms import (
     Terms,
 )
 from vfl_flower.secure_aggregation.keys import parse_key
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 _WITHOUT_ROWS = frozenset({"totals", "coefficients", "moments", "curves"})
@@ -282,26 +283,21 @@ def unpack_rows(packed: bytes, n_rows: int) -> Array:
     return np.unpackbits(bits, count=n_rows).astype(bool)
 
 
+@shapes_only
+@dataclass(eq=False)
 class Releases:
-    """Which rows have left a party, by kind: in this run, and ever.
+    """Which rows have left a party, by kind: in this run, and ever."""
 
-    `run` has masks of the rows of this run, shape (n,), changed in place. With a
-    journal come `life`, from a kind to the sorted tags of the rows that have ever left,
-    and `tags`, from rows to their tags. `added` holds all tags of the kinds of this
-    message.
-    """
-
-    def __init__(
-        self,
-        consent: Consent,
-        run: dict[str, Array],
-        n_rows: int,
-        life: Callable[[str], Array] | None = None,
-        tags: Callable[[Array], Array] | None = None,
-    ) -> None:
-        self.consent, self.run, self._n_rows = consent, run, n_rows
-        self._life, self._tags = life, tags
-        self.added: dict[str, Array] = {}
+    consent: Consent
+    run: dict[str, Array]
+    """Masks of the rows of this run, shape (n,), changed in place."""
+    n_rows: int
+    life: Callable[[str], Array] | None = None
+    """With a journal, from a kind to the sorted tags of rows that have ever left."""
+    tags: Callable[[Array], Array] | None = None
+    """With a journal, from rows to their tags."""
+    added: dict[str, Array] = field(default_factory=dict)
+    """All tags of the kinds of this message."""
 
     def count(self, kind: Kind, number: int = 1) -> None:
         """Count what is of no single row; raise PartyError if no more may leave."""
@@ -328,13 +324,13 @@ class Releases:
         self.added[kind] = np.union1d(ever, new)
 
     def _in_run(self, kind: Kind) -> Array:
-        return self.run.get(kind, np.zeros(self._n_rows, dtype=bool))
+        return self.run.get(kind, np.zeros(self.n_rows, dtype=bool))
 
     def _ever(self, kind: Kind, limit: Limit) -> Array:
         if kind in self.added:
             return self.added[kind]
-        if self._life is not None:
-            return self._life(kind)
+        if self.life is not None:
+            return self.life(kind)
         if limit.life is not None:
             raise PartyError(
                 f"the limit of {kind} for the life of the data needs a state-dir"
@@ -358,8 +354,8 @@ class Releases:
         if limit.life is not None:
             ever, new = self._ever(kind, limit), np.flatnonzero(after & ~before)
             if len(new):
-                assert self._tags is not None  # it comes with `life`
-                ever = np.union1d(ever, self._tags(new))
+                assert self.tags is not None  # it comes with `life`
+                ever = np.union1d(ever, self.tags(new))
             if len(ever) > limit.life:
                 raise PartyError(
                     f"this party's consent lets {limit.life} rows leave it as {kind} "

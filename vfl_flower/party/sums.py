@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,37 +19,36 @@ from vfl_flower.protocol.steps import Step
 from vfl_flower.secure_aggregation.groups import Group, group
 from vfl_flower.secure_aggregation.masks import masked
 from vfl_flower.secure_aggregation.relay import Relay
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 CLIPPED = "the number of clipped values"
 """Context of the mask of that number: no array can be called so."""
 
 
+@shapes_only
+@dataclass(eq=False)
 class PartySums:
     """The sums of one message, at one party.
 
     Each goes to the server, where the masks cancel; ``to`` a party, whose pad stays on
     it; or by ``relay`` to a party, for which this one encrypts its addend and what
-    other parties have sent it under the same name. `common` is the digest of the inputs
-    that are common to all parties; b"" if the step sends nothing that depends on it.
+    other parties have sent it under the same name.
     """
 
-    def __init__(
-        self,
-        private_key: bytes,
-        public_keys: Sequence[bytes],
-        frame: Frame,
-        allow_plain: bool,
-    ) -> None:
-        self._private_key, self._public_keys = private_key, public_keys
-        self.frame, self.allow_plain = frame, allow_plain
-        self._received: dict[str, Array] = {}
-        self.common = b""
+    private_key: bytes
+    public_keys: Sequence[bytes]
+    frame: Frame
+    allow_plain: bool
+    common: bytes = b""
+    """The digest of the inputs that are common to all parties; b"" if the step sends
+    nothing that depends on it."""
+    received: dict[str, Array] = field(default_factory=dict)
 
     @cached_property
     def relay(self) -> Relay:
         """The party's masks in this run, and its way to send past the server."""
-        keys, frame = (self._private_key, self._public_keys), self.frame
+        keys, frame = (self.private_key, self.public_keys), self.frame
         with refusing("the parties' public keys do not fit: "):
             return Relay(*keys, frame.index, frame.session)
 
@@ -73,7 +73,7 @@ class PartySums:
         """
         request = step.contract.request
         if self.frame.sums or step.contract.seals:
-            keys = list(self._public_keys)
+            keys = list(self.public_keys)
             self.common = common_digest(request, values, digests, self.frame, keys)
         for name in values:
             if leaves_of(request, name) is not None:
@@ -84,7 +84,7 @@ class PartySums:
             parts = [_part(values, f"{name}.{place}") for place in range(len(seals))]
             wanted, leaves = self.frame.sums.get(name), leaves_of(request, name)
             if wanted is not None and wanted.relay is not None:
-                self._received[name] = self._total(name, parts, seals)[1]
+                self.received[name] = self._total(name, parts, seals)[1]
             elif leaves is None:
                 raise PartyError(f"{step.action} does not take {name!r} from a party")
             elif seals[0].kind == "secret":
@@ -240,8 +240,8 @@ class PartySums:
             hidden = adding.add(hidden.ravel(), pad, out=pad).reshape(hidden.shape)
         if wanted.relay is not None:
             hidden = hidden.ravel()
-            if name in self._received:
-                hidden = _added(adding, name, hidden, self._received[name])
+            if name in self.received:
+                hidden = _added(adding, name, hidden, self.received[name])
             data, to = hidden.tobytes(), wanted.relay
             data = self.relay.seal(to, data, step.action, name, self.frame.round)
             hidden = np.frombuffer(data, dtype=adding.dtype)

@@ -84,6 +84,7 @@ class ProtocolResult(Result):
         return dict(recorded[max(recorded)])
 
 
+@dataclass(eq=False, repr=False)
 class Run:
     """What a protocol is given besides the parties: its randomness and its record.
 
@@ -91,18 +92,14 @@ class Run:
     why the result may be worse than it should be.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        evaluate_fn: EvaluateFn | None = None,
-        ledger: Ledger | None = None,
-    ) -> None:
-        self.seed, self._ledger, self.traces = seed, ledger or Ledger(), Traces()
-        self._evaluate_fn = evaluate_fn
-        self.train_metrics: dict[int, MetricRecord] = {}
-        self.evaluate_metrics: dict[int, MetricRecord] = {}
-        self.curves: dict[str, list[Any]] = {}
-        self.warnings: list[str] = []
+    seed: int
+    evaluate_fn: EvaluateFn | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    traces: Traces = field(default_factory=dict)
+    train_metrics: dict[int, MetricRecord] = field(default_factory=dict)
+    evaluate_metrics: dict[int, MetricRecord] = field(default_factory=dict)
+    curves: dict[str, list[Any]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
     def rng(self, stream: str) -> np.random.Generator:
         """Return the server's generator of one named stream."""
@@ -120,15 +117,15 @@ class Run:
         if metrics is not None:
             plain = {n: np.asarray(value).tolist() for n, value in metrics.items()}
             self.train_metrics[iteration] = MetricRecord(plain)
-        evaluate = self._evaluate_fn
-        evaluated = None if evaluate is None else evaluate(iteration, arrays)
-        if evaluated is not None:
-            self.evaluate_metrics[iteration] = evaluated
+        if self.evaluate_fn is not None:
+            evaluated = self.evaluate_fn(iteration, arrays)
+            if evaluated is not None:
+                self.evaluate_metrics[iteration] = evaluated
 
     def trace(self, name: str, value: float) -> None:
         """Store a solver's value of a metric, with what the run has cost so far."""
-        sent = self._ledger.bytes_up + self._ledger.bytes_down
-        point = (self._ledger.round_trips, sent, float(value))
+        sent = self.ledger.bytes_up + self.ledger.bytes_down
+        point = (self.ledger.round_trips, sent, float(value))
         self.traces.setdefault(name, []).append(point)
 
 
