@@ -135,9 +135,7 @@ def combine(
     if not positive.any():
         raise ValueError("weights must have a positive value")
     points, weights = points[positive], weights[positive]
-    distinct = min(k, len(points))
-    centers, _ = weighted_kmeans(points, distinct, weights, rng, n_init)
-    return first_of_equals(centers)[np.arange(k) % distinct]
+    return first_of_equals(weighted_kmeans(points, k, weights, rng, n_init)[0])
 
 
 def first_of_equals(centers: Array) -> Array:

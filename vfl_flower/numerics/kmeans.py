@@ -165,16 +165,17 @@ def weighted_kmeans(
 
     Returns the best centres of `n_init` starts, (k, d), and their cost, sum_i w_i min_l
     |x_i - c_l|^2, with the weights w >= 0, (m,). Some centres are equal where fewer
-    than k rows are distinct. Raises ValueError if `k` is below 1 or above m.
+    than k rows are distinct. Raises ValueError if `k` is below 1, or there is no row.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
-    model = KMeans(k, n_init=n_init, random_state=int(rng.integers(2**32)))
+    clusters = min(k, len(X))
+    model = KMeans(clusters, n_init=n_init, random_state=int(rng.integers(2**32)))
     with warnings.catch_warnings():  # fewer distinct rows than k is no fault here
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(X, sample_weight=weights)
-    return model.cluster_centers_, float(model.inertia_)
+    return model.cluster_centers_[np.arange(k) % clusters], float(model.inertia_)
 
 
 def partial_distances(rows: Array, centers: Array) -> Array:
@@ -213,9 +214,8 @@ def distdim(
     """
     cells, cell = np.unique(assignments, axis=0, return_inverse=True)
     grid = np.hstack([C[cells[:, j]] for j, C in enumerate(local_centers)])
-    counts, distinct = np.bincount(cell.ravel(), weights), min(k, len(cells))
-    centers, _ = weighted_kmeans(grid, distinct, counts, rng, n_init)
-    return centers[np.arange(k) % distinct]
+    counts = np.bincount(cell.ravel(), weights)
+    return weighted_kmeans(grid, k, counts, rng, n_init)[0]
 
 
 def row_squares(rows: Array) -> Array:

@@ -507,24 +507,15 @@ class Parties(Sequence[PartyInfo]):
             if reply.signed is not None:
                 self._signed[j] = reply.signed
         self._note(step, requests.values(), arrived)
-        return {
-            j: self._checked(step, j, sizes[j], sums.get(j, {}), reply)
-            for j, reply in zip(requests, arrived, strict=True)
-        }
-
-    def _checked(
-        self,
-        step: Step[Any, R],
-        j: int,
-        sizes: Sizes,
-        sums: Mapping[str, SumRequest],
-        arrived: Opened,
-    ) -> Reply[R]:
-        try:
-            return checked(step, j, len(self), sizes, sums, arrived)
-        except ContractError as error:
-            reason = f"its reply is malformed: {error}"
-            raise self.failure(j, step, reason) from None
+        replies = {}
+        for j, reply in zip(requests, arrived, strict=True):
+            asked = sizes[j], sums.get(j, {})
+            try:
+                replies[j] = checked(step, j, len(self), *asked, reply)
+            except ContractError as error:
+                reason = f"its reply is malformed: {error}"
+                raise self.failure(j, step, reason) from None
+        return replies
 
     def _signatures(self, j: int) -> bytes | None:
         """Return the signatures of all parties, once, for a second message to j."""
