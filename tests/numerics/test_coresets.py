@@ -332,14 +332,6 @@ def test_tau_grows_to_that_of_the_sample():
     assert estimates[2] == pytest.approx(expected)
 
 
-def test_tau_needs_pairs():
-    rng = np.random.default_rng(0)
-    with pytest.raises(ValueError, match="at least 2 rows, got 1"):
-        tau([np.ones((1, 1))], rng)
-    with pytest.raises(ValueError, match="pairs must be at least 1, got 0"):
-        tau([np.ones((2, 1))], rng, 0)
-
-
 def test_importance_estimate_covers_the_mean():
     # 1000 draws of 400 rows: with normal errors |z| > 1.96 in 5 %; a share of 8.5 % or
     # more, or a mean z beyond 0.15, is a false alarm in 1e-5 of the seeds.

@@ -168,8 +168,7 @@ def tau(
 
     The assumption: some party t has |x_i - x_i'|^2 <= tau |x_i^(t) - x_i'^(t)|^2 for
     all pairs of rows. `blocks` are the parties' columns of the same rows, shapes
-    (m, d_j), and `pairs` is the number of pairs, drawn with replacement. Raises
-    ValueError if there are fewer than two rows, or `pairs` is below 1.
+    (m, d_j), m >= 2, and `pairs` is the number of pairs, drawn with replacement.
 
     Returns min_t max over the sampled pairs of the ratio: at least 1, and infinite
     where each party has a pair of rows that differ in other parties' columns alone.
@@ -177,10 +176,6 @@ def tau(
     of all pairs exceeds the value that a given party attains.
     """
     m = len(blocks[0])
-    if m < 2:
-        raise ValueError(f"tau needs at least 2 rows, got {m}")
-    if pairs < 1:
-        raise ValueError(f"pairs must be at least 1, got {pairs}")
     i = rng.integers(m, size=pairs)
     j = (i + rng.integers(1, m, size=pairs)) % m
     local = np.array([((X[i] - X[j]) ** 2).sum(axis=1) for X in blocks])
