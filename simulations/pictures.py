@@ -119,7 +119,7 @@ def picture(name: str, panels: Sequence[Panel]) -> bytes:
     )
     height = 2.8 * down + 0.26 * -(-len(labels) // ncols) + 0.2
     width = max(5.5, 3.3 * across + 0.3)
-    return make_figure(name, "", "", alt, {}, draw, width=width, height=height).svg
+    return make_figure(name, "", "", alt, draw, width=width, height=height).svg
 
 
 def _short(value: float) -> str:

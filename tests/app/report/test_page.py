@@ -1,15 +1,16 @@
 """The page of a run: complete, sound, alone, and for whoever reads it."""
 
-import csv
 import html.parser
 import json
 import re
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from results import made_result
 from variants import VARIANTS, parties_of
 
@@ -24,7 +25,7 @@ from vfl_flower.app.report.page import (
     times_of,
     verdicts,
 )
-from vfl_flower.app.report.report import PAGE, RESULT, page_text, record_of
+from vfl_flower.app.report.report import PAGE, RESULT, page_text, record_of, write_page
 from vfl_flower.server import metrics as protocol_metrics
 from vfl_flower.simulation import InProcessGrid
 
@@ -240,25 +241,39 @@ def drawn(**more):
     return {figure.name: figure for figure in figures_of(record["results"])}
 
 
-def test_roc_by_hand():
+@pytest.fixture
+def plotted(monkeypatch):
+    """Return the axes of the figures of a record by their names."""
+
+    def make(name, *texts, **size):
+        canvas = Figure()
+        texts[-1](canvas)
+        return SimpleNamespace(name=name, axes=canvas.axes[0])
+
+    monkeypatch.setattr(figures, "make_figure", make)
+    return lambda **more: {name: each.axes for name, each in drawn(**more).items()}
+
+
+def test_roc_by_hand(plotted):
     """From the highest score: 18 of 53 positives for 2 of 87 others, then 38 for 12."""
-    data = drawn(curves=TWO)["roc"].data
-    rates = np.array([[0, 18, 38, 48, 53], [0, 2, 12, 42, 87]]) / [[53], [87]]
-    np.testing.assert_allclose(data["true_positive_rate"], rates[0])
-    np.testing.assert_allclose(data["false_positive_rate"], rates[1])
+    _, curve = plotted(curves=TWO)["roc"].lines
+    rates = np.array([[0, 2, 12, 42, 87], [0, 18, 38, 48, 53]]) / [[87], [53]]
+    np.testing.assert_allclose(curve.get_xydata(), rates.T)
 
 
-def test_calibration_by_hand():
+def test_calibration_by_hand(plotted):
     """5 of 50 are 0.1, with a standard error of sqrt(0.1 * 0.9 / 50)."""
-    data = drawn(curves=TWO)["calibration"].data
-    np.testing.assert_allclose(data["share_positive"], [0.1, 0.25, 2 / 3, 0.9])
-    assert data["standard_error"][0] == pytest.approx(np.sqrt(0.09 / 50))
+    (points,) = plotted(curves=TWO)["calibration"].containers
+    shares = [0.1, 0.25, 2 / 3, 0.9]
+    np.testing.assert_allclose(points[0].get_xydata().T, [TWO["score"], shares])
+    low, high = points[2][0].get_segments()[0][:, 1]
+    assert (high - low) / 4 == pytest.approx(np.sqrt(0.09 / 50))
 
 
 def test_without_probabilities_there_is_no_calibration():
     curves = {name: TWO[name] for name in ("rows", "positives")}
     figures_drawn = drawn(curves=curves)
-    assert figures_drawn["roc"].data == drawn(curves=TWO)["roc"].data
+    assert figures_drawn["roc"].svg == drawn(curves=TWO)["roc"].svg
     assert "calibration" not in figures_drawn
 
 
@@ -266,8 +281,14 @@ def test_bins_of_one_class_draw_nothing():
     assert "roc" not in drawn(curves=TWO | {"positives": [0.0] * 4})
 
 
-def test_curves_of_numbers():
-    assert drawn(curves=NUMBERS)["predicted-true"].data == NUMBERS
+def test_curves_of_numbers(plotted):
+    axes = plotted(curves=NUMBERS)["predicted-true"]
+    places = np.transpose([NUMBERS["predicted"], NUMBERS["true"]])
+    np.testing.assert_allclose(axes.lines[1].get_xydata(), places)
+    (band,) = axes.collections
+    (outline,) = (path.vertices for path in band.get_paths())
+    assert outline[:, 1].max() == pytest.approx(4.4 + 0.8)
+    assert outline[:, 1].min() == pytest.approx(1.2 - 0.5)
 
 
 @pytest.mark.parametrize(
@@ -302,24 +323,27 @@ def test_standard_errors_are_written_out():
 
 
 @pytest.mark.parametrize("rows", [[3.0, 1.0], []])
-def test_clusters(rows):
+def test_clusters(rows, plotted, monkeypatch):
     places = {"x": [1.0, -3.0], "y": [0.0, 0.0], "rows": rows, "shares": [1.0, 0.0]}
-    figure = drawn(clusters=places)["clusters"]
-    assert figure.data["x"] == [1.0, -3.0]
-    assert ("not known to the server" in figure.text) == (not rows)
+    circles, _ = plotted(clusters=places)["clusters"].collections
+    np.testing.assert_array_equal(circles.get_offsets(), [[1, 0], [-3, 0]])
+    monkeypatch.undo()
+    text = drawn(clusters=places)["clusters"].text
+    assert ("not known to the server" in text) == (not rows)
 
 
-def test_files_of_a_figure():
-    figure = drawn(curves=TWO)["calibration"]
-    files = dict(figure.files())
-    assert [name.split(".")[1] for name in files] == ["svg", "png", "json", "csv"]
-    root = ElementTree.fromstring(files["calibration.svg"])
-    assert root.get("aria-label") == figure.alt
-    assert files["calibration.png"].startswith(b"\x89PNG")
-    assert json.loads(files["calibration.json"])["data"] == figure.data
-    header, *rows = csv.reader(files["calibration.csv"].decode().splitlines())
-    assert header == list(figure.data)
-    assert [float(row[0]) for row in rows] == TWO["score"]
+def test_files_of_a_figure(tmp_path):
+    record = json.loads(json.dumps(record_of({"a": made_result()}, {}, "")))
+    record["run_config"] = {"strategy": "ridge", "task": "train"}
+    record["results"]["a"]["curves"] = TWO
+    (tmp_path / RESULT).write_text(json.dumps(record))
+    write_page(tmp_path)
+    folder = tmp_path / "figures"
+    files = sorted(path.name for path in folder.glob("calibration.*"))
+    assert files == ["calibration.png", "calibration.svg"]
+    root = ElementTree.parse(folder / "calibration.svg").getroot()
+    assert root.get("aria-label") == drawn(curves=TWO)["calibration"].alt
+    assert (folder / "calibration.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_times_add_up_to_what_the_server_waited():

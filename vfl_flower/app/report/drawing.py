@@ -6,19 +6,14 @@ stays text in the SVG, so that it can be read aloud, searched and set in another
 
 from __future__ import annotations
 
-import csv
 import io
-import json
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
-
-import numpy as np
-from numpy.typing import ArrayLike
+from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,14 +28,10 @@ COLORS = {
 }
 """The colours that figures have, on white, and the page's names of them."""
 
-_SVG = "http://www.w3.org/2000/svg"
-_LINK = "{http://www.w3.org/1999/xlink}href"
-ElementTree.register_namespace("", _SVG)
-
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure with its numbers."""
+    """A figure of a report."""
 
     name: str
     title: str
@@ -48,8 +39,6 @@ class Figure:
     """What it shows and how to read it."""
     alt: str
     """What can be seen in it, in words."""
-    data: dict[str, list[Any]]
-    """Its numbers, columns of one length."""
     svg: bytes
     png: bytes
 
@@ -60,19 +49,7 @@ class Figure:
         for color, name in COLORS.items():
             text = text.replace(color, f"var({name})")
         # A parser of HTML knows the namespace by the element.
-        return text.replace(f' xmlns="{_SVG}"', "")
-
-    def files(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the figure's files: their names and contents."""
-        table = io.StringIO()
-        writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(self.data)
-        writer.writerows(zip(*self.data.values(), strict=True))
-        numbers = {"title": self.title, "text": self.text, "data": self.data}
-        yield f"{self.name}.svg", self.svg
-        yield f"{self.name}.png", self.png
-        yield f"{self.name}.json", (json.dumps(numbers, indent=1) + "\n").encode()
-        yield f"{self.name}.csv", table.getvalue().encode()
+        return re.sub(' xmlns="[^"]*"', "", text, count=1)
 
 
 SQUARE = {"width": 4.6, "height": 4.2}
@@ -96,7 +73,6 @@ _STYLE: Any = {
     "legend.labelcolor": INK,
     "lines.linewidth": 2,
     "svg.fonttype": "none",
-    "svg.hashsalt": "vfl-flower",
     "text.color": INK,
     "text.parse_math": False,
     "xtick.color": INK,
@@ -104,12 +80,14 @@ _STYLE: Any = {
 }
 
 
+_NO_METADATA = dict.fromkeys(["Creator", "Date", "Format", "Type"])
+
+
 def make_figure(
     name: str,
     title: str,
     text: str,
     alt: str,
-    data: Mapping[str, ArrayLike],
     draw: Callable[[Canvas], None],
     width: float = 6.8,
     height: float = 3.4,
@@ -120,50 +98,30 @@ def make_figure(
     from matplotlib.figure import Figure as Canvas
 
     svg, png = io.BytesIO(), io.BytesIO()
+    unique_ids = {"svg.hashsalt": name}  # in a page of several figures
     # A letter that the font lacks: the page has the name, in fonts of the reader.
-    with rc_context(_STYLE), warnings.catch_warnings():
+    with rc_context(_STYLE | unique_ids), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+")
         canvas = Canvas(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(canvas)
         draw(canvas)
-        canvas.savefig(svg, format="svg", metadata={"Date": None})
+        canvas.savefig(svg, format="svg", metadata=_NO_METADATA)
         canvas.savefig(png, format="png", dpi=150, metadata={"Software": None})
-    columns = {key: np.asarray(column).tolist() for key, column in data.items()}
-    tidied = _tidied(svg.getvalue(), name, alt)
-    return Figure(name, title, text, alt, columns, tidied, png.getvalue())
+    tidied = _tidied(svg.getvalue().decode(), alt)
+    return Figure(name, title, text, alt, tidied.encode(), png.getvalue())
 
 
-def _tidied(svg: bytes, name: str, alt: str) -> bytes:
-    """Return an SVG with a text in place of the picture, and ids unique in a page."""
-    root = ElementTree.fromstring(svg)
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
-                parent.remove(child)
-    used = set(re.findall(r"url\(#([^)]+)\)", ElementTree.tostring(root, "unicode")))
-    used |= {element.get(_LINK, "")[1:] for element in root.iter()}
-    names = {
-        element.get("id", ""): f"{name}-{place}"
-        for place, element in enumerate(root.iter())
-        if element.get("id") in used
-    }
-    for element in root.iter():
-        if new := names.get(element.attrib.pop("id", "")):
-            element.set("id", new)
-        for key, value in list(element.attrib.items()):
-            pointed = re.sub(
-                r"url\(#([^)]+)\)", lambda m: f"url(#{names[m[1]]})", value
-            )
-            if key == _LINK:
-                del element.attrib[key]
-                key, pointed = "href", f"#{names[value[1:]]}"
-            element.set(key, pointed)
-    for key in ("width", "height"):
-        root.attrib.pop(key)
-    root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
-    root.set("role", "img")
-    root.set("aria-label", alt)
-    return bytes(ElementTree.tostring(root, encoding="utf-8")) + b"\n"
+def _tidied(svg: str, alt: str) -> str:
+    """Return an SVG as an element of a page, with a text in place of the picture."""
+    svg = svg[svg.index("<svg ") :].replace("<use xlink:href=", "<use href=")
+    svg = re.sub('<g id="[^"]*"', "<g", svg)  # every figure has the same
+    label = escape(alt, {'"': "&quot;"})
+    return re.sub(
+        ' xmlns:xlink="[^"]*" width="[^"]*" height="[^"]*"',
+        lambda _: f' role="img" aria-label="{label}"',
+        svg,
+        count=1,
+    )
 
 
 def in_lines(text: str) -> str:

@@ -93,7 +93,6 @@ def _roc(rows: Array, positives: Array) -> Figure:
         "line is guessing.",
         f"ROC curve of {int(rows.sum()):,} rows held out in {len(rows)} groups, with "
         f"an area of about {area:.2f}; the line of guessing has 0.5.",
-        {"false_positive_rate": fpr, "true_positive_rate": tpr},
         draw,
         **SQUARE,
     )
@@ -122,12 +121,6 @@ def _calibration(rows: Array, positives: Array, score: Array) -> Figure:
         f"Predicted probabilities against what happened, in {len(score)} groups of "
         f"rows; the largest difference is at {score[worst]:.2f}, where "
         f"{share[worst]:.2f} of the rows are positive.",
-        {
-            "predicted": score,
-            "share_positive": share,
-            "standard_error": spread,
-            "rows": rows.astype(int),
-        },
         draw,
         **SQUARE,
     )
@@ -167,12 +160,6 @@ def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
         f"{int(rows.sum()):,} rows, from {predicted.min():.3g} to "
         f"{predicted.max():.3g}; the largest difference of the means is at "
         f"{predicted[off]:.3g}, where the truth is {true[off]:.3g}.",
-        {
-            "predicted": predicted,
-            "true": true,
-            "true_sd": spread,
-            "rows": rows.astype(int),
-        },
         draw,
         **SQUARE,
     )
@@ -201,7 +188,6 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
     what = "The area of a circle is the number of rows of its cluster."
     if not known:
         what = "The numbers of rows are not known to the server, so all are alike."
-    listed = rows if known else [""] * len(x)
     sizes = f" of {int(rows.min()):,} to {int(rows.max()):,} rows" if known else ""
     return make_figure(
         "clusters",
@@ -211,7 +197,6 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
         f"picture shows {sum(shares):.0%} of how the centres differ, and no row.",
         f"{len(x)} clusters{sizes} in two directions, which show {sum(shares):.0%} of "
         "how their centres differ.",
-        {"cluster": range(1, len(x) + 1), "x": x, "y": y, "rows": listed},
         draw,
         height=4.2,
     )
@@ -253,11 +238,6 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
         f"{len(trace['value'])} steps"
         for name, trace in traces.items()
     )
-    columns: dict[str, list[Any]] = {"metric": []}
-    for name, trace in traces.items():
-        columns["metric"] += [name] * len(trace["value"])
-        for column in ("round_trips", "bytes", "value"):
-            columns.setdefault(column, []).extend(trace[column])
     return make_figure(
         "progress",
         "What each step of the solver gained",
@@ -265,7 +245,6 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
         "directions. Where the line is flat, further steps gained little for their "
         "bytes. Steps that send nothing are counted instead.",
         f"{ends}.",
-        columns,
         draw,
         height=3.1,
     )

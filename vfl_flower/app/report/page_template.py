@@ -130,7 +130,7 @@ TEMPLATE = """\
 <h3>{{ figure.title }}</h3>
 {{ figure.inline|safe }}
 <figcaption>{{ figure.text }} <span class="small">Files: \
-figures/{{ figure.name }}.svg, .png, .json and .csv</span></figcaption>
+figures/{{ figure.name }}.svg and .png</span></figcaption>
 </figure>{% endmacro %}
 <!DOCTYPE html>
 <html lang="en">

@@ -186,8 +186,8 @@ def write_page(folder: Path) -> Path:
     figures = figures_of(record["results"])
     (folder / FIGURES).mkdir(exist_ok=True)
     for figure in figures:
-        for name, content in figure.files():
-            write_whole(folder / FIGURES / name, content)
+        write_whole(folder / FIGURES / f"{figure.name}.svg", figure.svg)
+        write_whole(folder / FIGURES / f"{figure.name}.png", figure.png)
     write_text(folder / PAGE, page_of(record, figures))
     return folder / PAGE
 
