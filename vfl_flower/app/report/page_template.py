@@ -8,16 +8,11 @@ from __future__ import annotations
 STYLE = """
 :root {
   color-scheme: light dark;
-  --paper: #ffffff; --ink: #1f2933; --muted: #56616c; --grid: #d5dbe1;
-  --first: #1d5fa6; --second: #b3540b; --third: #7b8794;
-  --panel: #f4f6f8; --warn: #8a3b00; --warnpanel: #fff4e5;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --paper: #14191e; --ink: #e6eaee; --muted: #aab5bf; --grid: #3a444e;
-    --first: #7ab4ee; --second: #f0a35e; --third: #8a949e;
-    --panel: #1d242b; --warn: #ffc078; --warnpanel: #2d2212;
-  }
+  --paper: light-dark(#ffffff, #14191e); --ink: light-dark(#1f2933, #e6eaee);
+  --muted: light-dark(#56616c, #aab5bf); --grid: light-dark(#d5dbe1, #3a444e);
+  --first: light-dark(#1d5fa6, #7ab4ee); --second: light-dark(#b3540b, #f0a35e);
+  --third: light-dark(#7b8794, #8a949e); --panel: light-dark(#f4f6f8, #1d242b);
+  --warn: light-dark(#8a3b00, #ffc078); --warnpanel: light-dark(#fff4e5, #2d2212);
 }
 * { box-sizing: border-box; }
 body {
@@ -81,12 +76,7 @@ footer { margin: 3rem auto 2rem; font-size: .85rem; }
   dd { margin-bottom: .5rem; }
 }
 @media print {
-  :root {
-    color-scheme: light;
-    --paper: #ffffff; --ink: #000000; --muted: #3d4650; --grid: #c3cad1;
-    --first: #1d5fa6; --second: #b3540b; --third: #7b8794;
-    --panel: #ffffff; --warn: #8a3b00; --warnpanel: #ffffff;
-  }
+  :root { color-scheme: light; --panel: #ffffff; --warnpanel: #ffffff; }
   @page { margin: 16mm 14mm; }
   body { font-size: 10.5pt; }
   header, main, footer { max-width: none; padding: 0; }
