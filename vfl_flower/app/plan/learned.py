@@ -119,18 +119,12 @@ def table_of(rows: Iterable[Learned]) -> str:
 
 
 def table_of_all() -> str:
-    """Return who learns what, and what leaves at the defaults, as Markdown."""
+    """Return who learns what from every task of every strategy, as Markdown."""
     parts = ["Every run:", table_of(who_learns([hello]))]
     for name, tasks in ALGORITHMS.items():
         for strategy in tasks:
-            learned = who_learns(strategy.steps)
-            header, rows = list(_HEADER), list(map(_cells, learned))
-            if strategy.task == "train":
-                seen = _seen_at_defaults(name)
-                header.append("at the defaults")
-                rows = [[*_cells(row), _sent(row, seen)] for row in learned]
             title = f"`{name}`, task `{strategy.task}`:"
-            parts += [title, _table(header, rows)]
+            parts += [title, table_of(who_learns(strategy.steps))]
     return "\n\n".join(parts)
 
 
@@ -142,16 +136,6 @@ def table_at_defaults() -> str:
             if row.how != _BY_SERVER:
                 rows.append([f"`{name}`", *_cells(row)])
     return _table(("strategy", *_HEADER), rows)
-
-
-def _sent(row: Learned, seen: Mapping[str, Seen]) -> str:
-    """Return which of the values of a row a rehearsal has seen."""
-    of_step = seen.get(row.step, Seen())
-    sent = of_step.request if row.how == _BY_SERVER else of_step.reply
-    values = [value for value in row.values if value in sent]
-    if len(values) == len(row.values):
-        return "yes"
-    return f"only {', '.join(f'`{value}`' for value in values)}" if values else "no"
 
 
 def _seen_at_defaults(name: str) -> dict[str, Seen]:
