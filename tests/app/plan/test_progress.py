@@ -7,8 +7,9 @@ import pytest
 
 from vfl_flower import CoresetVRLR, FKKMeans, Ledger, Party
 from vfl_flower.app.plan import progress
-from vfl_flower.app.plan.progress import Progress, Reporter, planned_trips
+from vfl_flower.app.plan.progress import LINE, Reporter, line_of, planned_trips
 from vfl_flower.app.plan.rehearsal import Rehearsal, Shape
+from vfl_flower.app.report.units import size
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies.kernel_kmeans import training as kernel_kmeans
 
@@ -21,29 +22,31 @@ def parties():
     return [Party(X[:, :2], name="a"), Party(X[:, 2:], X.sum(axis=1), name="b")]
 
 
-@pytest.mark.parametrize("planned", [0, 4])
-def test_a_line_is_read_back(planned):
-    line = Progress("coresets_totals", 3, planned, 1_234_567, 12.0)
-    assert Progress.parse(f"{line}\n") == line
-    assert ("left" in str(line)) == bool(planned)
+def test_lines_have_the_same_columns():
+    """For a step that was planned, and one that nothing is known of."""
+    lines = [line_of("x_y", 3, 4, 1_234_567, 12.0), line_of("hello", 1, 0, 1200, 72.0)]
+    shown, steps = zip(*(LINE.fullmatch(line).groups() for line in lines), strict=True)
+    assert steps == ("x_y", "hello")
+    assert shown == (
+        f" 75% x_y{' ' * 21} round trip    3,  1.23 MB, 12 s, 4 s left",
+        f"     hello{' ' * 19} round trip    1,   1.2 kB, 1:12",
+    )
 
 
-@pytest.mark.parametrize(
-    "line", ["", "progress: step x", "INFO : progress: 3", "| 1 |"]
-)
+@pytest.mark.parametrize("line", ["", "progress: x", "INFO : progress: 3", "| 1 |"])
 def test_another_line_is_none_of_them(line):
-    assert Progress.parse(line) is None
+    assert LINE.fullmatch(line) is None
 
 
 def test_a_run_says_how_far_it_is():
     lines = []
     watched = CENTRAL.watched_by(Reporter(lines.append))
     ledger = watched.start(InProcessGrid(parties())).ledger
-    read = [Progress.parse(line) for line in lines]
-    assert [line.step for line in read] == list(ledger.waits)
-    assert [line.trips for line in read] == [1, 2, 3]
-    assert [line.planned for line in read] == [0, 3, 3]
-    assert read[-1].n_bytes == ledger.bytes_up + ledger.bytes_down
+    assert [LINE.fullmatch(line)[2] for line in lines] == list(ledger.waits)
+    shares, trips = zip(*((line[10:14], line[50:55]) for line in lines), strict=True)
+    assert list(map(str.strip, shares)) == ["", "67%", "100%"]
+    assert list(map(int, trips)) == [1, 2, 3]
+    assert size(ledger.bytes_up + ledger.bytes_down) in lines[-1]
     assert ledger.watch is None
 
 

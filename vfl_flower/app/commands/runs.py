@@ -34,8 +34,7 @@ from vfl_flower.app.deployment.bundle import bundle_hash
 from vfl_flower.app.deployment.federation import HOME
 from vfl_flower.app.deployment.flower_run import RunOutcome, read_settings, submit
 from vfl_flower.app.deployment.processes import COLOR, Processes, RunFailed
-from vfl_flower.app.plan.progress import Progress
-from vfl_flower.app.report.units import clock, size
+from vfl_flower.app.plan.progress import LINE
 from vfl_flower.app.server_app import RESUME, command_of, make_strategies
 from vfl_flower.protocol.names import did_you_mean, printable
 from vfl_flower.server.checkpoint import FILE
@@ -136,11 +135,11 @@ class Follower:
     def __call__(self, line: str) -> None:
         """Show one line."""
         plain = printable(COLOR.sub("", line).rstrip())
-        progress = None if self._verbose else Progress.parse(plain)
-        if progress is not None:
-            again = self._rewrites and progress.step == self._step
-            self._step = progress.step
-            print("\x1b[1A\x1b[2K" * again + describe(progress), flush=True)
+        if not self._verbose and (progress := LINE.fullmatch(plain)):
+            shown, step = progress.groups()
+            again = self._rewrites and step == self._step
+            self._step = step
+            print("\x1b[1A\x1b[2K" * again + shown, flush=True)
             return
         self._step = ""
         self.resumable |= plain.startswith(RESUME)
@@ -151,16 +150,6 @@ class Follower:
         self._ended |= plain.startswith("ERROR")
         if plain and not self._ended and not _FLOWERS.match(plain):
             print(plain, flush=True)
-
-
-def describe(progress: Progress) -> str:
-    """Return a line of progress as a table's line: the same widths for all steps."""
-    share = "     " if progress.share is None else f"{progress.share:4.0%} "
-    left = "" if progress.left is None else f", {clock(progress.left)} left"
-    return (
-        f"{share}{progress.step:<24} round trip {progress.trips:>4}, "
-        f"{size(progress.n_bytes):>8}, {clock(progress.seconds)}{left}"
-    )
 
 
 Federation = Annotated[

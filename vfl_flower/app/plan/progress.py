@@ -1,7 +1,7 @@
-"""How far a run is, in lines that people and programs read: no value of the data.
+"""How far a run is, in lines of its log: no value of the data.
 
 The server logs a line when the parties have answered a step for the first time, and
-then every few seconds; ``vfl-flower run`` reads these lines back.
+then every few seconds; ``vfl-flower run`` shows what stands behind ``progress:``.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from flwr.app import Message
 
 from vfl_flower.app.plan.rehearsal import Rehearsal, Shape, n_rows_of, quietly, rehearse
+from vfl_flower.app.report.units import clock, size
 from vfl_flower.server.ledger import Ledger
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import ProtocolStrategy
@@ -31,58 +31,22 @@ FEW_ROWS = 300
 PATIENCE = 5.0
 """Seconds that the rehearsals may compute: the parties wait meanwhile."""
 
-_LINE = re.compile(
-    r"progress: step (\S+), round trip (\d+)(?: of (\d+) \(\d+ %\))?, "
-    r"([\d,]+) bytes, (\d+) s(?:, about \d+ s left)?"
-)
+LINE = re.compile(r"progress: (.{5}(\S+) .*)")
+"""A line of :func:`line_of`: what people see of it, and in that the step."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is; as text it is the line that the server logs."""
+def line_of(step: str, trips: int, planned: int, n_bytes: int, seconds: float) -> str:
+    """Return how far a run is, in columns of the same widths for all steps.
 
-    step: str
-    trips: int
-    """Round trips so far."""
-    planned: int
-    """Round trips of the whole run; 0: unknown."""
-    n_bytes: int
-    """Bytes sent so far, in both directions."""
-    seconds: float
-    """Time since the run started."""
-
-    @property
-    def share(self) -> float | None:
-        """Share of the round trips that is done; None: unknown."""
-        return self.trips / self.planned if self.planned else None
-
-    @property
-    def left(self) -> float | None:
-        """Seconds that the other round trips take, if they are as long; or None."""
-        if not self.planned:
-            return None
-        return (self.planned - self.trips) * self.seconds / self.trips
-
-    def __str__(self) -> str:
-        """Return the line, which :meth:`parse` reads."""
-        trips, left = f"round trip {self.trips}", ""
-        if self.share is not None and self.left is not None:
-            trips += f" of {self.planned} ({self.share:.0%})".replace("%", " %")
-            left = f", about {self.left:.0f} s left"
-        return (
-            f"progress: step {self.step}, {trips}, {self.n_bytes:,} bytes, "
-            f"{self.seconds:.0f} s{left}"
-        )
-
-    @classmethod
-    def parse(cls, line: str) -> Progress | None:
-        """Return what a line of a log says, or None where it is another one."""
-        match = _LINE.fullmatch(line.strip())
-        if match is None:
-            return None
-        step, trips, planned, sent, seconds = match.groups(default="0")
-        n_bytes = int(sent.replace(",", ""))
-        return cls(step, int(trips), int(planned), n_bytes, float(seconds))
+    `trips` are the round trips so far, `planned` those of the whole run, or 0 where
+    they are not known, and `n_bytes` what was sent in both directions.
+    """
+    share = f"{trips / planned:4.0%} " if planned else " " * 5
+    left = f", {clock((planned - trips) * seconds / trips)} left" if planned else ""
+    return (
+        f"progress: {share}{step:<24} round trip {trips:>4}, {size(n_bytes):>8}, "
+        f"{clock(seconds)}{left}"
+    )
 
 
 class Reporter:
@@ -113,7 +77,7 @@ class Reporter:
         self._last = now
         n_bytes = ledger.bytes_up + ledger.bytes_down
         seconds = now - self._start
-        self._say(str(Progress(action, trips, self._planned, n_bytes, seconds)))
+        self._say(line_of(action, trips, self._planned, n_bytes, seconds))
 
 
 def planned_trips(strategy: ProtocolStrategy, shapes: Sequence[Shape]) -> int:
