@@ -58,6 +58,8 @@ SQUARE = {"width": 4.6, "height": 4.2}
 _STYLE: Any = {
     "axes.edgecolor": GRID,
     "axes.facecolor": "none",
+    "axes.formatter.limits": (-4, 7),  # no power of ten beside the axis
+    "axes.formatter.useoffset": False,
     "axes.grid": True,
     "axes.axisbelow": True,
     "axes.labelcolor": INK,
@@ -129,41 +131,13 @@ def in_lines(text: str) -> str:
     return textwrap.fill(text, 39, break_long_words=False, break_on_hyphens=False)
 
 
-def note(
-    axes: Axes,
-    text: str,
-    place: tuple[float, float],
-    offset: tuple[float, float],
-    color: str = INK,
-    ha: str = "center",
-) -> None:
-    """Write a text at a place of the axes, moved by so many points."""
-    axes.annotate(
-        text, place, xytext=offset, textcoords="offset points", color=color, ha=ha
-    )
-
-
-def mark_few(axes: Axes) -> None:
-    """Mark few places of the lower axis."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.xaxis.set_major_formatter(tick)
-
-
-def tick(value: float, place: float) -> str:
-    """Return the number of a mark, without a power of ten beside the axis."""
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
+def diagonal(axes: Axes, meaning: str, place: float = 0.0) -> None:
+    """Draw the line of equal coordinates by a place on it, and say what it means."""
+    axes.axline((place, place), slope=1, color=THIRD, linestyle="--", label=meaning)
+    axes.legend(frameon=False)
 
 
 def unit_square(axes: Axes, meaning: str) -> None:
     """Show all from 0 to 1, in both directions alike, and what the diagonal means."""
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal")
-    diagonal(axes, 0, 1, meaning)
-
-
-def diagonal(axes: Axes, low: float, high: float, meaning: str) -> None:
-    """Draw the line of equal coordinates, and say beside it what it means."""
-    axes.plot([low, high], [low, high], color=THIRD, linestyle="--")
-    place = low + 0.62 * (high - low)
-    note(axes, meaning, (place, place), (8, -12), color=MUTED, ha="left")
+    diagonal(axes, meaning)

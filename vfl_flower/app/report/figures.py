@@ -17,9 +17,6 @@ from vfl_flower.app.report.drawing import (
     diagonal,
     in_lines,
     make_figure,
-    mark_few,
-    note,
-    tick,
     unit_square,
 )
 from vfl_flower.typing import Array
@@ -138,15 +135,13 @@ def _regression(curves: Mapping[str, Sequence[float]]) -> Figure | None:
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
-        low, high = min(predicted.min(), true.min()), max(predicted.max(), true.max())
-        diagonal(axes, low, high, "as predicted")
+        diagonal(axes, "as predicted", predicted.mean())
         lower, upper = true - spread, true + spread
         axes.fill_between(predicted, lower, upper, color=FIRST, alpha=0.18, linewidth=0)
         axes.plot(predicted, true, color=FIRST, marker="o", markersize=4)
         axes.set_xlabel("prediction")
         axes.set_ylabel("truth")
-        mark_few(axes)
-        axes.yaxis.set_major_formatter(tick)
+        axes.locator_params(axis="x", nbins=4)
 
     off = int(np.abs(true - predicted).argmax())
     return make_figure(
@@ -180,7 +175,9 @@ def _clusters(result: Mapping[str, Any]) -> Figure | None:
         axes.scatter(x, y, s=8, color=INK)
         beside = 2 + 0.7 * np.sqrt(areas / np.pi)  # points, from centre to edge
         for k, away in enumerate(beside):
-            note(axes, f"{k + 1}", (x[k], y[k]), (away, away), ha="left")
+            axes.annotate(
+                f"{k + 1}", (x[k], y[k]), (away, away), textcoords="offset points"
+            )
         axes.margins(0.2)
         axes.set_xlabel(f"first direction ({shares[0]:.0%} of how the centres differ)")
         axes.set_ylabel(f"second direction ({shares[1]:.0%})")
@@ -228,10 +225,10 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
             if min(values) > 0 and max(values) > 30 * min(values):
                 axes.set_yscale("log")
                 axes.yaxis.set_minor_locator(NullLocator())
-                axes.yaxis.set_major_formatter(tick)
+                axes.yaxis.set_major_formatter("{x:.4g}")
             axes.set_xlabel("MB sent so far" if sent else "step")
             axes.set_title(in_lines(titles[name]), loc="left")
-            mark_few(axes)
+            axes.locator_params(axis="x", nbins=4)
 
     ends = "; ".join(
         f"{titles[name]} from {trace['value'][0]:.3g} to {trace['value'][-1]:.3g} in "
