@@ -92,10 +92,10 @@ def test_the_tutorial(tmp_path, monkeypatch):
         steps = re.findall(r"(?m)^ *\d*%? (\w+) +round trip", shown)
         assert steps[:2] == ["hello", "alignment_encrypt_ids"], shown
         assert steps[-1] == "ridge_scores"
-        # About 0.1, and 0.5 for the more frequent class. Of 145 rows the bound is six
+        # About 10 %, and 50 % for the more frequent class. Of 145 rows the bound is six
         # standard deviations above the first, the training's own counted.
         error = re.search(r"(?m)^\| +test error \| +([\d.]+)", shown)[1]
-        assert float(error) < 0.3
+        assert float(error) < 30
         made.model = re.search(r"(?m)^model ([0-9a-f]{16}):", shown)[1]
 
         for words in lines[predicting:]:

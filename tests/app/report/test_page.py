@@ -65,7 +65,7 @@ class Checked(html.parser.HTMLParser):
 
     def handle_data(self, data):
         if self._open[-1:] != ["style"]:
-            self.text += data.replace("\N{NO-BREAK SPACE}", " ")
+            self.text += data
             self.words |= words_of(data)
 
 

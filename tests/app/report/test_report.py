@@ -8,7 +8,7 @@ import pytest
 from results import made_result
 
 from vfl_flower import MUFC, CoresetVRLR, SecureRidge
-from vfl_flower.app.report.report import changed, page_text, summary_rows, write_report
+from vfl_flower.app.report.report import changed, page_text, write_report
 
 
 def result(loss, *, seed=4, **more):
@@ -51,26 +51,42 @@ def test_numbers_that_json_does_not_have(tmp_path):
     assert "inf" in (tmp_path / "report.md").read_text()
 
 
-def test_summary(results):
-    header, rows = summary_rows(results)
-    assert header == ["", "coreset", "full"]
-    table = {name: cells for name, *cells in rows}
-    assert table == {
+def printed(tmp_path, results):
+    """Return the table that a run prints: the cells of each row by its name."""
+    text = write_report(tmp_path, results, SETTINGS).split("\n\n")[0]
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines()]
+    return {name: cells for name, *cells in rows}
+
+
+def test_summary(tmp_path, results):
+    table = printed(tmp_path, results)
+    assert {name: table[name] for name in table if "-:" not in name} == {
+        "": ["coreset", "full"],
         "train loss": ["1.25", "1"],
-        "sigma min": ["0.5", ""],
+        "sigma min": ["0.5", "-"],
         "round trips": ["3", "3"],
-        "bytes up": ["2,310", "2,310"],
-        "evaluation bytes up": ["300", "300"],
-        "bytes down": ["4,620", "4,620"],
-        "units": ["346", "346"],
-        "seconds": ["1.50", "1.50"],
+        "bytes from all parties": ["2.31 kB", "2.31 kB"],
+        "bytes to all parties": ["4.62 kB", "4.62 kB"],
+        "bytes to evaluate": ["300 B", "300 B"],
+        "time waited": ["1.50 s", "1.50 s"],
+        "time computed by parties": ["0.30 s", "0.30 s"],
+        "time in all": ["0.00 s", "0.00 s"],
     }
 
 
-def test_a_standard_error_stands_beside_its_number():
-    rows = summary_rows({"a": result(1.0, test_loss=2.0, test_loss_se=0.1234)})[1]
-    assert rows[:2] == [["train loss", "1"], ["test loss", "2 +- 0.12"]]
-    assert not any("se" in row[0].split() for row in rows)
+def test_a_standard_error_stands_beside_its_number(tmp_path):
+    given = result(1.0, test_loss=2.0, test_loss_se=0.1234)
+    table = printed(tmp_path, {"a": given})
+    assert (table["train loss"], table["test loss"]) == (["1"], ["2 ± 0.12"])
+    assert not any("se" in name.split() for name in table)
+
+
+def test_a_ledger_is_no_markup(tmp_path):
+    """Whatever the names of parties are: all its lines are indented."""
+    write_report(tmp_path, {"a": made_result("``` <b>")}, SETTINGS)
+    _, ledger = (tmp_path / "report.md").read_text().split("## Ledger of a\n\n")
+    assert "``` <b>" in ledger
+    assert all(line.startswith("    ") for line in ledger.splitlines())
 
 
 def test_settings_are_compared_with_the_defaults():

@@ -83,10 +83,9 @@ def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"cut": cut, "unbroken": unbroken}
+    environment.filters["cut"] = cut
     results: Mapping[str, Any] = record["results"]
     name, first = next(iter(results.items()))
-    warnings = [(other, x) for other, r in results.items() for x in r["warnings"]]
     return environment.from_string(TEMPLATE).render(
         style=STYLE,
         record=record,
@@ -95,12 +94,9 @@ def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
         first=first,
         several=len(results) > 1,
         short=in_short(results),
-        warnings=warnings,
-        metrics=_metrics(results),
-        costs=[
-            (title, text, [_cost(key, r | r["ledger"]) for r in results.values()])
-            for title, (key, text) in COSTS.items()
-        ],
+        warnings=warnings_of(results),
+        metrics=metrics_of(results),
+        costs=costs_of(results),
         tables=list(_tables(first)),
         pictures=figures,
         missing=_missing(first),
@@ -112,15 +108,15 @@ def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
     )
 
 
+def warnings_of(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return why results may be worse than they should be, each by its result."""
+    return [(name, text) for name, r in results.items() for text in r["warnings"]]
+
+
 def cut(text: object) -> str:
     """Return a text, or its beginning where it is long."""
     whole = str(text)
     return whole if len(whole) <= MOST_OF_TEXT else f"{whole[:MOST_OF_TEXT]}…"
-
-
-def unbroken(text: str) -> str:
-    """Return a text whose percentages stay in one line."""
-    return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def in_short(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -219,7 +215,7 @@ def _missing(result: Mapping[str, Any]) -> str:
     )
 
 
-def _metrics(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+def metrics_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the metrics of all results with what they mean, those explained first."""
     values = [last(result) for result in results.values()]
     explained: dict[str, Any] = {}
@@ -294,6 +290,14 @@ def amount(value: Any, kind: str) -> str:
 
 def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
+
+
+def costs_of(results: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
+    """Return what a run has cost: a title, what it means, and each result's figure."""
+    return [
+        (title, text, [_cost(key, r | r["ledger"]) for r in results.values()])
+        for title, (key, text) in COSTS.items()
+    ]
 
 
 def _cost(key: str, counts: Mapping[str, float]) -> str:

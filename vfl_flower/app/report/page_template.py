@@ -147,7 +147,7 @@ style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
 <section class="short" aria-label="In short">
 <ul>
 {% for sentence in short %}
-<li>{{ sentence|unbroken }}</li>
+<li>{{ sentence }}</li>
 {% endfor %}
 </ul>
 </section>
@@ -181,7 +181,7 @@ caption="What each party holds, and what its part of the run was") %}
 {% call table("Table of the metrics", "Number", results, text="What it means") %}
 {% for row in metrics %}
 <tr><th scope="row">{{ row.title }}<br><code class="small">{{ row.name }}</code></th>\
-{{ numbers_of(row["values"]) }}<td class="text">{{ row.text|unbroken }}\
+{{ numbers_of(row["values"]) }}<td class="text">{{ row.text }}\
 {% if row.better %} The {{ row.better }}, the better.{% endif %}</td></tr>
 {% endfor %}
 {% endcall %}

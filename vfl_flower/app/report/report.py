@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,13 +18,12 @@ from rich.table import Table
 
 from vfl_flower.app.plan.learned import who_learns
 from vfl_flower.app.report.figures import figures_of
-from vfl_flower.app.report.page import page_of
+from vfl_flower.app.report.page import costs_of, metrics_of, page_of, warnings_of
 from vfl_flower.files import write_whole
 from vfl_flower.party.answering import hello
 from vfl_flower.protocol.names import printable
 from vfl_flower.protocol.settings import settings_of, values_of
 from vfl_flower.protocol.terms import KINDS
-from vfl_flower.server.metrics import SPREAD
 from vfl_flower.server.strategy import ProtocolResult, ProtocolStrategy
 from vfl_flower.version import __version__
 
@@ -54,25 +54,29 @@ def write_report(
     write_text(folder / RESULT, json.dumps(record, indent=1))
     for name, result in results.items():
         result.model.save(folder / f"model-{name}.npz")
-    first = next(iter(results))
+    first, shown = next(iter(results)), record["results"]
     ledger = results[first].ledger.table()
-    fence = max(["``", *re.findall("`+", ledger)], key=len) + "`"
+    lines = [["", *results]]
+    for row in metrics_of(shown):
+        lines.append([row["name"].replace("_", " "), *row["values"]])
+    for title, _, values in costs_of(shown):
+        lines.append([title.lower(), *values])
+    notes = list(filter(None, [shown[first]["note"]]))
+    for name, warning in warnings_of(shown):
+        notes.append(f"Warning{f', {name}' if len(shown) > 1 else ''}: {warning}.")
 
     def results_as(show: Callable[[str], str]) -> str:
-        header, rows = summary_rows(results)
-        cells = [list(map(show, row)) for row in (header, *rows)]
-        notes = [show(note)] if (note := results[first].model.note) else []
-        notes += [f"Warning: {show(text)}." for text in warnings_of(results)]
-        return "\n\n".join([markdown_table(cells[0], cells[1:]), *notes])
+        cells = [list(map(show, line)) for line in lines]
+        return "\n\n".join([markdown_table(cells[0], cells[1:]), *map(show, notes)])
 
     write_text(
         folder / REPORT,
         f"# {markdown(str(settings.get('strategy', 'Result')))}\n\n"
         f"{results_as(markdown)}\n\n## Ledger of {markdown(first)}\n\n"
-        f"{fence}\n{ledger}\n{fence}\n",
+        f"{textwrap.indent(ledger, '    ')}\n",
     )
-    shown = results_as(printable)
-    return f"{shown}\n\nledger of {first}:\n{ledger}\n\nresults in {folder}"
+    printed = results_as(printable)
+    return f"{printed}\n\nledger of {first}:\n{ledger}\n\nresults in {folder}"
 
 
 def markdown(text: str) -> str:
@@ -207,51 +211,9 @@ def read_result(folder: Path) -> dict[str, Any]:
     return dict(read)
 
 
-def warnings_of(results: Mapping[str, ProtocolResult]) -> list[str]:
-    """Return why results may be worse than they should be, a sentence each."""
-    several = len(results) > 1
-    return [
-        f"{name}: {warning}" if several else warning
-        for name, result in results.items()
-        for warning in result.warnings
-    ]
-
-
 def _number(value: Any) -> Any:
     """Return a value for JSON: as text if it is infinite or NaN, which JSON lacks."""
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
-
-
-def summary_rows(
-    results: Mapping[str, ProtocolResult],
-) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the table of results, a column for each."""
-    names = dict.fromkeys(
-        name for result in results.values() for name in result.metrics
-    )
-    rows = [
-        [name, *(_cell(result.metrics, name) for result in results.values())]
-        for name in names
-        if not (name.endswith(SPREAD) and name.removesuffix(SPREAD) in names)
-    ]
-    costs = {
-        "round trips": lambda result: f"{result.ledger.round_trips}",
-        "bytes up": lambda result: f"{result.ledger.bytes_up:,}",
-        "evaluation bytes up": lambda result: f"{result.evaluation.bytes_up:,}",
-        "bytes down": lambda result: f"{result.ledger.bytes_down:,}",
-        "units": lambda result: f"{result.ledger.units:,}",
-        "seconds": lambda result: f"{result.ledger.seconds_waited:.2f}",
-    }
-    rows += [[cost, *map(of, results.values())] for cost, of in costs.items()]
-    return ["", *results], [[row[0].replace("_", " "), *row[1:]] for row in rows]
-
-
-def _cell(metrics: Mapping[str, Any], name: str) -> str:
-    """Return a metric, with its standard error where it has one."""
-    if (value := metrics.get(name)) is None:
-        return ""
-    spread = metrics.get(f"{name}{SPREAD}")
-    return f"{value:.6g}" + ("" if spread is None else f" +- {spread:.2g}")
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
