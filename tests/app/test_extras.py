@@ -76,4 +76,4 @@ def test_a_command_that_needs_one_says_so_before_any_work(tmp_path):
 def test_a_run_in_one_process_needs_none_and_its_page_says_what_it_lacks(tmp_path):
     page = printed(NOTEBOOK, tmp_path)
     assert "There are no figures, since figures need Matplotlib: pip install" in page
-    assert "pip install matplotlib; then run vfl-flower report RUN" in page
+    assert "pip install matplotlib; then run <code>vfl-flower report RUN" in page

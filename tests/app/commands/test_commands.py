@@ -159,7 +159,7 @@ def test_files_are_simulated_and_the_report_shown(files, tmp_path):
     np.testing.assert_allclose(actual.coef_[0], expected.model.coef_[0])
     code, out = call("report", "--output-dir", tmp_path / "out")
     assert code == 0
-    assert f"{expected.metrics['train_loss']:.6g}" in out
+    assert f"{expected.metrics['train_loss']:.4g}" in out
     assert "coresets_totals" in out
     number = folder.name.split("-")[-1]
     for name in (number, folder.name, folder):

@@ -8,9 +8,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from vfl_flower.app.commands.options import Command, FormatOption, Verbose, print_json
 from vfl_flower.app.commands.reports import (
@@ -21,6 +18,7 @@ from vfl_flower.app.commands.reports import (
 )
 from vfl_flower.app.commands.runs import Federation, gather, start
 from vfl_flower.app.config import output_dir
+from vfl_flower.app.report.report import markdown_table
 from vfl_flower.strategies import ALGORITHMS, load_model
 
 app = typer.Typer(
@@ -46,11 +44,9 @@ def list_models(output_dir_: OutputDir = "", format_: FormatOption = "text") -> 
     if format_ == "json":
         print_json([dict(zip(titles, row, strict=True)) for row in rows])
         return
-    table = Table(*titles, box=None, pad_edge=False)
-    for name, strategy, tasks, run in rows:
-        table.add_row(*map(escape, (name, strategy, ", ".join(tasks), run)))
-    if models:  # a name is copied whole, however narrow the terminal
-        Console(highlight=False, width=1000).print(table)
+    cells = [(name, kind, ", ".join(tasks), run) for name, kind, tasks, run in rows]
+    if models:
+        typer.echo(markdown_table(titles, cells))
     typer.echo(f"{len(models)} model{'s' * (len(models) != 1)} in {folder}")
 
 

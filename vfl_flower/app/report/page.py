@@ -99,7 +99,7 @@ def page_of(record: Mapping[str, Any], figures: Sequence[Figure]) -> str:
         costs=costs_of(results),
         tables=list(_tables(first)),
         pictures=figures,
-        missing=_missing(first),
+        missing=reason_missing("matplotlib"),
         parties=list(_parties(first)),
         steps=list(_steps(first)),
         learned=_learned(first["learned"]),
@@ -198,21 +198,6 @@ def verdicts(metrics: Mapping[str, Any]) -> list[str]:
             "rows; a single cluster would explain 0 %."
         )
     return sentences
-
-
-def _missing(result: Mapping[str, Any]) -> str:
-    """Return why there is no figure, or none of predictions and truth, or ""."""
-    if reason := reason_missing("matplotlib"):
-        again = "then run vfl-flower report RUN --rebuild"
-        return f"There are no figures, since {reason}; {again}."
-    judged = {"test_error", "test_r2"} & last(result).keys()
-    if result.get("curves") or not judged:
-        return ""
-    return (
-        "There is no picture of the predictions beside the truth. It needs at least "
-        "100 rows held out, of which the party with the labels reports means over "
-        "groups of 20 rows or more where its consent allows curves. This run has none."
-    )
 
 
 def metrics_of(results: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -196,7 +196,8 @@ caption="What each party holds, and what its part of the run was") %}
 {% endfor %}
 </div>
 {% if missing %}
-<p class="text">{{ missing }}</p>
+<p class="text">There are no figures, since {{ missing }}; then run \
+<code>vfl-flower report RUN --rebuild</code>.</p>
 {% endif %}
 
 <h2 id="cost">What it cost, and where the time went</h2>
