@@ -19,7 +19,7 @@ from vfl_flower.app.commands.reports import (
 from vfl_flower.app.commands.runs import Federation, gather, start
 from vfl_flower.app.config import output_dir
 from vfl_flower.app.report.report import markdown_table
-from vfl_flower.strategies import ALGORITHMS, load_model
+from vfl_flower.strategies import load_model
 
 app = typer.Typer(
     help="The models of finished runs, on the machine of the SuperLink.",
@@ -61,18 +61,16 @@ def show(
     models = find_models(model, folder)
     if not models:
         raise ValueError(f"there is no model {model!r} in {folder}")
+    described = [_described(stored) for stored in models]
     if format_ == "json":
-        print_json([_described(stored) for stored in models])
+        print_json(described)
         return
-    for stored in models:
-        loaded = load_model(stored.file)
-        title = f"{stored.name}: {loaded.kind}, {stored.strategy} {stored.task}"
-        typer.echo(f"{title}\n  file: {stored.file}")
-        if loaded.note:
-            typer.echo(f"  {loaded.note}")
-        for name, array in loaded.arrays().items():
-            value = array if array.size == 1 else f"shape {array.shape}"
-            typer.echo(f"  {name}: {value}")
+    for about in described:
+        text = "{model}: {kind}, {strategy} {task}\n  file: {file}".format_map(about)
+        typer.echo(f"{text}\n  {about['note']}".rstrip())
+        for name, value in about["arrays"].items():
+            shown = f"shape {value['shape']}" if isinstance(value, dict) else value
+            typer.echo(f"  {name}: {shown}")
 
 
 def _described(stored: Stored) -> dict[str, Any]:
@@ -124,17 +122,10 @@ def remove(
     algorithm = strategy or (models[0].strategy if models else "")
     if not algorithm:
         raise ValueError(
-            "strategy must be given for a model of which this machine has no "
-            f"file: --strategy with one of {', '.join(_WITH_PARTS)}"
+            "strategy must be given, as --strategy, for a model of which this machine "
+            "has no file"
         )
     pairs = [*(set_ or []), f"model-id={ids.pop()}"]
     if output_dir_:
         pairs.append(f"output-dir={output_dir_}")
     start(gather(algorithm, "remove", pairs), connection, federation, verbose=verbose)
-
-
-_WITH_PARTS = [
-    name
-    for name, tasks in ALGORITHMS.items()
-    if any(kind.task == "remove" for kind in tasks)
-]

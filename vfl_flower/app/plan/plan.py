@@ -33,9 +33,6 @@ FEW_ROWS = 1_000
 MESSAGE_BYTES = 2**25
 """Most bytes of one reply where a step sends all rows, in as many messages as it takes:
 a rehearsal on fewer rows may need only one of them."""
-LINEAR = 1.8
-"""Growth from one doubling of the rows to the next that counts as proportional to the
-rows: the next doubling then adds twice as much."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +133,8 @@ class RunPlan:
         rows = f"{self.rows:,} random rows"
         text = f"The figures come from a rehearsal in this process on {rows}"
         if self.extended:
-            text += f", and on a half and a quarter of them: those of all {all_rows:,} "
-            text += "rows follow from how they grow, and are estimates"
+            text += f", and on a half of them: those of all {all_rows:,} rows follow "
+            text += "from how they grow, and are estimates"
         elif self.rows < all_rows:
             text += (
                 f": all {all_rows:,} rows take no more round trips and no more bytes"
@@ -203,8 +200,8 @@ def plan(
     widths = [shape.n_columns for shape in shapes]
     width = max(widths) if strategy.partition == "horizontal" else sum(widths)
     rows = min(wanted, MOST_ROWS, max(1, MOST_NUMBERS // width))
-    counts = [rows] if rows == wanted else [rows // 4, rows // 2, rows]
-    doublings = math.log2(wanted / rows)
+    counts = [rows] if rows == wanted else [rows // 2, rows]
+    growth = wanted / rows
     # First, since the first rehearsal also waits for imports.
     few_rows = min(rows, FEW_ROWS)
     with _rehearsing(few_rows):
@@ -226,10 +223,8 @@ def plan(
     last = rehearsals[-1]
     ledger, seconds = last.ledger, last.seconds
     if len(rehearsals) > 1:
-        ledger = _extended_ledger(
-            [r.ledger for r in rehearsals], doublings, varying or ()
-        )
-        seconds = extended([r.seconds for r in rehearsals], doublings)
+        ledger = _extended_ledger([r.ledger for r in rehearsals], growth, varying or ())
+        seconds = extended([r.seconds for r in rehearsals], growth)
     round_trip = None
     if greeted is not None:
         ledger = Ledger(
@@ -277,28 +272,20 @@ def _varying(
     return varying
 
 
-def extended(values: Sequence[float], doublings: float) -> float:
-    """Return what a cost will be after further doublings of the rows.
+def extended(values: Sequence[float], growth: float) -> float:
+    """Return what a cost will be on so many times the rows.
 
-    `values` are what n / 4, n / 2 and n rows cost. The result is a + b n^p through
-    them, where p is at most 1: from one doubling to the next the growth is multiplied
-    by 2^p. A cost that has not grown stays.
+    `values` are what n / 2 and n rows cost. The result is a + b n through them; a cost
+    that has not grown stays.
     """
-    first, last = values[1] - values[0], values[2] - values[1]
-    if last <= 0:
-        return values[2]
-    ratio = last / first if first > 0 else 2.0
-    if ratio > LINEAR:
-        ratio = 2.0
-    if math.isclose(ratio, 1):
-        return values[2] + last * doublings
-    return values[2] + last * ratio * float(ratio**doublings - 1) / (ratio - 1)
+    half, full = values
+    return full + max(0.0, full - half) * 2 * (growth - 1)
 
 
 def _extended_ledger(
-    ledgers: Sequence[Ledger], doublings: float, varying: Collection[str]
+    ledgers: Sequence[Ledger], growth: float, varying: Collection[str]
 ) -> Ledger:
-    """Return the ledger of more rows from those of n / 4, n / 2 and n.
+    """Return the ledger of `growth` times the rows from those of n / 2 and n rows.
 
     A step that varies with the values is asked as often as in one of them: a solver's
     iterations do not follow from the number of rows.
@@ -317,15 +304,15 @@ def _extended_ledger(
         for name in COUNTS:
             pairs = zip(entries, shares, strict=True)
             each = [getattr(e, name) / share for e, share in pairs]
-            counts[name] = round(times * extended(each, doublings))
+            counts[name] = round(times * extended(each, growth))
         # Seconds vary too much for a curve: they count as proportional to the rows.
         for name in ("seconds_computed", "seconds_answered"):
-            counts[name] = getattr(entry, name) * 2**doublings
+            counts[name] = getattr(entry, name) * growth
         result.entries[action, party] = Entry(action, party, **counts)
     for action, waits in ledgers[-1].waits.items():
         of_step = (e for e in result.entries.values() if e.action == action)
         least = math.ceil(max(e.bytes_up for e in of_step) / MESSAGE_BYTES)
-        count = math.ceil(extended(trips[action], doublings))
+        count = math.ceil(extended(trips[action], growth))
         if action in varying:
             count, least = max(trips[action]), 0
         result.waits[action] = [sum(waits) / len(waits)] * max(least, count)

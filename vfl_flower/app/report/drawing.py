@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import re
-import textwrap
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,9 +81,6 @@ _STYLE: Any = {
 }
 
 
-_NO_METADATA = dict.fromkeys(["Creator", "Date", "Format", "Type"])
-
-
 def make_figure(
     name: str,
     title: str,
@@ -100,6 +96,7 @@ def make_figure(
     from matplotlib.figure import Figure as Canvas
 
     svg, png = io.BytesIO(), io.BytesIO()
+    nothing = dict.fromkeys(["Creator", "Date", "Format", "Type"])
     unique_ids = {"svg.hashsalt": name}  # in a page of several figures
     # A letter that the font lacks: the page has the name, in fonts of the reader.
     with rc_context(_STYLE | unique_ids), warnings.catch_warnings():
@@ -107,7 +104,7 @@ def make_figure(
         canvas = Canvas(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(canvas)
         draw(canvas)
-        canvas.savefig(svg, format="svg", metadata=_NO_METADATA)
+        canvas.savefig(svg, format="svg", metadata=nothing)
         canvas.savefig(png, format="png", dpi=150, metadata={"Software": None})
     tidied = _tidied(svg.getvalue().decode(), alt)
     return Figure(name, title, text, alt, tidied.encode(), png.getvalue())
@@ -124,11 +121,6 @@ def _tidied(svg: str, alt: str) -> str:
         svg,
         count=1,
     )
-
-
-def in_lines(text: str) -> str:
-    """Return a title in lines of some forty characters."""
-    return textwrap.fill(text, 39, break_long_words=False, break_on_hyphens=False)
 
 
 def diagonal(axes: Axes, meaning: str, place: float = 0.0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from vfl_flower.app.report.drawing import (
     SQUARE,
     Figure,
     diagonal,
-    in_lines,
     make_figure,
     unit_square,
 )
@@ -227,7 +227,7 @@ def _progress(result: Mapping[str, Any]) -> Figure | None:
                 axes.yaxis.set_minor_locator(NullLocator())
                 axes.yaxis.set_major_formatter("{x:.4g}")
             axes.set_xlabel("MB sent so far" if sent else "step")
-            axes.set_title(in_lines(titles[name]), loc="left")
+            axes.set_title(textwrap.fill(titles[name], 39), loc="left")
             axes.locator_params(axis="x", nbins=4)
 
     ends = "; ".join(

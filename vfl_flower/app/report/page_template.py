@@ -53,7 +53,6 @@ table.narrow caption { white-space: nowrap; }
 table.learned { table-layout: fixed; min-width: 40rem; }
 .learned th:nth-child(odd) { width: 22%; }
 .learned th:nth-child(even) { width: 30%; }
-.learned th:nth-child(3) { width: 18%; }
 td.text { min-width: 17rem; padding-left: .6rem; }
 th.text { padding-left: .6rem; color: inherit; }
 code { font: .88em/1.4 ui-monospace, "DejaVu Sans Mono", Consolas, monospace;
