@@ -275,8 +275,7 @@ def _varying(
 def extended(values: Sequence[float], growth: float) -> float:
     """Return what a cost will be on so many times the rows.
 
-    `values` are what n / 2 and n rows cost. The result is a + b n through them; a cost
-    that has not grown stays.
+    The line a + b n goes through `values`, what n / 2 and n rows cost; none falls.
     """
     half, full = values
     return full + max(0.0, full - half) * 2 * (growth - 1)

@@ -22,8 +22,7 @@ def report(result: ProtocolResult, folder: str | os.PathLike[str]) -> Path:
         Of :func:`~vfl_flower.simulation.simulate`, or of a strategy's ``start`` in your
         own ServerApp.
     folder : path
-        Created if it does not exist; it then has ``report.html``, the figures as SVG
-        and PNG, ``result.json``, ``report.md`` and the model.
+        Gets ``report.html``, its figures, ``result.json``, ``report.md`` and the model.
 
     Returns
     -------
