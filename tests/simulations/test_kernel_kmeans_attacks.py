@@ -122,17 +122,25 @@ def test_distances_give_rows_up_to_a_rotation():
 
 
 def test_whole_sums_show_rows_and_the_default_does_not():
+    """Why there are coins: two clusters that differ by a row show that row.
+
+    By default nothing is nearer to a row than what is drawn without knowing any. Nor do
+    thirty known rows give the rest, in standard deviations of a column, where a guess
+    of the mean has 1; they do from points of the coreset.
+    """
     entry = attacks.sums("wine", seeds=1)
-    cells = {(one["form"], one["attack"]): one for one in entry["attacks"]}
-    whole, default = ([*cells.values()][k] for k in (0, 2))
-    assert len(cells) == 4
-    assert [whole["form"], default["form"]] == [*attacks.FORMS]
-    assert whole["exact"][0] > 10
-    assert default["exact"] == [0]
-    assert default["nearest"][0] > default["blind_nearest"][0]
-    assert default["guesses"][0] > 1000
-    known = [errors[0] for errors in entry["known"].values()]
-    assert known[0] < 0.4 < 0.8 < known[1]
+    of_whole, _, *of_default = entry["attacks"]
+    forms = [one["form"] for one in entry["attacks"]]
+    assert forms == [form for form in attacks.FORMS for _ in attacks.ATTACKS]
+    assert of_whole["exact"][0] > 10
+    assert of_default[0]["guesses"][0] > 1000
+    for one in of_default:
+        assert one["exact"] == [0]
+        assert one["nearest"][0] > max(0.5, one["blind_nearest"][0])
+        assert one["median"][0] > one["blind_median"][0]
+    points, differences, draws = (errors[0] for errors in entry["known"].values())
+    assert points < 0.4
+    assert differences > max(0.85, draws - 0.1)
     title, page, others = attacks.sums_page({"wine": entry})
     assert title == "## Attacks on sums of clusters"
     assert page.count("below 1e-06") == 1
@@ -147,6 +155,7 @@ def test_more_components_show_more():
     for name in ("kernel", "rotation", "linear"):
         assert many[name][0] < few[name][0]
     assert few["distances"][0] < many["distances"][0] < 1
+    assert many["linear"][0] < 0.2
     # Components of few dimensions are each near several columns.
     assert all(0.4 < run["column"][0] < 0.9 for run in (few, many))
     _, page = attacks.points_page({"wine": entry})

@@ -51,7 +51,7 @@ def faultless(variant: str, count: int = 2) -> ProtocolResult:
     return faultless_run(variant, count)[0]
 
 
-FEW = ("paper", "fdskl", "mufc")
+FEW = ("fdskl", "mufc")
 """For what does not depend on the step: how the server notices a fault, and asks again.
 
 How a party answers again does; that `test_a_request_that_comes_twice` shows of all.
@@ -262,10 +262,10 @@ def test_a_request_that_comes_twice(variant, kind, clock):
 
 
 @pytest.mark.parametrize("kind", HEALED)
-@pytest.mark.parametrize(("variant", "action"), STEPS)
-def test_always(variant, action, kind, clock):
+@pytest.mark.parametrize("action", ["hello", "mufc_train"])
+def test_always(action, kind, clock):
     fault = Fault(kind, action, BAD, nth=None)
-    reason = assert_failed(variant, fault, clock).reason
+    reason = assert_failed("mufc", fault, clock).reason
     if kind in ("unavailable", "reply unavailable", "overtaken"):
         assert reason == "as planned"
     else:

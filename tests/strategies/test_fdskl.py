@@ -31,7 +31,8 @@ from vfl_flower.numerics.random_features import (
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.secure_aggregation.groups import group
-from vfl_flower.server.exchange import FederationError
+from vfl_flower.server.exchange import Exchange, FederationError
+from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
 from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies import FDSKL, FDSKLDirect, FDSKLPrediction
@@ -227,8 +228,10 @@ def circle_error(bits, count):
     return math.sqrt(2) * 2 * np.pi * count / 2 ** (bits + 1)
 
 
-@pytest.mark.parametrize("loss", CURVATURE)
-@pytest.mark.parametrize(("bits", "share"), [(16, 0.01), (32, 2e-7)])
+@pytest.mark.parametrize(
+    ("loss", "bits", "share"),
+    [("square", 16, 0.01), ("logistic", 32, 2e-7), ("smooth_hinge", 16, 0.01)],
+)
 def test_algorithm_1_on_the_circle(loss, bits, share):
     """Each within its bound of `pooled_dsg`, at most a share of the largest.
 
@@ -251,13 +254,9 @@ def test_algorithm_1_on_the_circle(loss, bits, share):
         ("logistic", [0, 2], 3, {}),
         ("smooth_hinge", [1, 4], 5, {}),
         ("square", [0, 1], 2, {}),
-        ("smooth_hinge", [1], 2, {}),
         ("logistic", [0, 1, 2, 3, 4], 5, {}),
-        *(
-            ("square", holders, 3, {"kernel": kernel, "iterations": 7, "block": 5})
-            for holders in ([2], [0, 2])
-            for kernel in ("gaussian", "laplacian")
-        ),
+        ("square", [2], 3, {"kernel": "laplacian", "iterations": 7, "block": 5}),
+        ("square", [0, 2], 3, {"iterations": 7, "block": 5}),
         ("square", [2], 3, {"iterations": 6, "regularization": "auto"}),
     ],
 )
@@ -272,7 +271,7 @@ def test_losses_label_holders_and_parties(loss, holders, count, settings):
 
 @pytest.mark.parametrize(
     ("topology", "holders", "count"),
-    [("ring", [0, 2], 3), ("tree", [0, 2], 3), ("ring", [3], 5), ("tree", [1], 2)],
+    [("tree", [0, 2], 3), ("ring", [3], 5), ("tree", [1], 2)],
 )
 def test_the_papers_masking_equals_the_pooled_form(topology, holders, count):
     """To the fixed point of the scores, 1e-9 each; the phases cancel to rounding."""
@@ -358,7 +357,6 @@ def test_codes_of_classes_mean_the_same_at_all_holders(other):
     ("step", "holders", "unit", "origin"),
     [
         ("implicit", [2], 1.0, 1e6),
-        ("implicit", [0, 2], 1e-6, -1.0),
         ("explicit", [2], 1e-6, -1.0),
         (0.5, [0, 2], 1.0, 1e6),
     ],
@@ -571,8 +569,9 @@ def balanced_error(y, predicted):
     return np.mean([(predicted[y == c] != c).mean() for c in np.unique(y)])
 
 
-@pytest.mark.parametrize("loss", ["square", "logistic"])
-@pytest.mark.parametrize("target", ["binary", "multiclass"])
+@pytest.mark.parametrize(
+    ("loss", "target"), [("square", "binary"), ("logistic", "multiclass")]
+)
 def test_rows_of_rare_classes_weigh_more(loss, target):
     """As scikit-learn's weights say, in the fit on pooled angles."""
     X, real = data()
@@ -823,9 +822,14 @@ def test_costs_of_the_doubly_stochastic_form(holders):
 
 
 @pytest.mark.parametrize(
-    ("topology", "count", "hops"), [("ring", 5, 4), ("tree", 5, 3), ("tree", 2, 1)]
+    ("angle_masking", "topology", "count", "hops"),
+    [
+        ("circle", "ring", 5, 4),
+        ("paper", "ring", 5, 4),
+        ("circle", "tree", 5, 3),
+        ("paper", "tree", 2, 1),
+    ],
 )
-@pytest.mark.parametrize("angle_masking", ["circle", "paper"])
 def test_hops_of_a_ring_and_a_tree(angle_masking, topology, count, hops):
     settings = {"angle_masking": angle_masking, "topology": topology}
     size = 8 if angle_masking == "paper" else 2
@@ -1035,10 +1039,10 @@ def test_labels_whose_scores_no_sum_can_hold():
 
 def test_the_party_whose_phase_stays_is_drawn():
     """Line 6 of Algorithm 3: any other than the holder."""
-    settings = {"angle_masking": "paper", "topology": "ring", "features": 2, "rows": 20}
+    greeted = Parties(Exchange(InProcessGrid(parties(count=5))))
+    strategy = FDSKLDirect(angle_masking="paper", topology="ring")
     actual = [
-        run(parties(count=5), seed=seed, loss="square", **settings)[1][0]["kept"]
-        for seed in range(40)
+        strategy._setup(greeted, Run(seed), 2, 1, 1.0).shared.kept for seed in range(40)
     ]
     # Each of four is missed with probability 4 (3/4)^40 < 1e-4; the seeds are fixed.
     assert set(np.ravel(actual).tolist()) == {0, 1, 2, 3}

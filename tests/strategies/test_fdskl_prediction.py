@@ -139,17 +139,13 @@ DS = {"strategy": FDSKL}
 @pytest.mark.parametrize(
     ("training", "prediction"),
     [
-        ({}, {}),
         ({}, {"block_bytes": 96}),
-        ({"bits": 32, "target": "continuous"}, {}),
         ({"target": "continuous", "kernel": "laplacian"}, {"bits": 32}),
         ({"target": "multiclass"}, {"block_bytes": 2000}),
         ({"count": 5, "topology": "tree"}, {"topology": "ring"}),
         ({"count": 5, "holders": (1,)}, {"topology": "tree", "block_bytes": 1000}),
-        ({"count": 2, "holders": (0,)}, {}),
-        ({"count": 2, "holders": (1,)}, {"topology": "ring"}),
+        ({"count": 2, "holders": (0,)}, {"topology": "ring"}),
         ({"masking": "plain"}, {"masking": "plain"}),
-        (DS, {}),
         ({**DS, "holders": (0, 1, 2), "target": "continuous"}, {"block_bytes": 960}),
         ({**DS, "holders": (0, 2)}, {"topology": "tree", "block_bytes": 2000}),
         (
@@ -192,7 +188,7 @@ LARGER = np.where(np.arange(N) % 2, 1e6, 1.0)
 """The labels of the second of two holders are a million times those of the first."""
 
 
-@pytest.mark.parametrize("size", [1.0, 1e9, 1e-9, LARGER])
+@pytest.mark.parametrize("size", [1e9, 1e-9, LARGER])
 def test_labels_of_any_size_are_predicted_as_well(tmp_path, size):
     """To the angles of 32 bits, 3e-9 of a turn: the sum of scores is no coarser."""
     settings = {"holders": (0, 2), "target": "continuous", "bits": 32, **DS}

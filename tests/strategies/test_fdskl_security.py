@@ -245,8 +245,7 @@ def ica(values):
 # -- (a) angle_masking="paper": all know the features ----------------------------------
 
 
-@pytest.mark.parametrize("topology", ["ring", "tree"])
-@pytest.mark.parametrize("settings", [DIRECT, DOUBLY])
+@pytest.mark.parametrize(("topology", "settings"), [("ring", DIRECT), ("tree", DOUBLY)])
 def test_paper_shows_the_label_holder_differences_of_columns(topology, settings):
     widths = 2, 3, 2
     X, y = data(widths)

@@ -6,17 +6,6 @@ import numpy as np
 import pytest
 from faults import Changed, of_all, of_party
 
-from simulations.kernel_kmeans_attacks import (
-    averaged,
-    blind_draws,
-    differences,
-    follow,
-    load,
-    nearest,
-    up_to_linear,
-    watched_points,
-    watched_sums,
-)
 from vfl_flower import FederationError, Party
 from vfl_flower.clients.kernel_kmeans import clustering as client
 from vfl_flower.clients.kernel_kmeans import training as kernel_kmeans_training
@@ -282,35 +271,3 @@ def test_no_sum_is_asked_for_of_a_cluster_that_had_fewer_than_20_rows():
         small = sizes < LEAST_ROWS
         assert np.abs(sums.counts[small]).max(initial=0) < 1e-6
         assert np.abs(sums.sums[small]).max(initial=0) < 1e-6
-
-
-def test_sums_of_whole_clusters_show_rows_and_those_of_half_clusters_none():
-    """Why there are coins: two clusters that differ by a row show that row.
-
-    By default nothing is nearer to a row than what is drawn without knowing any. Nor do
-    thirty known rows give the rest, in standard deviations of a column, where a guess
-    of the mean has 1; they do from points of the coreset.
-    """
-    X, rng = load("wine"), np.random.default_rng(0)
-    seen, H = watched_sums(X, SEED, whole=True)
-    assert (nearest(differences(seen), H) < 1e-6).sum() > 10
-    assert (nearest(averaged(seen), H) < 0.3).any()
-    seen, H = watched_sums(X, SEED, whole=False)
-    guesses = differences(seen)
-    assert len(guesses) > 1000
-    blind = nearest(blind_draws(H, len(guesses)), H)
-    for attack in (guesses, averaged(seen)):
-        errors = nearest(attack, H)
-        assert errors.min() > max(0.5, blind.min())
-        assert np.median(errors) > np.median(blind)
-    known, errors = rng.choice(len(X), 30, replace=False), []
-    points, _ = watched_points(X, 20, SEED)
-    assert follow(points, X, known) < 0.4
-    assert up_to_linear(points, X) < 0.2
-    # Of sums, the best stand-in for the point of a row: the guess next to it. It gains
-    # little over 1, and no more than draws that know nothing of the sums.
-    guesses = np.vstack([guesses, averaged(seen)])
-    for points in (guesses, blind_draws(H, len(guesses))):
-        near = np.linalg.norm(points[:, None] - H, axis=2).argmin(axis=0)
-        errors.append(follow(points[near], X, known))
-    assert errors[0] > max(0.85, errors[1] - 0.1)

@@ -105,21 +105,20 @@ def check(X, y, solver, penalty=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("solver", "free"), [("central", True), ("cg", True), ("cg", False)]
+    ("solver", "free", "penalty"),
+    [
+        *((solver, True, penalty) for solver in SOLVERS for penalty in PENALTIES),
+        ("cg", False, "none"),
+        ("cg", False, "lasso"),
+    ],
 )
-@pytest.mark.parametrize("penalty", PENALTIES)
 def test_model_is_the_optimum_on_the_coreset(solver, penalty, free):
     check(*data(), solver, PENALTIES[penalty], fit_intercept=free)
 
 
 @pytest.mark.parametrize(
     ("widths", "holder", "penalty"),
-    [
-        ((3, 3), 0, "lasso"),
-        ((1, 5), 1, "elasticnet"),
-        ((1, 1, 1, 2, 1), 4, "elasticnet"),
-        ((1,) * 6, 0, "ridge"),
-    ],
+    [((3, 3), 0, "lasso"), ((1, 5), 1, "elasticnet"), ((1, 1, 1, 2, 1), 4, "ridge")],
 )
 def test_any_split_of_the_columns(widths, holder, penalty):
     check(*data(1), "cg", PENALTIES[penalty], widths=widths, holder=holder)
@@ -139,8 +138,7 @@ def of_int8():
 @pytest.mark.parametrize(
     ("made", "penalty", "options"),
     [
-        (data, "lasso", {"test_fraction": 0.3}),
-        (data, "elasticnet", {"widths": (2, 1, 3), "holder": 1}),
+        (data, "lasso", {"test_fraction": 0.3, "widths": (2, 1, 3), "holder": 1}),
         (small_column, "ridge", {"fit_intercept": False}),
         (of_int8, "none", {}),
     ],
@@ -166,14 +164,11 @@ def in_units(*units):
     ("change", "scale", "penalty", "free"),
     [
         # The conditions of `violation` are relative: the limits are the same.
-        (in_units(1), 1e-6, "none", True),
         (in_units(1), 1e-6, "lasso", True),
         (in_units(1), 1e6, "lasso", True),
         (in_units(1e-3, 1, 1, 1e3, 1, 1), 1, "none", True),
         (in_units(1e-3, 1, 1, 1e3, 1, 1), 1, "lasso", True),
         (rank_deficient, 1, "none", True),
-        (rank_deficient, 1, "none", False),
-        (in_units(0, 0, 1, 1, 1, 1), 1, "ridge", True),
         (in_units(0, 0, 1, 1, 1, 1), 1, "elasticnet", True),
         (in_units(0), 1, "none", False),
         (in_units(0), 1, "lasso", True),
@@ -194,10 +189,18 @@ def test_conjugate_gradients_on_columns_and_labels_of_any_size(
 
 
 @pytest.mark.parametrize(
-    ("penalty", "rare"),
-    [("none", 1 / 3), ("elasticnet", 1 / 3), ("ridge", 0.1), ("lasso", 1e6 + 0.1)],
+    ("solver", "penalty", "rare"),
+    [
+        ("central", "none", 1 / 3),
+        ("central", "lasso", 1e6 + 0.1),
+        ("cg", "none", 1 / 3),
+        ("cg", "ridge", 0.1),
+        ("cg", "elasticnet", 1 / 3),
+        ("cg", "lasso", 1e6 + 0.1),
+        ("saga", "ridge", 0.1),
+        ("saga", "lasso", 1e6 + 0.1),
+    ],
 )
-@pytest.mark.parametrize("solver", [*SOLVERS, "saga"])
 def test_a_column_that_is_constant_on_the_coreset(solver, penalty, rare):
     """Its rounding errors about the mean are no direction: other rows would show it.
 
@@ -218,8 +221,7 @@ def test_a_column_that_is_constant_on_the_coreset(solver, penalty, rare):
     assert np.abs(result.model.intercept_) < 50
 
 
-@pytest.mark.parametrize("y", [0.0, 7.0])
-@pytest.mark.parametrize("solver", ["central", "cg"])
+@pytest.mark.parametrize(("solver", "y"), [("central", 7.0), ("cg", 0.0), ("cg", 7.0)])
 def test_labels_that_are_all_equal(solver, y):
     X, _ = data()
     options = SOLVERS[solver]
@@ -231,8 +233,10 @@ def test_labels_that_are_all_equal(solver, y):
     assert result.metrics["full_train_loss"] == pytest.approx(0, abs=1e-15)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.uint8, bool])
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize(
+    ("solver", "dtype"),
+    [("central", np.int8), *(("cg", t) for t in (np.float32, np.int8, np.uint8, bool))],
+)
 def test_types_of_data(solver, dtype):
     """Squares of int8 overflow, differences of uint8 wrap: none of it may happen."""
     X, y = data()
@@ -247,15 +251,17 @@ def test_types_of_data(solver, dtype):
     assert result.metrics["full_train_loss"] == pytest.approx(exact.mean(), rel=1e-7)
 
 
-@pytest.mark.parametrize("penalty", ["none", "elasticnet"])
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize(
+    ("solver", "penalty"), [("central", "elasticnet"), ("cg", "none")]
+)
 def test_all_rows_give_the_pooled_model(solver, penalty):
     """``sampling="full"``: the same conditions with all rows and weights 1."""
     check(*data(n=90), solver, PENALTIES[penalty], sampling="full")
 
 
-@pytest.mark.parametrize("solver", ["cg", "saga"])
-@pytest.mark.parametrize("penalty", ["none", "lasso"])
+@pytest.mark.parametrize(
+    ("solver", "penalty"), [("cg", "none"), ("cg", "lasso"), ("saga", "lasso")]
+)
 def test_stopped_before_tol_it_says_so(solver, penalty, caplog):
     options = PENALTIES[penalty] | {"solver": solver, "max_iter": 2, "tol": 1e-12}
     result = simulate(CoresetVRLR(SIZE, **options), parties(*data()), seed=0)

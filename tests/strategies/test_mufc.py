@@ -614,7 +614,7 @@ def test_status(parties, folder, caplog):
 # -- forgetting parties ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"privacy": "none"}, FULL])
+@pytest.mark.parametrize("settings", [{}, {"privacy": "none"}])
 def test_a_connected_party_leaves(parties, folder, settings):
     model = train(parties, folder, **settings).model.id
     rows = len(centroid_ids(parties[2], model))
@@ -696,7 +696,7 @@ def best_number(now, seed):
     )
 
 
-@pytest.mark.parametrize("settings", [{}, {"privacy": "none"}, FULL])
+@pytest.mark.parametrize("settings", [{}, FULL | {"privacy": "none"}])
 def test_the_server_chooses_the_number_of_clusters(tmp_path, folder, settings):
     """In each version anew, from its bins alone; with the messages of 6 clusters."""
     parties = federation(tmp_path, (40, 30, 20))
@@ -1144,11 +1144,9 @@ def test_a_party_that_leaves_keeps_no_row(deployment):
         ({"min_rows_per_bin": 0}, "at least 1"),
         ({"gamma": 0}, "above 0"),
         ({"gamma": 1.01}, "at most 1"),
-        *(
-            ({"gamma": gamma, **more}, "give a column at most 2^32 bins")
-            for gamma in (2.0**-32, 1e-17, 5e-324)
-            for more in ({}, {"privacy": "none"}, {"field": "paper"})
-        ),
+        ({"gamma": 2.0**-32}, "give a column at most 2^32 bins"),
+        ({"gamma": 1e-17, "privacy": "none"}, "give a column at most 2^32 bins"),
+        ({"gamma": 5e-324, "field": "paper"}, "give a column at most 2^32 bins"),
     ],
 )
 def test_bad_settings(settings, rule):

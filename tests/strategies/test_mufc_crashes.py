@@ -195,10 +195,10 @@ def main():
     logging.getLogger("vfl_flower").setLevel(logging.CRITICAL)
     results = {}
     for name, task in (
-        ("train", (train, None, (), 5)),
-        ("unlearn", (unlearn, train_and_choose, (), 3, (29, 26))),
-        ("forget-client", (forget_client, train, ["west"], 5, (29, 23))),
-        ("add", (add, train_on_fewer, (), 5, (24, 29))),
+        ("train", (train, None, (), 8)),
+        ("unlearn", (unlearn, train_and_choose, (), 8, (29, 26))),
+        ("forget-client", (forget_client, train, ["west"], 7, (29, 23))),
+        ("add", (add, train_on_fewer, (), 8, (24, 29))),
     ):
         with tempfile.TemporaryDirectory(dir=MEMORY) as top:
             trials = Trials(Path(top), *task)

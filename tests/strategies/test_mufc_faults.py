@@ -30,8 +30,6 @@ SETTINGS = {"n_clusters": 3, "local_clusters": 1, "gamma": 0.01, "n_init": 1}
 SETTINGS |= {"client_training": "init", "min_rows_per_bin": 1}
 NAMED = ("raise", "lose reply")
 """Kinds that end the run."""
-ONCE = [*NAMED, "duplicate", "reply unavailable"]
-"""The other kinds are in test_faults.py, where no task changes what parties keep."""
 
 
 @pytest.fixture
@@ -84,15 +82,19 @@ def test_a_party_that_fails_after_the_sum_of_a_model_that_is_not_kept(
 
 
 @pytest.mark.parametrize(
-    ("task", "action"),
+    ("task", "action", "kind"),
     [
-        ("train", "mufc_train"),
-        ("unlearn", "mufc_forget"),
-        ("unlearn", "mufc_commit"),
-        ("add", "mufc_add"),
+        ("train", "mufc_train", "raise"),
+        ("unlearn", "mufc_forget", "lose reply"),
+        ("unlearn", "mufc_commit", "raise"),
+        ("add", "mufc_add", "raise"),
+        # The other kinds are in test_faults.py, where no task changes what is kept.
+        ("train", "mufc_train", "reply unavailable"),
+        ("unlearn", "mufc_forget", "duplicate"),
+        ("unlearn", "mufc_commit", "reply unavailable"),
+        ("add", "mufc_add", "duplicate"),
     ],
 )
-@pytest.mark.parametrize("kind", ONCE)
 def test_whatever_happens_once_the_task_has_its_result(
     clock: Clock, tmp_path, server, kind, task, action
 ):
