@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from federations import by_columns
-from transcripts import actual, is_uniform, patterns, replies
+from transcripts import actual, patterns, replies
 
 from vfl_flower import Party
 from vfl_flower.clients.evaluation import Measures
@@ -113,26 +113,6 @@ def test_angles_of_held_out_rows_are_asked_as_such(strategy, topology):
 
 
 # -- what sums hide -----------------------------------------------------------------
-
-
-def test_scores_of_a_party_look_uniform():
-    """Six tests, each with a false-alarm rate of 1e-9: alone, and less one party."""
-    _, transcript = record(CoresetVRLR(4000, solver="central"), parties(*data(600)))
-    masked = replies(transcript, "coresets_scores", "scores")
-    for j in range(3):
-        assert is_uniform(masked[j])
-        assert is_uniform(masked[j] + masked[(j + 1) % 3])  # wraps modulo 2^64
-
-
-def test_the_checks_see_scores_without_masks():
-    """With masking="plain" each of them must fail, or they would show nothing."""
-    _, transcript = record(
-        CoresetVRLR(4000, masking="plain", solver="central"), parties(*data(600))
-    )
-    plain = replies(transcript, "coresets_scores", "scores")[0]
-    assert plain.dtype == np.float64
-    encoded, _ = group("ring", 2.0, 3).encode(plain)
-    assert not is_uniform(encoded)
 
 
 def test_no_mask_is_used_twice():
