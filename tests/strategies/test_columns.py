@@ -148,14 +148,11 @@ def test_parties_without_names_follow_the_others():
         ([["x0", "x1", "age"]] * 3, None),
     ],
 )
-@pytest.mark.parametrize("strategy", [small(), MUFC(n_clusters=2, box="-20,60")])
-def test_a_run_says_whose_columns_are_matched_by_position(
-    columns, unnamed, strategy, caplog
-):
+def test_a_run_says_whose_columns_are_matched_by_position(columns, unnamed, caplog):
     caplog.set_level(logging.INFO, "vfl_flower")
     X = rows()
     parties = [Party(X[m::3], columns=names) for m, names in enumerate(columns)]
-    simulate(strategy, parties, seed=1)
+    simulate(MUFC(n_clusters=2, box="-20,60"), parties, seed=1)
     (said,) = (text for text in caplog.messages if text.startswith("3 parties: "))
     if unnamed is None:
         assert said.endswith("column names are the same")

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -256,11 +257,17 @@ def assert_refused(parties, strategy, message, party=None):
         assert caught.value.action == "fdskl_part"
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stored")
+    return folder, train(folder).model.id
+
+
 @pytest.fixture
-def trained(tmp_path):
-    result = train(tmp_path)
+def trained(stored, tmp_path):
+    shutil.copytree(stored[0], tmp_path, dirs_exist_ok=True)
     parties, _ = new_parties(tmp_path)
-    return tmp_path, predicting(result.model.id), parties, result.model.id
+    return tmp_path, predicting(stored[1]), parties, stored[1]
 
 
 @pytest.mark.parametrize(("count", "a", "b"), [(3, 0, 2), (5, 0, 1)])
