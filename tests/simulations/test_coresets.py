@@ -311,7 +311,7 @@ def test_kc_house_is_as_good_as_the_published_code(task, solver, most):
         return coresets.run_cell(table, parties, solver, sampling, size, repeats, 0)
 
     full = run("full", 1, 1)["cost"]
-    for size in (200, 400, 600, 1000, 2000):
+    for size in (200, 600, 1000):
         coreset, uniform = (run(s, size, 20)["cost"] for s in ("coreset", "uniform"))
         assert coreset < uniform, size
         if size == 600:

@@ -230,10 +230,9 @@ def test_needed_is_the_cheapest_that_is_as_good():
 
 
 def test_both_forms_of_k_means_are_run_on_the_same_splits(data):
-    entry = kernel_kmeans.clustering(data, parties=(3, 4), seeds=2)
-    forms = [(run["parties"], run["seed"], run["clustering"]) for run in entry["runs"]]
-    expected = [(M, s, c) for M in (3, 4) for s in (0, 1) for c in ("coreset", "sums")]
-    assert forms == expected
+    entry = kernel_kmeans.clustering(data, parties=(3, 4), seeds=1)
+    forms = [(run["parties"], run["clustering"]) for run in entry["runs"]]
+    assert forms == [(M, form) for M in (3, 4) for form in ("coreset", "sums")]
     assert all(run["nmi"] > 0.7 for run in entry["runs"])
     assert all(
         np.isnan(run["small_share"]) == (run["clustering"] == "coreset")
@@ -266,16 +265,16 @@ def test_the_number_of_clusters_is_chosen_beside_pooled_criteria(monkeypatch):
 
 
 def test_multiples_of_gamma_stand_beside_k_means(data):
-    entry = kernel_kmeans.gamma(data, parties=3, seeds=2)
+    entry = kernel_kmeans.gamma(data, parties=3, seeds=1)
     assert list(entry["scores"]) == ["k-means", "1", "2", "5", "20"]
-    assert all(len(runs) == 2 for runs in entry["scores"].values())
+    assert all(len(runs) == 1 for runs in entry["scores"].values())
     assert np.min([entry["scores"][key] for key in ("k-means", "1")]) > 0.7
     strategy = FKKMeans(data.k, gamma=5 * entry["gamma"])
-    parts = split_of(data, 3, 1)
-    model = simulate(strategy, [Party(data.X[rows]) for rows in parts], seed=1).model
+    parts = split_of(data, 3, 0)
+    model = simulate(strategy, [Party(data.X[rows]) for rows in parts], seed=0).model
     y, labels = data.y[np.concatenate(parts)], np.concatenate(model.labels_)
     expected = kernel_kmeans.rand(y, labels)
-    assert entry["scores"]["5"][1] == pytest.approx(expected, abs=0.02)
+    assert entry["scores"]["5"][0] == pytest.approx(expected, abs=0.02)
     assert agreement(y, labels) > 0.7
     heading, page = kernel_kmeans.gamma_page({"blobs": entry})
     assert heading == "## Width of the kernel"
