@@ -517,9 +517,11 @@ def imported_in_a_new_process(module: str) -> set[str]:
 
 
 def test_a_party_imports_little():
+    """And no simulation engine: by its absence a party knows that it is in none."""
     by_flower = imported_in_a_new_process("flwr.clientapp")
     by_us = imported_in_a_new_process("vfl_flower.app.client_app")
     assert by_us <= by_flower
+    assert "ray" not in by_us
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -5,7 +5,6 @@ The parties are real ones: masks, a consent, a journal in a ``state-dir``.
 """
 
 import functools
-import subprocess
 import sys
 from copy import copy
 from dataclasses import replace
@@ -589,9 +588,3 @@ def test_a_run_does_not_name_a_file_of_a_node(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     with pytest.raises(PartyError, match="must be named as 'data' in the node config"):
         loaded({"party-name": "a"}, {"data": str(tmp_path / "table.csv")})
-
-
-def test_the_code_of_a_supernode_does_not_import_the_simulation_engine():
-    """By its absence a party knows that it is no simulation."""
-    code = "import sys, vfl_flower.app.client_app; sys.exit('ray' in sys.modules)"
-    assert not subprocess.run([sys.executable, "-c", code], check=False).returncode
