@@ -29,6 +29,8 @@ from vfl_flower.app.commands import cli, runs, stored
 from vfl_flower.app.commands.reports import read_result, runs_in
 from vfl_flower.app.commands.simulate import party_sources
 from vfl_flower.app.config import check_run_config
+from vfl_flower.app.report import figures
+from vfl_flower.app.report.drawing import Figure
 from vfl_flower.app.server_app import execute
 from vfl_flower.simulation import InProcessGrid
 
@@ -266,9 +268,15 @@ PARTIES: dict[str, tuple[Callable[[], Mapping[str, pd.DataFrame]], dict[str, Any
 """By page, what the parties hold, and what their node configs say of it."""
 
 
+def undrawn(name: str, title: str, text: str, alt: str, *_: Any, **__: Any) -> Figure:
+    """Return a figure that nobody has drawn: tests/app draws those of reports."""
+    return Figure(name, title, text, alt, {}, b"<svg/>", b"")
+
+
 @pytest.mark.parametrize("page", PARTIES)
 def test_commands_run(page, tmp_path, monkeypatch):
     """One after the other, as one would type them."""
+    monkeypatch.setattr(figures, "make_figure", undrawn)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     made, config = PARTIES[page]
