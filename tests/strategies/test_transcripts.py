@@ -112,24 +112,6 @@ def test_angles_of_held_out_rows_are_asked_as_such(strategy, topology):
     assert not train & test
 
 
-# -- what sums hide -----------------------------------------------------------------
-
-
-def test_no_mask_is_used_twice():
-    """Messages of one party differ also where its values are the same, here zeros."""
-    X, y = data()
-    X[:, :2] = 0
-    strategy = CoresetVRLR(40, solver="saga", max_iter=3, batch_size=40)
-    _, transcript = record(strategy, parties(X, y))
-    sent = [
-        e.values["residual"].tobytes()
-        for e in transcript
-        if e.up and e.party == 0 and "residual" in e.values
-    ]
-    assert len(sent) == 5 - 1  # start and three batches
-    assert len(set(sent)) == len(sent)
-
-
 # -- values of the data -------------------------------------------------------------
 
 
