@@ -11,7 +11,7 @@ from simulations import kernel_kmeans_attacks as attacks
 from vfl_flower import FKKMeans
 from vfl_flower.numerics.kernel_embedding import embed_rows
 from vfl_flower.numerics.kmeans import assign
-from vfl_flower.strategies.kernel_kmeans import clustering as strategies
+from vfl_flower.strategies.kernel_kmeans import training as strategies
 
 # --- Data and messages ----------------------------------------------------------------
 

@@ -752,7 +752,7 @@ def test_eigenvalues_that_are_not_found_end_the_run_with_all_names(monkeypatch):
 
 
 def test_too_many_rows_without_the_mechanism(monkeypatch):
-    limit = "vfl_flower.strategies.kernel_kmeans.training.MOST_ROWS_WITHOUT_CEM"
+    limit = "vfl_flower.strategies.kernel_kmeans.setup.MOST_ROWS_WITHOUT_CEM"
     monkeypatch.setattr(limit, N - 1)
     sentence, _ = refusal(by_rows(), **WITHOUT)
     assert sentence.startswith("cem must be true for more than 119 rows")

@@ -22,7 +22,7 @@ from vfl_flower.protocol.contract import ContractError, structure
 from vfl_flower.server.strategy import Run
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import FKKMeans
-from vfl_flower.strategies.kernel_kmeans import clustering as strategies
+from vfl_flower.strategies.kernel_kmeans import training as strategies
 
 N, K, S, A, SEED = 240, 4, 5, 6, 1
 SPLITS = {1: (240,), 3: (80, 130, 30), 4: (60,) * 4, 5: (1, 60, 59, 40, 80)}

@@ -14,7 +14,7 @@ from vfl_flower.strategies.coresets.prediction import (
 from vfl_flower.strategies.coresets.training import CoresetVKMC, CoresetVRLR
 from vfl_flower.strategies.fdskl.prediction import FDSKLEvaluation, FDSKLPrediction
 from vfl_flower.strategies.fdskl.training import FDSKL, FDSKLDirect
-from vfl_flower.strategies.kernel_kmeans.clustering import (
+from vfl_flower.strategies.kernel_kmeans.prediction import (
     FKKMeansEvaluation,
     FKKMeansPrediction,
 )

@@ -1,4 +1,4 @@
-"""What precedes the iterations of federated kernel k-means: gamma, scaling, the seed.
+"""Settings of kernel k-means, and what precedes its iterations: gamma, scaling, a seed.
 
 Also the checks of sums over the parties, where nobody can say whose part is wrong.
 """
@@ -9,20 +9,37 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from dataclasses import KW_ONLY
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from annotated_types import Ge, Le
 
+from vfl_flower.clients.kernel_kmeans import clustering
 from vfl_flower.clients.kernel_kmeans import training as party
 from vfl_flower.numerics.kernel_embedding import Kernel, default_gamma
 from vfl_flower.numerics.kernel_kmeans import Subspace, variances
+from vfl_flower.numerics.summed_kmeans import LEAST_ROWS
+from vfl_flower.protocol.settings import (
+    Natural,
+    NotNegative,
+    Positive,
+    check_unused,
+    settings,
+)
 from vfl_flower.protocol.steps import Step, each
+from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.limbs import LIMB, join_limbs
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
+from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
+
+MOST_ROWS_WITHOUT_CEM = 2**24
+"""Most rows of all parties without the communication mechanism: the server then holds
+vectors of that length."""
 
 
 class Start(NamedTuple):
@@ -48,62 +65,179 @@ def decomposed(parties: Parties, step: Step[..., Any]) -> Iterator[None]:
         raise parties.faulty_sum(step, "a matrix that has eigenvalues") from None
 
 
-def begin(
-    parties: Parties,
-    *,
-    kernel: Kernel,
-    gamma: float | Literal["auto"],
-    standardize: bool,
-    D: int,
-    D_1: int,
-) -> Start:
-    """Ask for the sums that gamma and the scaling need, and for the seed.
+@settings
+class KernelClustering(ProtocolStrategy):
+    """Settings of kernel k-means, and what precedes its iterations."""
 
-    Raises FederationError if the columns do not vary, or not in a range that the kernel
-    can use.
-    """
-    N = parties.n_rows
-    means = standardize or gamma == "auto"
-    squares_by: party.Squares = "total" if means else ""
-    if standardize or (gamma == "auto" and kernel == "laplacian"):
-        squares_by = "column"
-    seed, sum_x, squares, fill = _sums(parties, means or parties.gaps, squares_by)
-    shift: Array | float = 0.0
-    if means:
-        lost = (variances(N, sum_x, squares) == 0) & (squares > 0)
-        if lost.any():  # constant, or far from 0 for their spread
-            shift = np.where(lost, sum_x / N, 0.0)
-            seed, sum_x, squares, fill = _sums(parties, means, squares_by, shift)
-    moved = scale = None
-    if standardize:
-        deviation = np.sqrt(variances(N, sum_x, squares, shift))
-        if left_out := np.flatnonzero(deviation == 0).tolist():
-            log.info(  # no warning: a constant column changes no distance
-                "these columns take no part, since they are constant or vary too "
-                "little: %s (0 is the first column of the first party's data, without "
-                "ids and labels)",
-                ", ".join(map(str, left_out[:20])),
+    n_clusters: Natural = 10
+    """k. Some clusters stay empty if there are fewer distinct rows."""
+    n_components: Annotated[int, Ge(1), Le(party.MOST_COMPONENTS)] = 20
+    """s, the number of eigenvectors of the kernel matrix on which k-means runs; at
+    least n_clusters."""
+    n_features: party.Features = 50
+    """D, the number of random features of an iteration."""
+    iterations: Natural = 20
+    """T, the largest number of iterations."""
+    kernel: Kernel = "gaussian"
+    """"gaussian": exp(-gamma |x - x'|_2^2); "laplacian": exp(-gamma |x - x'|_1)."""
+    gamma: Positive | Literal["auto"] = "auto"
+    """gamma of the kernel. "auto": from sums over the parties; for the Gaussian kernel
+    the paper's value, N^2 / (2 sum_ij |x_i - x_j|^2)."""
+    eigensolver: Literal["gram", "lanczos"] = "gram"
+    """"gram": the upper triangle of the Gram matrix in one message per iteration;
+    "lanczos": as in the paper, a message for each product with a vector."""
+
+    _: KW_ONLY
+    threshold: Positive | Literal["auto", "paper"] = "auto"
+    """lambda: smaller eigenvalues of the kernel matrix K are not learned. "paper": the
+    (k + 2)-th eigenvalue of the first iteration; "auto": an estimate of the (s + 1)-th
+    of K."""
+    subspace_tol: NotNegative = 0.01
+    """The iterations end where the subspace turns by less: the sine of its largest
+    angle, over the root of the step. 0: all iterations run. Noisy data rarely get there
+    before the last one."""
+    clustering: Literal["sums", "coreset"] = "sums"
+    """k-means on the eigenvectors. "sums": by sums over the parties; no row of them
+    leaves its party. "coreset": as in the paper, at the server, on rows that the
+    parties send in the clear."""
+    passes: Natural = 20
+    """Largest number of passes of k-means over the rows, with clustering "sums"; each
+    is a round trip for all starts."""
+    choose_clusters: bool = False
+    """Let the server choose k from 2 to n_clusters by a silhouette of the rows, with
+    clustering "sums"; each k has n_init starts."""
+    coreset_size: Natural = 1000
+    """Points that all parties together send for clustering "coreset", besides their
+    centres. A party whose share is its number of rows or more sends all of its rows."""
+    standardize: bool = False
+    """Scale each column to mean 0 and standard deviation 1 over the rows of all
+    parties."""
+    cem: bool = True
+    """The paper's communication mechanism. false: Lanczos on all N rows as in section
+    4.1 of the paper; in one process only, for comparison."""
+    n_init: Natural = 30
+    """Starts of k-means, of which the best is kept."""
+    allow_two_parties: bool = False
+    """Train with two parties, although each can then compute sums of the other from the
+    eigenvectors."""
+
+    partition = "horizontal"
+    fills = True
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        if self.n_components < self.n_clusters:
+            raise ValueError(
+                f"n_components must be at least n_clusters = {self.n_clusters}, got "
+                f"{self.n_components}"
             )
-        moved = shift + sum_x / N
-        scale = 1 / np.where(deviation > 0, deviation, math.inf)
-        sum_x, squares, shift = 0.0 * sum_x, N * (deviation > 0), 0.0 * shift
-    setup = party.Setup(
-        kernel=kernel,
-        gamma=(
-            _auto_gamma(kernel, N, sum_x, squares, shift)
-            if gamma == "auto"
-            else float(gamma)
-        ),
-        D=D,
-        D_1=D_1,
-        fill=fill,
-        shift=moved,
-        scale=scale,
-    )
-    return Start(setup, seed)
+        if self.threshold == "paper" and self.n_features < self.n_clusters + 2:
+            raise ValueError(
+                f"n_features must be at least n_clusters + 2 = {self.n_clusters + 2} "
+                f"with threshold 'paper', got {self.n_features}"
+            )
+        unused = {"sums": ["coreset_size"], "coreset": ["passes", "choose_clusters"]}
+        check_unused(self, unused[self.clustering], f"clustering {self.clustering!r}")
+        if self.choose_clusters and self.n_clusters < 2:
+            raise ValueError(
+                "n_clusters must be at least 2 with choose_clusters, which tries each "
+                f"number from 2 to n_clusters, got {self.n_clusters}"
+            )
+        tried = self.n_clusters * (self.n_clusters - 1 if self.choose_clusters else 1)
+        if self._sums and self.n_init * tried > clustering.MOST_CENTERS:
+            raise ValueError(
+                f"n_init must be at most {clustering.MOST_CENTERS // tried} with "
+                f"{self.n_clusters} clusters, got {self.n_init}"
+            )
+        if not self.cem and (self.eigensolver, self.masking) != ("lanczos", "plain"):
+            raise ValueError(
+                "cem can be false only with eigensolver 'lanczos' and masking 'plain', "
+                f"got {self.eigensolver!r} and {self.masking!r}"
+            )
+
+    @property
+    def terms(self) -> Terms:
+        """Row sums, and of a coreset embedded rows."""
+        if self._sums:
+            return Terms(("row-sums",))
+        less = "With clustering='sums' it needs row-sums alone"
+        return Terms(("embedded-rows", "row-sums"), less=less)
+
+    @property
+    def _sums(self) -> bool:
+        """Whether k-means runs on sums over the parties."""
+        return self.clustering == "sums"
+
+    @property
+    def least_parties(self) -> int:
+        """Without masks one party is enough."""
+        return 1 if self.masking == "plain" else 2
+
+    def check_sizes(self, parties: Parties) -> None:
+        """Raise ``FederationError`` where the parties do not fit the settings."""
+        N = parties.n_rows
+        if self.n_clusters > N:
+            raise FederationError(
+                f"n_clusters must be at most the {N} rows of all parties, got "
+                f"{self.n_clusters}"
+            )
+        if self._sums and N < LEAST_ROWS:
+            raise FederationError(
+                f"clustering 'sums' needs at least {LEAST_ROWS} rows of all parties, "
+                f"got {N}"
+            )
+        if self.clustering == "coreset" and self.coreset_size < len(parties):
+            raise FederationError(
+                f"coreset_size must be at least the number of parties, {len(parties)}, "
+                f"got {self.coreset_size}"
+            )
+        if not self.cem and N > MOST_ROWS_WITHOUT_CEM:
+            raise FederationError(
+                f"cem must be true for more than {MOST_ROWS_WITHOUT_CEM} rows, got {N}"
+            )
+
+    def begin(self, parties: Parties, space: Subspace) -> Start:
+        """Ask for the sums that gamma and the scaling need, and for the seed.
+
+        Raises FederationError if the columns do not vary, or not in a range that the
+        kernel can use.
+        """
+        N = parties.n_rows
+        kernel, gamma, standardize = self.kernel, self.gamma, self.standardize
+        means = standardize or gamma == "auto"
+        squares_by: party.Squares = "total" if means else ""
+        if standardize or (gamma == "auto" and kernel == "laplacian"):
+            squares_by = "column"
+        seed, sum_x, squares, fill = _summed(parties, means or parties.gaps, squares_by)
+        shift: Array | float = 0.0
+        if means:
+            lost = (variances(N, sum_x, squares) == 0) & (squares > 0)
+            if lost.any():  # constant, or far from 0 for their spread
+                shift = np.where(lost, sum_x / N, 0.0)
+                seed, sum_x, squares, fill = _summed(parties, means, squares_by, shift)
+        moved = scale = None
+        if standardize:
+            deviation = np.sqrt(variances(N, sum_x, squares, shift))
+            if left_out := np.flatnonzero(deviation == 0).tolist():
+                log.info(  # no warning: a constant column changes no distance
+                    "these columns take no part, since they are constant or vary too "
+                    "little: %s (0 is the first column of the first party's data, "
+                    "without ids and labels)",
+                    ", ".join(map(str, left_out[:20])),
+                )
+            moved = shift + sum_x / N
+            scale = 1 / np.where(deviation > 0, deviation, math.inf)
+            sum_x, squares, shift = 0.0 * sum_x, N * (deviation > 0), 0.0 * shift
+        if isinstance(gamma, str):
+            gamma = _auto_gamma(kernel, N, sum_x, squares, shift)
+        setup = party.Setup(
+            kernel, float(gamma), space.D, space.D_1, fill, moved, scale
+        )
+        return Start(setup, seed)
 
 
-def _sums(
+def _summed(
     parties: Parties,
     means: bool,
     squares: party.Squares,

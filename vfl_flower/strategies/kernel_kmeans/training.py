@@ -11,19 +11,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from annotated_types import Ge, Le
 from flwr.app import ArrayRecord
 
-from vfl_flower.clients.kernel_kmeans import clustering as party_clustering
+from vfl_flower.clients.kernel_kmeans import clustering
 from vfl_flower.clients.kernel_kmeans import training as party
 from vfl_flower.models.base import Model
 from vfl_flower.models.kernel_kmeans import KernelKMeansModel
-from vfl_flower.numerics import evaluation
-from vfl_flower.numerics.kernel_embedding import Kernel
+from vfl_flower.numerics import distributed_kmeans, evaluation
 from vfl_flower.numerics.kernel_kmeans import (
     Subspace,
     above_rounding,
@@ -31,35 +28,30 @@ from vfl_flower.numerics.kernel_kmeans import (
     first_features,
 )
 from vfl_flower.numerics.lanczos import lanczos
-from vfl_flower.numerics.summed_kmeans import LEAST_ROWS
-from vfl_flower.party.memory import Memory
-from vfl_flower.protocol.settings import (
-    Natural,
-    NotNegative,
-    Positive,
-    check_unused,
-    settings,
+from vfl_flower.numerics.summed_kmeans import (
+    Pass,
+    Request,
+    chosen_kmeans,
+    summed_kmeans,
 )
+from vfl_flower.party.memory import Memory
+from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps, each
-from vfl_flower.protocol.terms import Terms
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
-from vfl_flower.server.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies.kernel_kmeans.clustering import (
-    LARGEST_SQUARE,
-    by_coreset,
-    by_sums,
-    largest,
-)
+from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.kernel_kmeans.metrics import KERNEL_CLUSTERS
-from vfl_flower.strategies.kernel_kmeans.setup import Start, begin, decomposed
+from vfl_flower.strategies.kernel_kmeans.setup import (
+    KernelClustering,
+    Start,
+    decomposed,
+)
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 
-MOST_ROWS_WITHOUT_CEM = 2**24
-"""Most rows of all parties without the communication mechanism: the server then holds
-vectors of that length."""
+LARGEST_SQUARE = 2.0
+"""Largest square of a random feature, sqrt(2) cos(omega^T x + b)."""
 
 MOVING = 1.0
 """How far the subspace moves in the last iteration from which on a run warns of it. On
@@ -68,7 +60,7 @@ where it moved so far, and 3 % where it moved less, as in 22 of 24 runs with 20.
 
 
 @settings
-class FKKMeans(ProtocolStrategy):
+class FKKMeans(KernelClustering):
     """Kernel k-means by random features and stochastic proximal gradients.
 
     The parties hold different rows of the same columns; [1] calls them users:
@@ -132,100 +124,14 @@ class FKKMeans(ProtocolStrategy):
     (600, True)
     """
 
-    n_clusters: Natural = 10
-    """k. Some clusters stay empty if there are fewer distinct rows."""
-    n_components: Annotated[int, Ge(1), Le(party.MOST_COMPONENTS)] = 20
-    """s, the number of eigenvectors of the kernel matrix on which k-means runs; at
-    least n_clusters."""
-    n_features: party.Features = 50
-    """D, the number of random features of an iteration."""
-    iterations: Natural = 20
-    """T, the largest number of iterations."""
-    kernel: Kernel = "gaussian"
-    """"gaussian": exp(-gamma |x - x'|_2^2); "laplacian": exp(-gamma |x - x'|_1)."""
-    gamma: Positive | Literal["auto"] = "auto"
-    """gamma of the kernel. "auto": from sums over the parties; for the Gaussian kernel
-    the paper's value, N^2 / (2 sum_ij |x_i - x_j|^2)."""
-    eigensolver: Literal["gram", "lanczos"] = "gram"
-    """"gram": the upper triangle of the Gram matrix in one message per iteration;
-    "lanczos": as in the paper, a message for each product with a vector."""
-
-    _: KW_ONLY
-    threshold: Positive | Literal["auto", "paper"] = "auto"
-    """lambda: smaller eigenvalues of the kernel matrix K are not learned. "paper": the
-    (k + 2)-th eigenvalue of the first iteration; "auto": an estimate of the (s + 1)-th
-    of K."""
-    subspace_tol: NotNegative = 0.01
-    """The iterations end where the subspace turns by less: the sine of its largest
-    angle, over the root of the step. 0: all iterations run. Noisy data rarely get there
-    before the last one."""
-    clustering: Literal["sums", "coreset"] = "sums"
-    """k-means on the eigenvectors. "sums": by sums over the parties; no row of them
-    leaves its party. "coreset": as in the paper, at the server, on rows that the
-    parties send in the clear."""
-    passes: Natural = 20
-    """Largest number of passes of k-means over the rows, with clustering "sums"; each
-    is a round trip for all starts."""
-    choose_clusters: bool = False
-    """Let the server choose k from 2 to n_clusters by a silhouette of the rows, with
-    clustering "sums"; each k has n_init starts."""
-    coreset_size: Natural = 1000
-    """Points that all parties together send for clustering "coreset", besides their
-    centres. A party whose share is its number of rows or more sends all of its rows."""
-    standardize: bool = False
-    """Scale each column to mean 0 and standard deviation 1 over the rows of all
-    parties."""
-    cem: bool = True
-    """The paper's communication mechanism. false: Lanczos on all N rows as in section
-    4.1 of the paper; in one process only, for comparison."""
-    n_init: Natural = 30
-    """Starts of k-means, of which the best is kept."""
-    allow_two_parties: bool = False
-    """Train with two parties, although each can then compute sums of the other from the
-    eigenvectors."""
-
     model_class = KernelKMeansModel
     question = "Which clusters are in the rows?"
     explained = KERNEL_CLUSTERS
-    partition = "horizontal"
-    fills = True
     steps: ClassVar[Steps] = (
         *(party.begin, party.gram, party.product, party.project, party.expand),
-        *(party_clustering.embed, party_clustering.lloyd, party_clustering.local),
-        *(party_clustering.sample, party_clustering.assign),
+        *(clustering.embed, clustering.lloyd, clustering.local),
+        *(clustering.sample, clustering.assign),
     )
-
-    def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
-        super().__post_init__()
-        if self.n_components < self.n_clusters:
-            raise ValueError(
-                f"n_components must be at least n_clusters = {self.n_clusters}, got "
-                f"{self.n_components}"
-            )
-        if self.threshold == "paper" and self.n_features < self.n_clusters + 2:
-            raise ValueError(
-                f"n_features must be at least n_clusters + 2 = {self.n_clusters + 2} "
-                f"with threshold 'paper', got {self.n_features}"
-            )
-        unused = {"sums": ["coreset_size"], "coreset": ["passes", "choose_clusters"]}
-        check_unused(self, unused[self.clustering], f"clustering {self.clustering!r}")
-        if self.choose_clusters and self.n_clusters < 2:
-            raise ValueError(
-                "n_clusters must be at least 2 with choose_clusters, which tries each "
-                f"number from 2 to n_clusters, got {self.n_clusters}"
-            )
-        tried = self.n_clusters * (self.n_clusters - 1 if self.choose_clusters else 1)
-        if self._sums and self.n_init * tried > party_clustering.MOST_CENTERS:
-            raise ValueError(
-                f"n_init must be at most {party_clustering.MOST_CENTERS // tried} with "
-                f"{self.n_clusters} clusters, got {self.n_init}"
-            )
-        if not self.cem and (self.eigensolver, self.masking) != ("lanczos", "plain"):
-            raise ValueError(
-                "cem can be false only with eigensolver 'lanczos' and masking 'plain', "
-                f"got {self.eigensolver!r} and {self.masking!r}"
-            )
 
     @classmethod
     def paper(cls, **settings: Any) -> Self:
@@ -239,27 +145,9 @@ class FKKMeans(ProtocolStrategy):
         published |= {"iterations": 20, "subspace_tol": 0.0, "clustering": "coreset"}
         return cls(**published | {"coreset_size": 1000, "gamma": "auto"} | settings)
 
-    @property
-    def terms(self) -> Terms:
-        """Row sums, and of a coreset embedded rows."""
-        if self._sums:
-            return Terms(("row-sums",))
-        less = "With clustering='sums' it needs row-sums alone"
-        return Terms(("embedded-rows", "row-sums"), less=less)
-
-    @property
-    def _sums(self) -> bool:
-        """Whether k-means runs on sums over the parties."""
-        return self.clustering == "sums"
-
-    @property
-    def least_parties(self) -> int:
-        """Without masks one party is enough."""
-        return 1 if self.masking == "plain" else 2
-
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Algorithm 1, lines 1 to 20."""
-        self._check_sizes(parties)
+        self.check_sizes(parties)
         if self.seed is not None:  # a warning, since none of the defaults gives one
             what = "can compute the rows of the sample"
             if self._sums:
@@ -271,38 +159,18 @@ class FKKMeans(ProtocolStrategy):
         D, s = self.n_features, self.n_components
         D_1 = first_features(D, s) if self.threshold == "auto" else D
         space = Subspace(D, D_1, s, self.n_clusters, self.threshold)
-        start = begin(
-            parties,
-            kernel=self.kernel,
-            gamma=self.gamma,
-            standardize=self.standardize,
-            D=D,
-            D_1=D_1,
-        )
+        start = self.begin(parties, space)
         gamma = start.setup.gamma
         run.record(0, self._model(parties, space, gamma).to_record())
         if self.cem:
             self._with_cem(parties, run, space, start)
-            R, H = space.embedding, None
+            embedding = {"R": space.embedding}
         else:
             rows = self._without_cem(parties, run, space, start)
-            R, H = None, each(split_rows(parties, rows))
+            embedding = {"H": each(split_rows(parties, rows))}
         # Lines 16 to 19.
-        if self._sums:
-            centers, sum_h, more = by_sums(
-                *(parties, run, space, R, H),
-                n_clusters=self.n_clusters,
-                n_init=self.n_init,
-                passes=self.passes,
-                choose=self.choose_clusters,
-            )
-        else:
-            centers, sum_h, more = by_coreset(
-                *(parties, run, space, R, H),
-                n_clusters=self.n_clusters,
-                n_init=self.n_init,
-                size=self.coreset_size,
-            )
+        cluster = self._by_sums if self._sums else self._by_coreset
+        centers, sum_h, more = cluster(parties, run, space, embedding)
         # Line 20.
         model = self._model(parties, space, gamma)
         model.cluster_centers_ = centers
@@ -352,29 +220,6 @@ class FKKMeans(ProtocolStrategy):
         assert isinstance(model, KernelKMeansModel)
         parts = [memory.part for memory in memories if memory.run == model.id]
         model.parts = parts if parts and all(parts) else None
-
-    def _check_sizes(self, parties: Parties) -> None:
-        """Raise ``FederationError`` where the parties do not fit the settings."""
-        N = parties.n_rows
-        if self.n_clusters > N:
-            raise FederationError(
-                f"n_clusters must be at most the {N} rows of all parties, got "
-                f"{self.n_clusters}"
-            )
-        if self._sums and N < LEAST_ROWS:
-            raise FederationError(
-                f"clustering 'sums' needs at least {LEAST_ROWS} rows of all parties, "
-                f"got {N}"
-            )
-        if self.clustering == "coreset" and self.coreset_size < len(parties):
-            raise FederationError(
-                f"coreset_size must be at least the number of parties, {len(parties)}, "
-                f"got {self.coreset_size}"
-            )
-        if not self.cem and N > MOST_ROWS_WITHOUT_CEM:
-            raise FederationError(
-                f"cem must be true for more than {MOST_ROWS_WITHOUT_CEM} rows, got {N}"
-            )
 
     def _ends(self, space: Subspace) -> bool:
         return space.t >= self.iterations or space.still(self.subspace_tol)
@@ -514,7 +359,7 @@ class FKKMeans(ProtocolStrategy):
             rows = replies.each("rows")
             for j, products in enumerate(rows):
                 # At most |a_i| |A^T c|, and these are at most sqrt(2 D), sqrt(2 D N).
-                if largest(products) > 2.01 * D * math.sqrt(N):
+                if _largest(products) > 2.01 * D * math.sqrt(N):
                     reason = "its products are larger than features allow"
                     raise replies.failure(j, reason)
             eta = space.next_eta
@@ -540,17 +385,78 @@ class FKKMeans(ProtocolStrategy):
             B = U[:, : space.rank] * np.sqrt(space.lengths)
         return np.asarray(U[:, : space.s] * np.sqrt(space.eigenvalues))
 
+    def _by_sums(
+        self, parties: Parties, run: Run, space: Subspace, embedding: dict[str, Any]
+    ) -> tuple[Array, Array, dict[str, Any]]:
+        """Lines 16 to 19: return the centres, the sum of the rows of H, and metrics."""
+        N, values = parties.n_rows, space.eigenvalues
+        s, mass = len(values), float(values.sum())
+        # The squares of all rows of H add up to its eigenvalues.
+        bound = 2 * math.sqrt(N * mass) + 10 * math.sqrt(mass)
+        replies = parties.ask_exactly(
+            clustering.embed.summing(sum_h=bound), **embedding
+        )
+        sum_h = replies.sums["sum_h"]
+        if len(sum_h) != s:
+            raise parties.faulty_sum(clustering.embed, f"{s} sums of the embedding")
+
+        def ask(request: Request) -> Pass:
+            wanted = {"inertia": 4.0 * LARGEST_SQUARE * N, "sizes": float(N)}
+            if request.last is not None:
+                wanted |= {"counts": float(N), "sums": bound}
+            if request.used is not None:
+                wanted["silhouettes"] = 2.0 * N
+            sums = parties.ask_exactly(
+                clustering.lloyd.summing(**wanted),
+                centers=request.centers,
+                last=request.last,
+                sizes=request.sizes,
+                used=request.used,
+            ).sums
+            rows = np.rint(sums["sizes"])
+            if rows.min() < 0 or (rows.sum(axis=1) != N).any():
+                raise parties.faulty_sum(clustering.lloyd, f"clusters of {N} rows")
+            run.trace("inertia", float(sums["inertia"].min()))
+            return Pass(**sums)
+
+        mean = sum_h / N
+        cluster = chosen_kmeans if self.choose_clusters else summed_kmeans
+        clusters = cluster(
+            *(ask, self.n_clusters, mean),
+            np.diag(values) / N - np.outer(mean, mean),
+            *(run.rng("k-means"), self.n_init, self.passes),
+        )
+        metrics = {"passes": clusters.passes, "small_share": clusters.small}
+        if self.choose_clusters:
+            metrics["clusters"] = len(clusters.centers)
+        return distributed_kmeans.first_of_equals(clusters.centers), sum_h, metrics
+
+    def _by_coreset(
+        self, parties: Parties, run: Run, space: Subspace, embedding: dict[str, Any]
+    ) -> tuple[Array, Array, dict[str, Any]]:
+        """Lines 16 to 19 as in [1]; the points estimate the sum of the rows of H."""
+        # Lines 16 and 17.
+        k = self.n_clusters
+        replies = parties.ask(clustering.local, n_clusters=k, **embedding)
+        # Lines 18 and 19.
+        costs = np.array(replies.each("cost"))
+        shares = distributed_kmeans.split_budget(costs, self.coreset_size)
+        points, weights = _sample(parties, space, shares, k)
+        draws = run.rng("k-means"), self.n_init
+        centers = distributed_kmeans.combine(points, weights, k, *draws)
+        return centers, weights @ points, {}
+
     def _assign(self, parties: Parties, model: KernelKMeansModel) -> Array:
         """Line 20: add to the model what the labels give; return its cluster sizes."""
         N = parties.n_rows
         wanted = {"inertia": 4.0 * LARGEST_SQUARE * N, "sizes": float(N)}
         replies = parties.ask_exactly(
-            party_clustering.assign.summing(**wanted), centers=model.cluster_centers_
+            clustering.assign.summing(**wanted), centers=model.cluster_centers_
         )
         sums = replies.sums
         inertia, sizes = float(sums["inertia"][0]), np.rint(sums["sizes"])
         if inertia < 0 or sizes.min() < 0 or sizes.sum() != N:
-            raise parties.faulty_sum(party_clustering.assign, f"clusters of {N} rows")
+            raise parties.faulty_sum(clustering.assign, f"clusters of {N} rows")
         model.inertia_ = inertia
         model.kept = all(replies.each("kept"))
         model.sizes_ = np.asarray(sizes, dtype=np.float64)
@@ -561,3 +467,34 @@ def split_rows(parties: Parties, rows: Array) -> list[Array]:
     """Split an array over all rows into the parts of the parties."""
     ends = np.cumsum([info.n_rows for info in parties])
     return np.split(rows, ends[:-1])
+
+
+def _sample(
+    parties: Parties, space: Subspace, shares: Array, n_clusters: int
+) -> tuple[Array, Array]:
+    """Line 19: return points of the embedding of all parties, and their weights."""
+    counts = [int(share) for share in shares]
+    replies = parties.ask(clustering.sample, count=each(counts))
+    width, mass = len(space.eigenvalues), float(space.eigenvalues.sum())
+    for j, (info, reply) in enumerate(zip(parties, replies, strict=True)):
+        points, weights, n = reply["points"], reply["weights"], info.n_rows
+        most = n if counts[j] >= n else counts[j] + min(n, n_clusters)
+        if points.shape[1] != width or len(points) > most:
+            rule = f"at most {most} points of {width} numbers"
+        # The squares of all rows of H add up to its eigenvalues. No weight is above
+        # 2 n_m in size, and they add up to n_m.
+        elif _largest(points) > 4 * math.sqrt(mass):
+            rule = "points no larger than all rows of the embedding together"
+        elif not weights.max() > 0 or _largest(weights) > 3 * n:
+            rule = f"weights that can be those of {n} rows"
+        else:
+            continue
+        raise replies.failure(j, f"its reply must have {rule}")
+    points = np.concatenate(replies.each("points"))
+    return points, np.concatenate(replies.each("weights"))
+
+
+def _largest(values: Array) -> float:
+    """Return the largest absolute value, for any type of number."""
+    with np.errstate(over="ignore"):
+        return float(np.abs(values.astype(np.float64)).max())

@@ -1,0 +1,97 @@
+"""The clusters of new rows by a trained model, of which each party has a map."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from flwr.app import ArrayRecord
+
+from vfl_flower.clients.kernel_kmeans import clustering as party
+from vfl_flower.models.base import UsedModel
+from vfl_flower.protocol.settings import settings
+from vfl_flower.protocol.steps import Steps
+from vfl_flower.protocol.terms import Terms
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.strategy import Run
+from vfl_flower.strategies.kernel_kmeans.metrics import NEW_CLUSTERS
+from vfl_flower.strategies.later import LaterTask, log_clusters
+
+
+@settings
+class FKKMeansPrediction(LaterTask):
+    """The clusters of new rows, which stay at their parties.
+
+    =============  =====================================  ==========================
+    round trip     party m sends                          the server learns
+    =============  =====================================  ==========================
+    hello          name, sizes, digests of column names,  all of it
+                   key
+    predict        nothing                                nothing
+    =============  =====================================  ==========================
+
+    For models of split rows, trained with ``cem``, of which each party has a whole map
+    from rows to clusters. Each writes those of its new rows to a file in its
+    ``state-dir``; some parties of training are enough.
+
+    Raises
+    ------
+    PartyFailed
+        A party has no part of this model, one without a map, or other columns than in
+        training.
+    """
+
+    task = "predict"
+    question = "In which clusters are new rows?"
+    explained = NEW_CLUSTERS
+    partition = "horizontal"
+    fills = True
+    model_class = UsedModel
+    steps: ClassVar[Steps] = (party.predict,)
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Ask all parties in one round trip."""
+        record = UsedModel(self.model_id).to_record()
+        run.record(1, record, self.ask(parties))
+        return record
+
+    def ask(self, parties: Parties) -> dict[str, Any]:
+        """Let the parties label their rows; return metrics."""
+        parties.ask(party.predict)
+        log_clusters(parties, self.model_id)
+        return {"rows": parties.n_rows}
+
+
+@settings
+class FKKMeansEvaluation(FKKMeansPrediction):
+    """What the clusters are worth on new rows: their mean squared distance to centres.
+
+    =============  =====================================  ==========================
+    round trip     party m sends                          the server learns
+    =============  =====================================  ==========================
+    hello          name, sizes, digests of column names,  all of it
+                   key
+    evaluate       cost of its rows, masked               the sum over the parties
+    =============  =====================================  ==========================
+
+    ``test_loss`` is in the space of the embedding, as the ``inertia`` of training over
+    its number of rows. Each party has at least 20 rows, and writes nothing. See
+    :class:`FKKMeansPrediction`.
+    """
+
+    task = "evaluate"
+    question = "How well do the clusters fit new rows?"
+    steps: ClassVar[Steps] = (party.evaluate,)
+
+    @property
+    def terms(self) -> Terms:
+        """The cost, as in training."""
+        return Terms(("row-sums",))
+
+    def ask(self, parties: Parties) -> dict[str, Any]:
+        """Return the mean over the rows of all parties, as metrics."""
+        N = parties.n_rows
+        sums = parties.ask_exactly(party.evaluate.summing(cost=4.0 * N)).sums
+        if not 0 <= (cost := float(sums["cost"][0])) < math.inf:
+            raise parties.faulty_sum(party.evaluate, "a cost")
+        return {"test_rows": N, "test_loss": cost / N}
