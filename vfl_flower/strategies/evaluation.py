@@ -1,8 +1,24 @@
-"""What metrics of several algorithms mean, in plain words."""
+"""What metrics of several algorithms mean, in plain words, and what has them."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.models.base import Model, PartedModel
+from vfl_flower.numerics import evaluation
+from vfl_flower.numerics.split import split_rows
+from vfl_flower.party.memory import Memory
+from vfl_flower.protocol.settings import settings
 from vfl_flower.server.metrics import CONVERGED, Metric
+from vfl_flower.server.parties import Parties
+from vfl_flower.server.strategy import ProtocolStrategy, Run
+from vfl_flower.typing import Array
+
+log = logging.getLogger("vfl_flower")
 
 TEST_ROWS = Metric(
     "Rows held out",
@@ -160,3 +176,35 @@ def left_out(purpose: str, used: int, available: int, limit: str) -> list[str]:
     return [f"{count:,} of {available:,} rows {purpose} are left out: {limit}"] * (
         count > 0
     )
+
+
+@settings
+class JudgedStrategy(ProtocolStrategy):
+    """A strategy whose model is judged by the metrics above."""
+
+    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return whether the model is any use."""
+        return evaluation.shortfalls(metrics)
+
+
+@settings
+class KernelStrategy(JudgedStrategy):
+    """Learning from labels, of a model whose parts lie at the parties."""
+
+    labelled = True
+    explained = KERNEL
+    test_fraction = 0.0
+
+    def complete(self, model: Model, memories: Sequence[Memory]) -> None:
+        """Add the parts of the model if all parties are in this process."""
+        assert isinstance(model, PartedModel)
+        model.complete([m.part for m in memories if m.run == model.id])
+
+    def split(self, parties: Parties, run: Run) -> tuple[Array, Array]:
+        """Return the rows to train on and those held out; warn if there are none."""
+        n = parties.n_rows
+        train, test = split_rows(n, self.test_fraction, run.seed)
+        if self.test_fraction and not len(test):
+            share = self.test_fraction
+            log.warning("test_fraction holds out no row: %g of %d rows", share, n)
+        return np.arange(n) if train is None else train, test

@@ -10,7 +10,6 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients.evaluation import curves_of, metrics_of
 from vfl_flower.models.base import Model
-from vfl_flower.numerics import evaluation
 from vfl_flower.party.parts import check_model
 from vfl_flower.protocol.settings import check_unused, settings
 from vfl_flower.protocol.terms import Terms
@@ -18,7 +17,7 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies.evaluation import OF_NEW_ROWS
+from vfl_flower.strategies.evaluation import OF_NEW_ROWS, JudgedStrategy
 
 log = logging.getLogger("vfl_flower")
 
@@ -48,7 +47,7 @@ class LaterTask(ModelTask):
 
 
 @settings
-class RowPrediction(LaterTask):
+class RowPrediction(LaterTask, JudgedStrategy):
     """Predictions of rows that one party opens; see its subclasses."""
 
     task = "predict"
@@ -61,10 +60,6 @@ class RowPrediction(LaterTask):
     def terms(self) -> Terms:
         """Of an evaluation the curves."""
         return Terms(wants=("curves",) if self.evaluates else ())
-
-    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether the model is any use on these rows."""
-        return evaluation.shortfalls(metrics)
 
     def finish(
         self,

@@ -1,4 +1,4 @@
-"""The server's side of the linear solvers whose rows never leave a party.
+"""Settings of a regression on a coreset, and solvers whose rows never leave a party.
 
 The server keeps the residual r on the rows of the coreset; each iteration is one round
 trip in which r goes out and sums over parties come back. The notation is that of
@@ -8,198 +8,294 @@ trip in which r goes out and sums over parties come back. The notation is that o
 from __future__ import annotations
 
 import logging
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import Ge, Le
+from pydantic import Field
 
 from vfl_flower.clients.coresets import linear as party
-from vfl_flower.clients.coresets.sampling import WeightedRows
+from vfl_flower.clients.coresets import prediction
+from vfl_flower.clients.coresets.sampling import Size
+from vfl_flower.clients.evaluation import metrics_of
 from vfl_flower.numerics.linear import Penalty, momentum
+from vfl_flower.protocol.settings import (
+    Fraction,
+    Natural,
+    NotNegative,
+    check_unused,
+    settings,
+)
+from vfl_flower.protocol.steps import Sum, each, opened
+from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
+from vfl_flower.strategies.coresets.sampling import Coreset, CoresetStrategy
+from vfl_flower.strategies.products import COMPUTING, ComputingParties
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 
 
-def solve(
-    parties: Parties,
-    solver: str,
-    coreset: WeightedRows | None,
-    *,
-    n: int,
-    penalty: Penalty,
-    fit_intercept: bool,
-    test_fraction: float,
-    max_iter: int,
-    tol: float,
-    batch_size: int,
-    run: Run,
-) -> tuple[list[Array], float, float, dict[str, float]]:
-    """Solve a weighted least squares problem with the rows at the parties.
+@settings
+class LinearStrategy(ComputingParties, CoresetStrategy):
+    """Settings of a linear regression on a coreset; solvers that ask for sums."""
 
-    "cg" takes accelerated proximal steps where the penalty has an l1 part; "saga" is
-    that of Defazio et al. (2014). `coreset` are rows and weights; None: all training
-    rows, with weight 1. `n` is the number of rows that the weights stand for.
-    `max_iter` counts iterations of cg, or passes over the rows of saga, whose round
-    trips take `batch_size` rows each; 1 is the paper's. `tol` bounds the gradient (cg),
-    the step (proximal) or the mean change of the residuals (saga), relative to the
-    standard deviation of y (without an intercept: its root mean square).
+    size: Size | Literal["auto"] = Field("auto", kw_only=False)
+    regularizer: Literal["none", "ridge", "lasso", "elasticnet"] = "none"
+    """Penalty R. The objective is ``sum_S w (x theta + b - y)^2 / n + R / n``."""
+    alpha: Annotated[float, Ge(0), Le(1e50)] = 0.0
+    """Strength of R: ``alpha |theta|^2`` for ridge, ``alpha |theta|_1`` for lasso."""
+    l1_ratio: Annotated[float, Ge(0), Le(1)] = 0.5
+    """Share of the l1 part in R for the elastic net, ``alpha * l1_ratio * |theta|_1 +
+    alpha * (1 - l1_ratio) * |theta|^2``."""
+    solver: Literal["gram", "central", "cg", "saga"] = "gram"
+    """"gram": the label holder solves from sums of products that two parties
+    compute; of a row nothing leaves but its score. "central": the rows of the coreset
+    are pooled at the server, as in the paper. "cg" (conjugate gradients, one round trip
+    per step) and "saga" (the paper's baseline) ask for sums for each row, so the server
+    sees residuals."""
+    fit_intercept: bool = True
+    """Fit b. Its column of ones counts in the label holder's scores."""
+    max_iter: Natural = 200
+    """Iterations of cg; passes over the coreset of saga."""
+    tol: NotNegative = 1e-6
+    """Tolerance at which cg and saga stop, relative to the standard deviation of the
+    labels (without an intercept, to their root mean square)."""
+    batch_size: Natural = 32
+    """Rows in a round trip of saga; the paper has 1."""
+    test_fraction: Fraction = 0.0
+    """Share of the rows held out. The label holder learns the prediction of each and
+    reports their errors to the server, in two more round trips."""
+    allow_two_parties: bool = False
+    """Let cg and saga run between two parties, each of which then learns the other's
+    part of the predictions from the residuals; and let two parties predict or evaluate,
+    in training too, where the label holder then learns the other's part."""
 
-    Return the coefficients of each party and the intercept, in the unit of y; that
-    deviation on the rows, rounded up to a power of two; and metrics. Of these
-    ``converged`` is 1.0 or 0.0, and with saga says that the residuals have settled: if
-    columns lack rank, an l1 penalty may still move the coefficients.
-    """
-    method: party.Method = "saga"
-    if solver == "cg":
-        method = "proximal" if penalty.l1 else "cg"
-    replies = parties.ask(
-        party.start.summing(residual=party.BOUND, norms=party.WIDE_BOUND),
-        method=method,
-        n=n,
-        l2=penalty.l2,
-        intercept=fit_intercept,
-        test_fraction=test_fraction,
-        coreset=coreset,
-    )
-    holder = parties.label_holder
-    if (scale := replies[holder].get("scale")) is None:
-        raise replies.failure(holder, "its reply lacks 'scale', that of the labels")
-    m = n if coreset is None else len(coreset.rows)
-    m_residual, m_norms = (0, m) if method == "saga" else (m, 0)
-    residual, norms = replies.sums["residual"], replies.sums["norms"]
-    if len(residual) != m_residual or len(norms) != m_norms or (norms < 0).any():
-        rule = f"{m_residual} residuals and {m_norms} squares"
-        raise parties.faulty_sum(party.start, rule)
-    l1 = penalty.l1 / scale
-    if method == "cg":
-        iterations, metrics = _conjugate_gradients(
-            parties, run, residual, max_iter, tol
-        )
-    elif method == "proximal":
-        iterations, metrics = _proximal(parties, run, residual, l1, max_iter, tol)
-    else:
-        iterations, metrics = _saga(parties, run, norms, l1, max_iter, tol, batch_size)
-    last = parties.ask_exactly(party.coefficients.summing(shift=2.0**20))
-    blocks = [scale * block for block in last.each("coefficients")]
-    intercept = float(scale * last.sums["shift"][0])
-    return blocks, intercept, scale, metrics | {"iterations": iterations}
+    labelled = numeric = True
 
-
-def _conjugate_gradients(
-    parties: Parties, run: Run, r: Array, max_iter: int, tol: float
-) -> tuple[int, dict[str, float]]:
-    """Minimise |r|^2 + penalty by conjugate gradients, one round trip per iteration.
-
-    The parties send A s for the gradient s; A p for the direction p = s + beta p_old
-    follows without asking, and so does the energy of the penalty.
-    """
-    q: Array = np.zeros_like(r)
-    penalty = 0.0
-    step_size = shrink = gamma_old = 0.0
-    diagonal: list[float] = []
-    off_diagonal: list[float] = []
-    converged = False
-    for _ in range(max_iter):
-        sums = parties.secure_sum(
-            party.cg.summing(direction=party.BOUND, energies=party.BOUND),
-            residual=r,
-            step_size=step_size,
-            shrink=shrink,
-        )
-        gamma, energy, cross = sums["energies"].tolist()
-        run.trace("remaining", max(gamma, 0.0) ** 0.5)
-        if converged := gamma <= tol**2:
-            break
-        beta = gamma / gamma_old if gamma_old else 0.0
-        q = sums["direction"] + beta * q
-        penalty = energy + 2 * beta * cross + beta**2 * penalty
-        curvature = float(q @ q) + penalty
-        if curvature <= 0:  # the directions of the parties cancel, up to rounding
-            break
-        alpha = gamma / curvature
-        # The Lanczos matrix of the iteration: its smallest eigenvalue is that of the
-        # whitened normal matrix on the Krylov space of the right-hand side.
-        diagonal.append(1 / alpha + (beta / step_size if step_size else 0.0))
-        if step_size:
-            off_diagonal.append(beta**0.5 / step_size)
-        r = r - alpha * q
-        step_size, shrink, gamma_old = alpha, beta, gamma
-    metrics = {"converged": float(converged)}
-    if diagonal:
-        # eigvalsh reads the lower triangle alone.
-        lanczos = np.diag(diagonal) + np.diag(off_diagonal, -1)
-        smallest = np.linalg.eigvalsh(lanczos)[0]
-        metrics["sigma_min_x"] = float(np.sqrt(max(smallest, 0.0)))
-    return len(diagonal), metrics
-
-
-def _proximal(
-    parties: Parties, run: Run, r: Array, l1: float, max_iter: int, tol: float
-) -> tuple[int, dict[str, float]]:
-    """Accelerated proximal gradients (Beck and Teboulle 2009) in the blocks' metric.
-
-    The momentum starts again where it points uphill (O'Donoghue and Candes 2015).
-    """
-    t = 1.0
-    for iteration in range(1, max_iter + 1):
-        t_next = momentum(t)
-        sums = parties.secure_sum(
-            party.proximal.summing(
-                residual=party.WIDE_BOUND, energies=party.WIDE_BOUND
-            ),
-            residual=r,
-            l1=l1,
-            momentum=(t - 1) / t_next,
-        )
-        r, (uphill, change) = sums["residual"], sums["energies"]
-        run.trace("remaining", max(change, 0.0) ** 0.5)
-        if change <= tol**2:
-            return iteration, {"converged": 1.0}
-        t = 1.0 if uphill > 0 else t_next
-    return max_iter, {"converged": 0.0}
-
-
-def _saga(
-    parties: Parties,
-    run: Run,
-    norms: Array,
-    l1: float,
-    max_iter: int,
-    tol: float,
-    batch_size: int,
-) -> tuple[int, dict[str, float]]:
-    """SAGA (Defazio et al. 2014); the step of a batch as Gazagnadou et al. (2019)."""
-    m, rng = len(norms), run.rng("saga")
-    b = min(batch_size, m)
-    # Smoothness of one row, of all rows (the trace), and of a batch without repeats.
-    of_row, of_all = 2 * m * float(norms.max()), 2 * float(norms.sum())
-    smoothness = of_row
-    if m > 1:
-        of_batch = (m * (b - 1) * of_all + (m - b) * of_row) / (b * (m - 1))
-        smoothness = min(of_row, of_batch)
-    step_size = 1 / (3 * smoothness) if smoothness else 0.0
-    table, change = np.zeros(m), np.zeros(0)
-    trips = 0
-    for sweep in range(1, max_iter + 1):
-        moved = 0.0
-        for _ in range(-(-m // b)):
-            batch = rng.choice(m, size=b, replace=False).astype(np.uint32)
-            sums = parties.secure_sum(
-                party.saga.summing(residual=party.WIDE_BOUND),
-                batch=batch,
-                change=change,
-                step_size=step_size,
-                l1=l1,
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        if self.regularizer != "none" and self.alpha == 0:
+            raise ValueError(
+                f"alpha must be above 0 for {self.regularizer}, got {self.alpha}"
             )
-            change = sums["residual"] - table[batch]
-            table[batch] = sums["residual"]
-            moved += float(change @ change)
-            trips += 1
-        log.info(
-            "saga: pass %d of at most %d, change %.3g", sweep, max_iter, moved**0.5
+        if self.regularizer == "none" and self.alpha != 0:
+            raise ValueError(f"alpha must be 0 without a regularizer, got {self.alpha}")
+        if self.solver != "gram":
+            check_unused(self, COMPUTING, f"solver {self.solver!r}")
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the label holder gets predictions, and reports their errors."""
+        return self.test_fraction > 0 or self.evaluate == "full"
+
+    def held_out_errors(
+        self, parties: Parties, theta: list[Array], intercept: float, unit: float
+    ) -> dict[str, Any]:
+        """Return the errors of a model in training, which the label holder computes.
+
+        The `unit`, the size of the residuals, sets the resolution of the predictions.
+        """
+        test, train = self._tests(parties), self.evaluate == "full"
+        if not test and not train:
+            return {}
+        holder, unit = parties.label_holder, min(max(unit, 1e-50), 1e50)
+        high, low = (
+            Sum(bound, to=holder) for bound in (prediction.HIGH, prediction.LOW)
         )
-        run.trace("remaining", moved**0.5)
-        if moved <= tol**2:
-            return trips, {"converged": 1.0}
-    return trips, {"converged": 0.0}
+        sealed = parties.ask(
+            prediction.held_out.summing(high=high, low=low),
+            coefficients=each([theta_j / unit for theta_j in theta]),
+            intercept=intercept / unit,
+            test_fraction=self.test_fraction,
+            test=test,
+            train=train,
+        ).sealed
+        reply = parties.ask_one(
+            holder,
+            prediction.errors,
+            high=opened(sealed["high"]),
+            low=opened(sealed["low"]),
+            unit=unit,
+            test_fraction=self.test_fraction,
+            test=test,
+            train=train,
+        )
+        full = {k: v for k, v in reply.items() if k == "full_train_loss"}
+        return metrics_of(reply) | full
+
+    def _tests(self, parties: Parties) -> bool:
+        """Return whether to evaluate the model on rows held out; warn where not."""
+        rows, reason = self.n_test(parties), ""
+        if rows < LEAST_ROWS:
+            reason = f"it must be of at least {LEAST_ROWS} rows, there are {rows}"
+        elif len(parties) == 2 and not self.allow_two_parties:
+            reason = (
+                "the label holder would learn the other party's part of each "
+                "prediction, unless allow_two_parties (in a run config "
+                "allow-two-parties=true) accepts that"
+            )
+        if rows and reason:
+            log.warning("there is no test_loss: %s", reason)
+        return bool(rows) and not reason
+
+    def solve(
+        self, parties: Parties, run: Run, coreset: Coreset, penalty: Penalty
+    ) -> tuple[list[Array], float, float, dict[str, Any]]:
+        """Solve a weighted least squares problem with the rows at the parties.
+
+        "cg" takes accelerated proximal steps where the penalty has an l1 part; "saga"
+        is that of Defazio et al. (2014). `tol` bounds the gradient (cg), the step
+        (proximal) or the mean change of the residuals (saga), relative to the standard
+        deviation of y (without an intercept: its root mean square).
+
+        Return the coefficients of each party and the intercept, in the unit of y; that
+        deviation on the rows, rounded up to a power of two; and metrics. Of these
+        ``converged`` is 1.0 or 0.0, and with saga says that the residuals have settled:
+        if columns lack rank, an l1 penalty may still move the coefficients.
+        """
+        method: party.Method = "saga"
+        if self.solver == "cg":
+            method = "proximal" if penalty.l1 else "cg"
+        replies = parties.ask(
+            party.start.summing(residual=party.BOUND, norms=party.WIDE_BOUND),
+            method=method,
+            n=self.n_train(parties),
+            l2=penalty.l2,
+            intercept=self.fit_intercept,
+            test_fraction=self.test_fraction,
+            coreset=coreset.weighted,
+        )
+        holder = parties.label_holder
+        if (scale := replies[holder].get("scale")) is None:
+            raise replies.failure(holder, "its reply lacks 'scale', that of the labels")
+        m = len(coreset.weights)
+        m_residual, m_norms = (0, m) if method == "saga" else (m, 0)
+        residual, norms = replies.sums["residual"], replies.sums["norms"]
+        if len(residual) != m_residual or len(norms) != m_norms or (norms < 0).any():
+            rule = f"{m_residual} residuals and {m_norms} squares"
+            raise parties.faulty_sum(party.start, rule)
+        l1 = penalty.l1 / scale
+        if method == "cg":
+            iterations, metrics = self._conjugate_gradients(parties, run, residual)
+        elif method == "proximal":
+            iterations, metrics = self._proximal(parties, run, residual, l1)
+        else:
+            iterations, metrics = self._saga(parties, run, norms, l1)
+        last = parties.ask_exactly(party.coefficients.summing(shift=2.0**20))
+        blocks = [scale * block for block in last.each("coefficients")]
+        intercept = float(scale * last.sums["shift"][0])
+        return blocks, intercept, scale, metrics | {"iterations": iterations}
+
+    def _conjugate_gradients(
+        self, parties: Parties, run: Run, r: Array
+    ) -> tuple[int, dict[str, float]]:
+        """Minimise |r|^2 + penalty by conjugate gradients, a round trip per iteration.
+
+        The parties send A s for the gradient s; A p for the direction p = s + beta
+        p_old follows without asking, and so does the energy of the penalty.
+        """
+        q: Array = np.zeros_like(r)
+        penalty = 0.0
+        step_size = shrink = gamma_old = 0.0
+        diagonal: list[float] = []
+        off_diagonal: list[float] = []
+        converged = False
+        for _ in range(self.max_iter):
+            sums = parties.secure_sum(
+                party.cg.summing(direction=party.BOUND, energies=party.BOUND),
+                residual=r,
+                step_size=step_size,
+                shrink=shrink,
+            )
+            gamma, energy, cross = sums["energies"].tolist()
+            run.trace("remaining", max(gamma, 0.0) ** 0.5)
+            if converged := gamma <= self.tol**2:
+                break
+            beta = gamma / gamma_old if gamma_old else 0.0
+            q = sums["direction"] + beta * q
+            penalty = energy + 2 * beta * cross + beta**2 * penalty
+            curvature = float(q @ q) + penalty
+            if curvature <= 0:  # the directions of the parties cancel, up to rounding
+                break
+            alpha = gamma / curvature
+            # The Lanczos matrix of the iteration: its smallest eigenvalue is that of
+            # the whitened normal matrix on the Krylov space of the right-hand side.
+            diagonal.append(1 / alpha + (beta / step_size if step_size else 0.0))
+            if step_size:
+                off_diagonal.append(beta**0.5 / step_size)
+            r = r - alpha * q
+            step_size, shrink, gamma_old = alpha, beta, gamma
+        metrics = {"converged": float(converged)}
+        if diagonal:
+            # eigvalsh reads the lower triangle alone.
+            lanczos = np.diag(diagonal) + np.diag(off_diagonal, -1)
+            smallest = np.linalg.eigvalsh(lanczos)[0]
+            metrics["sigma_min_x"] = float(np.sqrt(max(smallest, 0.0)))
+        return len(diagonal), metrics
+
+    def _proximal(
+        self, parties: Parties, run: Run, r: Array, l1: float
+    ) -> tuple[int, dict[str, float]]:
+        """Accelerated proximal gradients (Beck and Teboulle 2009), metric by block.
+
+        The momentum starts again where it points uphill (O'Donoghue and Candes 2015).
+        """
+        t = 1.0
+        for iteration in range(1, self.max_iter + 1):
+            t_next = momentum(t)
+            sums = parties.secure_sum(
+                party.proximal.summing(
+                    residual=party.WIDE_BOUND, energies=party.WIDE_BOUND
+                ),
+                residual=r,
+                l1=l1,
+                momentum=(t - 1) / t_next,
+            )
+            r, (uphill, change) = sums["residual"], sums["energies"]
+            run.trace("remaining", max(change, 0.0) ** 0.5)
+            if change <= self.tol**2:
+                return iteration, {"converged": 1.0}
+            t = 1.0 if uphill > 0 else t_next
+        return self.max_iter, {"converged": 0.0}
+
+    def _saga(
+        self, parties: Parties, run: Run, norms: Array, l1: float
+    ) -> tuple[int, dict[str, float]]:
+        """SAGA (Defazio et al. 2014); a batch's step as Gazagnadou et al. (2019)."""
+        m, rng = len(norms), run.rng("saga")
+        b = min(self.batch_size, m)
+        # Smoothness of a row, of all rows (the trace), and of a batch without repeats.
+        of_row, of_all = 2 * m * float(norms.max()), 2 * float(norms.sum())
+        smoothness = of_row
+        if m > 1:
+            of_batch = (m * (b - 1) * of_all + (m - b) * of_row) / (b * (m - 1))
+            smoothness = min(of_row, of_batch)
+        step_size = 1 / (3 * smoothness) if smoothness else 0.0
+        table, change = np.zeros(m), np.zeros(0)
+        trips = 0
+        for sweep in range(1, self.max_iter + 1):
+            moved = 0.0
+            for _ in range(-(-m // b)):
+                batch = rng.choice(m, size=b, replace=False).astype(np.uint32)
+                sums = parties.secure_sum(
+                    party.saga.summing(residual=party.WIDE_BOUND),
+                    batch=batch,
+                    change=change,
+                    step_size=step_size,
+                    l1=l1,
+                )
+                change = sums["residual"] - table[batch]
+                table[batch] = sums["residual"]
+                moved += float(change @ change)
+                trips += 1
+            log.info(
+                "saga: pass %d of at most %d, change %.3g",
+                *(sweep, self.max_iter, moved**0.5),
+            )
+            run.trace("remaining", moved**0.5)
+            if moved <= self.tol**2:
+                return trips, {"converged": 1.0}
+        return trips, {"converged": 0.0}

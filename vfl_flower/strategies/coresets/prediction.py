@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients.coresets import prediction as party
-from vfl_flower.clients.evaluation import metrics_of
 from vfl_flower.models.base import UsedModel
 from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps, Sum, each, opened
@@ -43,45 +42,6 @@ def keep_parts(
         receiver=receiver,
     )
     return parties.session_id
-
-
-def held_out_errors(
-    parties: Parties,
-    coefficients: list[Array],
-    intercept: float,
-    *,
-    unit: float,
-    test_fraction: float,
-    test: bool,
-    train: bool,
-) -> dict[str, Any]:
-    """Return the errors of a model in training, which the label holder computes.
-
-    The `unit`, the size of the residuals, sets the resolution of the predictions.
-    """
-    holder, unit = parties.label_holder, min(max(unit, 1e-50), 1e50)
-    sealed = parties.ask(
-        party.held_out.summing(
-            high=Sum(party.HIGH, to=holder), low=Sum(party.LOW, to=holder)
-        ),
-        coefficients=each([theta / unit for theta in coefficients]),
-        intercept=intercept / unit,
-        test_fraction=test_fraction,
-        test=test,
-        train=train,
-    ).sealed
-    reply = parties.ask_one(
-        holder,
-        party.errors,
-        high=opened(sealed["high"]),
-        low=opened(sealed["low"]),
-        unit=unit,
-        test_fraction=test_fraction,
-        test=test,
-        train=train,
-    )
-    full = {k: v for k, v in reply.items() if k == "full_train_loss"}
-    return metrics_of(reply) | full
 
 
 @settings

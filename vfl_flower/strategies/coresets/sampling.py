@@ -18,6 +18,7 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import ProtocolStrategy, Run
+from vfl_flower.strategies.evaluation import JudgedStrategy
 from vfl_flower.typing import Array
 
 MESSAGE_NUMBERS = 2**22
@@ -67,7 +68,7 @@ class Scoring:
 
 
 @settings
-class CoresetStrategy(ProtocolStrategy):
+class CoresetStrategy(JudgedStrategy):
     """What regression and k-means have in common: Algorithm 1 and the baselines."""
 
     _: KW_ONLY

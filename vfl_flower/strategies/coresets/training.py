@@ -6,33 +6,23 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from annotated_types import Ge, Le
 from flwr.app import ArrayRecord
-from pydantic import Field
 
 from vfl_flower.clients.coresets import gram, linear, prediction
 from vfl_flower.clients.coresets import sampling as party
 from vfl_flower.clients.products import ROWS_PER_COLUMN, deal, multiply
 from vfl_flower.models.base import Model
 from vfl_flower.models.coresets import KMeansModel, LinearModel
-from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.coresets import importance_estimate, sigma_min, tau
 from vfl_flower.numerics.kmeans import assign, distdim, weighted_kmeans
 from vfl_flower.numerics.linear import Penalty, center, mean_squared_error, solve_pooled
 from vfl_flower.party.memory import Memory
-from vfl_flower.protocol.settings import (
-    Fraction,
-    Natural,
-    NotNegative,
-    check_unused,
-    settings,
-)
+from vfl_flower.protocol.settings import Natural, settings
 from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.protocol.terms import LEAST_ROWS, Kind, Terms, in_order
 from vfl_flower.server.exchange import FederationError
@@ -40,9 +30,9 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
 from vfl_flower.strategies import products
-from vfl_flower.strategies.coresets.linear import solve
+from vfl_flower.strategies.coresets.linear import LinearStrategy
 from vfl_flower.strategies.coresets.metrics import CLUSTERS, REGRESSION
-from vfl_flower.strategies.coresets.prediction import held_out_errors, keep_parts
+from vfl_flower.strategies.coresets.prediction import keep_parts
 from vfl_flower.strategies.coresets.sampling import (
     MESSAGE_NUMBERS,
     Coreset,
@@ -51,8 +41,6 @@ from vfl_flower.strategies.coresets.sampling import (
 )
 from vfl_flower.typing import Array
 
-log = logging.getLogger("vfl_flower")
-
 
 def _estimate(name: str, losses: Array, weights: Array, n: int) -> dict[str, float]:
     mean, error = importance_estimate(losses, weights, n)
@@ -60,7 +48,7 @@ def _estimate(name: str, losses: Array, weights: Array, n: int) -> dict[str, flo
 
 
 @settings
-class CoresetVRLR(products.ComputingParties, CoresetStrategy):
+class CoresetVRLR(LinearStrategy):
     """Linear regression on a coreset by distributed importance sampling.
 
     Algorithms 1 and 2 of [1]: row i is drawn with probability proportional to the sum
@@ -121,39 +109,7 @@ class CoresetVRLR(products.ComputingParties, CoresetStrategy):
     ([[1.0, 2.0], [3.0, 4.0]], 5.0)
     """
 
-    size: party.Size | Literal["auto"] = Field("auto", kw_only=False)
-    regularizer: Literal["none", "ridge", "lasso", "elasticnet"] = "none"
-    """Penalty R. The objective is ``sum_S w (x theta + b - y)^2 / n + R / n``."""
-    alpha: Annotated[float, Ge(0), Le(1e50)] = 0.0
-    """Strength of R: ``alpha |theta|^2`` for ridge, ``alpha |theta|_1`` for lasso."""
-    l1_ratio: Annotated[float, Ge(0), Le(1)] = 0.5
-    """Share of the l1 part in R for the elastic net, ``alpha * l1_ratio * |theta|_1 +
-    alpha * (1 - l1_ratio) * |theta|^2``."""
-    solver: Literal["gram", "central", "cg", "saga"] = "gram"
-    """"gram": the label holder solves from sums of products that two parties
-    compute; of a row nothing leaves but its score. "central": the rows of the coreset
-    are pooled at the server, as in the paper. "cg" (conjugate gradients, one round trip
-    per step) and "saga" (the paper's baseline) ask for sums for each row, so the server
-    sees residuals."""
-    fit_intercept: bool = True
-    """Fit b. Its column of ones counts in the label holder's scores."""
-    max_iter: Natural = 200
-    """Iterations of cg; passes over the coreset of saga."""
-    tol: NotNegative = 1e-6
-    """Tolerance at which cg and saga stop, relative to the standard deviation of the
-    labels (without an intercept, to their root mean square)."""
-    batch_size: Natural = 32
-    """Rows in a round trip of saga; the paper has 1."""
-    test_fraction: Fraction = 0.0
-    """Share of the rows held out. The label holder learns the prediction of each and
-    reports their errors to the server, in two more round trips."""
-    allow_two_parties: bool = False
-    """Let cg and saga run between two parties, each of which then learns the other's
-    part of the predictions from the residuals; and let two parties predict or evaluate,
-    in training too, where the label holder then learns the other's part."""
-
     model_class = LinearModel
-    labelled = numeric = True
     question = "Which few rows give nearly the linear model of all rows?"
     explained = REGRESSION
     evaluation_steps = (prediction.held_out, prediction.errors)
@@ -164,18 +120,6 @@ class CoresetVRLR(products.ComputingParties, CoresetStrategy):
         *evaluation_steps,
         prediction.keep,
     )
-
-    def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
-        super().__post_init__()
-        if self.regularizer != "none" and self.alpha == 0:
-            raise ValueError(
-                f"alpha must be above 0 for {self.regularizer}, got {self.alpha}"
-            )
-        if self.regularizer == "none" and self.alpha != 0:
-            raise ValueError(f"alpha must be 0 without a regularizer, got {self.alpha}")
-        if self.solver != "gram":
-            check_unused(self, products.COMPUTING, f"solver {self.solver!r}")
 
     @classmethod
     def paper(cls, **settings: Any) -> Self:
@@ -189,11 +133,6 @@ class CoresetVRLR(products.ComputingParties, CoresetStrategy):
         published |= {"regularizer": "ridge", "alpha": 0.1, "l1_ratio": 2 / 3}
         published |= {"solver": "central", "fit_intercept": False}
         return cls(**published | settings)
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether the label holder gets predictions, and reports their errors."""
-        return self.test_fraction > 0 or self.evaluate == "full"
 
     @property
     def terms(self) -> Terms:
@@ -228,7 +167,7 @@ class CoresetVRLR(products.ComputingParties, CoresetStrategy):
                 f"{self.solver} stopped after {metrics['iterations']} iterations, "
                 f"before it reached tol {self.tol:g}: raise max-iter or tol"
             )
-        return sentences + evaluation.shortfalls(metrics)
+        return sentences + super().shortfalls(metrics)
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Add how parties take rows that stand out, if all are in this process."""
@@ -269,55 +208,20 @@ class CoresetVRLR(products.ComputingParties, CoresetStrategy):
             theta_j, intercept, solved = self._solve_gram(parties, coreset, penalty)
             metrics |= solved
         else:
-            theta_j, intercept, unit, solved = solve(
-                parties,
-                self.solver,
-                coreset.weighted,
-                n=n,
-                penalty=penalty,
-                fit_intercept=self.fit_intercept,
-                test_fraction=self.test_fraction,
-                max_iter=self.max_iter,
-                tol=self.tol,
-                batch_size=self.batch_size,
-                run=run,
+            theta_j, intercept, unit, solved = self.solve(
+                *(parties, run, coreset, penalty)
             )
             metrics |= solved
         if "train_loss" in metrics:
             value = penalty.value(np.concatenate(theta_j))
             metrics["objective"] = metrics["train_loss"] + value
             unit = math.sqrt(metrics["train_loss"]) or 1.0
-        test, train = self._tests(parties), self.evaluate == "full"
-        if test or train:
-            metrics |= held_out_errors(
-                parties,
-                theta_j,
-                intercept,
-                unit=unit,
-                test_fraction=self.test_fraction,
-                test=test,
-                train=train,
-            )
+        metrics |= self.held_out_errors(parties, theta_j, intercept, unit)
         rows = [theta[None] for theta in theta_j]
         model_id = keep_parts(parties, "linear", rows, intercept, holder)
         arrays = LinearModel(theta_j, intercept, model_id).to_record()
         run.record(1, arrays, metrics)
         return arrays
-
-    def _tests(self, parties: Parties) -> bool:
-        """Return whether to evaluate the model on rows held out; warn where not."""
-        rows, reason = self.n_test(parties), ""
-        if rows < LEAST_ROWS:
-            reason = f"it must be of at least {LEAST_ROWS} rows, there are {rows}"
-        elif len(parties) == 2 and not self.allow_two_parties:
-            reason = (
-                "the label holder would learn the other party's part of each "
-                "prediction, unless allow_two_parties (in a run config "
-                "allow-two-parties=true) accepts that"
-            )
-        if rows and reason:
-            log.warning("there is no test_loss: %s", reason)
-        return bool(rows) and not reason
 
     def _check_size(self, parties: Parties, n: int) -> None:
         """Raise before any row is drawn where there are too few for the columns."""
@@ -492,10 +396,6 @@ class CoresetVKMC(CoresetStrategy):
         if self.sampling != "coreset":
             kinds -= {"row-sums"}
         return Terms(in_order(kinds))
-
-    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether the clusters are any better than one."""
-        return evaluation.shortfalls(metrics)
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Draw the coreset, cluster it, evaluate."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from vfl_flower.clients.fdskl import angle_sums, prediction, state
 from vfl_flower.protocol.seals import Sealed
-from vfl_flower.protocol.settings import check_unused
+from vfl_flower.protocol.settings import Natural, check_unused, settings
 from vfl_flower.protocol.steps import P, Question, R, Sum, each_of, opened
 from vfl_flower.secure_aggregation.trees import Tree, spanning, two_trees
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
+from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.typing import Array
 
 AngleMasking = Literal["circle", "paper"]
@@ -236,21 +237,59 @@ def check_block(M: int, bits: int, block_bytes: int, rows: int = 1) -> None:
         )
 
 
-def bits_of(strategy: Any, auto: CircleBits = 16) -> state.Bits:
-    """Return the bits of an angle that the settings of a strategy stand for."""
-    if strategy.masking == "plain" or strategy.angle_masking == "paper":
-        return 64
-    return auto if strategy.bits == "auto" else strategy.bits
+@settings
+class AngleStrategy(ProtocolStrategy):
+    """Settings of all tasks in which angles come to the label holders."""
 
+    _: KW_ONLY
+    bits: Bits = "auto"
+    """Bits of an angle on the circle. "auto": 16, or 8 where a training takes rows in
+    batches."""
+    block_bytes: Natural = 16_000_000
+    """Bytes of angles that a party sends in one round trip, to within one row."""
+    topology: Topology = "star"
+    """How sums travel. "star": to the server. "ring", "tree": from party to party,
+    encrypted between them, in more round trips."""
+    allow_two_parties: bool = False
+    """Allow two parties, although the label holder then gets the other's angles."""
+    angle_masking: AngleMasking = "circle"
+    """"circle": each party's features are its secret, and angles are summed under masks
+    modulo a turn. "paper": the paper's Algorithm 3, in which all parties know omega,
+    and phases hide the sums along two totally different trees; the label holder can
+    compute differences between rows of the others' columns. It is for comparison, and
+    runs in one process only, as does `masking` "plain", with angles in float64. A model
+    that was trained with "paper" predicts with it, and no other one does."""
 
-def check_masking(strategy: Any) -> None:
-    """Raise ``ValueError`` unless settings fit how a strategy hides angles."""
-    if strategy.masking == "plain":
-        check_unused(strategy, ["angle_masking", "bits"], "masking 'plain'")
-    if strategy.angle_masking == "paper":
-        check_unused(strategy, ["bits"], "angle_masking 'paper'")
-        if strategy.topology == "star":
-            raise ValueError(
-                "topology must be 'ring' or 'tree' with angle_masking 'paper', whose "
-                "phases travel along two different trees, got 'star'"
-            )
+    auto_bits: ClassVar[CircleBits] = 16
+    """What the setting `bits` stands for by default."""
+
+    def __post_init__(self) -> None:
+        """Raise ``ValueError`` where settings do not fit together."""
+        super().__post_init__()
+        if self.masking == "plain":
+            check_unused(self, ["angle_masking", "bits"], "masking 'plain'")
+        if self.angle_masking == "paper":
+            check_unused(self, ["bits"], "angle_masking 'paper'")
+            if self.topology == "star":
+                raise ValueError(
+                    "topology must be 'ring' or 'tree' with angle_masking 'paper', "
+                    "whose phases travel along two different trees, got 'star'"
+                )
+
+    @property
+    def angle_bits(self) -> state.Bits:
+        """The bits of an angle that the setting stands for."""
+        if self.masking == "plain" or self.angle_masking == "paper":
+            return 64
+        return self.auto_bits if self.bits == "auto" else self.bits
+
+    def angles(
+        self,
+        parties: Parties,
+        holders: list[int],
+        phase_parties: Sequence[int],
+        scale: float = 1.0,
+    ) -> Angles:
+        """Return how angles come to these label holders; see :class:`Angles`."""
+        how = self.angle_bits, self.topology, tuple(phase_parties)
+        return Angles(parties, holders, *how, scale)

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
-import pydantic
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients.evaluation import curves_of, metrics_of
 from vfl_flower.clients.fdskl import angle_sums, prediction, state
-from vfl_flower.models.base import Model
 from vfl_flower.models.fdskl import KernelModel
-from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.kernel_solvers import LossName
 from vfl_flower.numerics.random_features import Kernel
-from vfl_flower.numerics.split import split_rows
-from vfl_flower.party.memory import Memory
 from vfl_flower.protocol.settings import Count, Fraction, Natural, Positive, settings
 from vfl_flower.protocol.steps import Sum, opened
 from vfl_flower.protocol.terms import Terms
@@ -29,17 +24,9 @@ from vfl_flower.secure_aggregation.limbs import LIMB
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
-from vfl_flower.server.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies.evaluation import KERNEL, left_out
-from vfl_flower.strategies.fdskl.angles import (
-    AngleMasking,
-    Angles,
-    Bits,
-    CircleBits,
-    Topology,
-    bits_of,
-    check_masking,
-)
+from vfl_flower.server.strategy import Run
+from vfl_flower.strategies.evaluation import KernelStrategy, left_out
+from vfl_flower.strategies.fdskl.angles import Angles, AngleStrategy
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -49,7 +36,7 @@ MOST_FEATURES = 2048
 
 
 @settings
-class KernelLearning(ProtocolStrategy):
+class KernelLearning(AngleStrategy, KernelStrategy):
     """Kernel learning with random features over split columns."""
 
     loss: LossName = "logistic"
@@ -74,32 +61,13 @@ class KernelLearning(ProtocolStrategy):
     features: Count = 0
     """Random features in all; 0: one for every eight rows, and more if the budget pays
     for them, up to 2,048."""
-    bits: Bits = "auto"
-    """Bits of an angle on the circle. "auto": 16, or 8 where rows come in batches."""
-    block_bytes: Natural = 16_000_000
-    """Bytes of angles that a party sends in one round trip, to within one row."""
-    topology: Topology = "star"
-    """How sums travel. "star": to the server. "ring", "tree": from party to party,
-    encrypted between them, in more round trips."""
     test_fraction: Fraction = 0.0
     """Share of the rows held out. As many of them as a quarter of the budget pays for
     serve to estimate the error, in extra round trips."""
-    allow_two_parties: bool = False
-    """Allow two parties, although the label holder then gets the other's angles."""
-    angle_masking: AngleMasking = pydantic.Field(default="circle", kw_only=True)
-    """"circle": each party's features are its secret, and angles are summed under masks
-    modulo a turn. "paper": the paper's Algorithm 3, in which all parties know omega,
-    and phases hide the sums along two totally different trees; the label holder can
-    compute differences between rows of the others' columns. It is for comparison, and
-    runs in one process only, as does `masking` "plain", with angles in float64."""
 
-    labelled = True
     model_class = KernelModel
     question = "What is a good nonlinear classifier or regression?"
-    explained = KERNEL
     evaluation_steps = (prediction.answer, angle_sums.held_out_angles)
-    auto_bits: ClassVar[CircleBits] = 16
-    """What the setting `bits` stands for by default."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -110,26 +78,16 @@ class KernelLearning(ProtocolStrategy):
             raise ValueError(
                 f"loss must be 'square' for target 'continuous', got {self.loss!r}"
             )
-        check_masking(self)
 
     @property
     def terms(self) -> Terms:
         """Angles; and with rows held out the curves."""
         return Terms(("angles",), ("curves",) if self.test_fraction else ())
 
-    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether the model is any use."""
-        return evaluation.shortfalls(metrics)
-
-    def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Add the parts of the model if all parties are in this process."""
-        assert isinstance(model, KernelModel)
-        model.complete([m.part for m in memories if m.run == model.id])
-
     @property
     def enough_rows(self) -> int | None:
         """Where training and test use up the budget."""
-        products = 8 * self.budget // self._bits
+        products = 8 * self.budget // self.angle_bits
         M = self._first_features(products)
         train = self.rows or max(1, products // M)
         enough = math.ceil(train / (1 - self.test_fraction))
@@ -140,13 +98,9 @@ class KernelLearning(ProtocolStrategy):
 
     def scaled(self, share: float) -> Self:
         """Scale the blocks, down to the least that a run takes."""
-        least = (self.features or MOST_FEATURES) * self._bits // 8
+        least = (self.features or MOST_FEATURES) * self.angle_bits // 8
         block_bytes = max(least, round(share * self.block_bytes))
         return self.replace(block_bytes=min(block_bytes, self.block_bytes))
-
-    @property
-    def _bits(self) -> state.Bits:
-        return bits_of(self, self.auto_bits)
 
     def _first_features(self, products: int) -> int:
         """Return M for a budget in angles where there are rows enough."""
@@ -159,20 +113,13 @@ class KernelLearning(ProtocolStrategy):
         name = type(self).__name__
         parties.refuse_two(name, self.allow_two_parties)
         self._warn(parties)
-        train, test = split_rows(parties.n_rows, self.test_fraction, run.seed)
-        train = np.arange(parties.n_rows) if train is None else train
+        train, test = self.split(parties, run)
         if parties.n_rows < 2:
             raise FederationError(f"{name} needs at least two rows, got one")
         if len(train) < 2:
             raise FederationError(
                 "test_fraction must leave at least two rows to train on, got "
                 f"{self.test_fraction} of {parties.n_rows} rows"
-            )
-        if self.test_fraction and not len(test):
-            log.warning(
-                "test_fraction holds out no row: %g of %d rows",
-                self.test_fraction,
-                parties.n_rows,
             )
         return train, test
 
@@ -246,9 +193,9 @@ class KernelLearning(ProtocolStrategy):
             shared=shared,
         )
 
-    def _angles(self, parties: Parties, setup: state.Setup) -> Angles:
-        phase_parties = tuple(setup.shared.kept) if setup.shared else ()
-        return Angles(parties, setup.holders, self._bits, self.topology, phase_parties)
+    def _angles_of(self, parties: Parties, setup: state.Setup) -> Angles:
+        kept = setup.shared.kept if setup.shared else ()
+        return self.angles(parties, setup.holders, kept)
 
     def _untrained(self, parties: Parties, run: Run, setup: state.Setup) -> KernelModel:
         """Return the model without its parts, and record it."""
@@ -284,7 +231,7 @@ class KernelLearning(ProtocolStrategy):
         M = model.n_features
         metrics = {**metrics, "features": M, "bandwidth": model.bandwidth}
         if len(test):
-            most = max(1, self.budget // 4 // (M * self._bits // 8))
+            most = max(1, self.budget // 4 // (M * self.angle_bits // 8))
             order = run.rng("test rows").permutation(len(test))
             larger = "a larger budget takes more"
             run.warnings += left_out("to test", most, len(test), larger)

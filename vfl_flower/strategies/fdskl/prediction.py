@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
-import pydantic
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients.fdskl import angle_sums, prediction
 from vfl_flower.models.fdskl import KernelModel
-from vfl_flower.protocol.settings import Natural, settings
+from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.fdskl.angles import (
-    AngleMasking,
-    Angles,
-    Bits,
-    Topology,
-    bits_of,
-    check_masking,
-)
+from vfl_flower.strategies.fdskl.angles import AngleStrategy
 from vfl_flower.strategies.later import RowPrediction, check_places
 
 _COMMON = ("parties", "n_features", "holders", "kernel", "bandwidth", "kept")
@@ -33,7 +25,7 @@ _COMMON = ("parties", "n_features", "holders", "kernel", "bandwidth", "kept")
 
 
 @settings
-class FDSKLPrediction(RowPrediction):
+class FDSKLPrediction(AngleStrategy, RowPrediction):
     """Predictions for new rows by a model whose parts stay with the parties.
 
     =============  =====================================  ==========================
@@ -58,31 +50,12 @@ class FDSKLPrediction(RowPrediction):
         columns than in training.
     """
 
-    _: KW_ONLY
-    bits: Bits = "auto"
-    """Bits of an angle on the circle; see :class:`~vfl_flower.strategies.FDSKL`."""
-    block_bytes: Natural = 16_000_000
-    """Bytes of angles that a party sends in one round trip, to within one row."""
-    topology: Topology = "star"
-    """How sums travel; see :class:`~vfl_flower.strategies.FDSKL`."""
-    allow_two_parties: bool = False
-    """Allow two parties, although the label holder then gets the other's angles."""
-    # Not the words of the base class, which masks sums with any word but "plain".
-    angle_masking: AngleMasking = pydantic.Field(default="circle", kw_only=True)
-    """How angles are hidden: "paper" if the model was trained with it; see
-    :class:`~vfl_flower.strategies.FDSKL`."""
-
     model_class = KernelModel
     steps: ClassVar[Steps] = (
         prediction.part,
         prediction.answer,
         angle_sums.held_out_angles,
     )
-
-    def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
-        super().__post_init__()
-        check_masking(self)
 
     @property
     def terms(self) -> Terms:
@@ -99,14 +72,8 @@ class FDSKLPrediction(RowPrediction):
         rows = np.arange(parties.n_rows, dtype=np.uint32)
         columns = replies[holders[0]]["columns"]
         curves = self.evaluates and parties.let("curves", holders[0])
-        angles = Angles(
-            parties,
-            holders,
-            bits_of(self),
-            self.topology,
-            phase_parties=tuple(first["kept"]),
-            scale=max(replies[j]["scale"] for j in holders),
-        )
+        scale = max(replies[j]["scale"] for j in holders)
+        angles = self.angles(parties, holders, first["kept"], scale)
         reply = angles.answers(
             *(rows, M, columns, self.block_bytes, self.evaluates, curves)
         )

@@ -178,7 +178,7 @@ class FDSKL(KernelLearning):
         bandwidth = self._bandwidth(parties)
         setup = self._setup(parties, run, M, M // len(batches), bandwidth)
         model = self._untrained(parties, run, setup)
-        angles = self._angles(parties, setup)
+        angles = self._angles_of(parties, setup)
         step = None if self.step == "implicit" else _number(self.step, 0.0)
         lambda_ = _number(self.regularization, 1 / n if step else 0.0)
         rule = Rule(self.loss, lambda_, step)
@@ -193,7 +193,7 @@ class FDSKL(KernelLearning):
             batches, M = self._batches([n])
         except FederationError:
             return ""
-        size = self._area(batches) * M // len(batches) * self._bits / 8e6
+        size = self._area(batches) * M // len(batches) * self.angle_bits / 8e6
         return (
             f"For training a party sends the angles of {sum(batches):,} rows, in "
             f"{len(batches)} batches, with up to {M:,} features, {size:.3g} MB. "
@@ -202,7 +202,7 @@ class FDSKL(KernelLearning):
 
     def _batches(self, labels: list[int]) -> tuple[list[int], int]:
         """Return the rows of each iteration, and M, by what label holders know."""
-        L, known, size = len(labels), sum(labels), self._bits // 8
+        L, known, size = len(labels), sum(labels), self.angle_bits // 8
         implicit, products = self.step == "implicit", self.budget // size
         T = self.iterations or (2 * L if implicit else PUBLISHED_STEPS)
         m = self.rows or min(known, products // self._first_features(products))
@@ -237,7 +237,7 @@ class FDSKL(KernelLearning):
                 f"and {self.budget}"
             )
         for t, rows in enumerate(batches):
-            check_block((t + 1) * block, self._bits, self.block_bytes, rows)
+            check_block((t + 1) * block, self.angle_bits, self.block_bytes, rows)
         return batches, T * block
 
     @staticmethod
@@ -361,13 +361,13 @@ class FDSKLDirect(KernelLearning):
                 f"{self.rows}"
             )
         rows, M = self._sample(train, run)
-        check_block(M, self._bits, self.block_bytes)
+        check_block(M, self.angle_bits, self.block_bytes)
         self._warn_of_rows(run, len(rows), len(train))
         bandwidth, chooses = self._bandwidth(parties, rows), self.bandwidth == "auto"
         widest = WIDEST * bandwidth if chooses else bandwidth
         setup = replace(self._setup(parties, run, M, M, widest), chooses=chooses)
         model = self._untrained(parties, run, setup)
-        angles, holder = self._angles(parties, setup), parties.label_holders[0]
+        angles, holder = self._angles_of(parties, setup), parties.label_holders[0]
         rows = rows.astype(np.uint32)
         blocks, offsets = self._collect(angles, rows, setup)
         lambda_ = _number(self.regularization, 0.0)
@@ -405,7 +405,7 @@ class FDSKLDirect(KernelLearning):
             rows, M = self._sample(np.arange(n), Run(0))
         except FederationError:
             return ""
-        size = len(rows) * M * self._bits / 8e6
+        size = len(rows) * M * self.angle_bits / 8e6
         return (
             f"For training a party sends the angles of {len(rows):,} rows with {M:,} "
             f"features, {size:.3g} MB. A smaller `budget` sends less."
@@ -413,7 +413,7 @@ class FDSKLDirect(KernelLearning):
 
     def _sample(self, train: Array, run: Run) -> tuple[Array, int]:
         """Return the rows to train on, and M."""
-        size = self._bits // 8
+        size = self.angle_bits // 8
         n, products = len(train), self.budget // size
         M = self._first_features(products)
         m = self.rows or min(n, products // M)

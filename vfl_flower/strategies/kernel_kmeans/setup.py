@@ -32,7 +32,7 @@ from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.limbs import LIMB, join_limbs
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
-from vfl_flower.server.strategy import ProtocolStrategy
+from vfl_flower.strategies.evaluation import JudgedStrategy
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -66,7 +66,7 @@ def decomposed(parties: Parties, step: Step[..., Any]) -> Iterator[None]:
 
 
 @settings
-class KernelClustering(ProtocolStrategy):
+class KernelClustering(JudgedStrategy):
     """Settings of kernel k-means, and what precedes its iterations."""
 
     n_clusters: Natural = 10

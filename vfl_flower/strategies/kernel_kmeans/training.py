@@ -198,7 +198,7 @@ class FKKMeans(KernelClustering):
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return whether the clusters are better than one, and the subspace settles."""
-        sentences = evaluation.shortfalls(metrics)
+        sentences = super().shortfalls(metrics)
         sentences += evaluation.most_chosen(metrics, self.n_clusters)
         if float(metrics["moved"]) >= MOVING:
             sentences += self._still_moves(metrics)

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, replace
 from typing import Any, ClassVar, Literal
 
@@ -22,14 +22,10 @@ from vfl_flower.clients.products import MOST_COLUMNS, ROWS_PER_COLUMN, multiply
 from vfl_flower.clients.ridge import dealing, scores, solving
 from vfl_flower.clients.ridge import training as party
 from vfl_flower.clients.ridge.state import MOST_MULTIPLE, Bandwidth, Joint, Task
-from vfl_flower.models.base import Model
 from vfl_flower.models.ridge import RidgeModel
-from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.random_features import Kernel, median_bandwidth
 from vfl_flower.numerics.ridge.features import median_of
-from vfl_flower.numerics.split import split_rows
-from vfl_flower.party.memory import Memory
 from vfl_flower.protocol.settings import Count, Fraction, check_unused, settings
 from vfl_flower.protocol.steps import Steps, each, each_of
 from vfl_flower.protocol.terms import LEAST_ROWS, Kind, Terms
@@ -42,9 +38,9 @@ from vfl_flower.secure_aggregation.products.roles import MOST_NUMBERS, Roles
 from vfl_flower.secure_aggregation.products.shares import SEED_BYTES
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
-from vfl_flower.server.strategy import ProtocolStrategy, Run
+from vfl_flower.server.strategy import Run
 from vfl_flower.strategies import products
-from vfl_flower.strategies.evaluation import KERNEL, left_out
+from vfl_flower.strategies.evaluation import KernelStrategy, left_out
 from vfl_flower.strategies.ridge.scoring import (
     Dealing,
     row_roles,
@@ -99,7 +95,7 @@ _BOUND = 2.0**40
 
 
 @settings
-class SecureRidge(products.ComputingParties, ProtocolStrategy):
+class SecureRidge(products.ComputingParties, KernelStrategy):
     """Ridge regression and classification on columns that nobody pools.
 
     =============  =====================================  ==========================
@@ -191,10 +187,8 @@ class SecureRidge(products.ComputingParties, ProtocolStrategy):
     test_fraction: Fraction = 0.0
     """Share of the rows held out to measure the error, in three more round trips."""
 
-    labelled = True
     model_class = RidgeModel
     question = "What is a good model of columns that nobody pools?"
-    explained = KERNEL
     steps: ClassVar[Steps] = (
         *(party.prepare, dealing.deal, party.hide_rows, party.open_joint),
         *(multiply, solving.relevance, solving.fit),
@@ -227,14 +221,12 @@ class SecureRidge(products.ComputingParties, ProtocolStrategy):
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Train, and measure the error on the rows held out."""
         holder = parties.label_holder
-        train, test = split_rows(parties.n_rows, self.test_fraction, run.seed)
-        n = parties.n_rows if train is None else len(train)
+        train, test = self.split(parties, run)
+        n = len(train)
         if self.rows > n:
             raise FederationError(
                 f"rows must be at most the {n} rows to train on, got {self.rows}"
             )
-        if self.test_fraction and not len(test):
-            log.warning("test_fraction holds out no row: %g", self.test_fraction)
         model_id, widths = parties.session_id, [p.n_columns for p in parties]
         model = RidgeModel(model_id, self.kernel, 1.0, 0, widths)
         run.record(0, model.to_record())
@@ -460,15 +452,6 @@ class SecureRidge(products.ComputingParties, ProtocolStrategy):
         )
         frequencies = products.passed_on(hidden, "frequencies")
         return products.multiply(parties, roles, hidden, opened), multiple, frequencies
-
-    def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether the model is any use."""
-        return evaluation.shortfalls(metrics)
-
-    def complete(self, model: Model, memories: Sequence[Memory]) -> None:
-        """Add the parts of the model if all parties are in this process."""
-        assert isinstance(model, RidgeModel)
-        model.complete([m.part for m in memories if m.run == model.id])
 
     def trade(self, n_rows: int) -> str:
         """Say what a run's bytes grow with."""
