@@ -24,16 +24,20 @@ log = logging.getLogger("vfl_flower")
 
 @settings
 class ModelTask(ProtocolStrategy):
-    """A task that works with a trained model, and draws nothing."""
+    """A task that works with a trained model."""
 
     model_id: str
     """The id of the model, which its training printed: ``result.model.id``."""
+
+    draws: ClassVar[bool] = False
+    """Whether it draws anything, and so takes a seed."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
         check_model(self.model_id)
-        check_unused(self, ["seed"], f"task {self.task!r}, which draws nothing")
+        if not self.draws:
+            check_unused(self, ["seed"], f"task {self.task!r}, which draws nothing")
 
 
 @settings

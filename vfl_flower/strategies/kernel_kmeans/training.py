@@ -50,6 +50,9 @@ from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 
+Embedding = tuple[Array | None, Array | None]
+"""R of the last iteration, or without the communication mechanism H."""
+
 LARGEST_SQUARE = 2.0
 """Largest square of a random feature, sqrt(2) cos(omega^T x + b)."""
 
@@ -164,13 +167,13 @@ class FKKMeans(KernelClustering):
         run.record(0, self._model(parties, space, gamma).to_record())
         if self.cem:
             self._with_cem(parties, run, space, start)
-            embedding = {"R": space.embedding}
+            R, H = space.embedding, None
         else:
             rows = self._without_cem(parties, run, space, start)
-            embedding = {"H": each(split_rows(parties, rows))}
+            R, H = None, each(split_rows(parties, rows))
         # Lines 16 to 19.
         cluster = self._by_sums if self._sums else self._by_coreset
-        centers, sum_h, more = cluster(parties, run, space, embedding)
+        centers, sum_h, more = cluster(parties, run, space, (R, H))
         # Line 20.
         model = self._model(parties, space, gamma)
         model.cluster_centers_ = centers
@@ -386,16 +389,14 @@ class FKKMeans(KernelClustering):
         return np.asarray(U[:, : space.s] * np.sqrt(space.eigenvalues))
 
     def _by_sums(
-        self, parties: Parties, run: Run, space: Subspace, embedding: dict[str, Any]
+        self, parties: Parties, run: Run, space: Subspace, embedding: Embedding
     ) -> tuple[Array, Array, dict[str, Any]]:
         """Lines 16 to 19: return the centres, the sum of the rows of H, and metrics."""
-        N, values = parties.n_rows, space.eigenvalues
+        N, values, (R, H) = parties.n_rows, space.eigenvalues, embedding
         s, mass = len(values), float(values.sum())
         # The squares of all rows of H add up to its eigenvalues.
         bound = 2 * math.sqrt(N * mass) + 10 * math.sqrt(mass)
-        replies = parties.ask_exactly(
-            clustering.embed.summing(sum_h=bound), **embedding
-        )
+        replies = parties.ask_exactly(clustering.embed.summing(sum_h=bound), R=R, H=H)
         sum_h = replies.sums["sum_h"]
         if len(sum_h) != s:
             raise parties.faulty_sum(clustering.embed, f"{s} sums of the embedding")
@@ -432,12 +433,12 @@ class FKKMeans(KernelClustering):
         return distributed_kmeans.first_of_equals(clusters.centers), sum_h, metrics
 
     def _by_coreset(
-        self, parties: Parties, run: Run, space: Subspace, embedding: dict[str, Any]
+        self, parties: Parties, run: Run, space: Subspace, embedding: Embedding
     ) -> tuple[Array, Array, dict[str, Any]]:
         """Lines 16 to 19 as in [1]; the points estimate the sum of the rows of H."""
         # Lines 16 and 17.
-        k = self.n_clusters
-        replies = parties.ask(clustering.local, n_clusters=k, **embedding)
+        k, (R, H) = self.n_clusters, embedding
+        replies = parties.ask(clustering.local, n_clusters=k, R=R, H=H)
         # Lines 18 and 19.
         costs = np.array(replies.each("cost"))
         shares = distributed_kmeans.split_budget(costs, self.coreset_size)

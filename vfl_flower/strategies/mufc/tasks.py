@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import pydantic
@@ -19,15 +19,14 @@ from flwr.app import ArrayRecord
 from vfl_flower.clients.mufc import forgetting
 from vfl_flower.clients.mufc import training as party
 from vfl_flower.models.mufc import MUFCModel
-from vfl_flower.party.parts import check_model
-from vfl_flower.protocol.settings import check_unused, settings
+from vfl_flower.protocol.settings import settings
 from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.later import log_clusters
+from vfl_flower.strategies.later import ModelTask, log_clusters
 from vfl_flower.strategies.mufc import training
 from vfl_flower.strategies.mufc.state import GlobalClusters, ServerState
 
@@ -41,20 +40,19 @@ NOTHING = {
 
 
 @settings
-class LaterTask(training.MUFCTask):
+class StateTask(ModelTask, training.MUFCTask):
     """What the tasks after training have in common: the server's state of the model."""
 
-    model_id: str
-    """The id of the model, as its training printed it."""
     server_state: training.StateFolder = pydantic.Field(default="", kw_only=True)
     """Folder in which training kept the server's state."""
 
     resumable = False  # the state decides
+    draws = True
+    lazy_counts = False
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        check_model(self.model_id)
         if not self.server_state:
             raise ValueError(
                 "server_state must be the folder in which training kept the server's "
@@ -93,19 +91,79 @@ class LaterTask(training.MUFCTask):
         run.record(1, record, about | metrics)
         return record
 
-    def forget_rows(
+    def renew(
         self,
         parties: Parties,
         run: Run,
-        leaving: Sequence[str] = (),
-        lazy_counts: bool = False,
+        replies: Replies[Any],
+        before: GlobalClusters,
+        key: bytes,
     ) -> ArrayRecord:
-        """Algorithms 3 and 4: the next version, without rows or without parties.
+        """Save and commit the next version, from what the parties now count.
 
-        `leaving` are the names of parties to forget. With `lazy_counts` the centres
-        stay if counts change but no bin does.
+        With `lazy_counts` the centres stay if counts change but no bin does.
         """
-        state, run_id = self.state, parties.session_id
+        state, agreed, leaving = self.state, before.settings, self.leaving
+        adds = self.task == "add"
+        with training.naming_parties(parties):
+            warn_of_copies(replies)
+            bins, counts, centers = self.cluster(parties, run, replies, agreed, key)
+            rows, n_rows = int(before.counts.sum()), int(counts.sum())
+            change = n_rows - rows if adds else rows - n_rows
+            if change < 0:
+                raise FederationError(
+                    f"the parties must have at {'least' if adds else 'most'} "
+                    f"the {rows} rows of the version before, got {n_rows}: a message "
+                    "is changed"
+                )
+        centers = agreed.box.restore(centers)
+        behind = replies.sums["totals"][1]
+        changed = not np.array_equal(bins, before.bins)
+        if not self.lazy_counts:
+            changed |= not np.array_equal(counts, before.counts)
+        if agreed.privacy == "none":
+            changed = bool(change or leaving)
+        if not changed:  # line 4 of Algorithm 4: C_s stays
+            centers = before.centers
+        metric = "added" if adds else "removed"
+        if not change and not set(leaving) & set(before.parties):
+            log.warning(NOTHING[metric])
+            model = self.known(before)
+            nothing = {metric: 0, "changed": 0} | training.counted_bins(before.counts)
+            # Commit again if a killed run has left parties without their clusters or
+            # the server without their sizes, or if a forgotten party may not know it.
+            if (
+                behind
+                or not len(before.sizes)
+                or set(leaving) & {info.name for info in parties}
+            ):
+                return self.commit(
+                    *(parties, run, model, agreed, rows, state, before.run), **nothing
+                )
+            counted = {"rows": rows, **nothing, **training.worth(model, agreed)}
+            return self.report(parties, run, before, counted)
+        version, run_id = before.version + 1, parties.session_id
+        stay = [name for name in before.parties if name not in leaving]
+        state.save(
+            *(version, bins, counts, centers, stay, self.task),
+            named=leaving,
+            run=run_id,
+        )
+        model = training.version_of(self.model_id, version, centers, agreed, True)
+        changes: dict[str, Any] = {metric: change, "changed": int(changed)}
+        changes |= training.counted_bins(counts)
+        return self.commit(parties, run, model, agreed, n_rows, state, **changes)
+
+
+@settings
+class ForgettingTask(StateTask):
+    """A task that forgets rows, or parties."""
+
+    steps: ClassVar[Steps] = (forgetting.forget, party.commit)
+
+    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
+        """Algorithms 3 and 4: the next version, without rows or without parties."""
+        state, leaving = self.state, self.leaving
         before = state.load()
         names = [info.name for info in parties]
         # A party that was forgotten before may not know it yet.
@@ -128,82 +186,17 @@ class LaterTask(training.MUFCTask):
             model=self.model_id,
             version=before.version,
             before=before.run,
-            run=run_id,
+            run=parties.session_id,
             key=key,
             leaving=[j for j, name in enumerate(names) if name in leaving],
             kind=kind,
             settings=agreed,
         )
-        return self.renew(
-            parties, run, replies, before, key, kind, leaving, lazy_counts
-        )
-
-    def renew(
-        self,
-        parties: Parties,
-        run: Run,
-        replies: Replies[Any],
-        before: GlobalClusters,
-        key: bytes,
-        kind: forgetting.Kind | Literal["add"],
-        leaving: Sequence[str] = (),
-        lazy_counts: bool = False,
-    ) -> ArrayRecord:
-        """Save and commit the next version, from what the parties now count."""
-        state, agreed = self.state, before.settings
-        with training.naming_parties(parties):
-            warn_of_copies(replies)
-            bins, counts, centers = self.cluster(parties, run, replies, agreed, key)
-            rows, n_rows = int(before.counts.sum()), int(counts.sum())
-            change = n_rows - rows if kind == "add" else rows - n_rows
-            if change < 0:
-                raise FederationError(
-                    f"the parties must have at {'least' if kind == 'add' else 'most'} "
-                    f"the {rows} rows of the version before, got {n_rows}: a message "
-                    "is changed"
-                )
-        centers = agreed.box.restore(centers)
-        behind = replies.sums["totals"][1]
-        changed = not np.array_equal(bins, before.bins)
-        if not lazy_counts:
-            changed |= not np.array_equal(counts, before.counts)
-        if agreed.privacy == "none":
-            changed = bool(change or leaving)
-        if not changed:  # line 4 of Algorithm 4: C_s stays
-            centers = before.centers
-        metric = "added" if kind == "add" else "removed"
-        if not change and not set(leaving) & set(before.parties):
-            log.warning(NOTHING[metric])
-            model = self.known(before)
-            nothing = {metric: 0, "changed": 0} | training.counted_bins(before.counts)
-            # Commit again if a killed run has left parties without their clusters or
-            # the server without their sizes, or if a forgotten party may not know it.
-            if (
-                behind
-                or not len(before.sizes)
-                or set(leaving) & {info.name for info in parties}
-            ):
-                return self.commit(
-                    *(parties, run, model, agreed, rows, state, leaving, before.run),
-                    **nothing,
-                )
-            counted = {"rows": rows, **nothing, **training.worth(model, agreed)}
-            return self.report(parties, run, before, counted)
-        version, run_id = before.version + 1, parties.session_id
-        stay = [name for name in before.parties if name not in leaving]
-        state.save(
-            version, bins, counts, centers, stay, kind, named=leaving, run=run_id
-        )
-        model = training.version_of(self.model_id, version, centers, agreed, True)
-        changes: dict[str, Any] = {metric: change, "changed": int(changed)}
-        changes |= training.counted_bins(counts)
-        return self.commit(
-            parties, run, model, agreed, n_rows, state, leaving, **changes
-        )
+        return self.renew(parties, run, replies, before, key)
 
 
 @settings
-class MUFCUnlearn(LaterTask):
+class MUFCUnlearn(ForgettingTask):
     """Forget the rows that the parties request to forget.
 
     =============  =====================================  ==========================
@@ -242,7 +235,6 @@ class MUFCUnlearn(LaterTask):
 
     task = "unlearn"
     question = "How are the clusters without rows that must be forgotten?"
-    steps: ClassVar[Steps] = (forgetting.forget, party.commit)
 
     def check(self) -> None:
         """Raise, before any message, if the model cannot be unlearned like this."""
@@ -250,13 +242,9 @@ class MUFCUnlearn(LaterTask):
         if self.lazy_counts and self.state.load().settings.privacy == "none":
             raise ValueError("lazy_counts has no effect with privacy='none', got True")
 
-    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Algorithms 3 and 4."""
-        return self.forget_rows(parties, run, lazy_counts=self.lazy_counts)
-
 
 @settings
-class MUFCForgetClient(LaterTask):
+class MUFCForgetClient(ForgettingTask):
     """Forget whole parties of a trained model, connected or not.
 
     A connected party, a "client" of [1], removes its own state, if ``leave.txt`` in its
@@ -271,21 +259,21 @@ class MUFCForgetClient(LaterTask):
 
     task = "forget-client"
     question = "How are the clusters without the rows of a party that leaves?"
-    steps: ClassVar[Steps] = (forgetting.forget, party.commit)
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
         super().__post_init__()
-        if not parse_names(self.clients):
+        if not self.leaving:
             raise ValueError("clients must name those to forget, got none")
 
-    def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
-        """Algorithms 3 and 4, without any row of these parties."""
-        return self.forget_rows(parties, run, parse_names(self.clients))
+    @property
+    def leaving(self) -> list[str]:
+        """Names of the parties to forget."""
+        return parse_names(self.clients)
 
 
 @settings
-class MUFCAdd(LaterTask):
+class MUFCAdd(StateTask):
     """Add the rows that the parties request to add to a trained model.
 
     =============  =====================================  ==========================
@@ -337,17 +325,14 @@ class MUFCAdd(LaterTask):
             run=parties.session_id,
             key=key,
         )
-        return self.renew(parties, run, replies, before, key, "add")
+        return self.renew(parties, run, replies, before, key)
 
 
 @settings
-class ReadingTask(LaterTask):
-    """A task that draws nothing, and after which the model is as it was."""
+class ReadingTask(StateTask):
+    """A task after which the model is as it was."""
 
-    def __post_init__(self) -> None:
-        """Raise ``ValueError`` where settings do not fit together."""
-        super().__post_init__()
-        check_unused(self, ["seed"], f"task {self.task!r}, which draws nothing")
+    draws = False
 
     @property
     def terms(self) -> Terms:

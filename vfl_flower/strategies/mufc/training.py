@@ -95,6 +95,11 @@ class MUFCTask(ProtocolStrategy):
         versions = party.commit in self.steps
         return Terms(("centroids",), ("row-sums",) if versions else ())
 
+    @property
+    def leaving(self) -> list[str]:
+        """Names of the parties to forget."""
+        return []
+
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Add the clusters of the rows of each party, if all parties are here."""
         labels = [memory.remembered("labels") for memory in memories]
@@ -161,7 +166,6 @@ class MUFCTask(ProtocolStrategy):
         agreed: TrainingSettings,
         n_rows: int,
         state: ServerState | None = None,
-        leaving: Sequence[str] = (),
         run_id: str = "",
         **metrics: Any,
     ) -> ArrayRecord:
@@ -192,7 +196,7 @@ class MUFCTask(ProtocolStrategy):
         record = model.to_record()
         counted = {
             "version": model.version,
-            "clients": sum(info.name not in leaving for info in parties),
+            "clients": sum(info.name not in self.leaving for info in parties),
             "rows": n_rows,
             **worth(model, agreed),
         }
