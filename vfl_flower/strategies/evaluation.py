@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from flwr.app import ArrayRecord
 
 from vfl_flower.models.base import Model, PartedModel
 from vfl_flower.numerics import evaluation
@@ -178,6 +179,15 @@ def left_out(purpose: str, used: int, available: int, limit: str) -> list[str]:
     )
 
 
+def recorded(
+    run: Run, model: Model, metrics: dict[str, Any], iteration: int = 1
+) -> ArrayRecord:
+    """Record a model with its metrics, and return its arrays."""
+    record = model.to_record()
+    run.record(iteration, record, metrics)
+    return record
+
+
 @settings
 class JudgedStrategy(ProtocolStrategy):
     """A strategy whose model is judged by the metrics above."""
@@ -199,6 +209,17 @@ class KernelStrategy(JudgedStrategy):
         """Add the parts of the model if all parties are in this process."""
         assert isinstance(model, PartedModel)
         model.complete([m.part for m in memories if m.run == model.id])
+
+    def untrained(
+        self, parties: Parties, run: Run, kernel: str, bandwidth: float, features: int
+    ) -> PartedModel:
+        """Return the model without its parts, and record it."""
+        assert issubclass(self.model_class, PartedModel)
+        model_id, widths = parties.session_id, [p.n_columns for p in parties]
+        model = self.model_class(model_id, kernel, bandwidth, features, widths)
+        run.record(0, model.to_record())
+        log.info("model %s", model_id)
+        return model
 
     def split(self, parties: Parties, run: Run) -> tuple[Array, Array]:
         """Return the rows to train on and those held out; warn if there are none."""

@@ -17,7 +17,7 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies.evaluation import OF_NEW_ROWS, JudgedStrategy
+from vfl_flower.strategies.evaluation import OF_NEW_ROWS, JudgedStrategy, recorded
 
 log = logging.getLogger("vfl_flower")
 
@@ -77,7 +77,7 @@ class RowPrediction(LaterTask, JudgedStrategy):
 
         Of predictions it logs the file.
         """
-        rows, record = parties.n_rows, model.to_record()
+        rows = parties.n_rows
         metrics: dict[str, Any] = {"rows": rows}
         if self.evaluates:
             run.curves = curves_of(reply)
@@ -88,8 +88,7 @@ class RowPrediction(LaterTask, JudgedStrategy):
                 "state-dir",
                 *(rows, parties[receiver].name, self.model_id, parties.session),
             )
-        run.record(1, record, metrics)
-        return record
+        return recorded(run, model, metrics)
 
 
 def log_clusters(parties: Parties, model: str) -> None:

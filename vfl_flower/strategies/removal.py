@@ -17,6 +17,7 @@ from vfl_flower.protocol.steps import Steps
 from vfl_flower.server.metrics import Metric
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
+from vfl_flower.strategies.evaluation import recorded
 from vfl_flower.strategies.later import ModelTask
 from vfl_flower.strategies.mufc.state import ServerState
 from vfl_flower.strategies.mufc.training import StateFolder
@@ -71,9 +72,8 @@ class Removal(ModelTask):
             what = "is removed" if removed[j] else "was not there"
             log.info("%s: model %s %s", info.name, self.model_id, what)
         self.remove_at_server()
-        record = RemovedModel(self.model_id).to_record()
-        run.record(1, record, {"parties": len(parties), "removed": sum(removed)})
-        return record
+        counts = {"parties": len(parties), "removed": sum(removed)}
+        return recorded(run, RemovedModel(self.model_id), counts)
 
     def remove_at_server(self) -> None:
         """Remove what the server keeps to work with the model."""

@@ -13,13 +13,7 @@ from annotated_types import Ge, Le
 from vfl_flower.clients.evaluation import Columns, signs_of
 from vfl_flower.clients.fdskl import state
 from vfl_flower.clients.fdskl.angle_sums import addends, angles_of, summed_angles
-from vfl_flower.numerics.fdskl import (
-    CANDIDATES,
-    base_scores,
-    dsg_update,
-    implicit_step,
-    step_sizes,
-)
+from vfl_flower.numerics import fdskl
 from vfl_flower.numerics.kernel_bandwidth import best_multiple
 from vfl_flower.numerics.kernel_model import Target, linear_scores, owned
 from vfl_flower.numerics.kernel_solvers import LOSSES, LossName
@@ -134,29 +128,27 @@ def fit(
         # A refusal would reveal that some rows of the server's choice have equal
         # labels, as often as it asks; the constant model ends the run.
         log.warning("the labels of the rows to train on are equal: the model says so")
-        coef = np.zeros((M, Y.shape[1]))
-        reply["kept"] = state.keep_part(party, training, coef, Y[0])
+        coef, intercept, loss = np.zeros((M, Y.shape[1])), Y[0], None
         reply["converged"] = 0.0
         reply["regularization"] = problem.regularization or 1.0
-        return reply
-    solution = fit_angles(
-        summed,
-        Y,
-        problem.loss,
-        problem.regularization or None,
-        party.rng("cross-validation"),
-        classes=setup.target != "continuous",
-        weights=_weights(problem, Y),
-        folds=min(5, len(rows)),
-    )
-    coef = solution.coef / np.sqrt(setup.n_features)
-    reply["kept"] = state.keep_part(
-        party, training, coef, solution.intercept, problem.loss
-    )
-    reply["regularization"] = solution.regularization
-    reply["converged"] = float(solution.converged)
-    if solution.cv_score is not None:
-        reply["cv_score"] = solution.cv_score
+    else:
+        solution = fit_angles(
+            summed,
+            Y,
+            problem.loss,
+            problem.regularization or None,
+            party.rng("cross-validation"),
+            classes=setup.target != "continuous",
+            weights=_weights(problem, Y),
+            folds=min(5, len(rows)),
+        )
+        coef = solution.coef / np.sqrt(setup.n_features)
+        intercept, loss = solution.intercept, problem.loss
+        reply["converged"] = float(solution.converged)
+        reply["regularization"] = solution.regularization
+        if solution.cv_score is not None:
+            reply["cv_score"] = solution.cv_score
+    reply["kept"] = state.keep_part(party, training, coef, intercept, loss)
     return reply
 
 
@@ -219,7 +211,7 @@ def start(
         raise PartyError("labels must be below 2^800 in size, for the sum of scores")
     training.scale = 2.0 ** math.ceil(math.log2(max(largest, 1e-100)))
     Y = signs_of(party.y[rows], setup.target, training.classes)
-    training.intercept = base_scores(Y, rule.loss) / len(setup.holders)
+    training.intercept = fdskl.base_scores(Y, rule.loss) / len(setup.holders)
     rng = party.rng("instances")
     epochs = [rng.permutation(rows) for _ in range(math.ceil(instances / len(rows)))]
     return {
@@ -318,7 +310,7 @@ def _learn(
     scores, count = scores.reshape(len(y), -1), len(alpha)
     new = np.ascontiguousarray(angles[:, count:])
     if rule.step is None:
-        old, coef, shift = implicit_step(
+        old, coef, shift = fdskl.implicit_step(
             new,
             scores,
             linear_scores(angles[:, :count], alpha),
@@ -332,8 +324,8 @@ def _learn(
     else:
         phi = features(new)
         if not count:
-            factors = CANDIDATES if len(setup.holders) == 1 else (1.0,)
-            sizes = step_sizes(phi, rule.loss, factors)
+            factors = fdskl.CANDIDATES if len(setup.holders) == 1 else (1.0,)
+            sizes = fdskl.step_sizes(phi, rule.loss, factors)
             training.steps = np.array([rule.step]) if rule.step else sizes
             K = len(training.steps)
             alpha, scores = np.tile(alpha, K), np.tile(scores, K)
@@ -342,7 +334,7 @@ def _learn(
         if 2 * count >= setup.n_features:
             losses = LOSSES[rule.loss].value(scores, targets).mean(axis=0)
             training.losses += losses.reshape(K, -1).mean(axis=1)
-        alpha, coef = dsg_update(
+        alpha, coef = fdskl.dsg_update(
             alpha, phi, scores, targets, rule.loss, steps, rule.regularization
         )
     training.alpha = np.concatenate([alpha, coef])

@@ -25,14 +25,8 @@ from vfl_flower.clients.products import (
     check_seeds,
     dealt_to,
 )
+from vfl_flower.clients.ridge import state as ridge
 from vfl_flower.clients.ridge.dealing import root_of
-from vfl_flower.clients.ridge.state import (
-    HEAD,
-    AngleBits,
-    OpenedAngles,
-    hidden_angles,
-    joint_shares,
-)
 from vfl_flower.numerics.kernel_model import answers
 from vfl_flower.numerics.ridge.features import part_angles, unpack_local
 from vfl_flower.numerics.ridge.fit import probabilities
@@ -42,13 +36,7 @@ from vfl_flower.protocol.contract import SEALED_FOR, Reals
 from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.steps import reveals, step_of, sums_over
 from vfl_flower.secure_aggregation.fixed_point import decode, weights_fixed_point
-from vfl_flower.secure_aggregation.products import shares
-from vfl_flower.secure_aggregation.products.dealing import (
-    NEW_ROWS,
-    cosines_of,
-    row_angles,
-    row_deal,
-)
+from vfl_flower.secure_aggregation.products import dealing, shares
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.triples import (
     SACRIFICED,
@@ -122,7 +110,7 @@ def rows(
     party: Party,
     roles: Roles,
     outputs: evaluation.Columns,
-    bits: AngleBits,
+    bits: ridge.AngleBits,
     numbers: evaluation.Rows,
     dealt: FromServer | None = None,
     row_parts: Secrets | None = None,
@@ -138,7 +126,7 @@ def rows(
     part, X, local = _features(party, numbers)
     index, holder = party.index or 0, "coef" in part
     width = 0 if holder else part["local"]
-    check_roles(party, roles, width, NEW_ROWS.fraction, labels=False)
+    check_roles(party, roles, width, dealing.NEW_ROWS.fraction, labels=False)
     if roles.first != part["holder"] or holder != (index == roles.first):
         raise PartyError("the party with the weights, and no other one, opens scores")
     if roles.joint != part["n_features"] or roles.rows != len(numbers):
@@ -153,13 +141,13 @@ def rows(
         raise PartyError(f"turn must be {state.turns}, got {roles.turn}")
     state.turns += 1
     given = dealt_to(dealt, row_parts or first_rows, roles)
-    seed, rest = np.split(given, [HEAD * bool(roles.joint)])
+    seed, rest = np.split(given, [ridge.HEAD * bool(roles.joint)])
     reply: HiddenRows = {}
     if roles.joint:
-        use = row_angles(roles, party.session)
+        use = dealing.row_angles(roles, party.session)
         angles = [part_angles(part, local, X, bits)]
-        reply["angles"] = hidden_angles(party, roles, use, seed, angles)
-    deal = row_deal(roles, party.session, outputs)
+        reply["angles"] = ridge.hidden_angles(party, roles, use, seed, angles)
+    deal = dealing.row_deal(roles, party.session, outputs)
     with refusing():
         portion = shares.Portion(rest)
         of_owner = portion.take()
@@ -169,13 +157,13 @@ def rows(
             hidden = shares.pack(triple.hidden_weights(weights), deal.bits)
             reply["weights"] = {roles.second: hidden}
         else:
-            elements, _ = NEW_ROWS.encode(local_columns(local, X))
+            elements, _ = dealing.NEW_ROWS.encode(local_columns(local, X))
             opening = hide_rows(deal, index, of_owner, elements)
             digest = np.frombuffer(seed_digest(deal, index, of_owner.seed), np.uint8)
             sent = np.concatenate([digest, shares.pack(opening, deal.bits)])
             reply["hidden"] = {roles.first: sent}
     if roles.deals(index) and roles.joint:
-        cosines = cosines_of(use, root_of(party), roles, bits)
+        cosines = dealing.cosines_of(use, root_of(party), roles, bits)
         reply["row_cosines"] = {roles.second: cosines}
     if index in (roles.first, roles.second):
         state.rows = RowsState(roles, given, numbers)
@@ -187,7 +175,7 @@ def _weights(part: dict[str, Any], roles: Roles) -> tuple[Array, int]:
     start = sum(roles.owners[: roles.first])
     w = np.delete(part["coef"], np.s_[start : start + part["local"]], axis=0)
     _, unit = math.frexp(np.abs(w).sum(axis=0).max())
-    numbers = weights_fixed_point(NEW_ROWS, len(w))
+    numbers = weights_fixed_point(dealing.NEW_ROWS, len(w))
     return numbers.encode(np.ldexp(w, -unit))[0], numbers.fraction - unit
 
 
@@ -203,8 +191,8 @@ def _rows_state(party: Party) -> tuple[ScoresState, RowsState]:
 def products(
     party: Party,
     outputs: evaluation.Columns,
-    bits: AngleBits,
-    angles: OpenedAngles | None = None,
+    bits: ridge.AngleBits,
+    angles: ridge.OpenedAngles | None = None,
     weights: Secrets | None = None,
     cosines: FromServer | None = None,
     row_cosines: Secrets | None = None,
@@ -216,7 +204,7 @@ def products(
     roles, state.rows = of_rows.roles, None
     if party.index != roles.second or list(weights) != [roles.first]:
         raise PartyError("products must have the weights that the first party has hid")
-    deal = row_deal(roles, party.session, outputs)
+    deal = dealing.row_deal(roles, party.session, outputs)
     with refusing():
         triple = _triple(deal, of_rows, 1)
         read = shares.Elements(weights[roles.first])
@@ -245,15 +233,17 @@ def _joint_shares(
     delivered: dict[int, Array] | None = None,
 ) -> Iterator[Array]:
     """Yield the shares of joint features of each block of rows; none without angles."""
-    roles, dealt = of_rows.roles, of_rows.dealt[:HEAD]
+    roles, dealt = of_rows.roles, of_rows.dealt[: ridge.HEAD]
     if (angles is not None) != bool(roles.joint):
         raise PartyError("angles must be given where there are joint features")
     if angles is None:
         starts = range(0, roles.rows, shares.BLOCK_ROWS)
         sizes = (min(shares.BLOCK_ROWS, roles.rows - start) for start in starts)
         return (np.zeros((size, 0), "<u8") for size in sizes)
-    use = row_angles(roles, party.session)
-    return joint_shares(party, roles, use, angles, dealt, cosines, delivered, bits)
+    use = dealing.row_angles(roles, party.session)
+    return ridge.joint_shares(
+        party, roles, use, angles, dealt, cosines, delivered, bits
+    )
 
 
 def _others(roles: Roles) -> list[int]:
@@ -262,7 +252,7 @@ def _others(roles: Roles) -> list[int]:
 
 
 def _triple(deal: shares.Deal, of_rows: RowsState, party: int) -> PredictionTriple:
-    portion = shares.Portion(of_rows.dealt[HEAD * bool(of_rows.roles.joint) :])
+    portion = shares.Portion(of_rows.dealt[ridge.HEAD * bool(of_rows.roles.joint) :])
     portion.take()
     length = (deal.rows + SACRIFICED) * deal.shape[2] * shares.width_of(deal.bits)
     triple = PredictionTriple(deal, party, portion.take(party * length))
@@ -275,10 +265,10 @@ def _triple(deal: shares.Deal, of_rows: RowsState, party: int) -> PredictionTrip
 @reveals("curves", when="curves", optional=True)
 def scores(
     party: Party,
-    bits: AngleBits,
+    bits: ridge.AngleBits,
     products: Secrets,
     hidden: Secrets,
-    angles: OpenedAngles | None = None,
+    angles: ridge.OpenedAngles | None = None,
     evaluate: bool = False,
     last: bool = True,
     curves: bool = False,
@@ -337,7 +327,7 @@ def _opened(
     if list(products) != [roles.second] or sorted(hidden) != others:
         raise PartyError("scores must have what all other parties have sent")
     part, X, local = _features(party, of_rows.rows)
-    deal = row_deal(roles, party.session, len(part["intercept"]))
+    deal = dealing.row_deal(roles, party.session, len(part["intercept"]))
     opened = np.empty((deal.rows, deal.shape[2]), "<u8")
     with refusing():
         weights, fraction = _weights(part, roles)
@@ -376,7 +366,7 @@ def _opened(
             elements.end()
     start = sum(roles.owners[: roles.first])
     of_holder = part["coef"][start : start + part["local"]]
-    scores = decode(opened, deal.bits, NEW_ROWS.fraction + fraction)
+    scores = decode(opened, deal.bits, dealing.NEW_ROWS.fraction + fraction)
     scores += part["intercept"]
     scores += local_columns(local, X) @ of_holder
     return scores

@@ -10,14 +10,7 @@ import numpy as np
 
 from vfl_flower.clients import products
 from vfl_flower.clients.evaluation import signs_of
-from vfl_flower.clients.ridge.state import (
-    Joint,
-    RidgeState,
-    frequencies_of,
-    outputs_of,
-    own_columns,
-    seed_of,
-)
+from vfl_flower.clients.ridge import state as ridge
 from vfl_flower.clients.ridge.training import KINDS
 from vfl_flower.numerics.ridge.features import pack_local
 from vfl_flower.numerics.ridge.fit import FitKind, GramFit, fit_gram
@@ -79,7 +72,7 @@ def relevance(
     widths, counted: columns of each party, and of all other parties for their consent.
     triples: what the server deals for it, one party after another.
     """
-    state = party.recall(RidgeState)
+    state = party.recall(ridge.RidgeState)
     roles, joint = _computed(party).roles, state.joint
     if party.y is None:
         return {}
@@ -94,14 +87,14 @@ def relevance(
     assert party.agree is not None
     if counted != sum(widths[j] for j in others):
         raise PartyError("counted must be the number of the other parties' columns")
-    fitted = own_columns(party, state.task)
+    fitted = ridge.own_columns(party, state.task)
     gram, solved, _ = _solve(party, state, kinds, share or {}, fitted.local)
     rng = party.rng("probes")
     if state.constant:
         B = rng.standard_normal((joint.angles, PROBES)) / np.sqrt(joint.angles)
     else:
         B = drawn_probes(gram, solved, joint, rng)
-    omega = frequencies_of(party, state, joint, fitted.X.shape[1])
+    omega = ridge.frequencies_of(party, state, joint, fitted.X.shape[1])
     state.relevance = np.sqrt(relevance_of(omega.T @ B))
     reply: dict[int, Array] = {}
     portion = Portion(triples)
@@ -124,9 +117,9 @@ def fit(
 
     kinds: numbers of local columns of each kind, of each party.
     """
-    state, product = party.recall(RidgeState), _computed(party)
+    state, product = party.recall(ridge.RidgeState), _computed(party)
     task, settings, first = state.task, state.joint, product.roles.first
-    fitted, widths = own_columns(party, state.task), _local_widths(party, kinds)
+    fitted, widths = ridge.own_columns(party, state.task), _local_widths(party, kinds)
     part: dict[str, Any] = {
         "kernel": task.kernel,
         "bandwidth": 1.0,
@@ -145,7 +138,7 @@ def fit(
         lists = "bandwidths", "counts", "densities"
         part |= {name: np.array(getattr(settings, name)) for name in lists}
         part["bandwidth"] = max(settings.bandwidths)
-        part["seed"] = f"{seed_of(party, settings):032x}"
+        part["seed"] = f"{ridge.seed_of(party, settings):032x}"
         part["multiple"] = state.multiple
         if settings.relevant:
             part["relevance"] = state.relevance
@@ -171,7 +164,7 @@ def fit(
         reply["constant"] = state.constant
     party.part = part
     party.forget(products.ProductState)
-    party.forget(RidgeState)
+    party.forget(ridge.RidgeState)
     return reply
 
 
@@ -191,7 +184,7 @@ def _local_widths(party: Party, kinds: Sequence[int]) -> list[int]:
 
 def _solve(
     party: Party,
-    state: RidgeState,
+    state: ridge.RidgeState,
     kinds: Sequence[int],
     share: dict[int, Array],
     local: LocalColumns,
@@ -225,11 +218,11 @@ def _solve(
     return gram, solved, order
 
 
-def _constant(party: Party, state: RidgeState, M: int) -> GramFit:
+def _constant(party: Party, state: ridge.RidgeState, M: int) -> GramFit:
     """Return the model of all labels of the party, whatever rows were asked for."""
     assert party.y is not None
     y, target = np.asarray(party.y, dtype=np.float64), state.task.target
-    y, ones = y[~np.isnan(y)], np.ones(outputs_of(state))
+    y, ones = y[~np.isnan(y)], np.ones(ridge.outputs_of(state))
     state.y_mean, state.y_scale, more = 0.0, 1.0, {}
     intercept = np.zeros(len(ones))
     if target == "continuous":
@@ -272,7 +265,7 @@ def _balance(gram: Array, outputs: int) -> Array:
 
 
 def drawn_probes(
-    gram: Array, solved: GramFit, joint: Joint, rng: np.random.Generator
+    gram: Array, solved: GramFit, joint: ridge.Joint, rng: np.random.Generator
 ) -> Array:
     """Return B for frequencies times their bandwidths, shape (A, probes).
 

@@ -22,23 +22,8 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 
 from vfl_flower.clients import products
 from vfl_flower.clients.evaluation import Columns, classes_of, signs_of
+from vfl_flower.clients.ridge import state as ridge
 from vfl_flower.clients.ridge.dealing import root_of
-from vfl_flower.clients.ridge.state import (
-    HEAD,
-    MOST_MULTIPLE,
-    Joint,
-    OpenedAngles,
-    OwnColumns,
-    RidgeState,
-    Task,
-    angles_of,
-    frequencies_of,
-    hidden_angles,
-    joint_shares,
-    outputs_of,
-    own_columns,
-    training_rows,
-)
 from vfl_flower.numerics.ridge.features import cumulants
 from vfl_flower.numerics.ridge.local_columns import (
     REACHED,
@@ -53,11 +38,7 @@ from vfl_flower.protocol.errors import refusing
 from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.protocol.terms import LEAST_ROWS
-from vfl_flower.secure_aggregation.products.dealing import (
-    cosines_of,
-    joint_fraction,
-    training_angles,
-)
+from vfl_flower.secure_aggregation.products import dealing
 from vfl_flower.secure_aggregation.products.relevance import (
     hidden_frequencies,
     opened_relevance,
@@ -111,12 +92,12 @@ class OpenedJoint(TypedDict, total=False):
 @sums_over("request")
 @once
 @reveals("moments")
-def prepare(party: Party, task: Task) -> Prepared:
+def prepare(party: Party, task: ridge.Task) -> Prepared:
     """Fit the local columns, and say how many there are."""
     if party.part:
         raise PartyError("this run has its model already")
-    party.sum_over(training_rows(party, task))
-    fitted, state = own_columns(party, task), RidgeState(task)
+    party.sum_over(ridge.training_rows(party, task))
+    fitted, state = ridge.own_columns(party, task), ridge.RidgeState(task)
     scaled = scaled_columns(fitted.local, fitted.X)
     reply: Prepared = {
         "columns": fitted.local.sizes,
@@ -129,7 +110,7 @@ def prepare(party: Party, task: Task) -> Prepared:
                 "labels must have three values or more, or target is 'binary'"
             )
         check_targets(party, state, fitted)
-        reply["outputs"] = outputs_of(state)
+        reply["outputs"] = ridge.outputs_of(state)
     party.remember(state)
     return reply
 
@@ -141,7 +122,7 @@ def hide_rows(
     party: Party,
     roles: Roles,
     counted: Count,
-    joint: Joint | None = None,
+    joint: ridge.Joint | None = None,
     dealt: products.FromServer | None = None,
     turn_parts: products.Secrets | None = None,
     triple: products.FromServer | None = None,
@@ -154,17 +135,17 @@ def hide_rows(
     triple, probes: for the relevance of the party's columns what the server deals, and
         what the label holder sends after that turn.
     """
-    state = party.recall(RidgeState)
+    state = party.recall(ridge.RidgeState)
     _check_turn(party, state, roles, joint)
     if counted != roles.columns:
         raise PartyError("counted must be the columns of the Gram matrix")
     given = products.dealt_to(dealt, turn_parts, roles)
-    head = HEAD * bool(roles.joint)
+    head = ridge.HEAD * bool(roles.joint)
     product, turns = products.ProductState(roles, given[head:]), state.turns + 1
     state = replace(state, joint=joint, multiple=0, turns=turns, angles=given[:head])
     if joint is not None and joint.relevant:
         _open_relevance(party, state, probes)
-    fitted = own_columns(party, state.task)
+    fitted = ridge.own_columns(party, state.task)
     parts = [slice(k, k + PART_ROWS) for k in range(0, roles.rows, PART_ROWS)]
     columns = (_columns(party, state, fitted, rows) for rows in parts)
     reply = cast(HiddenRows, products.hide(party, product, columns))
@@ -172,11 +153,11 @@ def hide_rows(
     party.remember(product)
     if joint is None:
         return reply
-    angles = (angles_of(party, state, joint, fitted, rows) for rows in parts)
-    use = training_angles(roles, party.session)
-    reply["angles"] = hidden_angles(party, roles, use, state.angles, angles)
+    angles = (ridge.angles_of(party, state, joint, fitted, rows) for rows in parts)
+    use = dealing.training_angles(roles, party.session)
+    reply["angles"] = ridge.hidden_angles(party, roles, use, state.angles, angles)
     if roles.deals(party.index):
-        sent = cosines_of(use, root_of(party), roles, joint.bits)
+        sent = dealing.cosines_of(use, root_of(party), roles, joint.bits)
         reply["turn_cosines"] = {roles.second: sent}
     scaled = scaled_columns(fitted.local, fitted.X)
     if joint.relevant:
@@ -185,7 +166,7 @@ def hide_rows(
         reply["distances"] = np.clip(distances, -MOST_CUMULANT, MOST_CUMULANT)
     if triple is not None:
         state.triple, state.pilot = triple, roles
-        omega = frequencies_of(party, state, joint, fitted.X.shape[1])
+        omega = ridge.frequencies_of(party, state, joint, fitted.X.shape[1])
         deal = relevance_deal(roles, party.session, party.index or 0, omega.shape[1])
         assert party.agree is not None
         with refusing():
@@ -195,14 +176,14 @@ def hide_rows(
 
 
 def _check_turn(
-    party: Party, state: RidgeState, roles: Roles, joint: Joint | None
+    party: Party, state: ridge.RidgeState, roles: Roles, joint: ridge.Joint | None
 ) -> None:
     """Refuse a turn that this party's data or the protocol does not allow."""
     task = state.task
-    width = own_columns(party, task).local.n_columns
+    width = ridge.own_columns(party, task).local.n_columns
     if party.y is not None:
-        width += outputs_of(state) + 1
-    products.check_roles(party, roles, width, joint_fraction(task.rows))
+        width += ridge.outputs_of(state) + 1
+    products.check_roles(party, roles, width, dealing.joint_fraction(task.rows))
     if roles.rows != task.rows:
         raise PartyError("rows must be those to train on")
     if roles.turn != state.turns or roles.turn >= MOST_TURNS or party.part:
@@ -223,7 +204,9 @@ def _check_turn(
     products.check_rows(party, None, task.rows, roles.columns)
 
 
-def _columns(party: Party, state: RidgeState, fitted: OwnColumns, rows: slice) -> Array:
+def _columns(
+    party: Party, state: ridge.RidgeState, fitted: ridge.OwnColumns, rows: slice
+) -> Array:
     """Return the columns of rows that the party has in the Gram matrix."""
     made = local_columns(replace(fitted.local, muted=state.muted), fitted.X[rows])
     if party.y is None:
@@ -236,17 +219,17 @@ def _columns(party: Party, state: RidgeState, fitted: OwnColumns, rows: slice) -
 @sums_over("earlier")
 def open_joint(
     party: Party,
-    angles: OpenedAngles | None = None,
+    angles: ridge.OpenedAngles | None = None,
     cosines: products.FromServer | None = None,
     turn_cosines: products.Secrets | None = None,
-    multiple: Annotated[int, Ge(1), Le(MOST_MULTIPLE)] = 1,
+    multiple: Annotated[int, Ge(1), Le(ridge.MOST_MULTIPLE)] = 1,
 ) -> OpenedJoint:
     """Make shares of the joint features, and open them for the other computing party.
 
     cosines, turn_cosines: what the dealer sends for them to the second party.
     multiple: how many times each angle is taken, which divides the bandwidths by it.
     """
-    state, product = party.recall(RidgeState), party.recall(products.ProductState)
+    state, product = party.recall(ridge.RidgeState), party.recall(products.ProductState)
     if state.joint is None or state.multiple:
         raise PartyError("joint features are opened once, after hide_rows")
     roles = product.roles
@@ -255,8 +238,8 @@ def open_joint(
     state.multiple = multiple
     if angles is None:
         return {}
-    use = training_angles(roles, party.session)
-    shares = joint_shares(
+    use = dealing.training_angles(roles, party.session)
+    shares = ridge.joint_shares(
         *(party, roles, use, angles, state.angles, cosines, turn_cosines),
         *(state.joint.bits, multiple),
     )
@@ -265,7 +248,7 @@ def open_joint(
 
 
 def _open_relevance(
-    party: Party, state: RidgeState, probes: dict[int, Array] | None
+    party: Party, state: ridge.RidgeState, probes: dict[int, Array] | None
 ) -> None:
     """Get the relevance of the party's columns from what the label holder has sent."""
     if party.y is not None:
@@ -275,7 +258,7 @@ def _open_relevance(
     roles, probes = state.pilot, probes or {}
     if roles is None or list(probes) != [roles.first]:
         raise PartyError("probes must come from the party with the labels, alone")
-    d = own_columns(party, state.task).X.shape[1]
+    d = ridge.own_columns(party, state.task).X.shape[1]
     deal = relevance_deal(roles, party.session, party.index or 0, d)
     with refusing():
         mean_squares = opened_relevance(deal, state.triple, probes[roles.first])
@@ -286,12 +269,12 @@ def _open_relevance(
 # -- targets, and what keeps labels from revealing single rows ------------------------
 
 
-def targets_of(party: Party, state: RidgeState) -> Array:
+def targets_of(party: Party, state: ridge.RidgeState) -> Array:
     """Return the targets of the label holder, zeros where its labels break a rule."""
-    task, rows = state.task, training_rows(party, state.task)
+    task, rows = state.task, ridge.training_rows(party, state.task)
     assert party.y is not None
     if state.constant:
-        return np.zeros((len(rows), outputs_of(state)))
+        return np.zeros((len(rows), ridge.outputs_of(state)))
     y = np.asarray(party.y[rows], dtype=np.float64)
     if task.target == "continuous":
         y = np.clip(y, state.lowest, state.highest)
@@ -301,14 +284,16 @@ def targets_of(party: Party, state: RidgeState) -> Array:
     return signs_of(y, task.target, state.classes)
 
 
-def check_targets(party: Party, state: RidgeState, fitted: OwnColumns) -> None:
+def check_targets(
+    party: Party, state: ridge.RidgeState, fitted: ridge.OwnColumns
+) -> None:
     """Withhold labels with which a Gram matrix would reveal a single row.
 
     Clip real ones first, and mute local columns that would do so beside the labels: no
     count of columns, which the server gets, depends on labels.
     """
     assert party.y is not None
-    y = party.y[training_rows(party, state.task)]
+    y = party.y[ridge.training_rows(party, state.task)]
     rule = "all rows to train on must have a label"
     if not np.isnan(y).any():
         Y = targets_of(party, state)
@@ -358,7 +343,7 @@ def _bounded(Y: Array) -> bool:
     )
 
 
-def muted_columns(fitted: OwnColumns, Y: Array) -> Array:
+def muted_columns(fitted: ridge.OwnColumns, Y: Array) -> Array:
     """Return the local columns without which targets and columns point to no row."""
     known, local = _known(Y), local_columns(fitted.local, fitted.X)
     retained = np.ones(local.shape[1], dtype=bool)

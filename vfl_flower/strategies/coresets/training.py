@@ -30,15 +30,11 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
 from vfl_flower.strategies import products
+from vfl_flower.strategies.coresets import sampling
 from vfl_flower.strategies.coresets.linear import LinearStrategy
 from vfl_flower.strategies.coresets.metrics import CLUSTERS, REGRESSION
 from vfl_flower.strategies.coresets.prediction import keep_parts
-from vfl_flower.strategies.coresets.sampling import (
-    MESSAGE_NUMBERS,
-    Coreset,
-    CoresetStrategy,
-    Scoring,
-)
+from vfl_flower.strategies.evaluation import recorded
 from vfl_flower.typing import Array
 
 
@@ -114,7 +110,7 @@ class CoresetVRLR(LinearStrategy):
     explained = REGRESSION
     evaluation_steps = (prediction.held_out, prediction.errors)
     steps: ClassVar[Steps] = (
-        *CoresetStrategy.steps,
+        *sampling.CoresetStrategy.steps,
         *(linear.start, linear.cg, linear.proximal, linear.saga, linear.coefficients),
         *(deal, gram.columns, multiply, gram.solve),
         *evaluation_steps,
@@ -188,7 +184,7 @@ class CoresetVRLR(LinearStrategy):
         run.record(0, LinearModel([np.zeros(d) for d in widths]).to_record())
         penalty = Penalty.named(self.regularizer, self.alpha, self.l1_ratio)
         # A leverage score is at most 1: Algorithm 2 gives at most 1 + 1 / n.
-        scoring = Scoring(bound=2.0, intercept=self.fit_intercept)
+        scoring = sampling.Scoring(bound=2.0, intercept=self.fit_intercept)
         coreset = self.draw(parties, run, scoring)
         w = coreset.weights
         metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
@@ -219,9 +215,7 @@ class CoresetVRLR(LinearStrategy):
         metrics |= self.held_out_errors(parties, theta_j, intercept, unit)
         rows = [theta[None] for theta in theta_j]
         model_id = keep_parts(parties, "linear", rows, intercept, holder)
-        arrays = LinearModel(theta_j, intercept, model_id).to_record()
-        run.record(1, arrays, metrics)
-        return arrays
+        return recorded(run, LinearModel(theta_j, intercept, model_id), metrics)
 
     def _check_size(self, parties: Parties, n: int) -> None:
         """Raise before any row is drawn where there are too few for the columns."""
@@ -248,7 +242,7 @@ class CoresetVRLR(LinearStrategy):
         return max(LEAST_ROWS, per_column)
 
     def _solve_gram(
-        self, parties: Parties, coreset: Coreset, penalty: Penalty
+        self, parties: Parties, coreset: sampling.Coreset, penalty: Penalty
     ) -> tuple[list[Array], float, dict[str, Any]]:
         """Have the label holder solve from a Gram matrix; return model and metrics."""
         n, holder = self.n_train(parties), parties.label_holder
@@ -299,7 +293,7 @@ class CoresetVRLR(LinearStrategy):
 
 
 @settings
-class CoresetVKMC(CoresetStrategy):
+class CoresetVKMC(sampling.CoresetStrategy):
     """k-means on a coreset by distributed importance sampling.
 
     Algorithms 1 and 3 of [1]: each party clusters its own columns, and a row's score
@@ -361,7 +355,7 @@ class CoresetVKMC(CoresetStrategy):
     question = "Which few rows give nearly the clusters of all rows?"
     explained = CLUSTERS
     steps: ClassVar[Steps] = (
-        *CoresetStrategy.steps,
+        *sampling.CoresetStrategy.steps,
         party.local_clusters,
         party.distances,
         prediction.keep,
@@ -414,7 +408,7 @@ class CoresetVKMC(CoresetStrategy):
             )
         run.record(0, KMeansModel([np.zeros((k, d)) for d in widths]).to_record())
         clustering = party.Clustering(k, self.local_clustering, self.approximation)
-        scoring = Scoring(4 * self.approximation, clustering=clustering)
+        scoring = sampling.Scoring(4 * self.approximation, clustering=clustering)
         coreset = self.draw(parties, run, scoring)
         w, rng, sizes = coreset.weights, run.rng("cluster"), np.zeros(0)
         metrics: dict[str, Any] = {"weight_sum": float(w.sum())}
@@ -446,14 +440,12 @@ class CoresetVKMC(CoresetStrategy):
         if self.evaluate == "full":
             metrics["full_cost"] = self._full_cost(parties, C_j, n)
         model_id = keep_parts(parties, "k-means", C_j, 0.0, 0)
-        arrays = KMeansModel(C_j, model_id, sizes).to_record()
-        run.record(1, arrays, metrics)
-        return arrays
+        return recorded(run, KMeansModel(C_j, model_id, sizes), metrics)
 
     def _full_cost(self, parties: Parties, C_j: list[Array], n: int) -> float:
         """Return the mean squared distance of all training rows to their centre."""
         spread = sum(float(C.var(axis=0).sum()) for C in C_j)
-        block, total = max(1, MESSAGE_NUMBERS // self.n_clusters), 0.0
+        block, total = max(1, sampling.MESSAGE_NUMBERS // self.n_clusters), 0.0
         for start in range(0, n, block):
             replies = parties.ask_exactly(
                 party.distances.summing(distances=2.0**20 * (spread or 1.0)),

@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients.evaluation import curves_of, metrics_of
 from vfl_flower.clients.fdskl import angle_sums, prediction, state
+from vfl_flower.models.base import PartedModel
 from vfl_flower.models.fdskl import KernelModel
 from vfl_flower.numerics.kernel_model import Target
 from vfl_flower.numerics.kernel_solvers import LossName
@@ -25,7 +26,7 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.evaluation import KernelStrategy, left_out
+from vfl_flower.strategies.evaluation import KernelStrategy, left_out, recorded
 from vfl_flower.strategies.fdskl.angles import Angles, AngleStrategy
 from vfl_flower.typing import Array
 
@@ -197,15 +198,6 @@ class KernelLearning(AngleStrategy, KernelStrategy):
         kept = setup.shared.kept if setup.shared else ()
         return self.angles(parties, setup.holders, kept)
 
-    def _untrained(self, parties: Parties, run: Run, setup: state.Setup) -> KernelModel:
-        """Return the model without its parts, and record it."""
-        model_id, widths = parties.session_id, [p.n_columns for p in parties]
-        M, bandwidth = setup.n_features, setup.bandwidth
-        model = KernelModel(model_id, self.kernel, bandwidth, M, widths)
-        run.record(0, model.to_record())
-        log.info("model %s", model_id)
-        return model
-
     # -- after training --------------------------------------------------------------
 
     def _check_learned(self, replies: Replies[Any], j: int, *names: str) -> None:
@@ -220,7 +212,7 @@ class KernelLearning(AngleStrategy, KernelStrategy):
 
     def _finish(
         self,
-        model: KernelModel,
+        model: PartedModel,
         angles: Angles,
         test: Array,
         run: Run,
@@ -245,5 +237,4 @@ class KernelLearning(AngleStrategy, KernelStrategy):
                 raise parties.failure(receiver, prediction.answer, reason)
             metrics |= metrics_of(reply)
             run.curves = curves_of(reply)
-        run.record(1, model.to_record(), metrics)
-        return model.to_record()
+        return recorded(run, model, metrics)

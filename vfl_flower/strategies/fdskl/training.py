@@ -177,7 +177,7 @@ class FDSKL(KernelLearning):
         self._warn_of_rows(run, used, available)
         bandwidth = self._bandwidth(parties)
         setup = self._setup(parties, run, M, M // len(batches), bandwidth)
-        model = self._untrained(parties, run, setup)
+        model = self.untrained(parties, run, self.kernel, bandwidth, M)
         angles = self._angles_of(parties, setup)
         step = None if self.step == "implicit" else _number(self.step, 0.0)
         lambda_ = _number(self.regularization, 1 / n if step else 0.0)
@@ -366,7 +366,7 @@ class FDSKLDirect(KernelLearning):
         bandwidth, chooses = self._bandwidth(parties, rows), self.bandwidth == "auto"
         widest = WIDEST * bandwidth if chooses else bandwidth
         setup = replace(self._setup(parties, run, M, M, widest), chooses=chooses)
-        model = self._untrained(parties, run, setup)
+        model = self.untrained(parties, run, self.kernel, widest, M)
         angles, holder = self._angles_of(parties, setup), parties.label_holders[0]
         rows = rows.astype(np.uint32)
         blocks, offsets = self._collect(angles, rows, setup)

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from vfl_flower.server.metrics import Metric
-from vfl_flower.strategies.evaluation import (
-    EXPLAINED,
-    LARGEST,
-    PREDICTED_ROWS,
-    SMALLEST,
-    TEST_ROWS,
-)
+from vfl_flower.strategies import evaluation
 
 KERNEL_CLUSTERS: dict[str, Metric] = {
-    "explained": EXPLAINED._replace(
-        text=f"{EXPLAINED.text} Here the kernel measures the spread: it counts as near "
-        "what is alike, whatever the shape of a cluster."
+    "explained": evaluation.EXPLAINED._replace(
+        text=f"{evaluation.EXPLAINED.text} Here the kernel measures the spread: it "
+        "counts as near what is alike, whatever the shape of a cluster."
     ),
     "inertia": Metric(
         "Inertia",
@@ -22,8 +16,8 @@ KERNEL_CLUSTERS: dict[str, Metric] = {
         "what clustering makes as small as it can.",
         "lower",
     ),
-    "smallest_cluster": SMALLEST,
-    "largest_cluster": LARGEST,
+    "smallest_cluster": evaluation.SMALLEST,
+    "largest_cluster": evaluation.LARGEST,
     "moved": Metric(
         "How far the last iteration moved",
         "How much the learned subspace turned in an iteration, from 0 up. Near 0 it is "
@@ -72,8 +66,8 @@ KERNEL_CLUSTERS: dict[str, Metric] = {
 """Metrics of kernel k-means."""
 
 NEW_CLUSTERS: dict[str, Metric] = {
-    "rows": PREDICTED_ROWS,
-    "test_rows": TEST_ROWS,
+    "rows": evaluation.PREDICTED_ROWS,
+    "test_rows": evaluation.TEST_ROWS,
     "test_loss": Metric(
         "Mean cost of new rows",
         "Mean squared distance, by the kernel, of new rows to their nearest centres. "

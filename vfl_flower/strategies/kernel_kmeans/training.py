@@ -40,6 +40,7 @@ from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
+from vfl_flower.strategies.evaluation import recorded
 from vfl_flower.strategies.kernel_kmeans.metrics import KERNEL_CLUSTERS
 from vfl_flower.strategies.kernel_kmeans.setup import (
     KernelClustering,
@@ -192,8 +193,7 @@ class FKKMeans(KernelClustering):
             "smallest_cluster": int(sizes.min()),
             "largest_cluster": int(sizes.max()),
         } | more
-        record = model.to_record()
-        run.record(space.t + 1, record, metrics)
+        record = recorded(run, model, metrics, space.t + 1)
         if self.subspace_tol and space.moved < MOVING:  # else it is a warning
             for sentence in self._still_moves(metrics):
                 log.info("%s", sentence)

@@ -26,6 +26,7 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
+from vfl_flower.strategies.evaluation import recorded
 from vfl_flower.strategies.later import ModelTask, log_clusters
 from vfl_flower.strategies.mufc import training
 from vfl_flower.strategies.mufc.state import GlobalClusters, ServerState
@@ -86,10 +87,8 @@ class StateTask(ModelTask, training.MUFCTask):
         self, parties: Parties, run: Run, now: GlobalClusters, metrics: dict[str, Any]
     ) -> ArrayRecord:
         """Record the version that the server has, which stays, and metrics."""
-        record = self.known(now).to_record()
         about = {"version": now.version, "clients": len(parties)}
-        run.record(1, record, about | metrics)
-        return record
+        return recorded(run, self.known(now), about | metrics)
 
     def renew(
         self,

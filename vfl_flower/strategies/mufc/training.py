@@ -47,6 +47,7 @@ from vfl_flower.server.exchange import FederationError, PartyFailed
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import ProtocolStrategy, Run
+from vfl_flower.strategies.evaluation import recorded
 from vfl_flower.strategies.mufc import box as boxes
 from vfl_flower.strategies.mufc.metrics import FORGETTING
 from vfl_flower.strategies.mufc.state import ServerState
@@ -193,7 +194,6 @@ class MUFCTask(ProtocolStrategy):
             model.sizes_ = _sizes(replies, n_rows)
         if state is not None:
             state.describe(model.version, model.sizes_, model.inertia_)
-        record = model.to_record()
         counted = {
             "version": model.version,
             "clients": sum(info.name not in self.leaving for info in parties),
@@ -202,8 +202,7 @@ class MUFCTask(ProtocolStrategy):
         }
         if agreed.choose_clusters:
             counted["clusters"] = len(model.cluster_centers_)
-        run.record(1, record, counted | metrics)
-        return record
+        return recorded(run, model, counted | metrics)
 
 
 @settings

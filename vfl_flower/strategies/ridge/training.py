@@ -40,14 +40,8 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
 from vfl_flower.strategies import products
-from vfl_flower.strategies.evaluation import KernelStrategy, left_out
-from vfl_flower.strategies.ridge.scoring import (
-    Dealing,
-    row_roles,
-    score_rows,
-    summed_angles,
-    sums_of_angles,
-)
+from vfl_flower.strategies.evaluation import KernelStrategy, left_out, recorded
+from vfl_flower.strategies.ridge import scoring
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -227,15 +221,13 @@ class SecureRidge(products.ComputingParties, KernelStrategy):
             raise FederationError(
                 f"rows must be at most the {n} rows to train on, got {self.rows}"
             )
-        model_id, widths = parties.session_id, [p.n_columns for p in parties]
-        model = RidgeModel(model_id, self.kernel, 1.0, 0, widths)
-        run.record(0, model.to_record())
-        log.info("model %s", model_id)
-        task = self._task(n, len(parties), sum(widths))
+        model = self.untrained(parties, run, self.kernel, 1.0, 0)
+        columns = sum(model.widths)
+        task = self._task(n, len(parties), columns)
         kinds, outputs, cumulants = self._prepare(parties, task)
         local = [sum(of_party) for of_party in kinds]
         owners = [size + (outputs + 1) * (j == holder) for j, size in enumerate(local)]
-        joint = self._joint(task, sum(widths), cumulants, sum(owners))
+        joint = self._joint(task, columns, cumulants, sum(owners))
         roles = self.roles(
             *(parties, owners, task.rows),
             joint=2 * joint.angles if joint is not None else 0,
@@ -246,8 +238,8 @@ class SecureRidge(products.ComputingParties, KernelStrategy):
         if joint is not None and self._scales and roles.served:
             more = self._relevance(parties, roles, joint, flat, outputs)
             joint, roles = _relevant(joint), replace(roles, turn=1)
-        of_rows = row_roles(roles, local, len(test)) if len(test) else None
-        dealt = Dealing.of(parties, self.bits, outputs, roles, of_rows)
+        of_rows = scoring.row_roles(roles, local, len(test)) if len(test) else None
+        dealt = scoring.Dealing.of(parties, self.bits, outputs, roles, of_rows)
         share, multiple, _ = self._gram(parties, roles, joint, dealt, **more)
         share = each_of(parties, {holder: share})
         fitted = parties.ask(solving.fit, kinds=flat, share=share)
@@ -266,15 +258,14 @@ class SecureRidge(products.ComputingParties, KernelStrategy):
         products.warn_of_constant(fitted[holder].get("constant", False))
         if of_rows is not None:
             curves = parties.let("curves", holder)
-            reply: Measures = score_rows(
+            reply: Measures = scoring.score_rows(
                 parties, of_rows, test, dealt, evaluate=True, curves=curves
             )
             metrics |= metrics_of(reply)
             run.curves = curves_of(reply)
         model.kept = all(fitted.each("kept"))
         self._warn(run, task.rows, self.rows or n)
-        run.record(1, model.to_record(), metrics)
-        return model.to_record()
+        return recorded(run, model, metrics)
 
     def _prepare(
         self, parties: Parties, task: Task
@@ -399,7 +390,7 @@ class SecureRidge(products.ComputingParties, KernelStrategy):
         first, root = roles.first, parties.checkpoint.token(SEED_BYTES)
         widths = [info.n_columns for info in parties]
         others, of_holder = deal_relevance(parties.session, root, roles, widths)
-        dealt = Dealing.of(parties, self.bits, outputs, roles)
+        dealt = scoring.Dealing.of(parties, self.bits, outputs, roles)
         share, _, frequencies = self._gram(
             parties, roles, joint, dealt, triple=each(others)
         )
@@ -419,14 +410,14 @@ class SecureRidge(products.ComputingParties, KernelStrategy):
         parties: Parties,
         roles: Roles,
         joint: Joint | None,
-        dealt: Dealing,
+        dealt: scoring.Dealing,
         **more: Any,
     ) -> tuple[dict[int, Array], int, dict[int, Array]]:
         """Let parties compute the Gram matrix; return a share for the label holder.
 
         Then how many times each angle was taken, and frequencies for the label holder.
         """
-        sums = sums_of_angles(roles, self.bits)
+        sums = scoring.sums_of_angles(roles, self.bits)
         if joint is not None and joint.relevant:
             sums["distances"] = _BOUND
         hidden = parties.ask(
@@ -446,7 +437,9 @@ class SecureRidge(products.ComputingParties, KernelStrategy):
         use = training_angles(roles, parties.session)
         opened = parties.ask(
             party.open_joint,
-            angles=summed_angles(parties, roles, hidden, roles.first, roles.second),
+            angles=scoring.summed_angles(
+                parties, roles, hidden, roles.first, roles.second
+            ),
             multiple=multiple,
             **dealt.cosines(parties, roles, use, hidden, "turn_cosines", multiple),
         )
