@@ -11,7 +11,7 @@ import numpy as np
 
 from vfl_flower import MUFCAdd, MUFCForgetClient, MUFCUnlearn, Party, request_changes
 from vfl_flower.clients.mufc.settings import TrainingSettings
-from vfl_flower.clients.mufc.state import ClientState, LocalClusters, _tags
+from vfl_flower.clients.mufc.state import ClientState, PartyClusters, _tags
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.mufc import complete
 from vfl_flower.strategies.mufc.state import ServerState
@@ -57,7 +57,7 @@ def staged_by(state, run=""):
     if row is None:
         return None
     sizes = np.frombuffer(row[2], "<i8")
-    return LocalClusters(row[0], _tags(row[1]), sizes)
+    return PartyClusters(row[0], _tags(row[1]), sizes)
 
 
 def removal(parties, folder, model, requests=(), **settings):

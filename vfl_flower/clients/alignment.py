@@ -22,6 +22,7 @@ from vfl_flower.party.parts import read_private
 from vfl_flower.party.party import Party, PartyError, stored_as
 from vfl_flower.party.row_order import RowOrder, accept_order, normal_ids, save_order
 from vfl_flower.protocol.contract import NEXT, OWN, Whole
+from vfl_flower.protocol.errors import refusing_files
 from vfl_flower.protocol.steps import once, step_of, sums_over
 from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.secure_aggregation import labels
@@ -84,7 +85,7 @@ class Hashes(TypedDict):
     hashes: Bytes32
 
 
-class Kept(TypedDict):
+class KeptOrder(TypedDict):
     """Reply of :func:`keep_order`."""
 
     kept: bool
@@ -158,7 +159,7 @@ def keep_order(
     alignment: Annotated[str, MaxLen(64)],
     positions: Annotated[Array, Whole("m", 0, "n_rows"), OWN],
     tag: Annotated[bytes, Len(32, 32)],
-) -> Kept:
+) -> KeptOrder:
     """Store the common order under the name `alignment`.
 
     `positions` are places in the party's shuffled list, and `tag` is a digest of the
@@ -230,15 +231,13 @@ def _shared_key(party: Party) -> bytes:
     if party.state_dir is None:
         raise PartyError(f"keyed hashes need a state-dir with a file {KEY_FILE!r}")
     path = party.state_dir / KEY_FILE
-    try:
+    needs = (
+        f"keyed hashes need a file {KEY_FILE!r} in this party's state-dir, with the "
+        "secret key that the parties share"
+    )
+    with refusing_files(needs, path):
         mode = stat.S_IMODE(path.stat().st_mode)
         key = read_private(path)
-    except OSError as error:
-        log.error("cannot read %s: %s", path, error.strerror)
-        raise PartyError(
-            f"keyed hashes need a file {KEY_FILE!r} in this party's state-dir, with "
-            f"the secret key that the parties share: {error.strerror}"
-        ) from None
     if mode & 0o077:
         raise PartyError(
             f"{KEY_FILE!r} must be a file that its user alone may read (mode 600), got "

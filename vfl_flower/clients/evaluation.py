@@ -28,7 +28,7 @@ Columns = Annotated[int, Ge(1), Le(MAX_CLASSES)]
 """C, the number of functions that the label holders learn: one for each class, or one
 in all."""
 
-Rows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
+RowNumbers = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
 """Numbers of rows, at least one, repeats allowed."""
 
 FEW_BINS = MaxLen(evaluation.MOST_BINS)
@@ -64,6 +64,12 @@ class Measures(TypedDict, total=False):
     curve_true: OfBins
     curve_true_sd: OfBins
     curve_confusion: Annotated[Array, Whole("classes classes"), FEW_BINS]
+
+
+class Predicted(TypedDict):
+    """Reply of a step whose predictions stay at the party."""
+
+    done: bool
 
 
 CURVE = "curve_"

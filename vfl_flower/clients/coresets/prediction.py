@@ -88,13 +88,13 @@ class PredictionState:
     """Whether all parties were asked for all blocks with `curves`."""
 
 
-class Kept(TypedDict):
+class KeptBlock(TypedDict):
     """Reply of :func:`keep`."""
 
     kept: bool
 
 
-class PartInfo(TypedDict):
+class BlockInfo(TypedDict):
     """Reply of :func:`part`."""
 
     kind: Additive
@@ -110,7 +110,7 @@ class Addends(TypedDict):
     sums: Annotated[Array, Reals("*"), SEALED]
 
 
-class Answered(evaluation.Measures):
+class BlockAnswer(evaluation.Measures):
     """Reply of :func:`answer`."""
 
     done: NotRequired[bool]
@@ -138,7 +138,7 @@ def keep(
     weights: Annotated[Array, Reals("k n_columns"), MaxLen(MOST_OUTPUTS), OWN],
     intercept: float,
     receiver: Count,
-) -> Kept:
+) -> KeptBlock:
     """Keep the party's block of the model that the run has trained."""
     part: Part = {
         "kind": kind,
@@ -170,7 +170,7 @@ def block_rows(outputs: int) -> int:
 
 @step
 @sums_over("none")
-def part(party: Party) -> PartInfo:
+def part(party: Party) -> BlockInfo:
     """Check the new rows against the part of the model, and describe that part."""
     local_model = _part(party)
     outputs, width = local_model["weights"].shape
@@ -229,7 +229,7 @@ def answer(
     evaluate: bool,
     last: bool,
     curves: bool = False,
-) -> Answered:
+) -> BlockAnswer:
     """Turn sums into predictions, at the receiver; with the last, store or judge all.
 
     The model came from the server, so each answer to `evaluate` is a mean over rows of
@@ -258,7 +258,7 @@ def answer(
     if len(state.values) != party.n_rows:
         raise PartyError(f"sums must be of all {party.n_rows} rows, each once")
     if evaluate:
-        return cast(Answered, _worth(party, linear, state, curves))
+        return cast(BlockAnswer, _worth(party, linear, state, curves))
     given = state.values if linear else state.values.astype(np.int64)
     party.predictions = Predictions(given)
     return {"done": True}

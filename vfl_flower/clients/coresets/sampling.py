@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 import numpy as np
 from annotated_types import Ge, Le, MinLen
 
-from vfl_flower.clients.evaluation import check_numbers
+from vfl_flower.clients.evaluation import RowNumbers, check_numbers
 from vfl_flower.numerics import coresets, kmeans
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.leverage import leverage_factor, leverage_scores
@@ -46,18 +46,16 @@ Size = Annotated[int, Ge(1), Le(MOST_ROWS)]
 """Number of rows in a coreset, repeats counted."""
 Approximation = Annotated[float, Ge(1), Le(10**6)]
 """alpha of Algorithm 3."""
-Clusters = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
+ClusterCount = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
 """A number of clusters."""
 LocalClustering = Literal["lloyd", "seeding"]
-Rows = Annotated[Array, Whole("m", below="n_rows"), MinLen(1)]
-"""Numbers of rows, at least one, repeats allowed."""
 
 
 @dataclass(frozen=True)
 class Clustering:
     """How a party clusters its columns for the scores of k-means (Algorithm 3)."""
 
-    n_clusters: Clusters
+    n_clusters: ClusterCount
     """The number of clusters, k."""
     local_clustering: LocalClustering
     """K-means++ and Lloyd's iteration, or the seeding alone."""
@@ -70,7 +68,7 @@ class Clustering:
 class WeightedRows:
     """A coreset: the rows S and their weights w."""
 
-    rows: Rows
+    rows: RowNumbers
     """Numbers of rows, shape (m,), repeats allowed."""
     weights: Annotated[Array, Reals("m", 1e-100, 1e100)]
     """How many rows each stands for, shape (m,): no sum of squares overflows or is 0.
@@ -273,7 +271,7 @@ def _drawn(party: Party, train: Array | None, g: Array, size: int) -> Array:
 @sums_over("none", "each number is of one row")
 @reveals("rows", "pool")
 @reveals("row-sums", "not pool")
-def scores(party: Party, rows: Rows, pool: bool) -> Scores:
+def scores(party: Party, rows: RowNumbers, pool: bool) -> Scores:
     """Line 7 of Algorithm 1: g_ij for i in S, masked; and the rows, if `pool`."""
     state, rows = party.recall(CoresetState), numbers_of(rows)
     party.afford("rows", len(rows), party.rows.shape[1])
@@ -291,7 +289,7 @@ def pooled_rows(
     party: Party,
     test_fraction: Fraction,
     labels: bool,
-    rows: Rows | None = None,
+    rows: RowNumbers | None = None,
     start: Count | None = None,
     stop: Count | None = None,
 ) -> Pooled:
@@ -324,7 +322,7 @@ def _pooled(party: Party, rows: Array, labels: bool) -> Pooled:
 @reveals("rows")
 def local_clusters(
     party: Party,
-    n_clusters: Clusters,
+    n_clusters: ClusterCount,
     local_clustering: LocalClustering,
     test_fraction: Fraction,
     coreset: WeightedRows | None = None,

@@ -159,11 +159,9 @@ def angles_of(
     reply: PartialAngles = {"angles": {}, "offsets": {}}
     summands = np.zeros(0)
     if any(name.startswith("angles") for name in names):
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):  # these are refused
-                summands = partial_angles(part, party.rows, stop, request.bits, rows)
-        except ValueError as error:  # its sentence names the rule, and no value
-            raise PartyError(f"the party cannot make its angles: {error}") from None
+        ignored = np.errstate(over="ignore", invalid="ignore")  # these are refused
+        with refusing("the party cannot make its angles: "), ignored:
+            summands = partial_angles(part, party.rows, stop, request.bits, rows)
     for holder in holders:
         turns = slice(None) if len(holders) == 1 else owned(part, stop, holder)
         if f"angles_{holder}" in names:

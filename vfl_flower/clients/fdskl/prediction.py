@@ -36,7 +36,7 @@ from vfl_flower.typing import Array
 step = step_of("fdskl")
 
 
-class PartInfo(TypedDict):
+class KernelPartInfo(TypedDict):
     """Reply of :func:`part`."""
 
     index: Count
@@ -51,7 +51,7 @@ class PartInfo(TypedDict):
     multiple: NotRequired[Natural]
 
 
-class Answered(evaluation.Measures):
+class KernelAnswer(evaluation.Measures):
     """Reply of :func:`answer`."""
 
     scores: NotRequired[Annotated[Array, Reals("size columns"), SEALED]]
@@ -60,14 +60,14 @@ class Answered(evaluation.Measures):
 
 @step
 @sums_over("none")
-def part(party: Party) -> PartInfo:
+def part(party: Party) -> KernelPartInfo:
     """Check the new rows against the part of the model, and describe that part."""
     model_part = loaded_part(party)
     columns = list(model_part["columns"])
     evaluation.check_columns(party, model_part["n_columns"], columns)
     if not party.remembered():
         party.remember(FDSKLState())
-    reply: PartInfo = {
+    reply: KernelPartInfo = {
         "index": model_part["index"],
         "n_features": model_part["n_features"],
         "holders": list(model_part["holders"]),
@@ -99,7 +99,7 @@ def answer(
     evaluate: bool = False,
     last: bool = False,
     curves: Annotated[bool, OWN] = False,
-) -> Answered:
+) -> KernelAnswer:
     """Algorithm 2 for blocks of rows, up to three of which overlap.
 
     In this order: this party's addends of the scores of one block (`at`); the answers
@@ -113,7 +113,7 @@ def answer(
     curves: with the last evaluated answers: report means of bins of rows too.
     """
     state, model_part = party.recall(FDSKLState), loaded_part(party)
-    reply, partial = Answered(), None
+    reply, partial = KernelAnswer(), None
     if at is not None:
         coef, intercept = _coefficients(model_part)
         party.afford("at", len(at.rows), len(coef))
@@ -174,7 +174,7 @@ def _answer(
 
 def _errors(
     party: Party, model_part: KernelPart, state: FDSKLState, curves: bool
-) -> Answered:
+) -> KernelAnswer:
     """Return what the answers are worth for rows whose labels this party knows."""
     known, y = evaluation.judged(party, state.rows, state.evaluated)
     state.evaluated = True
@@ -194,4 +194,4 @@ def _errors(
     measures = evaluation.measures_of(
         party, y, state.answers[known], target, classes, scores, probability, curves
     )
-    return cast(Answered, measures)
+    return cast(KernelAnswer, measures)

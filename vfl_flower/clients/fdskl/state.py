@@ -15,7 +15,7 @@ from typing import Annotated, Literal, cast
 import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from vfl_flower.clients.evaluation import Rows, classes_of, columns_of
+from vfl_flower.clients.evaluation import RowNumbers, classes_of, columns_of
 from vfl_flower.numerics.kernel_model import KernelPart, Target
 from vfl_flower.numerics.kernel_solvers import LossName
 from vfl_flower.numerics.random_features import Kernel
@@ -99,7 +99,7 @@ class Setup:
 class AngleRequest:
     """Which angles to give: of `rows` and the first `stop` features, `bits` each."""
 
-    rows: Rows
+    rows: RowNumbers
     stop: Features
     bits: Bits
 

@@ -74,7 +74,7 @@ def _check_loss(loss: LossName, target: Target) -> None:
         raise PartyError("loss must be 'square' for target 'continuous'")
 
 
-class Fitted(TypedDict):
+class FittedKernel(TypedDict):
     """Reply of :func:`fit`; the label holder alone gives more than `kept`."""
 
     kept: bool
@@ -93,7 +93,7 @@ def fit(
     problem: state.Problem | None = None,
     angles: state.Summed = None,
     offsets: state.Opened | None = None,
-) -> Fitted:
+) -> FittedKernel:
     """Solve for the coefficients at the label holder; the others store their features.
 
     angles: the summed angles of the rows, in consecutive numbered blocks.
@@ -118,7 +118,7 @@ def fit(
             f"angles must be of the {M} features of the label holder, got "
             f"{summed.shape[1]}"
         )
-    reply = Fitted(kept=False)
+    reply = FittedKernel(kept=False)
     if setup.chooses:
         training.multiple = best_multiple(summed, Y, party.rng("bandwidth"))
         summed = taken(summed, training.multiple)

@@ -8,6 +8,7 @@ from typing import Annotated, NotRequired, TypedDict, cast
 import numpy as np
 from annotated_types import Ge, Le, MaxLen, MinLen
 
+from vfl_flower.clients.evaluation import Predicted
 from vfl_flower.clients.kernel_kmeans import training
 from vfl_flower.numerics import distributed_kmeans, kmeans, summed_kmeans
 from vfl_flower.numerics.blocks import RowBlocks
@@ -61,7 +62,7 @@ class Lloyd(TypedDict):
     silhouettes: NotRequired[Annotated[Array, Reals("a"), IN_SUM]]
 
 
-class Clusters(TypedDict):
+class Assigned(TypedDict):
     """Reply of :func:`assign`."""
 
     inertia: Annotated[Array, Reals("1"), IN_SUM]
@@ -69,13 +70,7 @@ class Clusters(TypedDict):
     kept: bool
 
 
-class Predicted(TypedDict):
-    """Reply of :func:`predict`."""
-
-    done: bool
-
-
-class Cost(TypedDict):
+class EmbeddedCost(TypedDict):
     """Reply of :func:`evaluate`."""
 
     cost: Annotated[Array, Reals("1"), IN_SUM]
@@ -222,7 +217,7 @@ def _revealed_by(points: Array, H: Array, clusters: ClusterSummary) -> Array:
 @sums_over("session")
 @once
 @reveals("row-sums")
-def assign(party: Party, centers: Centers) -> Clusters:
+def assign(party: Party, centers: Centers) -> Assigned:
     """Line 20: label this party's rows; the labels stay here."""
     state = party.recall(training.State)
     H, setup = _embedded(state), state.known_setup
@@ -291,7 +286,7 @@ def predict(party: Party) -> Predicted:
 @sums_over("session")
 @once
 @reveals("row-sums")
-def evaluate(party: Party) -> Cost:
+def evaluate(party: Party) -> EmbeddedCost:
     """Return the sum of the squared distances of new rows to the trained centres."""
     if party.n_rows < LEAST_ROWS:
         raise PartyError(f"a cost must be of at least {LEAST_ROWS} rows of a party")

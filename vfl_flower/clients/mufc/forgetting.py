@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 
 from vfl_flower.clients.mufc import training
 from vfl_flower.clients.mufc.settings import TrainingSettings
-from vfl_flower.clients.mufc.state import ClientState, LocalClusters, list_models
+from vfl_flower.clients.mufc.state import ClientState, PartyClusters, list_models
 from vfl_flower.numerics.mufc import BoxedRows, local_labels, seed_centroids, surviving
 from vfl_flower.party.party import Party
 from vfl_flower.party.row_requests import ADD, FORGET, LEAVE, read_requests
@@ -36,7 +36,7 @@ NAMED = {
 }
 """What is in a file of requests, and which rows it must name."""
 
-Rows = Annotated[int, Ge(0), Le(training.MOST_ROWS)]
+RowCount = Annotated[int, Ge(0), Le(training.MOST_ROWS)]
 
 Kind = Literal["unlearn", "forget-client"]
 
@@ -61,11 +61,11 @@ class Added(training.Counts):
 class Status(TypedDict):
     """Reply of :func:`status`."""
 
-    rows: Rows
-    removed: Rows
-    added: Rows
-    pending: Rows
-    requests: Rows
+    rows: RowCount
+    removed: RowCount
+    added: RowCount
+    pending: RowCount
+    requests: RowCount
 
 
 # -- unlearning (Algorithm 3) ---------------------------------------------------------
@@ -177,7 +177,7 @@ def _log_change(model: str, what: str, count: int) -> None:
 
 def _ready(
     party: Party, model: str, version: int, before: str, key: bytes
-) -> tuple[ClientState, LocalClusters, SparseSum | None]:
+) -> tuple[ClientState, PartyClusters, SparseSum | None]:
     """Return the state that changes, its clusters, and the code of their counts."""
     state = training.state_of(party, model, version, before)
     now = state.current()

@@ -24,7 +24,7 @@ MOST_CLUSTERS = 2**12
 LEAST_ROWS = 5
 """Fewest rows of a mean that is a centroid; of fewer, it is as good as a row."""
 
-Clusters = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
+ClusterCount = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
 
 ServerPoints = Literal["uniform", "weighted"]
 
@@ -44,8 +44,8 @@ class TrainingSettings:
     Raises ContractError if the bounds make no box, or gamma no quantisation.
     """
 
-    n_clusters: Clusters
-    local_clusters: Clusters
+    n_clusters: ClusterCount
+    local_clusters: ClusterCount
     gamma: Positive
     lower: Array
     upper: Array

@@ -73,7 +73,7 @@ class PartyFacts:
 
 @shapes_only
 @dataclass(frozen=True, eq=False)
-class LocalClusters:
+class PartyClusters:
     """The clusters of one party in one version."""
 
     version: int
@@ -362,12 +362,12 @@ class ClientState(StateFile):
             stays = np.fromiter((tag not in gone for tag in tags), bool, len(tags))
             return np.asarray(stays & _known(db, tags))
 
-    def current(self) -> LocalClusters | None:
+    def current(self) -> PartyClusters | None:
         """Return the clusters of the committed version, if there is one."""
         with self._member() as db:
             version, centroids, sizes = self._about(db, "version, centroids, sizes")
         counts = np.frombuffer(sizes, "<i8").astype(np.int64)
-        return LocalClusters(version, _tags(centroids), counts) if version else None
+        return PartyClusters(version, _tags(centroids), counts) if version else None
 
     def stage(
         self,

@@ -24,6 +24,7 @@ from typing import Annotated, NotRequired, TypedDict
 import numpy as np
 from annotated_types import Ge, Lt, MaxLen, MinLen
 
+from vfl_flower.clients.evaluation import Predicted
 from vfl_flower.clients.mufc.settings import MOST_CLUSTERS, TrainingSettings
 from vfl_flower.clients.mufc.state import ClientState, PartyFacts, list_models
 from vfl_flower.numerics import mufc
@@ -38,7 +39,7 @@ from vfl_flower.party.row_requests import (
     finish_requests,
 )
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, Reals, Whole
-from vfl_flower.protocol.errors import PartyError, refusing
+from vfl_flower.protocol.errors import PartyError, refusing, refusing_files
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.protocol.terms import LEAST_ROWS as FEWEST
 from vfl_flower.secure_aggregation.limbs import split_limbs
@@ -53,7 +54,7 @@ MOST_ROWS = 2**40
 
 Version = Annotated[int, Ge(0), Lt(2**63 - 1)]
 
-Centers = Annotated[Array, Reals("k n_columns"), MinLen(1), MaxLen(MOST_CLUSTERS)]
+RowCenters = Annotated[Array, Reals("k n_columns"), MinLen(1), MaxLen(MOST_CLUSTERS)]
 
 
 @stored_as("vfl_flower.clients.mufc.MUFCState")
@@ -106,7 +107,9 @@ class Committed(TypedDict):
 
 
 @step
-@sums_over("session", "centroids are means of at least five rows, or count as rows")
+@sums_over(
+    "session", "centroids are means of at least five rows, or also count as rows"
+)
 @once
 @reveals("centroids")
 @reveals("rows", when="settings.shows_rows", counted=False)
@@ -213,7 +216,7 @@ def commit(
     party: Party,
     version: Version,
     run: str,
-    centers: Centers,
+    centers: RowCenters,
     kept: bool = True,
     cost: bool = False,
 ) -> Committed:
@@ -345,13 +348,8 @@ def predictions_file(state: ClientState) -> Path:
 
 def remove_file(path: Path) -> None:
     """Remove a file of the state-dir, if it exists."""
-    try:
+    with refusing_files("a file of its state-dir cannot be removed", path):
         path.unlink(missing_ok=True)
-    except OSError as error:
-        log.error("cannot remove %s: %s", path, error.strerror)
-        raise PartyError(
-            f"a file of its state-dir cannot be removed: {error.strerror}"
-        ) from None
 
 
 def warn_of_others(party: Party, rows: Array) -> None:
@@ -383,13 +381,7 @@ def ids_of(party: Party) -> list[str]:
 # -- new rows --------------------------------------------------------------------------
 
 
-class Predicted(TypedDict):
-    """Reply of :func:`predict`."""
-
-    done: bool
-
-
-class Cost(TypedDict):
+class BoxedCost(TypedDict):
     """Reply of :func:`evaluate`: the rows that count, and their cost."""
 
     totals: Annotated[Array, Reals("2"), IN_SUM]
@@ -419,7 +411,7 @@ def _new_rows(
 @step
 @sums_over("none")
 def predict(
-    party: Party, model: str, version: Version, before: str, centers: Centers
+    party: Party, model: str, version: Version, before: str, centers: RowCenters
 ) -> Predicted:
     """Give each row of the party's data the nearest centre; the labels stay here."""
     rows, labels, _ = _new_rows(party, model, version, before, centers)
@@ -433,8 +425,8 @@ def predict(
 @once
 @reveals("row-sums")
 def evaluate(
-    party: Party, model: str, version: Version, before: str, centers: Centers
-) -> Cost:
+    party: Party, model: str, version: Version, before: str, centers: RowCenters
+) -> BoxedCost:
     """Return how many rows count, and the sum of their squared distances to centres.
 
     A server that chooses centres freely could single out rows.

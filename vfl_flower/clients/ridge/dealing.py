@@ -44,7 +44,7 @@ def root_of(party: Party) -> bytes:
     return derive_key(party.run_secret, [labels.ANGLES_DEALER])
 
 
-class Delivered(TypedDict, total=False):
+class DealtParts(TypedDict, total=False):
     """Reply of :func:`deal`: for each party."""
 
     turn_parts: Secrets
@@ -58,12 +58,12 @@ def deal(
     roles: Roles | None = None,
     row_roles: Roles | None = None,
     outputs: Columns = 1,
-) -> Delivered:
+) -> DealtParts:
     """Deal in the place of the server, for a Gram matrix and for rows.
 
     What the second party needs for cosines follows while the others hide their angles.
     """
-    reply: Delivered = {}
+    reply: DealtParts = {}
     if roles is not None:
         check_roles(party, roles, fraction=joint_fraction(roles.rows))
         if roles.deals(party.index):
@@ -77,7 +77,7 @@ def deal(
     return reply
 
 
-class PartInfo(TypedDict):
+class RidgePartInfo(TypedDict):
     """Reply of :func:`part`; the dealing party has more for each party."""
 
     index: Count
@@ -95,7 +95,7 @@ class PartInfo(TypedDict):
 @sums_over("none", "it sends random numbers alone")
 def part(
     party: Party, dealt_by: Place | None = None, second: Place | None = None
-) -> PartInfo:
+) -> RidgePartInfo:
     """Describe the local model, and deal for the first rows that are predicted.
 
     A dealing party knows from its local model who has how many columns, so the others
@@ -107,7 +107,7 @@ def part(
     model = party.part
     check_columns(party, model["n_columns"], list(model["columns"]))
     holder, joint = model["holder"], model["n_features"]
-    reply: PartInfo = {
+    reply: RidgePartInfo = {
         "index": model["index"],
         "parties": model["n_parties"],
         "holder": holder,

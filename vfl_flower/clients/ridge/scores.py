@@ -111,7 +111,7 @@ def rows(
     roles: Roles,
     outputs: evaluation.Columns,
     bits: ridge.AngleBits,
-    numbers: evaluation.Rows,
+    numbers: evaluation.RowNumbers,
     dealt: FromServer | None = None,
     row_parts: Secrets | None = None,
     first_rows: Secrets | None = None,

@@ -39,7 +39,7 @@ class Mixed(TypedDict, total=False):
     probes: products.Secrets
 
 
-class Fitted(TypedDict):
+class FittedRidge(TypedDict):
     """Reply of :func:`fit`; the label holder alone gives more than `kept`.
 
     `constant`: the label holder used none of its labels, since they break a rule on
@@ -112,7 +112,7 @@ def relevance(
 @once
 def fit(
     party: Party, kinds: list[Count], share: products.Secrets | None = None
-) -> Fitted:
+) -> FittedRidge:
     """Solve at the label holder; each party keeps its part of the model.
 
     kinds: numbers of local columns of each kind, of each party.
@@ -142,7 +142,7 @@ def fit(
         part["multiple"] = state.multiple
         if settings.relevant:
             part["relevance"] = state.relevance
-    reply: Fitted = {"kept": party.state_dir is not None}
+    reply: FittedRidge = {"kept": party.state_dir is not None}
     if party.y is not None:
         _, solved, order = _solve(party, state, kinds, share or {}, fitted.local)
         scale = state.y_scale

@@ -73,7 +73,7 @@ class Prepared(TypedDict):
     distances: Annotated[Array, Reals("3"), IN_SUM]
 
 
-class HiddenRows(products.Hidden):
+class HiddenColumns(products.Hidden):
     """Reply of :func:`hide_rows`."""
 
     angles: NotRequired[Annotated[dict[int, Array], Reals("m *"), SEALED_FOR]]
@@ -127,7 +127,7 @@ def hide_rows(
     turn_parts: products.Secrets | None = None,
     triple: products.FromServer | None = None,
     probes: products.Secrets | None = None,
-) -> HiddenRows:
+) -> HiddenColumns:
     """Open the party's local columns under the masks, and its angles plus random ones.
 
     counted: number of columns of the Gram matrix, as consent counts them.
@@ -148,7 +148,7 @@ def hide_rows(
     fitted = ridge.own_columns(party, state.task)
     parts = [slice(k, k + PART_ROWS) for k in range(0, roles.rows, PART_ROWS)]
     columns = (_columns(party, state, fitted, rows) for rows in parts)
-    reply = cast(HiddenRows, products.hide(party, product, columns))
+    reply = cast(HiddenColumns, products.hide(party, product, columns))
     party.remember(state)
     party.remember(product)
     if joint is None:

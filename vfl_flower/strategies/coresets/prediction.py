@@ -98,7 +98,7 @@ class CoresetPrediction(RowPrediction):
             and first["kind"] == "linear"
             and parties.let("curves", *range(len(parties)))
         )
-        block, reply = party.block_rows(first["outputs"]), party.Answered()
+        block, reply = party.block_rows(first["outputs"]), party.BlockAnswer()
         for start in range(0, n, block):
             stop = min(start + block, n)
             sealed = parties.ask_exactly(

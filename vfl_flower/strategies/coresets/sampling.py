@@ -157,7 +157,7 @@ class CoresetStrategy(JudgedStrategy):
             rows = (rows if train is None else train[rows]).astype(np.uint32)
             if not self.pools:
                 return Coreset(rows, weights)
-            return Coreset(rows, weights, *self._pool(parties, m, rows))
+            return Coreset(rows, weights, *self._pool(parties, rows))
         return self._importance_sample(parties, run, n, scoring)
 
     def _importance_sample(
@@ -217,7 +217,7 @@ class CoresetStrategy(JudgedStrategy):
         if fused:
             X, y = self._pooled(parties, scored, len(rows))
         else:
-            X, y = self._pool(parties, len(rows), rows)
+            X, y = self._pool(parties, rows)
 
         def part(chosen: slice) -> Coreset:
             return Coreset(
@@ -231,23 +231,19 @@ class CoresetStrategy(JudgedStrategy):
         return replace(part(slice(m)), check=check)
 
     def _pool(
-        self,
-        parties: Parties,
-        count: int,
-        rows: Array | None = None,
-        start: int | None = None,
-        stop: int | None = None,
+        self, parties: Parties, rows: Array | range
     ) -> tuple[list[Array], Array | None]:
-        """Ask for some rows of all parties, and for their labels where needed."""
+        """Ask for rows of all parties, or a range of the training rows; and labels."""
+        ends = (rows.start, rows.stop) if isinstance(rows, range) else (None, None)
         replies = parties.ask(
             party.pooled_rows,
             test_fraction=self.test_fraction,
             labels=self.labelled,
-            rows=rows,
-            start=start,
-            stop=stop,
+            rows=None if isinstance(rows, range) else rows,
+            start=ends[0],
+            stop=ends[1],
         )
-        return self._pooled(parties, replies, count)
+        return self._pooled(parties, replies, len(rows))
 
     def _pooled(
         self,
@@ -271,10 +267,8 @@ class CoresetStrategy(JudgedStrategy):
         if not self.pools:
             return Coreset(None, np.ones(n))
         block = max(1, MESSAGE_NUMBERS // max(p.n_columns for p in parties))
-        parts = []
-        for start in range(0, n, block):
-            stop = min(start + block, n)
-            parts.append(self._pool(parties, stop - start, start=start, stop=stop))
+        blocks = (range(k, min(k + block, n)) for k in range(0, n, block))
+        parts = [self._pool(parties, rows) for rows in blocks]
         X = [np.concatenate([X[j] for X, _ in parts]) for j in range(len(parties))]
         y = [y for _, y in parts if y is not None]
         return Coreset(None, np.ones(n), X, np.concatenate(y) if y else None)

@@ -189,14 +189,14 @@ class Angles:
         block_bytes: int,
         evaluate: bool,
         curves: bool = False,
-    ) -> prediction.Answered:
+    ) -> prediction.KernelAnswer:
         """Algorithm 2 for `rows`, in blocks; return the last reply of the receiver.
 
         The first label holder receives the scores.
         """
         receiver = self.holders[0]
 
-        def answer(message: OverlappedMessage) -> Replies[prediction.Answered]:
+        def answer(message: OverlappedMessage) -> Replies[prediction.KernelAnswer]:
             with_curves = {receiver: True} if curves and message.last else {}
             return self.ask(
                 prediction.answer.summing(**message.sums),

@@ -88,7 +88,7 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
         return self.finish(parties, run, holders[0], reply, model)
 
     def _check_parts(
-        self, parties: Parties, replies: Replies[prediction.PartInfo]
+        self, parties: Parties, replies: Replies[prediction.KernelPartInfo]
     ) -> None:
         """Raise unless these are all the parts of one model, each in its place."""
         check_places(parties, replies, _COMMON)

@@ -42,7 +42,7 @@ MOST_ROWS_WITHOUT_CEM = 2**24
 vectors of that length."""
 
 
-class Start(NamedTuple):
+class Begun(NamedTuple):
     """What the first message of the first iteration brings, and no other message."""
 
     setup: party.Setup
@@ -197,7 +197,7 @@ class KernelClustering(JudgedStrategy):
                 f"cem must be true for more than {MOST_ROWS_WITHOUT_CEM} rows, got {N}"
             )
 
-    def begin(self, parties: Parties, space: Subspace) -> Start:
+    def begin(self, parties: Parties, space: Subspace) -> Begun:
         """Ask for the sums that gamma and the scaling need, and for the seed.
 
         Raises FederationError if the columns do not vary, or not in a range that the
@@ -234,7 +234,7 @@ class KernelClustering(JudgedStrategy):
         setup = party.Setup(
             kernel, float(gamma), space.D, space.D_1, fill, moved, scale
         )
-        return Start(setup, seed)
+        return Begun(setup, seed)
 
 
 def _summed(

@@ -43,8 +43,8 @@ from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.evaluation import recorded
 from vfl_flower.strategies.kernel_kmeans.metrics import KERNEL_CLUSTERS
 from vfl_flower.strategies.kernel_kmeans.setup import (
+    Begun,
     KernelClustering,
-    Start,
     decomposed,
 )
 from vfl_flower.typing import Array
@@ -264,7 +264,7 @@ class FKKMeans(KernelClustering):
     # -- iterations and clusters -------------------------------------------------------
 
     def _with_cem(
-        self, parties: Parties, run: Run, space: Subspace, start: Start
+        self, parties: Parties, run: Run, space: Subspace, start: Begun
     ) -> None:
         """Lines 6 to 15."""
         while not self._ends(space):
@@ -277,7 +277,7 @@ class FKKMeans(KernelClustering):
             self._record(run, parties, space, start.setup.gamma, products)
 
     def _by_gram(
-        self, parties: Parties, space: Subspace, bound: float, start: Start
+        self, parties: Parties, space: Subspace, bound: float, start: Begun
     ) -> None:
         """Line 10 in one message."""
         size = space.next_size
@@ -297,7 +297,7 @@ class FKKMeans(KernelClustering):
             space.step(*eigenpairs(G, *space.wanted), float(G.trace()))
 
     def _by_products(
-        self, parties: Parties, run: Run, space: Subspace, bound: float, start: Start
+        self, parties: Parties, run: Run, space: Subspace, bound: float, start: Begun
     ) -> int:
         """Line 10 by Lanczos, one message per product; return how many."""
 
@@ -336,7 +336,7 @@ class FKKMeans(KernelClustering):
         return pairs.steps
 
     def _without_cem(
-        self, parties: Parties, run: Run, space: Subspace, start: Start
+        self, parties: Parties, run: Run, space: Subspace, start: Begun
     ) -> Array:
         """Section 4.1 for all t; return H.
 

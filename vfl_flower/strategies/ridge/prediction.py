@@ -92,7 +92,7 @@ class RidgePrediction(ComputingParties, RowPrediction):
         return self.finish(parties, run, holder, reply, model)
 
     def _scored(
-        self, parties: Parties, roles: Roles, described: Replies[dealing.PartInfo]
+        self, parties: Parties, roles: Roles, described: Replies[dealing.RidgePartInfo]
     ) -> Measures:
         """Return what the label holder reports of all rows, which come in blocks."""
         local, outputs = described.each("local"), described[roles.first]["outputs"]
