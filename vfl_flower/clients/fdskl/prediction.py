@@ -9,16 +9,8 @@ import numpy as np
 from annotated_types import Ge, Le, MinLen
 
 from vfl_flower.clients import evaluation
+from vfl_flower.clients.fdskl import state as fdskl
 from vfl_flower.clients.fdskl.angle_sums import addends, angles_of, summed_angles
-from vfl_flower.clients.fdskl.state import (
-    AngleRequest,
-    FDSKLState,
-    Features,
-    Scale,
-    ScoredRows,
-    SummedRows,
-    loaded_part,
-)
 from vfl_flower.numerics.kernel_model import (
     KernelPart,
     answers,
@@ -40,10 +32,10 @@ class KernelPartInfo(TypedDict):
     """Reply of :func:`part`."""
 
     index: Count
-    n_features: Features
+    n_features: fdskl.Features
     holders: Annotated[list[Count], MinLen(1)]
     columns: Annotated[int, Ge(0), Le(evaluation.MAX_CLASSES)]
-    scale: Scale
+    scale: fdskl.Scale
     kernel: Kernel
     bandwidth: Positive
     parties: Natural
@@ -62,11 +54,11 @@ class KernelAnswer(evaluation.Measures):
 @sums_over("none")
 def part(party: Party) -> KernelPartInfo:
     """Check the new rows against the part of the model, and describe that part."""
-    model_part = loaded_part(party)
+    model_part = fdskl.loaded_part(party)
     columns = list(model_part["columns"])
     evaluation.check_columns(party, model_part["n_columns"], columns)
     if not party.remembered():
-        party.remember(FDSKLState())
+        party.remember(fdskl.FDSKLState())
     reply: KernelPartInfo = {
         "index": model_part["index"],
         "n_features": model_part["n_features"],
@@ -93,9 +85,9 @@ def answer(
     party: Party,
     columns: evaluation.Columns,
     size: Count,
-    done: Annotated[ScoredRows, OWN] | None = None,
-    at: Annotated[SummedRows, OWN] | None = None,
-    request: AngleRequest | None = None,
+    done: Annotated[fdskl.ScoredRows, OWN] | None = None,
+    at: Annotated[fdskl.SummedRows, OWN] | None = None,
+    request: fdskl.AngleRequest | None = None,
     evaluate: bool = False,
     last: bool = False,
     curves: Annotated[bool, OWN] = False,
@@ -112,7 +104,7 @@ def answer(
     last: whether the receiver now has all answers.
     curves: with the last evaluated answers: report means of bins of rows too.
     """
-    state, model_part = party.recall(FDSKLState), loaded_part(party)
+    state, model_part = party.recall(fdskl.FDSKLState), fdskl.loaded_part(party)
     reply, partial = KernelAnswer(), None
     if at is not None:
         coef, intercept = _coefficients(model_part)
@@ -128,7 +120,7 @@ def answer(
     if size:
         reply["scores"] = addends(party, at, partial, size, columns)
     elif at is not None and partial is not None:
-        done = ScoredRows(at.rows, partial)
+        done = fdskl.ScoredRows(at.rows, partial)
     if done is not None:
         _answer(state, model_part, done, party.y if evaluate else None)
     if request is not None:
@@ -151,7 +143,10 @@ def _coefficients(model_part: KernelPart) -> tuple[Array, Array]:
 
 
 def _answer(
-    state: FDSKLState, model_part: KernelPart, done: ScoredRows, y: Array | None
+    state: fdskl.FDSKLState,
+    model_part: KernelPart,
+    done: fdskl.ScoredRows,
+    y: Array | None,
 ) -> None:
     """Turn summed scores of rows into answers; with labels also how sure these are."""
     rows, scores = done.rows, done.scores
@@ -173,7 +168,7 @@ def _answer(
 
 
 def _errors(
-    party: Party, model_part: KernelPart, state: FDSKLState, curves: bool
+    party: Party, model_part: KernelPart, state: fdskl.FDSKLState, curves: bool
 ) -> KernelAnswer:
     """Return what the answers are worth for rows whose labels this party knows."""
     known, y = evaluation.judged(party, state.rows, state.evaluated)

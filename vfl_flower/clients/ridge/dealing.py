@@ -19,12 +19,7 @@ from vfl_flower.protocol.settings import Count, Natural, Positive
 from vfl_flower.protocol.steps import step_of, sums_over
 from vfl_flower.secure_aggregation import labels
 from vfl_flower.secure_aggregation.masks import derive_key
-from vfl_flower.secure_aggregation.products.dealing import (
-    NEW_ROWS,
-    deal_rows,
-    deal_turn,
-    joint_fraction,
-)
+from vfl_flower.secure_aggregation.products import dealing
 from vfl_flower.secure_aggregation.products.roles import Place, Roles
 from vfl_flower.typing import Array
 
@@ -65,14 +60,14 @@ def deal(
     """
     reply: DealtParts = {}
     if roles is not None:
-        check_roles(party, roles, fraction=joint_fraction(roles.rows))
+        check_roles(party, roles, fraction=dealing.joint_fraction(roles.rows))
         if roles.deals(party.index):
-            dealt = deal_turn(party.session, root_of(party), roles)
+            dealt = dealing.deal_turn(party.session, root_of(party), roles)
             reply["turn_parts"] = dict(enumerate(dealt))
     if row_roles is not None:
-        check_roles(party, row_roles, fraction=NEW_ROWS.fraction, labels=False)
+        check_roles(party, row_roles, fraction=dealing.NEW_ROWS.fraction, labels=False)
         if row_roles.deals(party.index):
-            dealt = deal_rows(party.session, root_of(party), row_roles, outputs)
+            dealt = dealing.deal_rows(party.session, root_of(party), row_roles, outputs)
             reply["row_parts"] = dict(enumerate(dealt))
     return reply
 
@@ -124,9 +119,9 @@ def part(
     widths[holder] = 0
     if second is None:
         second = min({*range(party.n_parties)} - {holder, dealt_by})
-    fraction = NEW_ROWS.fraction
+    fraction = dealing.NEW_ROWS.fraction
     roles = Roles(holder, second, widths, len(rows), dealt_by, joint, fraction)
     check_roles(party, roles, fraction=fraction, labels=False)
-    dealt = deal_rows(party.session, root_of(party), roles, model["outputs"])
+    dealt = dealing.deal_rows(party.session, root_of(party), roles, model["outputs"])
     reply["first_rows"] = dict(enumerate(dealt))
     return reply

@@ -56,13 +56,17 @@ class Begun(NamedTuple):
 
 
 @contextmanager
-def decomposed(parties: Parties, step: Step[..., Any]) -> Iterator[None]:
-    """Decompose a sum of finite numbers; where that fails, name the parties."""
+def decomposed(
+    parties: Parties, step: Step[..., Any], space: Subspace
+) -> Iterator[None]:
+    """Learn a subspace from a sum of finite numbers, or name the parties."""
     try:
         with np.errstate(all="ignore"):
             yield
     except np.linalg.LinAlgError:
         raise parties.faulty_sum(step, "a matrix that has eigenvalues") from None
+    if not len(space.values):
+        raise parties.faulty_sum(step, "a matrix with an eigenvalue above 0")
 
 
 @settings

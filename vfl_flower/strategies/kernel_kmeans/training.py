@@ -231,12 +231,6 @@ class FKKMeans(KernelClustering):
         self, run: Run, parties: Parties, space: Subspace, gamma: float, products: int
     ) -> None:
         """Keep the metrics of an iteration; raise where no subspace is left."""
-        if not len(space.values):
-            names = ", ".join(repr(info.name) for info in parties)
-            raise FederationError(
-                f"the kernel matrix that {names} have sent has no eigenvalue above 0: "
-                "one of these parties is faulty"
-            )
         if not space.rank:
             raise FederationError(
                 "threshold must be below the largest eigenvalue of the kernel matrix, "
@@ -293,7 +287,7 @@ class FKKMeans(KernelClustering):
         diagonal = G.diagonal()
         if (diagonal < 0).any() or diagonal.sum() > 2 * bound:
             raise parties.faulty_sum(party.gram, "a Gram matrix of the features")
-        with decomposed(parties, party.gram):
+        with decomposed(parties, party.gram, space):
             space.step(*eigenpairs(G, *space.wanted), float(G.trace()))
 
     def _by_products(
@@ -330,7 +324,7 @@ class FKKMeans(KernelClustering):
             if trace < 0:
                 raise parties.faulty_sum(party.product, "the trace of a Gram matrix")
         known, (cut, least) = column(sums["product"]), space.wanted
-        with decomposed(parties, party.product):
+        with decomposed(parties, party.product, space):
             pairs = lanczos(multiply, vector, cut, known, rng=rng, at_least=least)
             space.step(pairs.values, pairs.vectors, trace)
         return pairs.steps
@@ -375,7 +369,7 @@ class FKKMeans(KernelClustering):
             cut, least = space.wanted
             c_1 = vector / np.linalg.norm(vector)
             known = multiply(c_1, begins=not space.t)
-            with decomposed(parties, party.expand):
+            with decomposed(parties, party.expand, space):
                 pairs = lanczos(multiply, vector, cut, known, rng=rng, at_least=least)
                 # v_i = W_t^T u_i / sqrt(lambda_i), of which `movement` needs only the
                 # rows that belong to B_t. The trace of A A^T / D is N in the mean.
