@@ -180,7 +180,8 @@ def hides_each(party: Party, rows: Array) -> bool:
 def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
     """Return which of some rows have labels here, and these; none if they are few.
 
-    Raises PartyError if the party has `evaluated` before, or if it holds no labels.
+    Raises PartyError if the party has `evaluated` before, if it holds no labels, or if
+    it may not add these rows up.
     """
     if party.y is None:
         raise PartyError("this party holds no labels")
@@ -195,6 +196,7 @@ def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
             "too few labels for their mean error to hide each: it is not reported"
         )
         return known, y[:0]
+    party.sum_over(rows[known])
     return known, y[known]
 
 

@@ -306,7 +306,6 @@ def scores(
     state.evaluated = True
     if not len(y):
         return {"test_rows": 0}
-    party.sum_over(numbers[labelled])
     chances = None if chances is None else chances[labelled]
     return _measures(
         party, part, answered[labelled], y, opened[labelled], chances, curves

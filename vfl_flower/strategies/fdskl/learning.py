@@ -107,8 +107,6 @@ class KernelLearning(AngleStrategy, KernelStrategy):
         """Return M for a budget in angles where there are rows enough."""
         return self.features or max(1, min(MOST_FEATURES, math.isqrt(products // 8)))
 
-    # -- before training -------------------------------------------------------------
-
     def _split(self, parties: Parties, run: Run) -> tuple[Array, Array]:
         """Return the rows to train on and those held out; first check the parties."""
         name = type(self).__name__
@@ -176,29 +174,17 @@ class KernelLearning(AngleStrategy, KernelStrategy):
         shared, holders = None, parties.label_holders
         if self.angle_masking == "paper":
             rng = run.rng("kept")
-            shared = state.SharedFeatures(
-                seed=f"{run.seed:x}",
-                widths=[info.n_columns for info in parties],
-                kept=[
-                    int(rng.choice([j for j in range(len(parties)) if j != holder]))
-                    for holder in holders
-                ],
-            )
+            widths, places = [info.n_columns for info in parties], range(len(parties))
+            others = ([j for j in places if j != holder] for holder in holders)
+            kept = [int(rng.choice(of_holder)) for of_holder in others]
+            shared = state.SharedFeatures(f"{run.seed:x}", widths, kept)
         return state.Setup(
-            target=self.target,
-            kernel=self.kernel,
-            bandwidth=bandwidth,
-            n_features=M,
-            holders=holders,
-            block=block,
-            shared=shared,
+            self.target, self.kernel, bandwidth, M, holders, block, shared
         )
 
     def _angles_of(self, parties: Parties, setup: state.Setup) -> Angles:
         kept = setup.shared.kept if setup.shared else ()
         return self.angles(parties, setup.holders, kept)
-
-    # -- after training --------------------------------------------------------------
 
     def _check_learned(self, replies: Replies[Any], j: int, *names: str) -> None:
         """Raise unless label holder j gives these values and as many columns as fit."""

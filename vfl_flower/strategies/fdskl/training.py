@@ -314,13 +314,8 @@ class FDSKLDirect(KernelLearning):
     =============  =====================================  ==========================
 
     From the summed angles the label holder also learns the other parties' columns of
-    these rows up to a linear map that it does not know, nearly a rotation.
-
-    Whoever knows the seed of a run knows the features of all parties: give a seed in
-    experiments only.
-
-    ``result.model`` predicts where all parts are in one process (``simulate``).
-    Otherwise a run with ``task="predict"`` does, from the parties' ``state-dir``.
+    these rows up to a linear map that it does not know, nearly a rotation. Seeds and
+    predictions are as of :class:`FDSKL`.
     """
 
     _: KW_ONLY

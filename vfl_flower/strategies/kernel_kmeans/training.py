@@ -245,15 +245,9 @@ class FKKMeans(KernelClustering):
         self, parties: Parties, space: Subspace, gamma: float
     ) -> KernelKMeansModel:
         """Return the model so far."""
-        return KernelKMeansModel(
-            parties.session_id,
-            self.kernel,
-            gamma,
-            parties[0].n_columns,
-            space.eigenvalues,
-            np.zeros((0, 0)),
-            math.nan,
-        )
+        about = parties.session_id, self.kernel, gamma, parties[0].n_columns
+        values, none = space.eigenvalues, np.zeros((0, 0))
+        return KernelKMeansModel(*about, values, none, math.nan)
 
     # -- iterations and clusters -------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -477,17 +477,14 @@ def abandon(parties: Parties, model: str, failed: Sequence[int]) -> None:
     parties.hurry(ABANDON)
     left = []
     for j, info in enumerate(parties):
-        if parties.refused(j, party.train):
-            continue
-        try:
-            if info.node_id not in failed:
+        done = parties.refused(j, party.train)
+        if not done and info.node_id not in failed:
+            with suppress(FederationError):
                 parties.ask_one(j, party.abandon, model=model)
-                continue
-        except FederationError:
-            # It answers one message after the other: its refusal may come only now.
-            if parties.refused(j, party.train):
-                continue
-        left.append(info.name)
+                done = True
+        # It answers one message after the other: its refusal may come only now.
+        if not done and not parties.refused(j, party.train):
+            left.append(info.name)
     if left:
         log.warning(
             "model %s is given up; %s could not be asked: vfl-flower models remove %s "

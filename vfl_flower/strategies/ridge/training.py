@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, replace
 from typing import Any, ClassVar, Literal
@@ -43,8 +42,6 @@ from vfl_flower.strategies import products
 from vfl_flower.strategies.evaluation import KernelStrategy, left_out, recorded
 from vfl_flower.strategies.ridge import scoring
 from vfl_flower.typing import Array
-
-log = logging.getLogger("vfl_flower")
 
 FEW_ROWS = 2000
 """With fewer rows to train on, a run warns of a larger error than that of methods that
