@@ -19,7 +19,6 @@ from vfl_flower.server.strategy import Run
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import CoresetVKMC, CoresetVRLR
 from vfl_flower.strategies.coresets import sampling as rows_of
-from vfl_flower.strategies.coresets import training as coresets
 
 T, D = 3, 7
 WIDTHS = (2, 1, 4)
@@ -163,8 +162,7 @@ def test_all_rows_in_more_than_one_block(monkeypatch, solver):
     X, _ = data(n=95)
     strategy = CoresetVKMC(3, sampling="full", solver=solver, evaluate="full")
     whole, _ = run(strategy, parties(X), 0)
-    for module in (coresets, rows_of):
-        monkeypatch.setattr(module, "MESSAGE_NUMBERS", 40)
+    monkeypatch.setattr(rows_of, "MESSAGE_NUMBERS", 40)
     blocked, sent = run(strategy, parties(X), 0)
     assert blocked.arrays.object_id == whole.arrays.object_id
     assert blocked.metrics == pytest.approx(whole.metrics, rel=1e-9)

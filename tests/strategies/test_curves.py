@@ -35,7 +35,7 @@ from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.server import strategy as frame
 from vfl_flower.server.parties import Parties
 from vfl_flower.strategies import CoresetEvaluation, CoresetVKMC, FDSKLEvaluation
-from vfl_flower.strategies.fdskl import learning as kernel_learning
+from vfl_flower.strategies import evaluation as judged
 from vfl_flower.testing import Recorder
 
 N, HOLDER = 600, 2
@@ -375,7 +375,7 @@ def test_two_curves_that_differ_by_a_row_tell_its_label(life, tmp_path, monkeypa
     sums = []
     for count in (120, 121):
         chosen = np.arange(count, N), np.arange(count)
-        monkeypatch.setattr(kernel_learning, "split_rows", lambda *_, c=chosen: c)
+        monkeypatch.setattr(judged, "split_rows", lambda *_, c=chosen: c)
         federation = parties(X, y, tmp_path)
         letting(federation, "angles", curves=everyone(Limit(life=life)))
         curves = strategy("direct", bandwidth=2.0).start(RealParties(federation)).curves

@@ -30,9 +30,6 @@ log = logging.getLogger("vfl_flower")
 step = step_of("fdskl")
 
 
-# -- the label holder's labels --------------------------------------------------------
-
-
 def _labels(party: Party, rows: Array) -> Array:
     """Return the labels of rows, shape (n,); the party must know all of them."""
     if party.y is None:

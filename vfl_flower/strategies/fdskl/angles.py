@@ -38,7 +38,6 @@ label."""
 
 _REAL = Sum(bound=2.0**60, group="plain")
 
-
 SummedAngles = dict[int, state.SummedRows]
 """Rows with their summed angles, for each label holder, which alone can open them."""
 

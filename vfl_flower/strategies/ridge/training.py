@@ -40,7 +40,13 @@ from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
 from vfl_flower.strategies import products
 from vfl_flower.strategies.evaluation import KernelStrategy, left_out, recorded
-from vfl_flower.strategies.ridge import scoring
+from vfl_flower.strategies.ridge.scoring import (
+    Dealing,
+    row_roles,
+    score_rows,
+    summed_angles,
+    sums_of_angles,
+)
 from vfl_flower.typing import Array
 
 FEW_ROWS = 2000
@@ -235,8 +241,8 @@ class SecureRidge(products.ComputingParties, KernelStrategy):
         if joint is not None and self._scales and roles.served:
             more = self._relevance(parties, roles, joint, flat, outputs)
             joint, roles = _relevant(joint), replace(roles, turn=1)
-        of_rows = scoring.row_roles(roles, local, len(test)) if len(test) else None
-        dealt = scoring.Dealing.of(parties, self.bits, outputs, roles, of_rows)
+        of_rows = row_roles(roles, local, len(test)) if len(test) else None
+        dealt = Dealing.of(parties, self.bits, outputs, roles, of_rows)
         share, multiple, _ = self._gram(parties, roles, joint, dealt, **more)
         share = each_of(parties, {holder: share})
         fitted = parties.ask(solving.fit, kinds=flat, share=share)
@@ -255,7 +261,7 @@ class SecureRidge(products.ComputingParties, KernelStrategy):
         products.warn_of_constant(fitted[holder].get("constant", False))
         if of_rows is not None:
             curves = parties.let("curves", holder)
-            reply: Measures = scoring.score_rows(
+            reply: Measures = score_rows(
                 parties, of_rows, test, dealt, evaluate=True, curves=curves
             )
             metrics |= metrics_of(reply)
@@ -387,7 +393,7 @@ class SecureRidge(products.ComputingParties, KernelStrategy):
         first, root = roles.first, parties.checkpoint.token(SEED_BYTES)
         widths = [info.n_columns for info in parties]
         others, of_holder = deal_relevance(parties.session, root, roles, widths)
-        dealt = scoring.Dealing.of(parties, self.bits, outputs, roles)
+        dealt = Dealing.of(parties, self.bits, outputs, roles)
         share, _, frequencies = self._gram(
             parties, roles, joint, dealt, triple=each(others)
         )
@@ -407,14 +413,14 @@ class SecureRidge(products.ComputingParties, KernelStrategy):
         parties: Parties,
         roles: Roles,
         joint: Joint | None,
-        dealt: scoring.Dealing,
+        dealt: Dealing,
         **more: Any,
     ) -> tuple[dict[int, Array], int, dict[int, Array]]:
         """Let parties compute the Gram matrix; return a share for the label holder.
 
         Then how many times each angle was taken, and frequencies for the label holder.
         """
-        sums = scoring.sums_of_angles(roles, self.bits)
+        sums = sums_of_angles(roles, self.bits)
         if joint is not None and joint.relevant:
             sums["distances"] = _BOUND
         hidden = parties.ask(
@@ -434,9 +440,7 @@ class SecureRidge(products.ComputingParties, KernelStrategy):
         use = training_angles(roles, parties.session)
         opened = parties.ask(
             party.open_joint,
-            angles=scoring.summed_angles(
-                parties, roles, hidden, roles.first, roles.second
-            ),
+            angles=summed_angles(parties, roles, hidden, roles.first, roles.second),
             multiple=multiple,
             **dealt.cosines(parties, roles, use, hidden, "turn_cosines", multiple),
         )
