@@ -122,17 +122,9 @@ class CoresetPrediction(RowPrediction):
 class CoresetEvaluation(CoresetPrediction):
     """What a model whose blocks the parties keep is worth on new rows.
 
-    =============  =====================================  ==========================
-    round trip     party j sends                          the server learns
-    =============  =====================================  ==========================
-    hello          name, sizes, key                       all of it
-    part           place, kind and size of the model      all of it
-    addends        its part of the prediction of each     nothing: only the receiver
-                   row, masked                            can open the sum
-    answer         the receiver alone: errors of all      all of it
-                   predictions, with standard errors;
-                   curves if all parties consent
-    =============  =====================================  ==========================
+    The same messages as of :class:`CoresetPrediction`, but the receiver writes no
+    predictions: it reports to the server the errors of all of them, with standard
+    errors, and the curves if all parties consent.
 
     Of a regression the mean squared error, the mean absolute error and R^2 on the rows
     whose labels the receiver has; of k-means ``test_loss``, the mean squared distance
