@@ -98,10 +98,7 @@ class StateTask(ModelTask, training.MUFCTask):
         before: GlobalClusters,
         key: bytes,
     ) -> ArrayRecord:
-        """Save and commit the next version, from what the parties now count.
-
-        With `lazy_counts` the centres stay if counts change but no bin does.
-        """
+        """Save and commit the next version, from what the parties now count."""
         state, agreed, leaving = self.state, before.settings, self.leaving
         adds = self.task == "add"
         with training.naming_parties(parties):
