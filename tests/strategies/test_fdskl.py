@@ -746,7 +746,7 @@ def test_rows_and_features_within_the_budget(settings, n, rows, M):
     strategy = FDSKLDirect(**settings)
     chosen, actual = strategy._sample(np.arange(n), Run(0))
     assert (len(chosen), actual) == (rows, M)
-    assert rows * M * strategy._bits // 8 <= strategy.budget
+    assert rows * M * strategy.angle_bits // 8 <= strategy.budget
     assert len(np.unique(chosen)) == rows
     assert (chosen < n).all()
 

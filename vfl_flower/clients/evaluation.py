@@ -180,8 +180,7 @@ def hides_each(party: Party, rows: Array) -> bool:
 def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
     """Return which of some rows have labels here, and these; none if they are few.
 
-    Raises PartyError if the party has `evaluated` before, if it holds no labels, or if
-    it may not add these rows up.
+    Raises PartyError if the party has `evaluated` before, or if it holds no labels.
     """
     if party.y is None:
         raise PartyError("this party holds no labels")
@@ -196,7 +195,6 @@ def judged(party: Party, rows: Array, evaluated: bool) -> tuple[Array, Array]:
             "too few labels for their mean error to hide each: it is not reported"
         )
         return known, y[:0]
-    party.sum_over(rows[known])
     return known, y[known]
 
 

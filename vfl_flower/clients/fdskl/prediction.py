@@ -175,6 +175,7 @@ def _errors(
     state.evaluated = True
     if not len(y):
         return {"test_rows": 0}
+    party.sum_over(state.rows[known])
     party.share(state.rows[known].astype(np.intp), "angles")
     target, classes = model_part["target"], model_part["classes"]
     scores = probability = None

@@ -306,6 +306,7 @@ def scores(
     state.evaluated = True
     if not len(y):
         return {"test_rows": 0}
+    party.sum_over(numbers[labelled])
     chances = None if chances is None else chances[labelled]
     return _measures(
         party, part, answered[labelled], y, opened[labelled], chances, curves
