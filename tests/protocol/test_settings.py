@@ -193,9 +193,7 @@ def test_parameters_stand_before_the_next_section_of_a_docstring():
     parameters, _, rest = rest.partition("\n\nRaises\n------\n")
     assert rest.endswith("Notes\n-----\nThe end.")
     lines = parameters.splitlines()
-    assert lines[:4] == [
-        "seed : a whole number or None, default None",
-        "    Seed of all draws.",
+    assert lines[:2] == [
         "size : a whole number of at least 1",
         "    m, the number of rows.",
     ]

@@ -286,4 +286,4 @@ def test_streams_of_a_run_are_its_own():
 def test_settings_that_were_changed_are_logged_at_the_start(grid, caplog):
     caplog.set_level(logging.INFO, "vfl_flower")
     Trivial(factor=3, seed=4).start(grid)
-    assert caplog.messages[0] == "Trivial(seed=4, factor=3.0)"
+    assert caplog.messages[0] == "Trivial(factor=3.0, seed=4)"

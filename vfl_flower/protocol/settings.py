@@ -151,11 +151,11 @@ def _docstrings(cls: type, frame: types.FrameType) -> dict[str, str]:
 
 
 def _settings_of(strategy: Any) -> tuple[Setting, ...]:
-    """Return the settings of a strategy in the order of their declaration."""
+    """Return the settings of a strategy in the order of its constructor."""
     infos: Mapping[str, FieldInfo] = strategy.__pydantic_fields__
     hints = get_type_hints(strategy, include_extras=True)
     declared = []
-    for name, info in infos.items():
+    for name, info in sorted(infos.items(), key=lambda item: bool(item[1].kw_only)):
         if info.init is False:
             continue
         default = info.get_default(call_default_factory=True)
