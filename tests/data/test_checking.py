@@ -8,16 +8,13 @@ import zipfile
 import numpy as np
 import pandas as pd
 import pytest
-from flwr.common.config import parse_config_args
 from party_files import findings_in, load
 from typer.testing import CliRunner
 
 from vfl_flower.app.commands.cli import app
 from vfl_flower.app.config import party_source
-from vfl_flower.data import load_party
 from vfl_flower.data.checking import check
 from vfl_flower.data.source import PartySource
-from vfl_flower.party.consent import Consent
 from vfl_flower.party.party import PartyError
 
 N = 400
@@ -365,29 +362,6 @@ def test_the_command_says_which_file_is_not_there(tmp_path):
     done = CliRunner().invoke(app, ["check", str(tmp_path / "none.csv")])
     assert done.exit_code == 1
     assert f"data file not found: '{tmp_path / 'none.csv'}'" in done.output
-
-
-def test_the_command_writes_a_proposal_that_is_read_as_it_stands(tmp_path):
-    FORMS["semicolon.csv"](clean(0), tmp_path / "party a.csv")
-    options = ["--id-column", "patient", "--label-column", "outcome"]
-    options += ["--missing", "?,-1", "--write", str(tmp_path / "new")]
-    arguments = ["check", str(tmp_path / "party a.csv"), *options]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    for name in ("party.toml", "consent.toml"):
-        assert (tmp_path / "new" / name).stat().st_mode & 0o777 == 0o600
-    assert (tmp_path / "new" / "state").stat().st_mode & 0o777 == 0o700
-    read = party_source(parse_config_args([str(tmp_path / "new" / "party.toml")]), {})
-    assert read.data == str(tmp_path / "party a.csv")
-    assert (read.id_column, read.label_column) == ("patient", "outcome")
-    assert read.missing == ("?", "-1")
-    assert read.consent == tmp_path / "new" / "consent.toml"
-    consent = Consent.load(read.consent)
-    assert consent == Consent()
-    assert load_party(read).n_rows == N
-    again = CliRunner().invoke(app, arguments)
-    assert again.exit_code == 1
-    assert "is there already" in again.output
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ class Deployment:
     def key(self, name: str) -> Path:
         path = self.folder / f"{name}.key"
         if not path.exists():
-            write_supernode_key(path)
+            path.with_suffix(".key.pub").write_text(write_supernode_key(path))
         return path
 
     def register(self, name: str) -> None:

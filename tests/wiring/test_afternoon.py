@@ -244,11 +244,12 @@ def test_nobody_else_starts_a_run(clinics, project):
             f'[superlink.{CONNECTION}]\naddress = "localhost:{made.port}"\n'
             f'root-certificates = "{place}/federation/ca.crt"\n'
         )
-        key = write_supernode_key(place / "stranger.key")
+        public = place / "stranger.pub"
+        public.write_text(write_supernode_key(place / "stranger.key"))
         for words in (
             ("run", str(project), CONNECTION),
             ("ls", CONNECTION),
-            ("supernode", "register", str(key), CONNECTION),
+            ("supernode", "register", str(public), CONNECTION),
         ):
             with pytest.raises(RunFailed, match="403"):
                 processes.flwr(*words)

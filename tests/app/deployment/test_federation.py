@@ -117,7 +117,7 @@ def test_init_writes_what_flower_and_the_package_read(airline, place):
     }
     assert modes(airline / "state") == {"identity.pem": 0o600}
 
-    words = supernode_command(airline, "link.example:8000", place / "ca.crt", 1)
+    words = supernode_command(airline, "link.example:8000", place / "ca.crt")
     args = _parse_args_run_supernode().parse_args(words[len(SUPERNODE) + 1 :])
     config = parse_config_args([args.node_config])  # as flower-supernode reads it
     source = party_source(config, {})
@@ -556,12 +556,11 @@ def test_what_is_started_heeds_an_interrupt(tmp_path, start):
 
 def test_a_unit_starts_the_same_command(place, airline, federation, take_part):
     _, one = write_card(place)
-    done = run(*take_part, "--peer", one, "--port", 9095)
+    done = run(*take_part, "--peer", one)
     text = done.stdout
     assert shlex.split(value_of(text, "ExecStart")) == [
         *(str(Path(sys.executable).with_name("vfl-flower")), "party", str(airline)),
         *("--superlink=link.example:8000", f"--ca={federation / 'ca.crt'}"),
-        "--port=9095",
     ]
     assert value_of(text, "Restart") == "on-failure"
     assert int(value_of(text, "RestartSec")) == RESTART

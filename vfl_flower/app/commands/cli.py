@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +21,6 @@ from vfl_flower.app.commands.options import (
     reads_a_file,
 )
 from vfl_flower.app.deployment.federation import certificates, coordinator, init, party
-from vfl_flower.app.deployment.party_folder import write_party_folder
 from vfl_flower.version import __version__
 
 typer.core.HAS_RICH = False  # with it, help has a backslash before each bracket
@@ -65,9 +63,6 @@ def check_command(
         typer.Option("--for", help="A strategy to check the file for; repeatable."),
     ] = None,
     show: Annotated[bool, typer.Option(help="Show values of the data.")] = False,
-    write: Annotated[
-        Path | None, typer.Option(help="Folder of a party to write too, as init does.")
-    ] = None,
     format_: FormatOption = "text",
     **options: Any,
 ) -> None:
@@ -86,10 +81,6 @@ def check_command(
         print_findings(readings, show)
     if not all(checked.sound for checked, _ in readings):
         raise typer.Exit(1)
-    if write is not None:
-        write_party_folder(write, config)
-        text = f"\nwritten, for you alone to read: {write}/"
-        typer.echo(text, err=format_ == "json")
 
 
 app.command("run", cls=Command)(runs.run)

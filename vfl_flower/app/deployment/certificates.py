@@ -8,7 +8,9 @@ import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -85,8 +87,10 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> N
     folder.mkdir(mode=0o700, exist_ok=True)
     with ExitStack() as undo:
         for name, content in contents.items():
-            _write_new(folder / name, content, 0o600 if name == KEY else 0o644)
-            undo.callback((folder / name).unlink, missing_ok=True)
+            mode = 0o600 if name == KEY else 0o644
+            with _new_file(folder / name, mode) as file:
+                undo.callback(os.unlink, file.name)
+                file.write(content)
         undo.pop_all()
 
 
@@ -106,22 +110,19 @@ def read_certificate(path: Path) -> x509.Certificate:
     return certificate
 
 
-def write_supernode_key(path: Path) -> Path:
-    """Write a SuperNode's private key; return the file of the public key to register.
+def write_supernode_key(path: Path) -> str:
+    """Write a SuperNode's private key; return the public key to register.
 
     Both are in OpenSSH's format, as ``ssh-keygen -t ecdsa -b 384`` writes them. Only
-    its owner may read the private key; the public key is in the file of that name plus
-    ``.pub``. Raises FileExistsError if `path` exists: a key that may be registered is
-    not overwritten.
+    its owner may read the private key. Raises FileExistsError if `path` exists: a key
+    that may be registered is not overwritten.
     """
     key = ec.generate_private_key(CURVE)
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    _write_new(path, private)
-    public = path.with_name(f"{path.name}.pub")
-    public.write_bytes(
-        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    )
-    return public
+    with _new_file(path, 0o600) as file:
+        file.write(private)
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return public.decode()
 
 
 def _general_name(host: str) -> x509.GeneralName:
@@ -136,12 +137,6 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Write a new file; with the usual mode only its owner may read it."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        with open(file, "wb") as opened:
-            opened.write(content)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+def _new_file(path: Path, mode: int) -> BinaryIO:
+    """Open a new file of a mode; raise FileExistsError if there is one."""
+    return open(path, "xb", opener=partial(os.open, mode=mode))

@@ -44,18 +44,13 @@ from vfl_flower.app.deployment.party_folder import (
     CONSENT,
     NODE_CONFIG,
     SUPERNODE_KEY,
-    check_new,
     load_party_folder,
     pin_peers,
     terms_of,
     write_party_folder,
     write_with_data,
 )
-from vfl_flower.app.deployment.processes import (
-    Processes,
-    free_port,
-    write_flower_config,
-)
+from vfl_flower.app.deployment.processes import Processes, write_flower_config
 from vfl_flower.files import make_private
 from vfl_flower.party.consent import Consent
 from vfl_flower.protocol.terms import KINDS, LEAST_PARTIES, in_order
@@ -115,7 +110,11 @@ def init(
     chosen = list(dict.fromkeys(strategies or []))
     check_name(name)
     check_there(data)
-    check_new(Path(name))
+    if os.path.lexists(name):
+        raise ValueError(
+            f"{name} is there already, and nothing in it is replaced: change its "
+            f"{NODE_CONFIG} or {CONSENT} with an editor, or choose another name"
+        )
     terms = {strategy: terms_of(strategy) for strategy in chosen}
     readings = readings_of(config, chosen)
     print_findings(readings, show=False)
@@ -242,14 +241,14 @@ def coordinator(
     """
     folder = folder.absolute()
     parties = load_cards(cards)
-    if not (folder / AUTHORITY).exists():
-        raise ValueError(
-            f"{folder} must be a folder that vfl-flower certificates has written"
-        )
+    for name in (AUTHORITY, CERTIFICATE, KEY):
+        if not os.access(folder / name, os.R_OK):
+            raise ValueError(
+                f"{folder / name} must be there, as vfl-flower certificates has "
+                "written it, and readable for you"
+            )
     for name in (AUTHORITY, CERTIFICATE):
         read_certificate(folder / name)
-    if not os.access(folder / KEY, os.R_OK):
-        raise ValueError(f"{folder / KEY} must be there, and readable for you")
     if port == local_port:
         raise ValueError(f"port and local-port must differ, got {port} twice")
     if systemd:
@@ -346,7 +345,6 @@ def supernode_command(
     folder: Path,
     superlink: str,
     ca: Path,
-    port: int,
     bundles: Sequence[str] = (),
     node_config: Path | None = None,
 ) -> list[str]:
@@ -358,7 +356,6 @@ def supernode_command(
         f"--root-certificates={ca}",
         f"--auth-supernode-private-key={folder / SUPERNODE_KEY}",
         f"--node-config={node_config or folder / NODE_CONFIG}",
-        f"--port={port}",
     ]
 
 
@@ -375,9 +372,11 @@ def _print_peers(
         typer.echo(f'pinned: {name} = "{key}"', err=err)
     for card in cards:
         typer.echo(f"card of {card.name}: {card.fingerprint}", err=err)
-    typer.echo(f"{ca.name}: {fingerprint_of(ca)}", err=err)
-    compare = "Compare these fingerprints on the telephone, before the first run."
-    typer.echo(compare, err=err)
+    typer.echo(
+        f"{ca.name}: {fingerprint_of(ca)}\n"
+        "Compare these fingerprints on the telephone, before the first run.",
+        err=err,
+    )
     if len(pinned) + 1 < least and not consent.trust_on_first_use:
         two = ""
         if (len(pinned), least) == (1, LEAST_PARTIES):
@@ -397,15 +396,6 @@ def party(
         list[Path] | None,
         typer.Option("--peer", help="Card of another party; repeatable."),
     ] = None,
-    port: Annotated[
-        int,
-        typer.Option(
-            max=65535,
-            min=0,
-            help="Port on this machine for the SuperNode's own use.",
-            show_default="a free one",
-        ),
-    ] = 0,
     data: Annotated[
         str, typer.Option(help="Another file this time, such as new rows to predict.")
     ] = "",
@@ -439,19 +429,14 @@ def party(
     _print_peers(consent, cards, ca, err=systemd)
     if systemd:
         options = [f"--superlink={superlink}", f"--ca={ca}"]
-        options += [f"--port={port}"] if port else []
         options += [f"--bundle={digest}" for digest in bundles or []]
         options += [f"--data={absolute(data)}"] if data else []
         command = ["party", str(folder), *options]
         typer.echo(unit(f"SuperNode of {source.name}", command))
         return
-    port = port or free_port()
-    _check_free("127.0.0.1", port)
     with until_ended(folder / HOME) as shown:
         node_config = write_with_data(folder, absolute(data)) if data else None
-        command = supernode_command(
-            folder, superlink, ca, port, bundles or [], node_config
-        )
+        command = supernode_command(folder, superlink, ca, bundles or [], node_config)
         typer.echo(
             f"Connecting to {superlink}. While no SuperLink answers there, the "
             "SuperNode tries again."

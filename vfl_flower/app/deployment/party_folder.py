@@ -7,7 +7,6 @@ parties know the party by its keys.
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import shutil
@@ -24,7 +23,7 @@ from vfl_flower.app.config import (
     make_strategy,
     party_source,
 )
-from vfl_flower.app.deployment.cards import Card, check_name
+from vfl_flower.app.deployment.cards import Card
 from vfl_flower.app.deployment.certificates import write_supernode_key
 from vfl_flower.app.plan.rehearsal import quietly
 from vfl_flower.data.source import PartySource
@@ -82,7 +81,7 @@ min-changed-rows = 20       # fewest rows in which the rows of two different sum
 """
 
 
-def consent_text(kinds: Collection[Kind] = ()) -> str:
+def consent_text(kinds: Collection[Kind]) -> str:
     """Return a ``consent.toml`` with the defaults, in which these kinds may leave."""
     lines = [
         f"{kind} = {'true' if kind in kinds else 'false'}".ljust(28) + f"# {words}\n"
@@ -98,16 +97,14 @@ def terms_of(strategy: str) -> Terms:
 
 
 def write_party_folder(
-    folder: Path, config: UserConfig, kinds: Collection[Kind] = ()
+    folder: Path, config: UserConfig, kinds: Collection[Kind]
 ) -> Card:
     """Write the folder of a new party, whole or not at all; return its card.
 
-    The name of the folder is that of the party, and `kinds` says what may leave. Raises
-    ValueError if the folder exists or its name is invalid for a party.
+    The name of the folder is that of the party, and `kinds` says what may leave.
     """
     folder = folder.absolute()
-    check_name(name := folder.name)
-    check_new(folder)
+    name = folder.name
     full = {
         **config,
         "party-name": name,
@@ -120,9 +117,7 @@ def write_party_folder(
         node_config = _HOW_TO_READ + tomli_w.dumps(full)
         write_whole(part / NODE_CONFIG, node_config.encode(), private=True)
         write_whole(part / CONSENT, consent_text(kinds).encode(), private=True)
-        public = write_supernode_key(part / SUPERNODE_KEY)
-        key = public.read_text().strip()
-        public.unlink()  # the card has it
+        key = write_supernode_key(part / SUPERNODE_KEY)
         with quietly():
             identity = public_identity(part / STATE)
         card = Card(name, identity, key)
@@ -132,15 +127,6 @@ def write_party_folder(
         shutil.rmtree(part, ignore_errors=True)
         raise
     return card
-
-
-def check_new(folder: Path) -> None:
-    """Raise ValueError if there is a folder of a party, or another file, already."""
-    if os.path.lexists(folder):
-        raise ValueError(
-            f"{folder} is there already, and nothing in it is replaced: change its "
-            f"{NODE_CONFIG} or {CONSENT} with an editor, or choose another name"
-        )
 
 
 def load_party_folder(folder: Path) -> tuple[PartySource, Consent]:
