@@ -116,7 +116,7 @@ def test_by_flower(tmp_path):
     report = tmp_path / "report.json"
     run(
         EXAMPLE,
-        run_config=[f'output="{report}"', "num-server-rounds=2"],
+        {"output": str(report), "num-server-rounds": 2},
         num_supernodes=3,
         timeout=240,
     )

@@ -83,7 +83,7 @@ def test_by_flower(tmp_path):
     """Its own bundle, in which there are no entry points."""
     run(
         EXAMPLE,
-        run_config=[f'output-dir="{tmp_path}"', "pca.n-components=3 seed=1"],
+        {"output-dir": str(tmp_path), "pca.n-components": 3, "seed": 1},
         num_supernodes=3,
         timeout=240,
     )

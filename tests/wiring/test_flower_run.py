@@ -11,8 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 from flwr.common.config import parse_config_args
-from typer.testing import CliRunner
 
 from vfl_flower.app.deployment import flower_run
 from vfl_flower.app.deployment.flower_run import run, submit
@@ -126,7 +126,7 @@ def test_refused(tmp_path, monkeypatch):
     )
     (tmp_path / "pyproject.toml").write_text(PROJECT.replace("publisher =", "by ="))
     with pytest.raises(RunFailed, match=r"(?s)flwr run: .*publisher"):
-        run(tmp_path, timeout=120)
+        run(tmp_path, {}, timeout=120)
     (environment,) = made
     assert environment.pids() == set()
     assert not environment.home.exists()
@@ -149,7 +149,7 @@ def test_run_config_that_flower_would_not_name(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.toml").write_text("number = = 1")
     with pytest.raises(ValueError, match=message):
-        run(probe, run_config=[given], timeout=120)
+        flower_run.read_run_config(probe, [given])
 
 
 def test_later_pairs_and_files_win(probe, tmp_path):
@@ -197,7 +197,9 @@ def test_interrupted(monkeypatch):
 
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(flower_run, "run", interrupted)
-    assert CliRunner().invoke(flower_run.command()).exit_code == 130
+    with pytest.raises(typer.Exit) as ended:
+        flower_run.main()
+    assert ended.value.exit_code == 130
 
 
 @pytest.mark.slow
@@ -278,11 +280,6 @@ def test_a_process_runs_commands_until_it_is_killed(tmp_path):
         fails()
         processes.no_more_commands()
         assert processes.pids() == set()
-
-
-def test_supernodes_of_a_federation(probe):
-    with pytest.raises(ValueError, match=r"num_supernodes.*'remote'.*got 3"):
-        run(probe, "remote", num_supernodes=3)
 
 
 def test_stop_finds_orphans_and_kills_the_stubborn(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 from vfl_flower.app.commands.template import write_app
 from vfl_flower.app.config import check_run_config, party_source
-from vfl_flower.app.deployment.flower_run import run
+from vfl_flower.app.deployment.flower_run import read_run_config, run
 from vfl_flower.app.server_app import make_strategies
 from vfl_flower.data import load_party
 from vfl_flower.models.coresets import LinearModel
@@ -26,15 +26,12 @@ def test_three_supernodes(tmp_path, capfd):
     (strategy,) = make_strategies(check_run_config(CONFIG)).values()
     expected = simulate(strategy, parties)
 
-    write_app(tmp_path / "my-app")
+    project = write_app(tmp_path / "my-app").parent
     settings = tmp_path / "run.toml"
     settings.write_text('data = "diabetes"\nseed = 6\n[coreset-vrlr]\nsize = 100\n')
-    outcome = run(
-        tmp_path / "my-app",
-        run_config=[str(settings), "seed=7 n-parties=3", f'output-dir="{tmp_path}"'],
-        num_supernodes=3,
-        timeout=240,
-    )
+    pairs = ["seed=7 n-parties=3", f'output-dir="{tmp_path}"']
+    config = read_run_config(project, [str(settings), *pairs])
+    outcome = run(project, config, num_supernodes=3, timeout=240)
     assert outcome.status == "finished:completed"
     assert outcome.output in capfd.readouterr().out
     assert f"results in {tmp_path}" in outcome.output

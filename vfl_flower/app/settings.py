@@ -65,14 +65,6 @@ def markdown() -> str:
     return "\n".join([*lines, ""])
 
 
-def help_text() -> str:
-    """Return the keys with their defaults, a paragraph each, for a command's help."""
-    return "\n\n".join(
-        f"{key.name}={json.dumps(key.default)}: {key.setting.meaning}"
-        for key in run_keys().values()
-    )
-
-
 def main(
     as_toml: Annotated[
         bool, typer.Option("--toml", help="The sections of pyproject.toml.")

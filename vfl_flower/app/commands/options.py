@@ -33,7 +33,7 @@ Set = Annotated[
 Config = Annotated[
     Path | None, typer.Option(help="A TOML file of settings; --set wins.")
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show all that Flower logs.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show all that is logged.")]
 
 
 FormatOption = Annotated[

@@ -15,13 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import tomli_w
 import typer
 from flwr.app import Context, RecordDict
 
 from vfl_flower.app.client_app import load
 from vfl_flower.app.commands.findings import MARKS
-from vfl_flower.app.commands.options import Config, IdColumn, Set, Task
+from vfl_flower.app.commands.options import Config, IdColumn, Set, Task, Verbose
 from vfl_flower.app.commands.runs import Follower, Strategy, gather
 from vfl_flower.app.commands.template import write_app
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
@@ -155,9 +154,7 @@ def simulate(
         bool,
         typer.Option("--supernodes", help="Use Flower's simulation of SuperNodes."),
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show all that is logged.")
-    ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run a strategy on this machine: on files, on a folder of them, or on a set.
 
@@ -243,10 +240,5 @@ def _on_supernodes(config: Mapping[str, Any], sources: Sequence[PartySource]) ->
                 file = Path(source.data)
                 (links / f"{j}_{file.name}").symlink_to(file)
             chosen["data"] = str(links)
-        settings = folder / "run.toml"
-        settings.write_text(tomli_w.dumps(chosen), encoding="utf-8")
-        flower_run.run(
-            write_app(folder / "app").parent,
-            run_config=[str(settings)],
-            num_supernodes=len(sources),
-        )
+        project = write_app(folder / "app").parent
+        flower_run.run(project, chosen, len(sources))

@@ -2,7 +2,9 @@
 
 The exit code of ``flwr run`` says that a run was submitted, not that it succeeded, and
 the SuperLink that it starts for a simulation stays behind. :func:`run` raises an error
-with the reason for a run that failed, and ends every process that it started::
+with the reason for a run that failed, and ends every process that it started. The
+command takes a Flower project and the keys of its run config (docs/settings.md has
+those of this package)::
 
     python -m vfl_flower.app.deployment.flower_run --num-supernodes 3
 """
@@ -31,6 +33,7 @@ import click
 import tomli_w
 import typer
 
+from vfl_flower.app.commands.options import ends_in_a_sentence
 from vfl_flower.app.deployment.certificates import AUTHORITY, CERTIFICATE
 from vfl_flower.app.deployment.processes import (
     COLOR,
@@ -64,44 +67,27 @@ class RunOutcome:
 
 
 def run(
-    app_dir: str | Path = ".",
-    federation: str | None = None,
-    *,
-    run_config: Sequence[str] = (),
-    num_supernodes: int | None = None,
+    app_dir: str | Path,
+    run_config: Mapping[str, Any],
+    num_supernodes: int = 2,
     timeout: float | None = None,
 ) -> RunOutcome:
-    """Run a Flower project, show its log and return when it has completed.
+    """Simulate a Flower project, show its log and return when it has completed.
 
-    `federation` is a SuperLink of ``$FLWR_HOME/config.toml``; default: a private one on
-    loopback, which simulates `num_supernodes` with Ray, and is stopped at the end.
-    `run_config` has ``key=value`` pairs and TOML files; later values win. After
-    `timeout` seconds the run is abandoned. Raises RunFailed if it was refused, failed,
-    was stopped or timed out, and ValueError if Ray is missing or an argument invalid.
+    A private SuperLink on loopback simulates the SuperNodes with Ray, and is stopped at
+    the end. After `timeout` seconds the run is abandoned. Raises RunFailed if it was
+    refused, failed, was stopped or timed out, and ValueError if Ray is missing.
     """
-    if federation is not None and num_supernodes is not None:
-        raise ValueError(
-            f"num_supernodes belongs to a simulation, federation {federation!r} has "
-            f"its own SuperNodes, got {num_supernodes}"
-        )
-    if federation is None:
-        check_installed("ray")
-    config = read_run_config(app_dir, run_config)  # before any process is started
-    with Processes(private=federation is None) as processes:
-        options = []
-        if federation is None:
-            start_superlink(processes, "--simulation")
-            # One CPU a party: Flower's default of 2 leaves a small machine with none.
-            simulation = ["client-resources-num-cpus=1"]
-            if num_supernodes is not None:
-                simulation.append(f"num-supernodes={num_supernodes}")
-            options = ["--federation-config", " ".join(simulation)]
+    check_installed("ray")
+    # One CPU a party: Flower's default of 2 leaves a small machine with none.
+    simulation = f"client-resources-num-cpus=1 num-supernodes={num_supernodes}"
+    with Processes() as processes:
+        start_superlink(processes, "--simulation")
         return submit(
             processes,
             app_dir,
-            federation or CONNECTION,
-            run_config=config,
-            options=options,
+            run_config=run_config,
+            options=["--federation-config", simulation],
             timeout=timeout,
         )
 
@@ -330,50 +316,22 @@ def _check_keys(project: Path, keys: Iterable[str]) -> None:
             raise ValueError(f"run config has no key {key!r}{hint}")
 
 
+@ends_in_a_sentence()
 def main(
     app_dir: Annotated[str, typer.Argument(help="Project folder.")] = ".",
-    federation: Annotated[
-        str | None, typer.Argument(help="A SuperLink of $FLWR_HOME/config.toml.")
-    ] = None,
-    num_supernodes: Annotated[
-        int | None, typer.Option(help="SuperNodes to simulate; Flower's default is 2.")
-    ] = None,
+    num_supernodes: Annotated[int, typer.Option(help="SuperNodes to simulate.")] = 2,
     run_config: Annotated[
         list[str] | None,
         typer.Option(help="KEY=VALUE pairs or a TOML file; a later one wins."),
     ] = None,
-    timeout: Annotated[
-        float | None, typer.Option(help="Seconds until the run is given up.")
-    ] = None,
 ) -> None:
-    """Run a Flower project, show its log, and fail if the run fails."""
+    """Simulate a Flower project, show its log, and fail if the run fails."""
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, lambda number, _: sys.exit(128 + number))
-    try:
-        outcome = run(
-            app_dir,
-            federation,
-            run_config=run_config or [],
-            num_supernodes=num_supernodes,
-            timeout=timeout,
-        )
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except (RunFailed, ValueError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
+    config = read_run_config(app_dir, run_config or [])
+    outcome = run(app_dir, config, num_supernodes)
     typer.echo(f"Run {outcome.run_id} is {outcome.status}.")
 
 
-def command() -> typer.Typer:
-    """Return the command, whose help ends with every key of the run config."""
-    from vfl_flower.app.settings import help_text
-
-    command = typer.Typer(add_completion=False)
-    epilog = f"Keys of this package's run config:\n\n{help_text()}"
-    command.command(epilog=epilog)(main)
-    return command
-
-
 if __name__ == "__main__":
-    command()()
+    typer.run(main)
