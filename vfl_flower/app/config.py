@@ -194,11 +194,10 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     type, a misspelt key, or options of a file without ``data``.
     """
     _check_node_keys(node_config)
-    declared = chain.from_iterable(map(settings_of, _COMMON))
-    defaults = {setting.key: setting.in_run_config for setting in declared}
-    common = {key: value for key, value in run_config.items() if key in defaults}
     by_node = "data" in node_config
-    chosen: dict[str, Any] = defaults | (dict(node_config) if by_node else common)
+    declared = chain.from_iterable(map(settings_of, _COMMON))
+    chosen: dict[str, Any] = {setting.key: setting.default for setting in declared}
+    chosen |= node_config if by_node else run_config
     if not by_node and str(chosen["data"]).startswith(QUERY):
         raise ValueError("data may be a query in a node config only, not in a run's")
     partition, encodes, aligns = _data_rules(run_config)

@@ -492,7 +492,7 @@ def test_another_flower_is_noticed(name, value, rule, monkeypatch):
 def test_nothing_starts_with_another_flower(monkeypatch, replaced):
     monkeypatch.setitem(supernode.SHAPES, push_objects, "other")
     with pytest.raises(SystemExit, match=r"needs flwr 1.40 to 1.42, .* push_objects"):
-        executor.command()(["--insecure"])
+        executor.app(["--insecure"])
     assert replaced == []
 
 
@@ -509,7 +509,7 @@ def test_an_option_without_a_meaning_is_refused(arguments, rule, monkeypatch):
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(node, "preload", lambda: pytest.fail("it starts"))
     with pytest.raises(SystemExit, match=rule):
-        executor.command()(arguments)
+        executor.app(arguments)
 
 
 REFUSED = KeyboardInterrupt()
@@ -529,4 +529,4 @@ def test_what_it_ends_with(ends, code, monkeypatch):
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(node, "run_node", Mock(side_effect=ends))
     with pytest.raises(SystemExit, match=code):
-        executor.command()(["--insecure"])
+        executor.app(["--insecure"])

@@ -31,9 +31,7 @@ def installed_bundle() -> tuple[bytes, str]:
 
 def bundle_hash(folder: Path | None = None) -> str:
     """Return the hash of a folder's bundle, or of the installed package's app."""
-    if folder is None:
-        return installed_bundle()[1]
-    return hash_of(build_fab_from_disk(folder))
+    return hash_of(build_fab_from_disk(folder)) if folder else installed_bundle()[1]
 
 
 def hash_of(bundle: bytes) -> str:

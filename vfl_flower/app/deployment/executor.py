@@ -24,6 +24,13 @@ KNOWN = "1.40 to 1.42"
 """Versions of flwr whose internal functions are those that this package calls."""
 
 
+app = typer.Typer(add_completion=False)
+
+
+# The options that it does not know are those of flower-supernode.
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
 def main(
     context: typer.Context,
     bundle: Annotated[
@@ -62,13 +69,5 @@ def main(
     sys.exit("the connection to the SuperLink has ended")
 
 
-def command() -> typer.Typer:
-    """Return the command, which hands on the options that it does not know."""
-    command = typer.Typer(add_completion=False)
-    unknown_options = {"allow_extra_args": True, "ignore_unknown_options": True}
-    command.command(context_settings=unknown_options)(main)
-    return command
-
-
 if __name__ == "__main__":
-    command()()
+    app()

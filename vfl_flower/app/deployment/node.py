@@ -189,9 +189,8 @@ class Node:
         code = None
         if run.fab_hash in self.pinned:
             # What counts is what came, and not what the server calls it.
-            bundle, expected = self.fleet.get_fab(run.fab_hash, run_id).content, ""
-            if hash_of(bundle) == run.fab_hash:
-                expected = run.fab_hash
+            bundle = self.fleet.get_fab(run.fab_hash, run_id).content
+            if (expected := hash_of(bundle)) == run.fab_hash:
                 code = supernode.install_from_fab(bundle, self.scratch / expected, True)
         if run.fab_hash != expected:
             version = printable(str(run.fab_version))[:20]

@@ -12,6 +12,7 @@ import secrets
 import shutil
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,16 +168,14 @@ def pin_peers(source: PartySource, consent: Consent, cards: Sequence[Card]) -> C
     """Add the keys of peers to a party's ``consent.toml``, and return its consent.
 
     No key is changed. Raises ValueError if a card is the party's own, contradicts a
-    pinned one, or the file has its peers in a form that cannot be added to.
+    pinned one, or the file has its peers in a form that cannot be added to, and
+    PartyError if the party's own key cannot be used.
     """
     assert source.consent is not None
     assert source.state_dir is not None
     pinned, path = dict(consent.peers or {}), source.consent
-    try:
-        with quietly():
-            identity = public_identity(source.state_dir)
-    except PartyError as error:
-        raise ValueError(str(error)) from None
+    with quietly():
+        identity = public_identity(source.state_dir)
     for card in cards:
         if source.name == card.name or identity == card.identity:
             raise ValueError(
@@ -211,13 +210,10 @@ def _with_peers(text: str, new: Mapping[str, str], path: Path) -> str:
     else:
         added = header.sub(lambda match: f"{match[0]}\n{lines}".rstrip(), text, count=1)
     expected = before | {"peers": {**before.get("peers", {}), **new}}
-    try:
-        understood = tomllib.loads(added) == expected
-    except tomllib.TOMLDecodeError:
-        understood = False
-    if not understood:
-        raise ValueError(
-            f"{path} must have its peers below a line [peers]; write there: "
-            f"{'; '.join(lines.splitlines())}"
-        )
-    return added
+    with suppress(tomllib.TOMLDecodeError):
+        if tomllib.loads(added) == expected:
+            return added
+    raise ValueError(
+        f"{path} must have its peers below a line [peers]; write there: "
+        f"{'; '.join(lines.splitlines())}"
+    )
