@@ -480,7 +480,8 @@ def test_what_party_refuses(place, airline, take_part):
         words = ("--superlink", superlink, "--ca", ca)
         assert "must be HOST:PORT" in refused("party", airline, *words, *peer)
     words = ("--superlink", "a:1", "--ca")
-    assert "x.crt cannot be read" in refused("party", airline, *words, "x.crt", *peer)
+    assert "x.crt: No such file" in refused("party", airline, *words, "x.crt", *peer)
+    assert "x.card: No such file" in refused(*take_part, "--peer", "x.card")
     assert "must hold a certificate" in refused(
         "party", airline, *words, airline / "party.toml", *peer
     )

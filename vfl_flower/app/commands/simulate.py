@@ -45,8 +45,8 @@ def party_sources(
     """Return where the data of each party are.
 
     Without files, ``data`` of the run config is a folder of them, or a set, which is
-    split over `n_parties`. Raises ValueError if a file is missing or two share a name,
-    and PartyError if the folder has no party files.
+    split over `n_parties`. Raises ValueError if two files share a name, and PartyError
+    if the folder has no party files.
     """
     data = Path(str(config.get("data", ""))).expanduser()
     common = party_source({}, dict(config))
@@ -64,9 +64,6 @@ def party_sources(
             for j in range(n_parties)
         ]
     else:
-        for file in files:
-            if not file.exists():
-                raise ValueError(f"party file not found: {file}")
         names = [name_of(file) for file in files]
         for name in names:
             if names.count(name) > 1:

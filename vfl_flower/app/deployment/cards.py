@@ -83,12 +83,9 @@ class Card:
 
     @classmethod
     def load(cls, path: Path) -> Card:
-        """Read a card; raise ValueError if there is none at the path."""
-        try:
-            with path.open("rb") as file:
-                content = file.read(MOST_BYTES + 1)
-        except OSError as error:
-            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        """Read a card; raise OSError, or ValueError if the file is none."""
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
         try:
             if len(content) > MOST_BYTES:
                 raise ValueError(f"a card has at most {MOST_BYTES} bytes")
@@ -125,7 +122,7 @@ def check_name(name: str) -> None:
 
 
 def load_cards(paths: list[Path]) -> list[Card]:
-    """Read cards; raise ValueError if two have a name or a key in common."""
+    """Read cards; raise ValueError too if two have a name or a key in common."""
     cards = [Card.load(path) for path in paths]
     for what in ("name", "identity", "supernode"):
         values = [getattr(card, what) for card in cards]

@@ -95,11 +95,12 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> N
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Return a PEM file's first certificate; raise ValueError unless it is valid."""
+    """Return a PEM file's first certificate.
+
+    Raises OSError if it cannot be read, and ValueError unless it is valid.
+    """
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
         raise ValueError(f"{path} must hold a certificate in PEM") from None
     if (end := certificate.not_valid_after_utc) < datetime.now(UTC):

@@ -179,7 +179,7 @@ def certificates(
 
 
 def fingerprint_of(certificate: Path) -> str:
-    """Return 32 digits of a certificate's SHA-256; raise ValueError if it is bad."""
+    """Return 32 digits of a certificate's SHA-256; see :func:`read_certificate`."""
     digest = read_certificate(certificate).fingerprint(hashes.SHA256())
     return " ".join(re.findall("....", digest.hex()[:32]))
 
