@@ -82,7 +82,7 @@ min-changed-rows = 20       # fewest rows in which the rows of two different sum
 """
 
 
-def consent_text(kinds: Collection[Kind]) -> str:
+def consent_text(kinds: Collection[Kind] = ()) -> str:
     """Return a ``consent.toml`` with the defaults, in which these kinds may leave."""
     lines = [
         f"{kind} = {'true' if kind in kinds else 'false'}".ljust(28) + f"# {words}\n"
