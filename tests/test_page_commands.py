@@ -270,7 +270,7 @@ PARTIES: dict[str, tuple[Callable[[], Mapping[str, pd.DataFrame]], dict[str, Any
 
 def undrawn(name: str, title: str, text: str, alt: str, *_: Any, **__: Any) -> Figure:
     """Return a figure that nobody has drawn: tests/app draws those of reports."""
-    return Figure(name, title, text, alt, {}, b"<svg/>", b"")
+    return Figure(name, title, text, alt, b"<svg/>", b"")
 
 
 @pytest.mark.parametrize("page", PARTIES)

@@ -9,6 +9,7 @@ import hashlib
 import shutil
 import sqlite3
 from contextlib import closing
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from vfl_flower.party.vault import Vault
 from vfl_flower.protocol.messages import pack, unpack
 from vfl_flower.protocol.steps import each
 from vfl_flower.secure_aggregation.groups import group
+from vfl_flower.server import parties as server
 from vfl_flower.server.checkpoint import Checkpoint
 from vfl_flower.server.exchange import Exchange
 from vfl_flower.server.ledger import Ledger
@@ -81,20 +83,20 @@ def taken_up(parties, folder, greet=True):
 def hidden(parties, center=1.0):
     """Ask for distances of ten rows; return what the victim sends under its mask."""
     seen = {}
-    checked = parties._checked
+    checked = server.checked
 
     def keep(step, j, *rest):
         seen[j] = checked(step, j, *rest)
         return seen[j]
 
-    parties._checked = keep
-    parties.secure_sum(
-        coresets.distances.summing(distances=2.0**20),
-        centers=each([np.full((1, p.n_columns), center) for p in parties]),
-        test_fraction=0.0,
-        start=0,
-        stop=LIMIT,
-    )
+    with patch.object(server, "checked", keep):
+        parties.secure_sum(
+            coresets.distances.summing(distances=2.0**20),
+            centers=each([np.full((1, p.n_columns), center) for p in parties]),
+            test_fraction=0.0,
+            start=0,
+            stop=LIMIT,
+        )
     return seen[VICTIM].hidden["distances"]
 
 

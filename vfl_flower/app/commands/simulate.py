@@ -1,14 +1,12 @@
 """``vfl-flower simulate``: a run on one machine, from files or example data.
 
 All files are checked first, and their faults are reported together. The run is in this
-process, and gives the model that SuperNodes would; with ``--supernodes`` it is on
-Flower's simulation engine.
+process, and gives the model that SuperNodes would.
 """
 
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,10 +20,7 @@ from vfl_flower.app.client_app import load
 from vfl_flower.app.commands.findings import MARKS
 from vfl_flower.app.commands.options import Config, IdColumn, Set, Task, Verbose
 from vfl_flower.app.commands.runs import Follower, Strategy, gather
-from vfl_flower.app.commands.template import write_app
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
-from vfl_flower.app.deployment import flower_run
-from vfl_flower.app.extras import check_installed
 from vfl_flower.app.plan.rehearsal import quietly
 from vfl_flower.app.server_app import execute
 from vfl_flower.data import folder_files, is_file, party_file
@@ -147,10 +142,6 @@ def simulate(
         Path | None,
         typer.Option(help="Folder for what parties keep, for a later task."),
     ] = None,
-    supernodes: Annotated[
-        bool,
-        typer.Option("--supernodes", help="Use Flower's simulation of SuperNodes."),
-    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Run a strategy on this machine: on files, on a folder of them, or on a set.
@@ -162,8 +153,6 @@ def simulate(
     more = {"id-column": id_column, "label-column": label_column, "data": data}
     if files and data:
         raise ValueError("data must be left out where --party names the files")
-    if supernodes:
-        check_installed("ray")
     if data and (folder := Path(data).expanduser()).is_dir():
         more["data"] = str(folder.absolute())
     keys = {name: value for name, value in more.items() if value}
@@ -179,11 +168,6 @@ def simulate(
     made.check_count(len(sources))
     if _must_be_fixed(sources, made.partition == "horizontal"):
         raise typer.Exit(1)
-    if supernodes:
-        if state_dir is not None:
-            raise ValueError("state-dir must be left out with --supernodes")
-        _on_supernodes(chosen, sources)
-        return
     with _logged_by(Follower(verbose)):
         grid = InProcessGrid([load(source, chosen) for source in sources])
         context = Context(grid.run_id, 0, {}, RecordDict(), chosen)
@@ -224,18 +208,3 @@ def _must_be_fixed(sources: Sequence[PartySource], horizontal: bool) -> bool:
     if texts["error"]:
         typer.echo(f"{len(texts['error'])} to fix before the run", err=True)
     return bool(texts["error"])
-
-
-def _on_supernodes(config: Mapping[str, Any], sources: Sequence[PartySource]) -> None:
-    """Run on Flower's simulation engine, with files in the order of their numbers."""
-    with tempfile.TemporaryDirectory(prefix="vfl-flower-") as temporary:
-        folder, chosen = Path(temporary), dict(config)
-        if is_file(sources[0]):
-            links = folder / "parties"
-            links.mkdir()
-            for j, source in enumerate(sources, start=1):
-                file = Path(source.data)
-                (links / f"{j}_{file.name}").symlink_to(file)
-            chosen["data"] = str(links)
-        project = write_app(folder / "app").parent
-        flower_run.run(project, chosen, len(sources))
