@@ -37,6 +37,7 @@ from vfl_flower.protocol.settings import Fraction, Natural, NotNegative
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
 from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.secure_aggregation.products.roles import NORM, Roles
+from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -61,6 +62,7 @@ class LinearState:
     """Whether zeros are in their place."""
 
 
+@shapes_only
 class GramColumns(NamedTuple):
     """The columns and labels of rows as the Gram matrix takes them."""
 
