@@ -18,7 +18,7 @@ federated clusters", ICLR 2023.
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import json
 import logging
 import os
@@ -518,18 +518,7 @@ def now() -> str:
 
 def _hmacs(key: bytes, ids: Sequence[Any]) -> list[bytes]:
     """Return HMAC-SHA256(key, id), shortened, of each id."""
-    # RFC 2104 by hand: copies of two prepared hashes take a third of the time of
-    # ``hmac.digest``.
-    block = key.ljust(64, b"\0")
-    inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
-    outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
-    tags = []
-    for name in ids:
-        message, result = inner.copy(), outer.copy()
-        message.update(str(name).encode())
-        result.update(message.digest())
-        tags.append(result.digest()[:TAG])
-    return tags
+    return [hmac.digest(key, str(name).encode(), "sha256")[:TAG] for name in ids]
 
 
 def _tags(packed: bytes) -> list[bytes]:
