@@ -135,14 +135,3 @@ def party_file(source: PartySource) -> PartyFile:
         + (f", got {source.data!r}" if word else "")
         + ("; save a spreadsheet as CSV" if ending in SHEETS else "")
     )
-
-
-__all__ = [
-    "BUNDLED",
-    "FORMATS",
-    "StoredRows",
-    "folder_files",
-    "is_file",
-    "load_party",
-    "read_ids",
-]

@@ -23,8 +23,8 @@ from vfl_flower.app.commands.runs import Follower, Strategy, gather
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
 from vfl_flower.app.plan.rehearsal import quietly
 from vfl_flower.app.server_app import execute
-from vfl_flower.data import folder_files, is_file, party_file
-from vfl_flower.data.files import name_of
+from vfl_flower.data import is_file, party_file
+from vfl_flower.data.files import folder_files, name_of
 from vfl_flower.data.source import BUNDLED, PartySource
 from vfl_flower.simulation import InProcessGrid
 
