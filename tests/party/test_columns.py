@@ -183,6 +183,20 @@ def test_another_order_or_other_rows_are_arranged_anew():
         np.testing.assert_array_equal(party.X, rows[:, ["abc".index(n) for n in names]])
 
 
+def test_the_encoding_of_a_file_follows_the_order():
+    """A text column takes its levels along: it is two columns of X."""
+    city, age = (
+        {"name": "city", "levels": ["a", "b"]},
+        {"name": "age", "levels": None},
+    )
+    party = Party(np.array([[1.0, 0.0, 30.0]]), columns=["city=a", "city=b", "age"])
+    party.encoding = {"format": 1, "columns": [city, age]}
+    arrange(party, declared(party)["columns"][::-1])
+    assert party.encoding == {"format": 1, "columns": [age, city]}
+    assert party.columns == ["age", "city=a", "city=b"]
+    assert party.X.tolist() == [[30.0, 1.0, 0.0]]
+
+
 def test_rows_that_are_no_array_stand_in_the_order_already():
     party = Party(ArrayRows(np.ones((3, 2))), columns=["a", "b"])
     ours = declared(party)["columns"]
