@@ -166,7 +166,7 @@ class Plan:
 
 
 class Survey:
-    """What all rows of a party file tell; none of them is kept.
+    """What is known of a party file from all of its rows, of which it keeps none.
 
     table, plan: its columns, and which are features, ids and labels.
     columns: what the features and the labels hold.

@@ -231,7 +231,7 @@ def csv_table(path: Path, source: PartySource) -> Table:
     rows = _Rows(path, source, layout, *_lines(path, layout))
     notes = []
 
-    def tell(about: str, text: str) -> None:
+    def add_note(about: str, text: str) -> None:
         notes.append(note(about, None, text, about))
 
     if rows.blank:
@@ -239,20 +239,22 @@ def csv_table(path: Path, source: PartySource) -> Table:
         notes.append(fault("", None, f"{text}out"))
     if layout.delimiter != ",":
         named = DELIMITERS.get(layout.delimiter, repr(layout.delimiter))
-        tell("delimiter", f"fields are separated by {named}")
+        add_note("delimiter", f"fields are separated by {named}")
     if layout.encoding != "utf-8-sig":
         text = f"the encoding is {layout.encoding}"
         if source.text_encoding or layout.encoding.startswith("utf"):
-            tell("encoding", text)
+            add_note("encoding", text)
         else:
             text += ", as it is not UTF-8: set encoding where it is another one"
             notes.append(warning("encoding", None, text, "encoding"))
     if path.suffix.lower() in PACKED:
-        tell("delimiter", f"the file is unpacked on reading ({path.suffix.lower()})")
+        add_note(
+            "delimiter", f"the file is unpacked on reading ({path.suffix.lower()})"
+        )
     if not source.header:
         text = "without a header its columns are "
         text += f"{layout.names[0]} to {layout.names[-1]}"
-        tell("delimiter", text)
+        add_note("delimiter", text)
     decimal = layout.delimiter != ","
     return Table(layout.names, rows.read, notes, rows.faults, comma_is_decimal=decimal)
 

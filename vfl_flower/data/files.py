@@ -67,7 +67,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def ending(path: Path) -> str:
-    """Return the ending that tells the format: ``.csv`` for ``a.csv.gz``."""
+    """Return the ending that says the format: ``.csv`` for ``a.csv.gz``."""
     last = path.suffix.lower()
     if last not in PACKED:
         return last
@@ -189,7 +189,7 @@ class PartyFile:
 
     @property
     def ending(self) -> str:
-        """The ending that tells the format, of a file that may be damaged."""
+        """The ending that says the format, of a file that may be damaged."""
         try:
             return ending(files_of(self.path)[0])
         except Exception:

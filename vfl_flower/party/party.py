@@ -337,8 +337,8 @@ class Party:
         by_choice: whether the party itself has removed or added rows: the set is noted,
             and may differ from an earlier one by few rows.
 
-        They must be many, those of an earlier sum or differ from them by many, and of
-        the same parties; the log has details.
+        Raises PartyError, with details in the log, if the rows are too few, if too few
+        of them differ from those of an earlier sum, or if the parties have changed.
         """
         if self.row_sets is not None:
             chosen = None if rows is None else rows.astype(np.intp)

@@ -491,7 +491,7 @@ class Contract:
 def _check_structures(contract: Contract) -> None:
     """Raise TypeError where a structure has fields that no seal can tell apart.
 
-    A seal has the stem of the last part of a name: the server could exchange others.
+    A seal has only the stem of a field's name: the server could exchange two values.
     """
     inner = [name for f in contract.reply.values() for name in _sealed_fields(f)]
     sealed = [name for name, f in contract.request.items() if f.leaves is not None]
