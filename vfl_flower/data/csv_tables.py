@@ -254,7 +254,7 @@ def csv_table(path: Path, source: PartySource) -> Table:
     if not source.header:
         text = "without a header its columns are "
         text += f"{layout.names[0]} to {layout.names[-1]}"
-        add_note("delimiter", text)
+        add_note("header", text)
     decimal = layout.delimiter != ","
     return Table(layout.names, rows.read, notes, rows.faults, comma_is_decimal=decimal)
 

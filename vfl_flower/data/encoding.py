@@ -334,8 +334,10 @@ def encode_arrays(
         if fitted:
             numbers = Numbers()
             numbers.add(column)
-            fills = {"mean": numbers.mean, "median": float(np.median(column))}
-            _fit(entry, numbers, fills.get(source.impute), source)
+            fill = numbers.mean if source.impute == "mean" else None
+            if source.impute == "median":
+                fill = float(np.median(column))
+            _fit(entry, numbers, fill, source)
         column[:] = _applied(entry, 0, column, np.isnan(column), source.who)
     return encoding
 

@@ -44,7 +44,7 @@ class Checked:
     findings: list[Finding]
     """Errors first, then warnings, then notes."""
     source: PartySource = field(compare=False)
-    """How the file was read; the same may be found in another way."""
+    """How the file was read; not compared, as two ways may find the same."""
 
     @property
     def sound(self) -> bool:

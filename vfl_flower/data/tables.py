@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from vfl_flower.data.arrow_ipc import batches_of, give_back, map_arrow, schema_of
 from vfl_flower.data.findings import Finding
 from vfl_flower.data.kinds import is_number, is_text, without_markers
 from vfl_flower.data.source import PartySource
@@ -143,48 +144,20 @@ def _sized(metadata: Any, column: int) -> bool:
 
 
 def arrow_table(path: Path) -> Table:
-    """Return an Arrow IPC file (Feather version 2) or stream, mapped into memory.
-
-    What is compressed is unpacked batch by batch, in the columns that are wanted.
-    """
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    stream = pa.py_buffer(mapped)
-    if mapped[:6] == b"ARROW1":
-        schema = pa.ipc.open_file(stream).schema
-        stream = stream.slice(8)  # as a file, it would copy the other columns
-    else:
-        schema = pa.ipc.open_stream(stream).schema
-
-    def batches(places: list[int]) -> Iterator[Any]:
-        options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=places)
-        try:
-            yield from pa.ipc.open_stream(stream, options=options)
-        except pa.ArrowMemoryError:  # a damaged length may be any number
-            raise ValueError("a buffer is too large") from None
-
-    @functools.cache
-    def check_size() -> None:
-        """Unpack some columns at a time: those of a batch may be too large at once."""
-        width, rows = len(schema), [len(batch) for batch in batches([0])]
-        check_growth(8 * sum(rows) * width, len(mapped))
-        step = max(1, BATCH_VALUES // max([*rows, 1]))
-        unpacked = 0
-        for start in range(0, width, step):
-            for batch in batches(list(range(start, min(start + step, width)))):
-                batch.validate()  # the size of a damaged one could end the process
-                check_growth(unpacked := unpacked + batch.nbytes, len(mapped))
-                give_back(mapped)
+    """Return an Arrow IPC file (Feather version 2) or stream, mapped into memory."""
+    maps: list[mmap.mmap] = []
 
     def read(wanted: Sequence[str]) -> Iterator[Any]:
-        check_size()
-        for batch in batches([k for k, n in enumerate(schema.names) if n in wanted]):
+        if not maps:  # not before the first row is wanted: it may be unpacked
+            maps.extend(map_arrow(path))
+        for batch in batches_of(maps):
             chosen = batch.select(list(wanted))
-            for rows in _mapped_rows(batch.num_rows, len(wanted), [mapped]):
+            for rows in _mapped_rows(batch.num_rows, len(wanted), maps):
                 part = chosen.slice(rows.start, rows.stop - rows.start)
                 part.validate(full=True)  # a damaged place of a text ends a process
                 yield part
 
+    schema = schema_of(path)
     return Table(schema.names, read, categories=_categories(schema))
 
 
@@ -195,13 +168,6 @@ def _mapped_rows(n: int, columns: int, maps: Sequence[mmap.mmap]) -> Iterator[sl
         yield slice(start, start + step)
         if start % (4 * step) == 0:
             give_back(*maps)
-
-
-def give_back(*maps: mmap.mmap) -> None:
-    """Give back the memory of pages that were read, which can be read again."""
-    if hasattr(mmap, "MADV_DONTNEED"):
-        for mapped in maps:
-            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def npz_table(path: Path, source: PartySource) -> Table:

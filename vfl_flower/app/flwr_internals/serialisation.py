@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-
 from flwr.app import Array, Context, Message, RecordDict
 from flwr.common.serde import (
+    context_from_proto,
+    context_to_proto,
     message_from_proto,
     message_to_proto,
     recorddict_from_proto,
@@ -49,5 +49,5 @@ def arrived(message: Message) -> Message:
 
 
 def restored(context: Context) -> Context:
-    """Return a context as the next message finds it, which shares no record with it."""
-    return copy.deepcopy(context)
+    """Return a context as the next message finds it, which shares no memory with it."""
+    return context_from_proto(context_to_proto(context))
