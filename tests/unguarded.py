@@ -34,7 +34,7 @@ RESULTS = {
     "recall_state": f"{RESUMED}test_rows_are_counted_on",
     "sign_keys": f"{PEERS}test_pinned_peers_are_accepted",
     "arrange_columns": (
-        "strategies/test_columns.py::"
+        "party/test_columns.py::"
         "test_columns_in_another_order_give_the_same_clusters[False"
     ),
     "recall_part": f"{ANSWERING}test_new_rows_of_another_encoding_are_refused",

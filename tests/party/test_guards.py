@@ -49,7 +49,7 @@ def test_each_guard_has_a_test_that_fails_without_it():
         for line in done.stdout.splitlines()
         if line.startswith("without ")
     ]
-    assert {guard for guard, _ in outcomes} == set(ATTACKS)
+    assert {guard for guard, _ in outcomes} == set(ATTACKS), done.stderr
     for guard, outcome in outcomes:
         if guard in REFUSALS:
             assert outcome == "answered", guard

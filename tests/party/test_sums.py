@@ -265,6 +265,19 @@ def test_all_that_the_server_sees_is_uniform(name, zero, clock):
 
 
 @pytest.mark.parametrize("name", ["ring", "circle16", "circle32"])
+def test_asked_for_the_same_sum_again_a_party_hides_it_anew(name, clock):
+    """Under equal masks the server would learn how much an addend has changed."""
+    grid = Listening(some())
+    parties = greet(grid)
+    for _ in range(2):
+        ask(parties, name, 1, size=2**14)
+    addends = arrays(grid.seen, "sealing")
+    adding = group(name, 2.0**10, 3)
+    for first, second in zip(addends[:3], addends[3:], strict=True):
+        assert_uniform(adding.subtract(second, first))
+
+
+@pytest.mark.parametrize("name", ["ring", "circle16", "circle32"])
 def test_another_party_cannot_open_it(name, clock):
     parties = greet()
     size = 2**14
