@@ -192,7 +192,7 @@ def test_all_faults_of_all_files_are_said_at_once(files, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--party", "no.csv", "--party", "x.csv"], "no: the data file of the party"),
+        (["--party", "no.csv", "--party", "x.csv"], "data file not found: 'no.csv'"),
         (["--data", "/none"], "data must be a folder of party files"),
         (["--data", "wines"], "one of breast_cancer, "),
         (["--data", "diabetes", "--set", "size"], "set must be key=value"),

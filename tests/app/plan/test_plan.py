@@ -8,7 +8,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from transcripts import our_steps
 
 import vfl_flower as vf
-from vfl_flower.app.plan import learned
 from vfl_flower.app.plan import plan as plans
 from vfl_flower.app.plan.learned import table_of_all, who_learns
 from vfl_flower.app.plan.plan import dry_run, extended, plan
@@ -329,12 +328,7 @@ def test_a_plan_shows_the_kinds_of_its_requests():
     assert kinds(solver="cg") == kinds_of_sums
 
 
-def test_the_table_of_all_strategies_has_every_step(monkeypatch):
-    """What the others send at the defaults, tests/test_docs.py compares with a page."""
-    seen = learned._seen_at_defaults
-    monkeypatch.setattr(
-        learned, "_seen_at_defaults", lambda name: seen(name) if name == "mufc" else {}
-    )
+def test_the_table_of_all_strategies_has_every_step():
     table = table_of_all()
     for name, tasks in ALGORITHMS.items():
         for strategy in tasks:

@@ -18,7 +18,14 @@ from flwr.app import Context, RecordDict
 
 from vfl_flower.app.client_app import load
 from vfl_flower.app.commands.findings import MARKS
-from vfl_flower.app.commands.options import Config, IdColumn, Set, Task, Verbose
+from vfl_flower.app.commands.options import (
+    Config,
+    IdColumn,
+    Set,
+    Task,
+    Verbose,
+    check_there,
+)
 from vfl_flower.app.commands.runs import Follower, Strategy, gather
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
 from vfl_flower.app.plan.rehearsal import quietly
@@ -40,11 +47,13 @@ def party_sources(
     """Return where the data of each party are.
 
     Without files, ``data`` of the run config is a folder of them, or a set, which is
-    split over `n_parties`. Raises ValueError if two files share a name, and PartyError
-    if the folder has no party files.
+    split over `n_parties`. Raises ValueError if a file is not there or two share a
+    name, and PartyError if the folder has no party files.
     """
     data = Path(str(config.get("data", ""))).expanduser()
     common = party_source({}, dict(config))
+    for file in files:
+        check_there(str(file))
     if not files and is_file(common):
         if not data.is_dir():
             raise ValueError(

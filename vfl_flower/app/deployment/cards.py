@@ -83,7 +83,7 @@ class Card:
 
     @classmethod
     def load(cls, path: Path) -> Card:
-        """Read a card; raise OSError, or ValueError if the file is none."""
+        """Read a card; raise OSError, or ValueError if the file is not a card."""
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         try:

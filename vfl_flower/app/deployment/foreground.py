@@ -115,7 +115,8 @@ def until_ended(home: Path) -> Iterator[Shown]:
 def unit(what: str, command: Sequence[str]) -> str:
     """Return a systemd unit that runs a command of ``vfl-flower``."""
     script = Path(sys.executable).with_name("vfl-flower")
-    module = [sys.executable, "-m", "vfl_flower.app.commands.cli"]  # pip --user
+    # `pip install --user` puts the script into another folder.
+    module = [sys.executable, "-m", "vfl_flower.app.commands.cli"]
     words = [*([str(script)] if script.exists() else module), *command]
     return f"""\
 [Unit]

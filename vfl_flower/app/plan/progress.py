@@ -31,7 +31,7 @@ FEW_ROWS = 300
 PATIENCE = 5.0
 """Seconds that the rehearsals may compute: the parties wait meanwhile."""
 
-LINE = re.compile(r"progress: (.{5}(\S+) .*)")
+LINE = re.compile(r"progress: ((?: {5}|[ \d]{3}% )(\S+) +round trip .*)")
 """A line of :func:`line_of`: what people see of it, and in that the step."""
 
 

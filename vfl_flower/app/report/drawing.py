@@ -115,12 +115,14 @@ def _tidied(svg: str, alt: str) -> str:
     svg = svg[svg.index("<svg ") :].replace("<use xlink:href=", "<use href=")
     svg = re.sub('<g id="[^"]*"', "<g", svg)  # every figure has the same
     label = escape(alt, {'"': "&quot;"})
-    return re.sub(
+    svg, found = re.subn(
         ' xmlns:xlink="[^"]*" width="[^"]*" height="[^"]*"',
         lambda _: f' role="img" aria-label="{label}"',
         svg,
         count=1,
     )
+    assert found, "Matplotlib writes the size of an SVG otherwise"
+    return svg
 
 
 def diagonal(axes: Axes, meaning: str, place: float = 0.0) -> None:

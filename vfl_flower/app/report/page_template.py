@@ -8,11 +8,20 @@ from __future__ import annotations
 STYLE = """
 :root {
   color-scheme: light dark;
-  --paper: light-dark(#ffffff, #14191e); --ink: light-dark(#1f2933, #e6eaee);
-  --muted: light-dark(#56616c, #aab5bf); --grid: light-dark(#d5dbe1, #3a444e);
-  --first: light-dark(#1d5fa6, #7ab4ee); --second: light-dark(#b3540b, #f0a35e);
-  --third: light-dark(#7b8794, #8a949e); --panel: light-dark(#f4f6f8, #1d242b);
-  --warn: light-dark(#8a3b00, #ffc078); --warnpanel: light-dark(#fff4e5, #2d2212);
+  --paper: #ffffff; --ink: #1f2933;
+  --muted: #56616c; --grid: #d5dbe1;
+  --first: #1d5fa6; --second: #b3540b;
+  --third: #7b8794; --panel: #f4f6f8;
+  --warn: #8a3b00; --warnpanel: #fff4e5;
+}
+@supports (color: light-dark(#000, #fff)) {
+  :root {
+    --paper: light-dark(#ffffff, #14191e); --ink: light-dark(#1f2933, #e6eaee);
+    --muted: light-dark(#56616c, #aab5bf); --grid: light-dark(#d5dbe1, #3a444e);
+    --first: light-dark(#1d5fa6, #7ab4ee); --second: light-dark(#b3540b, #f0a35e);
+    --third: light-dark(#7b8794, #8a949e); --panel: light-dark(#f4f6f8, #1d242b);
+    --warn: light-dark(#8a3b00, #ffc078); --warnpanel: light-dark(#fff4e5, #2d2212);
+  }
 }
 * { box-sizing: border-box; }
 body {
