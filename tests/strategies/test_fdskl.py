@@ -899,6 +899,14 @@ def test_settings_that_are_out_of_range(name, value, rule):
         ),
         ({"masking": "plain", "bits": 32}, "bits has no effect with masking 'plain'"),
         (
+            {"masking": "plain", "angle_masking": "paper", "topology": "ring"},
+            "angle_masking has no effect with masking 'plain'",
+        ),
+        (
+            {"angle_masking": "paper", "topology": "ring", "bits": 32},
+            "bits has no effect with angle_masking 'paper'",
+        ),
+        (
             {"step": 3.0, "regularization": 0.5},
             r"must be at most 1 .*, got 3\.0 and 0\.5",
         ),

@@ -643,7 +643,9 @@ def keys(monkeypatch):
     return Keys(monkeypatch)
 
 
-@pytest.mark.parametrize("run", ["star", "tree", "paper", "doubly, ring", "implicit"])
+@pytest.mark.parametrize(
+    "run", ["star", "ring", "tree", "paper", "doubly, ring", "implicit"]
+)
 def test_no_key_is_used_twice(keys, run):
     """In one run and between two of one seed: a stream has its two ends."""
     X, y = data(n=60)
@@ -687,7 +689,7 @@ def test_a_retry_hides_the_same_under_the_same_key(keys, clock, run, kind):
 # -- (d) the server's view ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run", ["star", "ring", "paper", "doubly", "implicit"])
+@pytest.mark.parametrize("run", ["star", "ring", "tree", "paper", "doubly", "implicit"])
 def test_messages_are_of_one_size_whatever_the_data(run, monkeypatch):
     """Other columns, other labels: the same messages, settings and bytes of each."""
     monkeypatch.setattr("secrets.randbits", lambda bits: 2 ** (bits - 1) + 12345)

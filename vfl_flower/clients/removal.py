@@ -35,7 +35,7 @@ class Found(TypedDict):
     found: bool
 
 
-class Gone(TypedDict):
+class RemovalReply(TypedDict):
     """Reply of :func:`remove`: whether anything of the model is left."""
 
     left: bool
@@ -53,7 +53,7 @@ def find(party: Party, model: ModelId) -> Found:
 
 @step
 @sums_over("none")
-def remove(party: Party, model: ModelId) -> Gone:
+def remove(party: Party, model: ModelId) -> RemovalReply:
     """Remove all that the party keeps of a model; the second time, nothing."""
     removals = list(_removals(party, model))  # all are looked at before one goes
     for removal in removals:

@@ -509,9 +509,9 @@ class Parties(Sequence[PartyInfo]):
         self._note(step, requests.values(), arrived)
         replies = {}
         for j, reply in zip(requests, arrived, strict=True):
-            asked = sizes[j], sums.get(j, {})
+            summed = sums.get(j, {})
             try:
-                replies[j] = checked(step, j, len(self), *asked, reply)
+                replies[j] = checked(step, j, len(self), sizes[j], summed, reply)
             except ContractError as error:
                 reason = f"its reply is malformed: {error}"
                 raise self.failure(j, step, reason) from None

@@ -23,7 +23,7 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.metrics import Metric
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies.evaluation import recorded
+from vfl_flower.strategies.evaluation import record_model
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -131,7 +131,7 @@ class Alignment(ProtocolStrategy):
             "vfl-flower check shows at each party"
             for place, low, high in model.outliers()
         ]
-        return recorded(run, model, {"common": len(common)})
+        return record_model(run, model, {"common": len(common)})
 
     def _lists(self, parties: Parties, sizes: list[int]) -> Sequence[Array]:
         """Return the list of each party under the keys of all."""

@@ -1,4 +1,4 @@
-"""What metrics of several algorithms mean, in plain words, and what has them."""
+"""Metrics that several algorithms report, and base classes of what reports them."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def left_out(purpose: str, used: int, available: int, limit: str) -> list[str]:
     )
 
 
-def recorded(
+def record_model(
     run: Run, model: Model, metrics: dict[str, Any], iteration: int = 1
 ) -> ArrayRecord:
     """Record a model with its metrics, and return its arrays."""
@@ -190,20 +190,19 @@ def recorded(
 
 @settings
 class JudgedStrategy(ProtocolStrategy):
-    """A strategy whose model is judged by the metrics above."""
+    """A strategy that warns if its metrics are no better than without a model."""
 
     def shortfalls(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return whether the model is any use."""
+        """Return warnings about a model that is no better than none."""
         return evaluation.shortfalls(metrics)
 
 
 @settings
-class KernelStrategy(JudgedStrategy):
-    """Learning from labels, of a model whose parts lie at the parties."""
+class PartedStrategy(JudgedStrategy):
+    """A strategy that learns a :class:`PartedModel` from labels."""
 
     labelled = True
     explained = KERNEL
-    test_fraction = 0.0
 
     def complete(self, model: Model, memories: Sequence[Memory]) -> None:
         """Add the parts of the model if all parties are in this process."""
@@ -221,11 +220,13 @@ class KernelStrategy(JudgedStrategy):
         log.info("model %s", model_id)
         return model
 
-    def split(self, parties: Parties, run: Run) -> tuple[Array, Array]:
+    def split(
+        self, parties: Parties, run: Run, test_fraction: float
+    ) -> tuple[Array, Array]:
         """Return the rows to train on and those held out; warn if there are none."""
         n = parties.n_rows
-        train, test = split_rows(n, self.test_fraction, run.seed)
-        if self.test_fraction and not len(test):
-            share = self.test_fraction
-            log.warning("test_fraction holds out no row: %g of %d rows", share, n)
+        train, test = split_rows(n, test_fraction, run.seed)
+        if test_fraction and not len(test):
+            text = "test_fraction holds out no row: %g of %d rows"
+            log.warning(text, test_fraction, n)
         return np.arange(n) if train is None else train, test

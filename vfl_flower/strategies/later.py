@@ -17,7 +17,7 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies.evaluation import OF_NEW_ROWS, JudgedStrategy, recorded
+from vfl_flower.strategies.evaluation import OF_NEW_ROWS, JudgedStrategy, record_model
 
 log = logging.getLogger("vfl_flower")
 
@@ -75,7 +75,7 @@ class RowPrediction(LaterTask, JudgedStrategy):
     ) -> ArrayRecord:
         """Record the model with the metrics of the last reply, and return its arrays.
 
-        Of predictions it logs the file.
+        Logs where predictions are stored.
         """
         rows = parties.n_rows
         metrics: dict[str, Any] = {"rows": rows}
@@ -88,7 +88,7 @@ class RowPrediction(LaterTask, JudgedStrategy):
                 "state-dir",
                 *(rows, parties[receiver].name, self.model_id, parties.session),
             )
-        return recorded(run, model, metrics)
+        return record_model(run, model, metrics)
 
 
 def log_clusters(parties: Parties, model: str) -> None:

@@ -17,7 +17,7 @@ from vfl_flower.protocol.steps import Steps
 from vfl_flower.server.metrics import Metric
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.evaluation import recorded
+from vfl_flower.strategies.evaluation import record_model
 from vfl_flower.strategies.later import ModelTask
 from vfl_flower.strategies.mufc.state import ServerState
 from vfl_flower.strategies.mufc.training import StateFolder
@@ -49,7 +49,7 @@ class Removal(ModelTask):
     """
 
     task = "remove"
-    question = "Is a model gone at all parties?"
+    question = "Is a model removed at all parties?"
     explained: ClassVar[Mapping[str, Metric]] = {
         "parties": Metric("Parties", "Parties that were asked.", kind="count"),
         "removed": Metric(
@@ -73,7 +73,7 @@ class Removal(ModelTask):
             log.info("%s: model %s %s", info.name, self.model_id, what)
         self.remove_at_server()
         counts = {"parties": len(parties), "removed": sum(removed)}
-        return recorded(run, RemovedModel(self.model_id), counts)
+        return record_model(run, RemovedModel(self.model_id), counts)
 
     def remove_at_server(self) -> None:
         """Remove what the server keeps to work with the model."""

@@ -1,6 +1,6 @@
 """A party's side of clusters that can forget (Algorithms 1, 2 and 5 of the paper).
 
-These are training, and clusters of new rows. Forgetting is in
+The module trains, and labels new rows. Forgetting is in
 :mod:`vfl_flower.clients.mufc.forgetting`.
 
 What a party, a "client" of the paper, must remember from run to run is in its

@@ -1,4 +1,4 @@
-"""Settings of a regression on a coreset, and solvers whose rows never leave a party.
+"""Settings of a regression on a coreset, its iterative solvers and held-out errors.
 
 The server keeps the residual r on the rows of the coreset; each iteration is one round
 trip in which r goes out and sums over parties come back. The notation is that of
@@ -39,7 +39,7 @@ log = logging.getLogger("vfl_flower")
 
 @settings
 class LinearStrategy(ComputingParties, CoresetStrategy):
-    """Settings of a linear regression on a coreset; solvers that ask for sums."""
+    """Settings, iterative solvers and held-out errors of :class:`CoresetVRLR`."""
 
     size: Size | Literal["auto"] = Field("auto", kw_only=False)
     regularizer: Literal["none", "ridge", "lasso", "elasticnet"] = "none"
@@ -291,11 +291,9 @@ class LinearStrategy(ComputingParties, CoresetStrategy):
                 table[batch] = sums["residual"]
                 moved += float(change @ change)
                 trips += 1
-            log.info(
-                "saga: pass %d of at most %d, change %.3g",
-                *(sweep, self.max_iter, moved**0.5),
-            )
-            run.trace("remaining", moved**0.5)
+            change_of_all, text = moved**0.5, "saga: pass %d of at most %d, change %.3g"
+            log.info(text, sweep, self.max_iter, change_of_all)
+            run.trace("remaining", change_of_all)
             if moved <= self.tol**2:
                 return trips, {"converged": 1.0}
         return trips, {"converged": 0.0}

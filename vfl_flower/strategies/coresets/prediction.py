@@ -122,7 +122,7 @@ class CoresetPrediction(RowPrediction):
 class CoresetEvaluation(CoresetPrediction):
     """What a model whose blocks the parties keep is worth on new rows.
 
-    The same messages as of :class:`CoresetPrediction`, but the receiver writes no
+    The same messages as :class:`CoresetPrediction`, but the receiver writes no
     predictions: it reports to the server the errors of all of them, with standard
     errors, and the curves if all parties consent.
 

@@ -34,7 +34,7 @@ from vfl_flower.strategies.coresets import sampling
 from vfl_flower.strategies.coresets.linear import LinearStrategy
 from vfl_flower.strategies.coresets.metrics import CLUSTERS, REGRESSION
 from vfl_flower.strategies.coresets.prediction import keep_parts
-from vfl_flower.strategies.evaluation import recorded
+from vfl_flower.strategies.evaluation import record_model
 from vfl_flower.typing import Array
 
 
@@ -204,9 +204,8 @@ class CoresetVRLR(LinearStrategy):
             theta_j, intercept, solved = self._solve_gram(parties, coreset, penalty)
             metrics |= solved
         else:
-            theta_j, intercept, unit, solved = self.solve(
-                *(parties, run, coreset, penalty)
-            )
+            solution = self.solve(parties, run, coreset, penalty)
+            theta_j, intercept, unit, solved = solution
             metrics |= solved
         if "train_loss" in metrics:
             value = penalty.value(np.concatenate(theta_j))
@@ -215,7 +214,7 @@ class CoresetVRLR(LinearStrategy):
         metrics |= self.held_out_errors(parties, theta_j, intercept, unit)
         rows = [theta[None] for theta in theta_j]
         model_id = keep_parts(parties, "linear", rows, intercept, holder)
-        return recorded(run, LinearModel(theta_j, intercept, model_id), metrics)
+        return record_model(run, LinearModel(theta_j, intercept, model_id), metrics)
 
     def _check_size(self, parties: Parties, n: int) -> None:
         """Raise before any row is drawn where there are too few for the columns."""
@@ -440,7 +439,7 @@ class CoresetVKMC(sampling.CoresetStrategy):
         if self.evaluate == "full":
             metrics["full_cost"] = self._full_cost(parties, C_j, n)
         model_id = keep_parts(parties, "k-means", C_j, 0.0, 0)
-        return recorded(run, KMeansModel(C_j, model_id, sizes), metrics)
+        return record_model(run, KMeansModel(C_j, model_id, sizes), metrics)
 
     def _full_cost(self, parties: Parties, C_j: list[Array], n: int) -> float:
         """Return the mean squared distance of all training rows to their centre."""

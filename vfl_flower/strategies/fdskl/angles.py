@@ -242,8 +242,7 @@ class AngleStrategy(ProtocolStrategy):
 
     _: KW_ONLY
     bits: Bits = "auto"
-    """Bits of an angle on the circle. "auto": 16, or 8 where a training takes rows in
-    batches."""
+    """Bits of an angle on the circle. "auto": 16, or 8 where rows come in batches."""
     block_bytes: Natural = 16_000_000
     """Bytes of angles that a party sends in one round trip, to within one row."""
     topology: Topology = "star"
@@ -257,7 +256,7 @@ class AngleStrategy(ProtocolStrategy):
     and phases hide the sums along two totally different trees; the label holder can
     compute differences between rows of the others' columns. It is for comparison, and
     runs in one process only, as does `masking` "plain", with angles in float64. A model
-    that was trained with "paper" predicts with it, and no other one does."""
+    that was trained with "paper" predicts with it, and no other model may."""
 
     auto_bits: ClassVar[CircleBits] = 16
     """What the setting `bits` stands for by default."""
@@ -290,5 +289,11 @@ class AngleStrategy(ProtocolStrategy):
         scale: float = 1.0,
     ) -> Angles:
         """Return how angles come to these label holders; see :class:`Angles`."""
-        how = self.angle_bits, self.topology, tuple(phase_parties)
-        return Angles(parties, holders, *how, scale)
+        return Angles(
+            parties,
+            holders,
+            self.angle_bits,
+            self.topology,
+            phase_parties=tuple(phase_parties),
+            scale=scale,
+        )

@@ -26,7 +26,7 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.evaluation import KernelStrategy, left_out, recorded
+from vfl_flower.strategies.evaluation import PartedStrategy, left_out, record_model
 from vfl_flower.strategies.fdskl.angles import Angles, AngleStrategy
 from vfl_flower.typing import Array
 
@@ -37,7 +37,7 @@ MOST_FEATURES = 2048
 
 
 @settings
-class KernelLearning(AngleStrategy, KernelStrategy):
+class KernelLearning(AngleStrategy, PartedStrategy):
     """Kernel learning with random features over split columns."""
 
     loss: LossName = "logistic"
@@ -112,7 +112,7 @@ class KernelLearning(AngleStrategy, KernelStrategy):
         name = type(self).__name__
         parties.refuse_two(name, self.allow_two_parties)
         self._warn(parties)
-        train, test = self.split(parties, run)
+        train, test = self.split(parties, run, self.test_fraction)
         if parties.n_rows < 2:
             raise FederationError(f"{name} needs at least two rows, got one")
         if len(train) < 2:
@@ -179,7 +179,13 @@ class KernelLearning(AngleStrategy, KernelStrategy):
             kept = [int(rng.choice(of_holder)) for of_holder in others]
             shared = state.SharedFeatures(f"{run.seed:x}", widths, kept)
         return state.Setup(
-            self.target, self.kernel, bandwidth, M, holders, block, shared
+            target=self.target,
+            kernel=self.kernel,
+            bandwidth=bandwidth,
+            n_features=M,
+            holders=holders,
+            block=block,
+            shared=shared,
         )
 
     def _angles_of(self, parties: Parties, setup: state.Setup) -> Angles:
@@ -223,4 +229,4 @@ class KernelLearning(AngleStrategy, KernelStrategy):
                 raise parties.failure(receiver, prediction.answer, reason)
             metrics |= metrics_of(reply)
             run.curves = curves_of(reply)
-        return recorded(run, model, metrics)
+        return record_model(run, model, metrics)

@@ -121,7 +121,7 @@ class FDSKLPrediction(AngleStrategy, RowPrediction):
 class FDSKLEvaluation(FDSKLPrediction):
     """What a model whose parts stay with the parties is worth on new rows.
 
-    The same messages as of :class:`FDSKLPrediction`. The first label holder of training
+    The same messages as :class:`FDSKLPrediction`. The first label holder of training
     has the labels of the new rows, of at least 20, and writes no predictions: it
     reports to the server their error and the other metrics of the rows held out in
     training, and the curves if it consents, once a session.

@@ -14,7 +14,7 @@ from vfl_flower.protocol.steps import Steps
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.evaluation import recorded
+from vfl_flower.strategies.evaluation import record_model
 from vfl_flower.strategies.kernel_kmeans.metrics import NEW_CLUSTERS
 from vfl_flower.strategies.later import LaterTask, log_clusters
 
@@ -52,7 +52,7 @@ class FKKMeansPrediction(LaterTask):
 
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Ask all parties in one round trip."""
-        return recorded(run, UsedModel(self.model_id), self.ask(parties))
+        return record_model(run, UsedModel(self.model_id), self.ask(parties))
 
     def ask(self, parties: Parties) -> dict[str, Any]:
         """Let the parties label their rows; return metrics."""

@@ -42,17 +42,13 @@ MOST_ROWS_WITHOUT_CEM = 2**24
 vectors of that length."""
 
 
-class Begun(NamedTuple):
+class FirstMessage(NamedTuple):
     """What the first message of the first iteration brings, and no other message."""
 
     setup: party.Setup
     """Which features to draw."""
     seed: bytes
     """Their seed, encrypted for each party but the first."""
-
-    def brought(self, space: Subspace) -> dict[str, Any]:
-        """Return what the first message of the next iteration brings: this, or R."""
-        return {"R": space.R} if space.t else self._asdict()
 
 
 @contextmanager
@@ -201,7 +197,7 @@ class KernelClustering(JudgedStrategy):
                 f"cem must be true for more than {MOST_ROWS_WITHOUT_CEM} rows, got {N}"
             )
 
-    def begin(self, parties: Parties, space: Subspace) -> Begun:
+    def begin(self, parties: Parties, space: Subspace) -> FirstMessage:
         """Ask for the sums that gamma and the scaling need, and for the seed.
 
         Raises FederationError if the columns do not vary, or not in a range that the
@@ -213,13 +209,17 @@ class KernelClustering(JudgedStrategy):
         squares_by: party.Squares = "total" if means else ""
         if standardize or (gamma == "auto" and kernel == "laplacian"):
             squares_by = "column"
-        seed, sum_x, squares, fill = _summed(parties, means or parties.gaps, squares_by)
+        seed, sum_x, squares, fill = _ask_sums(
+            parties, means or parties.gaps, squares_by
+        )
         shift: Array | float = 0.0
         if means:
             lost = (variances(N, sum_x, squares) == 0) & (squares > 0)
             if lost.any():  # constant, or far from 0 for their spread
                 shift = np.where(lost, sum_x / N, 0.0)
-                seed, sum_x, squares, fill = _summed(parties, means, squares_by, shift)
+                seed, sum_x, squares, fill = _ask_sums(
+                    parties, means, squares_by, shift
+                )
         moved = scale = None
         if standardize:
             deviation = np.sqrt(variances(N, sum_x, squares, shift))
@@ -236,12 +236,18 @@ class KernelClustering(JudgedStrategy):
         if isinstance(gamma, str):
             gamma = _auto_gamma(kernel, N, sum_x, squares, shift)
         setup = party.Setup(
-            kernel, float(gamma), space.D, space.D_1, fill, moved, scale
+            kernel=kernel,
+            gamma=float(gamma),
+            D=space.D,
+            D_1=space.D_1,
+            fill=fill,
+            shift=moved,
+            scale=scale,
         )
-        return Begun(setup, seed)
+        return FirstMessage(setup, seed)
 
 
-def _summed(
+def _ask_sums(
     parties: Parties,
     means: bool,
     squares: party.Squares,

@@ -40,10 +40,10 @@ from vfl_flower.protocol.steps import Steps, each
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.evaluation import recorded
+from vfl_flower.strategies.evaluation import record_model
 from vfl_flower.strategies.kernel_kmeans.metrics import KERNEL_CLUSTERS
 from vfl_flower.strategies.kernel_kmeans.setup import (
-    Begun,
+    FirstMessage,
     KernelClustering,
     decomposed,
 )
@@ -193,7 +193,7 @@ class FKKMeans(KernelClustering):
             "smallest_cluster": int(sizes.min()),
             "largest_cluster": int(sizes.max()),
         } | more
-        record = recorded(run, model, metrics, space.t + 1)
+        record = record_model(run, model, metrics, space.t + 1)
         if self.subspace_tol and space.moved < MOVING:  # else it is a warning
             for sentence in self._still_moves(metrics):
                 log.info("%s", sentence)
@@ -245,14 +245,20 @@ class FKKMeans(KernelClustering):
         self, parties: Parties, space: Subspace, gamma: float
     ) -> KernelKMeansModel:
         """Return the model so far."""
-        about = parties.session_id, self.kernel, gamma, parties[0].n_columns
-        values, none = space.eigenvalues, np.zeros((0, 0))
-        return KernelKMeansModel(*about, values, none, math.nan)
+        return KernelKMeansModel(
+            id=parties.session_id,
+            kernel=self.kernel,
+            gamma=gamma,
+            n_columns=parties[0].n_columns,
+            eigenvalues_=space.eigenvalues,
+            cluster_centers_=np.zeros((0, 0)),
+            inertia_=math.nan,
+        )
 
     # -- iterations and clusters -------------------------------------------------------
 
     def _with_cem(
-        self, parties: Parties, run: Run, space: Subspace, start: Begun
+        self, parties: Parties, run: Run, space: Subspace, start: FirstMessage
     ) -> None:
         """Lines 6 to 15."""
         while not self._ends(space):
@@ -265,12 +271,17 @@ class FKKMeans(KernelClustering):
             self._record(run, parties, space, start.setup.gamma, products)
 
     def _by_gram(
-        self, parties: Parties, space: Subspace, bound: float, start: Begun
+        self, parties: Parties, space: Subspace, bound: float, start: FirstMessage
     ) -> None:
         """Line 10 in one message."""
         size = space.next_size
+        first = not space.t
         triangle = parties.ask_exactly(
-            party.gram.summing(gram=bound), t=space.t + 1, **start.brought(space)
+            party.gram.summing(gram=bound),
+            t=space.t + 1,
+            R=None if first else space.R,
+            setup=start.setup if first else None,
+            seed=start.seed if first else None,
         ).sums["gram"]
         if len(triangle) != size * (size + 1) // 2:
             rule = f"the upper triangle of a matrix of {size} rows"
@@ -285,7 +296,12 @@ class FKKMeans(KernelClustering):
             space.step(*eigenpairs(G, *space.wanted), float(G.trace()))
 
     def _by_products(
-        self, parties: Parties, run: Run, space: Subspace, bound: float, start: Begun
+        self,
+        parties: Parties,
+        run: Run,
+        space: Subspace,
+        bound: float,
+        start: FirstMessage,
     ) -> int:
         """Line 10 by Lanczos, one message per product; return how many."""
 
@@ -304,14 +320,17 @@ class FKKMeans(KernelClustering):
         vector = rng.standard_normal(space.next_size)
         c_1 = vector / np.linalg.norm(vector)
         trace, wanted = math.nan, {"product": bound}
-        if not space.t and self.threshold == "auto":
+        first = not space.t
+        if first and self.threshold == "auto":
             wanted["trace"] = bound
         sums = parties.ask_exactly(
             party.product.summing(**wanted),
             vectors=c_1[:, None],
             t=space.t + 1,
             trace_wanted="trace" in wanted,
-            **start.brought(space),
+            R=None if first else space.R,
+            setup=start.setup if first else None,
+            seed=start.seed if first else None,
         ).sums
         if "trace" in wanted:
             trace = float(sums["trace"][0])
@@ -324,7 +343,7 @@ class FKKMeans(KernelClustering):
         return pairs.steps
 
     def _without_cem(
-        self, parties: Parties, run: Run, space: Subspace, start: Begun
+        self, parties: Parties, run: Run, space: Subspace, start: FirstMessage
     ) -> Array:
         """Section 4.1 for all t; return H.
 
@@ -411,9 +430,13 @@ class FKKMeans(KernelClustering):
         mean = sum_h / N
         cluster = chosen_kmeans if self.choose_clusters else summed_kmeans
         clusters = cluster(
-            *(ask, self.n_clusters, mean),
+            ask,
+            self.n_clusters,
+            mean,
             np.diag(values) / N - np.outer(mean, mean),
-            *(run.rng("k-means"), self.n_init, self.passes),
+            run.rng("k-means"),
+            self.n_init,
+            self.passes,
         )
         metrics = {"passes": clusters.passes, "small_share": clusters.small}
         if self.choose_clusters:
@@ -431,8 +454,8 @@ class FKKMeans(KernelClustering):
         costs = np.array(replies.each("cost"))
         shares = distributed_kmeans.split_budget(costs, self.coreset_size)
         points, weights = _sample(parties, space, shares, k)
-        draws = run.rng("k-means"), self.n_init
-        centers = distributed_kmeans.combine(points, weights, k, *draws)
+        rng = run.rng("k-means")
+        centers = distributed_kmeans.combine(points, weights, k, rng, self.n_init)
         return centers, weights @ points, {}
 
     def _assign(self, parties: Parties, model: KernelKMeansModel) -> Array:

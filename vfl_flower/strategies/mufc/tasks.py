@@ -26,7 +26,7 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import Run
-from vfl_flower.strategies.evaluation import recorded
+from vfl_flower.strategies.evaluation import record_model
 from vfl_flower.strategies.later import ModelTask, log_clusters
 from vfl_flower.strategies.mufc import training
 from vfl_flower.strategies.mufc.state import GlobalClusters, ServerState
@@ -49,7 +49,7 @@ class StateTask(ModelTask, training.MUFCTask):
 
     resumable = False  # the state decides
     draws = True
-    lazy_counts = False
+    lazy_counts = False  # a setting of `MUFCUnlearn` alone
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` where settings do not fit together."""
@@ -88,7 +88,7 @@ class StateTask(ModelTask, training.MUFCTask):
     ) -> ArrayRecord:
         """Record the version that the server has, which stays, and metrics."""
         about = {"version": now.version, "clients": len(parties)}
-        return recorded(run, self.known(now), about | metrics)
+        return record_model(run, self.known(now), about | metrics)
 
     def renew(
         self,

@@ -47,7 +47,7 @@ from vfl_flower.server.exchange import FederationError, PartyFailed
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.replies import Replies
 from vfl_flower.server.strategy import ProtocolStrategy, Run
-from vfl_flower.strategies.evaluation import recorded
+from vfl_flower.strategies.evaluation import record_model
 from vfl_flower.strategies.mufc import box as boxes
 from vfl_flower.strategies.mufc.metrics import FORGETTING
 from vfl_flower.strategies.mufc.state import ServerState
@@ -202,7 +202,7 @@ class MUFCTask(ProtocolStrategy):
         }
         if agreed.choose_clusters:
             counted["clusters"] = len(model.cluster_centers_)
-        return recorded(run, model, counted | metrics)
+        return record_model(run, model, counted | metrics)
 
 
 @settings

@@ -117,7 +117,7 @@ class RidgePrediction(ComputingParties, RowPrediction):
 class RidgeEvaluation(RidgePrediction):
     """What a ridge model whose parts stay with the parties is worth on new rows.
 
-    The same messages as of :class:`RidgePrediction`. The label holder has the labels of
+    The same messages as :class:`RidgePrediction`. The label holder has the labels of
     the new rows, of at least 20, and writes no predictions: it reports to the server
     their error and the other metrics of the rows held out in training, and the curves
     if it consents, once a session.

@@ -39,7 +39,7 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
 from vfl_flower.strategies import products
-from vfl_flower.strategies.evaluation import KernelStrategy, left_out, recorded
+from vfl_flower.strategies.evaluation import PartedStrategy, left_out, record_model
 from vfl_flower.strategies.ridge.scoring import (
     Dealing,
     row_roles,
@@ -92,7 +92,7 @@ _BOUND = 2.0**40
 
 
 @settings
-class SecureRidge(products.ComputingParties, KernelStrategy):
+class SecureRidge(products.ComputingParties, PartedStrategy):
     """Ridge regression and classification on columns that nobody pools.
 
     =============  =====================================  ==========================
@@ -218,7 +218,7 @@ class SecureRidge(products.ComputingParties, KernelStrategy):
     def protocol(self, parties: Parties, run: Run) -> ArrayRecord:
         """Train, and measure the error on the rows held out."""
         holder = parties.label_holder
-        train, test = self.split(parties, run)
+        train, test = self.split(parties, run, self.test_fraction)
         n = len(train)
         if self.rows > n:
             raise FederationError(
@@ -268,7 +268,7 @@ class SecureRidge(products.ComputingParties, KernelStrategy):
             run.curves = curves_of(reply)
         model.kept = all(fitted.each("kept"))
         self._warn(run, task.rows, self.rows or n)
-        return recorded(run, model, metrics)
+        return record_model(run, model, metrics)
 
     def _prepare(
         self, parties: Parties, task: Task
