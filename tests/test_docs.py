@@ -31,6 +31,7 @@ from typer.testing import CliRunner
 from wiring.handshake import check_supernode_key, shake_hands
 
 import vfl_flower as vf
+from docs import tables
 from vfl_flower.app.commands import cli
 from vfl_flower.app.commands.runs import gather
 from vfl_flower.app.config import (
@@ -42,8 +43,6 @@ from vfl_flower.app.config import (
 )
 from vfl_flower.app.deployment.federation import write_connection
 from vfl_flower.app.deployment.party_folder import consent_text, terms_of
-from vfl_flower.app.plan.learned import table_at_defaults
-from vfl_flower.app.settings import markdown
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.protocol.settings import settings_of
 from vfl_flower.protocol.steps import STEPS
@@ -454,7 +453,7 @@ def test_node_configs_are_read(words):
 
 
 def test_the_page_of_settings_is_what_the_code_declares():
-    assert PAGES["docs/settings.md"] == markdown()
+    assert PAGES["docs/settings.md"] == tables.settings()
 
 
 CONSENT_KEYS = {f.name.replace("_", "-"): f.default for f in fields(Consent)}
@@ -744,4 +743,4 @@ def test_tables_of_who_learns_what_have_every_step(name):
 
 
 def test_who_learns_what_is_what_the_steps_declare():
-    assert table_at_defaults() in PAGES["docs/security.md"]
+    assert tables.learned_at_defaults() in PAGES["docs/security.md"]

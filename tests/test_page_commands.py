@@ -53,7 +53,7 @@ NOT_HERE = {
     "docs/contribute.md": {
         r"make (test|lint|docs|size|reading)": "CI itself, and counts of lines",
         r"make (bench|papers|mutants)": "these take long",
-        r"python -m vfl_flower.app.settings": "compared with the page in test_docs.py",
+        r"python docs/tables.py": "compared with the page in test_docs.py",
     },
     "docs/deploy.md": {
         r"(FLWR_HOME=\S+ )?flwr |flower-super": (

@@ -2,7 +2,7 @@
 
 A strategy is a dataclass of its settings. From their declaration come its constructor,
 the checks of its arguments, the keys of its section of the run config and the help of
-the commands; ``python -m vfl_flower.app.settings`` writes the section and the table of
+the commands; ``docs/tables.py`` prints the section and the table of
 the documentation:
 
 >>> @settings

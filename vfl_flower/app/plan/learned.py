@@ -8,12 +8,8 @@ This prints it for every strategy, as Markdown::
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import typer
-
-from vfl_flower.app.config import check_run_config, make_strategy
-from vfl_flower.app.plan.rehearsal import Shape, quietly, rehearse
 from vfl_flower.party.answering import hello
 from vfl_flower.protocol.contract import Field
 from vfl_flower.protocol.steps import Step
@@ -45,11 +41,11 @@ _LEAVES = {
     "next": ("encrypted for the next party", "the next party; not the server"),
     "private": ("encrypted for one party", "the party that it is for; not the server"),
 }
-_BY_SERVER = "told by the server"
-_HEADER = ("step", "what", "how", "who learns it", "kinds of consent")
+BY_SERVER = "told by the server"
+HEADER = ("step", "what", "how", "who learns it", "kinds of consent")
 _TOLD = {
-    "common": (_BY_SERVER, "the parties"),
-    "own": (_BY_SERVER, "each party, of its own"),
+    "common": (BY_SERVER, "the parties"),
+    "own": (BY_SERVER, "each party, of its own"),
 }
 
 
@@ -102,20 +98,21 @@ def _way(declared: Field, ways: Mapping[str, Any]) -> str:
     return declared.sending.how if declared.sending else "common"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table of words."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _cells(row: Learned) -> list[str]:
+def cells(row: Learned) -> list[str]:
+    """Return the cells of a row of a table, as :data:`HEADER` names them."""
     values = ", ".join(f"`{value}`" for value in row.values)
     return [f"`{row.step}`", values, row.how, row.who, ", ".join(row.kinds)]
 
 
 def table_of(rows: Iterable[Learned]) -> str:
     """Return who learns what as a Markdown table."""
-    return _table(_HEADER, map(_cells, rows))
+    return table(HEADER, map(cells, rows))
 
 
 def table_of_all() -> str:
@@ -128,34 +125,5 @@ def table_of_all() -> str:
     return "\n\n".join(parts)
 
 
-def table_at_defaults() -> str:
-    """Return what leaves the parties at the defaults of a run config, as Markdown."""
-    rows = []
-    for name, (strategy, *_) in ALGORITHMS.items():
-        for row in who_learns(strategy.steps, _seen_at_defaults(name)):
-            if row.how != _BY_SERVER:
-                rows.append([f"`{name}`", *_cells(row)])
-    return _table(("strategy", *_HEADER), rows)
-
-
-def _seen_at_defaults(name: str) -> dict[str, Seen]:
-    """Return what training sends at the defaults of a run config."""
-    config = check_run_config({"strategy": name, "seed": 0, "alignment": "rows"})
-    strategy = make_strategy(config)
-    n = 3000  # enough for curves, and more than a coreset has
-    shapes = [Shape(n, 3), Shape(n, 3), Shape(n, 3, n)]
-    with quietly():
-        return rehearse(strategy, shapes).ledger.seen
-
-
-def main(
-    defaults: Annotated[
-        bool, typer.Option(help="Only what leaves the parties at the defaults.")
-    ] = False,
-) -> None:
-    """Print who learns what in each strategy, as Markdown."""
-    print(table_at_defaults() if defaults else table_of_all())
-
-
 if __name__ == "__main__":
-    typer.run(main)
+    print(table_of_all())
