@@ -11,17 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from vfl_flower.data import party_file
+from vfl_flower.data import encoding, party_file
 from vfl_flower.data.conversion import Survey
-from vfl_flower.data.encoding import (
-    MAX_LEVELS,
-    TEXT,
-    Labels,
-    code_warnings,
-    columns_of,
-    done_with,
-    number_notes,
-)
 from vfl_flower.data.findings import Checked, Finding, fault, note, warning
 from vfl_flower.data.kinds import NUMERIC, number_texts
 from vfl_flower.data.source import PartySource
@@ -67,7 +58,7 @@ def check(source: PartySource) -> Checked:
         return Checked(0, 0, [fault(about, None, str(error))], source)
     findings = [*survey.faults, *_findings(survey, source)]
     findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.level))
-    columns = len(columns_of(survey.encoding))
+    columns = len(encoding.columns_of(survey.encoding))
     return Checked(survey.rows, columns, findings, source)
 
 
@@ -107,8 +98,8 @@ def _of_column(
     column: Column, entry: dict[str, Any], source: PartySource
 ) -> Iterator[Finding]:
     name, numbers, what = column.name, column.numbers, f"column {column.name!r}"
-    done = list(done_with(column, entry, source, fitted=True))
-    if column.kind in TEXT:
+    done = list(encoding.done_with(column, entry, source, fitted=True))
+    if column.kind in encoding.TEXT:
         doubt = _doubt_levels(column, entry, source)
         of_levels = ("text", "levels")
         yield from (doubt if doubt and f.about in of_levels else f for f in done)
@@ -158,7 +149,7 @@ def _to_share(features: list[Column], source: PartySource) -> Iterator[Finding]:
     names = [
         column.name
         for column in features
-        if column.kind in TEXT
+        if column.kind in encoding.TEXT
         and column.name not in source.levels
         and not _like_ids(column)
     ]
@@ -219,18 +210,18 @@ def _of_spelling(column: Column, what: str) -> Iterator[Finding]:
         yield warning("spelling", name, text, "", tuple(alike))
 
 
-def _of_labels(labels: Labels) -> Iterator[Finding]:
+def _of_labels(labels: encoding.Labels) -> Iterator[Finding]:
     column, classes = labels.column, labels.classes
     name, numbers, what = column.name, column.numbers, f"label-column {column.name!r}"
     yield from labels.notes()
-    if classes is not None and 2 <= len(classes) <= MAX_LEVELS:
-        yield from code_warnings(column, what)
+    if classes is not None and 2 <= len(classes) <= encoding.MAX_LEVELS:
+        yield from encoding.code_warnings(column, what)
         yield from _of_spelling(column, what)
     if (numbers.known and numbers.constant) or (classes and len(classes) == 1):
         text = f"{what} has one value in all rows"
         yield warning("constant", name, text, "label-column")
     if column.kind in NUMERIC:
-        yield from number_notes(column, what)
+        yield from encoding.number_notes(column, what)
         enough = numbers.known >= FEW_ROWS and not numbers.constant
         if enough and column.kind != "truth":
             yield from _of_extremes(column, what)
@@ -241,7 +232,7 @@ def _duplicates(features: list[Column]) -> Iterator[Finding]:
     for column in features:
         constant = column.numbers.constant or len(column.levels) == 1
         if column.kind and not constant and column.numbers.n > column.numbers.gaps:
-            groups[column.fingerprint, column.kind in TEXT].append(column.name)
+            groups[column.fingerprint, column.kind in encoding.TEXT].append(column.name)
     for first, *copies in groups.values():
         for name in copies:
             text = f"column {name!r} is equal to column {first!r}: leave one out"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vfl_flower.data import tables
 from vfl_flower.data.cache import CacheEntry, Converted, Encoding, Shape
 from vfl_flower.data.csv_tables import csv_table, layout_of
 from vfl_flower.data.encoding import (
@@ -29,14 +30,6 @@ from vfl_flower.data.ids import IdForms, Ids, IdWriter
 from vfl_flower.data.kinds import NUMERIC
 from vfl_flower.data.source import QUERY, PartySource
 from vfl_flower.data.statistics import medians, survey
-from vfl_flower.data.tables import (
-    Table,
-    arrow_table,
-    empty_rows,
-    npz_table,
-    parquet_table,
-    query_table,
-)
 from vfl_flower.party.party import PartyError
 from vfl_flower.party.row_order import RowOrder
 from vfl_flower.protocol.names import did_you_mean
@@ -48,18 +41,18 @@ TAKEN = 2**12
 """Rows that are put in order at once."""
 
 
-def open_table(file: PartyFile) -> Table:
+def open_table(file: PartyFile) -> tables.Table:
     """Return the columns of the file or the query; no row is read yet."""
     if file.source.data.startswith(QUERY):
-        return query_table(file.source.data[len(QUERY) :], file.who)
+        return tables.query_table(file.source.data[len(QUERY) :], file.who)
     files = files_of(file.path)
     match ending(files[0]):
         case ".parquet":
-            return parquet_table(files, file.who)
+            return tables.parquet_table(files, file.who)
         case ".arrow" | ".feather":
-            return arrow_table(files[0])
+            return tables.arrow_table(files[0])
         case ".npz":
-            return npz_table(files[0], file.source)
+            return tables.npz_table(files[0], file.source)
     return csv_table(files[0], file.source)
 
 
@@ -238,7 +231,7 @@ class Survey:
         self.rows += batch.num_rows
         features = self.plan.features
         if self._checking and len(features) > 1:
-            self.empty += empty_rows(batch.select(features)).true_count
+            self.empty += tables.empty_rows(batch.select(features)).true_count
         for reader in (self.ids, self.id_forms):
             if reader is not None:
                 reader.add(batch.column(self.plan.ids))
@@ -255,7 +248,7 @@ class Survey:
         return encoding
 
 
-def _kept(table: Table, rows: Array) -> Table:
+def _kept(table: tables.Table, rows: Array) -> tables.Table:
     """Return a table with some of the rows only, in the order of the file."""
     places = np.sort(rows)
 

@@ -24,18 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from vfl_flower.data import kinds
 from vfl_flower.data.cache import Encoding
 from vfl_flower.data.findings import Finding, fault, note, warning
-from vfl_flower.data.kinds import (
-    FEWEST_NUMBERS,
-    KINDS,
-    NUMERIC,
-    REFUSED,
-    YES,
-    are_codes,
-    each_text,
-    number_texts,
-)
 from vfl_flower.data.levels import OTHER
 from vfl_flower.data.source import PartySource
 from vfl_flower.data.statistics import MOST_DISTINCT, Column, Numbers
@@ -124,9 +115,9 @@ def check_column(column: Column, source: PartySource) -> list[Finding]:
 
     if column.kind is None:
         return refuse("type", f"must hold numbers or text: {LEAVE_OUT}")
-    if column.kind in REFUSED:
+    if column.kind in kinds.REFUSED:
         about = "dates" if column.kind == "otherdate" else "numbers"
-        return refuse(about, REFUSED[column.kind])
+        return refuse(about, kinds.REFUSED[column.kind])
     if numbers.infinite:
         return refuse("infinite", _infinite(numbers), "missing")
     if numbers.gaps == numbers.n:
@@ -188,7 +179,7 @@ def _size_fault(column: Column) -> str:
 
 
 def nearly_numbers(
-    column: Column, what: str, fewest: int = FEWEST_NUMBERS
+    column: Column, what: str, fewest: int = kinds.FEWEST_NUMBERS
 ) -> list[Finding]:
     """Return why a column of text has numbers rather than levels; else nothing.
 
@@ -197,9 +188,9 @@ def nearly_numbers(
     """
     if column.kind != "text":
         return []
-    name, (numbers, plain) = column.name, number_texts(column.levels)
+    name, (numbers, plain) = column.name, kinds.number_texts(column.levels)
     rows = sum(column.levels[level] for level in numbers)
-    least = fewest if plain else FEWEST_NUMBERS
+    least = fewest if plain else kinds.FEWEST_NUMBERS
     if len(numbers) < least or 5 * rows < 4 * sum(column.levels.values()):
         return []
     mixed = sorted(column.levels.keys() - set(numbers))
@@ -297,7 +288,7 @@ def level_note(column: Column, entry: dict[str, Any], source: PartySource) -> Fi
 
 def code_warnings(column: Column, what: str) -> Iterator[Finding]:
     """Yield that texts are whole numbers, where one has leading zeros."""
-    if are_codes(column.levels):
+    if kinds.are_codes(column.levels):
         text = f"{what} holds whole numbers with leading zeros, read as codes: write "
         text += "them without these zeros where they are numbers"
         yield warning("codes", column.name, text)
@@ -308,7 +299,7 @@ def number_notes(column: Column, what: str) -> Iterator[Finding]:
     name = column.name
     if column.kind == "truth":
         text = f"{what} holds yes and no, or true and false, which become 1 and 0"
-        yield note("yes-no", name, text, "", YES[:1])
+        yield note("yes-no", name, text, "", kinds.YES[:1])
     if column.kind == "comma":
         text = f"{what} holds numbers with decimal commas, read as such"
         yield note("decimal", name, text, "delimiter")
@@ -376,7 +367,7 @@ def text_kinds(encoding: Encoding) -> dict[str, list[str]]:
     One whose levels look like numbers or dates must be text; others may hold no levels.
     """
     not_text = re.compile(r"\s*([-+.,]*\d|(inf|infinity)\s*$)", re.IGNORECASE)
-    rest = [kind for kind in KINDS if kind != "truth"]
+    rest = [kind for kind in kinds.KINDS if kind != "truth"]
     return {
         entry["name"]: ["text"] if any(map(not_text.match, entry["levels"])) else rest
         for entry in encoding["columns"]
@@ -463,7 +454,7 @@ def _codes(texts: Any, entry: Mapping[str, Any]) -> Array:
     levels = entry["levels"]
     place = {normal_text(level): float(code) for code, level in enumerate(levels)}
     unknown = len(levels) - 1.0 if entry.get("other") else -1.0
-    return each_text(texts, lambda text: place.get(normal_text(text), unknown))
+    return kinds.each_text(texts, lambda text: place.get(normal_text(text), unknown))
 
 
 def _kind_fault(kind: str | None, entry: dict[str, Any], who: str) -> str:
@@ -473,7 +464,7 @@ def _kind_fault(kind: str | None, entry: dict[str, Any], who: str) -> str:
     elif entry.get("kind") == "date":
         rule, fits = "dates", kind == "date"
     else:
-        rule, fits = "numbers", kind in NUMERIC
+        rule, fits = "numbers", kind in kinds.NUMERIC
     if fits:
         return ""
     return (
@@ -515,7 +506,7 @@ class Labels:
             elif numbers.gaps:
                 rule = "must hold numbers where labels are missing, since another "
                 rule += "party may number other classes: code classes as 0, 1"
-        elif column.kind not in NUMERIC:
+        elif column.kind not in kinds.NUMERIC:
             rule = "must hold numbers or classes"
         elif self.classes is not None:
             rule = "must hold the texts of classes, as in training"

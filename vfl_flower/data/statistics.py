@@ -14,16 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl_flower.data.kinds import (
-    KINDS,
-    codes_in,
-    decoded,
-    has_long_digits,
-    kind_of_type,
-    parse,
-    text_buffers,
-    without_markers,
-)
+from vfl_flower.data import kinds
 from vfl_flower.data.tables import Table
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.normal import normal_text
@@ -139,11 +130,11 @@ class Column:
     def __init__(
         self,
         name: str,
-        kinds: Sequence[str],
+        possible: Sequence[str],
         markers: frozenset[str],
         fingerprint: bool,
     ) -> None:
-        self.name, self.kinds, self._markers = name, list(kinds), markers
+        self.name, self.kinds, self._markers = name, list(possible), markers
         self.kind: str | None = None
         self.numbers, self.spelled = Numbers(), Counter[str]()
         self.overflow = self.failed = self.zeros = self.rounded = False
@@ -166,23 +157,23 @@ class Column:
 
     def add(self, block: Any) -> None:
         """Take in a block of the column, an Arrow array."""
-        kind = kind_of_type(block)
+        kind = kinds.kind_of_type(block)
         if kind is None:
             self.numbers.n += len(block)
         elif kind == "":
-            self._add_text(without_markers(block, self._markers))
+            self._add_text(kinds.without_markers(block, self._markers))
         else:
             self.kind = kind
             if kind == "levels":
-                self._add_levels(decoded(block))
+                self._add_levels(kinds.decoded(block))
             else:
-                self._count(parse(block, kind), block)
+                self._count(kinds.parse(block, kind), block)
 
     def _add_text(self, block: Any) -> None:
         """Take in a block of text as its kind, or drop the kinds that it is not."""
         started, values = self.numbers.n > self.numbers.gaps, None
         while (kind := self.kinds[0]) != "text":
-            values = parse(block, kind)
+            values = kinds.parse(block, kind)
             if values is not None:
                 break
             self.kinds = self.kinds[1:]
@@ -195,13 +186,13 @@ class Column:
         else:
             self._count(values, block)
             if kind == "number" and self.numbers.whole and not self.zeros:
-                self.zeros = codes_in(block)
+                self.zeros = kinds.codes_in(block)
 
     def _count(self, values: Array | None, block: Any) -> None:
         assert values is not None
         self.numbers.add(self._without_coded(values))
         if self.numbers.known and self.numbers.largest > 2**53:
-            self.rounded = self.rounded or has_long_digits(block)
+            self.rounded = self.rounded or kinds.has_long_digits(block)
         if self._hash:
             self._hash.update(values.tobytes())
 
@@ -224,13 +215,15 @@ class Column:
 
     def texts_of(self, block: Any) -> Any:
         """Return a block of a column of text, with gaps where values are missing."""
-        return decoded(without_markers(block, self._markers))
+        return kinds.decoded(kinds.without_markers(block, self._markers))
 
     def numbers_of(self, block: Any) -> Array:
         """Return a block of a column that does not hold text, NaN for gaps."""
         if self.numbers.gaps == self.numbers.n:
             return np.full(len(block), np.nan)
-        values = parse(without_markers(block, self._markers), str(self.kind))
+        values = kinds.parse(
+            kinds.without_markers(block, self._markers), str(self.kind)
+        )
         if values is None:
             raise PartyError("the data file changed while it was read")
         return self._without_coded(values)
@@ -259,7 +252,7 @@ def packed(texts: Any) -> Any:
     texts = texts.cast(pa.string())
     lengths = pc.binary_length(texts).cast(pa.string())
     joined = pc.binary_join_element_wise(lengths, texts.fill_null(""), ":")
-    return text_buffers(joined)[1]
+    return kinds.text_buffers(joined)[1]
 
 
 def survey(
@@ -278,16 +271,16 @@ def survey(
     `fingerprint`: whether to identify equal columns.
     """
     done: dict[str, Column] = {}
-    allowed = [k for k in KINDS if k != "comma" or table.comma_is_decimal]
+    allowed = [k for k in kinds.KINDS if k != "comma" or table.comma_is_decimal]
     waiting = {
-        name: [kind for kind in only.get(name, KINDS) if kind in allowed]
+        name: [kind for kind in only.get(name, kinds.KINDS) if kind in allowed]
         for name in names
     }
     first = True
     while waiting or first:
         columns = {
-            name: Column(name, kinds, markers, fingerprint)
-            for name, kinds in waiting.items()
+            name: Column(name, possible, markers, fingerprint)
+            for name, possible in waiting.items()
         }
         wanted = list(dict.fromkeys([*columns, *(extra if first else ())]))
         for batch in table.read(wanted):

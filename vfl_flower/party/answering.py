@@ -27,6 +27,7 @@ from vfl_flower.party.journal import Journal, journal_of, note_refusal
 from vfl_flower.party.memory import Memory
 from vfl_flower.party.parts import check_folder
 from vfl_flower.party.party import Party, PartyError
+from vfl_flower.protocol import messages
 from vfl_flower.protocol.contract import ContractError, fields_of, flatten, structure
 from vfl_flower.protocol.frame import (
     KEY_BYTES,
@@ -34,18 +35,6 @@ from vfl_flower.protocol.frame import (
     Frame,
     Greeting,
     StateKey,
-)
-from vfl_flower.protocol.messages import (
-    DAMAGED,
-    FAILED,
-    MALFORMED,
-    REFUSED,
-    CorruptMessage,
-    address,
-    bundle,
-    digest_of_values,
-    to_records,
-    unpack_whole,
 )
 from vfl_flower.protocol.names import Name, Text
 from vfl_flower.protocol.steps import Step
@@ -145,7 +134,7 @@ def answer(
     start = time.perf_counter()
     name, folder = context.node_config.get("party-name"), None
     try:
-        values, packed, digests = unpack_whole(message.content)
+        values, packed, digests = messages.unpack_whole(message.content)
         message.content.clear()  # its arrays are in `values`: tens of MB
         memory = Memory(context.state)
         party = _loaded(load, context, allow_plain)
@@ -157,7 +146,7 @@ def answer(
                 journal.check_refusals(party)
             if step is hello:
                 content = _greeted(values, packed, party, memory, journal)
-                sent = digest_of_values(content)
+                sent = messages.digest_of_values(content)
             else:
                 # Requests of two steps may have the same content.
                 packed["digest"] += step.action.encode()
@@ -175,21 +164,21 @@ def answer(
                 call.run()
                 content, sent, about = call.content, call.sent, call.frame_of_reply
         about["seconds"] = time.perf_counter() - start
-        address(content, about, sent)
-        return Message(bundle(content), reply_to=message)
-    except CorruptMessage as error:
-        code, reason = DAMAGED, str(error)
+        messages.address(content, about, sent)
+        return Message(messages.bundle(content), reply_to=message)
+    except messages.CorruptMessage as error:
+        code, reason = messages.DAMAGED, str(error)
     except PartyError as error:
         log.error("refused %s: %s", step.action, error)
-        code, reason = REFUSED, str(error)
+        code, reason = messages.REFUSED, str(error)
     except ContractError as error:
         log.error("refused %s: %s", step.action, error)
-        code, reason = MALFORMED, f"the request is malformed: {error}"
+        code, reason = messages.MALFORMED, f"the request is malformed: {error}"
     except Exception:
         log.exception("step %s failed", step.action)
-        code = FAILED
+        code = messages.FAILED
         reason = "the step failed unexpectedly, and the reason is in the party's log"
-    if folder is not None and code != DAMAGED:
+    if folder is not None and code != messages.DAMAGED:
         with suppress(PartyError):  # then it refuses all messages
             note_refusal(folder)
     if step is hello and name and repr(name) not in reason:
@@ -218,7 +207,7 @@ def _greeted(
             reply["state_key"] = memory.state_key
         signed = credential_of(party, greeting.session, reply["public_key"])
         reply["identity"], reply["signature"] = signed.identity, signed.signature
-    return to_records(reply)
+    return messages.to_records(reply)
 
 
 def _journal(

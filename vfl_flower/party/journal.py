@@ -22,16 +22,10 @@ from typing import Any
 import numpy as np
 
 from vfl_flower.files import make_private
+from vfl_flower.party import row_sets
 from vfl_flower.party.consent import Releases, pack_rows, unpack_rows
 from vfl_flower.party.memory import Memory
 from vfl_flower.party.party import Party, PartyError
-from vfl_flower.party.row_sets import (
-    TABLES,
-    RowSets,
-    count_sets,
-    first_value,
-    write_anchor,
-)
 from vfl_flower.party.vault import Vault
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.shapes import shapes_only
@@ -123,7 +117,7 @@ class Journal:
 
     def _value(self, query: str, *values: Any) -> Any:
         assert self._db is not None
-        return first_value(self._db, query, *values)
+        return row_sets.first_value(self._db, query, *values)
 
     def _load(self) -> None:
         """Read the line of the run, if there is one."""
@@ -249,7 +243,9 @@ class Journal:
             party.releases = Releases(party.consent, party.shared, party.n_rows, *life)
             if party.consent.peers is not None:  # no run in one process
                 assert self._db is not None
-                party.row_sets = RowSets(self._db, self._path, party, self._key)
+                party.row_sets = row_sets.RowSets(
+                    self._db, self._path, party, self._key
+                )
 
     def leave(self, frame: Frame, party: Party, reply: bytes, size: int) -> None:
         """Note a round, the digest and size of its reply, and what leaves with it.
@@ -305,9 +301,9 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
         with _named_errors(path):
             db.execute("PRAGMA secure_delete = ON")  # a key that is forgotten is gone
             db.execute("BEGIN IMMEDIATE")
-            for table in (*_TABLES, *TABLES):
+            for table in (*_TABLES, *row_sets.TABLES):
                 db.execute(table)
-            n_sets = count_sets(db)
+            n_sets = row_sets.count_sets(db)
             old = (time.time() - STATE_SECONDS,)
             db.execute("DELETE FROM locked_states WHERE time < ?", old)
             line = Journal(_run=name, _path=path, _db=db)
@@ -330,10 +326,10 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
             bounds |= {"sure": SURE_STATES, "bytes": MOST_BYTES}
             for forget in _FORGET:
                 db.execute(forget, bounds)
-            added = count_sets(db) > n_sets
+            added = row_sets.count_sets(db) > n_sets
             db.execute("COMMIT")
             if added:  # afterwards: an anchor ahead of the journal would stop the party
-                write_anchor(path, count_sets(db))
+                row_sets.write_anchor(path, row_sets.count_sets(db))
 
 
 def note_refusal(folder: Path) -> None:

@@ -13,19 +13,10 @@ from annotated_types import Ge, Len
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from vfl_flower.protocol import messages
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
 from vfl_flower.protocol.errors import FederationError, PartyFailed
 from vfl_flower.protocol.frame import SIGNATURE_BYTES
-from vfl_flower.protocol.messages import (
-    DAMAGED,
-    MALFORMED,
-    REFUSED,
-    CorruptMessage,
-    bundle,
-    n_bytes,
-    n_units,
-    unpack,
-)
 from vfl_flower.protocol.names import printable
 from vfl_flower.server.checkpoint import Checkpoint, digest_of
 from vfl_flower.server.ledger import Ledger
@@ -38,7 +29,7 @@ RETRIES = 2  # of a message that failed on its way, not in its step
 # Flower's error codes for messages that no step has refused (flwr.common.constant.
 # ErrorCode: message, reply or node unavailable, app crashed), and our own for damage.
 NODE_UNAVAILABLE = 5
-_TRANSIENT = frozenset({3, 4, NODE_UNAVAILABLE, 8, DAMAGED})
+_TRANSIENT = frozenset({3, 4, NODE_UNAVAILABLE, 8, messages.DAMAGED})
 
 MOST_OF_REASON = 500  # most characters of a party's reason
 
@@ -162,9 +153,9 @@ class Exchange:
         sent = time.monotonic()
         poll = FIRST_POLL
         while True:
-            messages = self._pull(list(pending))
+            arrived = self._pull(list(pending))
             lost: list[int] = []
-            for message in messages:
+            for message in arrived:
                 node = pending.pop(message.metadata.reply_to_message_id, None)
                 if node is None:
                     continue
@@ -184,11 +175,11 @@ class Exchange:
                     log.warning("asking %s again: %s", names[node], _reason(reply))
                     pending |= self._push(action, [node], names, contents)
                 else:
-                    if reply.code == REFUSED and not attempts[node]:
+                    if reply.code == messages.REFUSED and not attempts[node]:
                         self._refused.add((action, node))
                     once = {m: n for m, n in pending.items() if not attempts[n]}
                     self._unread |= {number: (action, n) for number, n in once.items()}
-                    self._note(messages)
+                    self._note(arrived)
                     raise _failure(action, {node: names[node]}, _reason(reply))
             if len(replies) == len(contents):
                 return [replies[node] for node in contents]
@@ -246,11 +237,11 @@ class Exchange:
         Thread(target=work, daemon=True).start()
         return call
 
-    def _note(self, messages: Iterable[Message]) -> None:
+    def _note(self, arrived: Iterable[Message]) -> None:
         """Keep which of these replies, of round trips that have failed, refuse."""
-        for message in messages:
+        for message in arrived:
             asked = self._unread.pop(message.metadata.reply_to_message_id, None)
-            if asked and message.has_error() and message.error.code == REFUSED:
+            if asked and message.has_error() and message.error.code == messages.REFUSED:
                 self._refused.add(asked)
 
     def _connected(self, node: int) -> bool:
@@ -278,23 +269,23 @@ class Exchange:
 
     def _count(self, action: str, name: str, content: RecordDict) -> RecordDict:
         """Count a message to a party, and return what travels."""
-        entry, sent = self.ledger.entry(action, name), bundle(content)
+        entry, sent = self.ledger.entry(action, name), messages.bundle(content)
         entry.messages += 1
-        entry.bytes_down += n_bytes(sent)
-        entry.units_down += n_units(content)
+        entry.bytes_down += messages.n_bytes(sent)
+        entry.units_down += messages.n_units(content)
         return sent
 
     def _read(self, action: str, name: str, content: RecordDict) -> Opened | Error:
         entry = self.ledger.entry(action, name)
-        entry.bytes_up += n_bytes(content)
+        entry.bytes_up += messages.n_bytes(content)
         try:
-            reply, frame = unpack(content)
-        except CorruptMessage as error:
-            return Error(DAMAGED, str(error))
+            reply, frame = messages.unpack(content)
+        except messages.CorruptMessage as error:
+            return Error(messages.DAMAGED, str(error))
         try:
             values = structure(fields_of(_ReplyFrame), frame, {})
         except ContractError as error:
-            return Error(MALFORMED, f"its reply is malformed: {error}")
+            return Error(messages.MALFORMED, f"its reply is malformed: {error}")
         entry.units_up += sum(v.size for v in reply.values() if hasattr(v, "size"))
         entry.seconds_computed += values["seconds"]
         return Opened(reply, values.get("clipped"), values.get("signed"))

@@ -13,15 +13,8 @@ import numpy as np
 
 from vfl_flower.party.columns import ColumnKind, Declared
 from vfl_flower.party.identity import Credential, pack_credentials
+from vfl_flower.protocol import contract
 from vfl_flower.protocol.common import has_own, own_digest
-from vfl_flower.protocol.contract import (
-    PRIVATE,
-    SECRET,
-    ContractError,
-    Sizes,
-    flatten,
-    learn_sizes,
-)
 from vfl_flower.protocol.errors import FederationError, PartyFailed
 from vfl_flower.protocol.frame import MOST_CLIPPED, Frame, SumRequest
 from vfl_flower.protocol.messages import pack
@@ -373,7 +366,7 @@ class Parties(Sequence[PartyInfo]):
         if not has_own(fields):
             return _Blocks()
         salts = [self.checkpoint.token(SALT_BYTES) for _ in requests]
-        pairs = zip(map(flatten, requests), salts, strict=True)
+        pairs = zip(map(contract.flatten, requests), salts, strict=True)
         return _Blocks(b"".join(own_digest(fields, *pair) for pair in pairs), salts)
 
     def _secrets(
@@ -384,8 +377,8 @@ class Parties(Sequence[PartyInfo]):
         for sender, reply in replies.items():
             for name, parts in reply.secrets.items():
                 leaves = step.contract.reply[name].leaves
-                private = leaves == PRIVATE
-                if leaves == SECRET and parts and name in secrets:
+                private = leaves == contract.PRIVATE
+                if leaves == contract.SECRET and parts and name in secrets:
                     first = self[secrets[name].index(None)].name
                     reason = f"it sends the secret {name!r} after {first!r} has"
                     raise self.failure(sender, step, reason)
@@ -474,7 +467,9 @@ class Parties(Sequence[PartyInfo]):
             self._infos = [replace(info, node_id=where[info.name]) for info in self]
             self._resumed = False
         sizes = {j: self._sizes(step, j, values) for j, values in requests.items()}
-        contents = {j: split(flatten(values), j) for j, values in requests.items()}
+        contents = {
+            j: split(contract.flatten(values), j) for j, values in requests.items()
+        }
         nodes = {self[j].node_id: self[j].name for j in requests}
         messages = {}
         self._round += 1
@@ -512,7 +507,7 @@ class Parties(Sequence[PartyInfo]):
             summed = sums.get(j, {})
             try:
                 replies[j] = checked(step, j, len(self), sizes[j], summed, reply)
-            except ContractError as error:
+            except contract.ContractError as error:
                 reason = f"its reply is malformed: {error}"
                 raise self.failure(j, step, reason) from None
         return replies
@@ -530,19 +525,19 @@ class Parties(Sequence[PartyInfo]):
         """Note in the ledger which of the declared values were sent."""
         seen = self.ledger.seen.setdefault(step.action, Seen())
         for values in requests:
-            seen.request |= {n for n, v in values.items() if flatten({n: v})}
+            seen.request |= {n for n, v in values.items() if contract.flatten({n: v})}
             seen.kinds |= {r.kind for r in step.reveals if r.applies(values)}
         for reply in replies:
             # Some values are in several parts: ``name_k`` or ``name.k``.
             heads = (re.split(r"[._]\d+$|\.", name)[0] for name in reply.values)
             seen.reply |= step.contract.reply.keys() & {*reply.values, *heads}
 
-    def _sizes(self, step: Step[..., Any], j: int, values: Request) -> Sizes:
+    def _sizes(self, step: Step[..., Any], j: int, values: Request) -> contract.Sizes:
         """Return the sizes that the reply of party j to these values may refer to."""
         info = self[j]
         sizes = {"n_rows": info.n_rows, "n_columns": info.n_columns}
         sizes["n_parties"] = len(self)
-        learn_sizes(step.contract.request, values, sizes)
+        contract.learn_sizes(step.contract.request, values, sizes)
         return sizes
 
     def failure(self, j: int, step: Step[..., Any], reason: str) -> PartyFailed:

@@ -8,19 +8,7 @@ from typing import Any, Generic, cast, overload
 
 import numpy as np
 
-from vfl_flower.protocol.contract import (
-    ENCRYPTED,
-    NEXT,
-    PRIVATE,
-    SECRET,
-    ContractError,
-    Leaves,
-    Sizes,
-    check_shape,
-    declared_as,
-    family,
-    structure,
-)
+from vfl_flower.protocol import contract
 from vfl_flower.protocol.errors import PartyFailed
 from vfl_flower.protocol.frame import SumRequest
 from vfl_flower.protocol.seals import Sealed
@@ -96,7 +84,7 @@ def checked(
     step: Step[Any, R],
     sender: int,
     count: int,
-    sizes: Sizes,
+    sizes: contract.Sizes,
     sums: Mapping[str, SumRequest],
     arrived: Opened,
 ) -> Reply[R]:
@@ -109,46 +97,50 @@ def checked(
     secrets = {
         name: _for_others(sender, count, name, declared.leaves, reply)
         for name, declared in fields.items()
-        if declared.leaves in ENCRYPTED
+        if declared.leaves in contract.ENCRYPTED
     }
     clear = {n: field for n, field in fields.items() if not field.leaves}
-    values = structure(clear, reply, sizes)
+    values = contract.structure(clear, reply, sizes)
     for name, wanted in sums.items():
         adding, array = group(wanted.group, wanted.bound, count), hidden[name]
         if not isinstance(array, np.ndarray) or array.dtype != adding.dtype:
-            raise ContractError(f"it lacks the masked array {name!r}")
+            raise contract.ContractError(f"it lacks the masked array {name!r}")
         if wanted.relay is None:  # otherwise it is encrypted
             _check_elements(name, array, adding)
-            shaped = declared_as(fields, name)
+            shaped = contract.declared_as(fields, name)
             if shaped is not None and shaped.array is not None:
-                check_shape(name, shaped.array.shape, array.shape, sizes)
+                contract.check_shape(name, shaped.array.shape, array.shape, sizes)
             if arrived.clipped is None:
-                raise ContractError("it lacks the number of clipped values")
+                raise contract.ContractError("it lacks the number of clipped values")
     return Reply(cast(R, values), hidden, secrets, arrived.clipped)
 
 
 def _for_others(
-    sender: int, count: int, name: str, leaves: Leaves | None, reply: dict[str, Any]
+    sender: int,
+    count: int,
+    name: str,
+    leaves: contract.Leaves | None,
+    reply: dict[str, Any],
 ) -> dict[int, Array]:
     """Take what a party has encrypted for others out of its reply, by receiver."""
-    if leaves == PRIVATE:
-        keys = {to: key for to, key in family(name, reply) if to < count}
-    elif leaves == NEXT:
+    if leaves == contract.PRIVATE:
+        keys = {to: key for to, key in contract.family(name, reply) if to < count}
+    elif leaves == contract.NEXT:
         keys = {(sender + 1) % count: name}
     else:
         keys = {j: f"{name}.{j}" for j in range(count) if j != sender}
     parts = {to: reply.pop(key) for to, key in keys.items() if key in reply}
-    if leaves == SECRET and parts and parts.keys() != keys.keys():
-        raise ContractError(f"it must have {name!r} for each other party")
+    if leaves == contract.SECRET and parts and parts.keys() != keys.keys():
+        raise contract.ContractError(f"it must have {name!r} for each other party")
     for part in parts.values():
         if not isinstance(part, np.ndarray) or part.dtype != np.uint8:
-            raise ContractError(f"{name!r} must be encrypted")
+            raise contract.ContractError(f"{name!r} must be encrypted")
     return parts
 
 
 def _check_elements(name: str, array: Array, adding: Group) -> None:
     """Raise unless an array has elements of a group; elsewhere any number is one."""
     if isinstance(adding, Field) and (array >= adding.p).any():
-        raise ContractError(f"{name!r} must hold elements below {adding.p}")
+        raise contract.ContractError(f"{name!r} must hold elements below {adding.p}")
     if not adding.protects and not np.isfinite(array).all():
-        raise ContractError(f"{name!r} must hold finite numbers")
+        raise contract.ContractError(f"{name!r} must hold finite numbers")

@@ -96,7 +96,7 @@ def test_a_forked_one_runs_as_flowers_own(
     for stream in (sys.stdout, sys.stderr):
         monkeypatch.setattr(stream, "write", stream.write)  # Flower puts another there
     monkeypatch.setattr(console_handler, "stream", console_handler.stream)
-    monkeypatch.setattr(serverapps, "run_serverapp", run_serverapp)
+    monkeypatch.setattr(serverapps.flower, "run_serverapp", run_serverapp)
     serve_run(task)
     given = "127.0.0.1:1", "of the app", "token", not certificates, certificates
     assert runs == [(*given, os.getpid(), False)]
@@ -125,7 +125,7 @@ def test_one_that_cannot_start_ends_its_run_alone(monkeypatch):
 )
 def test_the_superlink_is_told_of_a_killed_one(monkeypatch, target, argument, told):
     """With the token of its task; others have told their end themselves."""
-    monkeypatch.setattr(serverapps, "HttpGrid", grid := Mock())
+    monkeypatch.setattr(serverapps.flower, "HttpGrid", grid := Mock())
     preload()  # else the process that forks has a thread of Arrow's, for all tests
     process = serverapps.PROCESSES.Process(target=target, args=(argument,))
     process.start()

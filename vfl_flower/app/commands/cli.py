@@ -8,18 +8,9 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from vfl_flower.app.commands import label, reports, runs, simulate, stored
+from vfl_flower.app.commands import label, options, reports, runs, simulate, stored
 from vfl_flower.app.commands.findings import as_json, print_findings, readings_of
 from vfl_flower.app.commands.guard import align, journal
-from vfl_flower.app.commands.options import (
-    Command,
-    FormatOption,
-    Group,
-    check_there,
-    node_keys,
-    print_json,
-    reads_a_file,
-)
 from vfl_flower.app.deployment.federation import certificates, coordinator, init, party
 from vfl_flower.version import __version__
 
@@ -54,8 +45,8 @@ def root(
     """Prepare a party, run strategies, and look at results."""
 
 
-@app.command("check", cls=Command)
-@reads_a_file
+@app.command("check", cls=options.Command)
+@options.reads_a_file
 def check_command(
     file: Annotated[str, typer.Argument(help="The party file, or a query of DuckDB.")],
     strategies: Annotated[
@@ -63,8 +54,8 @@ def check_command(
         typer.Option("--for", help="A strategy to check the file for; repeatable."),
     ] = None,
     show: Annotated[bool, typer.Option(help="Show values of the data.")] = False,
-    format_: FormatOption = "text",
-    **options: Any,
+    format_: options.FormatOption = "text",
+    **reading: Any,
 ) -> None:
     """Say what must be fixed in a party file, and how it will be read.
 
@@ -72,26 +63,26 @@ def check_command(
     concerns some strategies alone is said where --for names one of them. The command
     ends with 1 where something must be fixed before a run.
     """
-    config = node_keys(file, **options)
-    check_there(file)
+    config = options.node_keys(file, **reading)
+    options.check_there(file)
     readings = readings_of(config, list(dict.fromkeys(strategies or [])))
     if format_ == "json":
-        print_json(as_json(readings, show))
+        options.print_json(as_json(readings, show))
     else:
         print_findings(readings, show)
     if not all(checked.sound for checked, _ in readings):
         raise typer.Exit(1)
 
 
-app.command("run", cls=Command)(runs.run)
-app.command("report", cls=Command)(reports.report)
-app.command("simulate", cls=Command)(simulate.simulate)
-app.command("label", cls=Command)(label.main)
-app.add_typer(stored.app, name="models", cls=Group)
+app.command("run", cls=options.Command)(runs.run)
+app.command("report", cls=options.Command)(reports.report)
+app.command("simulate", cls=options.Command)(simulate.simulate)
+app.command("label", cls=options.Command)(label.main)
+app.add_typer(stored.app, name="models", cls=options.Group)
 
 
 for command in (init, certificates, coordinator, party, align, journal):
-    app.command(cls=Command)(command)
+    app.command(cls=options.Command)(command)
 
 
 if __name__ == "__main__":

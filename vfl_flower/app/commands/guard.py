@@ -10,13 +10,8 @@ from typing import Annotated
 import typer
 
 from vfl_flower.app.deployment.party_folder import NODE_CONFIG, load_party_folder
+from vfl_flower.party import row_order
 from vfl_flower.party.journal import FILE
-from vfl_flower.party.row_order import (
-    accept_order,
-    is_accepted,
-    list_orders,
-    read_order,
-)
 from vfl_flower.party.row_sets import confirm_journal, count_sets
 
 Folder = Annotated[Path, typer.Argument(help="Folder of the party, or its state-dir.")]
@@ -35,14 +30,16 @@ def align(
     """
     state_dir = state_dir_of(folder)
     if accept:
-        order = accept_order(state_dir, accept)
+        order = row_order.accept_order(state_dir, accept)
         typer.echo(f"accepted: alignment {accept!r} of {len(order.ids)} rows")
         return
-    if not (names := list_orders(state_dir)):
+    if not (names := row_order.list_orders(state_dir)):
         raise ValueError(f"{state_dir} has no order: the party has not aligned rows")
     for name in names:
-        order = read_order(state_dir, name)
-        state = "accepted" if is_accepted(state_dir, order) else "not accepted"
+        order = row_order.read_order(state_dir, name)
+        state = (
+            "accepted" if row_order.is_accepted(state_dir, order) else "not accepted"
+        )
         typer.echo(f"{name}: {len(order.ids)} rows, {state}")
 
 

@@ -19,15 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vfl_flower.app.commands.options import (
-    Config,
-    FormatOption,
-    Set,
-    Task,
-    Verbose,
-    print_json,
-    reason_of,
-)
+from vfl_flower.app.commands import options
 from vfl_flower.app.commands.template import write_app
 from vfl_flower.app.config import Key, check_run_config, output_dir, run_keys
 from vfl_flower.app.deployment.bundle import bundle_hash
@@ -257,9 +249,9 @@ def resume_command(
 
 def run(
     strategy: Strategy,
-    task: Task = "train",
-    set_: Set = None,
-    config: Config = None,
+    task: options.Task = "train",
+    set_: options.Set = None,
+    config: options.Config = None,
     connection: Annotated[
         str, typer.Option(help="A SuperLink of Flower's config.toml.")
     ] = "",
@@ -267,8 +259,8 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print what the run would cost.")
     ] = False,
-    verbose: Verbose = False,
-    format_: FormatOption = "text",
+    verbose: options.Verbose = False,
+    format_: options.FormatOption = "text",
 ) -> None:
     """Start a run on a SuperLink and follow it; end with its true status.
 
@@ -284,11 +276,13 @@ def run(
             outcome = start(settings, connection, federation, verbose=verbose)
     except (RunFailed, ValueError) as error:
         if as_json:
-            print_json({"success": False, "error-message": reason_of(error)})
+            options.print_json(
+                {"success": False, "error-message": options.reason_of(error)}
+            )
         raise
     except KeyboardInterrupt:
         typer.echo("no longer followed: the run continues", err=True)
         raise
     if as_json:
         ended = {"run-id": str(outcome.run_id), "status": outcome.status}
-        print_json({"success": True, **ended})
+        options.print_json({"success": True, **ended})

@@ -17,15 +17,8 @@ import typer
 from flwr.app import Context, RecordDict
 
 from vfl_flower.app.client_app import load
+from vfl_flower.app.commands import options
 from vfl_flower.app.commands.findings import MARKS
-from vfl_flower.app.commands.options import (
-    Config,
-    IdColumn,
-    Set,
-    Task,
-    Verbose,
-    check_there,
-)
 from vfl_flower.app.commands.runs import Follower, Strategy, gather
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
 from vfl_flower.app.plan.rehearsal import quietly
@@ -53,7 +46,7 @@ def party_sources(
     data = Path(str(config.get("data", ""))).expanduser()
     common = party_source({}, dict(config))
     for file in files:
-        check_there(str(file))
+        options.check_there(str(file))
     if not files and is_file(common):
         if not data.is_dir():
             raise ValueError(
@@ -140,18 +133,18 @@ def simulate(
     parties: Annotated[
         int, typer.Option(min=1, help="Parties that a set is split over.")
     ] = 3,
-    id_column: IdColumn = "",
+    id_column: options.IdColumn = "",
     label_column: Annotated[
         str, typer.Option(help="Column with the labels, of the file that has it.")
     ] = "",
-    task: Task = "train",
-    set_: Set = None,
-    config: Config = None,
+    task: options.Task = "train",
+    set_: options.Set = None,
+    config: options.Config = None,
     state_dir: Annotated[
         Path | None,
         typer.Option(help="Folder for what parties keep, for a later task."),
     ] = None,
-    verbose: Verbose = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Run a strategy on this machine: on files, on a folder of them, or on a set.
 

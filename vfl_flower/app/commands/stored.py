@@ -9,13 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from vfl_flower.app.commands import reports
 from vfl_flower.app.commands.options import Command, FormatOption, Verbose, print_json
-from vfl_flower.app.commands.reports import (
-    OutputDir,
-    Stored,
-    find_models,
-    stored_models,
-)
 from vfl_flower.app.commands.runs import Federation, gather, start
 from vfl_flower.app.config import output_dir
 from vfl_flower.app.report.report import markdown_table
@@ -29,11 +24,13 @@ app = typer.Typer(
 
 
 @app.command("list", cls=Command)
-def list_models(output_dir_: OutputDir = "", format_: FormatOption = "text") -> None:
+def list_models(
+    output_dir_: reports.OutputDir = "", format_: FormatOption = "text"
+) -> None:
     """List the models of finished runs, the oldest first, with all their tasks."""
     folder = output_dir({"output-dir": output_dir_})
-    models: dict[str, list[Stored]] = {}
-    for stored in stored_models(folder):
+    models: dict[str, list[reports.Stored]] = {}
+    for stored in reports.stored_models(folder):
         models.setdefault(stored.name, []).append(stored)
     rows = []
     for name, versions in models.items():
@@ -53,12 +50,12 @@ def list_models(output_dir_: OutputDir = "", format_: FormatOption = "text") -> 
 @app.command("show", cls=Command)
 def show(
     model: Annotated[str, typer.Argument(help="The id, or the run.")],
-    output_dir_: OutputDir = "",
+    output_dir_: reports.OutputDir = "",
     format_: FormatOption = "text",
 ) -> None:
     """Show what the files of a model hold."""
     folder = output_dir({"output-dir": output_dir_})
-    models = find_models(model, folder)
+    models = reports.find_models(model, folder)
     if not models:
         raise ValueError(f"there is no model {model!r} in {folder}")
     described = [_described(stored) for stored in models]
@@ -73,7 +70,7 @@ def show(
             typer.echo(f"  {name}: {shown}")
 
 
-def _described(stored: Stored) -> dict[str, Any]:
+def _described(stored: reports.Stored) -> dict[str, Any]:
     """Return what a file holds; of an array of several numbers its shape alone."""
     loaded = load_model(stored.file)
     named = {"model": stored.name, "strategy": stored.strategy, "task": stored.task}
@@ -101,14 +98,14 @@ def remove(
         list[str] | None,
         typer.Option("--set", help="key=value of the run, such as n-parties=3."),
     ] = None,
-    output_dir_: OutputDir = "",
+    output_dir_: reports.OutputDir = "",
     verbose: Verbose = False,
 ) -> None:
     """Remove a model at the server and, by a run, its parts at all parties.
 
     It can be repeated: a party that has nothing of the model says so.
     """
-    models = find_models(model, output_dir({"output-dir": output_dir_}))
+    models = reports.find_models(model, output_dir({"output-dir": output_dir_}))
     if models and not any(stored.id for stored in models):
         for stored in models:
             stored.file.unlink()

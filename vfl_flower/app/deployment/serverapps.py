@@ -21,19 +21,7 @@ from queue import Queue
 from vfl_flower.app.deployment.bundle import installed_bundle
 from vfl_flower.app.deployment.flower_run import KILLED
 from vfl_flower.app.deployment.node import BROKEN_OFF, PRELOADED, PROCESSES, preload
-from vfl_flower.app.flwr_internals.superexec import (
-    ExecutionSpec,
-    HttpGrid,
-    LaunchResult,
-    PushTaskOutputRequest,
-    SubprocessExecutor,
-    SubStatus,
-    TaskType,
-    mirror_output_to_queue,
-    run_serverapp,
-    superexec,
-    validate_and_resolve_root_certificates,
-)
+from vfl_flower.app.flwr_internals import superexec as flower
 
 PRELOADED_TOO = ("vfl_flower.app.deployment.serverapps", "vfl_flower.app.server_app")
 """What a process for a ServerApp finds imported besides what one for a message does."""
@@ -42,40 +30,40 @@ WAIT = "0.2"
 """Seconds between two questions for work."""
 
 
-class ForkingExecutor(SubprocessExecutor):
+class ForkingExecutor(flower.SubprocessExecutor):
     """Starts ServerApps of one bundle by a fork, and everything else as Flower does."""
 
     def __init__(self, bundle: str) -> None:
         self.bundle = bundle
 
-    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+    def launch(self, spec: flower.ExecutionSpec) -> flower.LaunchResult:
         """Start a process for a task."""
-        if spec.task_type != TaskType.SERVER_APP or spec.fab_hash != self.bundle:
+        if spec.task_type != flower.TaskType.SERVER_APP or spec.fab_hash != self.bundle:
             return super().launch(spec)
         process = PROCESSES.Process(target=serve_run, args=(spec,), daemon=True)
         try:
             process.start()
         except BROKEN_OFF as error:
             tell(spec, f"{KILLED} before it began")
-            return LaunchResult.failed(str(error))
+            return flower.LaunchResult.failed(str(error))
         threading.Thread(target=tell_end, args=(spec, process), daemon=True).start()
-        return LaunchResult.accepted()
+        return flower.LaunchResult.accepted()
 
 
-def serve_run(spec: ExecutionSpec) -> None:
+def serve_run(spec: flower.ExecutionSpec) -> None:
     """Run a ServerApp as ``flwr-serverapp`` does, in the process that is for it."""
     if spec.suppress_output:  # its log is that of the run
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
     lines: Queue[str | None] = Queue()
-    mirror_output_to_queue(lines)
-    run_serverapp(
+    flower.mirror_output_to_queue(lines)
+    flower.run_serverapp(
         spec.runtime_api_address,
         lines,
         spec.token,
         spec.insecure,
-        validate_and_resolve_root_certificates(
+        flower.validate_and_resolve_root_certificates(
             spec.root_certificates_path, spec.insecure
         ),
         spec.parent_pid,
@@ -83,21 +71,25 @@ def serve_run(spec: ExecutionSpec) -> None:
     )
 
 
-def tell_end(spec: ExecutionSpec, process: BaseProcess) -> None:
+def tell_end(spec: flower.ExecutionSpec, process: BaseProcess) -> None:
     """Wait for the end of a ServerApp, and tell the SuperLink if it was killed."""
     process.join()
     if process.exitcode is not None and process.exitcode < 0:
         tell(spec, f"{KILLED} by signal {-process.exitcode}")
 
 
-def tell(spec: ExecutionSpec, details: str) -> None:
+def tell(spec: flower.ExecutionSpec, details: str) -> None:
     """Tell the SuperLink how a task has failed."""
-    certificates = validate_and_resolve_root_certificates(
+    certificates = flower.validate_and_resolve_root_certificates(
         spec.root_certificates_path, spec.insecure
     )
-    failed = PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details)
+    failed = flower.PushTaskOutputRequest(
+        sub_status=flower.SubStatus.FAILED, details=details
+    )
     address, token = spec.runtime_api_address, spec.token
-    with closing(HttpGrid(address, spec.insecure, certificates, token=token)) as grid:
+    with closing(
+        flower.HttpGrid(address, spec.insecure, certificates, token=token)
+    ) as grid:
         grid._runtime_client.PushTaskOutput(failed)
 
 
@@ -107,8 +99,8 @@ def serve(superlink: str, root_certificates: str | None, parent: int | None) -> 
     preload()
     executor = ForkingExecutor(installed_bundle()[1])
     # What run_superexec finds under this name, it starts its tasks with.
-    superexec.__dict__["get_executor"] = lambda *_, **__: executor
+    flower.superexec.__dict__["get_executor"] = lambda *_, **__: executor
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", WAIT)
-    superexec.run_superexec(
+    flower.superexec.run_superexec(
         superlink, root_certificates is None, root_certificates, parent_pid=parent
     )

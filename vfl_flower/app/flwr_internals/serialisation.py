@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from flwr.app import Array, Context, Message, RecordDict
-from flwr.common.serde import (
-    context_from_proto,
-    context_to_proto,
-    message_from_proto,
-    message_to_proto,
-    recorddict_from_proto,
-    recorddict_to_proto,
-)
+from flwr.common import serde
 from flwr.proto.recorddict_pb2 import Array as ProtoArray
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 
 def records_to_bytes(content: RecordDict) -> bytes:
     """Return the bytes of records."""
-    data: bytes = recorddict_to_proto(content).SerializeToString()
+    data: bytes = serde.recorddict_to_proto(content).SerializeToString()
     return data
 
 
 def records_from_bytes(data: bytes) -> RecordDict:
     """Return the records of bytes; what it raises for others differs by version."""
-    return recorddict_from_proto(ProtoRecordDict.FromString(data))
+    return serde.recorddict_from_proto(ProtoRecordDict.FromString(data))
 
 
 def size_of_records(content: RecordDict) -> int:
     """Return the number of bytes of records."""
-    return int(recorddict_to_proto(content).ByteSize())
+    return int(serde.recorddict_to_proto(content).ByteSize())
 
 
 def size_of_description(array: Array) -> int:
@@ -39,15 +32,15 @@ def size_of_description(array: Array) -> int:
 
 def message_to_bytes(message: Message) -> bytes:
     """Return the bytes of a message."""
-    data: bytes = message_to_proto(message).SerializeToString()
+    data: bytes = serde.message_to_proto(message).SerializeToString()
     return data
 
 
 def arrived(message: Message) -> Message:
     """Return a message as its receiver gets it, which shares no memory with it."""
-    return message_from_proto(message_to_proto(message))
+    return serde.message_from_proto(serde.message_to_proto(message))
 
 
 def restored(context: Context) -> Context:
     """Return a context as the next message finds it, which shares no memory with it."""
-    return context_from_proto(context_to_proto(context))
+    return serde.context_from_proto(serde.context_to_proto(context))
