@@ -23,7 +23,7 @@ from vfl_flower.party.consent import Consent
 from vfl_flower.party.identity import (
     FILE,
     Credential,
-    check_peers,
+    check_listed,
     check_run,
     credential_of,
     load_identity,
@@ -277,7 +277,7 @@ def test_malformed_credentials(packed):
 def check(credentials=LISTED, place=PLACE, pinned=PINNED, trust=False, known=()):
     consent = Consent(peers=pinned, trust_on_first_use=trust)
     said = LISTED[PLACE]
-    return check_peers(credentials, SESSION, place, said, consent, dict(known))
+    return check_listed(credentials, SESSION, place, said, consent, dict(known))
 
 
 def other(j, **change):
@@ -298,9 +298,9 @@ def test_pinned_peers_are_accepted():
 def test_parties_without_an_index_stand_by_name():
     listed = [other(j, index=-1, n_parties=0)[j] for j in range(3)]
     given = SESSION, 1, listed[1], Consent(peers=PINNED), None
-    assert check_peers(listed, *given) == {}
+    assert check_listed(listed, *given) == {}
     with pytest.raises(PartyError, match="order of their names, but 'b' follows 'c'"):
-        check_peers(listed[::-1], *given)
+        check_listed(listed[::-1], *given)
 
 
 OWN = "does not stand at its place"

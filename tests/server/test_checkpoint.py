@@ -149,16 +149,16 @@ def test_replies_are_in_the_order_of_the_nodes(tmp_path):
     first = Checkpoint(tmp_path / FILE)
     first.add(0, reply(-1))
     first.drop()
-    for node in (2, 0, 1):
-        first.add(node, reply(node))
-    first.close("probe", b"digest", 1.5, [11, 12, 13])
+    for place in (2, 0, 1):
+        first.add(place, reply(place))
+    first.commit("probe", b"digest", 1.5, [11, 12, 13])
     first.end()
     again = Checkpoint(tmp_path / FILE)
     assert again.nodes() == [11, 12, 13]
-    seconds, replies = again.past("probe", b"digest")
+    seconds, replies = again.replay("probe", b"digest")
     assert (seconds, numbers(replies)) == (1.5, [0, 1, 2])
     assert again.nodes() == []
-    assert again.past("probe", b"digest") is None
+    assert again.replay("probe", b"digest") is None
     again.end()
 
 

@@ -222,7 +222,7 @@ def check_list(signatures: bytes, session: int, keys: bytes, packed: bytes) -> N
             )
 
 
-def check_peers(
+def check_listed(
     credentials: Sequence[Credential],
     session: int,
     place: int,
@@ -342,7 +342,7 @@ def check_run(
     listed = parse_credentials(frame.credentials, frame.peers)
     said = credential_of(announced, frame.session, public_key(private_key))
     known = None if journal is None else journal.trusted
-    new = check_peers(listed, frame.session, frame.index, said, consent, known)
+    new = check_listed(listed, frame.session, frame.index, said, consent, known)
     for name, key in new.items():
         log.warning("party %r is trusted on first use with %s", name, key)
     if journal is not None:

@@ -92,7 +92,7 @@ class RowOrder:
 
     @property
     def digest(self) -> str:
-        """What parties compare in place of a digest of ids, which one could guess."""
+        """What parties compare: name and tag, since a digest of ids can be guessed."""
         return f"alignment {self.name} {self.tag}"
 
     @property

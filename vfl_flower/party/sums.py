@@ -31,9 +31,9 @@ CLIPPED = "the number of clipped values"
 class PartySums:
     """The sums of one message, at one party.
 
-    Each goes to the server, where the masks cancel; ``to`` a party, whose pad stays on
-    it; or by ``relay`` to a party, for which this one encrypts its addend and what
-    other parties have sent it under the same name.
+    Each goes to the server, where the masks cancel; ``to`` a party, which alone can
+    remove the pad on it; or by ``relay`` to the next party, encrypted for it: this
+    party's addend and those that other parties have sent it under the same name.
     """
 
     private_key: bytes

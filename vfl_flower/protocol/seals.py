@@ -10,14 +10,14 @@ from typing import Any, Literal, cast, get_args
 from vfl_flower.shapes import shapes_only
 from vfl_flower.typing import Array
 
-Kind = Literal["pad", "relay", "secret"]
+SealKind = Literal["pad", "relay", "secret"]
 
 
 @dataclass(frozen=True)
 class Seal:
     """How one hidden value was made, so that its receiver can open it."""
 
-    kind: Kind
+    kind: SealKind
     """``"pad"``: a sum at the server, on which the receiver's own pad is left.
     ``"relay"``: a partial sum, which `sender` has encrypted for the receiver.
     ``"secret"``: bytes, which `sender` has encrypted for the receiver."""
@@ -42,10 +42,10 @@ class Seal:
             kind, action, name, number, group, bound, sender = words
             places = int(number), int(sender)
             limit = None if bound == "-" else float.fromhex(bound)
-            seal = cls(cast(Kind, kind), action, name, *places, group, limit)
+            seal = cls(cast(SealKind, kind), action, name, *places, group, limit)
         except (ValueError, OverflowError):
             raise ValueError("a seal cannot be read") from None
-        fits = kind in get_args(Kind) and seal.round >= 0 and seal.sender >= 0
+        fits = kind in get_args(SealKind) and seal.round >= 0 and seal.sender >= 0
         bounded = seal.bound is not None and math.isfinite(seal.bound)
         if not fits or bounded != (kind != "secret"):
             raise ValueError("a seal cannot be read")

@@ -8,7 +8,7 @@ from vfl_flower.party.columns import ColumnKind, Declared, column_digest
 from vfl_flower.protocol.errors import FederationError
 
 OTHER_PLACES = 1000
-"""Columns of a file that a party at most leaves out and that still count as places."""
+"""Most columns that a party leaves out of a file without a header."""
 
 SHOWN = 5  # names of columns that an error lists
 

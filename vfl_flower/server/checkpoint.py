@@ -101,20 +101,20 @@ class Checkpoint:
 
     @property
     def ahead(self) -> int:
-        """How many entries the protocol has not come to yet."""
+        """How many of the round trips held the protocol has not come to yet."""
         return self.held - self._place
 
     def nodes(self) -> list[int]:
-        """Return the nodes of the next round trip that is held; none if none is."""
+        """Return the ids of the nodes of the next round trip that is held, or none."""
         if self._db is None or not self.ahead:
             return []
         (nodes,) = self._entry("nodes")
         return list(json.loads(nodes))
 
-    def past(
+    def replay(
         self, action: str, digest: bytes
     ) -> tuple[float, Iterator[RecordDict]] | None:
-        """Return the seconds and the replies of the next round trip, if it is held.
+        """Return the seconds and replies of the next round trip that is held, or None.
 
         Raises FederationError if it was of another `action`, or of another `digest`.
         """
@@ -143,19 +143,19 @@ class Checkpoint:
             for (content,) in self._db.execute(query, (place,)):
                 yield records_from_bytes(content)
 
-    def add(self, node: int, content: RecordDict) -> None:
-        """Keep the reply of one node, the `node`-th, in the round trip that is open."""
+    def add(self, place: int, content: RecordDict) -> None:
+        """Write the reply of the node at a place of the round trip that is open."""
         if self._db is None:
             return
         packed = records_to_bytes(content)
         insert = "INSERT INTO replies VALUES (?, ?, ?)"
         with self._errors():
-            self._db.execute(insert, (self._place, node, packed))
+            self._db.execute(insert, (self._place, place, packed))
 
-    def close(
+    def commit(
         self, action: str, digest: bytes, seconds: float, nodes: Sequence[int]
     ) -> None:
-        """Keep the round trip, all of whose replies were added: it is on the disk."""
+        """Keep the round trip, to which all replies were added, on the disk."""
         if self._db is None:
             return
         entry = self._place, action, digest, seconds, json.dumps(list(nodes))
@@ -172,7 +172,7 @@ class Checkpoint:
             self._db.rollback()
 
     def end(self) -> None:
-        """Let others have the file, which stays as it is."""
+        """Close the file, which stays as it is: another process may continue."""
         if self._db is not None:
             self._db.close()
             self._db = None

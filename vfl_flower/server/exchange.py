@@ -121,7 +121,7 @@ class Exchange:
         """
         checkpoint = checkpoint or self.checkpoint
         digest = digest_of(action, list(contents.values()))
-        if (past := checkpoint.past(action, digest)) is not None:
+        if (past := checkpoint.replay(action, digest)) is not None:
             replies, (seconds, stored) = [], past
             for node, reply in zip(contents, stored, strict=True):
                 self._count(action, names[node], contents[node])
@@ -134,7 +134,7 @@ class Exchange:
         try:
             opened = self._live(action, contents, names, checkpoint)
             seconds = time.monotonic() - start
-            checkpoint.close(action, digest, seconds, list(contents))
+            checkpoint.commit(action, digest, seconds, list(contents))
         finally:
             checkpoint.drop()
         self.ledger.round_trip(action, seconds)

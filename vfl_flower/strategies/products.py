@@ -96,7 +96,7 @@ def deal(parties: Parties, roles: Roles) -> dict[str, Any]:
 
 
 def secret(replies: Replies[Any], name: str) -> list[dict[int, Array]]:
-    """Return what parties have sent to each party under a name, by the sender."""
+    """Return for each party what others have encrypted for it, by the sender."""
     sent: list[dict[int, Array]] = replies.secrets.get(name, [{}] * len(replies))
     return sent
 

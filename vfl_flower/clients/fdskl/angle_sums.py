@@ -136,14 +136,14 @@ def angles(
 def held_out_angles(
     party: Party, request: state.AngleRequest, send: state.Names | None = None
 ) -> PartialAngles:
-    """Do the same for rows that are not trained on."""
+    """Return the same for rows held out or new ones, under a name of its own."""
     return angles_of(party, request, send)
 
 
 def angles_of(
     party: Party, request: state.AngleRequest, send: state.Names | None = None
 ) -> PartialAngles:
-    """Return the angles that a request names, of the rows that this marks as sent."""
+    """Return the angles that a request names, and count its rows as sent."""
     if party.part:
         part = state.loaded_part(party)
     else:
@@ -159,7 +159,7 @@ def angles_of(
     reply: PartialAngles = {"angles": {}, "offsets": {}}
     summands = np.zeros(0)
     if any(name.startswith("angles") for name in names):
-        ignored = np.errstate(over="ignore", invalid="ignore")  # these are refused
+        ignored = np.errstate(over="ignore", invalid="ignore")  # refused later
         with refusing("the party cannot make its angles: "), ignored:
             summands = partial_angles(part, party.rows, stop, request.bits, rows)
     for holder in holders:

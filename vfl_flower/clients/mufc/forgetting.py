@@ -20,14 +20,14 @@ from vfl_flower.protocol.contract import IN_SUM, Reals
 from vfl_flower.protocol.errors import PartyError, refusing
 from vfl_flower.protocol.settings import Count
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
-from vfl_flower.protocol.terms import LEAST_ROWS as FEWEST
+from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.secure_aggregation.sparse_sum import SparseSum
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
 step = step_of("mufc")
 
-LEAST_PARTIES = 2
+LEAST_STAYING = 2
 """Fewest parties of a sum: with a single one it would be that party's counts."""
 
 NAMED = {
@@ -38,7 +38,7 @@ NAMED = {
 
 RowCount = Annotated[int, Ge(0), Le(training.MOST_ROWS)]
 
-Kind = Literal["unlearn", "forget-client"]
+ForgetKind = Literal["unlearn", "forget-client"]
 
 
 class Forgotten(training.Counts):
@@ -83,7 +83,7 @@ def forget(
     run: str,
     key: bytes = b"",
     leaving: list[Count] | None = None,
-    kind: Kind = "unlearn",
+    kind: ForgetKind = "unlearn",
     settings: TrainingSettings | None = None,
 ) -> Forgotten:
     """Remove the rows that the party's file names, and send the counts.
@@ -96,8 +96,8 @@ def forget(
     each.
     """
     gone_parties = set(leaving or ())
-    least = LEAST_PARTIES if party.consent is None else party.consent.least_parties
-    least = max(least, LEAST_PARTIES)
+    least = LEAST_STAYING if party.consent is None else party.consent.least_parties
+    least = max(least, LEAST_STAYING)
     if party.n_parties - len(gone_parties) < least:
         raise PartyError(
             f"leaving must leave at least {least} parties, whose sum hides each"
@@ -119,8 +119,8 @@ def forget(
     drawn = np.array([row[now.centroids[i]] for i in prefix], dtype=np.int64)
     redrawn, sizes = len(prefix) < len(now.centroids), now.sizes
     if redrawn or np.count_nonzero(removed) != len(gone):
-        # Without a draw where the data no longer hold the removed rows, which leaves
-        # nothing but to count those that stay.
+        # Where the data no longer hold the removed rows, nothing is redrawn: they
+        # cannot be subtracted, so the rows that stay are counted anew.
         k = settings.local_clusters if redrawn else len(drawn)
         rng = party.rng(f"redraw {version}")
         with training.same_values():
@@ -167,11 +167,11 @@ def _log_change(model: str, what: str, count: int) -> None:
         "the counts of the quantised centroids change with them",
         *(model, count, what),
     )
-    if count < FEWEST:
+    if count < LEAST_ROWS:
         log.warning(
             "these are fewer than %d rows, of each of which the change reveals much: "
             "request more of them for one run",
-            FEWEST,
+            LEAST_ROWS,
         )
 
 

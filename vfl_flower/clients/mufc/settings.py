@@ -21,7 +21,7 @@ MOST_NUMBERS = 2**20
 MOST_CLUSTERS = 2**12
 """Most clusters: a party's time grows with its rows times their number."""
 
-LEAST_ROWS = 5
+LEAST_BIN_ROWS = 5
 """Fewest rows of a mean that is a centroid; of fewer, it is as good as a row."""
 
 ClusterCount = Annotated[int, Ge(1), Le(MOST_CLUSTERS)]
@@ -73,7 +73,7 @@ class TrainingSettings:
     @property
     def shows_rows(self) -> bool:
         """Whether a centroid can be a row, or as good as one."""
-        few = self.client_training == "init" or self.min_rows_per_bin < LEAST_ROWS
+        few = self.client_training == "init" or self.min_rows_per_bin < LEAST_BIN_ROWS
         return few or self.privacy == "none"
 
     @cached_property

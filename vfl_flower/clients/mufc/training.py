@@ -41,7 +41,7 @@ from vfl_flower.party.row_requests import (
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, Reals, Whole
 from vfl_flower.protocol.errors import PartyError, refusing, refusing_files
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
-from vfl_flower.protocol.terms import LEAST_ROWS as FEWEST
+from vfl_flower.protocol.terms import LEAST_ROWS
 from vfl_flower.secure_aggregation.limbs import split_limbs
 from vfl_flower.secure_aggregation.sparse_sum import SparseSum
 from vfl_flower.typing import Array
@@ -432,8 +432,8 @@ def evaluate(
     A server that chooses centres freely could single out rows.
     """
     rows, _, costs = _new_rows(party, model, version, before, centers)
-    if len(rows) < FEWEST:
-        raise PartyError(f"a cost must be of at least {FEWEST} rows of a party")
+    if len(rows) < LEAST_ROWS:
+        raise PartyError(f"a cost must be of at least {LEAST_ROWS} rows of a party")
     party.sum_over(rows, by_choice=len(rows) < party.n_rows)
     party.share(rows, "row-sums")
     cost = float(costs.sum())

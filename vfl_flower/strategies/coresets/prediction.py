@@ -80,7 +80,7 @@ class CoresetPrediction(RowPrediction):
 
     @property
     def terms(self) -> Terms:
-        """Predictions; the errors of many models say as much as sums of products."""
+        """Predictions; to evaluate, moments too: many errors reveal as much."""
         needs: tuple[Kind, ...] = ("predictions", "moments")
         return replace(super().terms, needs=needs if self.evaluates else needs[:1])
 
@@ -137,8 +137,8 @@ class CoresetEvaluation(CoresetPrediction):
 
     A server that deviates can give the parties another model before each evaluation.
     The errors of many models reveal the labels and rows, so the receiver counts each
-    evaluation as ``moments`` against the limit of its consent. One row cannot stand in
-    the place of all: a message is of a whole block of rows.
+    evaluation as ``moments`` against the limit of its consent. A party answers for
+    whole blocks of rows only, so nobody can ask for the error of a single row.
     """
 
     task = "evaluate"

@@ -211,9 +211,8 @@ class CoresetStrategy(JudgedStrategy):
         g, total = scored.sums["scores"], float(G.sum())
         if not (g > 0).all():
             raise parties.faulty_sum(party.scores, "scores above 0")
-        # Line 8.
         if not self.pools:
-            return Coreset(rows, coreset_weights(total, g))
+            return Coreset(rows, coreset_weights(total, g))  # line 8
         if fused:
             X, y = self._pooled(parties, scored, len(rows))
         else:
@@ -222,7 +221,7 @@ class CoresetStrategy(JudgedStrategy):
         def part(chosen: slice) -> Coreset:
             return Coreset(
                 rows[chosen],
-                coreset_weights(total, g[chosen]),
+                coreset_weights(total, g[chosen]),  # line 8
                 [block[chosen] for block in X],
                 None if y is None else y[chosen],
             )

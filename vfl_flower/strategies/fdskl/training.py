@@ -201,7 +201,7 @@ class FDSKL(KernelLearning):
         )
 
     def _batches(self, labels: list[int]) -> tuple[list[int], int]:
-        """Return the rows of each iteration, and M, by what label holders know."""
+        """Return the rows of each iteration, and M features, from the label counts."""
         L, known, size = len(labels), sum(labels), self.angle_bits // 8
         implicit, products = self.step == "implicit", self.budget // size
         T = self.iterations or (2 * L if implicit else PUBLISHED_STEPS)
@@ -218,6 +218,7 @@ class FDSKL(KernelLearning):
         batches = [1] * T
         for j, count in enumerate(labels):
             turns = range(j, T, L)
+            # Later implicit batches send more features a row, so they have fewer rows.
             weights = [1 / (t // L + 1) if implicit else 1.0 for t in turns]
             for t, weight in zip(turns, weights, strict=True):
                 rows = m * count / known * weight / sum(weights)
@@ -242,13 +243,13 @@ class FDSKL(KernelLearning):
 
     @staticmethod
     def _area(batches: list[int]) -> int:
-        """Return the angles of a run for each feature of an iteration."""
+        """Return how many angles a run sends if each iteration adds one feature."""
         return sum(rows * (t + 1) for t, rows in enumerate(batches))
 
     def _train(
         self, angles: Angles, batches: list[int], rule: Rule, setup: Setup
     ) -> tuple[Angles, int, bool]:
-        """Algorithm 1: return angles with a scale, C, and whether parts are kept."""
+        """Algorithm 1: return scaled angles, the C columns of f, and if parts stay."""
         parties, holders, L = angles.parties, angles.holders, len(angles.holders)
         picked = parties.ask(
             training.start,

@@ -175,7 +175,7 @@ class ForgettingTask(StateTask):
                 f"at least {self.least_parties} parties must stay, whose sum hides "
                 "each: remove the model instead"
             )
-        kind: forgetting.Kind = "forget-client" if leaving else "unlearn"
+        kind: forgetting.ForgetKind = "forget-client" if leaving else "unlearn"
         agreed, key = before.settings, training.new_key(parties, before.settings)
         replies = parties.ask(
             forgetting.forget.summing(**training.sums_of(agreed)),

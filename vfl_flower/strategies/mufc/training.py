@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord
 
 from vfl_flower.clients.mufc import training as party
 from vfl_flower.clients.mufc.settings import (
-    LEAST_ROWS,
+    LEAST_BIN_ROWS,
     PointField,
     Privacy,
     ServerPoints,
@@ -332,13 +332,13 @@ class MUFC(MUFCTask):
         """Centroids; and rows, where a centroid can be a row or a mean of few."""
         if (
             self.client_training == "full"
-            and self.min_rows_per_bin >= LEAST_ROWS
+            and self.min_rows_per_bin >= LEAST_BIN_ROWS
             and self.privacy == "scma"
         ):
             return super().terms
         less = (
             "With client_training='full' and min_rows_per_bin of at least "
-            f"{LEAST_ROWS} centroids are means, and it needs centroids alone"
+            f"{LEAST_BIN_ROWS} centroids are means, and it needs centroids alone"
         )
         return replace(super().terms, needs=("rows", "centroids"), less=less)
 
