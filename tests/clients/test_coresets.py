@@ -27,18 +27,17 @@ def weighted(*weights: float, rows: int = 2) -> WeightedRows:
     return WeightedRows(np.arange(rows), np.array(weights or [1.0] * rows))
 
 
-NONE = np.ones(0)
+NONE, ROWS = np.ones(0), np.arange(2)
+SIZES = {"n_rows": N, "n_columns": 2}
+EITHER = "either intercept or clustering"
 LINEAR = {"method": "cg", "n": N, "l2": 0.0, "intercept": True, "test_fraction": 0.0}
 
 
 @pytest.mark.parametrize(
     ("arguments", "rule"),
     [
-        ({}, "either intercept or clustering"),
-        (
-            {"intercept": True, "clustering": Clustering(2, "lloyd", 2.0)},
-            "either intercept or clustering",
-        ),
+        ({}, EITHER),
+        ({"intercept": True, "clustering": Clustering(2, "lloyd", 2.0)}, EITHER),
         ({"clustering": Clustering(N + 1, "lloyd", 2.0)}, "n_clusters .* 12 .* got 13"),
         ({"intercept": True, "test_fraction": 0.99}, "test_fraction must leave some"),
     ],
@@ -53,18 +52,14 @@ def test_totals_that_a_party_refuses(party, arguments, rule):
     [
         ({}, "either rows, or start and stop"),
         ({"start": 0}, "either rows, or start and stop"),
-        (
-            {"rows": np.arange(2), "start": 0, "stop": 2},
-            "must not be given beside rows",
-        ),
+        ({"rows": ROWS, "start": 0, "stop": 2}, "must not be given beside rows"),
         ({"test_fraction": 0.99, "start": 0, "stop": 2}, "test_fraction must leave"),
     ],
 )
 def test_rows_that_a_party_does_not_pool(party, arguments, rule):
+    given = {"test_fraction": 0.0, "labels": True} | arguments
     with pytest.raises(PartyError, match=rule):
-        coresets.pooled_rows(
-            party, **{"test_fraction": 0.0, "labels": True} | arguments
-        )
+        coresets.pooled_rows(party, **given)
 
 
 @pytest.mark.parametrize(
@@ -90,17 +85,15 @@ def test_a_message_has_so_many_distances_at_most(party, monkeypatch):
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 1e-101, 1e101])
 def test_weights_that_no_coreset_has(weight):
-    coreset = {"coreset.rows": np.arange(2), "coreset.weights": np.array([1.0, weight])}
-    sizes = {"n_rows": N, "n_columns": 2}
+    coreset = {"coreset.rows": ROWS, "coreset.weights": np.array([1.0, weight])}
     with pytest.raises(ContractError, match="'weights' must hold numbers from 1e-100"):
-        structure(linear.start.contract.request, coreset | LINEAR, sizes)
+        structure(linear.start.contract.request, coreset | LINEAR, dict(SIZES))
 
 
 def test_a_coreset_comes_whole():
-    values = {"coreset.rows": np.arange(2), **LINEAR}
-    sizes = {"n_rows": N, "n_columns": 2}
+    values = {"coreset.rows": ROWS, **LINEAR}
     with pytest.raises(ContractError, match="coreset: 'weights' is missing"):
-        structure(linear.start.contract.request, values, sizes)
+        structure(linear.start.contract.request, values, dict(SIZES))
 
 
 def test_row_numbers_that_are_truth_values(party):
@@ -115,14 +108,10 @@ def test_row_numbers_that_are_truth_values(party):
     [
         ("saga", lambda p: linear.cg(p, np.ones(2), 0.1, 0.1), "earlier step"),
         ("cg", lambda p: linear.proximal(p, np.ones(2), 1.0, 0.5), "earlier step"),
-        ("cg", lambda p: linear.saga(p, np.arange(2), NONE, 0.1, 0.0), "earlier"),
+        ("cg", lambda p: linear.saga(p, ROWS, NONE, 0.1, 0.0), "earlier"),
         ("cg", lambda p: linear.cg(p, np.ones(3), 0.1, 0.1), "each of the 2 rows"),
         ("saga", lambda p: linear.saga(p, np.array([2]), NONE, 0.1, 0.0), "the 2 rows"),
-        (
-            "saga",
-            lambda p: linear.saga(p, np.arange(2), np.ones(1), 0.1, 0.0),
-            "earlier",
-        ),
+        ("saga", lambda p: linear.saga(p, ROWS, np.ones(1), 0.1, 0.0), "earlier"),
         ("proximal", lambda p: linear.proximal(p, np.full(2, 1e308), 1.0, 0), "over"),
     ],
 )

@@ -49,9 +49,8 @@ def test_several_classes_have_no_positive_one():
     y = np.repeat([0.0, 1.0, 2.0], [60, 70, 70])
     party = Party(np.zeros((N, 1)), y=y)
     actual = measures_of(party, y, np.ones(N), "multiclass", np.arange(3.0))
-    assert set(actual) == {
-        *("test_rows", "test_error", "test_error_se", "test_base_error")
-    }
+    names = "test_rows", "test_error", "test_error_se", "test_base_error"
+    assert set(actual) == {*names}
     assert actual["test_error"] == actual["test_base_error"] == pytest.approx(0.65)
 
 

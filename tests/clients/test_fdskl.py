@@ -31,14 +31,7 @@ from vfl_flower.secure_aggregation.limbs import split_limbs
 ROOT = math.sqrt(2)
 """phi at angle 0."""
 
-SETUP = Setup(
-    target="binary",
-    kernel="gaussian",
-    bandwidth=2.0,
-    n_features=4,
-    holders=[2],
-    block=4,
-)
+SETUP = Setup("binary", "gaussian", bandwidth=2.0, n_features=4, holders=[2], block=4)
 SQUARE, IMPLICIT = Rule("square", 0.1, 0.5), Rule("logistic", 0.0)
 SHARED = SharedFeatures(seed="9", widths=[2, 2, 2], kept=[1, 1])
 
@@ -135,18 +128,16 @@ def test_rows_come_with_what_was_summed_of_them(given, missing):
 
 
 def test_the_seed_is_drawn_once_a_run_from_a_stream_of_its_own():
+    def seed_of(party, **values):
+        ask(party, **values)
+        return training(party).seed
+
     party = a_party(0)
-    ask(party)
-    first = training(party).seed
-    ask(party, stop=2)
-    assert training(party).seed == first
+    first = seed_of(party)
+    assert seed_of(party, stop=2) == first == seed_of(a_party(0))
     private = a_party(0, private_draws=True, run_secret=bytes(32))
     for other in (a_party(1), a_party(0, seed=8), private):
-        ask(other)
-        assert training(other).seed != first
-    again = a_party(0)
-    ask(again)
-    assert training(again).seed == first
+        assert seed_of(other) != first
     assert a_party(0).rng("features").bytes(16).hex() == first
 
 
@@ -186,8 +177,8 @@ def test_codes_of_classes_at_several_holders(codes, target, holders, good):
     if good:
         ask(party, **call)
         return
-    message = "labels must be 0 and 1, or -1 and 1, where several parties hold labels"
-    with pytest.raises(PartyError, match=message):
+    rule = "labels must be 0 and 1, or -1 and 1, where several parties hold labels"
+    with pytest.raises(PartyError, match=rule):
         ask(party, **call)
     assert not party.remembered()
 
@@ -245,8 +236,7 @@ def test_up_to_100_classes():
 
 
 def test_missing_labels_are_no_class():
-    y = np.where(np.arange(12) < 4, np.nan, labels())
-    party = a_party(2, y)
+    party = a_party(2, np.where(np.arange(12) < 4, np.nan, labels()))
     ask(party)
     assert training(party).classes.tolist() == [3.0, 7.0]
 
@@ -275,22 +265,16 @@ def test_fit_is_ridge_by_hand():
     w = np.linalg.solve(Z.T @ Z + penalty, Z.T @ np.arange(12.0))
     np.testing.assert_allclose(party.part["coef"][:, 0], w[:4] / 2)  # of phi, not z
     np.testing.assert_allclose(party.part["intercept"], w[4:])
-    assert reply == {
-        "columns": 1,
-        "kept": False,
-        "regularization": 0.1,
-        "converged": 1.0,
-    }
+    assert reply == {"columns": 1, "kept": False, "converged": 1, "regularization": 0.1}
 
 
 def test_whether_a_part_outlives_the_run_is_told(tmp_path):
     """The folder is not; nothing is written here."""
-    party = a_party(0, state_dir=tmp_path / "none")
-    ask(party)
-    assert fdskl.fit(party) == {"kept": True}
-    party = a_party(0, state_dir=tmp_path / "none")
-    fdskl.start(party, 0.0, SETUP, IMPLICIT)
-    assert fdskl.iterate(party, 1, 0, keep=True) == {"kept": True}
+    exact, iterative = (a_party(0, state_dir=tmp_path / "none") for _ in range(2))
+    ask(exact)
+    assert fdskl.fit(exact) == {"kept": True}
+    fdskl.start(iterative, 0.0, SETUP, IMPLICIT)
+    assert fdskl.iterate(iterative, 1, 0, keep=True) == {"kept": True}
     assert not list(tmp_path.iterdir())
 
 
@@ -306,8 +290,7 @@ def test_fit_takes_blocks_in_the_order_of_their_numbers():
 
 def test_fit_of_classes_without_a_row():
     """A refusal told whether some labels of the server's choice are equal."""
-    y = np.where(np.arange(12) == 11, 7.0, 3.0)
-    party = a_party(2, y)
+    party = a_party(2, np.where(np.arange(12) == 11, 7.0, 3.0))
     ask(party)
     angles = np.random.default_rng(0).random(20)
     reply = fdskl.fit(party, problem(5), {0: angles})
@@ -318,8 +301,7 @@ def test_fit_of_classes_without_a_row():
 
 def test_classes_are_those_of_the_rows_trained_on():
     """Of 3, 5 and 7 the first ten rows have the first and the last."""
-    y = np.where(np.arange(12) >= 10, 5.0, labels())
-    party = a_party(2, y)
+    party = a_party(2, np.where(np.arange(12) >= 10, 5.0, labels()))
     ask(party, target="multiclass")
     reply = fdskl.fit(party, problem(10), {0: np.random.default_rng(0).random(40)})
     assert reply["columns"] == 2
@@ -459,15 +441,8 @@ def test_another_holders_implicit_step_leaves_its_own_coefficients():
 def test_a_part_is_told_without_its_secrets():
     party, _, _ = fitted()
     assert fdskl_prediction.part(party) == {
-        "index": 2,
-        "n_features": 4,
-        "holders": [2],
-        "columns": 1,
-        "scale": 1.0,
-        "kernel": "gaussian",
-        "bandwidth": 2.0,
-        "parties": 3,
-        "kept": [],
+        **{"index": 2, "parties": 3, "holders": [2], "columns": 1, "scale": 1.0},
+        **{"n_features": 4, "kernel": "gaussian", "bandwidth": 2.0, "kept": []},
     }
 
 
@@ -498,23 +473,16 @@ def test_answers_of_all_rows_in_order_name_no_rows():
 
 
 def test_errors_are_of_the_rows_whose_labels_are_known():
-    """Rows 0 to 3 have label 7 but row 1 none, the others 3; row 5 is answered 7."""
-    y = labels()
-    y[1] = np.nan
+    """Of rows 0 to 7 row 1 has no label; row 5, of label 3, is answered 7."""
     party, _, _ = fitted(labels(), target="binary")
-    party.y = y
-    done = np.arange(8, dtype=np.uint32)
+    party.y = np.where(np.arange(12) == 1, np.nan, labels())
     scores = np.where(labels()[:8] == 7.0, 1.0, -1.0)
     scores[5] = 2.0
-    wrong = float(
-        np.mean((scores > 0)[[0, *range(2, 8)]] != (y[[0, *range(2, 8)]] == 7))
-    )
-    done = ScoredRows(done, scores)
+    done = ScoredRows(np.arange(8, dtype=np.uint32), scores)
     reply = fdskl_prediction.answer(party, 1, 0, done, evaluate=True, last=True)
-    spread = math.sqrt(wrong * (1 - wrong) / 6)
     assert reply == {
-        "test_error": pytest.approx(wrong),
-        "test_error_se": pytest.approx(spread),
+        "test_error": pytest.approx(1 / 7),
+        "test_error_se": pytest.approx(math.sqrt(1 / 7 * 6 / 7 / 6)),
         "test_rows": 7,
     }
     assert party.predictions is None
@@ -572,6 +540,9 @@ def one_unknown():
 
 
 AT, ANGLES, LARGE = np.array([0, 1]), np.zeros(4), np.full(48, 1e308)
+ALL = {0: np.zeros(48)}
+"""Angles of the four features in all rows."""
+FIT = "size and columns must be"
 LOGISTIC = problem(12, "logistic")
 
 
@@ -677,22 +648,17 @@ def test_the_distance_of_one_pair_is_no_median(rows):
 @pytest.mark.parametrize(
     ("party", "angles", "given", "rule"),
     [
-        (other, {0: np.zeros(48)}, {}, "holds no labels"),
+        (other, ALL, {}, "holds no labels"),
         (started, None, {}, "angles must be blocks of one type, at least one"),
         (started, {}, {}, "angles must be blocks of one type, at least one"),
         (started, {0: np.zeros(24), 1: np.zeros(24, "u2")}, {}, "blocks of one type"),
         (started, {0: np.zeros(48, dtype=np.float32)}, {}, "angles must be fractions"),
         (started, {0: np.zeros(47)}, {}, "the same features in each of the 12 rows"),
         (started, {0: np.zeros(36)}, {}, "of the 4 features of the .*, got 3"),
-        (started, {0: np.zeros(48)}, {"offsets": np.zeros(3)}, "offsets must be one"),
+        (started, ALL, {"offsets": np.zeros(3)}, "offsets must be one"),
         (started, {0: LARGE}, {"offsets": -LARGE[:4]}, "angles must be finite"),
-        (
-            one_unknown,
-            {0: np.zeros(48)},
-            {},
-            "rows must be some whose labels this party",
-        ),
-        (started, {0: np.zeros(48)}, {"problem": LOGISTIC}, "loss must be 'square'"),
+        (one_unknown, ALL, {}, "rows must be some whose labels this party"),
+        (started, ALL, {"problem": LOGISTIC}, "loss must be 'square'"),
     ],
 )
 def test_problems_that_cannot_be_solved(party, angles, given, rule):
@@ -710,11 +676,7 @@ def test_problems_that_cannot_be_solved(party, angles, given, rule):
         (started, {"at": SummedRows(AT, np.zeros(3))}, "the same features in each"),
         (started, {"at": SummedRows(AT, np.zeros(6))}, "must be of the 0 .*got 3"),
         (started, {"at": SummedRows(AT, np.zeros(0))}, "instances of this party's own"),
-        (
-            started,
-            {"at": SummedRows(AT, ANGLES), "size": 3},
-            "size and columns must be",
-        ),
+        (started, {"at": SummedRows(AT, ANGLES), "size": 3}, FIT),
         (unlabelled, {"size": 2**40}, "size must be at most .* rows"),
         (one_unknown, {"at": SummedRows(AT, ANGLES)}, "whose labels this party knows"),
     ],
@@ -762,11 +724,7 @@ def without_coefficients():
         (without_coefficients, {"done": DONE}, "holds no coefficients"),
         (predicting, {"done": ScoredRows(AT, np.zeros(3))}, "scores must be 2 numbers"),
         (predicting, {"at": SummedRows(AT, np.zeros(6))}, "of the 4 features .* got 3"),
-        (
-            predicting,
-            {"at": SummedRows(AT, np.zeros(8)), "size": 1},
-            "size and columns",
-        ),
+        (predicting, {"at": SummedRows(AT, np.zeros(8)), "size": 1}, FIT),
         (without_coefficients, {"size": 2**40}, "size must be at most .* rows"),
         (predicting, {"done": DONE, "evaluate": True, "last": True}, "holds no labels"),
     ],

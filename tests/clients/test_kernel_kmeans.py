@@ -205,10 +205,8 @@ def test_the_embedding_and_its_map():
 
 def test_rows_of_small_clusters_count_as_told():
     """Their centre is as good as they are: 3 of 30 rows, besides the one drawn."""
-    H = (
-        np.concatenate([np.zeros((27, 2)), np.ones((3, 2))])
-        + np.arange(60).reshape(30, 2) / 1e3
-    )
+    H = np.arange(60).reshape(30, 2) / 1e3
+    H[27:] += 1
     clusters = ClusterSummary(np.array([[0.0, 0], [1, 1]]), np.array([27, 3]), H[:2, 0])
     assert clustering._revealed_by(H[[5]], H, clusters).tolist() == [5, 27, 28, 29]
 
@@ -257,6 +255,7 @@ def test_labels_stay_and_sums_leave():
 
 R = np.ones((D_1, 2))
 VECTORS = np.ones((D_1, 1))
+NO_COLUMN, LARGE = np.ones((N, 0)), np.full((N, 2), 1e300)
 
 
 def greeted():
@@ -350,16 +349,8 @@ REFUSED = [
     (begun, lambda p: clustering.local(p, 2, R[1:]), "R must have 6 rows"),
     (begun, lambda p: clustering.local(p, 2, R * 1e150), "R must be small"),
     (without_cem, lambda p: clustering.local(p, 2, R), "R, and without"),
-    (
-        without_cem,
-        lambda p: clustering.local(p, 2, H=np.ones((N, 0))),
-        "must have a column",
-    ),
-    (
-        without_cem,
-        lambda p: clustering.local(p, 2, H=np.full((N, 2), 1e300)),
-        "H must be small",
-    ),
+    (without_cem, lambda p: clustering.local(p, 2, H=NO_COLUMN), "must have a column"),
+    (without_cem, lambda p: clustering.local(p, 2, H=LARGE), "H must be small"),
     (begun, lambda p: clustering.sample(p, 2), "must be made before"),
     (begun, lambda p: clustering.assign(p, np.ones((2, 2))), "must be made before"),
     (embedded, lambda p: clustering.assign(p, np.ones((2, 3))), "centers must have"),

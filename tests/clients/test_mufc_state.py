@@ -7,13 +7,14 @@ import hmac
 import itertools
 import json
 import logging
-import re
 import shutil
 import sqlite3
 import stat
 import tempfile
 import threading
+from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +38,8 @@ from vfl_flower.strategies.mufc.state import ServerState
 MODEL = "0123456789abcdef"
 IDS = [f"patient-{i:03d}" for i in range(40)]
 LATER = [f"patient-{i:03d}" for i in range(40, 45)]
-SETTINGS = agreed(
-    gamma=0.1 + 0.2, lower=np.array([-1.0, 0.0]), upper=np.array([1.0, 9.0])
-)
+LOWER, UPPER = np.array([[-1.0, 0.0], [1.0, 9.0]])
+SETTINGS = agreed(gamma=0.1 + 0.2, lower=LOWER, upper=UPPER)
 FACTS = PartyFacts("s3ttings", 2, "0123abcd", ["s3ttings", "south"])
 OLD_BINS = np.array([[0x5EC4E7, 0x0DDBA11], [3, 5], [0xFEED, 2]])
 NEW_BINS = np.array([[0xFEED, 2], [3, 5]])
@@ -89,18 +89,17 @@ def view(state):
     ]
     for entry in log:
         entry["tags"] = [names[bytes.fromhex(tag)] for tag in entry["tags"]]
-    kept = state.keep(list(names)).tolist()
-    return [
-        state.version,
-        str(clusters),
-        kept,
-        log,
-        state.settings.stored(),
-        state.facts,
-    ]
+    kept, stored = state.keep(list(names)).tolist(), state.settings.stored()
+    return [state.version, str(clusters), kept, log, stored, state.facts]
 
 
-def refusal(call, *args, error=PartyError, folder=None, **kwargs):
+def execute(state, query, *values):
+    """Run one statement on the file of a state, and return its rows."""
+    with closing(sqlite3.connect(state._path)) as db, db:
+        return db.execute(query, values).fetchall()
+
+
+def refusal(call, *args, error=PartyError, **kwargs):
     with pytest.raises(error) as caught:
         call(*args, **kwargs)
     text = str(caught.value)
@@ -176,10 +175,8 @@ def test_settling_commits_or_drops(party):
     tags = party.tag(IDS)
 
     def stage(run, row):
-        sizes = np.array([10, 19, 10])
-        party.stage(
-            2, tags[:3], sizes, [tags[row]], kind="unlearn", redrawn=False, run=run
-        )
+        sizes, kind = np.array([10, 19, 10]), {"kind": "unlearn", "redrawn": False}
+        party.stage(2, tags[:3], sizes, [tags[row]], **kind, run=run)
 
     stage("b", 10)
     party.settle(1, "a")  # the server has not saved: drop
@@ -221,9 +218,7 @@ def test_rows_that_are_added_are_rows_of_the_model(folder, party):
     log = party.log()[-1]
     assert (log["kind"], log["version"]) == ("add", 2)
     assert log["tags"] == [tag.hex() for tag in new]
-    with sqlite3.connect(party._path) as db:
-        parts = [part for (part,) in db.execute("SELECT tags FROM rows")]
-    db.close()
+    parts = [part for (part,) in execute(party, "SELECT tags FROM rows")]
     stored = [[part[i : i + 16] for i in range(0, len(part), 16)] for part in parts]
     assert all(part == sorted(part) for part in stored)
     assert sorted(tag for part in stored for tag in part) == sorted(tags + new)
@@ -241,16 +236,14 @@ def test_stage_refuses_what_breaks_the_state(party):
     before = view(party)
 
     def refused(version=2, drawn=tags[:3], sizes=sizes, removed=()):
-        return refusal(
-            party.stage, version, drawn, sizes, removed, kind="unlearn", redrawn=False
-        )
+        kind = {"kind": "unlearn", "redrawn": False}
+        return refusal(party.stage, version, drawn, sizes, removed, **kind)
 
     assert refused(version=3) == (
         f"this party has version 1 of model {MODEL}, the next one must be 2, got 3"
     )
-    assert "the 39 rows that remain, got 3 sizes of sum 40" in refused(
-        removed=[tags[5], tags[5]]
-    )
+    twice = refused(removed=[tags[5], tags[5]])
+    assert "the 39 rows that remain, got 3 sizes of sum 40" in twice
     assert "sizes of 2 clusters" in refused(drawn=tags[:2])
     assert "must be at least 1" in refused(sizes=np.array([40, 0, 0]))
     assert view(party) == before
@@ -260,14 +253,11 @@ def test_stage_refuses_what_breaks_the_state(party):
 
 
 def test_tags_are_hmacs_under_the_key_of_the_file(folder, party):
-    with sqlite3.connect(party._path) as db:
-        (key,) = db.execute("SELECT tag_key FROM about").fetchone()
-    db.close()
+    ((key,),) = execute(party, "SELECT tag_key FROM about")
     assert len(key) == 32
     ids = ["", "7", "ä" * 100, *IDS]
-    assert party.tag(ids) == [
-        hmac.digest(key, name.encode(), "sha256")[:16] for name in ids
-    ]
+    digests = [hmac.digest(key, name.encode(), "sha256") for name in ids]
+    assert party.tag(ids) == [digest[:16] for digest in digests]
     assert party.tag([7, np.int64(7)]) == party.tag(["7"]) * 2
     assert party.tag(IDS) == ClientState(folder, MODEL).tag(IDS)
     assert not set(party.tag(IDS)) & set(trained(folder / "other").tag(IDS))
@@ -300,9 +290,7 @@ def test_who_leaves_keeps_the_log_alone(folder, party):
     party.stage(2, tags[:3], sizes, tags[7:8], kind="unlearn", redrawn=False)
     party.settle(2)
     party.stage(3, tags[:3], sizes - 1, tags[8:11], kind="unlearn", redrawn=False)
-    with sqlite3.connect(party._path) as db:
-        (key,) = db.execute("SELECT tag_key FROM about").fetchone()
-    db.close()
+    ((key,),) = execute(party, "SELECT tag_key FROM about")
     before = bytes_of(folder)
     gone = [key, b"s3ttings", *tags[:7], *tags[8:]]
     assert all(part in before for part in gone)
@@ -368,21 +356,16 @@ def test_a_server_comes_back_bit_by_bit(folder):
         assert array.flags.writeable
         np.testing.assert_array_equal(array, wanted)
     server.save(2, OLD_BINS[:0], OLD[1][:0], OLD_CENTERS[:0], [], "forget-client")
-    assert [a.shape for a in (server.load().bins, server.load().centers)] == [
-        (0, 2)
-    ] * 2
+    assert server.load().bins.shape == server.load().centers.shape == (0, 2)
 
 
 def test_the_log_of_the_server_names_parties_and_says_whether_q_changed(server):
-    parties = ["north", "south"]
-    turned = [2, 0, 1]
-    bins, counts, centers = OLD
+    parties, turned, (bins, counts, centers) = ["north", "south"], [2, 0, 1], OLD
     server.save(2, bins[turned], counts[turned], centers, parties, "unlearn")
     server.save(3, bins, counts + np.eye(3, dtype=int)[0], centers, parties, "unlearn")
     server.save(4, *NEW, ["south"], "forget-client", named=["north"])
-    assert [
-        (e["kind"], e["version"], e["parties"], e["changed"]) for e in server.log()
-    ] == [
+    names = "kind", "version", "parties", "changed"
+    assert [tuple(entry[n] for n in names) for entry in server.log()] == [
         ("train", 1, [], True),
         ("unlearn", 2, [], False),
         ("unlearn", 3, [], True),
@@ -459,23 +442,18 @@ def test_a_model_has_an_id(folder, state, make, who, error, model):
 
 @BOTH
 def test_a_state_of_another_kind_format_or_model(folder, state, make, who, error):
-    path = make(folder)._path
-    what = f"the state of model {MODEL} at {who} is "
+    made, what = make(folder), f"the state of model {MODEL} at {who} is "
     other = ServerState if state is ClientState else ClientState
     wrong = other(folder, MODEL)
-    assert re.fullmatch(
+    assert refusal(wrong.log, error=wrong.error) == (
         f"the state of model {MODEL} at {wrong.owner} is no file that {wrong.owner} "
-        "has written",
-        refusal(wrong.log, error=wrong.error),
+        "has written"
     )
-    renamed = path.with_name("f" * 16 + ".sqlite")
-    shutil.copy(path, renamed)
+    shutil.copy(made._path, folder / f"{'f' * 16}.sqlite")
     assert refusal(state(folder, "f" * 16).log, error=error).endswith(
         f"was written for model {MODEL}: the file was renamed or copied"
     )
-    with sqlite3.connect(path) as db:
-        db.execute("PRAGMA user_version = 2")
-    db.close()
+    execute(made, "PRAGMA user_version = 2")
     text = what + f"of format 2, and vfl-flower {vfl_flower.__version__} reads format 1"
     assert refusal(state(folder, MODEL).log, error=error).startswith(text)
     assert refusal(make, folder, error=error).startswith(text)
@@ -504,13 +482,10 @@ def test_settings_that_were_not_written_so(folder, state, make, who, error, text
     if text is None:
         stored = SETTINGS.stored() | {"name": "a", "n_columns": 2, "columns": ""}
         text = json.dumps(stored | {"lower": [9.0, 9.0]})
-    with sqlite3.connect(made._path) as db:
-        db.execute("UPDATE about SET settings = ?", (text,))
-    db.close()
+    execute(made, "UPDATE about SET settings = ?", text)
     read = (lambda: made.settings) if state is ClientState else made.load
-    assert (
-        refusal(read, error=error) == f"the state of model {MODEL} at {who} is damaged"
-    )
+    damaged = f"the state of model {MODEL} at {who} is damaged"
+    assert refusal(read, error=error) == damaged
 
 
 @BOTH
@@ -565,9 +540,8 @@ def test_the_server_adds_sizes_and_objective(server):
     described = server.load()
     assert (described.sizes.tolist(), described.inertia) == ([3, 0], 0.25)
     assert described.run == now.run
-    server.save(
-        now.version + 1, now.bins, now.counts, now.centers, now.parties, "unlearn"
-    )
+    sent = now.bins, now.counts, now.centers
+    server.save(now.version + 1, *sent, now.parties, "unlearn")
     assert len(server.load().sizes) == 0
 
 
@@ -636,12 +610,11 @@ def staged_more(folder):
     stage_more(folder)
 
 
-def settle(folder):
-    ClientState(folder, MODEL).settle(2, "b")
+def settle(folder, version=2, run="b"):
+    ClientState(folder, MODEL).settle(version, run)
 
 
-def drop(folder):
-    ClientState(folder, MODEL).settle(1, "a")
+drop = partial(settle, version=1, run="a")
 
 
 def wipe(folder):

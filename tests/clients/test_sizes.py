@@ -124,8 +124,10 @@ def other():
 LINEAR = {"method": "cg", "n": N, "l2": 1.0, "intercept": True, "test_fraction": 0.0}
 TRAIN = {"model": "0" * 16, "key": bytes(16), "keep": False}
 ALL = {"test_fraction": 0.0}
+FOUR = ALL | {"start": 0, "stop": 4}
 DISTDIM = ALL | {"local_clustering": "lloyd"}
 ONE = AngleRequest(MANY[:1], 64, 16)
+OF_64 = {"setup": setup(64)}
 MOST = AngleRequest(MANY[:1], 2**20, 16)
 WIDE = np.zeros((2**20, D), np.float16)
 COUNT, ANGLES = np.array([2**25]), {0: np.zeros(256 * (N + 1), np.uint16)}
@@ -146,12 +148,7 @@ ATTACKS = [
             ("n_clusters", {"n_clusters": 1025}),
         )
     ),
-    (
-        coresets.distances,
-        party,
-        "centers",
-        ALL | {"centers": WIDE, "start": 0, "stop": 4},
-    ),
+    (coresets.distances, party, "centers", FOUR | {"centers": WIDE}),
     (linear.start, party, "rows", LINEAR | {"coreset": weighted(MANY)}),
     (
         *(linear.saga, solving, "batch"),
@@ -162,10 +159,7 @@ ATTACKS = [
         *(fdskl.angles, second, "angles"),
         {"setup": setup(2**20), "request": AngleRequest(np.arange(N), 2**20, 16)},
     ),
-    (
-        *(fdskl.angles, second, "rows"),
-        {"setup": setup(64), "request": AngleRequest(MANY, 1, 16)},
-    ),
+    (fdskl.angles, second, "rows", OF_64 | {"request": AngleRequest(MANY, 1, 16)}),
     (
         *(fdskl_training.fit, labelled, "rows"),
         {"problem": Problem(MANY[: N + 1], "logistic", 0.0), "angles": ANGLES},
@@ -173,10 +167,7 @@ ATTACKS = [
     (fdskl_training.iterate, training, "size", {"columns": 16, "size": 2**24}),
     (fdskl_prediction.answer, other, "size", {"columns": 16, "size": 2**24}),
     (fdskl_prediction.answer, holder, "at", {"columns": 1, "size": 0, "at": PREDICTED}),
-    (
-        *(fdskl.angles, second, "send"),
-        {"setup": setup(64), "send": ["x"] * 5000, "request": ONE},
-    ),
+    (fdskl.angles, second, "send", OF_64 | {"send": ["x"] * 5000, "request": ONE}),
     (kernel_kmeans.gram, begun, "D_1", {"t": 1, "setup": EMBEDDING}),
     *(
         (mufc.train, party, name, TRAIN | {"settings": agreed(**{name: 2**12 + 1})})
