@@ -23,10 +23,6 @@ def party() -> Party:
     return party
 
 
-def weighted(*weights: float, rows: int = 2) -> WeightedRows:
-    return WeightedRows(np.arange(rows), np.array(weights or [1.0] * rows))
-
-
 NONE, ROWS = np.ones(0), np.arange(2)
 SIZES = {"n_rows": N, "n_columns": 2}
 EITHER = "either intercept or clustering"
@@ -117,7 +113,8 @@ def test_row_numbers_that_are_truth_values(party):
 )
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 def test_iterations_that_a_party_refuses(party, method, ask, rule):
-    linear.start(party, **LINEAR | {"method": method, "coreset": weighted()})
+    coreset = WeightedRows(ROWS, np.ones(2))
+    linear.start(party, **LINEAR | {"method": method, "coreset": coreset})
     with pytest.raises(PartyError, match=rule):
         ask(party)
 

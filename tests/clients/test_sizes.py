@@ -5,6 +5,7 @@ seconds, or from 0.5 to 8 GB; some cost the server a few bytes.
 """
 
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -105,21 +106,8 @@ def agreed(**changes):
     return TrainingSettings(**settings | changes)
 
 
-def second():
-    return party(1)
-
-
-def labelled():
-    return training(0)
-
-
-def holder():
-    return trained(0)
-
-
-def other():
-    return trained(1)
-
+second, labelled = partial(party, 1), partial(training, 0)
+holder, other = partial(trained, 0), partial(trained, 1)
 
 LINEAR = {"method": "cg", "n": N, "l2": 1.0, "intercept": True, "test_fraction": 0.0}
 TRAIN = {"model": "0" * 16, "key": bytes(16), "keep": False}

@@ -26,10 +26,6 @@ def rounding(numbers):
     return 2.0 ** -(numbers.fraction + 1)
 
 
-def decoded(numbers, elements):
-    return decode(elements, numbers.bits, numbers.fraction)
-
-
 @given(widths, st.integers(0, 30), st.data())
 def test_decoding_returns_each_number_to_the_stated_error(bits, fraction, data):
     numbers = FixedPoint(bits, fraction, bound=100.0)
@@ -40,7 +36,7 @@ def test_decoding_returns_each_number_to_the_stated_error(bits, fraction, data):
     assert clipped == 0
     assert elements.dtype == np.uint64
     assert int(elements.max()) < 2**bits
-    assert np.abs(decoded(numbers, elements) - values).max() <= error
+    assert np.abs(decode(elements, bits, fraction) - values).max() <= error
 
 
 def test_numbers_beyond_the_bound_are_clipped_and_counted():
@@ -114,9 +110,8 @@ def test_the_narrowest_ring_is_chosen(rows, bound, fraction):
 
 def test_rows_of_the_usual_sizes_get_the_documented_widths():
     bound = cosine_bound(16)
-    assert [
-        gram_fixed_point(n, bound, 16).bits for n in (8192, 32000, 33000, 10**6)
-    ] == [48, 48, 56, 56]
+    rows = 8192, 32000, 33000, 10**6
+    assert [gram_fixed_point(n, bound, 16).bits for n in rows] == [48, 48, 56, 56]
 
 
 def test_a_sum_of_squares_that_is_known_to_be_small_gives_finer_numbers():
@@ -127,9 +122,8 @@ def test_a_sum_of_squares_that_is_known_to_be_small_gives_finer_numbers():
 
 
 def test_too_many_rows_are_refused_with_what_would_fit():
-    with pytest.raises(
-        ValueError, match=r"fraction must be at most 21 .* 1000000 rows"
-    ):
+    rule = "fraction must be at most 21 .* 1000000 rows"
+    with pytest.raises(ValueError, match=rule):
         gram_fixed_point(10**6, 1.0, 22)
     with pytest.raises(ValueError, match="rows must be few enough"):
         finest_gram_fixed_point(10**6, 1e6, 48)

@@ -1,5 +1,6 @@
 """Sparse sums: exact, uniform under a mask, and an error in place of a wrong sum."""
 
+import io
 import math
 
 import numpy as np
@@ -30,19 +31,16 @@ def plain_sum(parties):
     return [list(row) for row in sorted(q)], [q[row] for row in sorted(q)]
 
 
-def client_of(rng, code, k, largest=1000):
-    bins = rng.integers(code.n_values, size=(k, code.n_columns))
-    return bins, rng.integers(1, largest, size=k, endpoint=True)
+def small_code(field="hash"):
+    return SparseSum(2, 3, n_columns=5, n_values=100, key=KEY, field=field)
 
 
-def small_code():
-    return SparseSum(2, 3, n_columns=5, n_values=100, key=KEY)
-
-
-def three_clients(code):
+def clients_of(code, k=2, count=3):
+    """Return the k bins and counts of each of some clients, and the sum of counts."""
     rng = np.random.default_rng(0)
-    parties = [client_of(rng, code, 2) for _ in range(3)]
-    return parties, sum(int(counts.sum()) for _, counts in parties)
+    bins = rng.integers(code.n_values, size=(count, k, code.n_columns))
+    counts = rng.integers(1, 1000, size=(count, k), endpoint=True)
+    return [*zip(bins, counts, strict=True)], int(counts.sum())
 
 
 # The sum is exact
@@ -68,7 +66,7 @@ def federations(draw):
     return code, parties
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(federations())
 def test_decoded_is_the_plain_sum(federation):
     code, parties = federation
@@ -169,19 +167,20 @@ def test_size_of_a_message(n_columns, n_values, n_words):
 # Under a mask
 
 
+def masked_by_all(inputs, group):
+    pairs = zip(inputs, ends(PairwiseMasks, len(inputs)), strict=True)
+    return [masked(x, group, masks, "action", "name", 0)[0] for x, masks in pairs]
+
+
 @pytest.mark.parametrize("p", [13, MERSENNE_61])
 def test_masks_cancel_in_the_field(p):
     """Over several blocks, of which 3 of 16 words modulo 13 are left out."""
     group = Field(p, parties=4)
     rng = np.random.default_rng(2)
     inputs = rng.integers(p, size=(4, 20_000), dtype=np.uint64)
-    messages = [
-        masked(values, group, masks, "action", "name", 0)[0]
-        for values, masks in zip(inputs, ends(PairwiseMasks, 4), strict=True)
-    ]
-    assert np.array_equal(
-        unmask_sum(messages, group), inputs.astype(object).sum(axis=0) % p
-    )
+    messages = masked_by_all(inputs, group)
+    exact = inputs.astype(object).sum(axis=0) % p
+    assert np.array_equal(unmask_sum(messages, group), exact)
 
 
 def test_one_masked_message_is_uniform():
@@ -219,27 +218,15 @@ def test_random_reads_the_stream_in_order_and_no_further(p):
     accepted = [i for i, word in enumerate(wrapped) if word < p][:5]
     wanted, last = [wrapped[i] for i in accepted], accepted[-1]
 
-    def reader():
-        read = 0
-
-        def take(n_bytes):
-            nonlocal read
-            read += n_bytes
-            return stream[read - n_bytes : read]
-
-        return take
-
-    at_once = group.random(reader(), 5)
-    assert at_once.tolist() == wanted
     for cut in range(6):
-        take = reader()
+        take = io.BytesIO(stream).read
         parts = [group.random(take, cut), group.random(take, 5 - cut)]
         assert np.concatenate(parts).tolist() == wanted
         assert take(8) == stream[8 * last + 8 : 8 * last + 16]
 
 
 def test_settings_change_the_label():
-    groups = [Field(parties=2), Field(parties=3), Field(13, parties=2)]
+    groups = Field(parties=2), Field(parties=3), Field(13, parties=2)
     assert len({group.label for group in groups}) == 3
 
 
@@ -261,13 +248,10 @@ def test_group_takes_elements_alone():
 
 @pytest.mark.parametrize("field", ["hash", "paper"])
 def test_a_missing_message_is_an_error(field):
-    code = SparseSum(2, 3, n_columns=5, n_values=100, key=KEY, field=field)
-    parties, n = three_clients(code)
+    code = small_code(field)
+    parties, n = clients_of(code)
     group = Field(parties=3)
-    messages = [
-        masked(code.encode(*party), group, masks, "action", "name", 0)[0]
-        for party, masks in zip(parties, ends(PairwiseMasks, 3), strict=True)
-    ]
+    messages = masked_by_all([code.encode(*party) for party in parties], group)
     bins, _ = code.decode(unmask_sum(messages, group), n)
     assert len(bins) == 6
     for sent in (messages[:2], [*messages[:2], messages[0]]):
@@ -277,10 +261,8 @@ def test_a_missing_message_is_an_error(field):
 
 @pytest.mark.parametrize("field", ["hash", "paper"])
 def test_more_bins_than_slots_are_an_error(field):
-    code = SparseSum(2, 3, n_columns=5, n_values=100, key=KEY, field=field)
-    rng = np.random.default_rng(4)
-    parties = [client_of(rng, code, 2) for _ in range(4)]
-    n = sum(int(counts.sum()) for _, counts in parties)
+    code = small_code(field)
+    parties, n = clients_of(code, 2, 4)
     total = total_of([code.encode(*party) for party in parties])
     with pytest.raises(SparseSumError, match="must hold at most 6 bins"):
         code.decode(total, n)
@@ -314,16 +296,14 @@ def test_a_bin_that_does_not_exist_is_an_error():
 def test_two_bins_in_one_slot_are_an_error():
     """Two sums always fit one point: the hash tells that it is no bin."""
     code = SparseSum(1, 1, n_columns=5, n_values=100, key=KEY)
-    rng = np.random.default_rng(5)
-    parties = [client_of(rng, code, 1) for _ in range(2)]
-    n = sum(int(counts.sum()) for _, counts in parties)
+    parties, n = clients_of(code, 1, 2)
     with pytest.raises(SparseSumError, match="got 1 of 1 bins"):
         code.decode(total_of([code.encode(*party) for party in parties]), n)
 
 
 def test_another_key_is_an_error():
     code, other = small_code(), SparseSum(2, 3, 5, 100, key=bytes(16))
-    parties, n = three_clients(code)
+    parties, n = clients_of(code)
     total = total_of([code.encode(*party) for party in parties])
     with pytest.raises(SparseSumError, match="got 6 of 6 bins"):
         other.decode(total, n)
@@ -357,11 +337,11 @@ def test_wrong_points_are_an_error(monkeypatch, wrong):
         code.decode(message, n=5)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 17), st.integers(1, MERSENNE_61 - 1))
 def test_a_changed_message_never_gives_another_sum(place, change):
     code = small_code()
-    parties, n = three_clients(code)
+    parties, n = clients_of(code)
     total = total_of([code.encode(*party) for party in parties])
     assert len(total) == 18
     difference = np.zeros_like(total)

@@ -36,9 +36,7 @@ def test_a_product_is_that_of_whole_numbers(bits, m, n, p, edges, seed):
 
 
 @given(all_bits, st.lists(sizes, min_size=1), sizes, st.booleans(), st.integers(0, 9))
-def test_a_sum_of_squares_of_blocks_is_that_of_whole_numbers(
-    bits, rows, columns, edges, seed
-):
+def test_a_sum_of_squares_is_that_of_whole_numbers(bits, rows, columns, edges, seed):
     rng = np.random.default_rng(seed)
     blocks = [elements(rng, (n, columns), bits, edges) for n in rows]
     squares = SquareSum(columns, bits)
@@ -56,21 +54,22 @@ def test_float64_sums_are_carried_before_they_lose_bits(bits, monkeypatch):
     most = 2 ** limb_width(bits) - 1
     assert ring._TERMS * (2 * most) ** 2 <= 2**53
     assert limbs(bits) in (3, 4)
-    carried = []
+    carried, carry = [], SquareSum._carry
+
+    def recorded(squares):
+        carried.append(squares._rows)
+        carry(squares)
+
     monkeypatch.setattr(ring, "_TERMS", 5)
-    carry = SquareSum._carry
-    monkeypatch.setattr(
-        SquareSum, "_carry", lambda self: (carried.append(self._rows), carry(self))[1]
-    )
+    monkeypatch.setattr(SquareSum, "_carry", recorded)
     block = np.full((4, 2), 2**bits - 1, "<u8")
     squares = SquareSum(2, bits)
     for _ in range(3):
         squares.add(block)
     assert (squares.total() == 12).all()  # 12 times the square of -1
     assert carried == [4, 4, 4]
-    assert (
-        product(np.full((2, 12), 2**bits - 1, "<u8"), block.repeat(3, 0), bits) == 12
-    ).all()
+    left = np.full((2, 12), 2**bits - 1, "<u8")
+    assert (product(left, block.repeat(3, 0), bits) == 12).all()
 
 
 def test_limbs_add_up_to_the_element():

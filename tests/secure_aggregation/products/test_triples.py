@@ -55,20 +55,6 @@ def use(*shape, bits=48):
     return Deal(1, "open", 0, 0, shape, bits)
 
 
-def seed_alone(rows):
-    deal = use(rows, 8)
-    return Dealt.of(deal, 0, deal.seed(ROOT, 0))
-
-
-def openings(deal, pair, shares):
-    return [
-        np.concatenate(
-            [own.opening(share[rows], i) for i, rows in enumerate(deal.blocks())]
-        )
-        for own, share in zip(pair, shares, strict=True)
-    ]
-
-
 def triples_of(deal, kind=GramTriple, dealt=None, root=ROOT):
     """Return the parts of both parties in what is dealt for a use."""
     deals = {GramTriple: deal_gram, PredictionTriple: deal_predictions}
@@ -77,11 +63,14 @@ def triples_of(deal, kind=GramTriple, dealt=None, root=ROOT):
 
 
 def gram(deal, shares, root=ROOT):
-    pair = triples_of(deal, root=root)
-    sent = openings(deal, pair, shares)
+    pair, blocks = triples_of(deal, root=root), [*enumerate(deal.blocks())]
+    sent = [
+        np.concatenate([own.opening(share[rows], i) for i, rows in blocks])
+        for own, share in zip(pair, shares, strict=True)
+    ]
     opened = add(*sent, bits=deal.bits)
     for own in pair:
-        for i, rows in enumerate(deal.blocks()):
+        for i, rows in blocks:
             own.add(opened[rows], i)
     return pair, sent, [own.share() for own in pair]
 
@@ -101,12 +90,8 @@ def test_a_gram_matrix_is_that_of_the_elements(rows, columns, bits, seed):
 
 
 @given(
-    st.integers(2, 6),
-    st.integers(1, 40),
-    st.integers(1, 3),
-    st.sampled_from(WIDTHS),
-    st.floats(0.01, 1000),
-    seeds,
+    *(st.integers(2, 6), st.integers(1, 40), st.integers(1, 3)),
+    *(st.sampled_from(WIDTHS), st.floats(0.01, 1000), seeds),
 )
 def test_columns_of_all_parties_give_the_pooled_gram_to_the_stated_error(
     parties, rows, columns, bits, bound, seed
@@ -118,22 +103,18 @@ def test_columns_of_all_parties_give_the_pooled_gram_to_the_stated_error(
     half = 2.0 ** -(numbers.fraction + 1)
     edges = [bound, -bound, half, 0, rng.uniform(-bound, bound)]
     F = rng.choice(edges, (parties, rows, columns))
-    first, second = [], []
+    pairs = []
     for party, own in enumerate(F):
         elements, clipped = numbers.encode(own)
         assert clipped == 0
         zero, seed_of_party = np.zeros_like(elements), rng.bytes(32)
-        if party == 0:
-            pair = elements, zero
-        elif party == 1:
-            pair = zero, elements
-        else:
+        pair = (elements, zero) if party == 0 else (zero, elements)
+        if party > 1:
             name = f"columns {party}"
             mask = deal.elements(seed_of_party, name, 0, elements.shape)
             pair = subtract(elements, mask, bits), mask
-        first.append(pair[0])
-        second.append(pair[1])
-    _, _, shares = gram(deal, (np.hstack(first), np.hstack(second)))
+        pairs.append(pair)
+    _, _, shares = gram(deal, [np.hstack(share) for share in zip(*pairs, strict=True)])
     opened = decode(open_gram(*shares, deal), bits, 2 * numbers.fraction)
     pooled = np.hstack(list(F))
     difference = np.abs(opened - pooled.T @ pooled).max()
@@ -158,11 +139,9 @@ def test_a_prediction_is_the_product_of_the_elements(rows, columns, outputs, see
     first, second = shared(rng, values, 56)
     hidden = pair[0].hidden_weights(weights)
     opened = pair[1].opening(second, 0)
-    shares = (
-        pair[0].share_of_weights(weights, first, opened, 0),
-        pair[1].share_of_mask(hidden, 0),
-    )
-    assert np.array_equal(add(*shares, bits=56), exact_product(values, weights, 56))
+    mine = pair[0].share_of_weights(weights, first, opened, 0)
+    total = add(mine, pair[1].share_of_mask(hidden, 0), bits=56)
+    assert np.array_equal(total, exact_product(values, weights, 56))
     spare = pair[1].sacrifice(CHALLENGE)
     assert pair[0].proof(CHALLENGE, spare) == pair[1].proof(CHALLENGE)
 
@@ -205,13 +184,18 @@ def test_the_hidden_columns_of_an_owner_are_uniform_and_of_one_use():
             hide_rows(other, owner, dealt, np.zeros((400, deal.owners[owner]), "<u8"))
 
 
+def sacrifice(rows):
+    """Make the columns of a check, and keep none."""
+    deal = use(rows, 8)
+    dealt = Dealt.of(deal, 0, deal.seed(ROOT, 0))
+    deque(GramTriple(deal, 0, dealt).sacrifice(ROOT), 0)
+
+
 @pytest.mark.parametrize(
     "work",
     [
         lambda rows: deal_gram(use(rows, 8), ROOT),
-        lambda rows: deque(
-            GramTriple(use(rows, 8), 0, seed_alone(rows)).sacrifice(ROOT), 0
-        ),
+        sacrifice,
         lambda rows: deal_predictions(use(rows, 64, 1), ROOT),
     ],
 )
@@ -254,11 +238,8 @@ def views(F_shares, deal, root=ROOT):
 def test_all_that_a_computing_party_receives_is_uniform(kind):
     # Six tests of one in a million each, at fixed seeds, whatever the columns hold.
     deal = use(300, 60)
-    values = np.zeros((300, 60), "<u8")
-    if kind == "largest":
-        values += np.uint64(2**16)
-    elif kind == "sparse":
-        values[7, 3] = 1
+    values = np.full((300, 60), 2**16 if kind == "largest" else 0, "<u8")
+    values[7, 3] += np.uint64(kind == "sparse")
     # All at party 0, none at party 1: the worst of shares.
     for name, elements in views((values, np.zeros_like(values)), deal).items():
         assert uniform(octets(elements, 6)), name
@@ -278,13 +259,11 @@ def test_all_that_is_sent_for_a_prediction_is_uniform():
     weights, zeros = np.full((50, 20), 3, "<u8"), np.zeros((400, 50), "<u8")
     first, second = triples_of(deal, PredictionTriple)
     opened, hidden = second.opening(zeros, 0), first.hidden_weights(weights)
-    for elements in (
-        opened,
-        hidden,
-        second.sacrifice(CHALLENGE),
+    shares = (
         first.share_of_weights(weights, zeros, opened, 0),
         second.share_of_mask(hidden, 0),
-    ):
+    )
+    for elements in (opened, hidden, second.sacrifice(CHALLENGE), *shares):
         assert uniform(octets(elements, 6))
 
 
@@ -357,16 +336,16 @@ def test_party_1_sees_the_same_whatever_the_columns(monkeypatch):
 @pytest.mark.parametrize("other", [*OTHER_USES, {"shape": (6, 2)}, {"bits": 56}])
 @pytest.mark.parametrize("party", [0, 1])
 def test_a_replayed_triple_is_refused(other, party):
-    deal = use(5, 2)
-    replayed = deal_gram(deal, ROOT)[party]
-    GramTriple(deal, party, replayed)
-    with pytest.raises(ValueError, match=r"must be of this use|correction must be"):
-        GramTriple(dataclasses.replace(deal, **other), party, replayed)
-    deal = use(5, 2, 1)
-    replayed = deal_predictions(deal, ROOT)[party]
-    other = {"shape": (6, 2, 1)} if "shape" in other else other
-    with pytest.raises(ValueError, match=r"must be of this use|correction must be"):
-        PredictionTriple(dataclasses.replace(deal, **other), party, replayed)
+    for kind, make, shape in (
+        (GramTriple, deal_gram, (5, 2)),
+        (PredictionTriple, deal_predictions, (5, 2, 1)),
+    ):
+        deal = use(*shape)
+        replayed = make(deal, ROOT)[party]
+        kind(deal, party, replayed)
+        change = {"shape": (6, *shape[1:])} if "shape" in other else other
+        with pytest.raises(ValueError, match=r"must be of this use|correction must be"):
+            kind(dataclasses.replace(deal, **change), party, replayed)
 
 
 def test_a_short_triple_or_that_of_the_other_party_is_refused():
@@ -400,8 +379,7 @@ def wrong(deal, dealt, place, error):
     """Return a dealing whose C is wrong in one entry, with a good tag."""
     elements = unpack(dealt[1].correction, 48, (len(dealt[1].correction) // 6,))
     elements[place] ^= np.uint64(error)
-    data = pack(elements, 48)
-    return dealt[0], Dealt.of(deal, 1, dealt[1].seed, data)
+    return dealt[0], Dealt.of(deal, 1, dealt[1].seed, pack(elements, 48))
 
 
 def test_a_right_triple_passes_the_check_and_any_wrong_one_fails():
@@ -424,14 +402,10 @@ def test_one_column_of_a_check_finds_half_of_the_errors_in_the_highest_bit(monke
     monkeypatch.setattr(triples, "SACRIFICED", 1)
     deal = use(2, 2)
     dealt = deal_gram(deal, ROOT)
-    passed = {}
-    for power in (47, 40, 0):
+    for power, least, most in ((47, 58, 142), (40, 0, 8), (0, 0, 0)):
         bad = wrong(deal, dealt, 0, 2**power)
         tries = (proofs(deal, bad, i.to_bytes(32, "big")) for i in range(200))
-        passed[power] = sum(first == second for first, second in tries)
-    assert 58 <= passed[47] <= 142
-    assert passed[40] <= 8
-    assert passed[0] == 0
+        assert least <= sum(first == second for first, second in tries) <= most
 
 
 def test_a_wrong_triple_of_predictions_fails_the_check():
