@@ -9,16 +9,14 @@ from vfl_flower.numerics.alignment import overlaps
 
 # Zeros at the end and at the start: NumPy cuts texts there.
 VALUES = [bytes([a, b]) for a in (0, 1, 7) for b in (0, 1, 255)]
-LISTS = st.lists(
-    st.lists(st.sampled_from(VALUES), unique=True, min_size=1), min_size=1, max_size=10
-)
+SETS = st.lists(st.sampled_from(VALUES), unique=True, min_size=1)
 
 
 def rows(values):
     return np.frombuffer(b"".join(values), dtype=np.uint8).reshape(-1, 2)
 
 
-@given(LISTS)
+@given(st.lists(SETS, min_size=1, max_size=10))
 def test_as_sets(lists):
     held, counts, common, positions = overlaps([rows(one) for one in lists])
     expected = {}

@@ -26,19 +26,10 @@ def union(parties, k, budget, rng, solutions=None):
     solutions = solutions or [cluster_summary(blocks, k, rng) for blocks in parties]
     costs = np.array([solution.costs.sum() for solution in solutions])
     counts = split_budget(costs, budget)
-    parts = [
-        sample(*party, rng) for party in zip(parties, solutions, counts, strict=True)
-    ]
+    drawn = zip(parties, solutions, counts, strict=True)
+    parts = [sample(*party, rng) for party in drawn]
     points, weights = (np.concatenate(part) for part in zip(*parts, strict=True))
     return points, weights, costs
-
-
-def signed_cost(points, weights, centers):
-    """Return the cost of centres on a sample; single weights may be negative.
-
-    Its mean over the draws is the cost of all rows; a single one may be below 0.
-    """
-    return float(weights @ assign(points, centers)[1])
 
 
 # --- the budget -----------------------------------------------------------------------
@@ -88,9 +79,8 @@ def test_a_budget_or_costs_that_do_not_fit_are_refused(costs, budget, rule):
 
 
 ROWS = np.array([[0.0], [4.0], [9.0], [10.0]])
-SOLUTION = ClusterSummary(
-    np.array([[1.0], [9.0]]), np.array([2, 2]), np.array([10.0, 1.0])
-)
+MIDDLES = np.array([[1.0], [9.0]])
+SOLUTION = ClusterSummary(MIDDLES, np.array([2, 2]), np.array([10.0, 1.0]))
 """Centres 1 and 9: m = (1, 9, 0, 1), c = 11; no mean, so that all m differ."""
 
 
@@ -110,13 +100,8 @@ def test_sample_of_a_worked_example(uniform, weight):
     """
     seen = set()
     for seed in range(60):
-        points, weights = sample(
-            RowBlocks(ROWS, block_bytes=8),
-            SOLUTION,
-            2,
-            np.random.default_rng(seed),
-            uniform,
-        )
+        rng, blocks = np.random.default_rng(seed), RowBlocks(ROWS, block_bytes=8)
+        points, weights = sample(blocks, SOLUTION, 2, rng, uniform)
         drawn = points[:-2, 0]
         times = 3 - len(drawn)  # a row drawn twice is sent once
         np.testing.assert_allclose(weights[:-2], [times * weight[q] for q in drawn])
@@ -131,7 +116,10 @@ def test_sample_of_a_worked_example(uniform, weight):
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0])
 def test_sample_is_unbiased_by_enumeration(uniform):
-    """The exact mean over the 16 pairs of draws is the cost, whatever the centres."""
+    """The exact mean over the 16 pairs of draws is the cost, whatever the centres.
+
+    The cost on one sample may be below 0, as single weights are.
+    """
     m = assign(ROWS, SOLUTION.centers)[1]
     p = (1 - uniform) * m / 11 + uniform / 4
     middles = np.cumsum(p) - p / 2
@@ -147,7 +135,7 @@ def test_sample_is_unbiased_by_enumeration(uniform):
         mean = 0.0
         for pair in itertools.product(np.flatnonzero(p), repeat=2):
             sent = sample(RowBlocks(ROWS), SOLUTION, 2, Fixed(pair), uniform)
-            mean += p[list(pair)].prod() * signed_cost(*sent, centers)
+            mean += p[list(pair)].prod() * cost(sent[0], centers, sent[1])
         assert mean == pytest.approx(cost(ROWS, centers), rel=1e-12)
 
 
@@ -202,14 +190,10 @@ def test_cost_is_exactly_zero_with_at_most_k_distinct_rows(X):
 # --- all parties ----------------------------------------------------------------------
 
 
-@given(
-    budget=st.one_of(st.just(0), st.integers(5, 400)), seed=st.integers(0, 2**32 - 1)
-)
+@given(budget=st.just(0) | st.integers(5, 400), seed=st.integers(0, 2**32 - 1))
 def test_weights_sum_to_the_number_of_rows(budget, seed):
-    X = mixture(300, 3, spread=6.0)
-    points, weights, costs = union(
-        parties_of(X), 4, budget, np.random.default_rng(seed)
-    )
+    X, rng = mixture(300, 3, spread=6.0), np.random.default_rng(seed)
+    points, weights, costs = union(parties_of(X), 4, budget, rng)
     assert weights.sum() == pytest.approx(len(X), rel=1e-9)
     assert len(points) <= budget + 4 * len(costs)
     assert costs[3] == 0  # the single row

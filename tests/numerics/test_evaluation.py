@@ -23,11 +23,9 @@ def test_two_classes_beside_scikit_learn():
     assert told["auc"] == pytest.approx(metrics.roc_auc_score(POSITIVE, SCORES))
     brier = metrics.brier_score_loss(POSITIVE, PROBABILITY)
     assert told["brier"] == pytest.approx(brier)
-    tn, fp, fn, tp = metrics.confusion_matrix(POSITIVE, predicted).ravel()
-    assert told["true_negatives"] == tn
-    assert told["false_positives"] == fp
-    assert told["false_negatives"] == fn
-    assert told["true_positives"] == tp
+    names = "true_negatives", "false_positives", "false_negatives", "true_positives"
+    table = metrics.confusion_matrix(POSITIVE, predicted)
+    assert [told[name] for name in names] == table.ravel().tolist()
     error = evaluation.wrong(POSITIVE, predicted)["error"]
     assert error == pytest.approx(metrics.zero_one_loss(POSITIVE, predicted))
 
@@ -78,13 +76,10 @@ def test_the_area_by_hand():
 def test_the_standard_error_of_the_area_is_that_of_repeated_draws():
     """300 draws with 60 rows each: the spread is known to 4 %, to 5 sd 20 %."""
     rng = np.random.default_rng(3)
-    areas, errors = [], []
-    for _ in range(300):
-        positive = np.arange(60) < 20
-        scores = rng.normal(size=60) + positive
-        area, error = evaluation.area_under_curve(scores, positive)
-        areas.append(area)
-        errors.append(error)
+    positive = np.arange(60) < 20
+    draws = (rng.normal(size=60) + positive for _ in range(300))
+    pairs = [evaluation.area_under_curve(scores, positive) for scores in draws]
+    areas, errors = zip(*pairs, strict=True)
     assert np.mean(errors) == pytest.approx(np.std(areas), rel=0.2)
 
 
@@ -98,6 +93,10 @@ def test_large_numbers_are_infinite_and_explain_nothing():
     assert fine["loss_se"] == 0.0
 
 
+NONE_RIGHT = {"test_true_positives": 0, "test_false_positives": 0}
+NONE_RIGHT["test_false_negatives"] = 70
+
+
 @pytest.mark.parametrize(
     ("metrics", "words"),
     [
@@ -109,23 +108,10 @@ def test_large_numbers_are_infinite_and_explain_nothing():
         ({"explained": -0.3, "smallest_cluster": 0}, ["than one", "no row"]),
         ({"test_r2": -0.5}, ["mean of the labels"]),
         (
-            {
-                "test_error": 0.07,
-                "test_base_error": 0.07,
-                "test_true_positives": 0,
-                "test_false_positives": 0,
-                "test_false_negatives": 70,
-            },
+            {"test_error": 0.07, "test_base_error": 0.07, **NONE_RIGHT},
             ["base rate", "of which 70 are"],
         ),
-        (
-            {
-                "test_true_positives": 0,
-                "test_false_positives": 3,
-                "test_false_negatives": 70,
-            },
-            [],
-        ),
+        (NONE_RIGHT | {"test_false_positives": 3}, []),
     ],
 )
 def test_what_is_no_better_than_a_constant(metrics, words):
@@ -163,14 +149,12 @@ def test_a_curve_of_two_classes_beside_scikit_learn():
     """Calibration as by quantiles; the cumulated counts are points of the ROC curve."""
     positive, scores, probability = _untied(1000)
     told = evaluation.two_class_curve(positive, scores, probability, 20)
-    true, predicted = calibration_curve(
-        positive, probability, n_bins=20, strategy="quantile"
-    )
+    bins = {"n_bins": 20, "strategy": "quantile"}
+    true, predicted = calibration_curve(positive, probability, **bins)
     np.testing.assert_allclose(told["score"], predicted)
     np.testing.assert_allclose(told["positives"] / told["rows"], true)
-    fpr, tpr, thresholds = metrics.roc_curve(
-        positive, probability, drop_intermediate=False
-    )
+    every = {"drop_intermediate": False}
+    fpr, tpr, thresholds = metrics.roc_curve(positive, probability, **every)
     cut = np.sort(probability)[np.cumsum(told["rows"])[:-1]]  # first row above a bin
     at = np.isin(thresholds, cut)
     assert at.sum() == 19
@@ -229,11 +213,9 @@ def _table(y, predicted, count=3):
 
 
 def test_a_table_of_classes_beside_scikit_learn():
-    rng = np.random.default_rng(0)
-    y, predicted = rng.integers(0, 4, 400), rng.integers(0, 4, 400)
-    np.testing.assert_array_equal(
-        _table(y, predicted, 4)["confusion"], metrics.confusion_matrix(y, predicted)
-    )
+    y, predicted = np.random.default_rng(0).integers(0, 4, (2, 400))
+    table = _table(y, predicted, 4)["confusion"]
+    np.testing.assert_array_equal(table, metrics.confusion_matrix(y, predicted))
 
 
 def test_a_table_has_no_class_of_few_rows():

@@ -22,10 +22,9 @@ def test_three_steps_by_hand():
     """
     alpha = np.zeros((0, 1))
     for phi, y in (([1.0], 1), ([1.0, -1.0], -1), ([0.8, 0.4, 0.5], 1)):
-        f = np.array(phi[:-1]) @ alpha
-        old, new = dsg_update(
-            alpha, np.array([phi[-1:]]), f[None], np.array([[y]]), "square", 0.25, 0.2
-        )
+        f, last = np.array(phi[:-1]) @ alpha, np.array([phi[-1:]])
+        given = alpha, last, f[None], np.array([[y]])
+        old, new = dsg_update(*given, "square", 0.25, 0.2)
         alpha = np.vstack([old, new])
     np.testing.assert_allclose(alpha[:, 0], [0.45125, 0.7125, 0.08], rtol=1e-14)
 
@@ -53,11 +52,8 @@ def test_one_instance_and_one_feature_is_algorithm_1(loss):
 
     alpha = np.zeros((0, 1))
     for t, i in enumerate(instances):
-        f = phi[i, :t] @ alpha
-        old, new = dsg_update(
-            alpha, phi[i, t].reshape(1, 1), f[None], y[i].reshape(1, 1), loss,
-            gamma, lam,
-        )  # fmt: skip
+        f, one = phi[i, :t] @ alpha, phi[[i], t : t + 1]
+        old, new = dsg_update(alpha, one, f[None], y[[i], None], loss, gamma, lam)
         alpha = np.vstack([old, new])
     np.testing.assert_allclose(alpha[:, 0], expected, rtol=1e-10, atol=1e-14)
 
@@ -133,9 +129,8 @@ def test_an_implicit_step_minimises_the_proximal_objective(loss):
         return LOSSES[loss].value(f, y).mean() + F / (2 * gamma) * x[:F] @ x[:F]
 
     rng = np.random.default_rng(0)
-    s, new, shift = implicit_step(
-        turns, scores, earlier, y, loss, 1 / gamma, rng, loss != "square"
-    )
+    given = turns, scores, earlier, y, loss, 1 / gamma, rng, loss != "square"
+    s, new, shift = implicit_step(*given)
     x = np.concatenate([new[:, 0], s - 1, shift])
     best = minimize(objective, x, options={"gtol": 1e-8}).fun
     assert objective(x) <= best * (1 + 1e-5)
@@ -242,9 +237,8 @@ def test_theorem_4_holds_on_a_small_set():
         f = np.zeros((6, 1))
         for t, i in enumerate(rng.integers(6, size=T)):
             at = phi[:, [t]]
-            f, alpha = dsg_update(
-                f, at[[i]], f[[i]], y[[i], None], "logistic", step, lam
-            )
+            row = at[[i]], f[[i]], y[[i], None]
+            f, alpha = dsg_update(f, *row, "logistic", step, lam)
             f = f + at @ alpha
         errors.append((f[:, 0] - best) ** 2)
     assert np.mean(errors, axis=0).max() < eps / 20

@@ -37,9 +37,8 @@ def test_the_bandwidth_fits_the_labels(classes):
     """A function that turns fast needs a narrow kernel, and a plane a wide one."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(1500, 2))
-    angles = RandomFeatures("gaussian", 2, WIDEST * 1.5, 7, orthogonal=False).angles(
-        X, 0, 300, 16
-    )
+    widest = RandomFeatures("gaussian", 2, WIDEST * 1.5, 7, orthogonal=False)
+    angles = widest.angles(X, 0, 300, 16)
     chosen = []
     for y, noise in ((np.sin(4 * X[:, 0]), 0.05), (X.sum(axis=1), 2.0)):
         y = y + noise * rng.normal(size=1500)

@@ -32,9 +32,8 @@ SEED = 11
 
 def blobs(N, d=6, seed=0):
     rng = np.random.default_rng(seed)
-    return 3 * rng.standard_normal((4, d))[rng.integers(4, size=N)] + rng.normal(
-        size=(N, d)
-    )
+    middles = 3 * rng.standard_normal((4, d))
+    return middles[rng.integers(4, size=N)] + rng.normal(size=(N, d))
 
 
 def kernel_of(X):
@@ -42,9 +41,8 @@ def kernel_of(X):
 
 
 def draws(X, D, D_1, seed=SEED, rows=None):
-    part = RandomFeatures(
-        "gaussian", X.shape[1], 1 / math.sqrt(2 * gamma(*moments(X))), seed
-    )
+    bandwidth = 1 / math.sqrt(2 * gamma(*moments(X)))
+    part = RandomFeatures("gaussian", X.shape[1], bandwidth, seed)
     rows = X if rows is None else rows
     return lambda t: features(part.angles(rows, *feature_range(t, D, D_1), 64))
 
@@ -116,9 +114,7 @@ def test_worked_example():
         embed(values, vectors, 0.5, 2.0, 2), np.diag([math.sqrt(6 / 5), math.sqrt(2)])
     )
     W = stack(np.array([[2.0, 4.0]]), np.array([[3.0]]), 1 / 3)
-    np.testing.assert_allclose(
-        W, [[2 / math.sqrt(6), 4 / math.sqrt(6), 3 * math.sqrt(2 / 3)]]
-    )
+    np.testing.assert_allclose(W, np.array([[2, 4, 6]]) / math.sqrt(6))
 
 
 def test_eigenpairs_leave_out_zeros_and_keep_what_is_asked_for():
@@ -141,16 +137,9 @@ def test_new_rows_fall_beside_the_exact_extension():
     D, T, s = 50, 20, 4
     P = np.zeros((0, 0))
     for iterate in pooled_fkkm(draws(known, D, D), T, s):
-        Q = compose(
-            P,
-            embed(iterate.values, iterate.vectors, iterate.eta, iterate.threshold, s),
-            iterate.eta,
-        )
-        P = compose(
-            P,
-            shrink(iterate.values, iterate.vectors, iterate.eta * iterate.threshold),
-            iterate.eta,
-        )
+        pairs, eta = (iterate.values, iterate.vectors), iterate.eta
+        Q = compose(P, embed(*pairs, eta, iterate.threshold, s), eta)
+        P = compose(P, shrink(*pairs, eta * iterate.threshold), eta)
     draw = draws(known, D, D, rows=new)
     h = np.hstack([draw(t) for t in range(1, T + 1)]) @ Q
     K = np.exp(-gamma(*moments(known)) * cdist(new, known, "sqeuclidean"))
@@ -297,10 +286,5 @@ def test_recovery_error_is_that_of_dense_matrices():
     H = rng.standard_normal((30, 5))
     expected = np.linalg.norm(H @ H.T - K_s) ** 2 / 30**2
     assert recovery_error(H, values, vectors) == pytest.approx(expected, rel=1e-12)
-    exact = vectors * np.sqrt(values)
-    assert (
-        recovery_error(
-            exact @ np.linalg.qr(rng.normal(size=(3, 3)))[0], values, vectors
-        )
-        < 1e-28
-    )
+    exact = vectors * np.sqrt(values) @ np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    assert recovery_error(exact, values, vectors) < 1e-28

@@ -30,15 +30,8 @@ def parts(holders=(2,), block=M, columns=1, kernel="gaussian", shared=False):
     rng = np.random.default_rng(1)
     actual = []
     for j, (seed, width) in enumerate(zip(SEEDS, WIDTHS, strict=True)):
-        part = {
-            "kernel": kernel,
-            "bandwidth": 1.5,
-            "n_features": M,
-            "n_columns": width,
-            "seed": seed,
-            "holders": list(holders),
-            "block": block,
-        }
+        part = {"kernel": kernel, "bandwidth": 1.5, "n_features": M, "seed": seed}
+        part |= {"n_columns": width, "holders": list(holders), "block": block}
         if shared:
             part |= {"shared_seed": "3d" * 16, "all_columns": sum(WIDTHS)}
             part |= {"first_column": sum(WIDTHS[:j])}
@@ -52,13 +45,15 @@ def parts(holders=(2,), block=M, columns=1, kernel="gaussian", shared=False):
 
 
 def all_weights(actual):
-    own = [
-        RandomFeatures(
-            part["kernel"], part["n_columns"], 1.5, int(part["seed"], 16)
-        ).weights(0, M)
-        for part in actual
-    ]
+    settings = ((p["kernel"], p["n_columns"], 1.5, int(p["seed"], 16)) for p in actual)
+    own = [RandomFeatures(*of_party).weights(0, M) for of_party in settings]
     return [omega for omega, _ in own], [b for _, b in own]
+
+
+def shared_omega(kernel):
+    seed = int("3d" * 16, 16)
+    pooled = RandomFeatures(kernel, sum(WIDTHS), 1.5, seed, orthogonal=False)
+    return pooled.weights(0, M)[0]
 
 
 def test_seeds_are_hexadecimal():
@@ -78,14 +73,10 @@ def test_seeds_are_hexadecimal():
 def test_partial_angles_are_those_of_the_partys_features(bits):
     _, X = blocks()
     for part, own in zip(parts(), X, strict=True):
-        actual = partial_angles(part, own, M, bits)
-        np.testing.assert_array_equal(
-            actual, own_features(part).angles(own, 0, M, bits)
-        )
-        np.testing.assert_array_equal(
-            partial_angles(part, own, 30, bits),
-            own_features(part).angles(own, 0, 30, bits),
-        )
+        for stop in (30, M):
+            actual = partial_angles(part, own, stop, bits)
+            expected = own_features(part).angles(own, 0, stop, bits)
+            np.testing.assert_array_equal(actual, expected)
         some = partial_angles(part, own, M, bits, ROWS)
         np.testing.assert_array_equal(some, actual[ROWS])
 
@@ -95,10 +86,7 @@ def test_shared_angles_are_real_turns_of_one_omega():
     X, own = blocks()
     actual = parts(shared=True)
     total = sum(partial_angles(p, x, M, 64) for p, x in zip(actual, own, strict=True))
-    pooled = RandomFeatures(
-        "gaussian", sum(WIDTHS), 1.5, int("3d" * 16, 16), orthogonal=False
-    )
-    omega, _ = pooled.weights(0, M)
+    omega = shared_omega("gaussian")
     phases = sum(all_weights(actual)[1])
     np.testing.assert_allclose(total, X @ omega.T / (2 * np.pi) + phases, atol=1e-12)
     assert np.abs(total).max() > 1
@@ -129,9 +117,7 @@ def test_decision_function_is_equation_7(holders, block, columns, shared, kernel
     omegas, phases = all_weights(actual)
     omega = np.hstack(omegas)
     if shared:
-        seed = int("3d" * 16, 16)
-        pooled = RandomFeatures(kernel, sum(WIDTHS), 1.5, seed, orthogonal=False)
-        omega = pooled.weights(0, M)[0]
+        omega = shared_omega(kernel)
     f = sum(actual[holder]["intercept"] for holder in holders) + np.zeros((9, columns))
     used = dict.fromkeys(holders, 0)
     for j in range(M):

@@ -30,8 +30,9 @@ def data(n=80, M=12, C=1, seed=0, dtype=np.uint16, regression=False):
     return angles, Z, 2.0 * np.eye(C)[Y.argmax(axis=1)] - 1
 
 
-def objective(Z, Y, loss, lam, w, b):
-    return LOSSES[loss].value(Z @ w + b, Y).mean(axis=0) + lam / 2 * (w**2).sum(axis=0)
+def objective_of(fitted, Z, Y, loss, lam):
+    w, scores = fitted.coef, Z @ fitted.coef + fitted.intercept
+    return LOSSES[loss].value(scores, Y).mean() + lam / 2 * (w**2).sum()
 
 
 def predict(angles, fitted):
@@ -113,10 +114,9 @@ def test_gradient_is_zero(loss, lam, shape):
 def test_the_default_tolerance_is_close_to_the_optimum(loss, shape):
     angles, Z, Y = data(*shape)
     for lam in (1e-5, 1e-3, 1e-1):
-        close = fit(angles, Y, loss, lam, RNG(0))
-        best = fit(angles, Y, loss, lam, RNG(0), tol=1e-7, max_iter=2000)
         value, least = (
-            objective(Z, Y, loss, lam, f.coef, f.intercept)[0] for f in (close, best)
+            objective_of(fit(angles, Y, loss, lam, RNG(0), **how), Z, Y, loss, lam)
+            for how in ({}, {"tol": 1e-7, "max_iter": 2000})
         )
         assert least <= value + 1e-12
         assert value - least < 1e-4 * least
@@ -146,14 +146,13 @@ def newton(Z, y, loss, lam, v):
 def test_converged_is_said_of_the_optimum_only(loss, labels):
     """Losses of 1e-1 to 1e-9, where a gradient below 1e-3 says nothing."""
     X = np.random.default_rng(0).normal(size=(400, 3))
-    y = np.where(
-        (X[:, 0] * X[:, 1] if labels == "separable" else X[:, 0] - 1.9) > 0, 1.0, -1.0
-    )
+    positive = X[:, 0] * X[:, 1] > 0 if labels == "separable" else X[:, 0] > 1.9
+    y = np.where(positive, 1.0, -1.0)
     angles = RandomFeatures("gaussian", 3, 1.5, 1).angles(X, 0, 60, 16)
     Z, said = features(angles) / math.sqrt(60), []
     for lam in (1e-2, 1e-4, 1e-6, 1e-8, 1e-10):
         actual = fit(angles, y[:, None], loss, lam, RNG(0), max_iter=300)
-        value = objective(Z, y[:, None], loss, lam, actual.coef, actual.intercept)[0]
+        value = objective_of(actual, Z, y[:, None], loss, lam)
         best = newton(Z, y, loss, lam, np.append(actual.coef, actual.intercept))
         assert not actual.converged or value <= 1.05 * best
         said.append(actual.converged)
@@ -170,10 +169,7 @@ def test_a_huge_strength_leaves_the_intercept(loss):
 
 def test_a_score_of_0_is_of_the_class_that_it_is_answered_as():
     """The class -1, so that it is wrong for one class only."""
-    scores, Y = (
-        np.array([[0.0], [0.0], [1.0], [-1.0]]),
-        np.array([[1.0], [-1], [1], [1]]),
-    )
+    scores, Y = np.array([[[0.0], [0], [1], [-1]], [[1], [-1], [1], [1]]])
     assert _wrong(scores, Y).tolist() == [True, False, False, True]
 
 
@@ -190,9 +186,8 @@ def test_square_is_ridge(shape):
         kernel = KernelRidge(alpha=len(Y) * lam / 2, kernel="precomputed")
         kernel.fit(Zc @ Zc.T, Y - Y.mean(axis=0))
         scores = kernel.predict(Zc @ Zc.T) + Y.mean(axis=0)
-        np.testing.assert_allclose(
-            predict(angles, actual), scores, rtol=1e-6, atol=1e-8
-        )
+        close = {"rtol": 1e-6, "atol": 1e-8}
+        np.testing.assert_allclose(predict(angles, actual), scores, **close)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -369,7 +364,5 @@ def test_strengths_are_chosen_by_weighted_errors(loss):
     Y = np.where(angles[:, :1] > 0.85, 1.0, -1.0)
     weights = np.where(Y[:, 0] > 0, 20.0, 1.0)
     found = fit(angles, Y, loss, None, np.random.default_rng(1), weights=weights)
-    wrong = np.sign(found.left_out) != Y
-    assert found.cv_score == pytest.approx(
-        weights @ wrong[:, 0] / weights.sum(), abs=0.05
-    )
+    wrong = (np.sign(found.left_out) != Y)[:, 0]
+    assert found.cv_score == pytest.approx(weights @ wrong / weights.sum(), abs=0.05)
