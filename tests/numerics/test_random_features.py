@@ -67,16 +67,16 @@ def gap(a, b, turn=1.0):
     kernel=st.sampled_from(KERNELS),
     orthogonal=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_partition_of_a_range_gives_the_same_bits(
     start, cuts, d, kernel, orthogonal
 ):
-    part = RandomFeatures(kernel, d, 1.3, SEED, orthogonal=orthogonal)
-    ends = [start, *itertools.accumulate(cuts, initial=start)][1:]
-    pieces = [part.weights(a, b) for a, b in reversed([*itertools.pairwise(ends)])]
-    omega, b = RandomFeatures(kernel, d, 1.3, SEED, orthogonal=orthogonal).weights(
-        start, ends[-1]
+    part, again = (
+        RandomFeatures(kernel, d, 1.3, SEED, orthogonal=orthogonal) for _ in range(2)
     )
+    ends = [*itertools.accumulate(cuts, initial=start)]
+    pieces = [part.weights(a, b) for a, b in reversed([*itertools.pairwise(ends)])]
+    omega, b = again.weights(start, ends[-1])
     assert omega.shape == (ends[-1] - start, d)
     assert b.shape == (ends[-1] - start,)
     np.testing.assert_array_equal(omega, np.vstack([w for w, _ in reversed(pieces)]))
@@ -123,11 +123,8 @@ def test_seeds_chunks_and_high_words_of_the_seed_differ():
 @pytest.mark.parametrize(
     ("kernel", "d", "orthogonal"),
     [
-        ("gaussian", 1, True),
-        ("gaussian", 5, False),
-        ("gaussian", 5, True),
-        ("gaussian", 100, True),
-        ("laplacian", 5, False),
+        *(("gaussian", 1, True), ("gaussian", 5, False), ("gaussian", 5, True)),
+        *(("gaussian", 100, True), ("laplacian", 5, False)),
     ],
 )
 def test_marginals(kernel, d, orthogonal):
@@ -393,10 +390,8 @@ def test_a_bandwidth_by_hand():
     """
     X = np.array([[0, 0], [3, 4], [0, 1]])
     pairs = np.array([[0, 1, 2], [1, 2, 0]])
-    for kernel, distances, s in (
-        ("gaussian", [25, 18, 1], 3),
-        ("laplacian", [7, 6, 1], 6),
-    ):
+    expected = ("gaussian", [25, 18, 1], 3), ("laplacian", [7, 6, 1], 6)
+    for kernel, distances, s in expected:
         parts = [pair_distances(X[:, [k]], pairs, kernel) for k in (0, 1)]
         assert sum(parts).tolist() == distances
         assert median_bandwidth(sum(parts), kernel) == s
@@ -413,12 +408,9 @@ def test_distances_in_blocks_of_any_type(dtype):
     pairs = draw_pairs(500, 100_000, np.random.default_rng(0))
     wide = X.astype(float)
     difference = wide[pairs[0]] - wide[pairs[1]]
-    np.testing.assert_array_equal(
-        pair_distances(X, pairs, "gaussian"), (difference**2).sum(axis=1)
-    )
-    np.testing.assert_array_equal(
-        pair_distances(X, pairs, "laplacian"), np.abs(difference).sum(axis=1)
-    )
+    for kernel, terms in (("gaussian", difference**2), ("laplacian", abs(difference))):
+        actual = pair_distances(X, pairs, kernel)
+        np.testing.assert_array_equal(actual, terms.sum(axis=1))
 
 
 def test_pairs_are_uniform_over_different_rows():

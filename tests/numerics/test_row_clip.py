@@ -58,11 +58,8 @@ def test_rare_columns_are_added_until_they_are_not_rare():
     # given
     X = np.ones((200, 7))
     X[:, 0] = np.arange(200) % 5
-    for column, start, stop in (
-        *((1, 0, 9), (2, 20, 28), (3, 40, 47)),
-        *((4, 60, 61), (5, 80, 82)),
-    ):
-        X[start:stop, column] += 3.0
+    for column, rows in enumerate([9, 8, 7, 1, 2], 1):
+        X[20 * column : 20 * column + rows, column] += 3.0
     # when
     clip = clip_of(X)
     # then
@@ -89,9 +86,8 @@ def test_the_map_tells_no_value_of_a_single_row():
     other = X.copy()
     other[3, 1] = 1.3
     # when, then
-    np.testing.assert_array_equal(
-        clipped(clip_of(X), X), clipped(clip_of(other), other)
-    )
+    first, second = (clipped(clip_of(rows), rows) for rows in (X, other))
+    np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize("value", [1e300, -1e300, 5e-324])

@@ -16,13 +16,17 @@ from vfl_flower.numerics.summed_kmeans import (
 )
 
 
+def moments_of(H):
+    return H.mean(axis=0), np.cov(H.T, bias=True)
+
+
 def clustered(H, k, seed=0, **settings):
-    rng, mean = np.random.default_rng(seed), H.mean(axis=0)
-    return summed_kmeans(
-        lambda request: part_of_pass(H, request, rng),
-        *(k, mean, H.T @ H / len(H) - np.outer(mean, mean), rng),
-        **settings,
-    )
+    rng = np.random.default_rng(seed)
+
+    def ask(request):
+        return part_of_pass(H, request, rng)
+
+    return summed_kmeans(ask, k, *moments_of(H), rng, **settings)
 
 
 def blobs(n=600):
@@ -67,9 +71,8 @@ def test_random_centers_have_the_moments_of_the_rows():
     draws = random_centers(np.array([1.0, -1.0, 3.0]), covariance, (2000, 5), rng)
     assert draws.shape == (2000, 5, 3)
     rows = draws.reshape(-1, 3)
-    assert (
-        np.abs(rows.mean(axis=0) - [1, -1, 3]) <= 5 * np.sqrt([2e-4, 1e-4, 0])
-    ).all()
+    off = np.abs(rows.mean(axis=0) - [1, -1, 3])
+    assert (off <= 5 * np.sqrt([2e-4, 1e-4, 0])).all()
     np.testing.assert_allclose(np.cov(rows.T)[:2, :2], covariance[:2, :2], atol=0.15)
 
 
@@ -111,20 +114,18 @@ def test_rows_that_have_left_are_drawn_too():
 
 def groups(k, n=1200):
     rng = np.random.default_rng(k)
-    return 15 / math.sqrt(2) * np.eye(8)[rng.integers(k, size=n)] + rng.normal(
-        size=(n, 8)
-    )
+    middles = 15 / math.sqrt(2) * np.eye(8)
+    return middles[rng.integers(k, size=n)] + rng.normal(size=(n, 8))
 
 
 def chosen(H, most, seed=0, **settings):
-    rng, mean, asked = np.random.default_rng(seed), H.mean(axis=0), []
+    rng, asked = np.random.default_rng(seed), []
 
     def ask(request):
         asked.append(request)
         return part_of_pass(H, request, rng)
 
-    covariance = H.T @ H / len(H) - np.outer(mean, mean)
-    return chosen_kmeans(ask, most, mean, covariance, rng, **settings), asked
+    return chosen_kmeans(ask, most, *moments_of(H), rng, **settings), asked
 
 
 @pytest.mark.parametrize("k", [2, 3, 6])
@@ -142,15 +143,14 @@ def test_each_k_is_clustered_as_on_its_own(monkeypatch):
     for name, value in {"SHARE": 1.0, "NOISE": 0.0, "LEAVERS": 0}.items():
         monkeypatch.setattr(numerics, name, value)
     H = groups(4)
-    mean = H.mean(axis=0)
-    covariance = H.T @ H / len(H) - np.outer(mean, mean)
     result, asked = chosen(H, 6, n_init=3)
     streams = np.random.default_rng(0).spawn(5)
+
+    def ask(request):
+        return part_of_pass(H, request, np.random.default_rng())
+
     for k, stream in zip(range(2, 7), streams, strict=True):
-        alone = summed_kmeans(
-            lambda request: part_of_pass(H, request, np.random.default_rng()),
-            *(k, mean, covariance, stream, 3),
-        )
+        alone = summed_kmeans(ask, k, *moments_of(H), stream, 3)
         if k == len(result.centers):
             np.testing.assert_allclose(alone.centers, result.centers)
         silhouette = simplified_silhouettes(H, alone.centers).mean()

@@ -58,10 +58,7 @@ BAD = {
     "nullable": (FRAME.astype("Float64").where(FRAME < 1), "missing|NaN"),
     "large integers": ((X * 2**60).astype(np.int64), "2\\^53"),
     "large integers in a column": (FRAME.assign(a=2**53 + 1), "2\\^53"),
-    "large nullable integers": (
-        FRAME.assign(a=pd.array([2**60] * N, "Int64")),
-        "2\\^53",
-    ),
+    "large nullable integers": (FRAME.assign(a=pd.array(N * [2**60])), "2\\^53"),
     "large integers as objects": (np.full((N, 4), 2**53 + 1, object), "2\\^53"),
     "bytes as object": (X.astype("S").astype(object), "text or dates"),
     "a complex column": (FRAME.assign(a=X[:, 0] + 1j), "'a'"),

@@ -35,11 +35,8 @@ ARRAYS = st.one_of(
     for dtype in (np.float64, np.float32, np.uint8, np.uint32, np.int64, np.bool_)
 )
 SETTINGS = st.one_of(
-    st.booleans(),
-    st.integers(-(2**63), 2**63 - 1),
-    st.floats(),
-    st.text(max_size=5),
-    st.binary(max_size=5),
+    *(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats()),
+    *(st.text(max_size=5), st.binary(max_size=5)),
 )
 
 
@@ -135,16 +132,13 @@ def test_a_lost_record_is_noticed(record, instead):
         unpack(content)
 
 
+PICKLE = np.array([{"a": 1}], dtype=object).dumps()
+HEADER = b"\x93NUMPY\x01\x00\x05\x00{'a'}"
+
+
 @pytest.mark.parametrize(
     "data",
-    [
-        b"",
-        b"no array",
-        b"\x93NUMPY\x01\x00\x05\x00{'a'}",
-        np.array([{"a": 1}], dtype=object).dumps(),
-        *LARGE[:1],
-        *LARGE[3:],
-    ],
+    [b"", b"no array", HEADER, PICKLE, LARGE[0], LARGE[3]],
     ids=["empty", "text", "header", "pickle", "8 TB", "archive"],
 )
 @pytest.mark.parametrize("kind", ["numpy.ndarray", "tensor"])
@@ -175,21 +169,17 @@ def test_order_of_names_does_not_matter():
 
 
 def test_units_are_the_numbers_in_arrays():
-    content = pack(
-        {"x": np.ones((3, 4)), "y": np.ones(0), "z": np.array(1.0), "size": 7},
-        {"round": 3},
-    )
-    assert n_units(content) == 12 + 0 + 1
+    values = {"x": np.ones((3, 4)), "y": np.ones(0), "z": np.array(1.0), "size": 7}
+    assert n_units(pack(values, {"round": 3})) == 12 + 0 + 1
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (1, 127, 128), (16300, 16400, 2**21)])
 def test_bytes_are_those_of_the_serialised_message(sizes):
     """Around the sizes at which a length takes a byte more."""
     values = {"n" * (1 + 40 * k): np.zeros(m, "u1") for k, m in enumerate(sizes)}
-    for content in (pack(values), pack({"a": 1, "b": [1.5], **values}, {"round": 3})):
-        assert n_bytes(content) == len(recorddict_to_proto(content).SerializeToString())
-    for length in range(60, 140):
-        content = pack({"x" * length: np.zeros(0)})
+    contents = [pack(values), pack({"a": 1, "b": [1.5], **values}, {"round": 3})]
+    contents += [pack({"x" * length: np.zeros(0)}) for length in range(60, 140)]
+    for content in contents:
         assert n_bytes(content) == len(recorddict_to_proto(content).SerializeToString())
 
 

@@ -8,18 +8,11 @@ from vfl_flower.protocol.seals import Seal, stem
 
 WORDS = st.from_regex(r"[a-z_]{1,8}[0-9]{0,2}", fullmatch=True)
 NUMBERS = st.integers(0, 2**40)
+PLACE = WORDS, WORDS, NUMBERS, NUMBERS
+BOUND = st.floats(allow_nan=False, allow_infinity=False)
 SEALS = st.one_of(
-    st.builds(
-        Seal,
-        st.sampled_from(["pad", "relay"]),
-        WORDS,
-        WORDS,
-        NUMBERS,
-        NUMBERS,
-        WORDS,
-        st.floats(allow_nan=False, allow_infinity=False),
-    ),
-    st.builds(Seal, st.just("secret"), WORDS, WORDS, NUMBERS, NUMBERS),
+    st.builds(Seal, st.sampled_from(["pad", "relay"]), *PLACE, WORDS, BOUND),
+    st.builds(Seal, st.just("secret"), *PLACE),
 )
 
 
@@ -40,19 +33,10 @@ PAD = "pad sealing part 1 ring 0x1p+10 0"
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("pad", "odd"),
-        ("pad", "secret"),  # has no bound
-        (" 1 ", " -1 "),
-        (" 1 ", " one "),
-        (" 1 ", " "),
-        (" 1 ", f" {'9' * 9999} "),
-        (" 0x1p+10", " -"),
-        (" 0x1p+10", " nan"),
-        (" 0x1p+10", " inf"),
-        (" 0x1p+10", " 0x1p+99999"),
-        (" 0x1p+10", " ten"),
-        ("+10 0", "+10 -1"),
-        ("+10 0", "+10 0 0"),
+        *[("pad", word) for word in ("odd", "secret")],  # a secret has no bound
+        *[(" 1 ", word) for word in (" -1 ", " one ", " ", f" {'9' * 9999} ")],
+        *[("0x1p+10", word) for word in ("-", "nan", "inf", "0x1p+99999", "ten")],
+        *[("+10 0", words) for words in ("+10 -1", "+10 0 0")],
     ],
 )
 def test_a_seal_with_a_wrong_word(old, new):

@@ -1,5 +1,6 @@
 """Settings are declared once; an error names the argument, the rule and the value."""
 
+import math
 import re
 from dataclasses import KW_ONLY
 from pathlib import Path
@@ -90,23 +91,21 @@ def refusal(*args: Any, **arguments: Any) -> str:
 
 # -- errors ----------------------------------------------------------------------------
 
+SIZE = "size must be a whole number of at least 1"
+BANDWIDTH = "bandwidth must be a number above 0 or 'median'"
+NAMES = "'gaussian', 'laplacian', 'linear'"
+
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"size": 0}, "size must be a whole number of at least 1, got 0"),
-        ({"size": 0.5}, "size must be a whole number of at least 1, got 0.5"),
-        ({"size": True}, "size must be a whole number of at least 1, got True"),
-        ({"bandwidth": -1}, "bandwidth must be a number above 0 or 'median', got -1"),
-        ({"bandwidth": "x"}, "bandwidth must be a number above 0 or 'median', got 'x'"),
-        (
-            {"bandwidth": float("inf")},
-            "bandwidth must be a number above 0 or 'median', got inf",
-        ),
-        (
-            {"kernel": "cosine"},
-            "kernel must be one of 'gaussian', 'laplacian', 'linear', got 'cosine'",
-        ),
+        ({"size": 0}, f"{SIZE}, got 0"),
+        ({"size": 0.5}, f"{SIZE}, got 0.5"),
+        ({"size": True}, f"{SIZE}, got True"),
+        ({"bandwidth": -1}, f"{BANDWIDTH}, got -1"),
+        ({"bandwidth": "x"}, f"{BANDWIDTH}, got 'x'"),
+        ({"bandwidth": math.inf}, f"{BANDWIDTH}, got inf"),
+        ({"kernel": "cosine"}, f"kernel must be one of {NAMES}, got 'cosine'"),
         ({"share": 1}, "share must be a number of at least 0 and below 1, got 1"),
         ({"share": np.float64(2)}, "share must be .* below 1, got 2.0"),
         ({"bits": 17}, "bits must be one of 16, 32, got 17"),
@@ -127,8 +126,8 @@ def test_an_argument_that_is_refused(arguments, sentence):
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ((0,), "size must be a whole number of at least 1, got 0"),
-        ((5, -1), "bandwidth must be a number above 0 or 'median', got -1"),
+        ((0,), f"{SIZE}, got 0"),
+        ((5, -1), f"{BANDWIDTH}, got -1"),
         ((5, 1, "linear", 0, 16, False, None, ["a", 5]), r"columns .* got \['a', 5\]"),
     ],
 )
@@ -192,12 +191,10 @@ def test_parameters_stand_before_the_next_section_of_a_docstring():
     assert head.strip() == "An example.\n\nMore of it."
     parameters, _, rest = rest.partition("\n\nRaises\n------\n")
     assert rest.endswith("Notes\n-----\nThe end.")
-    lines = parameters.splitlines()
-    assert lines[:2] == [
-        "size : a whole number of at least 1",
-        "    m, the number of rows.",
-    ]
-    assert len(lines) == 2 * len(settings_of(Example))
+    first, second, *more = parameters.splitlines()
+    assert first == "size : a whole number of at least 1"
+    assert second == "    m, the number of rows."
+    assert len(more) + 2 == 2 * len(settings_of(Example))
     assert Base.__doc__.startswith("What all have.\n\nParameters\n----------\nseed :")
 
 
