@@ -1,6 +1,7 @@
 """Models: predict, and the round trip through a file and through Flower."""
 
 import os
+import re
 import stat
 from dataclasses import replace
 from itertools import permutations
@@ -20,9 +21,7 @@ from vfl_flower.numerics.kernel_model import partial_angles
 from vfl_flower.numerics.random_features import features
 
 LINEAR = LinearModel([np.array([1.0, -2.0]), np.array([0.5])], 3.0)
-CLUSTERS = KMeansModel(
-    [np.array([[0.0], [1.0], [9.0]]), np.array([[0.0], [5.0], [9.0]])]
-)
+CLUSTERS = KMeansModel([np.array([[0.0], [x], [9.0]]) for x in (1, 5)])
 _common = {"kernel": "gaussian", "bandwidth": 1.5, "n_features": 8, "n_parties": 2}
 _common |= {"holders": [1], "block": 8}
 PARTS = [
@@ -96,9 +95,8 @@ def test_kernel_prediction():
     """f(x) = sum_m coef_m phi_m(x) + intercept, of angles that parties add up."""
     rng = np.random.default_rng(3)
     X = [rng.normal(size=(60, 2)), rng.normal(size=(60, 1))]
-    turns = sum(
-        partial_angles(part, block, 8, 64) for part, block in zip(PARTS, X, strict=True)
-    )
+    pairs = zip(PARTS, X, strict=True)
+    turns = sum(partial_angles(part, block, 8, 64) for part, block in pairs)
     scores = features(turns % 1.0) @ PARTS[1]["coef"] + 0.5
     np.testing.assert_allclose(KERNEL.decision_function(X), scores, rtol=1e-12)
     labels = np.where(scores[:, 0] > 0, 5.0, -3.0)
@@ -188,20 +186,18 @@ def test_clusters_of_a_kernel_that_there_is_no_more(tmp_path):
 
 def test_clusters_of_a_kernel_whose_parts_lie_at_the_parties(tmp_path):
     apart = KERNEL_CLUSTERS_APART
+    sentence = (
+        "^the labels and parts of model fedcba9876543210 lie at the parties, where "
+        r"python -m vfl_flower\.app\.commands\.label labels new rows$"
+    )
     for model in (apart, KernelKMeansModel.load(apart.save(tmp_path / "m.npz"))):
         assert model.parts is None
         assert not model.kept
-        sentence = (
-            "the labels and parts of model fedcba9876543210 lie at the parties, where "
-            "python -m vfl_flower.app.commands.label labels new rows"
-        )
-        with pytest.raises(ValueError, match="lie at the parties") as caught:
+        with pytest.raises(ValueError, match=sentence):
             _ = model.labels_
-        assert str(caught.value) == sentence
         for ask in (model.predict, model.transform):
-            with pytest.raises(ValueError, match="lie at the parties") as caught:
+            with pytest.raises(ValueError, match=sentence):
                 ask(np.zeros((2, 3)))
-            assert str(caught.value) == sentence
 
 
 # -- clusters that can forget ----------------------------------------------------------
@@ -234,9 +230,9 @@ def test_nearest_centre_of_rows_of_all_columns():
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 1), (2,), (1, 4, 2), (0, 1)])
 def test_rows_of_other_columns(shape):
-    with pytest.raises(ValueError, match="X must be a matrix") as caught:
+    sentence = f"X must be a matrix of 2 columns, got shape {shape}"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         FORGETFUL.predict(np.zeros(shape))
-    assert str(caught.value) == f"X must be a matrix of 2 columns, got shape {shape}"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, "a", 1j])
@@ -268,9 +264,8 @@ def test_blocks_that_are_not_those_of_the_parties(model, spoil):
 def test_values_that_are_no_numbers(model, value):
     actual = blocks(model)
     actual[1] = np.array([[value] * actual[1].shape[1]] * len(actual[1]))
-    with pytest.raises(
-        ValueError, match=r"at place 1, .* real numbers|numbers, .* at place 1, "
-    ):
+    rule = r"at place 1, .* real numbers|numbers, .* at place 1, "
+    with pytest.raises(ValueError, match=rule):
         model.predict(actual)
 
 
@@ -283,8 +278,8 @@ def test_saved_and_loaded(model, name, file, tmp_path):
     path = model.save(tmp_path / name)
     assert path == tmp_path / file
     assert os.listdir(tmp_path) == [file]
-    assert_same(type(model).load(path), model)
-    assert_same(type(model).load(str(path)), model)
+    for loaded in (type(model).load(path), load_model(str(path))):
+        assert_same(loaded, model)
 
 
 def test_the_file_needs_no_pickle(tmp_path):
@@ -305,13 +300,6 @@ def test_loaded_from_a_later_format(tmp_path):
     np.savez(path, kind="linear", format=2, **LINEAR.arrays())
     with pytest.raises(ValueError, match="format 1, got format 2"):
         LinearModel.load(path)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_loaded_without_naming_its_kind(model, tmp_path):
-    loaded = load_model(model.save(tmp_path / "m.npz"))
-    assert type(loaded) is type(model)
-    assert {*loaded.arrays()} == {*model.arrays()}
 
 
 def test_loaded_of_a_kind_that_is_not_installed(tmp_path):
@@ -392,12 +380,11 @@ def test_a_file_that_is_no_model(tmp_path, name):
 @pytest.mark.parametrize("blocks", [None, np.ones((3, 2)), 5])
 def test_blocks_that_are_no_list(blocks):
     with pytest.raises(ValueError, match="predict takes a list of matrices"):
-        LinearModel([np.ones(2), np.ones(2)]).predict(blocks)
+        LINEAR.predict(blocks)
 
 
 def test_a_file_that_lacks_an_array_or_holds_nan(tmp_path):
-    path = LinearModel([np.ones(2), np.ones(2)]).save(tmp_path / "model.npz")
-    with np.load(path) as file:
+    with np.load(LINEAR.save(tmp_path / "model.npz")) as file:
         arrays = dict(file)
     changed = {
         "nan": arrays | {"coef_0": np.array([np.nan, 1.0])},
@@ -411,16 +398,14 @@ def test_a_file_that_lacks_an_array_or_holds_nan(tmp_path):
 
 
 def test_a_model_is_not_saved_over_a_folder(tmp_path):
-    model = LinearModel([np.ones(2), np.ones(2)])
     for path in (tmp_path, tmp_path / "none" / "model.npz"):
         with pytest.raises(ValueError, match="path must be a file in a folder"):
-            model.save(path)
+            LINEAR.save(path)
 
 
 def test_a_compressed_file_is_not_read(tmp_path):
     """A file of 0.5 MB became 1.2 GB."""
-    path = LinearModel([np.ones(2), np.ones(2)]).save(tmp_path / "model.npz")
-    with np.load(path) as file:
+    with np.load(LINEAR.save(tmp_path / "model.npz")) as file:
         np.savez_compressed(tmp_path / "small.npz", **dict(file))
     with pytest.raises(ValueError, match="damaged, or no saved model"):
         load_model(tmp_path / "small.npz")
