@@ -34,11 +34,8 @@ def violation(X, y, w, n, penalty, theta, b, free):
     """
     r = X @ theta + b - y
     g = 2 * (w * r) @ X / n + 2 * penalty.l2 * theta
-    excess = np.where(
-        theta == 0,
-        np.maximum(np.abs(g) - penalty.l1, 0),
-        np.abs(g + penalty.l1 * np.sign(theta)),
-    )
+    at_zero = np.maximum(np.abs(g) - penalty.l1, 0)
+    excess = np.where(theta == 0, at_zero, np.abs(g + penalty.l1 * np.sign(theta)))
     size_y = math.sqrt(w @ y**2 / n)
     unit = 2 * np.sqrt(w @ X**2 / n) * size_y
     unit = np.where(unit == 0, 1, unit)

@@ -71,10 +71,13 @@ def test_rare_columns_are_added_until_they_are_not_rare():
     assert not Z[:, 2:6].any()
 
 
-def test_rare_columns_alone_are_left_out():
-    X = np.column_stack([np.arange(100.0), np.arange(100) == 3, np.arange(100) == 5])
-    clip = clip_of(X)
-    assert clip[2:5].tolist() == np.diag([1, 0, 0]).tolist()
+@pytest.mark.parametrize("rare", [[3], [3, 5]])
+def test_rare_columns_alone_are_left_out(rare):
+    """No sum takes them, and none is one of its own."""
+    rows = np.arange(100)
+    X = np.column_stack([1.0 * rows, *(rows == row for row in rare)])
+    clip, d = clip_of(X), 1 + len(rare)
+    assert clip[2 : 2 + d].tolist() == np.diag([1] + [0] * len(rare)).tolist()
     assert not clipped(clip, X)[:, 1:].any()
 
 
@@ -128,9 +131,3 @@ def test_labels_stay_beside_columns_that_point_to_a_row():
         A = np.column_stack([x, y]) - np.mean([x, y], axis=1)
         stays = bounded_columns([x, y], A, 20, 0.5, fixed=1)
         assert stays.tolist() == [False, True]
-
-
-def test_a_rare_last_column_alone_is_left_out():
-    """No sum takes it, and it is none of its own."""
-    X = np.column_stack([np.arange(100.0), np.arange(100) == 3])
-    assert not clipped(clip_of(X), X)[:, 1].any()

@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from mixtures import cost
 
 from vfl_flower.numerics import summed_kmeans as numerics
-from vfl_flower.numerics.kmeans import assign, simplified_silhouettes, weighted_kmeans
+from vfl_flower.numerics.kmeans import simplified_silhouettes, weighted_kmeans
 from vfl_flower.numerics.summed_kmeans import (
     Request,
     chosen_kmeans,
@@ -32,10 +33,6 @@ def clustered(H, k, seed=0, **settings):
 def blobs(n=600):
     rng = np.random.default_rng(0)
     return np.repeat([[0, 0], [9, 0], [0, 9]], n // 3, axis=0) + rng.normal(size=(n, 2))
-
-
-def cost(H, centers):
-    return assign(H, centers)[1].sum()
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -44,9 +44,8 @@ def test_each_use_of_a_pair_of_keys_has_a_label_and_a_key_of_its_own(derived):
     Relay(*args).agree(1)
     secrets, parts, keys = zip(*derived, strict=True)
     assert len(set(secrets)) == 1
-    assert [first for first, *_ in parts] == [
-        *(labels.PAIRWISE_MASK, labels.RELAYED_MESSAGE, labels.AGREED_SECRET)
-    ]
+    names = labels.PAIRWISE_MASK, labels.RELAYED_MESSAGE, labels.AGREED_SECRET
+    assert tuple(first for first, *_ in parts) == names
     assert len(set(keys)) == 3
 
 

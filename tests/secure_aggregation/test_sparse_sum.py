@@ -175,12 +175,10 @@ def masked_by_all(inputs, group):
 @pytest.mark.parametrize("p", [13, MERSENNE_61])
 def test_masks_cancel_in_the_field(p):
     """Over several blocks, of which 3 of 16 words modulo 13 are left out."""
-    group = Field(p, parties=4)
-    rng = np.random.default_rng(2)
+    group, rng = Field(p, parties=4), np.random.default_rng(2)
     inputs = rng.integers(p, size=(4, 20_000), dtype=np.uint64)
-    messages = masked_by_all(inputs, group)
-    exact = inputs.astype(object).sum(axis=0) % p
-    assert np.array_equal(unmask_sum(messages, group), exact)
+    total = unmask_sum(masked_by_all(inputs, group), group)
+    assert np.array_equal(total, inputs.astype(object).sum(axis=0) % p)
 
 
 def test_one_masked_message_is_uniform():
@@ -351,14 +349,13 @@ def test_a_changed_message_never_gives_another_sum(place, change):
         code.decode(changed, n)
 
 
-def collide(monkeypatch):
-    monkeypatch.setattr(
-        SparseSum, "_points", lambda self, bins: (7 + bins[:, 0]).astype(np.uint64)
-    )
+@pytest.fixture
+def _colliding(monkeypatch):
+    monkeypatch.setattr(SparseSum, "_points", lambda _, bins: 7 + bins[:, 0].view("u8"))
 
 
-def test_two_bins_of_a_client_with_one_point_are_an_error(monkeypatch):
-    collide(monkeypatch)
+@pytest.mark.usefixtures("_colliding")
+def test_two_bins_of_a_client_with_one_point_are_an_error():
     code = SparseSum(3, 2, 2, 10, KEY)
     twins = np.array([[1, 2], [1, 2], [3, 2]])
     assert code.decode(code.encode(twins, np.ones(3, int)), 3)[1].tolist() == [2, 1]
@@ -366,15 +363,13 @@ def test_two_bins_of_a_client_with_one_point_are_an_error(monkeypatch):
         code.encode(np.array([[1, 2], [1, 3]]), np.ones(2, int))
 
 
-def test_bins_of_two_clients_with_one_point_are_an_error(monkeypatch):
-    collide(monkeypatch)
+@pytest.mark.usefixtures("_colliding")
+def test_bins_of_two_clients_with_one_point_are_an_error():
     code = SparseSum(2, 2, 2, 10, KEY)
-    messages = [
-        code.encode(np.array([[1, 2], [2, 2]]), np.array([5, 1])),
-        code.encode(np.array([[1, 3]]), np.array([4])),
-    ]
+    first = code.encode(np.array([[1, 2], [2, 2]]), np.array([5, 1]))
+    second = code.encode(np.array([[1, 3]]), np.array([4]))
     with pytest.raises(SparseSumError, match=r"got 1 of 2 .* a new key cures"):
-        code.decode(total_of(messages), 10)
+        code.decode(total_of([first, second]), 10)
 
 
 # Points
@@ -411,12 +406,9 @@ def test_points_are_uniform():
     ],
 )
 def test_settings_must_fit(change, match):
+    good = {"n_clusters": 2, "n_parties": 3, "n_columns": 5, "n_values": 100}
     with pytest.raises(ValueError, match=match):
-        SparseSum(
-            **{"n_clusters": 2, "n_parties": 3, "n_columns": 5, "n_values": 100}
-            | {"key": KEY}
-            | change
-        )
+        SparseSum(**good | {"key": KEY} | change)
 
 
 BINS, COUNTS = [[1, 2, 3, 4, 5], [0, 0, 0, 0, 99]], [3, 4]

@@ -104,10 +104,6 @@ def dealt():
     return Dealt.of(DEAL, 1, SEED, np.arange(9, dtype="u1"), "cosines 0")
 
 
-def test_what_was_dealt_for_this_use_is_taken():
-    dealt().check(DEAL, 1, 9, "cosines 0")
-
-
 @pytest.mark.parametrize(
     ("use", "receiver", "name"),
     [
@@ -116,6 +112,7 @@ def test_what_was_dealt_for_this_use_is_taken():
     ],
 )
 def test_a_replay_in_another_use_party_or_block_is_refused(use, receiver, name):
+    dealt().check(DEAL, 1, 9, "cosines 0")
     with pytest.raises(ValueError, match=f"party {receiver} .* must be of this use"):
         dealt().check(use, receiver, 9, name)
 
