@@ -71,8 +71,7 @@ def test_an_error_that_overflows():
 @pytest.mark.parametrize(("labels", "least"), [(200, 20), (30, 15), (1, 1)])
 def test_a_mean_hides_each_of_twenty_rows_that_are_there_once(labels, least):
     """Of a party with fewer labels half of them are enough, but one at least."""
-    y = np.where(np.arange(N) < labels, 1.0, np.nan)
-    party = Party(np.zeros((N, 1)), y=y)
+    party = Party(np.zeros((N, 1)), y=np.where(np.arange(N) < labels, 1.0, np.nan))
     assert hides_each(party, np.arange(least))
     assert not hides_each(party, np.arange(least - 1))
     with pytest.raises(PartyError, match="on each row once"):

@@ -248,8 +248,7 @@ def fitted(y=None, target="continuous", **given):
     party = a_party(2, np.arange(12.0) if y is None else y)
     ask(party, target=target)
     turns = np.random.default_rng(3).random((12, 4))
-    sums = {"angles": {0: turns.ravel()}}
-    reply = fdskl.fit(party, problem(12), **(sums | given))
+    reply = fdskl.fit(party, problem(12), **({"angles": {0: turns.ravel()}} | given))
     return party, reply, turns
 
 
@@ -292,8 +291,7 @@ def test_fit_of_classes_without_a_row():
     """A refusal told whether some labels of the server's choice are equal."""
     party = a_party(2, np.where(np.arange(12) == 11, 7.0, 3.0))
     ask(party)
-    angles = np.random.default_rng(0).random(20)
-    reply = fdskl.fit(party, problem(5), {0: angles})
+    reply = fdskl.fit(party, problem(5), {0: np.random.default_rng(0).random(20)})
     assert (reply["columns"], reply["converged"]) == (1, 0.0)
     assert not party.part["coef"].any()
     assert party.part["intercept"].tolist() == [-1.0]
@@ -327,10 +325,8 @@ def test_a_part_holds_no_label_and_no_feature():
 
 
 def test_instances_are_known_labels_that_are_not_held_out():
-    y = np.where(np.arange(40) % 2 == 0, labels(40), np.nan)
-    party = a_party(2, y, n=40)
-    held_out = split_rows(40, 0.25, 7)[1]
-    expected = set(range(0, 40, 2)) - set(held_out.tolist())
+    party = a_party(2, np.where(np.arange(40) % 2 == 0, labels(40), np.nan), n=40)
+    expected = set(range(0, 40, 2)) - set(split_rows(40, 0.25, 7)[1].tolist())
     reply = fdskl.start(party, 0.25, SETUP, IMPLICIT, 2 * len(expected))
     rows = reply["rows"]
     assert (rows.dtype, reply["columns"]) == (np.uint32, 1)
@@ -405,8 +401,7 @@ def test_two_steps_by_hand():
     alpha_1 = -1/2 * 2 (2 - 5) * sqrt 2 = 3 sqrt 2. Then f = 2 + sqrt 2 alpha_1 = 8, and
     alpha_2 = -1/2 * 2 (8 - 3) * -sqrt 2 = 5 sqrt 2, alpha_1 *= 1 - 1/20.
     """
-    y = np.array([5.0, *[1.6] * 4, 3.0, *[1.6] * 6])
-    party = a_party(2, y)
+    party = a_party(2, np.array([5.0, *[1.6] * 4, 3.0, *[1.6] * 6]))
     setup = replace(SETUP, target="continuous", block=1, n_features=2)
     fdskl.start(party, 0.0, setup, SQUARE, 2)
 

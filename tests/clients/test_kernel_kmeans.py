@@ -106,8 +106,7 @@ def test_only_the_first_party_draws_the_seed():
     assert first.recall(State).seed == reply["seed"].decode()
     assert client.begin(other) == {}
     assert client.begin(party(0)) == reply  # asked again
-    another = client.begin(party(0, private_draws=True, run_secret=bytes(32)))
-    assert another != reply
+    assert client.begin(party(0, private_draws=True, run_secret=bytes(32))) != reply
 
 
 @pytest.mark.parametrize("squares", ["column", "total"])
@@ -220,8 +219,7 @@ def test_a_sample_needs_clusters_of_the_party_s_own():
 
 
 def test_a_product_with_no_vector():
-    asked = begun()
-    assert client.product(asked, VECTORS[:, :0], 1)["product"].shape == (6, 0)
+    assert client.product(begun(), VECTORS[:, :0], 1)["product"].shape == (6, 0)
 
 
 def test_points_are_counted_as_rows_that_are_shared():
@@ -398,8 +396,7 @@ def test_a_request_that_is_not_as_declared(step, values, name):
 def test_a_request_as_declared():
     """What the table above differs from."""
     sizes = {"n_rows": N, "n_columns": 2}
-    arguments = structure(client.gram.contract.request, _GRAM, sizes)
-    assert flatten(arguments) == _GRAM
+    assert flatten(structure(client.gram.contract.request, _GRAM, sizes)) == _GRAM
 
 
 # -- k-means by sums -------------------------------------------------------------------

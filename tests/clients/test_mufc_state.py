@@ -49,9 +49,8 @@ NEW_CENTERS = np.array([[0.3, 0.1], [0.6, 0.2]])
 
 def trained(folder, ids=IDS):
     party = ClientState.create(folder, MODEL, ids, SETTINGS, FACTS)
-    tags = party.tag(ids)
     sizes = np.array([len(ids) - 30, 20, 10])
-    party.stage(1, tags[:3], sizes, kind="train", redrawn=True, run="a")
+    party.stage(1, party.tag(ids)[:3], sizes, kind="train", redrawn=True, run="a")
     party.settle(1, "a")
     return party
 
@@ -156,8 +155,7 @@ def test_a_party_that_has_left_has_its_log_and_answers_nothing_else(folder, part
 
 def test_a_mean_without_rows_has_no_size(party):
     """Complete training drops it, and still keeps each drawn row."""
-    tags = party.tag(IDS)
-    party.stage(2, tags[:3], np.array([39, 1]), kind="unlearn", redrawn=False)
+    party.stage(2, party.tag(IDS)[:3], np.array([39, 1]), kind="unlearn", redrawn=False)
     assert staged_by(party).sizes.tolist() == [39, 1]
 
 

@@ -223,8 +223,7 @@ def test_labels_of_clients_are_in_no_file(tmp_path):
 
 def test_nearest_centre_of_rows_of_all_columns():
     """Of (-1, 0): 1.25, 0 and 25; of (2, 2): 6.25, 13 and 2."""
-    actual = FORGETFUL.predict([[-1.0, 0.0], [2, 2], [0, 0.4]])
-    assert actual.tolist() == [1, 2, 0]
+    assert FORGETFUL.predict([[-1.0, 0.0], [2, 2], [0, 0.4]]).tolist() == [1, 2, 0]
     assert FORGETFUL.predict(np.zeros((0, 2))).shape == (0,)
 
 

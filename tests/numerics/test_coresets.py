@@ -142,8 +142,7 @@ def test_missing_values_are_refused(factor, value):
 
 
 def test_vrlr_sensitivities_add_a_share_of_one():
-    g = vrlr_sensitivities(scores_of(gaussian()), 300)
-    assert g.sum() == pytest.approx(5 + 1)
+    assert vrlr_sensitivities(scores_of(gaussian()), 300).sum() == pytest.approx(5 + 1)
     assert vrlr_sensitivities(np.array([0.5, 0.0]), 4).tolist() == [0.75, 0.25]
 
 

@@ -232,6 +232,5 @@ def test_combine_leaves_out_points_without_a_positive_weight():
 
 
 def test_combine_needs_a_positive_weight():
-    points = np.ones((2, 1))
     with pytest.raises(ValueError, match="weights must have a positive value"):
-        combine(points, np.array([-1.0, 0.0]), 1, np.random.default_rng(0))
+        combine(np.ones((2, 1)), np.array([-1.0, 0.0]), 1, np.random.default_rng(0))

@@ -28,8 +28,7 @@ def test_multiples_of_angles_are_those_of_smaller_bandwidths(kernel, bits):
 
 
 def test_angles_of_64_bits_stay_in_a_turn():
-    turned = taken(np.array([0.3, 0.9]), 3)
-    np.testing.assert_allclose(turned, [0.9, 0.7])
+    np.testing.assert_allclose(taken(np.array([0.3, 0.9]), 3), [0.9, 0.7])
 
 
 @pytest.mark.parametrize("classes", [False, True])
@@ -50,5 +49,4 @@ def test_the_bandwidth_fits_the_labels(classes):
 
 def test_labels_that_are_equal_choose_nothing():
     angles = np.zeros((30, 4), dtype=np.uint16)
-    rng = np.random.default_rng(0)
-    assert best_multiple(angles, np.ones((30, 1)), rng) == WIDEST
+    assert best_multiple(angles, np.ones((30, 1)), np.random.default_rng(0)) == WIDEST

@@ -104,8 +104,7 @@ def test_rows_are_labelled_by_the_closest_centre():
     part, H = trained(setup_of("gaussian"), rows(), D)
     centers = H[[0, 7, 20]]
     labels = label_rows({**part, "centers": centers}, rows())
-    expected = cdist(H, centers).argmin(axis=1)
-    np.testing.assert_array_equal(labels, expected)
+    np.testing.assert_array_equal(labels, cdist(H, centers).argmin(axis=1))
     assert labels[[0, 7, 20]].tolist() == [0, 1, 2]
 
 
@@ -120,8 +119,7 @@ def test_no_rows():
 
 def test_gamma_by_hand():
     """Two columns with deviations 1 and 2 about 0: variances 1 + 4."""
-    X = np.array([[1.0, 2.0], [-1.0, -2.0]])
-    sums = moments(X)
+    sums = moments(np.array([[1.0, 2.0], [-1.0, -2.0]]))
     assert default_gamma("gaussian", *sums) == 1 / 20
     actual = default_gamma("laplacian", *sums)
     assert math.isclose(actual, math.sqrt(math.pi) / (2 * 3), rel_tol=1e-15)
@@ -132,8 +130,7 @@ def test_gamma_of_normal_columns_is_the_inverse_mean_distance():
     """Within 5 %: the deviation of the mean of 2000 rows is below 2 %."""
     X = np.random.default_rng(0).normal(size=(2000, 3)) * [1.0, 2.0, 0.5]
     mean = cdist(X[:1000], X[1000:], "cityblock").mean()
-    gamma = default_gamma("laplacian", *moments(X))
-    assert math.isclose(gamma, 1 / mean, rel_tol=0.05)
+    assert math.isclose(default_gamma("laplacian", *moments(X)), 1 / mean, rel_tol=0.05)
 
 
 def test_what_is_less_than_the_rounding_of_a_shift():

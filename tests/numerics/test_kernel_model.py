@@ -60,8 +60,7 @@ def test_seeds_are_hexadecimal():
     """Of independent features: orthogonal ones would tell parties' columns apart."""
     part = parts()[0]
     omega, b = own_features(part).weights(0, M)
-    seed = int("0a" * 16, 16)
-    own = RandomFeatures("gaussian", 2, 1.5, seed, orthogonal=False)
+    own = RandomFeatures("gaussian", 2, 1.5, int("0a" * 16, 16), orthogonal=False)
     expected = own.weights(0, M)
     np.testing.assert_array_equal(omega, expected[0])
     np.testing.assert_array_equal(b, expected[1])
@@ -143,7 +142,6 @@ def test_answers_by_hand():
     scores = np.array([[-0.5], [0.0], [1e-9]])
     assert answers(scores, "binary", two).tolist() == [3.0, 3.0, 7.0]
     assert answers(scores, "continuous", np.zeros(0)).tolist() == [-0.5, 0.0, 1e-9]
-    three = np.array([2, 4, 9])
     scores = np.array([[-3.0, -1.0, -2.0], [0.5, 0.1, 0.5]])
-    assert answers(scores, "multiclass", three).tolist() == [4, 2]
+    assert answers(scores, "multiclass", np.array([2, 4, 9])).tolist() == [4, 2]
     assert answers(np.array([[0.2, 0.1]]), "multiclass", two).tolist() == [3.0]

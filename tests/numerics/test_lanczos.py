@@ -30,9 +30,8 @@ def run(A, threshold, seed=1, **options):
 
 def assert_identity(A, actual):
     q = actual.Q.shape[1]
-    e = np.eye(q)[-1]
     scale = np.abs(np.linalg.eigvalsh(A)).max()
-    right = actual.Q @ actual.T + np.outer(actual.residual, e)
+    right = actual.Q @ actual.T + np.outer(actual.residual, np.eye(q)[-1])
     np.testing.assert_allclose(A @ actual.Q, right, atol=1e-12 * scale)
     np.testing.assert_allclose(actual.Q.T @ actual.Q, np.eye(q), atol=1e-12)
     np.testing.assert_allclose(actual.Q.T @ actual.residual, 0, atol=1e-12 * scale)
@@ -101,8 +100,7 @@ def test_multiples_of_the_unit_matrix_exhaust_the_space():
 
 def test_rounding_is_that_of_the_largest_eigenvalue_after_a_breakdown_too():
     """What is left of a matrix of rank 5 is zero: one more step shows it."""
-    actual = run(symmetric(SPECTRA["rank-deficient"]), 0.1)
-    assert actual.steps == 7
+    assert run(symmetric(SPECTRA["rank-deficient"]), 0.1).steps == 7
 
 
 def test_zero_matrix_and_one_row():
@@ -119,5 +117,4 @@ def test_the_largest_are_found_below_the_threshold_too():
     actual = run(A, np.inf, at_least=5)
     np.testing.assert_allclose(actual.values, values[:5], atol=1e-12)
     assert len(run(A, values[7] - 1e-6, at_least=5).values) == 8
-    every = run(A[:4, :4], np.inf, at_least=9)
-    assert len(every.values) == 4
+    assert len(run(A[:4, :4], np.inf, at_least=9).values) == 4

@@ -250,8 +250,7 @@ def test_a_state_of_merged_centroids_alone_is_found_out(full, law_of):
         drawn = train(SMALL, [])
         sizes = np.bincount(local_labels(SMALL, SMALL[drawn]), minlength=len(drawn))
         kept = drawn[merge_small(SMALL[drawn], sizes, 2)[0]]
-        after = unlearn(SMALL, kept, np.asarray(removed))
-        return counted(SMALL, after, removed, full)
+        return counted(SMALL, unlearn(SMALL, kept, np.asarray(removed)), removed, full)
 
     for removed in [(0,), (3,)]:
         laws = (law_of(run, removed) for run in (right, wrong))
@@ -281,7 +280,7 @@ def chi_square(counts, law):
 @pytest.fixture(scope="module")
 def trained():
     rng = np.random.default_rng(20)
-    return [train(SMALL, [], rng, 2) for _ in range(20_000)]
+    return [train(SMALL, [], rng, 2) for _ in range(10_000)]
 
 
 @pytest.mark.parametrize(
@@ -374,8 +373,7 @@ def test_labels_after_an_addition_are_the_nearest_centroids():
     drawn, _ = seed_centroids(X, WIDE, 5, rng, stay & ~new)
     after, sizes = seed_centroids(X, WIDE, 5, rng, stay, drawn, new)
     assert stay[after].all()
-    own = WIDE.scale(X[stay])
-    nearest = local_labels(own, WIDE.scale(X[after]))
+    nearest = local_labels(WIDE.scale(X[stay]), WIDE.scale(X[after]))
     np.testing.assert_array_equal(sizes, np.bincount(nearest, minlength=5))
 
 
@@ -717,8 +715,7 @@ def test_number_of_clusters_by_hand():
 )
 def test_number_of_clusters_of_few_points(m, most, k):
     points = np.arange(m)[:, None] ** 2.0
-    rng = np.random.default_rng(0)
-    assert number_of_clusters(points, np.ones(m), most, rng) == k
+    assert number_of_clusters(points, np.ones(m), most, np.random.default_rng(0)) == k
 
 
 def test_server_centroids_of_fewer_points_than_clusters():

@@ -18,8 +18,7 @@ def test_distances_in_the_plane_are_those_of_points_in_a_plane():
 
 
 def test_weights_count_as_repeated_points():
-    rng = np.random.default_rng(1)
-    points, times = rng.normal(size=(4, 3)), np.array([1, 4, 2, 3])
+    points, times = np.random.default_rng(1).normal(size=(4, 3)), np.array([1, 4, 2, 3])
     places, shares = principal_plane(points, times)
     many, same = principal_plane(np.repeat(points, times, axis=0), np.zeros(0))
     np.testing.assert_allclose(np.repeat(places, times, axis=0), many, atol=1e-12)

@@ -85,8 +85,7 @@ def test_any_partition_of_a_range_gives_the_same_bits(
 
 def test_the_draws_of_a_seed_stay_what_they_are():
     """A saved model is a seed: another stream would make it another model."""
-    part = RandomFeatures("gaussian", 2, 1.0, 7, orthogonal=True)
-    omega, b = part.weights(64, 66)
+    omega, b = RandomFeatures("gaussian", 2, 1.0, 7, orthogonal=True).weights(64, 66)
     np.testing.assert_allclose(omega, GAUSSIAN_7, rtol=1e-12)
     np.testing.assert_allclose(b, PHASES_7, rtol=1e-12)
     omega, _ = RandomFeatures("laplacian", 2, 1.0, 7).weights(64, 66)
@@ -98,9 +97,8 @@ def test_sparse_frequencies_make_the_product_of_kernels_of_some_columns(kernel):
     """E[phi phi'] = prod_c (1 - p + p k_c), from the same frequencies as with p = 1."""
     p, x = 0.3, np.array([1.0, -0.5, 2.0])
     part = RandomFeatures(kernel, 3, 1.2, SEED, density=p)
-    dense = RandomFeatures(kernel, 3, 1.2, SEED)
     omega, phases = part.weights(0, 2**16)
-    all_omega, all_phases = dense.weights(0, 2**16)
+    all_omega, all_phases = RandomFeatures(kernel, 3, 1.2, SEED).weights(0, 2**16)
     np.testing.assert_array_equal(omega, all_omega * (omega != 0))
     np.testing.assert_array_equal(phases, all_phases)
     k = np.exp(-((x / 1.2) ** 2) / 2) if kernel == "gaussian" else np.exp(-abs(x) / 1.2)
@@ -134,8 +132,7 @@ def test_marginals(kernel, d, orthogonal):
     of the columns, and for orthogonal directions one feature of each block.
     """
     s, M = 2.5, 64 * 400
-    part = RandomFeatures(kernel, d, s, 1, orthogonal=orthogonal)
-    omega, b = part.weights(0, M)
+    omega, b = RandomFeatures(kernel, d, s, 1, orthogonal=orthogonal).weights(0, M)
     step = min(d, 64) if orthogonal else 1
     rows = np.concatenate([np.arange(c, c + CHUNK, step) for c in range(0, M, CHUNK)])
     for offset in (0, step - 1):
@@ -455,8 +452,7 @@ def test_wrong_angles_are_refused(args, message):
 
 
 def test_a_seed_is_not_shown():
-    part = RandomFeatures("gaussian", 2, 1.0, 123456789)
-    assert "123456789" not in repr(part)
+    assert "123456789" not in repr(RandomFeatures("gaussian", 2, 1.0, 123456789))
 
 
 PAIR = np.array([[0], [1]])

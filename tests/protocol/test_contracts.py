@@ -254,8 +254,7 @@ class Lie:
     def __call__(self, request: Message, values: Any, frame: Any) -> RecordDict:
         n_rows, n_columns = self.liar.X.shape
         sizes = {"n_rows": n_rows, "n_columns": n_columns, "n_parties": self.n_parties}
-        asked = unpack(request.content)[0]
-        sizes |= {k: v for k, v in asked.items() if type(v) is int}
+        sizes |= {k: v for k, v in unpack(request.content)[0].items() if type(v) is int}
         fields = STEPS[self.action].contract.reply
         content = malformed_content(self.draw, values, frame, fields, sizes)
         self.name = str(self.liar.name)

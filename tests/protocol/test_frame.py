@@ -42,8 +42,7 @@ LARGE = replace(
 @pytest.mark.parametrize("frame", [SMALL, LARGE], ids=["small", "large"])
 def test_round_trip(frame):
     _, packed = unpack(pack({}, frame.pack()))
-    parsed = Frame.parse(packed)
-    assert parsed == replace(frame, digest=packed["digest"])
+    assert Frame.parse(packed) == replace(frame, digest=packed["digest"])
     assert None not in frame.pack().values()
 
 

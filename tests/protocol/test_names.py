@@ -40,8 +40,7 @@ def test_a_reply_to_hello_has_printable_texts(field):
 
 
 def test_advice_on_the_consent_quotes_names():
-    computing = Computing('a"]; rows = true #')
-    lines = Consent().lacks(Terms(computing=computing, parties=3))
+    lines = Consent().lacks(Terms(computing=Computing('a"]; rows = true #'), parties=3))
     assert lines == ['dealers = ["a\\"]; rows = true #"]']
 
 

@@ -10,18 +10,12 @@ from vfl_flower.secure_aggregation.keys import (
 
 
 def test_vector_of_rfc_7748_section_6_1():
-    bob = bytes.fromhex(
-        "5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"
-    )
-    alice_public = bytes.fromhex(
-        "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
-    )
-    assert public_key(bob).hex() == (
-        "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
-    )
-    assert shared_secret(bob, alice_public).hex() == (
-        "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
-    )
+    bob = "5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"
+    alice_public = "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
+    bob_public = "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
+    secret = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
+    assert public_key(bytes.fromhex(bob)).hex() == bob_public
+    assert shared_secret(*map(bytes.fromhex, (bob, alice_public))).hex() == secret
 
 
 def test_keys_are_fresh_and_have_32_bytes():

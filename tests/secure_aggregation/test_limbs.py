@@ -74,8 +74,7 @@ def test_any_shape(shape):
 
 
 def test_sums_that_are_nearly_integers_are_rounded():
-    limbs = split_limbs(np.array([7.25])) - 1e-6
-    assert join_limbs(limbs).tolist() == [7.25]
+    assert join_limbs(split_limbs(np.array([7.25])) - 1e-6).tolist() == [7.25]
 
 
 @pytest.mark.parametrize("value", [2.0**120, -(2.0**120), 1e300, math.inf, math.nan])

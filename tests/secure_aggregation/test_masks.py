@@ -212,11 +212,10 @@ def test_a_masked_message_takes_at_most_two_arrays_of_memory(kind):
 
 
 def test_the_sum_of_the_server_does_not_change_the_messages():
-    circle = Circle(16, 3)
     terms = [np.full((2, 2), v, "<u2") for v in (1, 2, 2**16 - 1)]
     for term in terms:
         term.flags.writeable = False
-    np.testing.assert_array_equal(unmask_sum(terms, circle), np.full((2, 2), 2))
+    np.testing.assert_array_equal(unmask_sum(terms, Circle(16, 3)), np.full((2, 2), 2))
     assert [int(term[0, 0]) for term in terms] == [1, 2, 2**16 - 1]
 
 

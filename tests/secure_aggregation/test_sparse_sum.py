@@ -199,8 +199,7 @@ def test_one_masked_message_is_uniform():
 @pytest.mark.parametrize("p", [13, 2**32 - 5, MERSENNE_61])
 def test_random_elements_are_uniform(p):
     """Pearson's test at level 1e-6, fixed seed."""
-    rng = np.random.default_rng(3)
-    drawn = Field(p, parties=2).random(rng.bytes, 20000)
+    drawn = Field(p, parties=2).random(np.random.default_rng(3).bytes, 20000)
     assert drawn.max() < p
     n_cells = min(p, 64)
     assert uniform((drawn.astype(object) * n_cells // p).astype(int), n_cells)
@@ -384,8 +383,7 @@ def test_points_depend_on_the_key_and_the_bin():
 
 def test_points_are_uniform():
     """Pearson's test at level 1e-6 of 64 cells, fixed key."""
-    code = SparseSum(1, 1, 1, 2**16, KEY)
-    points = code._points(np.arange(20000)[:, None])
+    points = SparseSum(1, 1, 1, 2**16, KEY)._points(np.arange(20000)[:, None])
     assert points.min() > 0
     assert points.max() < MERSENNE_61
     assert uniform((points >> 55).astype(int), 64)

@@ -147,8 +147,7 @@ def test_a_search_that_begins_with_few_features_ends_where_all_do(thin, monkeypa
 @pytest.mark.parametrize("classes", [2, 3])
 def test_weighted_probabilities_are_those_of_discriminant_analysis(classes):
     F, Y = table(classes)
-    weights = np.ones(classes)
-    fit = fit_gram(gram_of(F, Y), SIZES, "classes", class_weights=weights)
+    fit = fit_gram(gram_of(F, Y), SIZES, "classes", class_weights=np.ones(classes))
     scores = scores_without(F, Y, penalties_of(fit))
     labels = (Y[:, 0] > 0) * 1 if classes == 2 else Y.argmax(axis=1)
     # One of K scores follows from the others.

@@ -94,15 +94,13 @@ def test_intervals_of_a_column_by_hand():
 
 
 def test_rare_levels_are_merged_with_a_neighbour():
-    x = np.repeat([0.0, 1, 2, 3], [200, 15, 100, 85])
-    fitted = fitted_to(x[:, None], waves=0)
+    fitted = fitted_to(np.repeat([0.0, 1, 2, 3], [200, 15, 100, 85])[:, None], waves=0)
     assert fitted.lows.tolist() == [-np.inf, 0]
     assert fitted.highs.tolist() == [0, 2]
 
 
 def test_a_column_of_two_values_is_its_value_alone():
-    x = np.repeat([0.0, 1], [300, 100])
-    fitted = fitted_to(x[:, None], waves=0)
+    fitted = fitted_to(np.repeat([0.0, 1], [300, 100])[:, None], waves=0)
     assert fitted.n_columns == 1
     assert fitted.values.tolist() == [0]
 

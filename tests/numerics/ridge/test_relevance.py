@@ -57,7 +57,6 @@ def test_a_column_that_the_model_does_not_use_has_none(model):
 
 
 def test_errors_of_the_gram_matrix_make_no_probe_complex():
-    H = np.diag([1.0, -1e-9])
-    B = probes(H, 16, np.random.default_rng(0))
+    B = probes(np.diag([1.0, -1e-9]), 16, np.random.default_rng(0))
     assert np.isfinite(B).all()
     assert not B[1].any()

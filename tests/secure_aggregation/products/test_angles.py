@@ -112,10 +112,9 @@ def test_for_any_other_angles_there_is_a_dealing_with_the_same_view(monkeypatch)
     whose angles differ; the share of the party that looks on is as before, and that of
     the other computing party makes up for it.
     """
-    rng = np.random.default_rng(2)
     deal = Deal(1, "angles", 0, 0, (4, 3), 48)
     seeds = [deal.seed(ROOT, party) for party in range(3)]
-    angles = rng.integers(2**16, size=(3, 4, 3)).astype("<u2")
+    angles = np.random.default_rng(2).integers(2**16, size=(3, 4, 3)).astype("<u2")
     messages, shares = run(deal, angles)
     elements = Deal.elements
     for looks_on in (0, 1):

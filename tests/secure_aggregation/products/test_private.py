@@ -208,10 +208,9 @@ def test_a_wrong_product_fails_the_check():
     rng, deal = np.random.default_rng(0), use(6, 3)
     Z, s = uniform_elements(rng, (6, 3), 1), uniform_elements(rng, (6, 2), 48)
     mine, theirs = deal_factor(deal, ROOT, 1, 2)
-    shape = 3 + SACRIFICED, 2
     for place in (0, 5, -1):  # the last is in the columns that are sacrificed
         for error in (1, 2**20, 2**47):
-            elements = unpack(mine.correction, 48, shape)
+            elements = unpack(mine.correction, 48, (3 + SACRIFICED, 2))
             elements.flat[place] ^= np.uint64(error)
             factor = dataclasses.replace(deal, round=1, shape=(6, 3, 2))
             wrong = Dealt.of(factor, 0, mine.seed, pack(elements, 48))

@@ -31,8 +31,7 @@ OTHERS = [dataclasses.replace(DEAL, **change) for change in CHANGES]
 
 @given(st.sampled_from([*WIDTHS, 49, 57, 64]), st.integers(0, 20), st.integers(0, 99))
 def test_elements_survive_a_message(bits, count, seed):
-    rng = np.random.default_rng(seed)
-    words = uniform_elements(rng, (count, 2), bits)
+    words = uniform_elements(np.random.default_rng(seed), (count, 2), bits)
     data = pack(words, bits)
     assert data.nbytes == 2 * count * -(-bits // 8)
     assert np.array_equal(unpack(data, bits, words.shape), words)
@@ -76,8 +75,7 @@ def test_elements_are_the_same_each_time_and_below_the_modulus():
     first = DEAL.elements(SEED, "matrix", 0, (50, 4))
     assert np.array_equal(first, DEAL.elements(SEED, "matrix", 0, (50, 4)))
     assert 2**47 < int(first.max()) < 2**48
-    angles = DEAL.elements(SEED, "angles", 0, (500,), 16)
-    assert angles.dtype == np.uint16
+    assert DEAL.elements(SEED, "angles", 0, (500,), 16).dtype == np.uint16
 
 
 def test_each_receiver_gets_another_seed():

@@ -171,8 +171,7 @@ def test_the_hidden_columns_of_an_owner_are_uniform_and_of_one_use():
     deal = dataclasses.replace(use(400, 50, 1), owners=(30, 20))
     dealt = deal_row_owner(deal, ROOT, 0)
     assert uniform(octets(hide_rows(deal, 0, dealt, np.zeros((400, 30), "<u8")), 6))
-    later = dataclasses.replace(deal, round=1)
-    for other, owner in ((later, 0), (deal, 1)):
+    for other, owner in ((dataclasses.replace(deal, round=1), 0), (deal, 1)):
         with pytest.raises(ValueError, match="must be of this use"):
             hide_rows(other, owner, dealt, np.zeros((400, deal.owners[owner]), "<u8"))
 
