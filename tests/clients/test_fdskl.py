@@ -8,19 +8,10 @@ import pytest
 from consents import limited
 
 from vfl_flower import Party
-from vfl_flower.clients.fdskl import angle_sums
+from vfl_flower.clients.fdskl import angle_sums, state
 from vfl_flower.clients.fdskl import prediction as fdskl_prediction
 from vfl_flower.clients.fdskl import training as fdskl
-from vfl_flower.clients.fdskl.state import (
-    AngleRequest,
-    FDSKLState,
-    Problem,
-    Rule,
-    ScoredRows,
-    Setup,
-    SharedFeatures,
-    SummedRows,
-)
+from vfl_flower.clients.fdskl.state import FDSKLState, Rule, ScoredRows, SummedRows
 from vfl_flower.numerics.random_features import RandomFeatures
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.party.consent import Consent, Limit
@@ -31,9 +22,11 @@ from vfl_flower.secure_aggregation.limbs import split_limbs
 ROOT = math.sqrt(2)
 """phi at angle 0."""
 
-SETUP = Setup("binary", "gaussian", bandwidth=2.0, n_features=4, holders=[2], block=4)
+SETUP = state.Setup(
+    "binary", "gaussian", bandwidth=2.0, n_features=4, holders=[2], block=4
+)
 SQUARE, IMPLICIT = Rule("square", 0.1, 0.5), Rule("logistic", 0.0)
-SHARED = SharedFeatures(seed="9", widths=[2, 2, 2], kept=[1, 1])
+SHARED = state.SharedFeatures(seed="9", widths=[2, 2, 2], kept=[1, 1])
 
 
 def a_party(index=2, y=None, seed=7, n=12, **attributes):
@@ -50,7 +43,7 @@ def labels(n=12):
 
 
 def request(*rows, bits=16, stop=4):
-    return AngleRequest(np.array(rows, dtype=np.uint32), stop, bits)
+    return state.AngleRequest(np.array(rows, dtype=np.uint32), stop, bits)
 
 
 def ask(party, rows=(0, 1), bits=16, stop=4, send=None, **settings):
@@ -253,7 +246,7 @@ def fitted(y=None, target="continuous", **given):
 
 
 def problem(n, loss="square"):
-    return Problem(np.arange(n, dtype=np.uint32), loss, 0.1)
+    return state.Problem(np.arange(n, dtype=np.uint32), loss, 0.1)
 
 
 def test_fit_is_ridge_by_hand():

@@ -13,16 +13,10 @@ from vfl_flower import Party
 from vfl_flower.clients.kernel_kmeans import clustering
 from vfl_flower.clients.kernel_kmeans import training as client
 from vfl_flower.clients.kernel_kmeans.training import Setup, State
+from vfl_flower.numerics import kernel_kmeans as numerics
 from vfl_flower.numerics.coresets import ClusterSummary
 from vfl_flower.numerics.kernel_embedding import embed_rows, feature_blocks
-from vfl_flower.numerics.kernel_kmeans import (
-    eigenpairs,
-    embed,
-    feature_range,
-    shrink,
-    stack,
-    step_size,
-)
+from vfl_flower.numerics.kernel_kmeans import eigenpairs, embed
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, flatten, structure
 
@@ -46,7 +40,7 @@ def first_gram(asked):
 
 
 def features_of(asked, t):
-    features, wanted = SETUP.features(SEED.decode()), feature_range(t, D, D_1)
+    features, wanted = SETUP.features(SEED.decode()), numerics.feature_range(t, D, D_1)
     return np.concatenate(list(feature_blocks(features, asked.X, *wanted)))
 
 
@@ -60,10 +54,11 @@ def full(triangle):
 def trained():
     asked = party()
     pairs = eigenpairs(full(first_gram(asked)), 0.2, 2)
-    R = shrink(*pairs, 0.2)
-    eta = step_size(2, D, D_1)
+    R = numerics.shrink(*pairs, 0.2)
+    eta = numerics.step_size(2, D, D_1)
     pairs = eigenpairs(full(client.gram(asked, 2, R)["gram"]), eta * 0.2, 2)
-    W = stack(features_of(asked, 2), features_of(asked, 1) @ R / math.sqrt(D_1), eta)
+    B = features_of(asked, 1) @ R / math.sqrt(D_1)
+    W = numerics.stack(features_of(asked, 2), B, eta)
     R = embed(*pairs, eta, 0.2, 2)
     clustering.local(asked, 2, R)
     return asked, W @ R

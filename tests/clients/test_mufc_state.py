@@ -24,13 +24,7 @@ from kills import MEMORY, killed, printed_by
 
 import vfl_flower
 from vfl_flower.clients.mufc import state as state_file
-from vfl_flower.clients.mufc.state import (
-    WRITE,
-    ClientState,
-    PartyFacts,
-    _known,
-    list_models,
-)
+from vfl_flower.clients.mufc.state import ClientState, PartyFacts, list_models
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError
 from vfl_flower.strategies.mufc.state import ServerState
@@ -274,7 +268,7 @@ def test_known_tags_are_those_of_training():
             if part:
                 db.execute("INSERT INTO rows VALUES (?, ?)", (byte, part))
         for asked in (tags, tags[:1], tags[-1:], []):
-            known = _known(db, asked).tolist()
+            known = state_file._known(db, asked).tolist()
             assert known == [tag in set(stored) for tag in asked]
         db.close()
 
@@ -330,7 +324,7 @@ def test_the_server_overwrites_a_bin_that_is_gone(folder, m):
 def test_files_are_of_their_user_alone(folder, party):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(party._path.stat().st_mode) == 0o600
-    with party._open(WRITE) as db:
+    with party._open(state_file.WRITE) as db:
         db.execute("DELETE FROM removed")
         db.execute("UPDATE about SET run = 'b'")
         db.execute("PRAGMA cache_spill")

@@ -15,17 +15,8 @@ from vfl_flower.clients.coresets import linear
 from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.clients.fdskl import angle_sums as fdskl
 from vfl_flower.clients.fdskl import prediction as fdskl_prediction
+from vfl_flower.clients.fdskl import state
 from vfl_flower.clients.fdskl import training as fdskl_training
-from vfl_flower.clients.fdskl.state import (
-    AngleRequest,
-    FDSKLState,
-    Problem,
-    Rule,
-    Setup,
-    SummedRows,
-    begin,
-    keep_part,
-)
 from vfl_flower.clients.kernel_kmeans import training as kernel_kmeans
 from vfl_flower.clients.mufc import training as mufc
 from vfl_flower.clients.mufc.settings import TrainingSettings
@@ -68,20 +59,20 @@ def solving():
 
 
 def setup(features, holders=(0,)):
-    return Setup("binary", "gaussian", 1.0, features, list(holders), 64)
+    return state.Setup("binary", "gaussian", 1.0, features, list(holders), 64)
 
 
 def trained(index):
     asked = party(index, labels=index == 0)
-    training = begin(asked, setup(64))
-    keep_part(asked, training, np.zeros((64, 1)) if index == 0 else None)
-    asked.remember(FDSKLState())
+    training = state.begin(asked, setup(64))
+    state.keep_part(asked, training, np.zeros((64, 1)) if index == 0 else None)
+    asked.remember(state.FDSKLState())
     return asked
 
 
 def training(index=1):
     asked = party(index, labels=index == 0)
-    fdskl_training.start(asked, 0.0, setup(256), Rule("logistic", 0.0))
+    fdskl_training.start(asked, 0.0, setup(256), state.Rule("logistic", 0.0))
     return asked
 
 
@@ -114,13 +105,13 @@ TRAIN = {"model": "0" * 16, "key": bytes(16), "keep": False}
 ALL = {"test_fraction": 0.0}
 FOUR = ALL | {"start": 0, "stop": 4}
 DISTDIM = ALL | {"local_clustering": "lloyd"}
-ONE = AngleRequest(MANY[:1], 64, 16)
+ONE = state.AngleRequest(MANY[:1], 64, 16)
 OF_64 = {"setup": setup(64)}
-MOST = AngleRequest(MANY[:1], 2**20, 16)
+MOST = state.AngleRequest(MANY[:1], 2**20, 16)
 WIDE = np.zeros((2**20, D), np.float16)
 COUNT, ANGLES = np.array([2**25]), {0: np.zeros(256 * (N + 1), np.uint16)}
 CLUSTERING = coresets.Clustering(1025, "lloyd", 2.0)
-PREDICTED = SummedRows(MANY[: 2**20], np.zeros(2**26, np.uint16))
+PREDICTED = state.SummedRows(MANY[: 2**20], np.zeros(2**26, np.uint16))
 EMBEDDING, CENTERS = embedding(D_1=2**12 + 1), np.zeros((2**12 + 1, D))
 
 ATTACKS = [
@@ -145,12 +136,17 @@ ATTACKS = [
     (fdskl.angles, second, "n_features", {"setup": setup(2**20 + 1), "request": MOST}),
     (
         *(fdskl.angles, second, "angles"),
-        {"setup": setup(2**20), "request": AngleRequest(np.arange(N), 2**20, 16)},
+        {"setup": setup(2**20), "request": state.AngleRequest(np.arange(N), 2**20, 16)},
     ),
-    (fdskl.angles, second, "rows", OF_64 | {"request": AngleRequest(MANY, 1, 16)}),
+    (
+        fdskl.angles,
+        second,
+        "rows",
+        OF_64 | {"request": state.AngleRequest(MANY, 1, 16)},
+    ),
     (
         *(fdskl_training.fit, labelled, "rows"),
-        {"problem": Problem(MANY[: N + 1], "logistic", 0.0), "angles": ANGLES},
+        {"problem": state.Problem(MANY[: N + 1], "logistic", 0.0), "angles": ANGLES},
     ),
     (fdskl_training.iterate, training, "size", {"columns": 16, "size": 2**24}),
     (fdskl_prediction.answer, other, "size", {"columns": 16, "size": 2**24}),

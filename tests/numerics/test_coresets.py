@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from simulations.coreset_theorems import theorem31_size, theorem42_size, theorem52_size
+from vfl_flower.numerics import leverage
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import (
     ClusterSummary,
@@ -26,14 +27,9 @@ from vfl_flower.numerics.coresets import (
     vrlr_sensitivities,
 )
 from vfl_flower.numerics.kmeans import draw
-from vfl_flower.numerics.leverage import (
-    _gram_factor,
-    _qr_factor,
-    leverage_factor,
-    leverage_scores,
-)
+from vfl_flower.numerics.leverage import leverage_factor, leverage_scores
 
-FACTORS = [leverage_factor, _qr_factor]
+FACTORS = [leverage_factor, leverage._qr_factor]
 SHAPES = st.tuples(st.integers(1, 12), st.integers(1, 6))
 
 
@@ -112,7 +108,7 @@ def test_factor_is_right_where_the_gram_matrix_is_not():
     for block_bytes in (1000, 2**20):
         scores = scores_of(X, block_bytes=block_bytes)
         np.testing.assert_allclose(scores, expected, rtol=1e-4)
-    assert _gram_factor(RowBlocks(X)) is None
+    assert leverage._gram_factor(RowBlocks(X)) is None
 
 
 @pytest.mark.parametrize("gap", 10.0 ** -np.arange(9))

@@ -9,13 +9,7 @@ from scipy.spatial.distance import cdist
 
 from simulations.kernel_pooled import pooled_fkkm
 from vfl_flower.numerics import kernel_embedding
-from vfl_flower.numerics.kernel_embedding import (
-    Kernel,
-    default_gamma,
-    embed_rows,
-    feature_blocks,
-    label_rows,
-)
+from vfl_flower.numerics.kernel_embedding import default_gamma, embed_rows, label_rows
 from vfl_flower.numerics.kernel_kmeans import (
     compose,
     feature_range,
@@ -25,7 +19,7 @@ from vfl_flower.numerics.kernel_kmeans import (
     variances,
 )
 
-KERNELS = get_args(Kernel)
+KERNELS = get_args(kernel_embedding.Kernel)
 N, DIM, D, S, T = 60, 4, 12, 3, 5
 SETUP = {"seed": "0123456789abcdef"}
 SCALING = {"shift": np.array([0.5, -1, 0, 2]), "scale": np.array([1, 0.5, 2, 0])}
@@ -40,7 +34,7 @@ def setup_of(kernel: str, gamma: float = 0.3, **scaling: np.ndarray) -> dict:
 
 
 def drawn(setup: dict, X: np.ndarray, start: int, stop: int) -> np.ndarray:
-    return np.concatenate(list(feature_blocks(setup, X, start, stop)))
+    return np.concatenate(list(kernel_embedding.feature_blocks(setup, X, start, stop)))
 
 
 def kernel_of(kernel: str, gamma: float, X: np.ndarray, Y: np.ndarray) -> np.ndarray:
@@ -83,7 +77,7 @@ def test_blocks_of_rows_and_ranges_give_the_same_features(kernel, monkeypatch):
     whole = drawn(setup, rows(), 0, 80)
     np.testing.assert_allclose(drawn(setup, rows(), 70, 80), whole[:, 70:], rtol=1e-12)
     monkeypatch.setattr(kernel_embedding, "BLOCK_BYTES", 8 * 80 * 7)
-    blocks = list(feature_blocks(setup, rows(), 0, 80))
+    blocks = list(kernel_embedding.feature_blocks(setup, rows(), 0, 80))
     assert [len(block) for block in blocks] == [7] * 8 + [4]
     np.testing.assert_allclose(np.concatenate(blocks), whole, rtol=1e-12)
 

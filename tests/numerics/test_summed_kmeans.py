@@ -8,13 +8,7 @@ from mixtures import cost
 
 from vfl_flower.numerics import summed_kmeans as numerics
 from vfl_flower.numerics.kmeans import simplified_silhouettes, weighted_kmeans
-from vfl_flower.numerics.summed_kmeans import (
-    Request,
-    chosen_kmeans,
-    part_of_pass,
-    random_centers,
-    summed_kmeans,
-)
+from vfl_flower.numerics.summed_kmeans import Request, part_of_pass, summed_kmeans
 
 
 def moments_of(H):
@@ -65,7 +59,9 @@ def test_random_centers_have_the_moments_of_the_rows():
     """Within five standard errors, and 0 where an eigenvalue is below 0."""
     rng = np.random.default_rng(0)
     covariance = np.array([[2.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, -1e-12]])
-    draws = random_centers(np.array([1.0, -1.0, 3.0]), covariance, (2000, 5), rng)
+    draws = numerics.random_centers(
+        np.array([1.0, -1.0, 3.0]), covariance, (2000, 5), rng
+    )
     assert draws.shape == (2000, 5, 3)
     rows = draws.reshape(-1, 3)
     off = np.abs(rows.mean(axis=0) - [1, -1, 3])
@@ -122,7 +118,7 @@ def chosen(H, most, seed=0, **settings):
         asked.append(request)
         return part_of_pass(H, request, rng)
 
-    return chosen_kmeans(ask, most, *moments_of(H), rng, **settings), asked
+    return numerics.chosen_kmeans(ask, most, *moments_of(H), rng, **settings), asked
 
 
 @pytest.mark.parametrize("k", [2, 3, 6])

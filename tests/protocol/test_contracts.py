@@ -19,12 +19,7 @@ import numpy as np
 import pytest
 from faults import LyingGrid
 from flwr.app import Context, Message, RecordDict
-from flwr.common.serde import (
-    context_from_proto,
-    context_to_proto,
-    message_from_proto,
-    message_to_proto,
-)
+from flwr.common import serde
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from later_tasks import TASKS, clinics
@@ -34,15 +29,9 @@ from variants import VARIANTS, GivenUp, parties_of
 
 from vfl_flower import FederationError, Party
 from vfl_flower.party import answering
+from vfl_flower.protocol import messages
 from vfl_flower.protocol.contract import structure
-from vfl_flower.protocol.messages import (
-    DAMAGED,
-    MALFORMED,
-    REFUSED,
-    CorruptMessage,
-    pack,
-    unpack,
-)
+from vfl_flower.protocol.messages import CorruptMessage, pack, unpack
 from vfl_flower.protocol.steps import Step
 from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
@@ -112,10 +101,10 @@ class Watched(InProcessGrid):
             folder = Path(tempfile.mkdtemp(dir=HOME.name)) / "state"
             if party.state_dir.exists():
                 shutil.copytree(party.state_dir, folder)
-        context = context_to_proto(self._contexts[node])
+        context = serde.context_to_proto(self._contexts[node])
         number = super()._push(message)
         action = action_of(message)
-        sent = message_to_proto(message)
+        sent = serde.message_to_proto(message)
         self.moments.append(Moment(action, party, sent, context, folder))
         return number
 
@@ -138,7 +127,7 @@ def moments() -> dict[str, list[Moment]]:
     kept: dict[str, dict[Any, Moment]] = {action: {} for action in STEPS}
     for name in CASES:
         for moment in faultless(name)[1]:
-            values, frame = unpack(message_from_proto(moment.message).content)
+            values, frame = unpack(serde.message_from_proto(moment.message).content)
             kind = frozenset(values), frozenset(frame), moment.party.y is None
             kept[moment.action].setdefault(kind, moment)
     return {action: list(kinds.values()) for action, kinds in kept.items()}
@@ -180,7 +169,7 @@ def _raised():
 @given(data=st.data())
 def test_a_request_is_answered_or_refused_with_a_sentence(action, data):
     moment = data.draw(st.sampled_from(moments()[action]))
-    values, frame = unpack(message_from_proto(moment.message).content)
+    values, frame = unpack(serde.message_from_proto(moment.message).content)
     in_order = data.draw(st.sampled_from([True, True, True, False]))
     if not in_order:
         moment, frame = elsewhere(data.draw, moment, frame)
@@ -200,7 +189,7 @@ def elsewhere(
 ) -> tuple[Moment, dict[str, Any]]:
     """Draw a moment at which the party expects another step, and the frame there."""
     other = draw(st.sampled_from([m for kinds in moments().values() for m in kinds]))
-    there = unpack(message_from_proto(other.message).content)[1]
+    there = unpack(serde.message_from_proto(other.message).content)[1]
     if "round" not in there:  # of the first step
         return other, frame
     hidden = {key: value for key, value in frame.items() if "." in key}
@@ -209,9 +198,9 @@ def elsewhere(
 
 
 def ask(moment: Moment, action: str, content: Any) -> Message:
-    message = message_from_proto(moment.message)
+    message = serde.message_from_proto(moment.message)
     message.content = content
-    context: Context = context_from_proto(moment.context)
+    context: Context = serde.context_from_proto(moment.context)
     party = moment.party
     with tempfile.TemporaryDirectory() as folder:
         if moment.folder is not None:
@@ -224,7 +213,8 @@ def ask(moment: Moment, action: str, content: Any) -> Message:
 
 def check_answer(action: str, reply: Message) -> None:
     if reply.has_error():
-        assert reply.error.code in (REFUSED, MALFORMED, DAMAGED), reply.error
+        codes = messages.REFUSED, messages.MALFORMED, messages.DAMAGED
+        assert reply.error.code in codes, reply.error
         check_sentence(reply.error.reason)
         return
     values, frame = unpack(reply.content)

@@ -12,18 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from malformed import LARGE, in_bundle
 
-from vfl_flower.protocol.messages import (
-    BUNDLE,
-    MOST_BUNDLED,
-    CorruptMessage,
-    address,
-    bundle,
-    digest_of_values,
-    n_bytes,
-    n_units,
-    pack,
-    unpack,
-)
+from vfl_flower.protocol import messages
+from vfl_flower.protocol.messages import BUNDLE, CorruptMessage, bundle, pack, unpack
 
 
 def travel(content: RecordDict) -> RecordDict:
@@ -146,7 +136,7 @@ def test_what_is_no_array_is_noticed(data, kind):
     """The sender has made the digest fit."""
     content = message()
     content["arrays"]["x"] = FlowerArray("float64", (3,), kind, data)
-    address(content, {}, digest_of_values(content))
+    messages.address(content, {}, messages.digest_of_values(content))
     with pytest.raises(CorruptMessage, match="'x' is no array"):
         unpack(travel(content))
 
@@ -157,7 +147,7 @@ def test_an_array_of_another_shape_than_its_record_says_is_noticed(shape):
     content = message()
     sent = content["arrays"]["x"]
     content["arrays"]["x"] = FlowerArray(sent.dtype, shape, sent.stype, sent.data)
-    address(content, {}, digest_of_values(content))
+    messages.address(content, {}, messages.digest_of_values(content))
     with pytest.raises(CorruptMessage, match="'x' has another shape"):
         unpack(bundle(travel(content)))
 
@@ -170,7 +160,7 @@ def test_order_of_names_does_not_matter():
 
 def test_units_are_the_numbers_in_arrays():
     values = {"x": np.ones((3, 4)), "y": np.ones(0), "z": np.array(1.0), "size": 7}
-    assert n_units(pack(values, {"round": 3})) == 12 + 0 + 1
+    assert messages.n_units(pack(values, {"round": 3})) == 12 + 0 + 1
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (1, 127, 128), (16300, 16400, 2**21)])
@@ -180,7 +170,9 @@ def test_bytes_are_those_of_the_serialised_message(sizes):
     contents = [pack(values), pack({"a": 1, "b": [1.5], **values}, {"round": 3})]
     contents += [pack({"x" * length: np.zeros(0)}) for length in range(60, 140)]
     for content in contents:
-        assert n_bytes(content) == len(recorddict_to_proto(content).SerializeToString())
+        assert messages.n_bytes(content) == len(
+            recorddict_to_proto(content).SerializeToString()
+        )
 
 
 # -- small messages as one record ------------------------------------------------------
@@ -188,7 +180,7 @@ def test_bytes_are_those_of_the_serialised_message(sizes):
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_large_message_travels_as_it_is(more):
-    size = MOST_BUNDLED - len(FlowerArray(np.zeros(0, "u1")).data) + more
+    size = messages.MOST_BUNDLED - len(FlowerArray(np.zeros(0, "u1")).data) + more
     content = pack({"x": np.zeros(size, "u1")})
     assert (bundle(content) is content) == (BUNDLE not in bundle(content)) == bool(more)
 

@@ -17,16 +17,7 @@ from hypothesis import strategies as st
 from uniformity import uniform
 
 from vfl_flower.secure_aggregation import points
-from vfl_flower.secure_aggregation.points import (
-    PRIME,
-    A,
-    encrypt,
-    hash_ids,
-    hash_to_point,
-    keyed_hashes,
-    on_curve,
-    permutation,
-)
+from vfl_flower.secure_aggregation.points import PRIME, A, encrypt, hash_ids
 
 ORDER = 2**252 + 27742317777372353535851937790883648493
 """Order of the prime subgroup of the curve (RFC 7748, section 4.1)."""
@@ -71,7 +62,7 @@ def ladder(k: int, u: int) -> int:
 
 def test_each_hash_is_on_the_curve():
     for k in range(300):
-        u = number(hash_to_point(b"%d" % k))
+        u = number(points.hash_to_point(b"%d" % k))
         assert u < PRIME
         assert euler(u)
 
@@ -98,7 +89,7 @@ def test_a_hash_as_it_is_shows_a_bit_of_its_id():
 @given(st.integers(0, PRIME - 1))
 @settings(max_examples=50)
 def test_the_symbol_is_eulers_criterion(u):
-    assert on_curve(u) == euler(u)
+    assert points.on_curve(u) == euler(u)
 
 
 def test_a_hash_is_the_first_that_is_on_the_curve():
@@ -106,12 +97,12 @@ def test_a_hash_is_the_first_that_is_on_the_curve():
     digests = [hashlib.new("sha512_256", data).digest() for data in hashed]
     tried = [number(digest) % 2**255 for digest in digests]
     expected = next(u for u in tried if euler(u))
-    assert hash_to_point(b"x") == expected.to_bytes(32, "little")
+    assert points.hash_to_point(b"x") == expected.to_bytes(32, "little")
 
 
 def test_what_is_encrypted_is_in_the_subgroup_of_prime_order():
     """A hash itself need not be: 7 of 8 points have a part of small order."""
-    hashes = array(*(number(hash_to_point(b"%d" % k)) for k in range(40)))
+    hashes = array(*(number(points.hash_to_point(b"%d" % k)) for k in range(40)))
     assert 10 < sum(ladder(ORDER, number(row)) != 0 for row in hashes) < 40
     for row in encrypt(hashes, secrets.token_bytes(32)):
         assert ladder(ORDER, number(row)) == 0
@@ -130,7 +121,7 @@ def test_keys_commute():
 def test_a_multiple_is_that_of_x25519():
     key = secrets.token_bytes(32)
     ours = encrypt(hash_ids([b"a"]), key, hashed=True)
-    point = hash_to_point(hash_ids([b"a"]).tobytes())
+    point = points.hash_to_point(hash_ids([b"a"]).tobytes())
     private = X25519PrivateKey.from_private_bytes(key)
     assert ours.tobytes() == private.exchange(X25519PublicKey.from_public_bytes(point))
 
@@ -183,14 +174,16 @@ def test_a_process_imports_nothing_of_the_package():
 
 
 def test_keyed_hashes():
-    (row,) = keyed_hashes([b"a"], b"key")
+    (row,) = points.keyed_hashes([b"a"], b"key")
     assert bytes(row) == hmac.new(b"key", b"a", "sha256").digest()
 
 
 def test_a_permutation_is_uniform():
     """Where 0 goes among four, by chi-square; false-alarm rate 1e-6, fixed keys."""
     keys = (hashlib.sha256(b"%d" % k).digest() for k in range(2000))
-    assert uniform([permutation(4, key).tolist().index(0) for key in keys], 4)
+    assert uniform([points.permutation(4, key).tolist().index(0) for key in keys], 4)
     key = secrets.token_bytes(32)
-    assert sorted(permutation(100, key)) == list(range(100))
-    np.testing.assert_array_equal(permutation(100, key), permutation(100, key))
+    assert sorted(points.permutation(100, key)) == list(range(100))
+    np.testing.assert_array_equal(
+        points.permutation(100, key), points.permutation(100, key)
+    )

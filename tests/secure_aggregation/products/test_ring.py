@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 from ring_elements import exact_product, uniform_elements
 
 from vfl_flower.secure_aggregation.products import ring
-from vfl_flower.secure_aggregation.products.ring import (
-    SquareSum,
-    limb_width,
-    limbs,
-    product,
-    split,
-)
+from vfl_flower.secure_aggregation.products.ring import SquareSum, product
 
 all_bits = st.sampled_from([48, 49, 56, 57, 63, 64])
 sizes = st.integers(1, 6)
@@ -51,9 +45,9 @@ def test_a_sum_of_squares_is_that_of_whole_numbers(bits, rows, columns, edges, s
 
 @pytest.mark.parametrize("bits", [48, 49, 57, 64])
 def test_float64_sums_are_carried_before_they_lose_bits(bits, monkeypatch):
-    most = 2 ** limb_width(bits) - 1
+    most = 2 ** ring.limb_width(bits) - 1
     assert ring._TERMS * (2 * most) ** 2 <= 2**53
-    assert limbs(bits) in (3, 4)
+    assert ring.limbs(bits) in (3, 4)
     carried, carry = [], SquareSum._carry
 
     def recorded(squares):
@@ -74,7 +68,7 @@ def test_float64_sums_are_carried_before_they_lose_bits(bits, monkeypatch):
 
 def test_limbs_add_up_to_the_element():
     values = elements(np.random.default_rng(1), (3, 5), 49, False)
-    parts = split(values, 49)
+    parts = ring.split(values, 49)
     total = sum(part.astype(object) * 2 ** (17 * i) for i, part in enumerate(parts))
     assert (total == values.astype(object)).all()
 
