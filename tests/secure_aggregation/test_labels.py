@@ -67,7 +67,6 @@ def test_no_key_has_its_label_from_elsewhere(path):
 
 
 def test_each_label_has_one_use():
-    texts = [path.read_text(encoding="utf-8") for path in SOURCES]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES)
     for name in LABELS:
-        uses = re.findall(rf"\blabels\.{name}\b", "\n".join(texts))
-        assert len(uses) == 1, name
+        assert len(re.findall(rf"\blabels\.{name}\b", source)) == 1, name
