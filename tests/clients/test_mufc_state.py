@@ -82,8 +82,8 @@ def view(state):
     ]
     for entry in log:
         entry["tags"] = [names[bytes.fromhex(tag)] for tag in entry["tags"]]
-    kept, stored = state.keep(list(names)).tolist(), state.settings.stored()
-    return [state.version, str(clusters), kept, log, stored, state.facts]
+    stays, stored = state.keep(list(names)).tolist(), state.settings.stored()
+    return [state.version, str(clusters), stays, log, stored, state.facts]
 
 
 def execute(state, query, *values):

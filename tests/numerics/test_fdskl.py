@@ -52,8 +52,8 @@ def test_one_instance_and_one_feature_is_algorithm_1(loss):
 
     alpha = np.zeros((0, 1))
     for t, i in enumerate(instances):
-        f, one = phi[i, :t] @ alpha, phi[[i], t : t + 1]
-        old, new = dsg_update(alpha, one, f[None], y[[i], None], loss, gamma, lam)
+        f, last = phi[i, :t] @ alpha, phi[[i], t : t + 1]
+        old, new = dsg_update(alpha, last, f[None], y[[i], None], loss, gamma, lam)
         alpha = np.vstack([old, new])
     np.testing.assert_allclose(alpha[:, 0], expected, rtol=1e-10, atol=1e-14)
 

@@ -207,8 +207,8 @@ def test_class_weights_are_prior_odds(classes):
     after = before * counts
     after /= after.sum(axis=1, keepdims=True)
     after = after[:, 1:] if classes == 2 else after
-    found = probabilities_of(fit, scores_of(fit, F))
-    np.testing.assert_allclose(found, after, atol=1e-12)
+    actual = probabilities_of(fit, scores_of(fit, F))
+    np.testing.assert_allclose(actual, after, atol=1e-12)
 
 
 def test_dependent_and_empty_columns_with_errors_of_the_sums_change_little():
