@@ -6,6 +6,7 @@ here makes more than 200 of them.
 """
 
 import dataclasses
+from contextlib import nullcontext
 from functools import wraps
 
 import numpy as np
@@ -32,37 +33,19 @@ from vfl_flower.clients.ridge import scores as ridge_scores
 from vfl_flower.clients.ridge import solving
 from vfl_flower.clients.ridge import training as party
 from vfl_flower.clients.ridge.state import HEAD, Joint, RidgeState, Task, frequencies_of
-from vfl_flower.numerics.ridge.features import (
-    decision_function,
-    pairs,
-    part_angles,
-    unpack_local,
-)
+from vfl_flower.numerics.ridge.features import pairs, part_angles, unpack_local
 from vfl_flower.numerics.ridge.fit import GramFit, fit_gram
 from vfl_flower.numerics.ridge.local_columns import local_columns
 from vfl_flower.numerics.ridge.relevance import relevance_of
 from vfl_flower.numerics.split import split_rows, training_rows
 from vfl_flower.party.consent import Consent, Limit
-from vfl_flower.party.identity import public_identity
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.secure_aggregation.fixed_point import decode, gram_fixed_point
-from vfl_flower.secure_aggregation.products import dealing
+from vfl_flower.secure_aggregation.products import dealing, shares
 from vfl_flower.secure_aggregation.products import relevance as ridge_relevance
 from vfl_flower.secure_aggregation.products import roles as bounds
-from vfl_flower.secure_aggregation.products.dealing import (
-    FEW_ROWS,
-    FRACTION,
-    NEW_ROWS,
-    joint_fraction,
-)
+from vfl_flower.secure_aggregation.products.dealing import FRACTION, joint_fraction
 from vfl_flower.secure_aggregation.products.roles import Roles
-from vfl_flower.secure_aggregation.products.shares import (
-    Deal,
-    Dealt,
-    Portion,
-    subtract,
-    unpack,
-)
 from vfl_flower.secure_aggregation.products.triples import deal_predictions, hide_rows
 from vfl_flower.server.parties import Parties
 from vfl_flower.strategies.products import ComputingParties
@@ -120,23 +103,25 @@ def ridge(gram, sizes):
 
 
 @pytest.mark.parametrize(
-    ("count", "holder", "dealer", "target"),
+    ("count", "holder", "dealer", "target", "n", "share"),
     [
-        (2, 0, "server", "continuous"),
-        (3, 1, "server", "binary"),
-        (3, 2, "p1", "multiclass"),
-        (5, 4, "server", "continuous"),
+        (2, 0, "server", "continuous", N, 0.2),
+        (3, 1, "server", "binary", N, 0.2),
+        (3, 2, "p1", "multiclass", N, 0.2),
+        (5, 4, "server", "continuous", N, 0.2),
+        (3, 2, "server", "continuous", 2600, 0.4),  # two blocks of rows, in both sets
     ],
 )
 def test_the_model_is_that_of_pooled_features(
-    monkeypatch, count, holder, dealer, target
+    monkeypatch, count, holder, dealer, target, n, share
 ):
     """The Gram matrix to the fixed-point bound, and so the model and the scores.
 
     The rounding of cosines is another in each run: of 36 runs no score was off by more
     than 0.0005 of the spread, an eighth of the bound.
     """
-    X, y = data()
+    X, y = data(n)
+    rows = round((1 - share) * n)
     if target != "continuous":
         y = np.digitize(y, np.quantile(y, [0.5] if target == "binary" else [0.3, 0.7]))
     opened = []
@@ -146,8 +131,9 @@ def test_the_model_is_that_of_pooled_features(
         return ridge(gram, sizes)
 
     monkeypatch.setattr(solving, "fit_gram", look)
+    monkeypatch.setattr(party, "PART_ROWS", 1024)
     result = simulate(
-        strategy(target=target, joint_features=24, test_fraction=0.2, dealer=dealer),
+        strategy(target=target, joint_features=24, test_fraction=share, dealer=dealer),
         parties(count, holder, X, y),
         seed=3,
     )
@@ -155,13 +141,13 @@ def test_the_model_is_that_of_pooled_features(
     local, joint = pooled_features(result.model.parts, blocks)
     assert joint.shape[1] == 24
     order = np.r_[0:9, 12:21, 9:12, 21:24]  # pairs of each bandwidth together
-    ones = np.ones((N, 1))
+    ones = np.ones((n, 1))
     Y = y[:, None].astype(float)
     if target == "binary":
         Y = np.where(Y == 1, 1.0, -1.0)
     elif target == "multiclass":
         Y = np.where(Y == [0, 1, 2], 1.0, -1.0)
-    train = training_rows(N, 0.2, 720, 3)
+    train = training_rows(n, share, rows, 3)
     if target == "continuous":
         Y = (Y - Y[train].mean()) / Y[train].std()
     F = np.hstack([local, joint[:, order], Y, ones])
@@ -169,21 +155,20 @@ def test_the_model_is_that_of_pooled_features(
     ((gram, sizes),) = opened
     M = local.shape[1]
     features = slice(0, F.shape[1] - Y.shape[1] - 1)
-    bound = gram_error(720, 1.0, cosine_error(count, joint_fraction(720)))
+    bound = gram_error(rows, 1.0, cosine_error(count, joint_fraction(rows)))
     assert np.abs(gram - exact)[features, features].max() < bound
-    assert np.abs(gram - exact)[:M, :M].max() < 720 * 2.0 ** (1 - joint_fraction(720))
-    assert gram[-1, -1] == 720
+    assert np.abs(gram - exact)[:M, :M].max() < rows * 2.0 ** (1 - joint_fraction(rows))
+    assert gram[-1, -1] == rows
     pooled = ridge(exact, sizes)
-    scores = decision_function(result.model.parts, blocks)
+    scores = result.model.decision_function(blocks)
     expected = F[:, features] @ pooled.weights + pooled.intercept
     if target == "continuous":
         expected = expected * y[train].std() + y[train].mean()
     assert np.abs(scores - expected).max() < 0.004 * expected.std()
-    _check_metrics(result, blocks, y, target)
+    _check_metrics(result, blocks, y, target, split_rows(n, share, 3)[1])
 
 
-def _check_metrics(result, blocks, y, target):
-    test = split_rows(N, 0.2, 3)[1]
+def _check_metrics(result, blocks, y, target, test):
     answered = result.model.predict([block[test] for block in blocks])
     assert result.metrics["test_rows"] == len(test)
     if target == "continuous":
@@ -331,10 +316,6 @@ def trained(tmp_path_factory):
     return result, folder
 
 
-def new_parties(folder, X):
-    return by_columns(X, folder=folder)
-
-
 def rows_of(folder):
     (file,) = (folder / "p2").glob("predictions-*.csv")
     header, *lines = file.read_text().splitlines()
@@ -354,7 +335,7 @@ def test_new_rows_are_predicted_by_the_label_holder_alone(
     features = sum(part["local"] for part in result.model.parts) + 24
     monkeypatch.setattr(ridge_dealing, "ROW_NUMBERS", rows * features)
     predicting = RidgePrediction(result.model.id, dealer=dealer)
-    grid = RealParties(new_parties(folder, X))
+    grid = RealParties(by_columns(X, folder=folder))
     predicted = predicting.start(grid)
     assert predicted.ledger.round_trips == trips
     header, table = rows_of(folder)
@@ -498,15 +479,16 @@ def lone(index=1, labels=False):
     return made
 
 
-def prepared(**task):
-    made = lone()
-    reply = party.prepare(made, task=dataclasses.replace(TASK, **task))
-    return made, sum(reply["columns"])
+def prepared(index=1):
+    """Return a party that knows the task, and the roles of its first turn."""
+    made, owners = lone(index), [5, 3, 7]
+    owners[index] = sum(party.prepare(made, task=TASK)["columns"])
+    return made, dataclasses.replace(ROLES, owners=owners)
 
 
 def asked(made, roles, **changes):
     dealt = dealing.deal_turn(5, bytes(32), roles)
-    values = {"counted": roles.columns, "joint": JOINT, "dealt": dealt[1]}
+    values = {"counted": roles.columns, "joint": JOINT, "dealt": dealt[made.index]}
     return party.hide_rows(made, roles=roles, **values | changes)
 
 
@@ -521,20 +503,17 @@ def asked(made, roles, **changes):
         ({"fraction": FRACTION}, {}, "fraction must be 26"),
         ({"fraction": 24}, {}, "fraction must be 26"),
         ({"owners": [5, 9, 7]}, {}, "columns of this party"),
-        ({"owners": [500, None, 8]}, {}, "must be of at least 2080 rows"),
+        ({"owners": [500, 4, 8]}, {}, "must be of at least 2080 rows"),
         ({}, {"dealt": np.zeros(64 * 4, np.uint8)}, "must"),
     ],
 )
 def test_a_turn_that_a_party_refuses(roles, values, reason):
-    made, width = prepared()
-    roles = {"owners": [5, width, 7]} | roles
-    owners = [width if size is None else size for size in roles["owners"]]
-    roles["owners"] = owners
+    made, right = prepared()
     with pytest.raises(PartyError, match=reason):
-        asked(made, dataclasses.replace(ROLES, **roles), **values)
+        asked(made, dataclasses.replace(right, **roles), **values)
 
 
-@pytest.mark.parametrize("rows", [20, 295, FEW_ROWS - 1])
+@pytest.mark.parametrize("rows", [20, 295, dealing.FEW_ROWS - 1])
 def test_few_rows_have_the_finest_features_that_a_ring_holds(rows):
     finest = joint_fraction(rows)
     assert finest > FRACTION
@@ -544,9 +523,9 @@ def test_few_rows_have_the_finest_features_that_a_ring_holds(rows):
     assert gram_fixed_point(rows, fraction=finest, **room).bits == 63
     with pytest.raises(ValueError, match="fraction must be at most"):
         gram_fixed_point(rows, fraction=finest + 2, **room)
-    assert joint_fraction(FEW_ROWS) == FRACTION
+    assert joint_fraction(dealing.FEW_ROWS) == FRACTION
     assert ROLES.numbers.bits == 63
-    many = dataclasses.replace(ROLES, rows=FEW_ROWS, fraction=FRACTION)
+    many = dataclasses.replace(ROLES, rows=dealing.FEW_ROWS, fraction=FRACTION)
     assert many.numbers.bits == 48
 
 
@@ -555,7 +534,7 @@ def test_a_party_deals_for_no_roles_that_it_refuses(trained):
     made = lone()
     roles = dataclasses.replace(ROLES, dealer=1)
     of_rows = dataclasses.replace(
-        roles, owners=[5, 3, 0], rows=10, fraction=NEW_ROWS.fraction
+        roles, owners=[5, 3, 0], rows=10, fraction=dealing.NEW_ROWS.fraction
     )
     dealt = ridge_dealing.deal(made, roles=roles, row_roles=of_rows)
     assert sorted(dealt) == ["row_parts", "turn_parts"]
@@ -576,9 +555,9 @@ def test_a_party_deals_for_no_roles_that_it_refuses(trained):
 
 
 def test_a_party_takes_two_turns_and_each_once():
-    made, width = prepared()
+    made, first = prepared()
     for turn in range(2):
-        roles = dataclasses.replace(ROLES, owners=[5, width, 7], turn=turn)
+        roles = dataclasses.replace(first, turn=turn)
         asked(made, roles)
         with pytest.raises(PartyError, match="turn must be the next one"):
             asked(made, roles)
@@ -618,7 +597,7 @@ def test_published_figures_are_those_of_the_model_of_the_strategy(
         if relevance:
             np.testing.assert_allclose(part["relevance"], state.relevance, rtol=0.02)
     assert (model.multiple > 1) == relevance
-    scores = decision_function(result.model.parts, blocks)[:, 0]
+    scores = result.model.decision_function(blocks)[:, 0]
     assert np.abs(scores - model(X)).max() < 0.02 * scores.std()
 
 
@@ -642,37 +621,44 @@ def test_one_turn_where_a_party_deals_or_the_bandwidth_is_given():
         assert "relevance" not in result.model.parts[0]
 
 
-def test_a_model_of_two_turns_predicts_new_rows(tmp_path):
+@pytest.mark.parametrize(
+    ("unit", "relevance", "most"),
+    [(1e-20, False, 1e-3), (1e15, False, 1e-3), (1.0, True, 0.02)],
+)
+def test_new_rows_are_scored_in_any_unit_of_labels_and_after_two_turns(
+    tmp_path, unit, relevance, most
+):
     X, y = data()
-    training = strategy(relevance=True, joint_features=24)
-    result = simulate(training, parties(3, 2, X, y, tmp_path), seed=1)
+    training = strategy(relevance=relevance, joint_features=24)
+    model = simulate(training, parties(3, 2, X, unit * y, tmp_path), seed=1).model
     new, _ = data(70, seed=9)
-    predicting = RidgePrediction(result.model.id)
-    simulate(predicting, new_parties(tmp_path, new))
-    _, rows = rows_of(tmp_path)
-    expected = result.model.predict(np.array_split(new, 3, axis=1))
-    assert np.abs(rows[:, 1] - expected).max() < 0.02 * expected.std()
+    simulate(RidgePrediction(model.id), by_columns(new, folder=tmp_path))
+    _, table = rows_of(tmp_path)
+    expected = model.predict(np.array_split(new, 3, axis=1))
+    assert np.abs(table[:, 1] - expected).max() < most * expected.std()
 
 
-def pilot(who, width, **changes):
-    """Let a party answer the turn that tells the relevance."""
-    roles = dataclasses.replace(ROLES, owners=[5, width, 7])
+SECOND = {"joint": dataclasses.replace(JOINT, relevant=True)}
+
+
+def pilot():
+    """Return a party after the turn that tells the relevance, and the roles of both.
+
+    And what the label holder was dealt, and what the party has sent.
+    """
+    made, roles = prepared()
     others, of_holder = ridge_relevance.deal_relevance(5, bytes(32), roles, [2, 2, 2])
-    reply = asked(who, roles, triple=others[1], **changes)
-    return roles, of_holder, reply
+    reply = asked(made, roles, triple=others[1])
+    return made, (roles, dataclasses.replace(roles, turn=1)), of_holder, reply
 
 
 def test_a_party_opens_the_products_of_its_frequencies_alone():
-    made, width = prepared()
-    roles, of_holder, reply = pilot(made, width)
+    made, (roles, again), of_holder, reply = pilot()
     opening = reply["frequencies"][2]
     deal = ridge_relevance.relevance_deal(roles, 5, 1, 2)
     B = np.random.default_rng(0).normal(size=deal.shape[1:])
     sent = ridge_relevance.hidden_probes(deal, of_holder[1], opening, B, bytes(32))
-    again = dataclasses.replace(roles, turn=1)
-    relevant = dataclasses.replace(JOINT, relevant=True)
-    dealt = dealing.deal_turn(5, bytes(32), again)[1]
-    asked(made, again, joint=relevant, dealt=dealt, probes={2: sent})
+    asked(made, again, **SECOND, probes={2: sent})
     state = made.recall(RidgeState)
     omega = frequencies_of(made, state, JOINT, 2)
     expected = np.sqrt(relevance_of(omega.T @ B))
@@ -681,7 +667,7 @@ def test_a_party_opens_the_products_of_its_frequencies_alone():
 
 def test_frequencies_and_probes_are_hidden_by_uniform_numbers():
     """Whatever they are: zeros here, of which the party knows its products."""
-    deal = Deal(5, "relevance", 0, 1, (40, 50, ridge_relevance.PROBES), 63)
+    deal = shares.Deal(5, "relevance", 0, 1, (40, 50, ridge_relevance.PROBES), 63)
     first, second = (dealt.pack() for dealt in deal_predictions(deal, bytes(32)))
     omega, B = np.zeros((50, 40)), np.zeros((50, ridge_relevance.PROBES))
     opening = ridge_relevance.hidden_frequencies(deal, second, omega, bytes(32))
@@ -700,18 +686,13 @@ def test_frequencies_and_probes_are_hidden_by_uniform_numbers():
     ],
 )
 def test_probes_that_a_party_refuses(probes, reason):
-    made, width = prepared()
-    roles, _, _ = pilot(made, width)
-    again = dataclasses.replace(roles, turn=1)
-    relevant = dataclasses.replace(JOINT, relevant=True)
-    dealt = dealing.deal_turn(5, bytes(32), again)[1]
+    made, (_, again), _, _ = pilot()
     with pytest.raises(PartyError, match=reason):
-        asked(made, again, joint=relevant, dealt=dealt, probes=probes)
+        asked(made, again, **SECOND, probes=probes)
 
 
 def test_a_triple_of_another_party_is_refused():
-    made, width = prepared()
-    roles = dataclasses.replace(ROLES, owners=[5, width, 7])
+    made, roles = prepared()
     others, _ = ridge_relevance.deal_relevance(5, bytes(32), roles, [2, 2, 2])
     with pytest.raises(PartyError, match="of this use and unchanged"):
         asked(made, roles, triple=others[0])
@@ -719,16 +700,16 @@ def test_a_triple_of_another_party_is_refused():
 
 def test_what_was_dealt_for_another_turn_is_refused():
     """So that a server cannot have two sets of angles under the same random ones."""
-    made, width = prepared()
-    roles = dataclasses.replace(ROLES, owners=[5, width, 7])
-    later = dataclasses.replace(roles, turn=1)
-    for other in (dataclasses.replace(roles, owners=[6, width, 6]), later):
-        dealt = dealing.deal_turn(5, bytes(32), other)
+    made, roles = prepared()
+    for session, change in (
+        (5, {"owners": [6, roles.owners[1], 6]}),
+        (5, {"turn": 1}),
+        (6, {}),
+    ):
+        other = dataclasses.replace(roles, **change)
+        dealt = dealing.deal_turn(session, bytes(32), other)
         with pytest.raises(PartyError, match="of this use and unchanged"):
             asked(made, roles, dealt=dealt[1])
-    dealt = dealing.deal_turn(6, bytes(32), roles)
-    with pytest.raises(PartyError, match="of this use and unchanged"):
-        asked(made, roles, dealt=dealt[1])
 
 
 @pytest.mark.parametrize("name", ["columns", "rows"])
@@ -819,17 +800,17 @@ def read_local_columns(result):
     part, one = result.model.parts[0], lone(0)
     one.X, one.part = X[:, :2], part
     widths, joint = [part["local"], 3, 0], part["n_features"]
-    roles = Roles(2, 1, widths, len(X), 2, joint, NEW_ROWS.fraction)
+    roles = Roles(2, 1, widths, len(X), 2, joint, dealing.NEW_ROWS.fraction)
     dealt = dealing.deal_rows(5, bytes(32), roles, 1)[0]
     values = {"outputs": 1, "bits": 16, "numbers": np.arange(len(X))}
     reply = ridge_scores.rows(one, roles=roles, row_parts={2: dealt}, **values)
     deal = dealing.row_deal(roles, 5, 1)
-    seed = Portion(dealt[HEAD:]).take()
+    seed = shares.Portion(dealt[HEAD:]).take()
     masks = hide_rows(deal, 0, seed, np.zeros((len(X), part["local"]), np.uint64))
-    opened = unpack(reply["hidden"][2][32:], deal.bits, masks.shape)
-    elements = subtract(opened, masks, deal.bits)
+    opened = shares.unpack(reply["hidden"][2][32:], deal.bits, masks.shape)
+    elements = shares.subtract(opened, masks, deal.bits)
     true = local_columns(unpack_local(part), X[:, :2])
-    return decode(elements, deal.bits, NEW_ROWS.fraction), true
+    return decode(elements, deal.bits, dealing.NEW_ROWS.fraction), true
 
 
 def test_a_label_holder_that_deals_reads_no_row_that_is_scored(trained, monkeypatch):
@@ -848,13 +829,7 @@ def scoring(trained, index):
     made.X, made.part = data(100)[0][:, 2 * index : 2 * index + 2], parts[index]
     widths = [parts[0]["local"], parts[1]["local"], 0]
     joint = parts[0]["n_features"]
-    return made, Roles(2, 1, widths, 100, None, joint, NEW_ROWS.fraction)
-
-
-def test_rows_are_scored_with_a_model():
-    values = {"outputs": 1, "bits": 16, "numbers": np.arange(10)}
-    with pytest.raises(PartyError, match="no model of this kind"):
-        ridge_scores.rows(lone(), roles=ROLES, **values)
+    return made, Roles(2, 1, widths, 100, None, joint, dealing.NEW_ROWS.fraction)
 
 
 @pytest.mark.parametrize(
@@ -896,29 +871,14 @@ def test_a_linear_model_of_few_rows_is_refused_before_any_column_is_hidden():
     assert {e.action for e in grid.transcript} == {"hello", "ridge_prepare"}
 
 
-def test_scores_of_joint_features_need_the_angles():
-    state = ridge_scores.RowsState(ROLES, np.zeros(64, np.uint8), np.arange(N))
-    with pytest.raises(PartyError, match="angles must be given where there are joint"):
-        ridge_scores._joint_shares(lone(0), state, None, 16)
-
-
-@pytest.mark.parametrize("unit", [1e-20, 1e15])
-def test_rows_are_scored_in_any_unit_of_the_labels(tmp_path, unit):
-    X, y = data(300)
-    made = parties(3, 2, X, unit * y, tmp_path)
-    model = simulate(strategy(joint_features=8), made, seed=0).model
-    simulate(RidgePrediction(model.id), new_parties(tmp_path, X))
-    _, table = rows_of(tmp_path)
-    scores = model.predict(np.array_split(X, 3, axis=1))
-    assert np.abs(table[:, 1] - scores).max() < 1e-3 * scores.std()
-
-
-def test_few_test_rows_have_no_error():
-    result = simulate(
-        strategy(joint_features=24, test_fraction=0.02), parties(), seed=0
-    )
-    assert result.metrics["test_rows"] == 0
-    assert "test_loss" not in result.metrics
+@pytest.mark.parametrize(("share", "warned"), [(0.02, False), (1e-5, True)])
+def test_few_test_rows_have_no_error(caplog, share, warned):
+    """And a run that holds out no row at all warns of it."""
+    training = strategy(joint_features=8, test_fraction=share)
+    metrics = simulate(training, parties(), seed=0).metrics
+    assert metrics.get("test_rows") == (None if warned else 0)
+    assert "test_loss" not in metrics
+    assert ("test_fraction holds out no row" in caplog.text) == warned
 
 
 def test_cumulants_beyond_their_bound_are_asked_for_again(monkeypatch):
@@ -927,55 +887,59 @@ def test_cumulants_beyond_their_bound_are_asked_for_again(monkeypatch):
     assert result.ledger.round_trips == 7
 
 
-def test_steps_follow_each_other():
-    made, width = prepared()
-    roles = dataclasses.replace(ROLES, owners=[5, width, 7])
-    for step in (party.open_joint, products.multiply):
-        with pytest.raises(PartyError, match=r"an earlier step|after hide_rows"):
-            step(made)
+def hiding(index=1):
+    """Return a party that has hidden its columns; 0 is of the two that compute."""
+    made, roles = prepared(index)
     asked(made, roles)
-    with pytest.raises(PartyError, match="the step must follow multiply"):
-        solving.fit(made, kinds=[1] * 9)
-    with pytest.raises(PartyError, match="angles must be given"):
-        party.open_joint(made, angles=np.zeros((N, 4), "u2"))
+    return made
+
+
+def modelled():
+    """Return a party that has its model of this run."""
+    made, _ = prepared()
+    made.part = {"kind": "moments"}
+    return made
+
+
+ANGLES = np.zeros((N, 4), "u2")
+NEW = {"roles": ROLES, "outputs": 1, "bits": 16, "numbers": np.arange(10)}
+
+
+@pytest.mark.parametrize(
+    ("made", "step", "values", "rule"),
+    [
+        (lambda: prepared()[0], party.open_joint, {}, "an earlier step"),
+        (lambda: prepared()[0], products.multiply, {}, "an earlier step"),
+        (lone, solving.fit, {"kinds": [1] * 9}, "an earlier step of the run"),
+        (lone, ridge_scores.rows, NEW, "no model of this kind"),
+        (hiding, solving.fit, {"kinds": [1] * 9}, "the step must follow multiply"),
+        (hiding, party.open_joint, {"angles": ANGLES}, "angles must be given"),
+        (lambda: hiding(0), party.open_joint, {}, "angles must be given"),
+        (lambda: hiding(0), products.multiply, {}, "must be those of"),
+        (modelled, party.prepare, {"task": TASK}, "has its model already"),
+    ],
+)
+def test_steps_that_a_party_refuses_at_that_time(made, step, values, rule):
+    """They are out of order, or what the party needs from others is missing."""
+    with pytest.raises(PartyError, match=rule):
+        step(made(), **values)
+
+
+def test_scores_of_joint_features_need_the_angles():
+    state = ridge_scores.RowsState(ROLES, np.zeros(64, np.uint8), np.arange(N))
+    with pytest.raises(PartyError, match="angles must be given where there are joint"):
+        ridge_scores._joint_shares(lone(0), state, None, 16)
 
 
 def test_joint_features_are_opened_once_a_turn_and_products_made_once():
     """Another multiple, say, would show two values under one mask."""
-    made, width = prepared()
-    asked(made, dataclasses.replace(ROLES, owners=[5, width, 7]))
+    made = hiding()
     party.open_joint(made, multiple=2)
     with pytest.raises(PartyError, match="joint features are opened once"):
         party.open_joint(made, multiple=3)
     products.multiply(made)
     with pytest.raises(PartyError, match="a Gram matrix is computed once"):
         products.multiply(made)
-
-
-def computing():
-    """Return a computing party that has hidden its rows."""
-    made = lone(index=0)
-    width = sum(party.prepare(made, task=TASK)["columns"])
-    roles = dataclasses.replace(ROLES, owners=[width, 3, 7])
-    dealt = dealing.deal_turn(5, bytes(32), roles)[0]
-    asked(made, roles, dealt=dealt)
-    return made
-
-
-def test_a_party_that_computes_needs_the_angles_and_what_was_opened():
-    with pytest.raises(PartyError, match="angles must be given"):
-        party.open_joint(computing())
-    with pytest.raises(PartyError, match="must be those of"):
-        products.multiply(computing())
-
-
-def test_a_party_has_one_model_and_its_task():
-    made, _ = prepared()
-    with pytest.raises(PartyError, match="an earlier step of the run"):
-        solving.fit(lone(), kinds=[1] * 9)
-    made.part = {"kind": "moments"}
-    with pytest.raises(PartyError, match="has its model already"):
-        party.prepare(made, task=TASK)
 
 
 @pytest.mark.parametrize(
@@ -1020,21 +984,19 @@ def test_what_the_label_holder_refuses(monkeypatch, step, changes, rule):
         simulate(strategy(joint_features=4, relevance=True), parties(), seed=0)
 
 
-def heavy(kind, n=1200):
-    """Return columns, a signal and labels of it that stand out."""
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(n, 6))
-    signal = X[:, 0] + X[:, 5]
-    if kind == "lognormal":
-        return X, signal, np.exp(4 * signal)
-    return X, signal, np.where(np.arange(n) == 7, 1e12, signal)
-
-
-@pytest.mark.parametrize("kind", ["lognormal", "one outlier"])
-def test_labels_that_stand_out_are_clipped(kind, caplog):
+@pytest.mark.parametrize(
+    "label",
+    [
+        lambda signal: np.exp(4 * signal),
+        lambda signal: np.where(np.arange(len(signal)) == 7, 1e12, signal),
+    ],
+    ids=["lognormal", "one outlier"],
+)
+def test_labels_that_stand_out_are_clipped(label, caplog):
     """At what five rows reach: the model still follows the order."""
-    X, signal, y = heavy(kind)
-    federation = parties(3, 2, X, y)
+    X = np.random.default_rng(0).normal(size=(1200, 6))
+    signal = X[:, 0] + X[:, 5]
+    federation = parties(3, 2, X, label(signal))
     result = simulate(strategy(joint_features=16), federation, seed=0)
     assert "labels are clipped at values that 5 rows reach" in caplog.text
     predicted = result.model.predict(np.array_split(X, 3, axis=1))
@@ -1084,7 +1046,7 @@ def test_a_wrong_triple_of_scores_is_found(monkeypatch):
         first, second = original(deal, root)
         changed = second.correction.copy()
         changed[0] ^= 1
-        return first, Dealt.of(deal, 1, second.seed, changed)
+        return first, shares.Dealt.of(deal, 1, second.seed, changed)
 
     monkeypatch.setattr(dealing, "deal_predictions", wrong)
     with pytest.raises(PartyFailed, match="triple of the dealer must be right"):
@@ -1165,21 +1127,14 @@ def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_pat
     plain = real(tmp_path / "a", 3, allow_seed=True)
     result = training.start(RealParties(plain))
     columns = 2 * (result.metrics["local_columns"] + 2 + 16) + 1
-    federation = real(tmp_path / "b", 3, allow_seed=True)
-    strict = dataclasses.replace(
-        federation[2].consent, leaves={"moments": Limit(life=columns + 3)}
-    )
-    federation[2].consent = strict
-    with pytest.raises(PartyFailed, match=r"leave it .* times for the life"):
-        training.start(RealParties(federation))
-    for member, most in zip(plain, (0, 0, 4), strict=True):
-        told = Limit(life=columns + most)
-        member.consent = dataclasses.replace(member.consent, leaves={"moments": told})
-        member.state_dir = tmp_path / "c" / member.name
-    peers = {member.name: public_identity(member.state_dir) for member in plain}
-    for member in plain:
-        member.consent = dataclasses.replace(member.consent, peers=peers)
-    training.start(RealParties(plain))
+    refused = pytest.raises(PartyFailed, match=r"'p2'.*leave it .* times for the life")
+    for more, outcome in ((3, refused), (4, nullcontext())):
+        federation = real(tmp_path / str(more), 3, allow_seed=True)
+        for member, of_holder in zip(federation, (0, 0, more), strict=True):
+            most = {"moments": Limit(life=columns + of_holder)}
+            member.consent = dataclasses.replace(member.consent, leaves=most)
+        with outcome:
+            training.start(RealParties(federation))
 
 
 # -- settings --------------------------------------------------------------------------
@@ -1192,6 +1147,9 @@ def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_pat
         ({"bits": 8}, "bits must be one of 16, 32"),
         ({"class_weight": "balanced"}, "class_weight has no effect with target"),
         ({"features": "linear", "joint_features": 4}, "joint_features has no effect"),
+        # A party would refuse these.
+        ({"bandwidth": 1e-300}, "bandwidth must be"),
+        ({"bandwidth": 1e300}, "bandwidth must be"),
     ],
 )
 def test_settings_that_do_not_fit(settings, rule):
@@ -1210,29 +1168,14 @@ def test_32_bits_and_a_given_bandwidth():
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        (
-            {"features": "linear", "relevance": True},
-            "no party has a column that differs",
-        ),
+        ({"features": "linear"}, "no party has a column that differs"),
         ({"rows": N + 1}, "rows must be at most the 900 rows to train on, got 901"),
     ],
 )
 def test_runs_that_cannot_train_are_refused(settings, rule):
-    _, y = data()
-    constant = parties(3, 2, np.zeros((N, 6)), y)
+    constant = parties(3, 2, np.zeros((N, 6)), data()[1])
     with pytest.raises(FederationError, match=rule):
-        simulate(strategy(**settings), constant, seed=0)
-
-
-@pytest.mark.parametrize("bandwidth", [1e-300, 1e300])
-def test_a_bandwidth_that_a_party_would_refuse_is_refused_at_once(bandwidth):
-    with pytest.raises(ValueError, match="bandwidth must be"):
-        strategy(bandwidth=bandwidth)
-
-
-def test_a_share_that_holds_out_no_row_is_a_warning(caplog):
-    simulate(strategy(joint_features=8, test_fraction=1e-5), parties(), seed=0)
-    assert "test_fraction holds out no row" in caplog.text
+        simulate(strategy(relevance=True, **settings), constant, seed=0)
 
 
 def test_what_is_dealt_for_ridge_hides_no_other_columns():
@@ -1249,33 +1192,6 @@ def test_what_is_dealt_for_ridge_hides_no_other_columns():
     products.hide(lone(), products.ProductState(ridge_roles, dealt), columns)
     with pytest.raises(PartyError, match="of this use and unchanged"):
         products.hide(lone(), products.ProductState(coreset, dealt), columns)
-
-
-def test_rows_of_several_blocks(monkeypatch):
-    """All parties count the blocks alike, whatever is made at once."""
-    opened = []
-    monkeypatch.setattr(party, "PART_ROWS", 1024)
-    monkeypatch.setattr(
-        solving,
-        "fit_gram",
-        lambda gram, sizes, *_, **__: opened.append(gram) or ridge(gram, sizes),
-    )
-    X, y = data(4500)
-    training = strategy(joint_features=8, test_fraction=0.4, seed=3)
-    result = simulate(training, parties(3, 2, X, y))
-    blocks = np.array_split(X, 3, axis=1)
-    local, joint = pooled_features(result.model.parts, blocks)
-    F = np.hstack([local, joint])[training_rows(4500, 0.4, 2700, 3)]
-    # Cosines of each bandwidth stand before its sines.
-    order = np.r_[0:3, 4:7, 3, 7] + local.shape[1]
-    F = F[:, np.r_[0 : local.shape[1], order]]
-    bound = gram_error(2700, 1.0, cosine_error(3, joint_fraction(2700)))
-    M = F.shape[1]
-    assert np.abs(opened[0][:M, :M] - F.T @ F).max() < bound
-    test = split_rows(4500, 0.4, 3)[1]
-    predicted = result.model.predict([block[test] for block in blocks])
-    loss = ((predicted - y[test]) ** 2).mean()
-    assert result.metrics["test_loss"] == pytest.approx(loss, rel=1e-2)
 
 
 def test_joint_columns_are_opened_once_for_any_caller():
