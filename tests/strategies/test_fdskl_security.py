@@ -36,11 +36,9 @@ from vfl_flower.strategies import FDSKL, FDSKLDirect, FDSKLPrediction
 from vfl_flower.testing import Recorder
 
 HOLDER = 2
-THREE = 2, 2, 2
-"""Columns of three parties."""
 
 
-def data(widths=THREE, n=300, seed=0, kind="exponential"):
+def data(widths=(2, 2, 2), n=300, seed=0, kind="exponential"):
     """Return standardised, independent columns, and labels."""
     rng = np.random.default_rng(seed)
     shape = n, sum(widths)
@@ -51,10 +49,6 @@ def data(widths=THREE, n=300, seed=0, kind="exponential"):
         X = rng.normal(size=shape)
     X = (X - X.mean(axis=0)) / X.std(axis=0)
     return X, (X**2).sum(axis=1) > np.median((X**2).sum(axis=1))
-
-
-def make(X, y, widths=THREE, **settings):
-    return by_columns(X, y, widths, **settings)
 
 
 def parts_of(grid):
@@ -245,23 +239,18 @@ def ica(values):
 # -- (a) angle_masking="paper": all know the features ----------------------------------
 
 
-@pytest.mark.parametrize(("topology", "settings"), [("ring", DIRECT), ("tree", DOUBLY)])
+@pytest.mark.parametrize(
+    ("topology", "settings"), [("ring", DIRECT), ("tree", DOUBLY | {"iterations": 8})]
+)
 def test_paper_shows_the_label_holder_differences_of_columns(topology, settings):
-    widths = 2, 3, 2
-    X, y = data(widths)
-    view = watch(
-        make(X, y, widths), angle_masking="paper", topology=topology, **real(settings)
-    )
+    X, y = data(widths := (2, 3, 2))
+    settings = real(settings) | {"angle_masking": "paper", "topology": topology}
+    view = watch(by_columns(X, y, widths), **settings)
     rows, turns = view.angles()
-    shared = int(view.value("setup.shared.seed"), 16)
-    every = RandomFeatures(
-        "gaussian",
-        sum(view.value("setup.shared.widths")),
-        view.part["bandwidth"],
-        shared,
-        orthogonal=False,
-    )
-    omega = every.weights(0, turns.shape[1])[0][:, :5]
+    sizes = "gaussian", sum(view.value("setup.shared.widths")), view.part["bandwidth"]
+    seed = int(view.value("setup.shared.seed"), 16)
+    every = RandomFeatures(*sizes, seed, orthogonal=False).weights(0, turns.shape[1])
+    omega = every[0][:, :5]
     true = X[rows, :5] - X[rows[0], :5]
     differences = with_known_features(turns, omega)
     assert len(rows) > 50
@@ -276,7 +265,7 @@ def test_paper_shows_the_label_holder_differences_of_columns(topology, settings)
 def default(request):
     """Return view, rows, others' angles and others' true columns; two others."""
     X, y = data()
-    view = watch(make(X, y), **(DIRECT if request.param == "direct" else DOUBLY))
+    view = watch(by_columns(X, y), **(DIRECT if request.param == "direct" else DOUBLY))
     rows, turns = view.angles()
     return view, rows, turns, X[rows, :4]
 
@@ -320,7 +309,7 @@ def test_features_that_a_run_seed_would_give_are_not_those_of_others(default):
 def test_a_run_seed_shows_the_label_holder_the_columns():
     """As the class says: who knows the seed knows the features of all."""
     X, y = data()
-    view = watch(make(X, y), seed=3, **DIRECT)
+    view = watch(by_columns(X, y), seed=3, **DIRECT)
     rows, turns = view.angles()
     omega = features_of_a_seed(view, turns.shape[1])
     whole, _, _ = low_rank(turns, 4)
@@ -338,7 +327,7 @@ def test_label_holder_gets_the_columns_up_to_a_linear_map(default):
 @pytest.mark.parametrize(("bits", "precision"), [(8, 3e-3), (32, 1e-9)])
 def test_bits_change_the_precision_of_the_linear_map_alone(bits, precision):
     X, y = data()
-    view = watch(make(X, y), **DIRECT | {"bits": bits})
+    view = watch(by_columns(X, y), **DIRECT | {"bits": bits})
     rows, turns = view.angles()
     T, V = factors(turns, 4)
     assert precision / 30 < up_to_linear(T, X[rows, :4]) < precision
@@ -368,7 +357,7 @@ def test_orthogonal_blocks_tell_one_partys_columns_from_anothers(
 
         monkeypatch.setattr("vfl_flower.numerics.kernel_model.RandomFeatures", drawn)
     X, y = data()
-    _, turns = watch(make(X, y), **DIRECT).angles()
+    _, turns = watch(by_columns(X, y), **DIRECT).angles()
     T, V = factors(turns, 4)
     above = np.triu_indices(4)
     equations = []
@@ -399,7 +388,7 @@ def test_one_or_two_columns_of_others(widths, allowed):
     """One: up to sign and shift. Two: up to a turn, which their marginals give away."""
     X, y = data(widths)
     d = sum(widths[:-1])
-    view = watch(make(X, y, widths), allow_two_parties=allowed, **DIRECT)
+    view = watch(by_columns(X, y, widths), allow_two_parties=allowed, **DIRECT)
     rows, turns = view.angles()
     T, V = factors(turns, d)
     guess = rotated(T, V, view.part["bandwidth"])
@@ -413,7 +402,7 @@ def test_marginals_that_are_not_normal_give_the_columns_themselves(kind):
     """Beside it, the same of columns drawn from the same marginals."""
     widths = 3, 3, 2
     X, y = data(widths, n=500, kind=kind)
-    view = watch(make(X, y, widths), **DIRECT)
+    view = watch(by_columns(X, y, widths), **DIRECT)
     rows, turns = view.angles()
     T, V = factors(turns, 6)
     components, _ = ica(rotated(T, V, view.part["bandwidth"]))
@@ -433,7 +422,7 @@ def test_cauchy_features_show_the_columns_whatever_their_marginals(kernel, shown
     all 8.
     """
     X, y = data(n=400, kind="normal")
-    view = watch(make(X, y), kernel=kernel, features=4096)
+    view = watch(by_columns(X, y), kernel=kernel, features=4096)
     rows, turns = view.angles()
     T, V = factors(turns, 4, share=0.6 if shown else 1.0)
     assert up_to_linear(T, X[rows, :4]) < 1e-3
@@ -471,8 +460,8 @@ def test_label_holder_gets_distances_of_pairs_exactly(default):
 def test_of_two_label_holders_one_learns_the_partial_scores_of_the_other():
     """f(x) less its own part is the other's: of three holders it would be a sum."""
     X, y = data()
-    grid = Recorder(make(X, y, holders=(0, 2)))
-    made(DOUBLY | {"bits": 32}, test_fraction=0.2).start(grid)
+    grid = Recorder(by_columns(X, y, holders=(0, 2)))
+    made(DOUBLY | {"bits": 32, "iterations": 8}, test_fraction=0.2).start(grid)
     view, parts = View(grid, 0), parts_of(grid)
     asked = [m for m in view.messages if "size" in m and "learn" not in m]
     at = next(m for m in asked if "at.rows" in m)
@@ -492,7 +481,7 @@ def test_of_two_label_holders_one_learns_the_partial_scores_of_the_other():
 
 def test_other_parties_get_nothing_to_open():
     X, y = data()
-    grid = Recorder(make(X, y))
+    grid = Recorder(by_columns(X, y))
     FDSKLDirect(test_fraction=0.2, **DIRECT).start(grid)
     opened = {k for j in (0, 1) for m in View(grid, j).messages for k in m}
     assert not {k.partition(".")[0] for k in opened} & {"at", "done"}
@@ -540,7 +529,7 @@ def test_all_that_the_server_gets_into_sums_is_uniform(run):
     X, y = data(n=2000)
     # Where each knows half of the labels, their scores are summed.
     holders = (0, 2) if run == "doubly" else (2,)
-    grid = Recorder(make(np.ones_like(X), y, holders=holders))
+    grid = Recorder(by_columns(np.ones_like(X), y, holders=holders))
     made(RUNS[run], bandwidth=1.0).start(grid)
     streams = defaultdict(list)
     for (_, name, party, relayed), arrays in hidden(grid.transcript).items():
@@ -567,7 +556,7 @@ def test_a_masked_message_is_uniform_where_a_bare_one_is_not():
     """As a control: the same angles without masks, of equal rows, are no noise."""
     X, y = data()
     X[:] = 1.0
-    plain = watch(make(X, y), masking="plain", bandwidth=1.0, **real(DIRECT))
+    plain = watch(by_columns(X, y), masking="plain", bandwidth=1.0, **real(DIRECT))
     turns = next(m for m in plain.messages if "angles_0" in m)["angles_0"]
     assert not is_uniform(np.floor(turns % 1 * 2**16).astype(np.uint16))
 
@@ -650,7 +639,7 @@ def test_no_key_is_used_twice(keys, run):
     """In one run and between two of one seed: a stream has its two ends."""
     X, y = data(n=60)
     for _ in range(2):
-        made(RUNS[run], seed=5).start(Recorder(make(X, y)))
+        made(RUNS[run], seed=5).start(Recorder(by_columns(X, y)))
     keys.check()
     # A mask is put on at both ends of a pair; a pad is put on and taken off again.
     assert keys.uses_of_masks() == {2}
@@ -660,10 +649,8 @@ def test_no_key_is_used_twice(keys, run):
 
 def test_predictions_share_no_key_with_training(keys, tmp_path):
     X, y = data(n=60)
-    trained = make(X, y)
-    new = make(X[:20], None)
-    for j, party in enumerate(trained):
-        party.state_dir = new[j].state_dir = tmp_path / str(j)
+    trained = by_columns(X, y, folder=tmp_path)
+    new = by_columns(X[:20], folder=tmp_path)
     model = FDSKLDirect(**STAR).start(Recorder(trained)).model.id
     for topology in ("star", "tree"):
         FDSKLPrediction(model, topology=topology).start(Recorder(new))
@@ -676,7 +663,7 @@ def test_predictions_share_no_key_with_training(keys, tmp_path):
 def test_a_retry_hides_the_same_under_the_same_key(keys, clock, run, kind):
     """Each step of each party fails once: the same keys, for the same content."""
     X, y = data(n=60)
-    grid = FaultyGrid(make(X, y), [Fault(kind)], clock)
+    grid = FaultyGrid(by_columns(X, y), [Fault(kind)], clock)
     made(RUNS[run]).start(grid)
     assert grid.struck >= 3 * 4
     keys.check()
@@ -693,26 +680,16 @@ def test_a_retry_hides_the_same_under_the_same_key(keys, clock, run, kind):
 def test_messages_are_of_one_size_whatever_the_data(run, monkeypatch):
     """Other columns, other labels: the same messages, settings and bytes of each."""
     monkeypatch.setattr("secrets.randbits", lambda bits: 2 ** (bits - 1) + 12345)
-    shapes = []
-    for seed in (0, 1):
-        X, y = data(n=60, seed=seed)
-        X, y = (X, y) if not seed else (X**3 + 5, ~y)
-        grid = Recorder(make(X, y))
-        made(RUNS[run]).start(grid)
-        shapes.append(
-            [
-                (
-                    e.action,
-                    e.party,
-                    e.up,
-                    e.size,
-                    sorted((k, type(v), np.shape(v)) for k, v in e.values.items()),
-                    sorted(e.frame),
-                )
-                for e in grid.transcript
-            ]
-        )
-    assert shapes[0] == shapes[1]
+    (X, y), (other, labels) = data(n=60), data(n=60, seed=1)
+
+    def shapes(parties):
+        made(RUNS[run]).start(grid := Recorder(parties))
+        for e in grid.transcript:
+            kinds = sorted((k, type(v), np.shape(v)) for k, v in e.values.items())
+            yield e.action, e.party, e.up, e.size, sorted(e.frame), kinds
+
+    others = by_columns(other**3 + 5, ~labels)
+    assert list(shapes(by_columns(X, y))) == list(shapes(others))
 
 
 NUMBERS = ["bandwidth", "regularization", "cv_score", "converged", "test_loss", "scale"]
@@ -728,7 +705,7 @@ def test_no_label_residual_coefficient_or_angle_is_in_a_message(run):
     """
     X, _ = data(n=60)
     y = np.sin(np.arange(60.0)) * 7 + X[:, 0]
-    grid = Recorder(make(X, y))
+    grid = Recorder(by_columns(X, y))
     given = {**RUNS[run], "loss": "square", "target": "continuous"}
     made(given).start(grid)
     parts = parts_of(grid)
@@ -770,7 +747,7 @@ def test_no_label_residual_coefficient_or_angle_is_in_a_message(run):
 def test_the_search_sees_what_is_not_hidden():
     """With masking="plain" it finds angles and scores, or it would show nothing."""
     X, y = data(n=60)
-    grid = Recorder(make(X, y))
+    grid = Recorder(by_columns(X, y))
     FDSKLDirect(masking="plain", **{**STAR, "test_fraction": 0.0}).start(grid)
     parts, blocks = parts_of(grid), np.split(X, 3, axis=1)
     own = partial_angles(parts[0], blocks[0], 32, 64)
