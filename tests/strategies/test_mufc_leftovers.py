@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from deviating import RealParties
+from faults import Fault, FaultyGrid
 from forgetting import removal
 
 from vfl_flower import MUFC, FederationError, Party, PartyFailed, simulate
 from vfl_flower.clients.mufc.state import list_models
 from vfl_flower.party.consent import ALLOW_ALL
 from vfl_flower.party.identity import public_identity
-from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies.mufc import training as strategies
 
 X = np.random.default_rng(0).uniform(-0.5, 0.5, size=(90, 2))
@@ -53,110 +53,64 @@ def test_a_training_that_the_server_gives_up_leaves_no_ids(
     assert left(tmp_path) == {"a": numbers, "b": numbers, "c": numbers}
 
 
-def refused(tmp_path, outside, grid, timeout=3600):
-    """Run a training in which parties refuse, since their rows are outside the box."""
+def with_some_outside(tmp_path, names):
+    """Return parties of which those with such names refuse: rows are out of the box."""
     three = parties(tmp_path)
     for party in three:
-        party.X = (9 if party.name in outside else 1) * party.X
-    first = min(outside, default="b")
+        party.X = (9 if party.name in names else 1) * party.X
+    return three
+
+
+def refused(tmp_path, first, grid):
     with pytest.raises(PartyFailed, match=f"party '{first}' failed in 'mufc_train'"):
-        MUFC(server_state=tmp_path / "server").start(grid(three), timeout=timeout)
+        MUFC(server_state=tmp_path / "server").start(grid, timeout=10)
 
 
-class LateGrid(InProcessGrid):
-    """A grid that holds back replies of training until parties are asked again.
-
-    Attributes
-    ----------
-    asked : list of str
-        The types of the messages, in their order.
-    """
-
-    def __init__(self, parties, held):
-        super().__init__(parties)
-        self._held, self._late, self.asked = held, [], []
-
-    def _push(self, message):
-        node = message.metadata.dst_node_id
-        self.asked.append(message.metadata.message_type)
-        if message.metadata.message_type == "train.mufc_abandon":
-            self._late = [(n, m) for n, m in self._late if n != node]
-        number = super()._push(message)
-        training = message.metadata.message_type == "train.mufc_train"
-        if training and node - 1000 in self._held:
-            self._late.append((node, number))
-        return number
-
-    def pull_messages(self, message_ids):
-        """Return the replies that are not held back."""
-        late = {number for _, number in self._late}
-        return super().pull_messages([m for m in message_ids if m not in late])
+LATE = [
+    Fault("delay", "mufc_train", 1, seconds=0.5),
+    Fault("delay", "mufc_abandon", 1, seconds=1.0),
+]
+"""The reply to training comes while the party is asked to give up."""
+LOST = [Fault("lose reply", "mufc_train", place) for place in range(3)]
+UNHEARD = Fault("lose request", "mufc_abandon", nth=None)
 
 
 @pytest.mark.parametrize(
-    ("outside", "held"),
+    ("outside", "faults", "asked", "keep"),
     [
-        ("b", set()),  # it finds this before it writes
-        ("abc", set()),
-        ("ab", {1, 2}),  # a refusal comes late: its party has no state of the run
+        ("b", [], 2, ""),  # it finds this before it writes
+        ("abc", [], 0, ""),
+        ("ab", LATE, 2, ""),  # a refusal comes late: its party has no state of the run
+        ("a", [LOST[2], UNHEARD], 2, "bc"),  # two have written
+        ("", [LOST[1]], 2, "b"),  # a party that is silent may have written before
     ],
 )
-def test_where_parties_refuse_nobody_keeps_an_id(tmp_path, caplog, outside, held):
-    """No warning names a party; who has refused in time is not asked to give up."""
-    grids = []
-
-    def grid(three):
-        grids.append(LateGrid(three, held))
-        return grids[0]
-
-    refused(tmp_path, outside, grid)
-    assert left(tmp_path) == NOTHING
-    abandoned = grids[0].asked.count("train.mufc_abandon")
-    assert abandoned == {"b": 2, "abc": 0, "ab": 2}[outside]
-    assert "is given up" not in caplog.text
+def test_parties_keep_no_id_of_a_training_that_failed_or_are_named(
+    clock, tmp_path, caplog, outside, faults, asked, keep
+):
+    """Who has refused in time is not asked to give up."""
+    grid = FaultyGrid(with_some_outside(tmp_path, outside), faults, clock)
+    refused(tmp_path, min(outside, default="b"), grid)
+    assert sum(grid.asked("mufc_abandon", place) for place in range(3)) == asked
+    numbers = left(tmp_path)["b"]
+    assert len(numbers) == bool(keep)
+    assert left(tmp_path) == NOTHING | dict.fromkeys(keep, numbers)
+    warning = [
+        f"model {number} is given up; {', '.join(keep)} could not be asked: vfl-flower "
+        f"models remove {number} removes what is left there"
+        for number in numbers
+    ]
+    assert [m for m in caplog.messages if "is given up" in m] == warning
 
 
 def test_a_party_gives_up_before_its_peers_have_signed_the_keys(tmp_path):
     """The party that refuses has signed nothing, and nothing leaves the others."""
-    peers = {p.name: public_identity(p.state_dir) for p in parties(tmp_path)}
-
-    def grid(three):
-        for party in three:
-            party.consent = replace(ALLOW_ALL, peers=peers)
-        return RealParties(three)
-
-    refused(tmp_path, "b", grid)
+    three = with_some_outside(tmp_path, "b")
+    peers = {party.name: public_identity(party.state_dir) for party in three}
+    for party in three:
+        party.consent = replace(ALLOW_ALL, peers=peers)
+    refused(tmp_path, "b", RealParties(three))
     assert left(tmp_path) == NOTHING
-
-
-class LossyGrid(LateGrid):
-    """Loses the requests to give up."""
-
-    def _push(self, message):
-        if message.metadata.message_type == "train.mufc_abandon":
-            raise FederationError("the line is down")
-        return super()._push(message)
-
-
-@pytest.mark.parametrize(
-    ("outside", "grid", "keep"),
-    [
-        # One has written and loses its reply; another one has refused.
-        ("a", lambda three: LossyGrid(three, {2}), "bc"),
-        # A party that is silent may have written its state before.
-        ("", lambda three: LateGrid(three, {1}), "b"),
-    ],
-)
-def test_parties_that_may_keep_a_training_are_named(
-    tmp_path, caplog, outside, grid, keep
-):
-    refused(tmp_path, outside, grid, timeout=1)
-    (number,) = left(tmp_path)["b"]
-    assert left(tmp_path) == NOTHING | {name: [number] for name in keep}
-    assert (
-        f"model {number} is given up; {', '.join(keep)} could not be asked: vfl-flower "
-        f"models remove {number} removes what is left there"
-    ) in caplog.text
 
 
 IN_ITS_FILE = "forgotten rows are still in the data"
