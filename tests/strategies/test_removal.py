@@ -4,30 +4,13 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from forgetting import removal as forgetting
+from later_tasks import TRAINED
 
-from vfl_flower import MUFC, FDSKLDirect, FKKMeans, Party, PartyFailed, simulate
+from vfl_flower import Party, PartyFailed, simulate
 from vfl_flower.clients.mufc.state import ClientState
 from vfl_flower.party.consent import Consent, Limit
+from vfl_flower.simulation import InProcessGrid
 from vfl_flower.strategies.removal import MUFCRemoval, Removal
-
-RNG = np.random.default_rng(0)
-X = RNG.uniform(-0.5, 0.5, size=(90, 6))
-
-
-def rows(tmp_path):
-    return [
-        Party(X[j::3], ids=np.arange(30), name=name, state_dir=tmp_path / name)
-        for j, name in enumerate("abc")
-    ]
-
-
-def columns(tmp_path):
-    y = np.sign(X[:, 0])
-    return [
-        Party(X[:, 2 * j : 2 * j + 2], y if name == "c" else None, **identity)
-        for j, name in enumerate("abc")
-        for identity in [{"name": name, "state_dir": tmp_path / name}]
-    ]
 
 
 def names(tmp_path):
@@ -35,13 +18,8 @@ def names(tmp_path):
 
 
 def trained(kind, tmp_path):
-    if kind == "mufc":
-        parties, strategy = rows(tmp_path), MUFC(server_state=tmp_path / "server")
-    elif kind == "fk-kmeans":
-        parties, strategy = rows(tmp_path), FKKMeans(2, n_features=32, iterations=2)
-    else:
-        parties, strategy = (columns(tmp_path), FDSKLDirect(features=16, bandwidth=1.0))
-    return parties, simulate(strategy, parties, seed=0).model.id
+    strategy, parties = TRAINED[kind](tmp_path)
+    return parties, strategy.start(InProcessGrid(parties)).model.id
 
 
 def removal(kind, number, tmp_path):
@@ -50,7 +28,7 @@ def removal(kind, number, tmp_path):
     return Removal(number)
 
 
-@pytest.mark.parametrize("kind", ["mufc", "fk-kmeans", "fdskl"])
+@pytest.mark.parametrize("kind", ["mufc", "kernel", "direct"])
 def test_nothing_of_the_model_stays_and_all_of_others_does(kind, tmp_path):
     parties, other = trained(kind, tmp_path)
     before = names(tmp_path)
@@ -65,8 +43,8 @@ def test_nothing_of_the_model_stays_and_all_of_others_does(kind, tmp_path):
 def test_a_history_of_ids_goes_too(tmp_path):
     parties, number = trained("mufc", tmp_path)
     server = tmp_path / "server"
-    simulate(forgetting(parties, server, number, {"a": [1, 4]}), parties)
-    assert ClientState(tmp_path / "a", number).removed()
+    simulate(forgetting(parties, server, number, ["north.1", "north.4"]), parties)
+    assert ClientState(tmp_path / "north", number).removed()
     simulate(removal("mufc", number, tmp_path), parties)
     assert names(tmp_path) == []
     with pytest.raises(ValueError, match="the server has no state of model"):
@@ -74,14 +52,14 @@ def test_a_history_of_ids_goes_too(tmp_path):
 
 
 def test_it_can_be_repeated_and_who_has_nothing_says_so(tmp_path, caplog):
-    parties, number = trained("fdskl", tmp_path)
-    (tmp_path / "b" / f"{number}.npz").unlink()
+    parties, number = trained("direct", tmp_path)
+    (tmp_path / "south" / f"{number}.npz").unlink()
     with caplog.at_level("INFO", "vfl_flower"):
         first = simulate(Removal(number), parties)
         again = simulate(Removal(number), parties)
     assert (first.metrics["removed"], again.metrics["removed"]) == (2, 0)
-    assert f"a: model {number} is removed" in caplog.text
-    assert f"b: model {number} was not there" in caplog.text
+    assert f"north: model {number} is removed" in caplog.text
+    assert f"south: model {number} was not there" in caplog.text
     parties[0].state_dir = None
     assert simulate(Removal(number), parties).metrics["removed"] == 0
 
@@ -101,7 +79,7 @@ def test_parties_may_hold_any_rows_and_columns(tmp_path):
 
 @pytest.mark.parametrize("number", ["../journal", "journal", "*", "0123456g", "[a-f]*"])
 def test_no_other_name_leads_to_a_file(number, tmp_path):
-    parties, _ = trained("fdskl", tmp_path)
+    parties, _ = trained("direct", tmp_path)
     before = names(tmp_path)
     strategy = Removal("01234567")
     vars(strategy)["model_id"] = number
@@ -112,73 +90,61 @@ def test_no_other_name_leads_to_a_file(number, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ending", "reason"),
+    ("name", "reason"),
     [
-        ("npz", "is damaged: its checksum is wrong"),
-        ("sqlite", "file is not a database"),
+        ("20240101.npz", "is damaged: its checksum is wrong"),
+        ("{}.sqlite", "file is not a database"),
     ],
 )
 def test_nothing_goes_where_a_file_of_such_a_name_is_of_something_else(
-    ending, reason, tmp_path
+    name, reason, tmp_path
 ):
     """Data of a day, say, which the party keeps beside its parts; or of the model."""
-    parties, number = trained("fdskl", tmp_path)
-    number = number if ending == "sqlite" else "20240101"
-    own_file = tmp_path / "b" / f"{number}.{ending}"
-    own_file.write_bytes(b"x" * 5000)
+    parties, number = trained("direct", tmp_path)
+    other_file = tmp_path / "south" / name.format(number)
+    other_file.write_bytes(b"x" * 5000)
     before = names(tmp_path)
     with pytest.raises(PartyFailed, match=reason):
-        simulate(Removal(number), parties)
-    assert own_file.read_bytes() == b"x" * 5000
+        simulate(Removal(other_file.stem), parties)
+    assert other_file.read_bytes() == b"x" * 5000
     assert names(tmp_path) == before
 
 
 def test_other_files_of_the_folder_stay(tmp_path):
-    parties, number = trained("fdskl", tmp_path)
-    folder = tmp_path / "b"
-    notes, link = (
-        f"predictions-{number}-notes.csv",
-        f"predictions-{number}-0a1b2c3d.csv",
-    )
+    parties, number = trained("direct", tmp_path)
+    folder, start = tmp_path / "south", f"predictions-{number}"
+    notes, link = f"{start}-notes.csv", f"{start}-0a1b2c3d.csv"
     (folder / notes).write_text("id,prediction\n")
-    (folder / f"predictions-{number}.csv").write_text("my,own\n1,2\n")
+    (folder / f"{start}.csv").write_text("my,own\n1,2\n")
     (folder / link).symlink_to(notes)
-    of_a_run = folder / f"predictions-{number}-0123456789abcdef.csv"
-    of_a_run.write_text("id,prediction\n")
+    (folder / f"{start}-0123456789abcdef.csv").write_text("id,prediction\n")  # of a run
     (folder / "forget.txt").write_text("7\n")
-    target = tmp_path / "elsewhere.npz"
-    target.write_bytes((folder / f"{number}.npz").read_bytes())
     simulate(Removal(number), parties)
-    assert names(folder) == sorted(
-        ["forget.txt", notes, link, f"predictions-{number}.csv"]
-    )
+    assert names(folder) == sorted(["forget.txt", notes, link, f"{start}.csv"])
 
 
 def test_a_link_is_not_followed(tmp_path):
-    parties, number = trained("fdskl", tmp_path)
-    part = tmp_path / "b" / f"{number}.npz"
+    parties, number = trained("direct", tmp_path)
+    part = tmp_path / "south" / f"{number}.npz"
     target = part.rename(tmp_path / "elsewhere.npz")
     part.symlink_to(target)
-    with pytest.raises(PartyFailed, match="party 'b' failed in 'removal_find'"):
+    with pytest.raises(PartyFailed, match="party 'south' failed in 'removal_find'"):
         simulate(Removal(number), parties)
     assert target.exists()
     target.unlink()
-    with pytest.raises(PartyFailed, match="party 'b' failed in 'removal_find'"):
+    with pytest.raises(PartyFailed, match="party 'south' failed in 'removal_find'"):
         simulate(Removal(number), parties)
     assert part.is_symlink()
 
 
 def test_the_journal_stays_and_goes_on(tmp_path):
     """What a party has told is still counted after the model is gone."""
-    parties = rows(tmp_path)
-    consent = Consent(
-        allow_seed=True, peers=None, leaves={"centroids": Limit(), "rows": Limit()}
-    )
+    strategy, parties = TRAINED["mufc"](tmp_path)
+    kinds = {"centroids": Limit(), "rows": Limit()}
     for party in parties:
-        party.consent = consent
-    strategy = MUFC(server_state=tmp_path / "server")
+        party.consent = Consent(allow_seed=True, peers=None, leaves=kinds)
     number = strategy.start(RealParties(parties)).model.id
-    journals = [tmp_path / name / "journal.sqlite" for name in "abc"]
+    journals = [party.state_dir / "journal.sqlite" for party in parties]
     sizes = [path.stat().st_size for path in journals]
     removal("mufc", number, tmp_path).start(RealParties(parties))
     assert all(path.exists() for path in journals)
