@@ -5,7 +5,6 @@ import pytest
 from federations import by_columns
 
 from vfl_flower import CoresetVRLR, PartyFailed, SecureRidge, simulate
-from vfl_flower.clients import products
 from vfl_flower.clients.ridge import solving
 from vfl_flower.secure_aggregation.products import dealing
 from vfl_flower.secure_aggregation.products import relevance as ridge_relevance
@@ -33,34 +32,16 @@ def parties():
     return by_columns(X, X.sum(axis=1) + rng.normal(size=N))
 
 
-def falsify(monkeypatch, owner, which):
-    """Deal a false seed to one owner: of one of its masks, under a right tag."""
-
-    def false(deal, root, place):
-        right = deal_owner(deal, root, place)
-        if place != owner:
-            return right
-        wrong = deal_owner(deal, OTHER, place)
-        seeds = [right.seed, right.correction.tobytes()]
-        seeds[which] = [wrong.seed, wrong.correction.tobytes()][which]
-        second = np.frombuffer(seeds[1], "u1")
-        return Dealt.of(deal, place, seeds[0], second, OWNER)
-
-    monkeypatch.setattr(dealing, "deal_owner", false)
-
-
-def nothing_is_multiplied(monkeypatch, triple, name):
+def nothing_is_multiplied(monkeypatch, triple, name, party):
     """Fail where a party multiplies what it should refuse."""
     original = getattr(triple, name)
 
     def multiply(self, *args):
-        assert self.party != REFUSES[0], "multiplied what a false seed hides"
+        assert self.party != party, "multiplied what a false seed hides"
         return original(self, *args)
 
     monkeypatch.setattr(triple, name, multiply)
 
-
-REFUSES: list[int] = [0]
 
 LINEAR = {
     "model": CoresetVRLR(solver="gram", sampling="full"),
@@ -78,9 +59,17 @@ LINEAR = {
 )
 def test_a_false_seed_of_columns_is_refused(monkeypatch, name, owner, which):
     """By the party that has the mask, before it multiplies; and the dealer is named."""
-    falsify(monkeypatch, owner, which)
-    REFUSES[:] = [which]
-    nothing_is_multiplied(monkeypatch, GramTriple, "add")
+
+    def false(deal, root, place):
+        """Deal a false seed of one of an owner's masks, under a right tag."""
+        right, wrong = (deal_owner(deal, key, place) for key in (root, OTHER))
+        if place != owner:
+            return right
+        first, second = (wrong, right) if which == 0 else (right, wrong)
+        return Dealt.of(deal, place, first.seed, second.correction, OWNER)
+
+    monkeypatch.setattr(dealing, "deal_owner", false)
+    nothing_is_multiplied(monkeypatch, GramTriple, "add", which)
     refuses = ("p2", "p0")[which]
     rule = rf"'{refuses}'.*the dealer must give party {owner} the seeds of the masks"
     with pytest.raises(PartyFailed, match=rule):
@@ -93,8 +82,7 @@ def test_a_false_seed_of_rows_that_are_scored_is_refused(monkeypatch, owner):
         return deal_row_owner(deal, OTHER if place == owner else root, place)
 
     monkeypatch.setattr(dealing, "deal_row_owner", false)
-    REFUSES[:] = [0]
-    nothing_is_multiplied(monkeypatch, PredictionTriple, "share_of_weights")
+    nothing_is_multiplied(monkeypatch, PredictionTriple, "share_of_weights", 0)
     strategy = LINEAR["kernel"].replace(test_fraction=0.3)
     rule = "'p2'.*the dealer must give party 0 and party 1 the seeds of the masks"
     with pytest.raises(PartyFailed, match=rule):
@@ -133,19 +121,6 @@ def test_a_digest_is_of_one_seed_owner_and_use():
         right = owner_digest(uses[0], 1, uses[0].seed(bytes(32), j))
         assert seed_digest(uses[0], 1, seed) == right
         assert seed not in right
-
-
-def test_a_model_and_its_errors_are_hidden_by_different_masks():
-    """One column a party would else be hidden twice under one mask."""
-    one = parties()[0]
-    one.n_parties, one.session = 3, 5
-    for turn, right in ((0, 0), (1, 1), (0, 1)):
-        roles = Roles(2, 1, [1, 1, 1], N, turn=turn)
-        if turn == right:
-            products.check_roles(one, roles, 1, turn=right)
-        else:
-            with pytest.raises(products.PartyError, match="turn must be 1, got 0"):
-                products.check_roles(one, roles, 1, turn=right)
 
 
 def test_open_a_dealer_of_false_angles_is_not_found_out(monkeypatch):

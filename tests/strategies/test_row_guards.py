@@ -13,7 +13,7 @@ from deviating import RealParties
 from federations import by_columns, pinned
 from transcripts import our_steps
 
-from vfl_flower import Party, PartyFailed, simulate
+from vfl_flower import PartyFailed
 from vfl_flower.clients import alignment
 from vfl_flower.clients.coresets import gram as linear_gram
 from vfl_flower.clients.coresets.sampling import WeightedRows
@@ -24,7 +24,6 @@ from vfl_flower.secure_aggregation.limbs import LIMB, join_limbs
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.server.exchange import Exchange
 from vfl_flower.server.parties import Parties
-from vfl_flower.strategies import FKKMeans
 
 CHOSEN_BY = {
     "session": "an order that a person has accepted, or the party's file",
@@ -199,8 +198,3 @@ def test_steps_of_two_strategies_do_not_mix_in_a_session(tmp_path):
     column_sums(asked)
     with pytest.raises(PartyFailed, match="of another strategy or task"):
         asked.ask(alignment.encrypt_ids, sizes=[N] * 3)
-
-
-def test_a_run_in_one_process_may_be_of_few_rows():
-    parties = [Party(np.random.default_rng(j).normal(size=(8, 2))) for j in range(3)]
-    simulate(FKKMeans(2, n_features=4, iterations=1), parties, seed=0)
