@@ -151,6 +151,7 @@ def one_of_three(**more):
     X, _ = data()
     one = Party(X[:, :2], name="p0", index=0, **more)
     one.n_parties, one.session, one.run_secret = 3, 5, bytes(32)
+    one.names = ("p0", "p1", "p2")
     return one
 
 
@@ -216,17 +217,19 @@ BYTES = np.zeros(8, np.uint8)
 OPENINGS = dict.fromkeys(range(3), BYTES)
 
 
-@pytest.mark.parametrize("joint", [None, {1: BYTES}])
-def test_joint_columns_are_opened_by_the_other_that_computes(joint):
-    one, _ = multiplying(joint=2)
+@pytest.mark.parametrize(
+    ("columns", "joint", "checks"),
+    [
+        *((2, joint, {0: BYTES}) for joint in (None, {1: BYTES})),
+        *((0, None, checks) for checks in (None, {}, {1: BYTES}, OPENINGS)),
+    ],
+)
+def test_a_party_needs_the_joint_columns_and_proofs_of_the_other(
+    columns, joint, checks
+):
+    one, _ = multiplying(joint=columns)
     with pytest.raises(PartyError, match="joint and checks must be those of the other"):
-        party.multiply(one, openings=OPENINGS, joint=joint, checks={0: BYTES})
-
-
-@pytest.mark.parametrize("checks", [None, {}, {1: BYTES}, {0: BYTES, 1: BYTES}])
-def test_proofs_are_made_of_what_the_other_one_has_sent(checks):
-    with pytest.raises(PartyError, match="joint and checks must be those of the other"):
-        party.multiply(multiplying()[0], openings=OPENINGS, checks=checks)
+        party.multiply(one, openings=OPENINGS, joint=joint, checks=checks)
 
 
 def test_a_party_that_does_not_compute_multiplies_nothing():
@@ -346,11 +349,6 @@ def test_errors_are_those_of_the_whole_model():
 # -- columns in which no row stands out ------------------------------------------------
 
 
-def rare_and_far(n=3000):
-    """Return 18 columns and labels; in row 7 two rare columns differ, three are far."""
-    return made(n)
-
-
 def over_optimum(model, X, y):
     """Return the loss over that of least squares on all rows, pooled."""
     ones = np.column_stack([X, np.ones(len(X))])
@@ -366,7 +364,7 @@ def test_a_row_that_stands_out_costs_no_column(sampling, n, monkeypatch):
     So with other draws at most one loss in ten is above 1.03 (95 % confidence), and the
     median of three at most once in 35 runs; these draws have fixed seeds.
     """
-    X, y = rare_and_far(n)
+    X, y = made(n)
     run = CoresetVRLR("auto", sampling=sampling)
 
     def median():
@@ -380,7 +378,7 @@ def test_a_row_that_stands_out_costs_no_column(sampling, n, monkeypatch):
 
 
 def test_its_party_learns_what_became_of_its_columns_and_the_server_a_count(caplog):
-    X, y = rare_and_far()
+    X, y = made(3000)
     X[:, [3, 5]] = 0.0
     X[:10, 3] = X[10:25, 5] = 1.0
     federation = parties(3, 2, X, y)
@@ -398,7 +396,7 @@ def test_its_party_learns_what_became_of_its_columns_and_the_server_a_count(capl
 
 def test_columns_without_trouble_stay_as_they_are(monkeypatch):
     """At a party where nothing would be left out, the rule is not asked."""
-    X, y = rare_and_far()
+    X, y = made(3000)
     X[:, :6] = np.random.default_rng(1).normal(size=(len(X), 6))
     model = simulate(CoresetVRLR(sampling="full"), parties(3, 2, X, y), seed=0).model
     assert sorted(model.clips) == ["clip_1", "clip_2"]
@@ -417,7 +415,7 @@ def test_columns_without_trouble_stay_as_they_are(monkeypatch):
 
 def test_the_map_of_rows_does_not_depend_on_the_rows_that_are_asked_for():
     """Else two Gram matrices would differ by what it does with a single row."""
-    X, y = rare_and_far()
+    X, y = made(3000)
     runs = (
         simulate(CoresetVRLR(1000, **settings), parties(3, 2, X, y), seed=seed)
         for seed, settings in ((0, {}), (1, {"test_fraction": 0.3}), (2, {}))
@@ -431,7 +429,7 @@ def test_the_map_of_rows_does_not_depend_on_the_rows_that_are_asked_for():
 
 def test_rows_that_are_moved_do_not_make_a_column_less_rare():
     """Three training rows of a column are 1, and 19 others are moved off 0."""
-    X, y = rare_and_far()
+    X, y = made(3000)
     train, test = split_rows(len(X), 0.3, 2)
     X[:, 4] = 0.0
     X[[*train[100:103], *test[:27]], 4] = 1.0
@@ -458,7 +456,7 @@ def test_a_column_that_is_left_out_sends_no_mean(monkeypatch):
 
 @pytest.mark.parametrize("solver", ["gram", "central"])
 def test_errors_are_those_of_rows_as_the_model_takes_them(solver):
-    X, y = rare_and_far()
+    X, y = made(3000)
     run = CoresetVRLR(1000, solver=solver, test_fraction=0.3, evaluate="full")
     result = simulate(run, parties(3, 2, X, y), seed=2)
     errors = y - result.model.predict(np.array_split(X, 3, axis=1))
@@ -471,7 +469,7 @@ def test_errors_are_those_of_rows_as_the_model_takes_them(solver):
 
 
 def test_parties_and_a_saved_model_predict_as_the_model_does(tmp_path):
-    X, y = rare_and_far()
+    X, y = made(3000)
     federation = parties(3, 2, X, y)
     for j, organisation in enumerate(federation):
         organisation.state_dir = tmp_path / str(j)
@@ -522,7 +520,6 @@ def test_a_run_of_one_party_lacks_a_number_of_parties():
 def test_a_party_refuses_a_dealer_whatever_the_server_says():
     """Also where the plan named another one, or none."""
     one = one_of_three(consent=consenting()[0].consent)
-    one.names = ("p0", "p1", "p2")
     roles = Roles(2, 0, [2, 3, 3], N, 1)
     with pytest.raises(PartyError, match=r"consent lacks dealers = ..p1"):
         party.check_roles(one, roles, 2)
@@ -539,7 +536,6 @@ def test_a_party_refuses_who_computes_whatever_the_server_says():
     """
     consent = consenting()[0].consent
     one = one_of_three(consent=consent)
-    one.names = ("p0", "p1", "p2")
     first = Roles(2, 0, [2, 3, 3], N)
     second = dataclasses.replace(first, second=1)
     party.check_roles(one, first, 2)
@@ -612,40 +608,25 @@ def test_who_computes_is_refused_before_any_column_is_opened(tmp_path):
     strategy.start(RealParties(federation))
 
 
-def swapped(told):
-    """Give what one party has sent as that of another."""
-    sent = told.get("openings")
-    return told | {"openings": {0: sent[1], 1: sent[0], 2: sent[2]}} if sent else told
-
-
-def invented(told):
-    """Give openings of the server's own, in the clear."""
-    sent = dict(told.get("openings") or {})
-    return told | {"openings": sent | {0: np.zeros(9, np.uint8)}} if sent else told
-
-
-def withheld(told):
-    """Leave out what one party has opened."""
-    sent = told.get("openings")
-    return told | {"openings": {j: sent[j] for j in (1, 2)}} if sent else told
-
-
 @pytest.mark.parametrize(
     ("tamper", "reason"),
     [
-        (swapped, "must come from that party"),
-        (invented, "must come from a party, encrypted"),
-        (withheld, "openings must be those of all parties"),
+        (lambda sent: sent | {0: sent[1], 1: sent[0]}, "must come from that party"),
+        (lambda sent: sent | {0: BYTES}, "must come from a party, encrypted"),
+        (lambda sent: {j: sent[j] for j in (1, 2)}, "openings must be those of all"),
     ],
+    ids=["swapped", "invented by the server", "withheld"],
 )
 def test_a_server_cannot_change_who_has_opened_what(
     tmp_path, monkeypatch, tamper, reason
 ):
     original = Parties._round_trip
 
-    def deviate(self, step, requests, sums, blocks):
-        told = {j: tamper(dict(values)) for j, values in requests.items()}
-        return original(self, step, told, sums, blocks)
+    def deviate(self, step, requests, *rest):
+        for j, values in requests.items():
+            if sent := values.get("openings"):
+                requests[j] = {**values, "openings": tamper({**sent})}
+        return original(self, step, requests, *rest)
 
     monkeypatch.setattr(Parties, "_round_trip", deviate)
     with pytest.raises(PartyFailed, match=reason):
