@@ -326,10 +326,8 @@ def rows_of(folder):
 @pytest.mark.parametrize(
     ("dealer", "rows", "trips"), [("server", 100, 5), ("server", 51, 8), ("p1", 51, 9)]
 )
-def test_new_rows_are_predicted_by_the_label_holder_alone(
-    trained, monkeypatch, dealer, rows, trips
-):
-    """All at once, or in blocks of so many rows."""
+def test_new_rows_are_predicted(trained, monkeypatch, dealer, rows, trips):
+    """By the label holder alone, all at once or in blocks of so many rows."""
     result, folder = trained
     X, _ = data(100, seed=5)
     features = sum(part["local"] for part in result.model.parts) + 24
@@ -571,9 +569,7 @@ def test_a_party_takes_two_turns_and_each_once():
 @pytest.mark.parametrize(
     ("relevance", "target"), [(False, "binary"), (True, "continuous")]
 )
-def test_published_figures_are_those_of_the_model_of_the_strategy(
-    monkeypatch, relevance, target
-):
+def test_published_figures_are_of_the_same_model(monkeypatch, relevance, target):
     """The same columns and relevances, and scores to the precision of the features.
 
     Of twelve runs no score was off by more than 0.0032 of the spread: some 0.003 in
@@ -625,9 +621,7 @@ def test_one_turn_where_a_party_deals_or_the_bandwidth_is_given():
     ("unit", "relevance", "most"),
     [(1e-20, False, 1e-3), (1e15, False, 1e-3), (1.0, True, 0.02)],
 )
-def test_new_rows_are_scored_in_any_unit_of_labels_and_after_two_turns(
-    tmp_path, unit, relevance, most
-):
+def test_new_rows_in_any_unit_and_after_two_turns(tmp_path, unit, relevance, most):
     X, y = data()
     training = strategy(relevance=relevance, joint_features=24)
     model = simulate(training, parties(3, 2, X, unit * y, tmp_path), seed=1).model
@@ -712,39 +706,19 @@ def test_what_was_dealt_for_another_turn_is_refused():
             asked(made, roles, dealt=dealt[1])
 
 
-@pytest.mark.parametrize("name", ["columns", "rows"])
-def test_sums_of_angles_are_for_the_two_that_compute(monkeypatch, name):
-    """A server that deals would read them together with any other party."""
-    module = server_scoring if name == "rows" else server
-    original = module.sums_of_angles
-
-    def astray(roles, bits):
-        sums, first = original(roles, bits), f"angles_{roles.first}"
-        return sums | {first: dataclasses.replace(sums[first], to=1)}
-
-    monkeypatch.setattr(module, "sums_of_angles", astray)
-    grid = RealParties(parties(4))
-    with pytest.raises(PartyFailed, match="'angles_3' must be for that party alone"):
-        strategy(joint_features=16, test_fraction=0.2, seed=0).start(grid)
+def astray(sums_of_angles, roles, bits):
+    """Let a party open sums that a server that deals reads together with it."""
+    sums, first = sums_of_angles(roles, bits), f"angles_{roles.first}"
+    return sums | {first: dataclasses.replace(sums[first], to=1)}
 
 
-def test_sums_of_angles_do_not_travel_from_party_to_party(monkeypatch):
-    """Each would show the next one the angles of those before it."""
-    original = Parties._sum_request
-
-    def travelling(self, spec, number):
-        wanted = original(self, spec, number)
-        return wanted if spec.to is None else dataclasses.replace(wanted, relay=1)
-
-    monkeypatch.setattr(Parties, "_sum_request", travelling)
-    with pytest.raises(PartyFailed, match="must be for that party alone"):
-        strategy(joint_features=16, seed=0).start(RealParties(parties(3)))
+def travelling(sum_request, parties, spec, number):
+    """Let sums go from party to party: each shows the next one the angles before it."""
+    wanted = sum_request(parties, spec, number)
+    return wanted if spec.to is None else dataclasses.replace(wanted, relay=1)
 
 
-score_rows = server.score_rows
-
-
-def twice_but_one(federation, roles, rows, dealing, **how):
+def twice_but_one(score_rows, federation, roles, rows, dealing, **how):
     """Ask for two errors that would tell whether the one left out is right."""
     score_rows(federation, roles, rows, dealing, **how)
     roles = dataclasses.replace(roles, turn=1, rows=len(rows) - 1)
@@ -752,7 +726,7 @@ def twice_but_one(federation, roles, rows, dealing, **how):
     return score_rows(federation, roles, rows[1:], dealing, **how)
 
 
-def one_repeated(federation, roles, rows, dealing, **how):
+def one_repeated(score_rows, federation, roles, rows, dealing, **how):
     """Ask for an error that would be that of one row, were it often among others."""
     rows = np.append(rows, rows[:1])
     roles = dataclasses.replace(roles, rows=len(rows))
@@ -760,35 +734,54 @@ def one_repeated(federation, roles, rows, dealing, **how):
     return score_rows(federation, roles, rows, dealing, **how)
 
 
-def others_in_one_turn(federation, roles, rows, dealing, **how):
+def others_in_one_turn(score_rows, federation, roles, rows, dealing, **how):
     """Ask for rows under the same masks, which differ by what the masks hide."""
     score_rows(federation, roles, rows, dealing, **how)
     return score_rows(federation, roles, rows[::-1], dealing, evaluate=False)
 
 
+def of_another(row_roles, *args, **more):
+    """Let another party than the one with the weights open scores."""
+    return dataclasses.replace(row_roles(*args, **more), first=0, second=1)
+
+
+def wrong_triple(deal_predictions, deal, root):
+    """Deal, with a right tag, other products than those of what was dealt."""
+    first, second = deal_predictions(deal, root)
+    changed = second.correction.copy()
+    changed[0] ^= 1
+    return first, shares.Dealt.of(deal, 1, second.seed, changed)
+
+
+ALONE = "'angles_3' must be for that party alone"
+
+
 @pytest.mark.parametrize(
-    ("deviating", "rule"),
+    ("module", "name", "deviating", "rule"),
     [
-        (twice_but_one, "reports the errors of its predictions once"),
-        (one_repeated, "evaluated on each row once"),
-        (others_in_one_turn, "turn must be 1, got 0"),
+        (server, "sums_of_angles", astray, ALONE),
+        (server_scoring, "sums_of_angles", astray, ALONE),
+        (Parties, "_sum_request", travelling, "must be for that party alone"),
+        (
+            server,
+            "score_rows",
+            twice_but_one,
+            "reports the errors of its predictions o",
+        ),
+        (server, "score_rows", one_repeated, "evaluated on each row once"),
+        (server, "score_rows", others_in_one_turn, "turn must be 1, got 0"),
+        (server, "row_roles", of_another, "party with the weights, and no other"),
+        (dealing, "deal_predictions", wrong_triple, "of the dealer must be right"),
     ],
 )
-def test_rows_are_scored_once(monkeypatch, deviating, rule):
-    monkeypatch.setattr(server, "score_rows", deviating)
+def test_a_server_that_deviates_is_refused(monkeypatch, module, name, deviating, rule):
+    original = getattr(module, name)
+    monkeypatch.setattr(
+        module, name, lambda *a, **more: deviating(original, *a, **more)
+    )
+    training = strategy(joint_features=16, test_fraction=0.2, seed=0)
     with pytest.raises(PartyFailed, match=rule):
-        simulate(strategy(joint_features=24, test_fraction=0.2), parties(), seed=0)
-
-
-def test_only_the_party_with_the_weights_opens_scores(monkeypatch):
-    original = server.row_roles
-
-    def of_another(*args, **more):
-        return dataclasses.replace(original(*args, **more), first=0, second=1)
-
-    monkeypatch.setattr(server, "row_roles", of_another)
-    with pytest.raises(PartyFailed, match="the party with the weights, and no other"):
-        simulate(strategy(joint_features=24, test_fraction=0.2), parties(), seed=0)
+        training.start(RealParties(parties(4)))
 
 
 def read_local_columns(result):
@@ -1038,21 +1031,6 @@ def test_the_values_of_columns_come_before_joint_features_of_few_rows():
     assert np.mean((predicted - y[60:]) ** 2) < 0.2 * y.var()
 
 
-def test_a_wrong_triple_of_scores_is_found(monkeypatch):
-    """With a right tag: the products are others than those of what was dealt."""
-    original = dealing.deal_predictions
-
-    def wrong(deal, root):
-        first, second = original(deal, root)
-        changed = second.correction.copy()
-        changed[0] ^= 1
-        return first, shares.Dealt.of(deal, 1, second.seed, changed)
-
-    monkeypatch.setattr(dealing, "deal_predictions", wrong)
-    with pytest.raises(PartyFailed, match="triple of the dealer must be right"):
-        simulate(strategy(joint_features=8, test_fraction=0.2), parties(), seed=0)
-
-
 # -- consent ---------------------------------------------------------------------------
 
 
@@ -1067,10 +1045,8 @@ def real(folder, count, X=None, **changes):
     ("count", "dealer", "accepted"),
     [(2, "server", ["server"]), (3, "server", None), (3, "p0", ["p0"])],
 )
-def test_strict_parties_train_and_predict_with_one_kind(
-    tmp_path, count, dealer, accepted
-):
-    """Neither angles nor rows nor predictions of single rows need to be let go."""
+def test_strict_parties_let_one_kind_leave(tmp_path, count, dealer, accepted):
+    """In training and predictions: no angles, rows or predictions of single rows."""
     training = strategy(joint_features=16, test_fraction=0.1, dealer=dealer)
     with repeated_draws(0):
         result = training.start(RealParties(real(tmp_path, count, dealers=accepted)))
