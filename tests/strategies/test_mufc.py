@@ -1,9 +1,9 @@
 """Clusters that can forget, as whole runs: results, requests, files, what is seen."""
 
-import functools
 import logging
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -88,18 +88,14 @@ def add(parties, folder, model, seed=None):
     return simulate(addition(parties, folder, model), parties, seed=seed)
 
 
-def grown(party, count, seed=5, name="new"):
+def grown(party, count):
     """Return the party after its data have got rows, among the others."""
-    rng = np.random.default_rng(seed)
-    X = rng.uniform(-0.4, 0.4, size=(count, party.X.shape[1]))
-    ids = [f"{party.name}.{name}{i}" for i in range(count)]
+    rows = np.random.default_rng(5).uniform(-0.4, 0.4, size=(count, party.X.shape[1]))
+    ids = [f"{party.name}.new{i}" for i in range(count)]
     half = len(party.ids) // 2
-    return Party(
-        np.insert(party.X, half, X, axis=0),
-        ids=np.insert(party.ids.astype("U20"), half, ids),
-        name=party.name,
-        state_dir=party.state_dir,
-    )
+    X = np.insert(party.X, half, rows, axis=0)
+    ids = np.insert(party.ids.astype("U20"), half, ids)
+    return Party(X, ids=ids, name=party.name, state_dir=party.state_dir)
 
 
 def files(*folders):
@@ -111,9 +107,8 @@ def files(*folders):
 def without(party, ids):
     """Return the party after rows were taken out of its data."""
     stay = ~np.isin(party.ids, list(ids))
-    return Party(
-        party.X[stay], ids=party.ids[stay], name=party.name, state_dir=party.state_dir
-    )
+    X, ids = party.X[stay], party.ids[stay]
+    return Party(X, ids=ids, name=party.name, state_dir=party.state_dir)
 
 
 def ordinary(party, model, count=1):
@@ -229,10 +224,10 @@ def test_training_is_the_pooled_algorithm(tmp_path, folder, sizes, settings):
     k = len(centers)
     all_labels = np.concatenate(labels)
     assert model.sizes_.tolist() == np.bincount(all_labels, minlength=k).tolist()
-    counted = {"version": 1, "clients": len(sizes), "rows": sum(sizes)}
-    counted |= {"bins": len(q), "small_bins": sum(c < 20 for c in q.values())}
-    counted |= {"single_bins": sum(c == 1 for c in q.values())}
-    metrics = counted | {"inertia": model.inertia_}
+    metrics = {"version": 1, "clients": len(sizes), "rows": sum(sizes)}
+    metrics |= {"bins": len(q), "small_bins": sum(c < 20 for c in q.values())}
+    single = sum(c == 1 for c in q.values())
+    metrics |= {"single_bins": single, "inertia": model.inertia_}
     if settings.get("client_training") == "full":  # the centres as means of their rows
         scaled = now.settings.box.scale(centers)
         between = ((scaled[all_labels] - scaled[all_labels].mean(axis=0)) ** 2).sum()
@@ -247,43 +242,10 @@ def test_training_is_the_pooled_algorithm(tmp_path, folder, sizes, settings):
         assert actual == mine.tolist()
 
 
-def boxed(tmp_path, rows):
-    """Return parties named as usual, with these rows."""
-    actual = federation(tmp_path, [len(X) for X in rows])
-    for party, X in zip(actual, rows, strict=True):
-        party.X = X
-    return actual
-
-
-@pytest.mark.parametrize(
-    ("other", "training"), [({"privacy": "none"}, "full"), ({"field": "paper"}, "init")]
-)
-def test_scma_is_the_plain_sum_and_fields_are_the_same(
-    parties, folder, other, training
-):
-    """Bins and counts, bit by bit; after requests too."""
-    actual = []
-    for settings in ({}, other):
-        model = train(parties, folder, client_training=training, **settings).model.id
-        state = ServerState(folder, model)
-        first = state.load()
-        gone = [*centroid_ids(parties[0], model)[1:], *ordinary(parties[1], model)]
-        forget(parties, folder, model, gone, seed=3)
-        actual.append((first, state.load()))
-        check(parties, folder, model, gone)
-    for first_state, other_state in zip(*actual, strict=True):
-        np.testing.assert_array_equal(first_state.bins, other_state.bins)
-        np.testing.assert_array_equal(first_state.counts, other_state.counts)
-        if "field" in other:
-            np.testing.assert_array_equal(first_state.centers, other_state.centers)
-
-
 @pytest.mark.parametrize(
     ("without_folder", "server"), [([0, 1, 2], True), ([1], True), ([], False)]
 )
-def test_a_state_is_kept_by_all_or_by_nobody(
-    tmp_path, parties, caplog, without_folder, server
-):
+def test_all_keep_a_state_or_nobody(tmp_path, parties, caplog, without_folder, server):
     """A party that has begun a state is told to drop it."""
     for place in without_folder:
         parties[place].state_dir = None
@@ -398,10 +360,8 @@ def test_rows_go_and_come_in_several_runs(parties, folder, settings):
 @pytest.mark.parametrize(
     "settings", [{"server_points": "weighted"}, {"box": "-2000,1000;-0.5,2"}]
 )
-def test_centres_labels_and_objective_of_a_later_version(
-    parties, folder, settings, task
-):
-    """Those of Algorithm 1 from the counts, induced by the centroids."""
+def test_results_of_a_later_version(parties, folder, settings, task):
+    """Centres by Algorithm 1 from the counts, and labels induced by the centroids."""
     model = train(parties, folder, **settings).model.id
     if task == "add":
         now = [grown(parties[0], 8), *parties[1:]]
@@ -448,28 +408,23 @@ def test_twice_the_same_request_is_done_already(parties, folder, caplog, model):
 
 
 @pytest.mark.parametrize("removed", [False, True])
-def test_a_server_that_fails_before_it_has_the_sizes(
-    parties, folder, monkeypatch, removed
-):
+def test_a_server_that_fails_before_the_sizes(parties, folder, monkeypatch, removed):
     """They are asked for by the next request, also where it has nothing to forget."""
+    run = partial(train, parties, folder)
+    if removed:
+        run = partial(forget, parties, folder, run().model.id, ["north.1"])
     with monkeypatch.context() as broken:
-        if not removed:
-            broken.setattr(ServerState, "describe", lambda *args: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                train(parties, folder)
-            (path,) = folder.glob("*.sqlite")
-            model = path.stem
-        else:
-            model = train(parties, folder).model.id
-            broken.setattr(ServerState, "describe", lambda *args: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                forget(parties, folder, model, ["north.1"])
-    status = simulate(MUFCStatus(model, server_state=folder), parties).model
+        broken.setattr(ServerState, "describe", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run()
+    (path,) = folder.glob("*.sqlite")
+    status_of = MUFCStatus(path.stem, server_state=folder)
+    status = simulate(status_of, parties).model
     assert (status.sizes_.tolist(), np.isnan(status.inertia_)) == ([], True)
-    again = forget(parties, folder, model, ["north.1"] if removed else ()).model
+    again = forget(parties, folder, path.stem, ["north.1"] if removed else ()).model
     assert again.sizes_.sum() == 29 - removed
     assert np.isfinite(again.inertia_)
-    status = simulate(MUFCStatus(model, server_state=folder), parties).model
+    status = simulate(status_of, parties).model
     assert status.sizes_.tolist() == again.sizes_.tolist()
     assert status.inertia_ == again.inertia_
 
@@ -485,54 +440,46 @@ def test_unknown_ids_change_nothing(parties, folder, caplog, model):
     assert files(folder, south.state_dir) == before
     status = simulate(MUFCStatus(model, server_state=folder), parties).metrics
     assert (status["removed"], status["pending"], status["rows"]) == (0, 4, 29)
-    assert files(folder, *(p.state_dir for p in parties)).keys() >= {
-        path for path in before if path.suffix == ".sqlite"
-    }
     check(parties, folder, model)
 
 
 @pytest.mark.parametrize(
-    ("which", "training"),
-    [("rows", "init"), ("one of the rows", "full"), ("a centroid", "init")],
+    ("which", "away", "training"),
+    [(ordinary, 2, "init"), (ordinary, 1, "full"), (centroid_ids, 2, "init")],
 )
-def test_rows_may_be_gone_from_the_data_before_the_run(
-    tmp_path, parties, folder, which, training
+def test_rows_may_be_gone_before_the_run(
+    tmp_path, parties, folder, which, away, training
 ):
-    """The state is the same as where they are still in the file."""
+    """From the data: the state is the same as where they are still in the file."""
     model = train(parties, folder, client_training=training).model.id
-    north = parties[0]
+    copy = shutil.copytree(tmp_path, tmp_path / "copy")
+    north, copied = parties[0], federation(copy)
     gone = ordinary(north, model, 2)
-    if which == "a centroid":
+    if which is centroid_ids:
         gone = centroid_ids(north, model)[1:2]
-    away = gone[:1] if which == "one of the rows" else gone
-    copied = federation(shutil.copytree(tmp_path, tmp_path / "copy"))
+    less = [without(north, gone[:away]), *parties[1:]]
     results = [
-        forget(group, server, model, gone, seed=4)
-        for group, server in (
-            ([without(north, away), *parties[1:]], folder),
-            (copied, tmp_path / "copy" / "server"),
-        )
+        forget(group, server, model, gone, seed=4).model.cluster_centers_
+        for group, server in ((less, folder), (copied, copy / "server"))
     ]
     check(parties, folder, model, gone)
-    check(copied, tmp_path / "copy" / "server", model, gone)
-    np.testing.assert_array_equal(*(r.model.cluster_centers_ for r in results))
+    check(copied, copy / "server", model, gone)
+    np.testing.assert_array_equal(*results)
     assert centroid_ids(north, model) == centroid_ids(copied[0], model)
 
 
-def test_rows_that_are_gone_and_were_not_asked_for_end_the_run(
-    parties, folder, caplog, model
-):
+def test_rows_that_are_gone_end_the_run_unasked(parties, folder, caplog, model):
     """They would be a silent removal."""
     north = parties[0]
     gone = ordinary(north, model, 2)
     less = [without(north, gone), *parties[1:]]
     before = files(folder)
-    logged = "{} rows of training were not forgotten: the data hold {} of them"
-    for asked, remaining, got in (([], 14, 12), (gone[:1], 13, 12)):
-        rule = "must hold the rows of training that were not forgotten"
-        run = functools.partial(forget, less, folder, model, asked)
+    rule = "must hold the rows of training that were not forgotten"
+    for asked, remaining in ([], 14), (gone[:1], 13):
+        run = partial(forget, less, folder, model, asked)
         failure("north", "forget", run, rule)
-        assert logged.format(remaining, got) in caplog.text
+        logged = f"{remaining} rows of training were not forgotten: the data hold 12 of"
+        assert logged in caplog.text
     assert files(folder) == before
     check(parties, folder, model)
     forget(less, folder, model, gone)
@@ -557,9 +504,7 @@ def test_lazy_counts_of_centroids_in_the_clear(parties, folder):
     """They are no bins, so that it has no effect: said before any message."""
     model = train(parties, folder, privacy="none").model.id
     lazy = removal(parties, folder, model, lazy_counts=True)
-    grid = Recorder(parties)
-    refusal(lambda: lazy.start(grid), "lazy_counts has no effect", kind=ValueError)
-    assert not grid.transcript
+    unasked(lazy, parties, "lazy_counts has no effect")
 
 
 @pytest.mark.parametrize("settings", [{}, {"privacy": "none"}, FULL])
@@ -881,7 +826,10 @@ def members_and_others(tmp_path, noise=0.04):
         X = middles[rng.integers(10, size=n)] + rng.normal(0, noise, size=(n, 8))
         return np.clip(X, -0.5, 0.5)
 
-    return boxed(tmp_path, [rows(1200) for _ in range(3)]), rows(20_000)
+    parties = federation(tmp_path, [1200] * 3)
+    for party in parties:
+        party.X = rows(1200)
+    return parties, rows(20_000)
 
 
 def sides_to_bins(now, candidates):
@@ -939,12 +887,14 @@ def test_the_server_finds_a_row_that_is_far_from_all(tmp_path, folder, training,
 
 @pytest.mark.parametrize("training", ["init", "full"])
 def test_bins_of_few_rows_are_counted_and_said(parties, folder, training, caplog):
-    """Parties of 14, 9 and 6 rows: one bin each, all of them small."""
+    """Parties of 14, 9 and 6 rows: one bin each, all small, and fewer than clusters."""
     settings = {"client_training": training, "min_rows_per_bin": 20}
-    result = train(parties, folder, **settings)
+    result = train(parties, folder, n_clusters=4, **settings)
     bins = {"bins": 3, "small_bins": 3, "single_bins": 0}
     assert result.metrics.items() >= bins.items()
     assert "3 of 3 bins have fewer than 20 rows, 0 of them a single one" in caplog.text
+    assert "only 3 bins for 4 clusters" in caplog.text
+    assert "lower min_rows_per_bin" in caplog.text
     for _ in range(2):
         gone = parties[2].ids.tolist()[:-1]
         after = forget(parties, folder, result.model.id, gone).metrics
@@ -958,13 +908,6 @@ def test_large_bins_are_not_warned_of(tmp_path, folder, caplog):
     assert metrics["bins"] > 20
     assert "bins have fewer" not in caplog.text
     assert "only" not in caplog.text
-
-
-def test_too_few_bins_for_the_clusters_are_said(parties, folder, caplog):
-    result = train(parties, folder, n_clusters=4, min_rows_per_bin=20)
-    assert result.metrics["bins"] == 3
-    assert "only 3 bins for 4 clusters" in caplog.text
-    assert "lower min_rows_per_bin" in caplog.text
 
 
 class Deployment:
@@ -1066,9 +1009,7 @@ def deployment(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("before", "then"), [(False, []), (True, ["status"])])
-def test_no_file_holds_a_row_that_was_forgotten(
-    deployment, before, then, caplog, capsys
-):
+def test_no_file_holds_a_forgotten_row(deployment, before, then, caplog, capsys):
     """Of a centroid and of another row.
 
     They are taken out of the data before the run, or after it and others.
@@ -1202,6 +1143,13 @@ def refusal(call, *parts, kind=FederationError):
     return text
 
 
+def unasked(strategy, parties, rule):
+    """Check that a run is refused before any message."""
+    grid = Recorder(parties)
+    refusal(lambda: strategy.start(grid), rule, kind=ValueError)
+    assert not grid.transcript
+
+
 def failure(party, step, call, *parts):
     """Check the sentence of an error of a step of one party."""
     head = f"party {party!r} failed in 'mufc_{step}': "
@@ -1217,9 +1165,7 @@ def test_no_state_at_the_server(parties, folder, kind, model):
         lambda: kind(model, *more), "server_state must", "got none", kind=ValueError
     )
     other = kind(model, *more, server_state=folder / "other")
-    grid = Recorder(parties)
-    refusal(lambda: other.start(grid), f"no state of model {model}", kind=ValueError)
-    assert not grid.transcript
+    unasked(other, parties, f"no state of model {model}")
     with pytest.raises(ValueError, match="8 to 32 lower-case hexadecimal digits"):
         kind("../escape", *more, server_state=folder)
 
