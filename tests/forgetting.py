@@ -49,6 +49,14 @@ def federation(folder, sizes=(14, 9, 6), d=2, seed=0):
     return actual
 
 
+def first_rows(parties, counts):
+    """Return the parties before their data had more than so many rows."""
+    return [
+        Party(p.X[:n], ids=p.ids[:n], name=p.name, state_dir=p.state_dir)
+        for p, n in zip(parties, counts, strict=True)
+    ]
+
+
 def staged_by(state, run=""):
     """Return the clusters that a run has staged at a party, if any."""
     query = "SELECT version, centroids, sizes FROM staged WHERE run = ?"

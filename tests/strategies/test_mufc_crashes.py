@@ -20,13 +20,14 @@ from forgetting import (
     check,
     departure,
     federation,
+    first_rows,
     predicted,
     q_of,
     removal,
 )
 from kills import MEMORY, killed, printed_by
 
-from vfl_flower import FederationError, Party
+from vfl_flower import FederationError
 from vfl_flower.clients.mufc.state import ClientState, list_models
 from vfl_flower.simulation import simulate
 from vfl_flower.strategies import MUFC, MUFCStatus
@@ -50,10 +51,7 @@ def the_model(folder):
 
 
 def asked(folder):
-    """Return the ids to be forgotten: a centroid, and a row of each of two parties.
-
-    They are those of the first training.
-    """
+    """Return the ids to be forgotten: a centroid, and a row of each of two parties."""
     path = folder / "asked.json"
     return json.loads(path.read_text()) if path.exists() else []
 
@@ -62,32 +60,15 @@ def train_and_choose(folder):
     """Train, and choose rows to forget."""
     model = train(folder)
     north, south, _ = federation(folder)
-    drawn = [centroid_ids(party, model) for party in (north, south)]
-    others = [
-        next(i for i in party.ids.tolist() if i not in ids)
-        for party, ids in zip((north, south), drawn, strict=True)
-    ]
-    (folder / "asked.json").write_text(json.dumps([drawn[0][0], *others]))
+    chosen = centroid_ids(north, model)[:1]
+    for party in (north, south):
+        drawn = centroid_ids(party, model)
+        chosen.append(next(i for i in party.ids.tolist() if i not in drawn))
+    (folder / "asked.json").write_text(json.dumps(chosen))
 
 
 def train_on_fewer(folder):
-    fewer = [
-        Party(p.X[:n], ids=p.ids[:n], name=p.name, state_dir=p.state_dir)
-        for p, n in zip(federation(folder), (11, 7, 6), strict=True)
-    ]
-    train(folder, fewer)
-
-
-def unlearn(folder):
-    run(folder, removal, asked(folder))
-
-
-def forget_client(folder):
-    run(folder, departure, "west")
-
-
-def add(folder):
-    run(folder, addition)
+    train(folder, first_rows(federation(folder), (11, 7, 6)))
 
 
 def run(folder, task, *arguments):
@@ -194,12 +175,19 @@ class Trials:
 def main():
     logging.getLogger("vfl_flower").setLevel(logging.CRITICAL)
     results = {}
-    for name, task in (
-        ("train", (train, None, (), 8)),
-        ("unlearn", (unlearn, train_and_choose, (), 8, (29, 26))),
-        ("forget-client", (forget_client, train, ["west"], 7, (29, 23))),
-        ("add", (add, train_on_fewer, (), 8, (24, 29))),
-    ):
+    tasks = {
+        "train": (train, None, (), 8),
+        "unlearn": (
+            lambda folder: run(folder, removal, asked(folder)),
+            *(train_and_choose, (), 8, (29, 26)),
+        ),
+        "forget-client": (
+            lambda folder: run(folder, departure, "west"),
+            *(train, ["west"], 7, (29, 23)),
+        ),
+        "add": (lambda folder: run(folder, addition), train_on_fewer, (), 8, (24, 29)),
+    }
+    for name, task in tasks.items():
         with tempfile.TemporaryDirectory(dir=MEMORY) as top:
             trials = Trials(Path(top), *task)
             counts = "kills", "wrong", "stale", "ids"

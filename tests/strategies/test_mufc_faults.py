@@ -8,18 +8,19 @@ import re
 
 import numpy as np
 import pytest
-from faults import Changed, Clock, Fault, FaultyGrid, of_all, of_party
+from faults import Changed, Fault, FaultyGrid, of_all, of_party
 from forgetting import (
     addition,
     centroid_ids,
     check,
     federation,
+    first_rows,
     plain_q,
     predicted,
     removal,
 )
 
-from vfl_flower import FederationError, Party, PartyFailed
+from vfl_flower import FederationError, PartyFailed
 from vfl_flower.clients.mufc.state import list_models
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import MUFC, MUFCStatus
@@ -50,35 +51,24 @@ def train(three, server, **settings):
 # -- a party that drops out -----------------------------------------------------------
 
 
-def test_a_party_that_fails_after_the_sum_ends_the_run(
-    clock: Clock, three, tmp_path, server
-):
-    """A second sum without it would show its counts; one model is saved, and named."""
-    strategy = MUFC(**SETTINGS, server_state=server, seed=1)
-    three += federation(tmp_path, (14, 9, 6, 5))[3:]
-    grid = FaultyGrid(three, [Fault("lose reply", "mufc_commit", 3, nth=None)], clock)
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_party_that_fails_after_the_sum_ends_the_run(clock, tmp_path, server, kept):
+    """A second sum without it would show its counts; a model that is kept is named."""
+    strategy = MUFC(**SETTINGS, server_state=server if kept else "", seed=1)
+    four = federation(tmp_path, (14, 9, 6, 5))
+    grid = FaultyGrid(four, [Fault("lose reply", "mufc_commit", 3, nth=None)], clock)
     with pytest.raises(PartyFailed) as caught:
         strategy.start(grid, timeout=TIMEOUT)
-    (model,) = list_models(server)
-    text = str(caught.value)
+    text, models = str(caught.value), list_models(server)
     assert text.startswith("party 'east' failed in 'mufc_commit': ")
-    assert text.endswith(f"model {model} is saved, and its next task completes it")
-    assert ServerState(server, model).load().parties == [p.name for p in three]
-    assert [list_models(party.state_dir) for party in three] == [[model]] * 4
-    simulate(removal(three, server, model), three)
-    check(three, server, model)
-    assert [predicted(p, model) for p in three] == [p.ids.tolist() for p in three]
-
-
-def test_a_party_that_fails_after_the_sum_of_a_model_that_is_not_kept(
-    clock: Clock, three
-):
-    three += federation(three[0].state_dir.parent, (14, 9, 6, 5))[3:]
-    grid = FaultyGrid(three, [Fault("raise", "mufc_commit", 3, nth=None)], clock)
-    with pytest.raises(PartyFailed) as caught:
-        MUFC(**SETTINGS).start(grid, timeout=TIMEOUT)
-    assert "saved" not in str(caught.value)
-    assert [list_models(party.state_dir) for party in three] == [[]] * 4
+    assert len(models) == kept == ("saved" in text)
+    assert [list_models(party.state_dir) for party in four] == [models] * 4
+    for model in models:
+        assert text.endswith(f"model {model} is saved, and its next task completes it")
+        assert ServerState(server, model).load().parties == [p.name for p in four]
+        simulate(removal(four, server, model), four)
+        check(four, server, model)
+        assert [predicted(p, model) for p in four] == [p.ids.tolist() for p in four]
 
 
 @pytest.mark.parametrize(
@@ -95,15 +85,10 @@ def test_a_party_that_fails_after_the_sum_of_a_model_that_is_not_kept(
         ("add", "mufc_add", "duplicate"),
     ],
 )
-def test_whatever_happens_once_the_task_has_its_result(
-    clock: Clock, tmp_path, server, kind, task, action
-):
-    """Or the party is named, and the same task again has it."""
+def test_whatever_happens_once(clock, tmp_path, server, kind, task, action):
+    """The task has its result, or the party is named, and the same task has it then."""
     whole = federation(tmp_path, (20, 12, 8))
-    parties = [
-        Party(p.X[:n], ids=p.ids[:n], name=p.name, state_dir=p.state_dir)
-        for p, n in zip(whole, (14, 9, 6), strict=True)
-    ]
+    parties = first_rows(whole, (14, 9, 6))
     strategy, gone = MUFC(**SETTINGS, server_state=server, seed=1), []
     model = task != "train" and train(parties, server)
     if task == "unlearn":
@@ -195,7 +180,7 @@ def test_masks_that_do_not_cancel_give_a_reason_whatever_the_sum(three):
 
 of_south = functools.partial(of_party, 1)
 NOISE = np.full(2, 2**61 + 12345, np.uint64)
-POINT, ROWS = np.zeros((1, 2)), np.ones(1, np.int64)
+POINT, NINE, ROWS = np.zeros((1, 2)), np.zeros((9, 2)), np.ones(1, np.int64)
 NONE = {"privacy": "none"}
 FAULTS = {
     "shorter at all": ("train", of_all(message=np.ones(7, np.uint64)), {}),
@@ -208,11 +193,7 @@ FAULTS = {
     "centroids outside": ("train", of_south(centroids=POINT + 0.6), NONE),
     "centroids far away": ("train", of_south(centroids=POINT - 1e308), NONE),
     "more sizes": ("train", of_south(sizes=np.ones(2, int)), NONE),
-    "too many": (
-        "train",
-        of_south(centroids=np.zeros((9, 2)), sizes=np.ones(9, int)),
-        NONE,
-    ),
+    "too many": ("train", of_south(centroids=NINE, sizes=ROWS.repeat(9)), NONE),
     "size -1": ("train", of_south(sizes=-ROWS), NONE),
     "size 2^40 - 1": ("train", of_south(sizes=np.array([2**40 - 1])), NONE),
     "other sizes": ("train", of_south(sizes=np.array([8], np.uint8)), NONE),
@@ -250,43 +231,30 @@ def test_faulty_replies_end_with_a_sentence(three, server, name):
         check(three, server, number)
 
 
-def one_row_less(sizes, centroids, **_):
-    less = sizes - np.eye(len(sizes), dtype=int)[0]
-    return {"sizes": less[less > 0], "centroids": centroids[less > 0]}
-
-
-def minus(*numbers):
-    return lambda totals, **_: {"totals": totals - np.array(numbers)}
-
-
 COPIES = "files and models must add up to numbers from 0 .*north, south, west"
 
 
 @pytest.mark.parametrize(
-    ("task", "privacy", "changes", "rule"),
+    ("task", "privacy", "sizes", "totals", "rule"),
     [
         # In the clear a party may send any sizes.
-        (
-            removal,
-            "none",
-            [lambda sizes, **_: {"sizes": sizes + 5}, minus(-5.0, 0, 0, 0)],
-            "at most the 29 rows",
-        ),
-        (addition, "none", [one_row_less, minus(1.0, 0, 0)], "at least the 29 rows"),
+        (removal, "none", 5, [5.0, 0, 0, 0], "at most the 29 rows"),
+        (addition, "none", -1, [-1.0, 0, 0], "at least the 29 rows"),
         # Copies of forgotten rows, in files and in models.
-        (removal, "scma", [minus(0, 0, 5.0, 0)], COPIES),
-        (removal, "scma", [minus(0, 0, 0, 5.0)], COPIES),
+        (removal, "scma", 0, [0, 0, -5.0, 0], COPIES),
+        (removal, "scma", 0, [0, 0, 0, -5.0], COPIES),
     ],
 )
-def test_numbers_of_rows_that_cannot_be_change_nothing(
-    three, server, task, privacy, changes, rule
-):
+def test_impossible_numbers_of_rows(three, server, task, privacy, sizes, totals, rule):
+    """They change nothing."""
     model = train(three, server, privacy=privacy)
     request = task(three, server, model, masking="plain")
 
     def change(replies):
-        for of in changes:
-            replies[1].update(of(**replies[1]))
+        values = replies[1]
+        values["totals"] = values["totals"] + totals
+        if sizes:
+            values["sizes"] = values["sizes"] + sizes
 
     step = "mufc_forget" if task is removal else "mufc_add"
     with pytest.raises(FederationError, match=rule):
