@@ -920,8 +920,7 @@ class Deployment:
 
     def __init__(self, top):
         self.top, self.runs = top, 0
-        rng = np.random.default_rng(8)
-        self.X = rng.uniform(-0.5, 0.5, size=(3, 30, 3)).round(12)
+        self.X = np.random.default_rng(8).uniform(-0.5, 0.5, (3, 30, 3)).round(12)
         (top / "files").mkdir()
         for j in range(3):
             self.write(j, range(30))
@@ -963,10 +962,14 @@ class Deployment:
         return [bins.astype("<i8").tobytes(), code._pack(bins).tobytes()]
 
     def text_of(self, *skip):
-        paths = [p for p in self.top.rglob("*") if p.is_file()]
+        paths = [*self.top.rglob("*")]
         paths = [p for p in paths if not any(p.is_relative_to(s) for s in skip)]
         assert any(p.suffix == ".sqlite" for p in paths)
-        return b"\0".join(p.read_bytes() for p in paths)
+        return content(paths)
+
+
+def content(paths):
+    return b"\0".join(path.read_bytes() for path in paths if path.is_file())
 
 
 def patient(j, i):
@@ -1015,47 +1018,46 @@ def test_no_file_holds_a_forgotten_row(deployment, before, then, caplog, capsys)
     They are taken out of the data before the run, or after it and others.
     """
     caplog.set_level(logging.DEBUG)
-    drawn = deployment.drawn(0)
+    X, top, model = deployment.X, deployment.top, deployment.model()
+    centroid = deployment.drawn(0)[0]
     # What is looked for is there before: in the cache and the CSV file, or the server.
     text = deployment.text_of()
-    assert sum(f in text for f in forms(deployment.X[0, drawn[0]])) == 6
-    assert deployment.bin(0, drawn[0])[0] in text
-    text = deployment.text_of(deployment.top / "files", deployment.top / "cache")
-    assert not any(f in text for f in forms(deployment.X))
-    south = next(i for i in range(30) if i not in deployment.drawn(1))
-    gone = {0: [drawn[0]], 1: [south]}
-    shutil.rmtree(deployment.top / "output1")  # centres of before
-    for j, (row,) in gone.items():
+    assert sum(f in text for f in forms(X[0, centroid])) == 6
+    assert deployment.bin(0, centroid)[0] in text
+    text = deployment.text_of(top / "files", top / "cache")
+    assert not any(f in text for f in forms(X))
+    shutil.rmtree(top / "output1")  # centres of before
+    gone = {0: centroid, 1: next(i for i in range(30) if i not in deployment.drawn(1))}
+    for j, row in gone.items():
         (deployment.state(j) / "forget.txt").write_text(f"{patient(j, row)}\n")
-    stay = {j: [i for i in range(30) if i not in gone[j]] for j in gone}
-    for j in stay if before else ():
-        deployment.write(j, stay[j])
-    bins = deployment.bin(0, drawn[0])
-    model = deployment.model()
+
+    def take_out():
+        for j, row in gone.items():
+            deployment.write(j, [i for i in range(30) if i != row])
+
+    if before:
+        take_out()
+    bins = deployment.bin(0, centroid)
     for task in ["unlearn", *then]:
         deployment.run(task=task, **{"model-id": model})
     # The cache must not have them even where the file of the party still does.
-    text = deployment.text_of(deployment.top / "files")
-    values = forms([deployment.X[j, i] for j in gone for i in gone[j]])
+    text = deployment.text_of(top / "files")
+    values = forms([X[j, row] for j, row in gone.items()])
     assert [f for f in values if f in text] == []
-    for j in () if before else stay:
-        deployment.write(j, stay[j])
+    if not before:
+        take_out()
     captured = capsys.readouterr()
     output = (caplog.text + captured.out + captured.err).encode()
-    assert not any(patient(j, i).encode() in output for j in gone for i in gone[j])
     text = deployment.text_of() + output
-    assert [f for f in values if f in text] == []
-    assert [f for f in bins if f in text] == []
+    assert [f for f in (*values, *bins) if f in text] == []
     # Ids are in files for the party alone.
-    for path in deployment.top.rglob("*.sqlite"):
-        assert not re.search(rb"patient-\d-", path.read_bytes())
-    for j in gone:
-        contents = [deployment.path(j), *deployment.state(j).rglob("*")]
-        contents = b"".join(p.read_bytes() for p in contents if p.is_file())
-        assert not any(patient(j, i).encode() in contents for i in gone[j])
-    assert patient(1, south).encode() not in b"".join(
-        p.read_bytes() for p in deployment.top.glob("output*/**/*") if p.is_file()
-    )
+    ids = [patient(j, row).encode() for j, row in gone.items()]
+    assert not any(i in output for i in ids)
+    assert not re.search(rb"patient-\d-", content(top.rglob("*.sqlite")))
+    for j, own_id in enumerate(ids):
+        files_of = [deployment.path(j), *deployment.state(j).rglob("*")]
+        assert own_id not in content(files_of)
+    assert ids[1] not in content(top.glob("output*/**/*"))
 
 
 def test_a_party_that_leaves_keeps_no_row(deployment):
@@ -1067,9 +1069,8 @@ def test_a_party_that_leaves_keeps_no_row(deployment):
     (deployment.state(1) / "leave.txt").write_text(f"{config['model-id']}\n")
     deployment.run(**config | {"mufc.clients": "p1"})
     text = deployment.text_of(deployment.top / "files")
-    assert [f for f in forms(deployment.X[1]) if f in text] == []
-    assert [f for f in bins if f in text] == []
-    assert b"patient-1-" not in deployment.text_of(deployment.top / "files")
+    left = *forms(deployment.X[1]), *bins, b"patient-1-"
+    assert [f for f in left if f in text] == []
 
 
 # -- bad input -------------------------------------------------------------------------
