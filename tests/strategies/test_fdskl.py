@@ -40,6 +40,7 @@ from vfl_flower.strategies.fdskl.angles import row_blocks
 
 DS = {"strategy": FDSKL}
 EXPLICIT = {"step": "explicit"}
+PAPER = {"angle_masking": "paper", "topology": "ring"}
 N, D = 120, 6
 SPLITS = {2: (2, 4), 3: (2, 1, 3), 5: (1, 1, 1, 2, 1)}
 CLASSES = 3.0, 7.0
@@ -101,20 +102,17 @@ def omega_and_b(parts, block):
     M, holders = parts[0]["n_features"], parts[0]["holders"]
     kernel, bandwidth = parts[0]["kernel"], parts[0]["bandwidth"]
     own = [
-        RandomFeatures(kernel, p["n_columns"], bandwidth, int(p["seed"], 16)).weights(
-            0, M
-        )
+        RandomFeatures(kernel, p["n_columns"], bandwidth, int(p["seed"], 16))
         for p in parts
     ]
-    omega, b = np.hstack([w for w, _ in own]), sum(phase for _, phase in own)
+    omegas, phases = zip(*(features.weights(0, M) for features in own), strict=True)
+    omega, b = np.hstack(omegas), sum(phases)
     if "shared_seed" in parts[0]:
-        seed = int(parts[0]["shared_seed"], 16)
+        seed, kept = int(parts[0]["shared_seed"], 16), parts[0]["kept"]
         pooled = RandomFeatures(kernel, D, bandwidth, seed, orthogonal=False)
         omega = pooled.weights(0, M)[0]
-        kept = parts[0]["kept"]
-        b = np.array(
-            [own[kept[j // block % len(holders)]][1][j] for j in range(M)]
-        )  # line 8 of Algorithm 3: only the phase of l' stays
+        # Line 8 of Algorithm 3: only the phase of l' stays.
+        b = np.array([phases[kept[j // block % len(holders)]][j] for j in range(M)])
     return omega, 2 * np.pi * b
 
 
@@ -146,11 +144,8 @@ def pooled_dsg(parts, y, rows, loss, step, lam, block=1, error=0.0, rounding=0.0
             slope = DERIVATIVES[loss](f, y[i])
             off = math.sqrt(2) * sum(e) + error * np.abs(alpha).sum() + rounding
             new -= gamma * slope * own / size
-            new_error += (
-                gamma
-                * (math.sqrt(2) * CURVATURE[loss] * off + error * abs(slope))
-                / size
-            )
+            wrong = math.sqrt(2) * CURVATURE[loss] * off + error * abs(slope)
+            new_error += gamma * wrong / size
         scale = 1 - gamma * lam
         alpha = [*(scale * a for a in alpha), *new]
         e = [*(scale * x for x in e), *new_error]
@@ -180,11 +175,7 @@ def instances(grid):
 
 def fitted_rows(grid):
     """Return the rows whose labels the label holder solved for."""
-    return next(
-        values["problem.rows"]
-        for action, party, values in grid.sent
-        if action == "fdskl_fit" and party == 2
-    )
+    return next(v["problem.rows"] for _, _, v in grid.sent if "problem.rows" in v)
 
 
 def pooled_labels(loss):
@@ -284,23 +275,22 @@ def test_the_papers_masking_equals_the_pooled_form(topology, holders, count):
         assert actual[1][0]["kept"][place] != holder
 
 
-@pytest.mark.parametrize("angle_masking", ["circle", "paper"])
-def test_labels_of_any_size_are_learned_as_well(angle_masking):
+@pytest.mark.parametrize(
+    ("angles", "error"), [({"bits": 32}, circle_error(32, 3)), (PAPER, 0.0)]
+)
+def test_labels_of_any_size_are_learned_as_well(angles, error):
     """Scores of several holders are added in the unit of the largest label.
 
     The paper's angles are real numbers, so that all the error is that of the sum of
     scores: half of 1 / 2^44 of the largest label at most from each party.
     """
-    settings = published(8, angle_masking=angle_masking, loss="square")
-    settings |= {"topology": "ring"} if angle_masking == "paper" else {"bits": 32}
-    real, actual, error = data()[1], {}, circle_error(32, 3)
+    settings = published(8, loss="square", **angles)
+    real, actual = data()[1], {}
     for size in (1.0, 1e9, 1e-9):
         federation = parties(real * size, holders=[0, 2])
         _, parts, grid = run(federation, target="continuous", **settings)
         args = parts, real * size, instances(grid), "square", 0.05, 0.1
-        alpha, bound = pooled_dsg(
-            *args, error=0.0 if angle_masking == "paper" else error
-        )
+        alpha, bound = pooled_dsg(*args, error=error)
         actual[size] = coefficients(parts) / size
         off = np.abs(coefficients(parts) - alpha).max() / np.abs(alpha).max()
         limit = bound.max() / np.abs(alpha).max() + 1e-12
@@ -328,14 +318,12 @@ def test_scores_that_grow_over_the_bound_of_their_sum_end_the_run():
 
 
 def test_a_lone_holder_adds_up_no_scores_and_asks_for_no_bound():
-    _, parts, grid = doubly_stochastic("square", [2], iterations=12)
-    largest = 1e5 * np.abs(data()[1]).max()  # over any bound in the unit of labels
+    settings = {"step": 100.0, "regularization": "auto"}
+    result, parts, grid = doubly_stochastic("square", [2], iterations=12, **settings)
     asked = [values for action, _, values in grid.sent if action == "fdskl_iterate"]
     assert {values["size"] for values in asked} == {0}
     assert not any("scores" in name for values in asked for name in values)
-    result, parts, _ = doubly_stochastic(
-        "square", [2], iterations=12, step=100.0, regularization="auto"
-    )
+    largest = 1e5 * np.abs(data()[1]).max()  # over any bound in the unit of labels
     assert np.abs(parts[2]["coef"]).max() > largest
     assert result.ledger.clipped == 0
 
@@ -876,7 +864,6 @@ def test_settings_that_are_out_of_range(name, value, rule):
         FDSKL(**{name: value})
 
 
-PAPER = {"angle_masking": "paper", "topology": "ring"}
 PLAIN = {"masking": "plain"}
 HALF = {"regularization": 0.5}
 WEIGHTED = {"target": "continuous", "loss": "square", "class_weight": "balanced"}
@@ -1055,9 +1042,7 @@ def alter(monkeypatch, asked, party, change):
         ({}, angle_sums.bandwidth, 2, {"bandwidth": 0.0}),
     ],
 )
-def test_a_reply_that_is_not_what_its_step_declares(
-    monkeypatch, settings, asked, party, change
-):
+def test_a_reply_as_no_step_declares(monkeypatch, settings, asked, party, change):
     alter(monkeypatch, asked, party, change)
     given = {"features": 8, "loss": "square"}
     with pytest.raises(PartyFailed, match="its reply") as caught:
