@@ -132,25 +132,20 @@ def test_the_model_is_that_of_pooled_features(
 
     monkeypatch.setattr(solving, "fit_gram", look)
     monkeypatch.setattr(party, "PART_ROWS", 1024)
-    result = simulate(
-        strategy(target=target, joint_features=24, test_fraction=share, dealer=dealer),
-        parties(count, holder, X, y),
-        seed=3,
-    )
+    training = strategy(target=target, joint_features=24, test_fraction=share)
+    training = training.replace(dealer=dealer)
+    result = simulate(training, parties(count, holder, X, y), seed=3)
     blocks = np.array_split(X, count, axis=1)
     local, joint = pooled_features(result.model.parts, blocks)
     assert joint.shape[1] == 24
     order = np.r_[0:9, 12:21, 9:12, 21:24]  # pairs of each bandwidth together
-    ones = np.ones((n, 1))
-    Y = y[:, None].astype(float)
-    if target == "binary":
-        Y = np.where(Y == 1, 1.0, -1.0)
-    elif target == "multiclass":
-        Y = np.where(Y == [0, 1, 2], 1.0, -1.0)
     train = training_rows(n, share, rows, 3)
     if target == "continuous":
-        Y = (Y - Y[train].mean()) / Y[train].std()
-    F = np.hstack([local, joint[:, order], Y, ones])
+        Y = (y[:, None] - y[train].mean()) / y[train].std()
+    else:
+        classes = [1] if target == "binary" else [0, 1, 2]
+        Y = np.where(y[:, None] == classes, 1.0, -1.0)
+    F = np.hstack([local, joint[:, order], Y, np.ones((n, 1))])
     exact = F[train].T @ F[train]
     ((gram, sizes),) = opened
     M = local.shape[1]
@@ -257,6 +252,12 @@ def test_rows_that_do_not_fit_are_in_a_warning(monkeypatch, caplog):
     assert again.warnings[0].startswith("300 of 900 rows to train on")
 
 
+def senders(grid, start):
+    """Return the parties that have sent values whose names start so."""
+    sent = [(e.party, name) for e in grid.transcript if e.up for name in e.values]
+    return {party for party, name in sent if name.startswith(start)}
+
+
 def test_another_party_computes(tmp_path):
     """In training, and then in predictions; with another one refused by its consent."""
     X, y = data(400)
@@ -267,23 +268,13 @@ def test_another_party_computes(tmp_path):
     with repeated_draws(0):  # how much rounding changes scores hangs on the features
         model = training.start(grid).model
     training.complete(model, grid.memories())
-    sent = {
-        (entry.party, name.rpartition("_")[0])
-        for entry in grid.transcript
-        if entry.up
-        for name in entry.values
-    }
-    assert {(2, "share"), (2, "products")} <= sent
-    assert not {(0, "share"), (0, "products")} & sent
+    for name in ("share_", "products_"):
+        assert senders(grid, name) >= {2}
+        assert 0 not in senders(grid, name)
     predicting = RidgePrediction(model.id, **chosen)
     grid = Recorder(by_columns(X[:40], None, 4, folder=tmp_path))
     predicting.start(grid)
-    senders = {
-        entry.party
-        for entry in grid.transcript
-        if entry.up and any(name.startswith("products") for name in entry.values)
-    }
-    assert senders == {2}
+    assert senders(grid, "products") == {2}
     (path,) = (tmp_path / "p3").glob("predictions-*.csv")
     table = np.loadtxt(path, delimiter=",", skiprows=1)
     scores = model.decision_function(np.array_split(X[:40], 4, axis=1))[:, 0]
@@ -358,10 +349,8 @@ class Listening:
 
     def __init__(self, monkeypatch):
         self.angles, self.elements = [], []
-        for step in (
-            *(products.multiply, party.open_joint),
-            *(ridge_scores.products, ridge_scores.scores),
-        ):
+        steps = products.multiply, party.open_joint, ridge_scores.products
+        for step in (*steps, ridge_scores.scores):
             self._listen(monkeypatch, step)
 
     def _listen(self, monkeypatch, step):
@@ -424,16 +413,10 @@ def test_the_attack_by_known_rows_is_no_better_than_the_mean(monkeypatch):
     do with a column beat its mean by 3 % with a probability below 1e-7.
     """
     listening = Listening(monkeypatch)
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(N, 6))
-    y = X.sum(axis=1) > 0
-    federation = parties(3, 2, X, y)
-    bandwidth = 6.0  # no angle passes a turn
-    result = simulate(
-        strategy(target="binary", joint_features=48, bandwidth=bandwidth),
-        federation,
-        seed=7,
-    )
+    X = np.random.default_rng(0).normal(size=(N, 6))
+    # With this bandwidth no angle passes a turn.
+    training = strategy(target="binary", joint_features=48, bandwidth=6.0)
+    result = simulate(training, parties(3, 2, X, X.sum(axis=1) > 0), seed=7)
     rows = training_rows(N, 0.0, N, 7)
     others, known = X[rows, :4], np.arange(200)
 
@@ -584,9 +567,8 @@ def test_published_figures_are_of_the_same_model(monkeypatch, relevance, target)
     result = simulate(training, parties(3, 2, X, y), seed=3)
     blocks = np.array_split(X, 3, axis=1)
     model = ridge_pooled.pooled(parties(3, 2, X, y), y, training, 3)
-    for part, fitted, state in zip(
-        result.model.parts, model.fitted, model.states, strict=True
-    ):
+    both = zip(result.model.parts, model.fitted, model.states, strict=True)
+    for part, fitted, state in both:
         np.testing.assert_array_equal(unpack_local(part).lows, fitted.local.lows)
         assert part["multiple"] == model.multiple
         np.testing.assert_allclose(part["bandwidths"], model.joint.bandwidths)
@@ -695,11 +677,8 @@ def test_a_triple_of_another_party_is_refused():
 def test_what_was_dealt_for_another_turn_is_refused():
     """So that a server cannot have two sets of angles under the same random ones."""
     made, roles = prepared()
-    for session, change in (
-        (5, {"owners": [6, roles.owners[1], 6]}),
-        (5, {"turn": 1}),
-        (6, {}),
-    ):
+    owners = {"owners": [6, roles.owners[1], 6]}
+    for session, change in (5, owners), (5, {"turn": 1}), (6, {}):
         other = dataclasses.replace(roles, **change)
         dealt = dealing.deal_turn(session, bytes(32), other)
         with pytest.raises(PartyError, match="of this use and unchanged"):
@@ -762,12 +741,7 @@ ALONE = "'angles_3' must be for that party alone"
         (server, "sums_of_angles", astray, ALONE),
         (server_scoring, "sums_of_angles", astray, ALONE),
         (Parties, "_sum_request", travelling, "must be for that party alone"),
-        (
-            server,
-            "score_rows",
-            twice_but_one,
-            "reports the errors of its predictions o",
-        ),
+        (server, "score_rows", twice_but_one, "the errors of its predictions once"),
         (server, "score_rows", one_repeated, "evaluated on each row once"),
         (server, "score_rows", others_in_one_turn, "turn must be 1, got 0"),
         (server, "row_roles", of_another, "party with the weights, and no other"),
@@ -776,9 +750,11 @@ ALONE = "'angles_3' must be for that party alone"
 )
 def test_a_server_that_deviates_is_refused(monkeypatch, module, name, deviating, rule):
     original = getattr(module, name)
-    monkeypatch.setattr(
-        module, name, lambda *a, **more: deviating(original, *a, **more)
-    )
+
+    def deviate(*given, **named):
+        return deviating(original, *given, **named)
+
+    monkeypatch.setattr(module, name, deviate)
     training = strategy(joint_features=16, test_fraction=0.2, seed=0)
     with pytest.raises(PartyFailed, match=rule):
         training.start(RealParties(parties(4)))
@@ -964,12 +940,10 @@ def test_what_the_label_holder_refuses(monkeypatch, step, changes, rule):
 
     def deviate(self, asked, requests, sums, blocks):
         if asked.action == f"ridge_{step}":
-            told = requests[2]
-            relevant = {
-                name: dataclasses.replace(told[name], relevant=True)
-                for name in {"joint"} & {*told}
-            }
-            requests[2] = told | relevant | changes
+            told = {**requests[2], **changes}
+            if "joint" in told:
+                told["joint"] = dataclasses.replace(told["joint"], relevant=True)
+            requests[2] = told
         return original(self, asked, requests, sums, blocks)
 
     monkeypatch.setattr(Parties, "_round_trip", deviate)
@@ -1076,25 +1050,22 @@ def test_consent_counts_columns_and_scores(tmp_path):
     seeded = {"allow_seed": True}
     result = training.start(RealParties(real(tmp_path / "a", 3, **seeded)))
     columns = result.metrics["local_columns"] + 2 + 16 + 1  # and the training
-    for most, passes in ((columns, False), (columns + 1, True)):
+    refused = pytest.raises(PartyFailed, match=f"leave it {columns} times for the life")
+    for most, outcome in ((columns, refused), (columns + 1, nullcontext())):
         leaves = {"moments": Limit(life=most)}
         federation = real(tmp_path / str(most), 3, leaves=leaves, **seeded)
-        if passes:
+        with outcome:
             training.start(RealParties(federation))
-        else:
-            with pytest.raises(PartyFailed, match=f"leave it {most} times for the li"):
-                training.start(RealParties(federation))
 
 
-@pytest.mark.parametrize("rows", [N, N + 1])
-def test_consent_asks_for_rows_of_a_gram_matrix(tmp_path, rows):
+def test_consent_asks_for_rows_of_a_gram_matrix(tmp_path):
     """On few rows the label holder can compute columns of 0 and 1 of the others."""
-    federation = real(tmp_path, 3, leaves={"moments": Limit(rows=rows)})
-    if rows == N:
-        strategy(joint_features=16).start(RealParties(federation))
-        return
-    with pytest.raises(PartyFailed, match="at least 901 rows in each Gram matrix"):
-        strategy(joint_features=16).start(RealParties(federation))
+    refused = pytest.raises(PartyFailed, match="at least 901 rows in each Gram matrix")
+    for rows, outcome in ((N, nullcontext()), (N + 1, refused)):
+        leaves = {"moments": Limit(rows=rows)}
+        federation = real(tmp_path / str(rows), 3, leaves=leaves)
+        with outcome:
+            strategy(joint_features=16).start(RealParties(federation))
 
 
 def test_consent_of_the_label_holder_counts_the_columns_that_it_tells_of(tmp_path):
