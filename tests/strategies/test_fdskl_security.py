@@ -111,18 +111,20 @@ def made(settings, **more):
     return given.pop("strategy")(**given)
 
 
-def watch(parties, seed=None, draws=0, **settings):
-    """Return the label holder's view of a run; `draws` repeats what parties draw.
+def watch(table, widths=(2, 2, 2), seed=None, **settings):
+    """Return the label holder's view, the others' angles in it, and their true columns.
 
     Without a seed features come from the operating system: here from a generator, so
     that an attack finds the same each time. The attacker does not know it.
     """
     strategy = made(settings)
     strategy.seed = seed
-    grid = Recorder(parties)
-    with repeated_draws(draws):
+    grid = Recorder(by_columns(*table, widths))
+    with repeated_draws(0):
         strategy.start(grid)
-    return View(grid, len(parties) - 1)
+    view = View(grid, len(widths) - 1)
+    rows, turns = view.angles()
+    return view, turns, table[0][rows, : sum(widths[:-1])]
 
 
 DIRECT = {"bits": 16, "features": 256}
@@ -243,17 +245,15 @@ def ica(values):
     ("topology", "settings"), [("ring", DIRECT), ("tree", DOUBLY | {"iterations": 8})]
 )
 def test_paper_shows_the_label_holder_differences_of_columns(topology, settings):
-    X, y = data(widths := (2, 3, 2))
+    widths = 2, 3, 2
     settings = real(settings) | {"angle_masking": "paper", "topology": topology}
-    view = watch(by_columns(X, y, widths), **settings)
-    rows, turns = view.angles()
+    view, turns, true = watch(data(widths), widths, **settings)
     sizes = "gaussian", sum(view.value("setup.shared.widths")), view.part["bandwidth"]
     seed = int(view.value("setup.shared.seed"), 16)
     every = RandomFeatures(*sizes, seed, orthogonal=False).weights(0, turns.shape[1])
-    omega = every[0][:, :5]
-    true = X[rows, :5] - X[rows[0], :5]
-    differences = with_known_features(turns, omega)
-    assert len(rows) > 50
+    differences = with_known_features(turns, every[0][:, :5])
+    true = true - true[0]
+    assert len(true) > 50
     relative = np.linalg.norm(differences - true) / np.linalg.norm(true)
     assert relative < 1e-6
 
@@ -263,11 +263,8 @@ def test_paper_shows_the_label_holder_differences_of_columns(topology, settings)
 
 @pytest.fixture(scope="module", params=["direct", "doubly"])
 def default(request):
-    """Return view, rows, others' angles and others' true columns; two others."""
-    X, y = data()
-    view = watch(by_columns(X, y), **(DIRECT if request.param == "direct" else DOUBLY))
-    rows, turns = view.angles()
-    return view, rows, turns, X[rows, :4]
+    """Return what `watch` does, of a label holder beside two others."""
+    return watch(data(), **(DIRECT if request.param == "direct" else DOUBLY))
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -278,7 +275,7 @@ def test_linear_attack_is_no_better_than_a_guess_of_the_mean(default, whole):
     plus a term that is 0 on average: below 1 by 5 standard errors of the mean is an
     attack that works.
     """
-    view, _, turns, true = default
+    view, turns, true = default
     turns = unroll(turns) if whole else wrap(turns - turns[0])
     errors = []
     for seed in range(400):
@@ -301,24 +298,22 @@ def features_of_a_seed(view, count):
 
 def test_features_that_a_run_seed_would_give_are_not_those_of_others(default):
     """Without a seed a party's features depend on its secret, not on the frame's."""
-    view, _, turns, true = default
+    view, turns, true = default
     omega = features_of_a_seed(view, turns.shape[1])
     assert error(with_known_features(unroll(turns), omega), true) > 0.5
 
 
 def test_a_run_seed_shows_the_label_holder_the_columns():
     """As the class says: who knows the seed knows the features of all."""
-    X, y = data()
-    view = watch(by_columns(X, y), seed=3, **DIRECT)
-    rows, turns = view.angles()
+    view, turns, true = watch(data(), seed=3, **DIRECT)
     omega = features_of_a_seed(view, turns.shape[1])
     whole, _, _ = low_rank(turns, 4)
-    assert error(with_known_features(whole, omega), X[rows, :4]) < 1e-4
+    assert error(with_known_features(whole, omega), true) < 1e-4
 
 
 def test_label_holder_gets_the_columns_up_to_a_linear_map(default):
     """Secret features hide which map, not that there is one: here a guess has 1."""
-    view, _, turns, true = default
+    view, turns, true = default
     T, V = factors(turns, 4)
     assert up_to_linear(T, true) < 1e-4
     assert up_to_rotation(rotated(T, V, view.part["bandwidth"]), true) < 0.25
@@ -326,16 +321,14 @@ def test_label_holder_gets_the_columns_up_to_a_linear_map(default):
 
 @pytest.mark.parametrize(("bits", "precision"), [(8, 3e-3), (32, 1e-9)])
 def test_bits_change_the_precision_of_the_linear_map_alone(bits, precision):
-    X, y = data()
-    view = watch(by_columns(X, y), **DIRECT | {"bits": bits})
-    rows, turns = view.angles()
+    view, turns, true = watch(data(), **DIRECT | {"bits": bits})
     T, V = factors(turns, 4)
-    assert precision / 30 < up_to_linear(T, X[rows, :4]) < precision
-    assert up_to_rotation(rotated(T, V, view.part["bandwidth"]), X[rows, :4]) < 0.25
+    assert precision / 30 < up_to_linear(T, true) < precision
+    assert up_to_rotation(rotated(T, V, view.part["bandwidth"]), true) < 0.25
 
 
 def test_a_few_rows_that_the_label_holder_knows_give_it_all_others(default):
-    _, _, turns, true = default
+    _, turns, true = default
     T, _ = factors(turns, 4)
     T = np.column_stack([T, np.ones(len(T))])
     solution = np.linalg.lstsq(T[:8], true[:8])[0]
@@ -343,9 +336,7 @@ def test_a_few_rows_that_the_label_holder_knows_give_it_all_others(default):
 
 
 @pytest.mark.parametrize("orthogonal", [True, False])
-def test_orthogonal_blocks_tell_one_partys_columns_from_anothers(
-    monkeypatch, orthogonal
-):
+def test_orthogonal_blocks_tell_whose_a_column_is(monkeypatch, orthogonal):
     """v_j^T S v_k = 0 for all pairs of one block, for one S a party.
 
     So the features are independent, where there is no such S.
@@ -356,8 +347,7 @@ def test_orthogonal_blocks_tell_one_partys_columns_from_anothers(
             return RandomFeatures(*args, orthogonal=True)
 
         monkeypatch.setattr("vfl_flower.numerics.kernel_model.RandomFeatures", drawn)
-    X, y = data()
-    _, turns = watch(by_columns(X, y), **DIRECT).angles()
+    _, turns, true = watch(data(), **DIRECT)
     T, V = factors(turns, 4)
     above = np.triu_indices(4)
     equations = []
@@ -375,9 +365,8 @@ def test_orthogonal_blocks_tell_one_partys_columns_from_anothers(
     values, vectors = np.linalg.eig(np.linalg.solve(S[1], S[0]))
     apart = T @ vectors[:, np.argsort(values.real)].real
     blocks = [apart[:, :2], apart[:, 2:]]
-    errors = np.array(
-        [[up_to_linear(b, X[:, k : k + 2]) for k in (0, 2)] for b in blocks]
-    )
+    columns = true[:, :2], true[:, 2:]
+    errors = np.array([[up_to_linear(b, c) for c in columns] for b in blocks])
     best = min(errors[0, 0] + errors[1, 1], errors[0, 1] + errors[1, 0])
     assert best < 1e-2
     assert errors.max() > 0.9
@@ -386,27 +375,22 @@ def test_orthogonal_blocks_tell_one_partys_columns_from_anothers(
 @pytest.mark.parametrize(("widths", "allowed"), [((1, 2), True), ((1, 1, 2), False)])
 def test_one_or_two_columns_of_others(widths, allowed):
     """One: up to sign and shift. Two: up to a turn, which their marginals give away."""
-    X, y = data(widths)
-    d = sum(widths[:-1])
-    view = watch(by_columns(X, y, widths), allow_two_parties=allowed, **DIRECT)
-    rows, turns = view.angles()
-    T, V = factors(turns, d)
+    settings = {"allow_two_parties": allowed, **DIRECT}
+    view, turns, true = watch(data(widths), widths, **settings)
+    T, V = factors(turns, true.shape[1])
     guess = rotated(T, V, view.part["bandwidth"])
-    if d > 1:
+    if len(widths) > 2:
         guess, _ = ica(guess)
-    assert (matched(guess, X[rows, :d]) > 0.95).all()
+    assert (matched(guess, true) > 0.95).all()
 
 
 @pytest.mark.parametrize("kind", ["binary", "exponential"])
 def test_marginals_that_are_not_normal_give_the_columns_themselves(kind):
     """Beside it, the same of columns drawn from the same marginals."""
     widths = 3, 3, 2
-    X, y = data(widths, n=500, kind=kind)
-    view = watch(by_columns(X, y, widths), **DIRECT)
-    rows, turns = view.angles()
+    view, turns, true = watch(data(widths, n=500, kind=kind), widths, **DIRECT)
     T, V = factors(turns, 6)
     components, _ = ica(rotated(T, V, view.part["bandwidth"]))
-    true = X[rows, :6]
     permuted = np.random.default_rng(0).permuted(true, axis=0)
     assert (matched(components, true) > 0.95).all()
     assert (matched(permuted, true) < 0.3).all()
@@ -421,18 +405,17 @@ def test_cauchy_features_show_the_columns_whatever_their_marginals(kernel, shown
     With half of the features the Laplacian's tell them in 7 of 8 draws, with these in
     all 8.
     """
-    X, y = data(n=400, kind="normal")
-    view = watch(by_columns(X, y), kernel=kernel, features=4096)
-    rows, turns = view.angles()
+    table = data(n=400, kind="normal")
+    _, turns, true = watch(table, kernel=kernel, features=4096)
     T, V = factors(turns, 4, share=0.6 if shown else 1.0)
-    assert up_to_linear(T, X[rows, :4]) < 1e-3
-    correlations = matched(T @ ica(np.vstack([V, -V]))[1], X[rows, :4])
+    assert up_to_linear(T, true) < 1e-3
+    correlations = matched(T @ ica(np.vstack([V, -V]))[1], true)
     assert (correlations.min() > 0.95) == shown
 
 
 def test_kernel_values_are_estimated_as_by_so_many_features(default):
     """Root mean squared error at most that of M independent features, and 20 %."""
-    view, _, turns, true = default
+    view, turns, true = default
     squared = ((true[:, None] - true[None]) ** 2).sum(axis=2)
     kernel = np.exp(-squared / (2 * view.part["bandwidth"] ** 2))
     pairs = np.triu_indices(len(true), 1)
@@ -444,10 +427,8 @@ def test_kernel_values_are_estimated_as_by_so_many_features(default):
 
 def test_label_holder_gets_distances_of_pairs_exactly(default):
     """Of 1,000 pairs over the others' columns, for the median."""
-    view, _, _, _ = default
-    X, _ = data()
-    distances = next(m["distances"] for m in view.messages if "distances" in m)
-    distances = join_limbs(distances.reshape(5, -1))
+    view, (X, _) = default[0], data()
+    distances = join_limbs(view.value("distances").reshape(5, -1))
     asked = next(m for m in view.messages if "holder" in m)
     rows = asked.get("rows", np.arange(300)).astype(int)
     rng = np.random.default_rng([view.frame["seed"], 1000])
@@ -504,20 +485,6 @@ RUNS = {
 }
 
 
-def hidden(transcript):
-    """Return what each party sent into sums, by action, name and party, in order."""
-    requests, sent = {}, defaultdict(list)
-    for e in transcript:
-        if not e.up:
-            requests[e.party] = e
-            continue
-        for name, array in e.values.items():
-            if f"sum.{name}" in requests[e.party].frame:
-                relayed = f"relay.{name}" in requests[e.party].frame
-                sent[e.action, name, e.party, relayed].append(array.ravel())
-    return sent
-
-
 @pytest.mark.parametrize("run", ["star", "doubly", "ring"])
 def test_all_that_the_server_gets_into_sums_is_uniform(run):
     """Of equal rows; `check_masks` of :mod:`vfl_flower.testing` takes others.
@@ -531,11 +498,15 @@ def test_all_that_the_server_gets_into_sums_is_uniform(run):
     holders = (0, 2) if run == "doubly" else (2,)
     grid = Recorder(by_columns(np.ones_like(X), y, holders=holders))
     made(RUNS[run], bandwidth=1.0).start(grid)
-    streams = defaultdict(list)
-    for (_, name, party, relayed), arrays in hidden(grid.transcript).items():
-        streams[name, party, relayed] += arrays
+    streams, frames = defaultdict(list), {}
     for e in grid.transcript:
-        for key in () if e.up else [k for k in e.frame if k.startswith("sealed.")]:
+        if e.up:
+            for name in (n for n in e.values if f"sum.{n}" in frames[e.party]):
+                relayed = f"relay.{name}" in frames[e.party]
+                streams[name, e.party, relayed].append(e.values[name].ravel())
+            continue
+        frames[e.party] = e.frame
+        for key in (k for k in e.frame if k.startswith("sealed.")):
             name = key.removeprefix("sealed.")
             parts = [v for k, v in e.values.items() if k.rpartition(".")[0] == name]
             field = name.rpartition(".")[2]  # of a structure
@@ -555,9 +526,8 @@ def test_all_that_the_server_gets_into_sums_is_uniform(run):
 def test_a_masked_message_is_uniform_where_a_bare_one_is_not():
     """As a control: the same angles without masks, of equal rows, are no noise."""
     X, y = data()
-    X[:] = 1.0
-    plain = watch(by_columns(X, y), masking="plain", bandwidth=1.0, **real(DIRECT))
-    turns = next(m for m in plain.messages if "angles_0" in m)["angles_0"]
+    table, settings = (np.ones_like(X), y), {"masking": "plain", "bandwidth": 1.0}
+    turns = watch(table, **settings, **real(DIRECT))[0].value("angles_0")
     assert not is_uniform(np.floor(turns % 1 * 2**16).astype(np.uint16))
 
 
