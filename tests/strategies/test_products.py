@@ -92,15 +92,14 @@ def test_the_model_is_that_of_pooled_rows(count, holder, penalty):
 
 def test_round_trips_and_bytes():
     """16 bytes for each column and row, and 320 for each row to check a triple."""
-    full = CoresetVRLR(solver="gram", sampling="full")
-    result = simulate(full, parties(), seed=0)
+    result = simulate(ON_ALL_ROWS, parties(), seed=0)
     assert result.ledger.round_trips == 4
     sent = result.ledger.of("linear_gram_columns").bytes_up
     expected = 16 * N * (7 + 1) + 2 * 320 * N
     assert expected < sent < expected + 12_000
     coreset = CoresetVRLR(300, solver="gram")
     assert simulate(coreset, parties(), seed=0).ledger.round_trips == 6
-    dealt = full.replace(dealer="p0")
+    dealt = ON_ALL_ROWS.replace(dealer="p0")
     assert simulate(dealt, parties(), seed=0).ledger.round_trips == 5
 
 
@@ -384,11 +383,9 @@ def test_its_party_learns_what_became_of_its_columns_and_the_server_a_count(capl
     federation = parties(3, 2, X, y)
     federation[0].columns = list("abcdef")
     result = simulate(CoresetVRLR(sampling="full"), federation, seed=0)
-    lines = [r.message for r in caplog.records if "columns of this" in r.message]
-    assert (
-        "added up with others: ['d', 'f']; columns left out of the model: []"
-        in (lines[0])
-    )
+    lines = [line for line in caplog.messages if "columns of this" in line]
+    said = "added up with others: ['d', 'f']; columns left out of the model: []"
+    assert said in lines[0]
     assert "others: []; columns left out of the model: ['2'];" in lines[1]
     assert 0 < int(lines[0].rpartition(" ")[2]) < 20
     assert result.metrics["left_out"] == 2
@@ -487,14 +484,9 @@ def test_parties_and_a_saved_model_predict_as_the_model_does(tmp_path):
 # -- consent ---------------------------------------------------------------------------
 
 
-def consenting(count=3, **changes):
-    federation = parties(count)
+def consenting():
     kinds = dict.fromkeys(("moments", "coefficients"), Limit())
-    consent = Consent(min_parties=3, allow_seed=True, leaves=kinds, peers={})
-    consent = dataclasses.replace(consent, **changes)
-    for one in federation:
-        one.consent = consent
-    return federation
+    return Consent(min_parties=3, allow_seed=True, leaves=kinds, peers={})
 
 
 @pytest.mark.parametrize(
@@ -507,8 +499,8 @@ def consenting(count=3, **changes):
     ],
 )
 def test_what_a_consent_lacks(count, consent, lacks):
-    made = dataclasses.replace(consenting()[0].consent, **consent)
-    lines = made.lacks(dataclasses.replace(ON_ALL_ROWS.terms, parties=count))
+    given = dataclasses.replace(consenting(), **consent)
+    lines = given.lacks(dataclasses.replace(ON_ALL_ROWS.terms, parties=count))
     assert re.search(lacks, ", ".join(lines)), lines
 
 
@@ -519,7 +511,7 @@ def test_a_run_of_one_party_lacks_a_number_of_parties():
 
 def test_a_party_refuses_a_dealer_whatever_the_server_says():
     """Also where the plan named another one, or none."""
-    one = one_of_three(consent=consenting()[0].consent)
+    one = one_of_three(consent=consenting())
     roles = Roles(2, 0, [2, 3, 3], N, 1)
     with pytest.raises(PartyError, match=r"consent lacks dealers = ..p1"):
         party.check_roles(one, roles, 2)
@@ -534,14 +526,13 @@ def test_a_party_refuses_who_computes_whatever_the_server_says():
 
     A server that works with a party would have that one compute.
     """
-    consent = consenting()[0].consent
-    one = one_of_three(consent=consent)
+    one = one_of_three(consent=consenting())
     first = Roles(2, 0, [2, 3, 3], N)
     second = dataclasses.replace(first, second=1)
     party.check_roles(one, first, 2)
     with pytest.raises(PartyError, match=r"consent lacks computes = ..p1"):
         party.check_roles(one, second, 2)
-    one.consent = dataclasses.replace(consent, computes=["p1"])
+    one.consent = dataclasses.replace(one.consent, computes=["p1"])
     party.check_roles(one, second, 2)
     with pytest.raises(PartyError, match=r"consent lacks computes = ..p0"):
         party.check_roles(one, first, 2)
@@ -582,11 +573,10 @@ def test_strict_parties_train_once(tmp_path, count, dealer, accepted):
 @pytest.mark.parametrize(
     ("count", "dealer", "accepted"), [(2, "server", None), (3, "p0", ["server"])]
 )
-def test_a_dealer_is_refused_whatever_the_terms_say(
-    tmp_path, monkeypatch, count, dealer, accepted
-):
+def test_a_dealer_is_refused(tmp_path, monkeypatch, count, dealer, accepted):
+    """Whatever the terms say."""
     federation = real(tmp_path, count, dealers=accepted)
-    strategy = CoresetVRLR(solver="gram", sampling="full", dealer=dealer)
+    strategy = ON_ALL_ROWS.replace(dealer=dealer)
     rule = f"would need dealers = ..{dealer}"
     with pytest.raises(FederationError, match=rule) as caught:
         strategy.start(RealParties(federation))

@@ -37,14 +37,6 @@ GUARDED_BY = {
     "request": "the guard of row sets, in the step",
     "earlier": "the guard of row sets, in the earlier step",
 }
-GROUPS = {
-    "kernel_kmeans_lloyd": "test_summed_kmeans.py",
-    "kernel_kmeans_assign": "test_kernel_kmeans_security.py",
-    "mufc_train": "test_mufc.py",
-}
-"""Steps that form groups of rows by centres of the server or of their own, and the test
-that no server turns such a group into rows of its choice."""
-
 STEPS = our_steps()
 
 
@@ -98,13 +90,6 @@ def test_with_an_empty_consent_no_step_adds_up_rows():
     assert without == set(WITHOUT_KIND)
 
 
-def test_groups_that_a_party_forms_have_a_test_of_their_own(request):
-    folder = request.config.rootpath / "tests"
-    for action, name in GROUPS.items():
-        assert action in STEPS
-        assert list(folder.rglob(name)), name
-
-
 # -- attacks that succeeded, on real parties -------------------------------------------
 
 N, WIDTH, VICTIM = 60, 2, 1
@@ -117,11 +102,9 @@ class Federation:
         rng = np.random.default_rng(0)
         ids = np.array([f"r{i}" for i in range(N)])
         leaves = dict.fromkeys(("row-sums", *kinds), Limit())
-        self.parties = pinned(
-            by_columns(rng.normal(size=(N, 3 * WIDTH)), y, names=[*"abc"], ids=ids),
-            folder,
-            Consent(leaves=leaves, **rules),
-        )
+        X = rng.normal(size=(N, 3 * WIDTH))
+        parties = by_columns(X, y, names=[*"abc"], ids=ids)
+        self.parties = pinned(parties, folder, Consent(leaves=leaves, **rules))
 
     def take(self, rows_of_victim):
         """Let the victim's session have some of its rows, as an order would."""
@@ -170,20 +153,15 @@ def test_weights_of_the_server_do_not_isolate_a_row(tmp_path):
     federation = Federation(tmp_path, "moments", "coefficients", y=y)
     rows, weights = np.arange(N), np.ones(N)
 
+    roles = Roles(first=2, second=0, owners=[WIDTH, WIDTH, WIDTH + 1], rows=N)
+
     def ask(weights):
         """Ask all parties, which the dealer has given nothing yet."""
-        asked = federation.greet()
-        roles = Roles(first=2, second=0, owners=[WIDTH, WIDTH, WIDTH + 1], rows=N)
-        asked.ask(
-            linear_gram.columns,
-            roles=roles,
-            counted=roles.columns,
-            n=N,
-            intercept=True,
-            test_fraction=0.0,
-            coreset=WeightedRows(rows.astype(np.uint32), weights),
-            dealt=each([np.zeros(0, np.uint8)] * 3),
-        )
+        values = {"n": N, "intercept": True, "test_fraction": 0.0}
+        values |= {"coreset": WeightedRows(rows.astype(np.uint32), weights)}
+        values |= {"dealt": each([np.zeros(0, np.uint8)] * 3)}
+        step, counted = linear_gram.columns, roles.columns
+        federation.greet().ask(step, roles=roles, counted=counted, **values)
 
     column_sums(federation.greet())  # of all rows, each with weight 1
     with pytest.raises(PartyFailed, match="seed must have 32 bytes"):
