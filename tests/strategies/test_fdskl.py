@@ -1036,9 +1036,6 @@ def test_errors_that_another_party_tells_are_not_reported(monkeypatch):
     assert result.metrics["test_error"] < 0.9
 
 
-# -- the same and other bits -----------------------------------------------------------
-
-
 def test_without_a_seed_no_feature_comes_twice():
     seeds, coefs = set(), set()
     steps = {**DS, "iterations": 2}

@@ -48,9 +48,6 @@ def train(three, server, **settings):
     return simulate(strategy, three, seed=1).model.id
 
 
-# -- a party that drops out -----------------------------------------------------------
-
-
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_party_that_fails_after_the_sum_ends_the_run(clock, tmp_path, server, kept):
     """A second sum without it would show its counts; a model that is kept is named."""

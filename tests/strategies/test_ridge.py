@@ -395,9 +395,6 @@ def test_parties_that_compute_see_uniform_numbers(monkeypatch):
         assert is_uniform((first - second).view("u1"))
 
 
-# -- what the label holder makes of it -------------------------------------------------
-
-
 def left_singular(values, d):
     """Return the best linear guess of columns from values of some known rows."""
     U, s, _ = np.linalg.svd(values - values.mean(axis=0), full_matrices=False)
