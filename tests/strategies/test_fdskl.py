@@ -1,9 +1,8 @@
 """FDSKL end to end: against pooled references, its costs, refusals, reproducibility."""
 
-import functools
 import math
 import re
-from functools import cache
+from functools import cache, partial, wraps
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from sklearn import metrics
 from sklearn.utils.class_weight import compute_sample_weight
 from transcripts import Sent
 
-from vfl_flower import Party, PartyFailed
+from vfl_flower import PartyFailed
 from vfl_flower.clients.fdskl import angle_sums
 from vfl_flower.clients.fdskl import prediction as fdskl_prediction
 from vfl_flower.clients.fdskl import training as fdskl
@@ -875,20 +874,11 @@ def test_a_block_holds_the_angles_of_an_iteration():
         run(parties(), **settings | {"block_bytes": 64 * 512 * 2 - 1})
 
 
-def without_labels():
-    return [Party(party.X, name=party.name) for party in parties()]
-
-
-def one_row():
-    return by_columns(np.ones((1, 6)), np.ones(1))
-
-
-def gaps():
-    return parties(np.where(np.arange(N) < 2, np.nan, labels(data()[1])))
-
-
-several = functools.partial(parties, holders=[0, 2])
-two = functools.partial(parties, count=2)
+without_labels = partial(by_columns, data()[0], None, SPLITS[3])
+one_row = partial(by_columns, np.ones((1, 6)), np.ones(1))
+gaps = partial(parties, np.where(np.arange(N) < 2, np.nan, labels(data()[1])))
+several = partial(parties, holders=[0, 2])
+two = partial(parties, count=2)
 WIDE = {"features": 100}
 REFUSED = [
     (without_labels, {}, "a party must hold the labels, but none does"),
@@ -992,7 +982,7 @@ def alter(monkeypatch, asked, party, change):
     """Let one party's replies to a step be changed before they are sent."""
     function = asked.function
 
-    @functools.wraps(function)
+    @wraps(function)
     def altered(own, *args, **values):
         reply = function(own, *args, **values)
         return {**reply, **change} if own.index == party else reply
