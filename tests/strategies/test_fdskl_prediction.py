@@ -34,10 +34,6 @@ def data(n=N, seed=0):
     return X, X[:, 0] * X[:, 3] + X[:, 5]
 
 
-def split(X, count=3):
-    return np.split(X, np.cumsum(SPLITS[count])[:-1], axis=1)
-
-
 def parties_of(X, y, folder, count=3, names=True, holders=(-1,)):
     """Return parties with folders, and names of columns unless they have none."""
     made = by_columns(X, y, SPLITS[count], holders=holders, names="party {}")
@@ -64,8 +60,8 @@ def train(folder, count=3, holders=(2,), *, names=True, size=1.0, **settings):
 
 def new_parties(folder, count=3, names=True, n=NEW):
     """Return the parties with new rows, and the rows of each."""
-    X, _ = data(n, seed=9)
-    return parties_of(X, None, folder, count, names), split(X, count)
+    made = parties_of(data(n, seed=9)[0], None, folder, count, names)
+    return made, [party.X for party in made]
 
 
 def files(folder):
@@ -121,6 +117,20 @@ def assert_written(folder, result, blocks, bits=16, holder=2):
 DS = {"strategy": FDSKL}
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stored")
+    return folder, train(folder).model
+
+
+@pytest.fixture
+def trained(stored, tmp_path):
+    """Return a folder with parts, predictions with them, parties and the model."""
+    shutil.copytree(stored[0], tmp_path, dirs_exist_ok=True)
+    parties, _ = new_parties(tmp_path)
+    return tmp_path, predicting(stored[1].id), parties, stored[1]
+
+
 @pytest.mark.parametrize(
     ("training", "prediction"),
     [
@@ -139,9 +149,7 @@ DS = {"strategy": FDSKL}
         ),
     ],
 )
-def test_the_label_holder_gets_the_predictions_of_the_model(
-    tmp_path, training, prediction
-):
+def test_the_label_holder_gets_predictions(tmp_path, training, prediction):
     """In a new grid, from parties without labels; the others write nothing."""
     settings = {"target": "binary", "count": 3, "holders": (2,), **training}
     if settings["count"] == 2 or settings["target"] == "continuous":
@@ -208,12 +216,11 @@ def test_classes_are_written_as_the_file_has_them(tmp_path, ridge):
     assert '"\'=left; gone"' in path.read_text()
 
 
-def test_one_row(tmp_path):
-    result = train(tmp_path)
-    parties, blocks = new_parties(tmp_path, n=1)
-    simulate(predicting(result.model.id), parties)
-    _, _, actual = written(tmp_path)
-    np.testing.assert_array_equal(actual, result.model.predict(blocks))
+def test_one_row(trained):
+    folder, strategy, _, model = trained
+    parties, blocks = new_parties(folder, n=1)
+    simulate(strategy, parties)
+    np.testing.assert_array_equal(written(folder)[2], model.predict(blocks))
 
 
 def test_names_of_columns_may_be_missing_in_training_or_now(tmp_path):
@@ -239,19 +246,6 @@ def assert_refused(parties, strategy, message, party=None):
     if isinstance(caught.value, PartyFailed):
         assert caught.value.party == party
         assert caught.value.action == "fdskl_part"
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stored")
-    return folder, train(folder).model.id
-
-
-@pytest.fixture
-def trained(stored, tmp_path):
-    shutil.copytree(stored[0], tmp_path, dirs_exist_ok=True)
-    parties, _ = new_parties(tmp_path)
-    return tmp_path, predicting(stored[1]), parties, stored[1]
 
 
 @pytest.mark.parametrize(("count", "a", "b"), [(3, 0, 2), (5, 0, 1)])
@@ -293,15 +287,14 @@ def test_two_parties(tmp_path, caplog):
     assert "between two the sum shows each the other's part" in caplog.text
 
 
-def test_another_masking_than_in_training(tmp_path):
+def test_another_masking_than_in_training(trained):
     """Angles with phases that nobody takes off would give other scores in silence."""
+    folder, _, parties, model = trained
     paper = {"angle_masking": "paper", "topology": "ring"}
-    shared, own = train(tmp_path, **paper), train(tmp_path)
-    parties, _ = new_parties(tmp_path)
     message = "angle_masking must be '{}' as in training, got '{}'"
-    strategy = predicting(shared.model.id)
+    strategy = predicting(train(folder, **paper).model.id)
     assert_refused(parties, strategy, message.format("paper", "circle"))
-    strategy = predicting(own.model.id, **paper)
+    strategy = predicting(model.id, **paper)
     assert_refused(parties, strategy, message.format("circle", "paper"))
 
 
@@ -330,9 +323,9 @@ def test_a_part_that_was_changed_by_hand(trained, spoiled, change, rule):
     arrays = {k: v for k, v in change.items() if isinstance(v, np.ndarray)}
     settings = {k: v for k, v in change.items() if k not in arrays}
     for j in spoiled:
-        part = load_part(folder / str(j), model)
+        part = load_part(folder / str(j), model.id)
         content = part.settings | settings, part.arrays | arrays
-        save_part(folder / str(j), ModelPart(model, "fdskl", *content))
+        save_part(folder / str(j), ModelPart(model.id, "fdskl", *content))
     assert_refused(parties, strategy, rule, f"party {spoiled[0]}")
 
 
@@ -355,14 +348,13 @@ def test_settings_that_are_out_of_range(settings, message):
         predicting(**{"model_id": "0123456789abcdef", **settings})
 
 
-def test_what_a_model_is_worth_on_new_rows(tmp_path):
+def test_what_a_model_is_worth_on_new_rows(trained):
     """Of the rows whose labels its receiver has; and no predictions are written."""
-    result = train(tmp_path)
+    folder, _, _, model = trained
     X, real = data(NEW, seed=1)
     y = np.where(real > 0, 5.0, 2.0)
     y[:5] = np.nan
-    new = parties_of(X, y, tmp_path)
-    told = FDSKLEvaluation(result.model.id).start(InProcessGrid(new)).metrics
-    assert told["test_rows"] == NEW - 5
-    assert 0 <= told["test_error"] < 0.5
-    assert not list(tmp_path.glob("*/predictions*"))
+    told = FDSKLEvaluation(model.id).start(InProcessGrid(parties_of(X, y, folder)))
+    assert told.metrics["test_rows"] == NEW - 5
+    assert 0 <= told.metrics["test_error"] < 0.5
+    assert not files(folder)
