@@ -620,8 +620,7 @@ def test_at_least_two_parties_must_stay(parties, folder, model):
     for leaving in ("south,west", "north,south,west"):
         strategy = MUFCForgetClient(model, leaving, server_state=folder)
         for here in (parties, parties[::2]):
-            run = partial(simulate, strategy, here)
-            refusal(run, "at least 2 parties must stay")
+            refusal(partial(simulate, strategy, here), "at least 2 parties must stay")
     assert files(folder, *(party.state_dir for party in parties)) == before
 
 
@@ -631,10 +630,8 @@ def test_at_least_two_parties_must_stay(parties, folder, model):
 def best_number(now, seed):
     """Return the K with the best silhouette of the server's bins, by its definition."""
     settings, rng = now.settings, stream(seed, "server", "number of clusters")
-    counts = now.counts.astype(float)
-    return number_of_clusters(
-        settings.quantizer.centers(now.bins), counts, settings.n_clusters, rng, 2
-    )
+    bins, counts = settings.quantizer.centers(now.bins), now.counts.astype(float)
+    return number_of_clusters(bins, counts, settings.n_clusters, rng, 2)
 
 
 @pytest.mark.parametrize("settings", [{}, FULL | {"privacy": "none"}])
@@ -721,22 +718,17 @@ def seen(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("seen")
     parties = federation(folder, (40, 30, 20, 6), 130)
-    settings = {"n_clusters": 20, "gamma": 0.01, "server_state": folder / "server"}
-    settings |= PAPER
-    runs = []
+    server, runs = folder / "server", []
+    more = [grown(parties[0], 1), grown(parties[1], 50), *parties[2:]]
     for _ in range(2):
-        grid = Recorder(parties)
-        model = MUFC(**settings, seed=1).start(grid).model.id
-        training = grid.transcript
+        grids = Recorder(parties), Recorder(parties), Recorder(more)
+        training = MUFC(20, 0.01, **PAPER, server_state=server, seed=1)
+        model = training.start(grids[0]).model.id
         gone = [*ordinary(parties[1], model), centroid_ids(parties[2], model)[0]]
         gone += parties[3].ids.tolist()
-        grid = Recorder(parties)
-        task = removal(parties, folder / "server", model, gone, seed=1)
-        task.start(grid)
-        more = [grown(parties[0], 1), grown(parties[1], 50), *parties[2:]]
-        adding = Recorder(more)
-        addition(more, folder / "server", model, seed=1).start(adding)
-        runs.append((training, grid.transcript, adding.transcript))
+        removal(parties, server, model, gone, seed=1).start(grids[1])
+        addition(more, server, model, seed=1).start(grids[2])
+        runs.append([grid.transcript for grid in grids])
     return more, runs
 
 
@@ -1098,9 +1090,8 @@ def test_bad_settings(settings, rule):
     ],
 )
 def test_bad_boxes(box):
-    with pytest.raises(
-        ValueError, match=r"^box must be 'lower,upper', or one such pair"
-    ):
+    rule = r"^box must be 'lower,upper', or one such pair"
+    with pytest.raises(ValueError, match=rule):
         MUFC(box=box)
 
 
@@ -1109,12 +1100,6 @@ def test_boxes():
         assert [float(bound) for bound in parse_box(box)] == [-1, 2]
     for box in ("-1,2;0,5", ([-1, 0], [2, 5]), (np.array([-1, 0]), np.array([2, 5]))):
         assert [bound.tolist() for bound in parse_box(box)] == [[-1, 0], [2, 5]]
-
-
-@pytest.mark.parametrize("kind", [MUFCUnlearn, MUFCAdd, MUFCStatus, MUFCForgetClient])
-def test_no_model_is_named(kind):
-    with pytest.raises(ValueError, match=r"^model_id must be .* got none$"):
-        kind("")
 
 
 @pytest.mark.parametrize("clients", [5, [5], ["a", None], "", " , ", []])
@@ -1151,11 +1136,12 @@ def failure(party, step, call, *parts):
 
 
 @pytest.mark.parametrize("kind", [MUFCUnlearn, MUFCAdd, MUFCStatus, MUFCForgetClient])
-def test_no_state_at_the_server(parties, folder, kind, model):
+def test_no_model_and_no_state_at_the_server(parties, folder, kind, model):
     more = ["west"] if kind is MUFCForgetClient else []
-    refusal(
-        lambda: kind(model, *more), "server_state must", "got none", kind=ValueError
-    )
+    with pytest.raises(ValueError, match=r"^model_id must be .* got none$"):
+        kind("")
+    create = partial(kind, model, *more)
+    refusal(create, "server_state must", "got none", kind=ValueError)
     other = kind(model, *more, server_state=folder / "other")
     unasked(other, parties, f"no state of model {model}")
     with pytest.raises(ValueError, match="8 to 32 lower-case hexadecimal digits"):
