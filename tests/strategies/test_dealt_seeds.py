@@ -6,20 +6,10 @@ from federations import by_columns
 
 from vfl_flower import CoresetVRLR, PartyFailed, SecureRidge, simulate
 from vfl_flower.clients.ridge import solving
-from vfl_flower.secure_aggregation.products import dealing
+from vfl_flower.secure_aggregation.products import dealing, triples
 from vfl_flower.secure_aggregation.products import relevance as ridge_relevance
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import Dealt
-from vfl_flower.secure_aggregation.products.triples import (
-    OWNER,
-    GramTriple,
-    PredictionTriple,
-    deal_owner,
-    deal_predictions,
-    deal_row_owner,
-    owner_digest,
-    seed_digest,
-)
 
 N = 400
 OTHER = bytes(range(32))
@@ -62,14 +52,14 @@ def test_a_false_seed_of_columns_is_refused(monkeypatch, name, owner, which):
 
     def false(deal, root, place):
         """Deal a false seed of one of an owner's masks, under a right tag."""
-        right, wrong = (deal_owner(deal, key, place) for key in (root, OTHER))
+        right, wrong = (triples.deal_owner(deal, key, place) for key in (root, OTHER))
         if place != owner:
             return right
         first, second = (wrong, right) if which == 0 else (right, wrong)
-        return Dealt.of(deal, place, first.seed, second.correction, OWNER)
+        return Dealt.of(deal, place, first.seed, second.correction, triples.OWNER)
 
     monkeypatch.setattr(dealing, "deal_owner", false)
-    nothing_is_multiplied(monkeypatch, GramTriple, "add", which)
+    nothing_is_multiplied(monkeypatch, triples.GramTriple, "add", which)
     refuses = ("p2", "p0")[which]
     rule = rf"'{refuses}'.*the dealer must give party {owner} the seeds of the masks"
     with pytest.raises(PartyFailed, match=rule):
@@ -79,10 +69,10 @@ def test_a_false_seed_of_columns_is_refused(monkeypatch, name, owner, which):
 @pytest.mark.parametrize("owner", [0, 1])
 def test_a_false_seed_of_rows_that_are_scored_is_refused(monkeypatch, owner):
     def false(deal, root, place):
-        return deal_row_owner(deal, OTHER if place == owner else root, place)
+        return triples.deal_row_owner(deal, OTHER if place == owner else root, place)
 
     monkeypatch.setattr(dealing, "deal_row_owner", false)
-    nothing_is_multiplied(monkeypatch, PredictionTriple, "share_of_weights", 0)
+    nothing_is_multiplied(monkeypatch, triples.PredictionTriple, "share_of_weights", 0)
     strategy = LINEAR["kernel"].replace(test_fraction=0.3)
     rule = "'p2'.*the dealer must give party 0 and party 1 the seeds of the masks"
     with pytest.raises(PartyFailed, match=rule):
@@ -94,7 +84,7 @@ def test_a_false_triple_of_relevance_is_refused(monkeypatch, place):
     """It would shift what a party learns of its columns by what the dealer knows."""
 
     def false(deal, root):
-        first, second = deal_predictions(deal, root)
+        first, second = triples.deal_predictions(deal, root)
         changed = second.correction.copy()
         changed[place] ^= 1
         return first, Dealt.of(deal, 1, second.seed, changed)
@@ -110,16 +100,16 @@ def test_a_digest_is_of_one_seed_owner_and_use():
     roles = Roles(2, 0, [2, 2, 3], N)
     uses = [roles.deal(1), roles.deal(2)]
     digests = {
-        owner_digest(use, owner, seed)
+        triples.owner_digest(use, owner, seed)
         for use in uses
         for owner in range(3)
         for seed in (bytes(32), OTHER)
     }
     assert len(digests) == 2 * 3 * 2
-    dealt = deal_owner(uses[0], bytes(32), 1)
+    dealt = triples.deal_owner(uses[0], bytes(32), 1)
     for j, seed in enumerate((dealt.seed, dealt.correction.tobytes())):
-        right = owner_digest(uses[0], 1, uses[0].seed(bytes(32), j))
-        assert seed_digest(uses[0], 1, seed) == right
+        right = triples.owner_digest(uses[0], 1, uses[0].seed(bytes(32), j))
+        assert triples.seed_digest(uses[0], 1, seed) == right
         assert seed not in right
 
 

@@ -28,7 +28,7 @@ from supernodes import SuperNodes, write_rows
 from transcripts import actual, is_uniform, patterns, replies
 
 from simulations.mufc_attack import distances_to_bins
-from vfl_flower import FederationError, Party, PartyFailed, request_changes
+from vfl_flower import MUFC, FederationError, Party, PartyFailed, request_changes
 from vfl_flower.app.server_app import main
 from vfl_flower.clients.mufc.state import ClientState
 from vfl_flower.numerics.blocks import RowBlocks
@@ -37,13 +37,7 @@ from vfl_flower.numerics.mufc import initialise, number_of_clusters
 from vfl_flower.protocol.settings import values_of
 from vfl_flower.secure_aggregation.sparse_sum import SparseSum
 from vfl_flower.simulation import simulate
-from vfl_flower.strategies import (
-    MUFC,
-    MUFCAdd,
-    MUFCForgetClient,
-    MUFCStatus,
-    MUFCUnlearn,
-)
+from vfl_flower.strategies import MUFCAdd, MUFCForgetClient, MUFCStatus, MUFCUnlearn
 from vfl_flower.strategies.mufc.box import parse_box
 from vfl_flower.strategies.mufc.state import ServerState
 from vfl_flower.testing import Recorder
@@ -482,8 +476,8 @@ def test_rows_that_are_gone_end_the_run_unasked(parties, folder, caplog, model):
     for asked, remaining in ([], 14), (gone[:1], 13):
         run = partial(forget, less, folder, model, asked)
         failure("north", "forget", run, rule)
-        logged = f"{remaining} rows of training were not forgotten: the data hold 12 of"
-        assert logged in caplog.text
+        said = f"{remaining} rows of training were not forgotten: the data hold 12 of"
+        assert said in caplog.text
     assert files(folder) == before
     check(parties, folder, model)
     forget(less, folder, model, gone)

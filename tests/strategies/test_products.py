@@ -9,21 +9,14 @@ from deviating import RealParties
 from federations import by_columns, pinned
 
 from simulations.coresets import made
-from vfl_flower import (
-    CoresetVRLR,
-    FederationError,
-    Party,
-    PartyFailed,
-    load_model,
-    simulate,
-)
+from vfl_flower import CoresetVRLR, Party, load_model, simulate
 from vfl_flower.clients import products as party
 from vfl_flower.clients.coresets import gram as linear_gram
 from vfl_flower.clients.coresets.sampling import WeightedRows
 from vfl_flower.numerics.row_clip import clipped
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.party.consent import Consent, Limit
-from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.errors import FederationError, PartyError, PartyFailed
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.server.greeting import Greeter

@@ -19,14 +19,7 @@ from transcripts import assert_hidden, is_uniform
 
 from simulations import ridge_pooled
 from simulations.ridge_costs import cosine_error, gram_error
-from vfl_flower import (
-    FederationError,
-    Party,
-    PartyFailed,
-    RidgePrediction,
-    SecureRidge,
-    simulate,
-)
+from vfl_flower import Party, RidgePrediction, SecureRidge, simulate
 from vfl_flower.clients import products
 from vfl_flower.clients.ridge import dealing as ridge_dealing
 from vfl_flower.clients.ridge import scores as ridge_scores
@@ -39,7 +32,7 @@ from vfl_flower.numerics.ridge.local_columns import local_columns
 from vfl_flower.numerics.ridge.relevance import relevance_of
 from vfl_flower.numerics.split import split_rows, training_rows
 from vfl_flower.party.consent import Consent, Limit
-from vfl_flower.protocol.errors import PartyError
+from vfl_flower.protocol.errors import FederationError, PartyError, PartyFailed
 from vfl_flower.secure_aggregation.fixed_point import decode, gram_fixed_point
 from vfl_flower.secure_aggregation.products import dealing, shares
 from vfl_flower.secure_aggregation.products import relevance as ridge_relevance

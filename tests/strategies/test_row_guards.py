@@ -152,7 +152,6 @@ def test_weights_of_the_server_do_not_isolate_a_row(tmp_path):
     y = np.random.default_rng(1).normal(size=N)
     federation = Federation(tmp_path, "moments", "coefficients", y=y)
     rows, weights = np.arange(N), np.ones(N)
-
     roles = Roles(first=2, second=0, owners=[WIDTH, WIDTH, WIDTH + 1], rows=N)
 
     def ask(weights):
