@@ -950,7 +950,7 @@ def test_scales_that_one_bandwidth_cannot_fit_are_warned_of(caplog, strategy, fa
     assert list(map(float, told)) == pytest.approx(expected)
 
 
-def test_what_the_label_holder_learns_is_warned_of(caplog):
+def test_what_a_party_or_who_knows_the_seed_learns_is_warned_of(caplog):
     run(parties(count=2), features=4, loss="square")
     assert caplog.text.count("between two the sum") == 1
     assert "'party 1' learns nearly all of the 2 columns" in caplog.text
@@ -959,11 +959,7 @@ def test_what_the_label_holder_learns_is_warned_of(caplog):
     run(parties(), features=4, loss="square", kernel="laplacian")
     assert "the other parties' columns one by one" in caplog.text
     assert "nearly all" not in caplog.text  # of three
-
-
-def test_a_seed_is_warned_of(caplog):
-    run(parties(), features=4, loss="square")
-    assert "who knows it knows the features of all parties" in caplog.text
+    assert "who knows it knows the features of all parties" in caplog.text  # the seed
     caplog.clear()
     run(parties(), seed=None, features=4, loss="square")
     assert not caplog.text
@@ -1004,7 +1000,7 @@ def alter(monkeypatch, asked, party, change):
         ({}, angle_sums.bandwidth, 2, {"bandwidth": 0.0}),
     ],
 )
-def test_a_reply_as_no_step_declares(monkeypatch, settings, asked, party, change):
+def test_a_reply_that_is_not_as_declared(monkeypatch, settings, asked, party, change):
     alter(monkeypatch, asked, party, change)
     given = {"features": 8, "loss": "square"}
     with pytest.raises(PartyFailed, match="its reply") as caught:

@@ -48,17 +48,17 @@ def train(three, server, **settings):
     return simulate(strategy, three, seed=1).model.id
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_party_that_fails_after_the_sum_ends_the_run(clock, tmp_path, server, kept):
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_party_that_fails_after_the_sum_ends_the_run(clock, tmp_path, server, stored):
     """A second sum without it would show its counts; a model that is kept is named."""
-    strategy = MUFC(**SETTINGS, server_state=server if kept else "", seed=1)
+    strategy = MUFC(**SETTINGS, server_state=server if stored else "", seed=1)
     four = federation(tmp_path, (14, 9, 6, 5))
     grid = FaultyGrid(four, [Fault("lose reply", "mufc_commit", 3, nth=None)], clock)
     with pytest.raises(PartyFailed) as caught:
         strategy.start(grid, timeout=TIMEOUT)
     text, models = str(caught.value), list_models(server)
     assert text.startswith("party 'east' failed in 'mufc_commit': ")
-    assert len(models) == kept == ("saved" in text)
+    assert len(models) == stored == ("saved" in text)
     assert [list_models(party.state_dir) for party in four] == [models] * 4
     for model in models:
         assert text.endswith(f"model {model} is saved, and its next task completes it")

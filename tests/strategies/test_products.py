@@ -30,13 +30,13 @@ N = 600
 ON_ALL_ROWS = CoresetVRLR(solver="gram", sampling="full")
 
 
-def data(n=N):
+def data():
     """Return columns of different sizes and means, one of them a sum of two others."""
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(n, 7)) * [1, 10, 100, 1, 1e3, 1, 1] + [0, 5, 1e4, 0, 0, 3, 0]
+    X = rng.normal(size=(N, 7)) * [1, 10, 100, 1, 1e3, 1, 1] + [0, 5, 1e4, 0, 0, 3, 0]
     X[:, 5] = X[:, 0] + X[:, 1]
-    X[:, 6] = rng.integers(2, size=n)
-    y = X @ np.arange(1.0, 8.0) + 5 + 10 * rng.normal(size=n)
+    X[:, 6] = rng.integers(2, size=N)
+    y = X @ np.arange(1.0, 8.0) + 5 + 10 * rng.normal(size=N)
     return X, y
 
 
@@ -377,8 +377,8 @@ def test_its_party_learns_what_became_of_its_columns_and_the_server_a_count(capl
     federation[0].columns = list("abcdef")
     result = simulate(CoresetVRLR(sampling="full"), federation, seed=0)
     lines = [line for line in caplog.messages if "columns of this" in line]
-    said = "added up with others: ['d', 'f']; columns left out of the model: []"
-    assert said in lines[0]
+    line = "added up with others: ['d', 'f']; columns left out of the model: []"
+    assert line in lines[0]
     assert "others: []; columns left out of the model: ['2'];" in lines[1]
     assert 0 < int(lines[0].rpartition(" ")[2]) < 20
     assert result.metrics["left_out"] == 2
