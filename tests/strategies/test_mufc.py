@@ -607,7 +607,7 @@ def test_all_but_two_parties_may_leave(tmp_path, folder):
     simulate(departure(parties, folder, model, "west,north"), parties)
     check(parties, folder, model, left=["north", "west"])
     before = files(folder, *(party.state_dir for party in parties))
-    for leaving in ("west,south", "north,south,west,east"):
+    for leaving in ("north,west,south", "north,west,south,east"):
         strategy = MUFCForgetClient(model, leaving, server_state=folder)
         for here in (parties, parties[1::2]):
             refusal(partial(simulate, strategy, here), "at least 2 parties must stay")

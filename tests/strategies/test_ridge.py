@@ -660,15 +660,15 @@ def test_probes_that_a_party_refuses(probes, reason):
 def test_what_was_dealt_for_another_party_or_turn_is_refused():
     """So that a server cannot have two sets of angles under the same random ones."""
     made, roles = prepared()
-    others, _ = ridge_relevance.deal_relevance(5, bytes(32), roles, [2, 2, 2])
-    with pytest.raises(PartyError, match="of this use and unchanged"):
-        asked(made, roles, triple=others[0])
     owners = {"owners": [6, roles.owners[1], 6]}
     for session, change in (5, owners), (5, {"turn": 1}), (6, {}):
         other = dataclasses.replace(roles, **change)
         dealt = dealing.deal_turn(session, bytes(32), other)
         with pytest.raises(PartyError, match="of this use and unchanged"):
             asked(made, roles, dealt=dealt[1])
+    others, _ = ridge_relevance.deal_relevance(5, bytes(32), roles, [2, 2, 2])
+    with pytest.raises(PartyError, match="of this use and unchanged"):
+        asked(made, roles, triple=others[0])
 
 
 def astray(sums_of_angles, roles, bits):
