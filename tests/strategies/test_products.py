@@ -258,9 +258,9 @@ def rare_party(rows):
     return X, y
 
 
-def read_row(monkeypatch, rows):
+def read_row(monkeypatch):
     """Return what the label holder reads of row 0, by the column that points to it."""
-    X, y = rare_party(rows)
+    X, y = rare_party(1)
     grams = []
     original = linear_gram.solve_moments
 
@@ -282,13 +282,22 @@ def test_a_column_of_one_row_reads_that_row_unless_its_party_leaves_it_out(monke
     with monkeypatch.context() as careless:
         careless.setattr(linear_gram, "LEAST_ROWS", 0)
         careless.setattr(party, "MOST_LEVERAGE", 2.0)
-        guess, row, _ = read_row(careless, 1)
+        guess, row, _ = read_row(careless)
         np.testing.assert_allclose(guess, row, rtol=1e-4, atol=1e-3)
-    guess, row, result = read_row(monkeypatch, 1)
+    sent, original = [], linear_gram._units
+    monkeypatch.setattr(
+        linear_gram, "_units", lambda *a: sent.append(original(*a)) or sent[-1]
+    )
+    guess, row, result = read_row(monkeypatch)
     assert np.abs(guess - row).max() > 1
     assert result.metrics["left_out"] == 1
     assert "columns that the model leaves out: 1;" in result.warnings[0]
     assert result.model.coef_[0][0] == 0
+    # With known other values, the mean of a column of one row is that row's value.
+    (mean, R, left_out), *_ = sent
+    assert mean[0] == 0
+    assert not R[:, 0].any()
+    assert left_out == 1
 
 
 @pytest.mark.parametrize(("rows", "left"), [(19, 1), (20, 0), (N - 20, 0), (N - 19, 1)])
@@ -428,20 +437,6 @@ def test_rows_that_are_moved_do_not_make_a_column_less_rare():
     result = simulate(run, parties(3, 2, X, y), seed=2)
     assert result.metrics["left_out"] == 4
     assert result.model.coef_[0][4] == 0
-
-
-def test_a_column_that_is_left_out_sends_no_mean(monkeypatch):
-    """With known other values, the mean of a column of one row is that row's value."""
-    sent = []
-    original = linear_gram._units
-    monkeypatch.setattr(
-        linear_gram, "_units", lambda *a: sent.append(original(*a)) or sent[-1]
-    )
-    read_row(monkeypatch, 1)
-    (mean, R, left_out), *_ = sent
-    assert mean[0] == 0
-    assert not R[:, 0].any()
-    assert left_out == 1
 
 
 @pytest.mark.parametrize("solver", ["gram", "central"])

@@ -41,11 +41,16 @@ def test_nothing_of_the_model_stays_and_all_of_others_does(kind, tmp_path):
 
 
 def test_a_history_of_ids_goes_too(tmp_path):
+    """Whatever rows and columns the parties hold by now."""
     parties, number = trained("mufc", tmp_path)
     server = tmp_path / "server"
     simulate(forgetting(parties, server, number, ["north.1", "north.4"]), parties)
     assert ClientState(tmp_path / "north", number).removed()
-    simulate(removal("mufc", number, tmp_path), parties)
+    others = [
+        Party(np.ones((5 + j, 1 + j)), name=party.name, state_dir=party.state_dir)
+        for j, party in enumerate(parties)
+    ]
+    simulate(removal("mufc", number, tmp_path), others)
     assert names(tmp_path) == []
     with pytest.raises(ValueError, match="the server has no state of model"):
         simulate(forgetting(parties, server, number), parties)
@@ -62,16 +67,6 @@ def test_it_can_be_repeated_and_who_has_nothing_says_so(tmp_path, caplog):
     assert f"south: model {number} was not there" in caplog.text
     parties[0].state_dir = None
     assert simulate(Removal(number), parties).metrics["removed"] == 0
-
-
-def test_parties_may_hold_any_rows_and_columns(tmp_path):
-    parties, number = trained("mufc", tmp_path)
-    parties = [
-        Party(np.ones((5 + j, 1 + j)), name=party.name, state_dir=party.state_dir)
-        for j, party in enumerate(parties)
-    ]
-    simulate(removal("mufc", number, tmp_path), parties)
-    assert names(tmp_path) == []
 
 
 # -- a server that deviates ------------------------------------------------------------
