@@ -887,7 +887,7 @@ def test_scores_of_joint_features_need_the_angles():
 
 
 def test_joint_features_are_opened_once_a_turn_and_products_made_once():
-    """Another multiple, say, would show two values under one mask."""
+    """Another multiple, say, would show two values under one mask: for any caller."""
     made = hiding()
     party.open_joint(made, multiple=2)
     with pytest.raises(PartyError, match="joint features are opened once"):
@@ -895,6 +895,10 @@ def test_joint_features_are_opened_once_a_turn_and_products_made_once():
     products.multiply(made)
     with pytest.raises(PartyError, match="a Gram matrix is computed once"):
         products.multiply(made)
+    for done in ({"joint": np.ones(1, np.uint8)}, {"multiplied": True}):
+        state = products.ProductState(ROLES, np.zeros(0, np.uint8), **done)
+        with pytest.raises(PartyError, match="joint columns are opened once"):
+            products.open_joint(lone(0), state, iter(()))
 
 
 @pytest.mark.parametrize(
@@ -1125,12 +1129,3 @@ def test_what_is_dealt_for_ridge_hides_no_other_columns():
     products.hide(lone(), products.ProductState(ridge_roles, dealt), columns)
     with pytest.raises(PartyError, match="of this use and unchanged"):
         products.hide(lone(), products.ProductState(coreset, dealt), columns)
-
-
-def test_joint_columns_are_opened_once_for_any_caller():
-    """Two openings under one mask would show the difference of what they hide."""
-    opened = {"joint": np.ones(1, np.uint8)}, {"multiplied": True}
-    for done in opened:
-        state = products.ProductState(ROLES, np.zeros(0, np.uint8), **done)
-        with pytest.raises(PartyError, match="joint columns are opened once"):
-            products.open_joint(lone(0), state, iter(()))
