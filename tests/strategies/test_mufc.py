@@ -1156,11 +1156,6 @@ def test_parties_to_forget_that_the_model_does_not_have(parties, folder, model):
     refusal(lambda: simulate(leave, parties[:2]), "'west' does not")
 
 
-def test_a_box_of_other_columns(parties, folder):
-    box = "0,1;0,1;0,1"
-    refusal(lambda: train(parties, folder, box=box), "box must", "2 columns, got 3")
-
-
 def test_the_field_of_the_paper_is_for_few_columns(tmp_path, folder):
     parties = federation(tmp_path, (8, 8), d=12)
     rule = "field must be 'hash' for 12 columns of 101 bins"
@@ -1202,8 +1197,9 @@ def test_status_draws_nothing():
         MUFCStatus(MODEL, server_state="/state", seed=3)
 
 
-def test_more_clusters_than_rows(parties, folder):
-    message = "n_clusters must be at most the 29 rows of all parties, got 30"
-    with pytest.raises(FederationError, match=message):
-        train(parties, folder, n_clusters=30)
+def test_settings_that_the_data_do_not_allow(parties, folder):
+    box = "0,1;0,1;0,1"
+    refusal(lambda: train(parties, folder, box=box), "box must", "2 columns, got 3")
+    rule = "n_clusters must be at most the 29 rows of all parties, got 30"
+    refusal(lambda: train(parties, folder, n_clusters=30), rule)
     assert train(parties, folder, n_clusters=29).model.sizes_.sum() == 29
