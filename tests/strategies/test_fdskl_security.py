@@ -693,9 +693,8 @@ def test_no_label_residual_coefficient_or_angle_is_in_a_message(run):
         + [intercept[intercept != 0]]
     )
     single = real.astype("<f4")
-    wanted = patterns(real) | {
-        single[k : k + 3].tobytes() for k in range(len(real) - 2)
-    }
+    wanted = patterns(real)
+    wanted |= {single[k : k + 3].tobytes() for k in range(len(real) - 2)}
     for angles in [*own, sum(own), *itertools.starmap(np.add, [own[:2], own[1:]])]:
         wanted |= {row[k : k + 8].tobytes() for row in angles for k in (0, 8)}
     wanted |= {bytes.fromhex(p["seed"]) for p in parts}
