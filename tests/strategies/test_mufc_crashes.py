@@ -112,11 +112,8 @@ class Trials:
         now = ServerState(folder / "server", model).load()
         # A party that leaves may be told twice, in two versions.
         version = None if self.left else now.version
-        drawn = [
-            centroid_ids(party, model)
-            for party in federation(folder)
-            if party.name in now.parties
-        ]
+        stay = [p for p in federation(folder) if p.name in now.parties]
+        drawn = [centroid_ids(party, model) for party in stay]
         q = sorted(q_of(now).items())
         return q, now.centers.tolist(), now.parties, version, drawn
 

@@ -7,7 +7,7 @@ here makes more than 200 of them.
 
 import dataclasses
 from contextlib import nullcontext
-from functools import wraps
+from functools import partial, wraps
 
 import numpy as np
 import pytest
@@ -442,11 +442,12 @@ SHORT = [
 TASK = Task("continuous", "gaussian", 0.0, N, 5, 5)
 
 
-def lone(index=1, labels=False):
+def lone(index=1, labels=False, part=None):
     X, y = data()
     made = Party(X[:, :2], y if labels else None, name="p", index=index)
     made.n_parties, made.session, made.run_secret = 3, 5, bytes(32)
     made.agree = lambda other: bytes(32)
+    made.part = part or made.part
     return made
 
 
@@ -849,13 +850,7 @@ def hiding(index=1):
     return made
 
 
-def modelled():
-    """Return a party that has its model of this run."""
-    made, _ = prepared()
-    made.part = {"kind": "moments"}
-    return made
-
-
+MODELLED = partial(lone, part={"kind": "moments"})
 ANGLES = np.zeros((N, 4), "u2")
 NEW = {"roles": ROLES, "outputs": 1, "bits": 16, "numbers": np.arange(10)}
 
@@ -871,7 +866,7 @@ NEW = {"roles": ROLES, "outputs": 1, "bits": 16, "numbers": np.arange(10)}
         (hiding, party.open_joint, {"angles": ANGLES}, "angles must be given"),
         (lambda: hiding(0), party.open_joint, {}, "angles must be given"),
         (lambda: hiding(0), products.multiply, {}, "must be those of"),
-        (modelled, party.prepare, {"task": TASK}, "has its model already"),
+        (MODELLED, party.prepare, {"task": TASK}, "has its model already"),
     ],
 )
 def test_steps_that_a_party_refuses_at_that_time(made, step, values, rule):
