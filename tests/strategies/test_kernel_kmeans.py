@@ -4,7 +4,7 @@ import functools
 import logging
 import math
 import re
-from itertools import accumulate
+from contextlib import nullcontext
 from typing import Any, get_args
 
 import numpy as np
@@ -17,7 +17,10 @@ from sklearn.metrics import adjusted_rand_score
 
 from simulations.kernel_pooled import pooled_fkkm
 from vfl_flower import FederationError, Ledger, Party, PartyFailed
+from vfl_flower.clients.kernel_kmeans import clustering as client
+from vfl_flower.clients.kernel_kmeans.training import State
 from vfl_flower.models.kernel_kmeans import KernelKMeansModel
+from vfl_flower.numerics import summed_kmeans as numerics
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.coresets import cluster_summary
 from vfl_flower.numerics.distributed_kmeans import combine, sample, split_budget
@@ -28,16 +31,25 @@ from vfl_flower.numerics.kernel_kmeans import (
     first_features,
 )
 from vfl_flower.numerics.kmeans import assign
+from vfl_flower.numerics.summed_kmeans import (
+    LEAST_ROWS,
+    chosen_kmeans,
+    part_of_pass,
+    summed_kmeans,
+)
+from vfl_flower.party.party import PartyError
+from vfl_flower.protocol.contract import ContractError, structure
 from vfl_flower.server.strategy import ProtocolResult, Run
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import FKKMeans
+from vfl_flower.strategies.kernel_kmeans import training
 from vfl_flower.testing import Recorder
 
 KERNELS = get_args(Kernel)
 
 N, D, T, K, S = 120, 20, 3, 4, 5
 SEED = 1
-SPLITS = {1: (120,), 3: (40, 50, 30), 4: (30, 30, 30, 30), 5: (1, 30, 29, 20, 40)}
+SPLITS = {1: (120,), 3: (40, 50, 30), 5: (1, 30, 29, 20, 40)}
 """Rows of the parties; of five, one has a single row."""
 EVERY_ROW = 100 * N
 """A coreset that every party sends all its rows for."""
@@ -46,23 +58,26 @@ NAMES = ("airline", "weather", "registry", "bank", "shop")
 
 
 @functools.cache
-def data() -> tuple[np.ndarray, np.ndarray]:
+def data(n: int = N) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    truth = rng.integers(4, size=N)
-    return 3 * rng.normal(size=(4, 5))[truth] + rng.normal(size=(N, 5)), truth
+    truth = rng.integers(4, size=n)
+    return 3 * rng.normal(size=(4, 5))[truth] + rng.normal(size=(n, 5)), truth
+
+
+def parts_of(X: np.ndarray, count: int) -> list[np.ndarray]:
+    """Return the rows of each party, in the shares of SPLITS."""
+    return np.split(X, np.cumsum(SPLITS[count])[:-1] * len(X) // N)
 
 
 def by_rows(count: int = 3, X: np.ndarray | None = None) -> list[Party]:
-    X = data()[0] if X is None else X
-    ends = list(accumulate(SPLITS[count]))[:-1]
-    blocks = np.split(X, ends)
+    blocks = parts_of(data()[0] if X is None else X, count)
     return [Party(x, name=name) for x, name in zip(blocks, NAMES, strict=False)]
 
 
 def strategy(**settings: Any) -> FKKMeans:
     small = {"n_clusters": K, "n_components": S, "n_features": D, "iterations": T}
     small |= {"subspace_tol": 0.0, "n_init": 3, "seed": SEED}
-    small |= {"clustering": "coreset"}  # test_kernel_kmeans_sums.py has the default
+    small |= {"clustering": "coreset"}  # the default has a section of its own
     return FKKMeans(**small | settings)
 
 
@@ -108,8 +123,7 @@ def pooled(count: int, coreset_size: int) -> tuple[np.ndarray, np.ndarray]:
         return np.concatenate(list(feature_blocks(part, X, *wanted)))
 
     *_, last = pooled_fkkm(draw, T, S, None)
-    ends = list(accumulate(SPLITS[count]))[:-1]
-    blocks = list(enumerate(map(RowBlocks, np.split(last.H, ends))))
+    blocks = list(enumerate(map(RowBlocks, parts_of(last.H, count))))
     local = [cluster_summary(block, K, stream(SEED, m, "local")) for m, block in blocks]
     costs = np.array([clusters.costs.sum() for clusters in local])
     shares = split_budget(costs, coreset_size)
@@ -272,6 +286,8 @@ def test_floats_of_the_k_means():
 
 # -- bad input: the constructor --------------------------------------------------------
 
+SUMS = {"clustering": "sums"}
+CHOSEN = SUMS | {"choose_clusters": True}
 CEM = "cem can be false only with eigensolver 'lanczos' and masking 'plain'"
 
 
@@ -294,12 +310,20 @@ CEM = "cem can be false only with eigensolver 'lanczos' and masking 'plain'"
         ({"n_parties": 1}, "n_parties", "at least 2"),
         ({"cem": False}, CEM, "got 'gram' and 'ring'"),
         ({"cem": False, "eigensolver": "lanczos"}, CEM, "got 'lanczos' and 'ring'"),
+        ({"clustering": "means"}, "clustering", "one of"),
+        ({"passes": 3}, "passes", "no effect with clustering 'coreset'"),
+        ({"choose_clusters": True}, "choose_clusters", "no effect with clustering"),
+        (SUMS | {"coreset_size": 30}, "coreset_size", "no effect with .* 'sums'"),
+        (SUMS | {"passes": 0}, "passes", "at least 1"),
+        (SUMS | {"n_init": 2**16}, "n_init", f"at most {2**17 // K} with {K} clusters"),
+        (CHOSEN | {"n_clusters": 1}, "n_clusters", "at least 2"),
+        (CHOSEN | {"n_init": 2**15}, "n_init", f"at most {2**17 // 12} with {K} clus"),
     ],
 )
 def test_wrong_arguments(settings, argument, rule):
     with pytest.raises(ValueError, match=rule) as caught:
         strategy(**settings)
-    assert str(caught.value).startswith(f"{argument}")
+    assert str(caught.value).startswith(argument)
 
 
 def test_one_party_is_enough_without_masks():
@@ -341,6 +365,7 @@ NEIGHBOURS = np.where(np.arange(30) % 2, 1e9, np.nextafter(1e9, 2e9))[:, None]
             3,
         ),
         (by_rows, {"coreset_size": 2}, "coreset_size must be at least ", 3),
+        (lambda: split(data()[0][:19]), SUMS, ".*20 rows of all parties, got 19", 3),
         (lambda: by_rows(1), {}, ".*needs 2 parties", 0),
         (lambda: split(NEIGHBOURS), {}, "gamma needs a column that varies", 9),
         (by_rows, {"threshold": 1e9}, "threshold must be below the largest", 9),
@@ -680,6 +705,10 @@ SECOND = [
     ({}, "sample", other(weights=filled(0.0)), "weights"),
     ({}, "sample", other(weights=filled(1e300)), "weights"),
     (WITHOUT, "expand", other(rows=longer), "rows"),
+    (SUMS, "embed", other(sum_h=longer), "'sum_h' has shape"),
+    (SUMS, "lloyd", other(inertia=longer), "'inertia' must have shape (1), got (2)"),
+    (SUMS, "lloyd", other(sizes=longer), "'sizes' must have shape (1, 4)"),
+    (SUMS, "lloyd", other(sums=longer), "'sums' must have shape (1, 4, 4)"),
 ]
 
 
@@ -731,6 +760,8 @@ def test_the_first_party_alone_draws_the_seed(values):
         ({}, "assign", other(inertia=shifted(63))),
         ({}, "assign", other(sizes=shifted(61))),
         (WITHOUT, "project", of_all(projected=longer)),
+        (SUMS, "embed", of_all(sum_h=longer)),
+        (SUMS, "lloyd", other(sizes=shifted(61))),
     ],
 )
 def test_a_sum_that_cannot_be_ends_the_run_with_all_names(settings, action, change):
@@ -771,3 +802,146 @@ def test_the_cost_beside_that_of_one_cluster(clustering):
     metrics = simulate(strategy, parties, seed=0).metrics
     assert 0.5 < metrics["explained"] < 1
     assert (metrics["smallest_cluster"], metrics["largest_cluster"]) == (90, 150)
+
+
+# -- k-means by sums -------------------------------------------------------------------
+
+A = 6
+"""Starts of the k-means by sums."""
+
+
+def by_sums(**settings: Any) -> FKKMeans:
+    return strategy(**SUMS | {"iterations": 3, "n_init": A} | settings)
+
+
+def many(count: int = 3) -> list[Party]:
+    return by_rows(count, data(2 * N)[0])
+
+
+@pytest.fixture
+def whole(monkeypatch):
+    """Sum whole clusters: each row of a cluster counts, and there is no noise."""
+    for name, value in {"SHARE": 1.0, "NOISE": 0.0, "LEAVERS": 0}.items():
+        monkeypatch.setattr(numerics, name, value)
+
+
+def pooled_sums(kmeans: Any, k: int, H: np.ndarray) -> Any:
+    """Return what k-means by sums makes of all rows in one place."""
+    mean = H.mean(axis=0)
+    moments = mean, H.T @ H / len(H) - np.outer(mean, mean)
+    party, server = np.random.default_rng(0), Run(SEED).rng("k-means")
+    return kmeans(
+        lambda request: part_of_pass(H, request, party), k, *moments, server, A
+    )
+
+
+@pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize(
+    ("count", "masking"), [(1, "plain"), (3, "plain"), (3, "ring"), (5, "ring")]
+)
+def test_sums_of_whole_clusters_give_what_pooled_rows_do(count, masking):
+    result = simulate(by_sums(masking=masking), many(count))
+    H = result.model.transform(data(2 * N)[0])
+    pooled = pooled_sums(summed_kmeans, K, H)
+    # The eigenvectors of two spreads that are nearly equal may turn with rounding.
+    np.testing.assert_allclose(result.model.cluster_centers_, pooled.centers, atol=1e-5)
+    labels = np.concatenate(result.model.labels_)
+    np.testing.assert_array_equal(labels, assign(H, pooled.centers)[0])
+    assert result.metrics["passes"] == pooled.passes
+    assert result.metrics["small_share"] == pytest.approx(pooled.small)
+
+
+def test_sums_without_the_mechanism():
+    settings = {"eigensolver": "lanczos", "masking": "plain", "threshold": 1.0}
+    with_it, without = (
+        simulate(by_sums(cem=cem, **settings), many()).model for cem in (True, False)
+    )
+    assert without.inertia_ == pytest.approx(with_it.inertia_, rel=0.05)
+
+
+def halved(passes: int) -> list[int]:
+    """Return the starts of each pass: the worse half ends after passes 3, 6, .."""
+    return [max(1, A >> max(0, (t - 1) // 3)) for t in range(passes)]
+
+
+@pytest.mark.parametrize("passes", [1, 6, 20])
+def test_round_trips_and_floats_of_sums(passes):
+    result = simulate(by_sums(passes=passes), many())
+    made = int(result.metrics["passes"])
+    assert made == passes if passes < 10 else 4 < made <= 20
+    steps = {"begin": 1, "gram": 3, "embed": 1, "lloyd": made, "assign": 1}
+    expected = {"hello": 1} | {f"kernel_kmeans_{a}": n for a, n in steps.items()}
+    assert trips(result.ledger) == expected
+    floats = A * (1 + K) + sum(a * (1 + 2 * K + K * S) for a in halved(made)[1:])
+    assert uploaded(result.ledger, "lloyd") == [floats] * 3
+    assert uploaded(result.ledger, "embed") == [S] * 3
+
+
+@pytest.mark.usefixtures("whole")
+@pytest.mark.parametrize("masking", ["plain", "ring"])
+def test_the_server_chooses_the_number_of_clusters(masking):
+    """By the simplified silhouettes of the rows in one place, and their k-means."""
+    settings = CHOSEN | {"n_components": 8, "gamma": 0.05, "masking": masking}
+    result = simulate(by_sums(n_clusters=7, **settings), many())
+    pooled = pooled_sums(chosen_kmeans, 7, result.model.transform(data(2 * N)[0]))
+    assert result.metrics["clusters"] == len(result.model.sizes_) == 4
+    np.testing.assert_allclose(result.model.cluster_centers_, pooled.centers, atol=1e-5)
+    assert result.metrics["passes"] == pooled.passes
+    for most, warned in ((7, False), (4, True)):
+        made = by_sums(n_clusters=most, **settings)
+        text = " ".join(made.shortfalls(result.metrics))
+        assert ("4 clusters were chosen" in text) == warned
+
+
+def test_choosing_costs_starts_and_no_round_trip_of_its_own():
+    """In each pass a + 1 numbers more for a starts, of all k in one message."""
+    most, passes = 6, 5
+    settings = CHOSEN | {"n_clusters": most, "n_components": 6, "passes": passes}
+    result = simulate(by_sums(**settings), many())
+    assert trips(result.ledger)["kernel_kmeans_lloyd"] == passes
+    assert result.ledger.round_trips == 1 + 1 + 3 + 1 + passes + 1
+    starts = [(most - 1) * a for a in halved(passes)]
+    each = 1 + 2 * most + most * 6 + 1
+    floats = starts[0] * (2 + most) + sum(a * each for a in starts[1:])
+    assert uploaded(result.ledger, "lloyd") == [floats] * 3
+    assert uploaded(result.ledger, "assign") == [1 + result.metrics["clusters"]] * 3
+    seen = result.ledger.seen["kernel_kmeans_lloyd"]
+    assert seen.reply == {"inertia", "sizes", "counts", "sums", "silhouettes"}
+
+
+@pytest.mark.parametrize(
+    ("used", "fits"), [([2, 3], True), ([1, 3], False), ([2, 4], False)]
+)
+def test_a_start_uses_two_centres_at_least_and_those_that_it_has(used, fits):
+    party = Party(data()[0], index=0)
+    party.n_parties = 3
+    party.remember(State(H=party.X, t=1))
+    values = {"centers": np.zeros((2, 3, 5)), "used": np.array(used)}
+    refused = pytest.raises((ContractError, PartyError), match="used")
+    with nullcontext() if fits else refused:
+        client.lloyd(party, **structure(client.lloyd.contract.request, values, {}))
+
+
+def test_equal_rows_are_one_cluster_by_sums():
+    labels = simulate(by_sums(gamma=1.0), split(np.ones((60, 2)))).model.labels_
+    assert len(set(np.concatenate(labels))) == 1
+
+
+def test_no_sum_is_asked_for_of_a_cluster_that_had_fewer_than_20_rows(monkeypatch):
+    """Also one of fewer rows now is over rows that may be drawn of 20 at least."""
+    passes = []
+
+    def spy(ask, *arguments):
+        def asking(request):
+            passes.append((request.sizes, ask(request)))
+            return passes[-1][1]
+
+        return summed_kmeans(asking, *arguments)
+
+    monkeypatch.setattr(training, "summed_kmeans", spy)
+    simulate(by_sums(n_init=20), many())
+    assert any((sizes < LEAST_ROWS).any() for sizes, _ in passes[1:])
+    for sizes, sums in passes[1:]:
+        small = sizes < LEAST_ROWS
+        assert np.abs(sums.counts[small]).max(initial=0) < 1e-6
+        assert np.abs(sums.sums[small]).max(initial=0) < 1e-6

@@ -18,12 +18,10 @@ from simulations.kernel_kmeans_attacks import (
     squared_distances,
     up_to_rotation,
 )
-from vfl_flower import Party, PartyFailed
+from vfl_flower import Party
 from vfl_flower.numerics.kernel_embedding import embed_rows, feature_blocks
 from vfl_flower.numerics.kernel_kmeans import compose, feature_range, stack, step_size
 from vfl_flower.secure_aggregation.groups import group
-from vfl_flower.server.parties import Parties
-from vfl_flower.simulation import simulate
 from vfl_flower.strategies import FKKMeans
 from vfl_flower.testing import Recorder
 
@@ -452,14 +450,3 @@ def test_without_the_seed_points_do_not_say_which_rows_they_are():
         areas.append(auc(score[held], score[~held]))
     assert abs(np.mean(areas) - 0.5) < 5 * np.std(areas) / np.sqrt(150)
     assert auc(scores(right)[held], scores(right)[~held]) == 1
-
-
-@pytest.mark.parametrize("eigensolver", ["gram", "lanczos"])
-def test_parties_take_no_seed_in_the_clear(monkeypatch, eigensolver):
-    """Else a server that knows it would know the features."""
-    seeds = {"seed": [None, b"0" * 32, b"0" * 32]}
-    monkeypatch.setattr(Parties, "_secrets", lambda *_: seeds)
-    X = np.random.default_rng(0).normal(size=(30, 2))
-    strategy = FKKMeans(2, 3, n_features=8, iterations=2, eigensolver=eigensolver)
-    with pytest.raises(PartyFailed, match="'seed' must come from a party, encrypted"):
-        simulate(strategy, [Party(X[m::3]) for m in range(3)])
