@@ -4,7 +4,6 @@ The masks of a party hide its addend among those of its peers. A server that pla
 peers itself takes the masks off again. The parties are real ones, with a ``state-dir``.
 """
 
-import dataclasses
 import sqlite3
 from dataclasses import replace
 
@@ -16,14 +15,9 @@ from vfl_flower import Party, PartyFailed
 from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.party import guards
 from vfl_flower.party.consent import ALLOW_ALL, Consent, Limit
-from vfl_flower.party.identity import (
-    Credential,
-    load_identity,
-    pack_credentials,
-    parse_credentials,
-)
+from vfl_flower.party.identity import load_identity, pack_credentials, parse_credentials
 from vfl_flower.party.journal import FILE, journal_of
-from vfl_flower.protocol.frame import KEY_BYTES, Frame
+from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.steps import each
 from vfl_flower.secure_aggregation.keys import encode_key, new_private_key, public_key
 from vfl_flower.server.exchange import Exchange
@@ -38,11 +32,8 @@ def text_of(folder):
     return encode_key(load_identity(folder).public_key().public_bytes_raw())
 
 
-def party(folder, name, seed=None):
-    """Return a party of some data, or of zeros: one that a server plays."""
-    X = np.zeros((N, 2))
-    if seed is not None:
-        X = np.random.default_rng(seed).normal(size=(N, 2))
+def party(folder, name, seed=0):
+    X = np.random.default_rng(seed).normal(size=(N, 2))
     return Party(X, name=name, state_dir=folder / name)
 
 
@@ -64,8 +55,8 @@ def careless(monkeypatch):
     monkeypatch.setattr(Greeter, "_check_consent", lambda *_: None)
 
 
-def greet(parties, *, seeded=False):
-    return Parties(Exchange(RealParties(parties)), seed=0 if seeded else None)
+def greet(parties):
+    return Parties(Exchange(RealParties(parties)))
 
 
 def distances(asked, start=0):
@@ -113,7 +104,8 @@ def refused(asked, computing, reason):
 
 def played(tmp_path, victim, n_parties):
     """Return the victim among parties that the server plays, under their names."""
-    parties = [party(tmp_path / "server", name) for name in "abc"]
+    folder, zeros = tmp_path / "server", np.zeros((N, 2))
+    parties = [Party(zeros, name=name, state_dir=folder / name) for name in "abc"]
     parties[VICTIM] = victim
     return parties[:n_parties]
 
@@ -148,109 +140,38 @@ def test_pinned_peers_are_accepted(honest):
 # -- what the server alters on the way -------------------------------------------------
 
 
-def told(session, packed):
-    return parse_credentials(packed["credentials"], packed["peers"])
-
-
-def put(packed, credentials):
-    """Give a party other credentials."""
-    packed["credentials"] = pack_credentials(credentials)
-    packed["peers"] = b"".join(c.public_key for c in credentials)
-
-
-def swap_the_key(packed, listed, folder):
-    """Put the server's own key under the signature of a peer."""
-    put(packed, [replaced(listed[0]), *listed[1:]])
-
-
-def replaced(credential):
-    return dataclasses.replace(credential, public_key=public_key(new_private_key()))
-
-
-def sign_with_its_own(packed, listed, folder):
-    """Sign the server's own key under the name of a peer."""
-    key, own = public_key(new_private_key()), load_identity(folder / "server")
-    forged = Credential("a", 0, 0, key).signed(own, packed["session"])
-    put(packed, [forged, *listed[1:]])
-
-
-def leave_out_a_peer(packed, listed, folder):
-    packed["parties"] = 2
-    put(packed, listed[:2])
-
-
-def leave_out_what_is_signed(packed, listed, folder):
-    del packed["credentials"]
-
-
-ATTACKS = {
-    swap_the_key: "signature of party 'a' does not verify",
-    sign_with_its_own: "key of party 'a' must be the one that is pinned",
-    leave_out_a_peer: "at least 3 parties by this party's consent, this one has 2",
-    leave_out_what_is_signed: "must pass on what the parties sign",
-}
-
-
 @pytest.fixture
-def deviate(monkeypatch, tmp_path):
-    """Return a function that lets the server alter what it tells the victim."""
+def swapping(monkeypatch):
+    """Put the server's own key under the signature of a peer."""
     pack = Frame.pack
 
-    def begin(attack):
-        def packed(self):
-            told = pack(self)
-            if self.index == VICTIM and "peers" in told:
-                listed = parse_credentials(told["credentials"], told["peers"])
-                attack(told, listed, tmp_path)
-            return told
+    def packed(self):
+        told = pack(self)
+        if self.index == VICTIM and "peers" in told:
+            first, *others = parse_credentials(told["credentials"], told["peers"])
+            key = public_key(new_private_key())
+            swapped = [replace(first, public_key=key), *others]
+            told["credentials"] = pack_credentials(swapped)
+            told["peers"] = b"".join(c.public_key for c in swapped)
+        return told
 
-        monkeypatch.setattr(Frame, "pack", packed)
-
-    return begin
-
-
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_what_is_altered_is_refused(honest, computing, deviate, attack):
-    honest[VICTIM].consent = consent(honest)
-    deviate(attack)
-    refused(greet(honest), computing, ATTACKS[attack])
+    monkeypatch.setattr(Frame, "pack", packed)
 
 
-def test_a_party_without_a_state_dir_refuses(honest, computing):
-    honest[VICTIM].consent = consent(honest)
-    honest[VICTIM].state_dir = None
-    with pytest.raises(PartyFailed, match="state-dir must be set"):
-        greet(honest)
-    assert not computing
-
-
-# -- later messages --------------------------------------------------------------------
-
-
-def test_peers_of_a_later_message_are_refused(honest, computing):
-    """Signed or not: the keys of a run stay."""
+@pytest.mark.usefixtures("swapping")
+def test_a_swapped_key_is_refused_and_leaves_no_keys_for_a_later_message(
+    honest, computing
+):
+    """Other alterations: tests/party/test_identity.py. The second was answered."""
     honest[VICTIM].consent = consent(honest)
     asked = greet(honest)
-    distances(asked)
-    computing.clear()
-    asked._last[VICTIM] = 0
-    first = asked._peers
-    asked._peers = public_key(new_private_key()) + first[KEY_BYTES:]
-    with pytest.raises(PartyFailed, match="public keys changed during the run"):
-        distances(asked)
-    assert VICTIM not in computing
-    assert kept(asked)["session"]["peers"] == first
-
-
-def test_a_refused_run_leaves_no_keys_for_a_later_message(honest, computing, deviate):
-    """The keys of the first message were kept, and the second one was answered."""
-    honest[VICTIM].consent = consent(honest)
-    deviate(swap_the_key)
-    asked = greet(honest)
-    refused(asked, computing, "does not verify")
+    refused(asked, computing, "signature of party 'a' does not verify")
     asked._last[VICTIM] = 0
     asked._peers, asked._credentials = None, None
     refused(asked, computing, "has lost the run's keys")
+
+
+# -- later messages --------------------------------------------------------------------
 
 
 REPLAYED = {"missing": None, "zeros": bytes(64), "of another list": b"earlier"}
@@ -275,22 +196,6 @@ def test_a_hello_that_is_replayed_ends_at_the_second_message(honest, signature):
         asked.ask_one(VICTIM, coresets.pooled_rows, rows=rows + 20, **question)
 
 
-# -- seeds -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("change", [{"_seed": 1}, {"_private_draws": False}], ids=str)
-def test_another_seed_in_a_later_message_is_refused(honest, computing, change):
-    """Rows are split by it: with two seeds the server had two splits of one party."""
-    honest[VICTIM].consent = consent(honest, allow_seed=True)
-    asked = greet(honest)
-    distances(asked)
-    computing.clear()
-    vars(asked).update(change)
-    with pytest.raises(PartyFailed, match="the seed changed during the run"):
-        distances(asked)
-    assert computing == []
-
-
 # -- trust on first use ----------------------------------------------------------------
 
 
@@ -312,21 +217,11 @@ def test_a_key_that_is_trusted_on_first_use_stays(honest, tmp_path, computing):
     assert trusted(victim) == first
 
 
-def test_without_the_flag_nobody_is_trusted_on_first_use(honest, computing):
-    victim = honest[VICTIM]
-    victim.consent = consent(honest, peers={}, trust_on_first_use=True)
-    distances(greet(honest))
-    computing.clear()
-    victim.consent = consent(honest, peers={})
-    refused(greet(honest), computing, "party 'a' must be pinned")
-
-
 def test_a_refused_message_trusts_nobody(honest):
     """Neither the journal nor the run's memory: the next message checks again."""
     victim = honest[VICTIM]
-    victim.consent = consent(honest, peers={}, trust_on_first_use=True)
     few = {"rows": Limit(5)}
-    victim.consent = replace(victim.consent, leaves=few)
+    victim.consent = consent(honest, peers={}, trust_on_first_use=True, leaves=few)
     asked = greet(honest)
     with pytest.raises(PartyFailed, match="consent lets 5 rows"):
         distances(asked)
