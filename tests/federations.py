@@ -10,6 +10,7 @@ import numpy as np
 from vfl_flower import Party
 from vfl_flower.party.consent import Consent
 from vfl_flower.party.identity import public_identity
+from vfl_flower.party.parts import ModelPart, save_part
 from vfl_flower.party.party import digest_ids
 from vfl_flower.typing import Array
 
@@ -42,6 +43,26 @@ def by_columns(
         Party(b, y, name=n, state_dir=folder and folder / n, **given)
         for b, y, n in zip(blocks, known, names, strict=True)
     ]
+
+
+MODEL = "0123456789abcdef"
+
+
+def hand_out(
+    parties: list[Party], weights: Array, intercept: float = 0.0
+) -> list[Party]:
+    """Give parties the blocks of a linear model; the last one holds the labels."""
+    last = len(parties) - 1
+    ends = np.cumsum([party.X.shape[1] for party in parties])[:-1]
+    for j, block in enumerate(np.split(weights, ends)):
+        party = parties[j]
+        settings = {"kind": "linear", "intercept": intercept * (j == last)}
+        settings |= {"receiver": last, "index": j, "n_parties": last + 1, "columns": []}
+        settings["encoding"] = party.encoding
+        arrays = {"weights": block[None]}
+        part = ModelPart(MODEL, "coreset_predictions", settings, arrays)
+        save_part(party.state_dir, part)
+    return parties
 
 
 def pinned(parties: list[Party], folder: Path, consent: Consent) -> list[Party]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from federations import by_columns
+from federations import MODEL, by_columns, hand_out
 
 from vfl_flower import Party
 from vfl_flower.clients.mufc import training as mufc
@@ -51,7 +51,6 @@ _kernel = {"loss": "square", "target": "continuous", "regularization": 0.1, "see
 _kernel |= {"bandwidth": 2.0} | _two
 _four = {"features": 4}
 _shared = {"target": "continuous", "joint_features": 2, "seed": 3}
-MODEL = "0123456789abcdef"
 _clusters = {"n_clusters": 2, "size": 12, "n_init": 1, "seed": 3}
 _embedded = {"n_clusters": 2, "n_components": 2, "n_features": 3, "iterations": 2}
 _embedded |= {"threshold": 0.5, "subspace_tol": 0.0, "n_init": 1, "seed": 3}
@@ -170,16 +169,12 @@ def keeping_parties(count: int = 2) -> list[Party]:
 
 @cache
 def parties_with_blocks(count: int = 2) -> list[Party]:
-    folder, made = folder_of("parties_with_blocks", count), []
-    for index, party in enumerate(parties(count)):
-        settings = {"kind": "linear", "intercept": 0.0, "receiver": count - 1}
-        settings |= {"index": index, "n_parties": count, "columns": []}
-        settings["encoding"] = party.encoding
-        weights = {"weights": np.ones((1, party.X.shape[1]))}
-        state_dir = folder / str(party.name)
-        save_part(state_dir, ModelPart(MODEL, "coreset_predictions", settings, weights))
-        made.append(Party(party.X, name=party.name, state_dir=state_dir))
-    return made
+    folder = folder_of("parties_with_blocks", count)
+    made = [
+        Party(party.X, name=party.name, state_dir=folder / str(party.name))
+        for party in parties(count)
+    ]
+    return hand_out(made, np.ones(6))
 
 
 @cache

@@ -4,17 +4,18 @@ import csv
 import dataclasses
 import functools
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from deviating import RealParties
+from federations import MODEL, by_columns, hand_out
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
 from vfl_flower import CoresetVKMC, CoresetVRLR, FederationError, Party, PartyFailed
 from vfl_flower.clients.coresets import prediction as party
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.party.consent import Consent, Limit
-from vfl_flower.party.parts import ModelPart, save_part
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, structure
 from vfl_flower.protocol.steps import Sum, each, opened
@@ -33,11 +34,7 @@ def data(n=N, seed=0):
 
 
 def parties(folder, X, y, count=3):
-    blocks = np.array_split(X, count, axis=1)
-    return [
-        Party(block, y if j == count - 1 else None, state_dir=folder / str(j))
-        for j, block in enumerate(blocks)
-    ]
+    return by_columns(X, y, count, names="{}", folder=folder)
 
 
 MODELS = {
@@ -77,6 +74,14 @@ def test_predictions_are_those_of_the_whole_model(name, count, tmp_path, monkeyp
         assert not list((tmp_path / str(other)).glob("*.csv"))
 
 
+def assert_errors(metrics, y, predicted, rel):
+    near = functools.partial(pytest.approx, rel=rel)
+    assert metrics["test_rows"] == len(y)
+    assert metrics["test_loss"] == near(mean_squared_error(y, predicted))
+    assert metrics["test_mae"] == near(mean_absolute_error(y, predicted))
+    assert metrics["test_r2"] == near(r2_score(y, predicted))
+
+
 def test_what_a_regression_is_worth_on_new_rows(tmp_path):
     model = trained(tmp_path, "gram")
     X, y = data(90, seed=3)
@@ -84,13 +89,9 @@ def test_what_a_regression_is_worth_on_new_rows(tmp_path):
     grid = InProcessGrid(parties(tmp_path, X, y))
     result = CoresetEvaluation(model.id).start(grid)
     predicted = model.predict(np.array_split(X, 3, axis=1))[20:]
-    metrics, near = result.metrics, functools.partial(pytest.approx, rel=1e-6)
-    assert metrics["test_rows"] == 70
-    assert metrics["test_loss"] == near(mean_squared_error(y[20:], predicted))
-    assert metrics["test_mae"] == near(mean_absolute_error(y[20:], predicted))
-    assert metrics["test_r2"] == near(r2_score(y[20:], predicted))
+    assert_errors(result.metrics, y[20:], predicted, 1e-6)
     spread = ((y[20:] - predicted) ** 2).std(ddof=1) / math.sqrt(70)
-    assert metrics["test_loss_se"] == near(spread)
+    assert result.metrics["test_loss_se"] == pytest.approx(spread, rel=1e-6)
     assert result.ledger.round_trips == 4
     assert not list((tmp_path / "2").glob("*.csv"))
 
@@ -99,10 +100,11 @@ def test_what_clusters_are_worth_on_new_rows(tmp_path):
     model = trained(tmp_path, "k-means")
     X, _ = data(90, seed=3)
     grid = InProcessGrid(parties(tmp_path, X, None))
-    metrics = CoresetEvaluation(model.id).start(grid).metrics
+    result = CoresetEvaluation(model.id).start(grid)
     centers = np.hstack(model.cluster_centers_)
     squares = ((X[:, None] - centers) ** 2).sum(axis=2).min(axis=1)
-    assert metrics["test_loss"] == pytest.approx(squares.mean())
+    assert result.metrics["test_loss"] == pytest.approx(squares.mean())
+    assert result.curves == {}
 
 
 @pytest.mark.parametrize(("labels", "rows"), [(19, 0), (20, 20)])
@@ -131,27 +133,14 @@ def sum_of(asked, start, stop):
     return opened(asked.ask_exactly(wanted, start=start, stop=stop).sealed["sums"])
 
 
-@pytest.mark.parametrize("again", [True, False])
-def test_one_row_is_not_evaluated_in_the_place_of_all(again, tmp_path):
-    """The mean of its distance, sixty times, told that distance to 3e-13."""
-
-    def attack():
-        sums = sum_of(asked, 5, 6)
-        for k in range(59):
-            asked.ask_one(0, party.answer, sums=sums, evaluate=False, last=False)
-            sums = sum_of(asked, 5, 6) if again and not k else sums
-        return asked.ask_one(0, party.answer, sums=sums, evaluate=True, last=True)
-
-    asked = greeted(tmp_path, trained(tmp_path, "k-means"), 60)
-    with pytest.raises(PartyFailed, match="rows must be a block"):
-        attack()
-
-
 def test_sums_are_those_of_the_next_block(tmp_path, monkeypatch):
-    """Neither of a part of it, nor of another one of other length."""
+    """Neither of a part of it, nor of another one of other length.
+
+    The mean distance of one row, sixty times, was its distance to 3e-13.
+    """
     monkeypatch.setattr(party, "MOST_SUMS", 90)
     model = trained(tmp_path, "k-means")
-    for start, stop in ((0, 29), (1, 31), (30, 61), (60, 90)):
+    for start, stop in ((0, 29), (1, 31), (5, 6), (30, 61), (60, 90)):
         with pytest.raises(PartyFailed, match="must be a block of 30 or the last one"):
             sum_of(greeted(tmp_path, model, 70), start, stop)
     asked = greeted(tmp_path, model, 70)
@@ -209,21 +198,11 @@ def test_a_limit_ends_evaluations_of_models_that_the_server_chooses(most, tmp_pa
     errors_reported: list[float] = []
 
     def evaluate(b: float) -> float:
-        for j, organisation in enumerate(federation):
+        for organisation in hand_out(federation, np.zeros(6), b):
             organisation.ids = np.arange(30)
             organisation.consent = Consent(leaves=leaves, peers=None)
-            settings = {"kind": "linear", "intercept": b * (j == 2), "receiver": 2}
-            settings |= {"index": j, "n_parties": 3, "columns": []}
-            settings["encoding"] = organisation.encoding
-            part = ModelPart(
-                "0123456789abcdef",
-                "coreset_predictions",
-                settings,
-                {"weights": np.zeros((1, 2))},
-            )
-            save_part(organisation.state_dir, part)
         grid = RealParties(federation)
-        metrics = CoresetEvaluation("0123456789abcdef").start(grid).metrics
+        metrics = CoresetEvaluation(MODEL).start(grid).metrics
         errors_reported.append(metrics["test_mae"])
         return errors_reported[-1]
 
@@ -258,7 +237,7 @@ def test_other_parties_or_columns_than_in_training(tmp_path):
     with pytest.raises(PartyFailed, match="must have the 2 columns of training"):
         predict.start(InProcessGrid(wider))
     with pytest.raises(PartyFailed, match="no part of model"):
-        CoresetPrediction("0123456789abcdef").start(InProcessGrid(new))
+        CoresetPrediction(MODEL).start(InProcessGrid(new))
 
 
 def test_without_a_state_dir_nothing_is_kept(tmp_path):
@@ -276,10 +255,8 @@ def test_a_party_keeps_no_model_of_any_size(outputs, taken):
     sizes = {"n_rows": 9, "n_columns": 2, "n_parties": 3}
     message = {"kind": "k-means", "intercept": 0.0, "receiver": 2}
     message["weights"] = np.zeros((outputs, 2))
-    if taken:
-        structure(party.keep.contract.request, message, sizes)
-        return
-    with pytest.raises(ContractError, match="weights"):
+    refused = pytest.raises(ContractError, match="weights")
+    with nullcontext() if taken else refused:
         structure(party.keep.contract.request, message, sizes)
 
 
@@ -299,14 +276,9 @@ def test_the_label_holder_evaluates_the_model_of_training(name, scale, tmp_path)
     result = strategy.start(InProcessGrid(parties(tmp_path, X, y)))
     predicted = result.model.predict(np.array_split(X, 3, axis=1))
     train, test = split_rows(N, 0.3, 1)
-    metrics, near = result.metrics, functools.partial(pytest.approx, rel=1e-9)
-    assert metrics["test_rows"] == 60
-    assert metrics["test_loss"] == near(mean_squared_error(y[test], predicted[test]))
-    assert metrics["test_mae"] == near(mean_absolute_error(y[test], predicted[test]))
-    assert metrics["test_r2"] == near(r2_score(y[test], predicted[test]))
-    assert metrics["full_train_loss"] == near(
-        mean_squared_error(y[train], predicted[train])
-    )
+    assert_errors(result.metrics, y[test], predicted[test], 1e-9)
+    loss = mean_squared_error(y[train], predicted[train])
+    assert result.metrics["full_train_loss"] == pytest.approx(loss, rel=1e-9)
     assert result.evaluation.round_trips == 2
     dealt = {a for a in result.ledger.waits if "deal" in a or "products" in a}
     assert dealt == ({"products_multiply"} if name == "gram" else set())

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from faults import LyingGrid
-from federations import by_columns
+from federations import MODEL, by_columns, hand_out
 from sklearn.metrics import confusion_matrix
 
 from vfl_flower import (
     FDSKL,
     CoresetVRLR,
     FDSKLDirect,
-    Party,
     PartyFailed,
     RidgeEvaluation,
     SecureRidge,
@@ -24,22 +23,17 @@ from vfl_flower.app.plan.plan import RunPlan
 from vfl_flower.app.plan.rehearsal import Shape
 from vfl_flower.app.report.report import write_report
 from vfl_flower.clients import evaluation as tellers
-from vfl_flower.clients.fdskl import prediction as fdskl
-from vfl_flower.clients.fdskl.state import FDSKLState
-from vfl_flower.numerics import evaluation
 from vfl_flower.numerics.split import split_rows
 from vfl_flower.party.consent import Consent, Limit
-from vfl_flower.party.parts import ModelPart, save_part
 from vfl_flower.protocol.messages import pack
 from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.server import strategy as frame
 from vfl_flower.server.parties import Parties
-from vfl_flower.strategies import CoresetEvaluation, CoresetVKMC, FDSKLEvaluation
+from vfl_flower.strategies import CoresetEvaluation, FDSKLEvaluation
 from vfl_flower.strategies import evaluation as judged
 from vfl_flower.testing import Recorder
 
 N, HOLDER = 600, 2
-MODEL = "0123456789abcdef"
 LEAVES = ("moments", "angles", "predictions", "curves")
 SOLVERS = {
     "ridge": {"relevance": False, "joint_features": 16},
@@ -133,10 +127,8 @@ def test_curves_of_two_classes_held_out(solver, monkeypatch):
     means = [probability[b].mean() for b in bins]
     np.testing.assert_allclose(result.curves["score"], means)
     assert set(result.curves) == {"rows", "positives", "score"}
-    found = (
-        result.metrics["test_true_positives"] + result.metrics["test_false_negatives"]
-    )
-    assert sum(result.curves["positives"]) == found
+    named = "test_true_positives", "test_false_negatives"
+    assert sum(result.curves["positives"]) == sum(result.metrics[n] for n in named)
 
 
 def test_a_model_without_probabilities_has_no_score():
@@ -204,15 +196,6 @@ def test_curves_of_new_rows_that_a_linear_model_predicts(tmp_path):
         np.testing.assert_allclose(result.curves[name], means, rtol=1e-6)
 
 
-def test_clusters_have_no_curve(tmp_path):
-    X, _ = data()
-    model = simulate(CoresetVKMC(3, size=100), parties(X, None, tmp_path), seed=1).model
-    grid = RealParties(parties(X, None, tmp_path))
-    told = CoresetEvaluation(model.id).start(grid)
-    assert told.metrics["test_rows"] == N
-    assert told.curves == {}
-
-
 # -- what it costs, and who is asked ---------------------------------------------------
 
 
@@ -269,11 +252,6 @@ def test_a_limit_leaves_the_curves_out_and_the_run_goes_on(solver, tmp_path, cap
     assert "lets curves leave it 2 times for the life" in caplog.text
 
 
-def told(values, frame, **changed):
-    frame.pop("digest")
-    return pack(values | changed, frame)
-
-
 @pytest.mark.parametrize(
     ("name", "lie", "reason"),
     [
@@ -285,12 +263,12 @@ def told(values, frame, **changed):
     ],
 )
 def test_a_reply_with_other_bins_is_refused(name, lie, reason):
-    X, y = data()
-    grid = LyingGrid(
-        *(parties(X, y), "fdskl_answer", HOLDER),
-        lambda _, values, frame: told(values, frame, **{f"curve_{name}": lie}),
-        place=1,
-    )
+
+    def changed(_, values, frame):
+        del frame["digest"]
+        return pack(values | {f"curve_{name}": lie}, frame)
+
+    grid = LyingGrid(parties(*data()), "fdskl_answer", HOLDER, changed, place=1)
     with pytest.raises(PartyFailed, match=f"malformed: .*{reason}"):
         strategy("direct").start(grid)
 
@@ -298,74 +276,8 @@ def test_a_reply_with_other_bins_is_refused(name, lie, reason):
 # -- attacks ---------------------------------------------------------------------------
 
 
-def hand_out(federation, weights, intercept=0.0):
-    """Give the parties the blocks of a linear model, as a server that deviates does."""
-    for j, member in enumerate(federation):
-        settings = {"kind": "linear", "intercept": intercept * (j == HOLDER)}
-        settings |= {"receiver": HOLDER, "index": j, "n_parties": 3, "columns": []}
-        settings["encoding"] = member.encoding
-        block = {"weights": np.reshape(weights[2 * j : 2 * j + 2], (1, 2))}
-        part = ModelPart(MODEL, "coreset_predictions", settings, block)
-        save_part(member.state_dir, part)
-    return federation
-
-
 def evaluated(federation):
     return CoresetEvaluation(MODEL).start(RealParties(federation)).curves
-
-
-@pytest.mark.parametrize("guard", [False, True])
-def test_equal_predictions_do_not_let_the_order_of_rows_make_the_bins(
-    guard, tmp_path, monkeypatch
-):
-    """With a model of weights 0 the bins would be the rows 1 to 20, 21 to 40 .."""
-    if not guard:
-        monkeypatch.setattr(evaluation, "ROUNDING", -1.0)
-    X, y = data(200)
-    told = evaluated(hand_out(parties(X, y, tmp_path), np.zeros(6), 1.0))
-    if guard:
-        assert told == {}
-    else:
-        np.testing.assert_allclose(told["true"], y.reshape(10, 20).mean(axis=1))
-
-
-@pytest.mark.parametrize("guard", [False, True])
-def test_a_row_that_is_repeated_has_no_bin_of_its_own(guard, monkeypatch):
-    """Its equal predictions are all of a bin, whose mean is the label."""
-    if not guard:
-        monkeypatch.setattr(tellers, "hides_each", lambda *_: True)
-    _, y = data(200)
-    party = Party(np.zeros((200, 1)), y=y)
-    rows = np.append(np.arange(100), np.full(10_000, 7))
-    answers = rows * 37.0 % 100
-    state = FDSKLState(answers=answers, rows=rows.astype(np.uint32))
-    part = {"target": "continuous", "classes": np.zeros(0)}
-    if guard:
-        with pytest.raises(Exception, match="evaluated on each row once"):
-            fdskl._errors(party, part, state, curves=True)
-        return
-    told = fdskl._errors(party, part, state, curves=True)
-    (at,) = np.flatnonzero(told["curve_rows"] == 10_001)
-    assert told["curve_true"][at] == pytest.approx(y[7])
-
-
-@pytest.mark.parametrize("guard", [False, True])
-def test_no_bin_is_of_few_rows(guard, monkeypatch):
-    """Of bins of one row the means are the labels, in the order of the predictions."""
-    if not guard:
-        monkeypatch.setattr(tellers, "LEAST_ROWS", 1)
-        monkeypatch.setattr(evaluation, "MOST_BINS", N)
-    X, y = data()
-    predicted = X[:, 0]
-    told = tellers.measures_of(
-        *(Party(X, y=y), y, predicted, "continuous", np.zeros(0)), curves=True
-    )
-    labels = y[np.argsort(predicted)]
-    if guard:
-        assert told["curve_rows"].min() >= 20
-        assert len(told["curve_rows"]) == 20
-    else:
-        np.testing.assert_array_equal(told["curve_true"], labels)
 
 
 @pytest.mark.parametrize("life", [None, 1])
@@ -431,15 +343,14 @@ def test_a_sum_that_a_server_shifts_tells_the_label_of_its_row(tmp_path, monkeyp
     federation = letting(parties(X, y, tmp_path), "predictions")
     for member in federation:
         member.consent.leaves["moments"] = Limit(life=1)
-    evaluation = CoresetEvaluation(MODEL)
     hand_out(federation, np.zeros(6))
-    told = evaluation.start(RealParties(federation)).metrics
+    told = CoresetEvaluation(MODEL).start(RealParties(federation)).metrics
     shift = 1e4
     # (y - shift)^2 and the squares of the other rows, which are small beside it.
     found = (shift**2 - 100 * told["test_loss"]) / (2 * shift)
     assert found == pytest.approx(y[7], abs=0.02)
     with pytest.raises(PartyFailed, match="moments"):
-        evaluation.start(RealParties(federation))
+        evaluated(federation)
 
 
 @pytest.mark.parametrize("consents", [True, False])
