@@ -1,6 +1,7 @@
 """A small run for each way that a strategy has: together they ask for every step."""
 
 import tempfile
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -110,22 +111,46 @@ VARIANTS: dict[str, ProtocolStrategy] = {
 
 
 NAMES = "airline", "weather", "registry"
+HOME = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 
 
 @cache
-def parties(count: int = 2) -> list[Party]:
+def parties(count: int = 2, n: int = 24, interaction: float = 0.0) -> list[Party]:
     rng = np.random.default_rng(5)
-    X = rng.normal(size=(24, 6))
-    y = X @ np.arange(6.0) + 3 + rng.normal(size=24)
+    X = rng.normal(size=(n, 6))
+    y = X @ np.arange(6.0) + 3 + rng.normal(size=n)
+    y += interaction * X[:, 0] * X[:, 5]
     return by_columns(X, y, count, names=NAMES[:count])
+
+
+@cache
+def row_parties(
+    count: int = 2, n: int = 12, ends: tuple[int, ...] = (5, 9)
+) -> list[Party]:
+    X = np.hstack([party.X for party in parties(3)])[:n, :2]
+    blocks = zip(parties(count), np.split(X, ends[: count - 1]), strict=True)
+    return [Party(block, name=party.name) for party, block in blocks]
+
+
+@cache
+def holders(count: int = 2) -> list[Party]:
+    y = parties(count)[-1].y
+    return [Party(party.X, y, name=party.name) for party in parties(count)]
+
+
+def on_disk(count: int = 2, labels: bool = True) -> list[Party]:
+    """Return parties of which each has a new, empty folder."""
+    home, made = Path(tempfile.mkdtemp(dir=HOME.name)), []
+    for party in parties(count):
+        folder = home / str(party.name)
+        folder.mkdir(mode=0o700)
+        y = party.y if labels else None
+        made.append(Party(party.X, y, name=party.name, state_dir=folder))
+    return made
 
 
 def parts(grid: InProcessGrid) -> list[dict[str, Any]]:
     return [memory.part for memory in grid.memories()]
-
-
-FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
-"""Folders of parties that keep their parts of a model."""
 
 
 @cache
@@ -135,136 +160,63 @@ def trained_parts(variant: str, count: int) -> list[dict[str, Any]]:
     return parts(grid)
 
 
-def with_parts(folder: Path, count: int, variant: str = "fdskl ring") -> list[Party]:
-    made = []
-    trained = trained_parts(variant, count)
+def with_parts(variant: str, count: int = 2) -> list[Party]:
+    """Return parties that have their parts of the model of another variant."""
     algorithm = VARIANTS[variant].steps[0].algorithm
-    columns = 2 if algorithm == "kernel_kmeans" else None
-    for party, part in zip(parties(count), trained, strict=True):
-        state_dir = folder / str(party.name)
+    made = on_disk(count, labels=False)
+    for party, part in zip(made, trained_parts(variant, count), strict=True):
         arrays = {k: v for k, v in part.items() if isinstance(v, np.ndarray)}
         settings = {k: v for k, v in part.items() if k not in arrays}
         settings["encoding"] = party.encoding
-        save_part(state_dir, ModelPart(MODEL, algorithm, settings, arrays))
-        made.append(Party(party.X[:, :columns], name=party.name, state_dir=state_dir))
+        save_part(party.state_dir, ModelPart(MODEL, algorithm, settings, arrays))
+        if algorithm == "kernel_kmeans":  # of rows with two columns
+            party.X = party.X[:, :2]
     return made
 
 
-@cache
-def folder_of(function: str, count: int) -> Path:
-    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    FOLDERS.append(folder)
-    return Path(folder.name)
+def with_blocks(count: int = 2) -> list[Party]:
+    return hand_out(on_disk(count, labels=False), np.ones(6))
 
 
-def keeping_parties(count: int = 2) -> list[Party]:
-    folder = Path(tempfile.mkdtemp(dir=folder_of("keeping_parties", count)))
-    made = []
-    for party in parties(count):
-        state_dir = folder / str(party.name)
-        state_dir.mkdir(mode=0o700)
-        made.append(Party(party.X, party.y, name=party.name, state_dir=state_dir))
-    return made
-
-
-@cache
-def parties_with_blocks(count: int = 2) -> list[Party]:
-    folder = folder_of("parties_with_blocks", count)
-    made = [
-        Party(party.X, name=party.name, state_dir=folder / str(party.name))
-        for party in parties(count)
-    ]
-    return hand_out(made, np.ones(6))
-
-
-@cache
-def new_parties(count: int = 2) -> list[Party]:
-    return with_parts(folder_of("new_parties", count), count)
-
-
-@cache
-def new_row_parties(count: int = 2) -> list[Party]:
-    return with_parts(folder_of("new_row_parties", count), count, "fkk sums")
-
-
-@cache
-def new_parties_of_sums() -> list[Party]:
-    return with_parts(folder_of("sums", 3), 3, "ridge dealer")
-
-
-def removing_parties(count: int = 2) -> list[Party]:
-    """Return such parties whose parts, which runs remove, are written anew."""
-    return with_parts(folder_of("removing_parties", count), count)
-
-
-@cache
-def holders(count: int = 2) -> list[Party]:
-    y = parties(count)[-1].y
-    return [Party(party.X, y, name=party.name) for party in parties(count)]
-
-
-@cache
-def gram_parties(count: int = 2, interaction: float = 0.0) -> list[Party]:
-    rng = np.random.default_rng(5)
-    X = rng.normal(size=(160, 6))
-    y = X @ np.arange(6.0) + 3 + rng.normal(size=160)
-    y += interaction * X[:, 0] * X[:, 5]
-    return by_columns(X, y, count, names=NAMES[:count])
-
-
-@cache
-def row_parties(count: int = 2) -> list[Party]:
-    X = np.hstack([party.X for party in parties(3)])[:12, :2]
-    blocks = zip(parties(count), np.split(X, [5, 9][: count - 1]), strict=True)
-    return [Party(block, name=party.name) for party, block in blocks]
-
-
-@cache
-def many_row_parties(count: int = 2) -> list[Party]:
-    X = np.hstack([party.X for party in parties(3)])[:, :2]
-    blocks = zip(parties(count), np.split(X, [11, 19][: count - 1]), strict=True)
-    return [Party(block, name=party.name) for party, block in blocks]
-
-
-@cache
 def differing_parties(count: int = 2) -> list[Party]:
     """Return parties of which each lacks some rows, with a key that they share."""
-    folder, made = folder_of("differing_parties", count), []
-    for j, party in enumerate(parties(count)):
-        state_dir = folder / str(party.name)
-        state_dir.mkdir(mode=0o700)
-        (state_dir / "alignment.key").touch(mode=0o600)
-        (state_dir / "alignment.key").write_bytes(bytes(range(32)))
+    made = on_disk(count, labels=False)
+    for j, party in enumerate(made):
+        key = party.state_dir / "alignment.key"
+        key.touch(mode=0o600)
+        key.write_bytes(bytes(range(32)))
         rows = np.delete(np.arange(24), j)
         ids = np.array([f"flight-{row}" for row in rows])
-        made.append(Party(party.X[rows], ids=ids, name=party.name, state_dir=state_dir))
+        folder = party.state_dir
+        made[j] = Party(party.X[rows], ids=ids, name=party.name, state_dir=folder)
     return made
 
 
-def unaligned_parties(count: int = 2) -> list[Party]:
-    """Return parties that keep no order, since none is ever replaced."""
-    made = differing_parties(count)
-    for party in made:
-        for path in party.state_dir.glob("alignment-*.*"):
-            path.unlink()
-    return made
+# Without it, joint features would have weights that rounding decides.
+_interacting = partial(parties, n=160, interaction=3.0)
+_gram = partial(parties, n=160)
+_many_rows = partial(row_parties, n=24, ends=(11, 19))
+PARTIES: dict[str, Callable[[int], list[Party]]] = {
+    "gram": _gram,
+    "gram dealer": lambda count: _gram(3),  # who deals is one
+    "k-means kept": on_disk,
+    "ridge": _interacting,
+    "ridge dealer": lambda count: _interacting(3),
+    "fdskl holders": holders,
+    "blocks predict": with_blocks,
+    "fdskl predict": partial(with_parts, "fdskl ring"),
+    "ridge predict": lambda count: with_parts("ridge dealer", 3),
+    "fkk sums": _many_rows,
+    "fkk chosen": _many_rows,
+    "fkk predict": partial(with_parts, "fkk sums"),
+    "fkk evaluate": partial(with_parts, "fkk sums"),
+    "align": differing_parties,
+    "align keyed": differing_parties,
+    "remove": partial(with_parts, "fdskl ring"),
+}
+"""What makes the parties of a variant, where they are not columns or rows alone."""
 
 
 def parties_of(variant: str, count: int = 2) -> list[Party]:
-    made = {"fdskl predict": new_parties, "fdskl holders": holders}
-    made |= {"k-means kept": keeping_parties, "blocks predict": parties_with_blocks}
-    made |= {"remove": removing_parties}
-    made |= {"align": unaligned_parties, "align keyed": unaligned_parties}
-    rows = [v for v in VARIANTS if v.startswith(("fkk", "mufc")) and v != "fkk columns"]
-    made |= dict.fromkeys(rows, row_parties)
-    made |= dict.fromkeys(("fkk sums", "fkk chosen"), many_row_parties)
-    made |= dict.fromkeys(("fkk predict", "fkk evaluate"), new_row_parties)
-    of_gram = [v for v in VARIANTS if v.startswith("gram")]
-    made |= dict.fromkeys(of_gram, gram_parties)
-    # Without it, joint features would have weights that rounding decides.
-    interacting = partial(gram_parties, interaction=3.0)
-    made["ridge"] = interacting
-    made["ridge predict"] = lambda count: new_parties_of_sums()
-    made["gram dealer"] = lambda count: gram_parties(3)  # who deals is one
-    made["ridge dealer"] = lambda count: interacting(3)
-    return made.get(variant, parties)(count)
+    split_rows = variant.startswith(("fkk", "mufc"))
+    return PARTIES.get(variant, row_parties if split_rows else parties)(count)
