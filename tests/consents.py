@@ -20,6 +20,11 @@ def limited(run: int | None = None, life: int | None = None) -> Consent:
     return Consent(min_parties=1, allow_seed=True, leaves=leaves, peers=None)
 
 
+def letting(*kinds: Kind, **rules: Any) -> Consent:
+    """Return a consent that lets kinds leave, without limit; keys are not checked."""
+    return Consent(leaves=dict.fromkeys(kinds, Limit()), peers=None, **rules)
+
+
 def free(party: Party) -> Party:
     """Return a party of a grid, as a loader does that has no consent to hold."""
     if party.consent in (None, Consent()):

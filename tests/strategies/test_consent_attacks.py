@@ -10,6 +10,7 @@ from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
+import forgetting
 import numpy as np
 import pytest
 from deviating import RealParties, angles_of, fitted
@@ -26,7 +27,6 @@ from vfl_flower.clients.kernel_kmeans import clustering as kernel_kmeans_cluster
 from vfl_flower.clients.kernel_kmeans import training as kernel_kmeans
 from vfl_flower.clients.mufc import forgetting as mufc_forgetting
 from vfl_flower.clients.mufc import training as mufc
-from vfl_flower.clients.mufc.settings import TrainingSettings
 from vfl_flower.numerics.random_features import draw_pairs
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.party.memory import Memory
@@ -228,26 +228,22 @@ def test_an_empty_consent_lets_no_features_be_summed(tmp_path, step):
         )
 
 
-def resumed(grid):
-    """Return the parties with what they keep: the truth that attacks are held to."""
-    for node, party in grid._parties.items():
-        party = copy(party)
-        party.resume(Memory(grid._contexts[node].state)._kept("after"))
-        yield party
+def resumed(grid, j):
+    """Return a party with what it keeps: the truth that attacks are held to."""
+    party = copy(grid._parties[1000 + j])
+    party.resume(Memory(grid._contexts[1000 + j].state)._kept("after"))
+    return party
 
 
 def test_a_refusal_does_not_tell_a_party_s_part_of_a_sum(tmp_path):
     """Where a product overflowed, fifty vectors told a number of it to 2e-13."""
     asked = horizontal(tmp_path, "row-sums")
     begun(asked)
+    question = asked, VICTIM, kernel_kmeans.product, {"product": Sum(1.0)}
     for size in (1e51, 1e308):
-        vectors = np.full((8, 1), size)
-        wanted = {"product": Sum(1.0)}
-        assert (
-            one(asked, VICTIM, kernel_kmeans.product, wanted, vectors=vectors) is None
-        )
+        assert one(*question, vectors=np.full((8, 1), size)) is None
         assert "'vectors' must hold numbers from -1e+50 to 1e+50" in asked.refusal
-    assert one(asked, VICTIM, kernel_kmeans.product, wanted, vectors=vectors / 1e300)
+    assert one(*question, vectors=np.full((8, 1), 1e8))
 
 
 @refused("must be a power of two")
@@ -261,20 +257,11 @@ def test_the_number_of_clipped_values_does_not_tell_parts_of_a_sum(tmp_path):
 
 
 def agreed(**changes):
-    base = {
-        "n_clusters": 2,
-        "local_clusters": 2,
-        "gamma": 0.1,
-        "lower": np.array(-1.0),
-        "upper": np.array(1.0),
-        "server_points": "weighted",
-        "client_training": "full",
-        "privacy": "scma",
-        "field": "hash",
-        "n_init": 1,
-        "min_rows_per_bin": 5,
-    }
-    return TrainingSettings(**base | changes)
+    """Return the settings of a training in the box from -1 to 1."""
+    box = {"lower": np.array(-1.0), "upper": np.array(1.0), "gamma": 0.1}
+    given = {"n_clusters": 2, "local_clusters": 2, "server_points": "weighted"}
+    given |= {"client_training": "full", "min_rows_per_bin": 5}
+    return forgetting.agreed(**box | given | changes)
 
 
 COUNTS = {"totals": Sum(2.0**40), "message": Sum(group="field")}
@@ -293,6 +280,13 @@ def trained(asked):
     model, given = f"{asked.session:016x}", {"settings": agreed(), "key": bytes(16)}
     asked.ask(mufc.train.summing(**COUNTS), model=model, **given)
     return model
+
+
+def forget(asked, model, **values):
+    """Ask all parties to forget rows, or to leave; return the sums."""
+    given = {"version": 1, "before": model, "run": model, "key": bytes(16)}
+    question = mufc_forgetting.forget.summing(**COUNTS)
+    return asked.secure_sum(question, model=model, **given, **values)
 
 
 def committed(asked, run, version, centers):
@@ -348,15 +342,7 @@ def test_forgetting_a_row_does_not_give_the_row_in_one_session(tmp_path):
         return np.array([join_limbs(cost)[0] for cost in sums])
 
     before = costs(1)
-    asked.ask(
-        mufc_forgetting.forget.summing(**COUNTS),
-        model=model,
-        version=1,
-        before=model,
-        run=model,
-        key=bytes(16),
-        ids=each([None, ["b7"], None]),
-    )
+    forget(asked, model, ids=each([None, ["b7"], None]))
     a, b, c = (before - costs(2)) * 4  # squared sides of the box, which is 2 wide
     row = np.array([(a - b + 0.25) / 1.0, (a - c + 0.25) / 1.0])
     error = np.abs(row - victim.X[7]).max()
@@ -373,12 +359,9 @@ def test_points_of_an_embedding_count_as_the_rows_that_they_are(tmp_path):
         asked = greet(grid, "horizontal")
         begun(asked)
         asked.ask(kernel_kmeans_clustering.local, n_clusters=2, R=np.eye(8)[:, :4])
-        points = asked.ask(kernel_kmeans_clustering.sample, count=each([10] * 3))[
-            VICTIM
-        ]["points"]
-        victim = list(resumed(grid))[VICTIM]
-        H = victim.recall(kernel_kmeans.State).H
-        for point in points:
+        replies = asked.ask(kernel_kmeans_clustering.sample, count=each([10] * 3))
+        H = resumed(grid, VICTIM).recall(kernel_kmeans.State).H
+        for point in replies[VICTIM]["points"]:
             gap = np.abs(H - point).max(axis=1)
             if gap.min() < 1e-12:
                 rows.add(int(gap.argmin()))
@@ -389,10 +372,8 @@ def test_a_cost_of_its_own_clusters_needs_consent(tmp_path):
     """`local` says in the clear a party's own part of a sum: R^T G R about the mean."""
     asked = horizontal(tmp_path, "row-sums")
     begun(asked)
-    got = one(
-        asked, VICTIM, kernel_kmeans_clustering.local, n_clusters=1, R=np.eye(8)[:, :1]
-    )
-    assert got is None
+    values = {"n_clusters": 1, "R": np.eye(8)[:, :1]}
+    assert one(asked, VICTIM, kernel_kmeans_clustering.local, **values) is None
     assert "lets no embedded-rows leave it" in asked.refusal
 
 
@@ -449,17 +430,9 @@ def test_open_the_median_is_the_distance_of_one_pair(tmp_path):
 def test_the_party_that_gets_distances_is_the_one_named(tmp_path):
     """A party that is told that it is the holder counts no rows; the sum goes on."""
     asked = greet(RealParties(made(tmp_path, letting(angles=2), labels=COINS)))
-    got = one(
-        asked,
-        VICTIM,
-        fdskl.distances,
-        {"distances": Sum(LIMB, to=2)},
-        kernel="gaussian",
-        target="binary",
-        holder=VICTIM,
-        rows=None,
-    )
-    assert got is None
+    sums = {"distances": Sum(LIMB, to=2)}
+    values = {"kernel": "gaussian", "target": "binary", "holder": VICTIM, "rows": None}
+    assert one(asked, VICTIM, fdskl.distances, sums, **values) is None
     assert "lets 2 rows leave it as angles" in asked.refusal
 
 
@@ -531,17 +504,8 @@ def test_a_sum_has_as_many_parties_as_the_consent_says(tmp_path):
     asked = greet(asked.grid, "horizontal")
     got = None
     for leaving in range(3):  # each pair in turn, and none is told to leave for good
-        got = asked.secure_sum(
-            mufc_forgetting.forget.summing(**COUNTS),
-            model=model,
-            version=1,
-            before=model,
-            run=model,
-            key=bytes(16),
-            leaving=[leaving],
-            kind="forget-client",
-            settings=agreed(),
-        )
+        leave = {"leaving": [leaving], "kind": "forget-client"}
+        got = forget(asked, model, **leave, settings=agreed())
     assert got is None
 
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from consents import limited
+from consents import letting, limited
 from deviating import RealParties, fitted, sums_of
+from federations import by_columns
 from forgetting import removal
 
 from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
 from vfl_flower.clients.coresets import gram as linear_gram
 from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.clients.fdskl import angle_sums
-from vfl_flower.clients.fdskl import training as fdskl
-from vfl_flower.party.consent import ALLOW_ALL, Consent, Limit
+from vfl_flower.party.consent import ALLOW_ALL, Limit
 from vfl_flower.protocol.contract import IN_SUM
 from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.steps import Sum, each
@@ -37,9 +37,8 @@ def rows(n=40, d=4):
 def columns(n=60):
     """Return three parties with other columns of the same rows; the last has labels."""
     rng = np.random.default_rng(1)
-    blocks = np.hsplit(rng.normal(size=(n, 6)), 3)
-    y = np.hstack(blocks).sum(axis=1)
-    return [Party(B, y=y if j == 2 else None) for j, B in enumerate(blocks)]
+    X = rng.normal(size=(n, 6))
+    return by_columns(X, X.sum(axis=1), names="party-{}")
 
 
 def others_get(**values):
@@ -253,8 +252,7 @@ def centres(asked, k, rows=None):
 def asking(parties, *kinds):
     """Return real parties that let these kinds leave, and a server that asks them."""
     for party in parties:
-        leaves = dict.fromkeys(kinds, Limit())
-        party.consent = Consent(leaves=leaves, peers=None)
+        party.consent = letting(*kinds)
     return Parties(Exchange(RealParties(parties)))
 
 
@@ -341,26 +339,11 @@ def test_a_fit_on_many_rows_is_not_refused_for_their_labels():
         assert fitting(parties, [*same[:19], last])["kept"] is False
 
 
-@pytest.mark.parametrize("action", ["distances", "fit"])
-def test_what_is_answered_once_a_run(action):
-    """Medians of other pairs, or fits of other rows, would add up."""
-    parties = labelled()
-    asked = asking(parties, "angles")
-
-    def ask(rows):
-        return asked.ask(
-            angle_sums.distances.summing(distances=Sum(LIMB, to=2)),
-            kernel="gaussian",
-            target="binary",
-            holder=2,
-            rows=np.asarray(rows, dtype=np.uint32),
-        )
-
-    if action == "distances":
-        ask(range(30))
-        with pytest.raises(PartyFailed, match="fdskl_distances is answered once"):
-            ask(range(1, 31))
-    else:
-        fitted(asked, range(30))
-        with pytest.raises(PartyFailed, match="this run has its model already"):
-            asked.ask(fdskl.fit)
+def test_distances_are_summed_once_a_run():
+    """Medians of other pairs would add up."""
+    asked = asking(labelled(), "angles")
+    question = angle_sums.distances.summing(distances=Sum(LIMB, to=2))
+    given = {"kernel": "gaussian", "target": "binary", "holder": 2}
+    asked.ask(question, **given, rows=np.arange(30, dtype=np.uint32))
+    with pytest.raises(PartyFailed, match="fdskl_distances is answered once"):
+        asked.ask(question, **given, rows=np.arange(1, 31, dtype=np.uint32))

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from federations import by_columns
 
-from vfl_flower import Party
 from vfl_flower.numerics.linear import Penalty
 from vfl_flower.simulation import InProcessGrid, simulate
 from vfl_flower.strategies import CoresetVRLR
@@ -33,9 +33,7 @@ def data(seed=0, n=200, d=6):
 
 
 def parties(X, y, widths=(2, 2, 2), holder=-1):
-    blocks = np.split(X, np.cumsum(widths)[:-1], axis=1)
-    holder %= len(blocks)
-    return [Party(b, y if j == holder else None) for j, b in enumerate(blocks)]
+    return by_columns(X, y, widths, holders=[holder])
 
 
 class Rows(Recorder):
@@ -105,15 +103,17 @@ def check(X, y, solver, penalty=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("solver", "free", "penalty"),
+    ("solver", "penalty", "options"),
     [
-        *((solver, True, penalty) for solver in SOLVERS for penalty in PENALTIES),
-        ("cg", False, "none"),
-        ("cg", False, "lasso"),
+        *((solver, penalty, {}) for solver in SOLVERS for penalty in PENALTIES),
+        ("cg", "none", {"fit_intercept": False}),
+        ("cg", "lasso", {"fit_intercept": False}),
+        ("central", "elasticnet", {"sampling": "full"}),  # all weights are 1
+        ("cg", "none", {"sampling": "full"}),
     ],
 )
-def test_model_is_the_optimum_on_the_coreset(solver, penalty, free):
-    check(*data(), solver, PENALTIES[penalty], fit_intercept=free)
+def test_model_is_the_optimum_on_the_coreset(solver, penalty, options):
+    check(*data(), solver, PENALTIES[penalty], **options)
 
 
 @pytest.mark.parametrize(
@@ -224,10 +224,8 @@ def test_a_column_that_is_constant_on_the_coreset(solver, penalty, rare):
 @pytest.mark.parametrize(("solver", "y"), [("central", 7.0), ("cg", 0.0), ("cg", 7.0)])
 def test_labels_that_are_all_equal(solver, y):
     X, _ = data()
-    options = SOLVERS[solver]
-    result = simulate(
-        CoresetVRLR(SIZE, evaluate="full", **options), parties(X, np.full(len(X), y)), 0
-    )
+    strategy = CoresetVRLR(SIZE, evaluate="full", **SOLVERS[solver])
+    result = simulate(strategy, parties(X, np.full(len(X), y)), 0)
     assert result.model.intercept_ == pytest.approx(y)
     np.testing.assert_allclose(np.concatenate(result.model.coef_), 0, atol=1e-8)
     assert result.metrics["full_train_loss"] == pytest.approx(0, abs=1e-15)
@@ -249,14 +247,6 @@ def test_types_of_data(solver, dtype):
     result = check(X, y, solver, evaluate="full")
     exact = (result.model.predict(np.split(X.astype(float), 3, axis=1)) - y) ** 2
     assert result.metrics["full_train_loss"] == pytest.approx(exact.mean(), rel=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("solver", "penalty"), [("central", "elasticnet"), ("cg", "none")]
-)
-def test_all_rows_give_the_pooled_model(solver, penalty):
-    """``sampling="full"``: the same conditions with all rows and weights 1."""
-    check(*data(n=90), solver, PENALTIES[penalty], sampling="full")
 
 
 @pytest.mark.parametrize(
@@ -294,9 +284,8 @@ def test_conjugate_gradients_need_one_step_where_parties_do_not_overlap():
     Q, _ = np.linalg.qr(np.column_stack([np.ones(200), rng.normal(size=(200, 6))]))
     X = Q[:, 1:] @ np.diag([1, 50, 3, 1, 1e3, 2])
     y = X @ np.arange(6.0) + rng.normal(size=200)
-    result = simulate(
-        CoresetVRLR(SIZE, sampling="full", solver="cg"), parties(X, y), seed=0
-    )
+    strategy = CoresetVRLR(SIZE, sampling="full", solver="cg")
+    result = simulate(strategy, parties(X, y), seed=0)
     assert result.metrics["iterations"] == 1
     assert result.metrics["sigma_min_x"] == pytest.approx(1.0, abs=1e-6)
     assert violation(X, y, np.ones(200), 200, Penalty(), result.model) < 1e-9
@@ -309,13 +298,9 @@ def test_sigma_min_x_sees_columns_of_two_parties_that_overlap():
     c = 0.9
     X = np.column_stack([Q[:, 1], c * Q[:, 1] + math.sqrt(1 - c**2) * Q[:, 2]])
     y = X @ [1.0, -2.0] + 0.1 * rng.normal(size=200)
-    result = simulate(
-        CoresetVRLR(
-            SIZE, sampling="full", solver="cg", tol=1e-10, allow_two_parties=True
-        ),
-        parties(X, y, (1, 1)),
-        seed=0,
-    )
+    full = {"sampling": "full", "solver": "cg", "allow_two_parties": True}
+    strategy = CoresetVRLR(SIZE, tol=1e-10, **full)
+    result = simulate(strategy, parties(X, y, (1, 1)), seed=0)
     assert result.metrics["sigma_min_x"] == pytest.approx(math.sqrt(1 - c), rel=1e-6)
 
 
