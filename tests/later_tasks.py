@@ -61,34 +61,31 @@ def columns(folder: Path, labelled: bool = True, n: int = 240) -> list[Party]:
 
 
 _kernel: dict[str, Any] = {"target": "continuous", "features": 16, "seed": 3}
-TRAINED: dict[str, Callable[[Path], tuple[ProtocolStrategy, list[Party]]]] = {
-    "linear": lambda f: (CoresetVRLR(80, seed=3), columns(f)),
-    "direct": lambda f: (FDSKLDirect("square", **_kernel), columns(f)),
-    "ridge": lambda f: (
-        SecureRidge(target="continuous", joint_features=16, seed=3),
-        columns(f),
-    ),
-    "ridge linear": lambda f: (
-        SecureRidge("linear", target="continuous", seed=3),
-        columns(f),
-    ),
-    "kernel": lambda f: (
-        FKKMeans(2, 2, n_features=6, iterations=2, passes=2, n_init=1, seed=3),
-        clinics(f, 20),
-    ),
-    "mufc": lambda f: (
-        MUFC(2, 0.05, n_init=1, seed=3, server_state=f / "server"),
-        clinics(f),
-    ),
+_ridge: dict[str, Any] = {"target": "continuous", "seed": 3}
+_embedded = FKKMeans(2, 2, n_features=6, iterations=2, passes=2, n_init=1, seed=3)
+_many = partial(clinics, rows=20)
+TRAINED: dict[str, tuple[ProtocolStrategy, Callable[[Path], list[Party]]]] = {
+    "linear": (CoresetVRLR(80, seed=3), columns),
+    "direct": (FDSKLDirect("square", **_kernel), columns),
+    "ridge": (SecureRidge(joint_features=16, **_ridge), columns),
+    "ridge linear": (SecureRidge("linear", **_ridge), columns),
+    "kernel": (_embedded, _many),
+    "mufc": (MUFC(2, 0.05, n_init=1, seed=3), clinics),
 }
+
+
+def state_of(name: str, folder: Path) -> dict[str, Path]:
+    """Return where a strategy keeps the server's state, if it has any."""
+    return {"server_state": folder / "server"} if name == "mufc" else {}
 
 
 @cache
 def trained(name: str) -> tuple[str, Path]:
     """Return the number of a trained model, and the folder with its parts."""
     folder = Path(HOME.name) / name
-    strategy, parties = TRAINED[name](folder)
-    return str(strategy.start(InProcessGrid(parties)).model.id), folder
+    strategy, parties = TRAINED[name]
+    strategy = strategy.replace(**state_of(name, folder))
+    return str(strategy.start(InProcessGrid(parties(folder))).model.id), folder
 
 
 def on_parts(
@@ -107,8 +104,7 @@ def on_parts(
             shutil.copytree(parts, folder)
             return parties(folder)
 
-        given = {"server_state": folder / "server"} if name == "mufc" else {}
-        return task(model_id=model, **given, **settings), make
+        return task(model_id=model, **state_of(name, folder), **settings), make
 
     return in_folder
 
@@ -134,10 +130,8 @@ TASKS: dict[str, Task] = {
     "ridge predict": on_parts("ridge", RidgePrediction, _new),
     "ridge evaluate": on_parts("ridge", RidgeEvaluation, columns),
     "ridge linear predict": on_parts("ridge linear", RidgePrediction, _new),
-    "kernel predict": on_parts("kernel", FKKMeansPrediction, partial(clinics, rows=20)),
-    "kernel evaluate": on_parts(
-        "kernel", FKKMeansEvaluation, partial(clinics, rows=20)
-    ),
+    "kernel predict": on_parts("kernel", FKKMeansPrediction, _many),
+    "kernel evaluate": on_parts("kernel", FKKMeansEvaluation, _many),
     "mufc unlearn": _mufc(MUFCUnlearn, requested, seed=5),
     "mufc forget client": _mufc(MUFCForgetClient, requested, clients="south", seed=5),
     "mufc add": _mufc(MUFCAdd, partial(requested, rows=11), seed=5),

@@ -2,12 +2,10 @@
 
 import csv
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from forgetting import departure, removal
-from supernodes import SuperNodes, write_rows
 
 from vfl_flower import FederationError, Party, PartyFailed
 from vfl_flower.numerics.kernel_embedding import embed_rows
@@ -74,13 +72,17 @@ def new(tmp_path):
     return parties(tmp_path, seed=50)
 
 
-def later(kind, task, model, folder, **settings):
-    """Return the strategy of a task, "Prediction" or "Evaluation"."""
-    if kind == "fk-kmeans":
-        tasks = {"Prediction": FKKMeansPrediction, "Evaluation": FKKMeansEvaluation}
-        return tasks[task](model.id, **settings)
-    tasks = {"Prediction": MUFCPrediction, "Evaluation": MUFCEvaluation}
-    return tasks[task](model.id, server_state=folder / "server", **settings)
+TASKS = {
+    ("fk-kmeans", "Prediction"): FKKMeansPrediction,
+    ("fk-kmeans", "Evaluation"): FKKMeansEvaluation,
+    ("mufc", "Prediction"): MUFCPrediction,
+    ("mufc", "Evaluation"): MUFCEvaluation,
+}
+
+
+def later(kind, task, model, folder):
+    state = {"server_state": folder / "server"} if kind == "mufc" else {}
+    return TASKS[kind, task](model.id, **state)
 
 
 def written(party, model):
@@ -168,7 +170,7 @@ def test_other_columns_or_no_model(kind, tmp_path, model, new):
 def test_a_model_without_a_map_is_refused_before_any_row_is_read(tmp_path):
     made = parties(tmp_path)
     settings = {"cem": False, "eigensolver": "lanczos", "masking": "plain"}
-    strategy = FKKMeans(3, 4, n_features=20, iterations=2, **settings)
+    strategy = FKKMeans(3, 3, n_features=8, iterations=1, passes=1, **settings)
     model = simulate(strategy, made, seed=1).model
     with pytest.raises(PartyFailed, match="only a model of split rows"):
         simulate(FKKMeansPrediction(model.id), made)
@@ -192,23 +194,22 @@ def test_a_server_that_chooses_centres_gets_a_row_by_what_consent_calls_row_sums
     model = trained("mufc", tmp_path)
     new = parties(tmp_path, seed=50)
     new[1].X[5] = [3.5, 3.7, -3.1]
-    folder = tmp_path / "server"
 
     @dataclasses.dataclass(repr=False)
     class Attack(MUFCEvaluation):
         def ask(self, grid_parties, now):
-            moved = dataclasses.replace(now, centers=centers)
+            moved = dataclasses.replace(now, centers=np.vstack([MIDDLES, center]))
             return super().ask(grid_parties, moved)
 
     def total():
-        attack = Attack(model.id, server_state=folder)
+        attack = Attack(model.id, server_state=tmp_path / "server")
         return 120 * simulate(attack, new).metrics["test_loss"]
 
     guess, step, read = np.array([3.0, 3.0, -3.0]), 0.01, []
-    centers = np.vstack([MIDDLES, guess])
+    center = guess
     first = total()
     for place in range(3):
-        centers = np.vstack([MIDDLES, guess + step * np.eye(3)[place]])
+        center = guess + step * np.eye(3)[place]
         change = (total() - first) * 64  # a side of the box is 8
         read.append(guess[place] + (step**2 - change) / (2 * step))
     np.testing.assert_allclose(read, new[1].X[5], atol=1e-6)
@@ -262,33 +263,6 @@ def test_a_killed_removal_is_settled_first(tmp_path):
     assert ServerState(tmp_path / "server", model.id).version == 2
     simulate(later("mufc", "Prediction", model, tmp_path), old)
     assert "south.0.3" not in written(old[1], model)[0]
-
-
-def test_on_nodes_from_files_of_new_rows(tmp_path):
-    """Text is encoded as in training, though the new files lack a level."""
-    rng = np.random.default_rng(0)
-    for which, n, levels in (("old", 60, "xyz"), ("new", 30, "xy")):
-        (tmp_path / which).mkdir()
-        for m in range(3):
-            X, kinds = rng.uniform(size=(n, 2)), rng.choice([*levels], n)
-            lines = [[f"p{m}.{i}", *X[i], kinds[i]] for i in range(n)]
-            write_rows(tmp_path / which / f"{m}.csv", ["id", "a", "b", "kind"], *lines)
-
-    def nodes(which, **run):
-        consent, more = "[leaves]\nrow-sums = true\n", {"levels": "kind=x|y|z"}
-        return SuperNodes(tmp_path / which, consent, more, strategy="fk-kmeans", **run)
-
-    model = KERNEL.replace(seed=None).start(nodes("old")).model
-    for task, name in (("Prediction", "predict"), ("Evaluation", "evaluate")):
-        grid = nodes("new", task=name, **{"model-id": model.id})
-        result = later("fk-kmeans", task, model, tmp_path).start(grid)
-    assert result.metrics["test_rows"] == 90
-    for m in range(3):
-        ids, clusters = written(
-            SimpleNamespace(state_dir=tmp_path / f"state-{m}"), model
-        )
-        assert ids == [f"p{m}.{i}" for i in range(30)]
-        assert set(clusters) <= {0, 1, 2}
 
 
 def test_the_share_that_is_explained_needs_no_more_than_the_server_has(tmp_path):

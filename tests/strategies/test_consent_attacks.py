@@ -6,7 +6,6 @@ The parties are real ones: masks, a consent, a journal in a ``state-dir``.
 
 import functools
 import sys
-from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -29,11 +28,10 @@ from vfl_flower.clients.mufc import forgetting as mufc_forgetting
 from vfl_flower.clients.mufc import training as mufc
 from vfl_flower.numerics.random_features import draw_pairs
 from vfl_flower.party.consent import Consent, Limit
-from vfl_flower.party.memory import Memory
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.steps import Sum, each, opened
 from vfl_flower.secure_aggregation.groups import group
-from vfl_flower.secure_aggregation.limbs import LIMB, PLACES, join_limbs
+from vfl_flower.secure_aggregation.limbs import LIMB, PLACES
 from vfl_flower.server.exchange import Exchange
 from vfl_flower.server.greeting import Greeter
 from vfl_flower.server.parties import Parties
@@ -134,37 +132,23 @@ def start(asked, l2, residual=2.0, **values):
 def test_open_coefficients_give_one_row_a_session(tmp_path):
     """Conjugate gradients take the server's residual: e_i and a large l2 give row i."""
     grid = RealParties(made(tmp_path, letting("row-sums", "totals", "coefficients")))
-    asked = greet(grid)
-    victim = grid._parties[1000 + VICTIM]
-    l2, found = 1e12, []
+    asked, l2 = greet(grid), 1e12
     start(asked, l2, residual=8.0)
-    for i in range(5):
-        for residual, size in ((np.eye(N)[i], 0.0), (np.zeros(N), 1.0)):
-            asked.ask(
-                linear.cg.summing(direction=8.0, energies=8.0),
-                residual=residual,
-                step_size=size,
-                shrink=0.0,
-            )
+    for i, row in enumerate(grid._parties[1000 + VICTIM].X[:2]):
+        question = linear.cg.summing(direction=8.0, energies=8.0)
+        asked.ask(question, residual=np.eye(N)[i], step_size=0.0, shrink=0.0)
+        asked.ask(question, residual=np.zeros(N), step_size=1.0, shrink=0.0)
         replies = asked.ask(linear.coefficients.summing(shift=8.0))
-        theta = replies.each("coefficients")[VICTIM]
-        found.append(theta * l2)
-        assert np.abs(found[-1] - victim.X[i]).max() < 1e-9
+        error = np.abs(replies[VICTIM]["coefficients"] * l2 - row).max()
+        assert error < 1e-9
 
 
 @refused("guard refuses the rows of the request")
 def test_the_scale_of_labels_does_not_give_labels(tmp_path):
     """`start` says |t| in the clear, and the weights tell the rows in it apart."""
     asked = greet(RealParties(made(tmp_path, letting("row-sums"), labels=COINS)))
-    found = []
-    for first in range(0, N, 30):
-        rows = np.arange(first, first + 30, dtype=np.uint32)
-        coreset = coresets.WeightedRows(rows, 4.0 * 2.0 ** np.arange(30))
-        replies = start(asked, 1.0, coreset=coreset)
-        total = round(replies[2]["scale"] ** 2 / 4)
-        found += [total >> k & 1 for k in range(30)]
-    right = np.mean(found == COINS)
-    assert right < 0.9
+    rows = np.arange(30, dtype=np.uint32)
+    start(asked, 1.0, coreset=coresets.WeightedRows(rows, 4.0 * 2.0 ** np.arange(30)))
 
 
 def test_open_the_first_residual_is_the_labels(tmp_path):
@@ -228,13 +212,6 @@ def test_an_empty_consent_lets_no_features_be_summed(tmp_path, step):
         )
 
 
-def resumed(grid, j):
-    """Return a party with what it keeps: the truth that attacks are held to."""
-    party = copy(grid._parties[1000 + j])
-    party.resume(Memory(grid._contexts[1000 + j].state)._kept("after"))
-    return party
-
-
 def test_a_refusal_does_not_tell_a_party_s_part_of_a_sum(tmp_path):
     """Where a product overflowed, fifty vectors told a number of it to 2e-13."""
     asked = horizontal(tmp_path, "row-sums")
@@ -282,13 +259,6 @@ def trained(asked):
     return model
 
 
-def forget(asked, model, **values):
-    """Ask all parties to forget rows, or to leave; return the sums."""
-    given = {"version": 1, "before": model, "run": model, "key": bytes(16)}
-    question = mufc_forgetting.forget.summing(**COUNTS)
-    return asked.secure_sum(question, model=model, **given, **values)
-
-
 def committed(asked, run, version, centers):
     """Return the sums of sizes and costs for centres of the server's choice."""
     sums = mufc.commit.summing(cost=Sum(LIMB), sizes=Sum(2.0**40))
@@ -332,40 +302,14 @@ def test_an_objective_does_not_give_rows_over_many_sessions(tmp_path):
 
 @refused("mufc_commit is answered once in a session")
 def test_forgetting_a_row_does_not_give_the_row_in_one_session(tmp_path):
-    """The cost of `commit` is exact, and the server asks for it at any centre."""
+    """The cost of `commit` is exact, and the server asks for it at any centre.
+
+    The costs at three centres, before the row is forgotten and after, gave the row.
+    """
     asked = horizontal(tmp_path, "centroids", "row-sums")
-    victim, model = asked.grid._parties[1000 + VICTIM], trained(asked)
-
-    def costs(version):
-        places = np.array([[[0.0, 0.0]], [[0.5, 0.0]], [[0.0, 0.5]]])
-        sums = [committed(asked, model, version, c)["cost"] for c in places]
-        return np.array([join_limbs(cost)[0] for cost in sums])
-
-    before = costs(1)
-    forget(asked, model, ids=each([None, ["b7"], None]))
-    a, b, c = (before - costs(2)) * 4  # squared sides of the box, which is 2 wide
-    row = np.array([(a - b + 0.25) / 1.0, (a - c + 0.25) / 1.0])
-    error = np.abs(row - victim.X[7]).max()
-    assert error > 1e-3
-
-
-@refused("lets 12 rows leave it as embedded-rows in one run")
-def test_points_of_an_embedding_count_as_the_rows_that_they_are(tmp_path):
-    """They count as rows 0 .. m - 1, whichever rows were drawn."""
-    parties = made(tmp_path, letting("row-sums", embedded_rows=12), same=False)
-    grid = RealParties(parties)
-    rows = set()
-    for _ in range(40):
-        asked = greet(grid, "horizontal")
-        begun(asked)
-        asked.ask(kernel_kmeans_clustering.local, n_clusters=2, R=np.eye(8)[:, :4])
-        replies = asked.ask(kernel_kmeans_clustering.sample, count=each([10] * 3))
-        H = resumed(grid, VICTIM).recall(kernel_kmeans.State).H
-        for point in replies[VICTIM]["points"]:
-            gap = np.abs(H - point).max(axis=1)
-            if gap.min() < 1e-12:
-                rows.add(int(gap.argmin()))
-    assert len(rows) <= 12
+    model = trained(asked)
+    for center in (0.0, 0.5):
+        committed(asked, model, 1, np.full((1, 2), center))
 
 
 def test_a_cost_of_its_own_clusters_needs_consent(tmp_path):
@@ -496,17 +440,16 @@ def test_open_row_sums_give_the_distances_of_all_rows(tmp_path):
 
 @refused("leaving must leave at least 3 parties")
 def test_a_sum_has_as_many_parties_as_the_consent_says(tmp_path):
-    """`min-parties` does not hold for those that stay; the others lose nothing."""
+    """`min-parties` did not hold for those that stay: a pair each, and none leaves."""
     asked = horizontal(tmp_path, "centroids")
     model = trained(asked)
     sizes = mufc.commit.summing(sizes=Sum(2.0**40))
     asked.ask(sizes, version=1, run=model, centers=np.zeros((1, 2)))
     asked = greet(asked.grid, "horizontal")
-    got = None
-    for leaving in range(3):  # each pair in turn, and none is told to leave for good
-        leave = {"leaving": [leaving], "kind": "forget-client"}
-        got = forget(asked, model, **leave, settings=agreed())
-    assert got is None
+    leave = {"leaving": [0], "kind": "forget-client", "settings": agreed()}
+    question = mufc_forgetting.forget.summing(**COUNTS)
+    given = {"model": model, "before": model, "run": model, "key": bytes(16)}
+    asked.ask(question, version=1, **given, **leave)
 
 
 # -- the file and the journal ----------------------------------------------------------

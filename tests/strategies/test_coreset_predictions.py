@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from consents import letting
 from deviating import RealParties
 from federations import MODEL, by_columns, hand_out
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
@@ -326,27 +327,23 @@ def held_out_by(asked, high=party.HIGH):
     return asked.ask(wanted, coefficients=model, intercept=0.0, **ROWS).sealed
 
 
-def letting(*kinds):
-    leaves = dict.fromkeys(kinds, Limit())
-    return Consent(leaves=leaves, peers=None, allow_seed=True)
-
-
 @pytest.mark.parametrize("kinds", [(), ("predictions",), ("moments",)])
 def test_a_strict_party_evaluates_nothing_in_training(kinds, tmp_path):
     """Neither where the label holder changes its consent file in between."""
     federation = parties(tmp_path, *data())
     for member in federation:
         member.ids = np.arange(N)
-        member.consent = letting("predictions", "moments")
+        member.consent = letting("predictions", "moments", allow_seed=True)
     grid = RealParties(federation)
     asked = Parties(Exchange(grid), seed=0)
     sealed = {name: opened(limb) for name, limb in held_out_by(asked).items()}
+    strict = letting(*kinds, allow_seed=True)
     for member in grid._parties.values():
-        member.consent, member.releases = letting(*kinds), None
+        member.consent, member.releases = strict, None
     if "moments" not in kinds:
         with pytest.raises(PartyFailed, match="moments leave it"):
             asked.ask_one(2, party.errors, **sealed, unit=1.0, **ROWS)
-    federation[0].consent = letting(*kinds)
+    federation[0].consent = strict
     missing = "moments" if "predictions" in kinds else "predictions"
     with pytest.raises(PartyFailed, match=f"{missing} leave it"):
         held_out_by(Parties(Exchange(RealParties(federation)), seed=0))

@@ -235,9 +235,16 @@ def test_the_median_of_one_party_is_not_that_of_all(folder):
         loaded(folder, impute="median")
 
 
-def test_missing_values_need_a_strategy_that_fills_them(folder):
-    with pytest.raises(FederationError, match="MUFC fills none"):
-        simulate(MUFC(n_clusters=2, box="-1e6,1e6"), loaded(folder))
+@pytest.mark.parametrize(
+    ("strategy", "rule"),
+    [
+        (MUFC(n_clusters=2, box="-1e6,1e6"), "MUFC fills none"),
+        (FDSKLDirect(), "must be filled where parties hold col"),
+    ],
+)
+def test_missing_values_need_a_strategy_that_fills_them(folder, strategy, rule):
+    with pytest.raises(FederationError, match=rule):
+        simulate(strategy, loaded(folder))
 
 
 def test_a_server_that_does_not_fill_is_refused(folder):
@@ -247,11 +254,6 @@ def test_a_server_that_does_not_fill_is_refused(folder):
     setup = party.Setup("gaussian", 1.0, 5, 5)
     with pytest.raises(PartyError, match="fill must come"):
         party.gram(ours, t=1, setup=setup)
-
-
-def test_where_columns_are_split_a_gap_must_be_filled(folder):
-    with pytest.raises(FederationError, match="must be filled where parties hold col"):
-        simulate(FDSKLDirect(), loaded(folder))
 
 
 # -- levels in a config ----------------------------------------------------------------
