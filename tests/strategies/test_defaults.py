@@ -97,14 +97,6 @@ def test_regression(table, name, model, factor):
     assert error < factor * (1 - pooled.score(X_new, y_new))
 
 
-def test_saga(table):
-    """On the smallest table alone, since each batch is a round trip."""
-    X, X_new, y, y_new = halves(*table("diabetes"))
-    model = CoresetRegressor(solver="saga", max_iter=20, **COLUMNS).fit(X, y)
-    error = 1 - model.score(X_new, y_new)
-    assert error < 1.03 * (1 - RidgeCV().fit(X, y).score(X_new, y_new))
-
-
 @pytest.mark.parametrize(
     ("model", "most", "factor"),
     [
