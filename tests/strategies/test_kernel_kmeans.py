@@ -853,6 +853,7 @@ def test_sums_of_whole_clusters_give_what_pooled_rows_do(count, masking):
 
 def test_sums_without_the_mechanism():
     settings = {"eigensolver": "lanczos", "masking": "plain", "threshold": 1.0}
+    settings |= {"iterations": 1}
     with_it, without = (
         simulate(by_sums(cem=cem, **settings), many()).model for cem in (True, False)
     )
