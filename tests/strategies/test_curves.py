@@ -34,7 +34,7 @@ from vfl_flower.strategies import evaluation as judged
 from vfl_flower.testing import Recorder
 
 N, HOLDER = 600, 2
-LEAVES = ("moments", "angles", "predictions", "curves")
+NEEDED = ("moments", "angles", "predictions")
 SOLVERS = {
     "ridge": {"relevance": False, "joint_features": 16},
     "direct": {"features": 16},
@@ -75,39 +75,39 @@ def strategy(solver="ridge", target="continuous", **settings):
     return kind(loss, **fixed)
 
 
-def totals(curves, name="true"):
-    """Return the sum over all rows that the means of bins tell."""
-    return float(np.dot(curves["rows"], curves[name]))
+@pytest.fixture
+def seen(monkeypatch):
+    """Return what the label holder's numbers are of, once it has told some."""
+    kept, measures_of = [], tellers.measures_of
+
+    def spy(party, y, predicted, target, classes, *more, **named):
+        kept.append((y, predicted, classes, *more))
+        return measures_of(party, y, predicted, target, classes, *more, **named)
+
+    monkeypatch.setattr(tellers, "measures_of", spy)
+    return kept
 
 
-class Spy:
-    """Keeps what the label holder's numbers are of."""
-
-    def __init__(self, monkeypatch):
-        self.seen, self._original = [], tellers.measures_of
-        monkeypatch.setattr(tellers, "measures_of", self._measures_of)
-
-    def _measures_of(self, party, y, predicted, target, classes, *more, **named):
-        self.seen.append((y, predicted, classes, *more))
-        return self._original(party, y, predicted, target, classes, *more, **named)
+def of_bins(values, scores, count, number=np.mean):
+    """Return a number of each of so many bins of rows, in the order of scores."""
+    bins = np.array_split(np.argsort(scores), count)
+    return [number(values[rows]) for rows in bins]
 
 
 # -- beside the pooled computation -----------------------------------------------------
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_curves_of_numbers_held_out(solver, monkeypatch):
+def test_curves_of_numbers_held_out(solver, seen):
     """They are means over the rows held out, in the order of the predictions."""
-    spy = Spy(monkeypatch)
     X, y = data()
     result = simulate(strategy(solver), parties(X, y), seed=1)
-    ((true, predicted, *_),) = spy.seen
-    bins = np.array_split(np.argsort(predicted), 12)  # of 240 rows
-    assert result.curves["rows"] == [20] * 12
-    np.testing.assert_allclose(result.curves["true"], [true[b].mean() for b in bins])
-    np.testing.assert_allclose(result.curves["true_sd"], [true[b].std() for b in bins])
-    means = [predicted[b].mean() for b in bins]
-    np.testing.assert_allclose(result.curves["predicted"], means)
+    ((true, predicted, *_),) = seen
+    curves, order = result.curves, (predicted, 12)  # of 240 rows
+    assert curves["rows"] == [20] * 12
+    np.testing.assert_allclose(curves["true"], of_bins(true, *order))
+    np.testing.assert_allclose(curves["true_sd"], of_bins(true, *order, np.std))
+    np.testing.assert_allclose(curves["predicted"], of_bins(predicted, *order))
     test = split_rows(N, 0.4, 1)[1]
     np.testing.assert_array_equal(np.sort(true), np.sort(y[test]))
     pooled = result.model.predict(np.array_split(X[test], 3, axis=1))
@@ -116,15 +116,13 @@ def test_curves_of_numbers_held_out(solver, monkeypatch):
 
 
 @pytest.mark.parametrize("solver", ["ridge", "direct"])
-def test_curves_of_two_classes_held_out(solver, monkeypatch):
-    spy = Spy(monkeypatch)
+def test_curves_of_two_classes_held_out(solver, seen):
     X, y = data()
     result = simulate(strategy(solver, "binary"), parties(X, 1.0 * (y > 0)), seed=1)
-    ((true, _, _, scores, own, *_),) = spy.seen
+    ((true, _, _, scores, own, *_),) = seen
     probability = np.where(true == 1, own, 1 - own)
-    bins = np.array_split(np.argsort(scores), 12)
-    assert result.curves["positives"] == [int(true[b].sum()) for b in bins]
-    means = [probability[b].mean() for b in bins]
+    assert result.curves["positives"] == of_bins(true, scores, 12, np.sum)
+    means = of_bins(probability, scores, 12)
     np.testing.assert_allclose(result.curves["score"], means)
     assert set(result.curves) == {"rows", "positives", "score"}
     named = "test_true_positives", "test_false_negatives"
@@ -139,36 +137,34 @@ def test_a_model_without_probabilities_has_no_score():
 
 
 @pytest.mark.parametrize("solver", ["ridge", "doubly-stochastic"])
-def test_which_of_several_classes_are_taken_for_which(solver, monkeypatch):
+def test_which_of_several_classes_are_taken_for_which(solver, seen):
     """Of labels 7, 3 and -2 that are named by their numbers; beside scikit-learn."""
-    spy = Spy(monkeypatch)
     X, y = data()
     labels = np.array([-2.0, 3.0, 7.0])[np.digitize(y, [-0.8, 0.8])]
     several = strategy(solver, "multiclass")
     result = simulate(several, parties(X, labels), seed=1)
-    ((true, predicted, *_),) = spy.seen
+    ((true, predicted, *_),) = seen
     assert set(result.curves) == {"confusion"}
     assert result.curves["confusion"] == confusion_matrix(true, predicted).tolist()
     wrong = 1 - np.trace(result.curves["confusion"]) / len(true)
     assert result.metrics["test_error"] == pytest.approx(wrong)
-    refused = several.start(RealParties(letting(parties(X, labels), *LEAVES[:-1])))
+    refused = several.start(RealParties(letting(parties(X, labels), *NEEDED)))
     assert "test_error" in refused.metrics
     assert refused.curves == {}
 
 
 @pytest.mark.parametrize("solver", ["ridge", "direct"])
-def test_curves_of_new_rows_that_fdskl_evaluates(solver, tmp_path, monkeypatch):
+def test_curves_of_new_rows_that_kernels_evaluate(solver, tmp_path, seen):
     """As of rows held out, in as many round trips as without."""
     X, y = data()
     training = strategy(solver, test_fraction=0.0)
     number = simulate(training, parties(X, y, tmp_path), seed=1).model.id
-    spy = Spy(monkeypatch)
+    seen.clear()
     new, labels = data(150, seed=5)
     labels[:30] = np.nan
     trips = []
     for curves in ({HOLDER: Limit()}, {0: Limit(), 1: Limit()}):
-        kinds = "moments", "angles", "predictions"
-        asked = letting(parties(new, labels, tmp_path), *kinds, curves=curves)
+        asked = letting(parties(new, labels, tmp_path), *NEEDED, curves=curves)
         task = RidgeEvaluation if solver == "ridge" else FDSKLEvaluation
         result = task(number).start(RealParties(asked))
         trips.append(result.ledger.round_trips)
@@ -176,8 +172,7 @@ def test_curves_of_new_rows_that_fdskl_evaluates(solver, tmp_path, monkeypatch):
         if HOLDER not in curves:
             assert result.curves == {}
             continue
-        bins = np.array_split(np.argsort(spy.seen[0][1]), 6)
-        means = [spy.seen[0][0][b].mean() for b in bins]
+        means = of_bins(*seen[0][:2], 6)
         np.testing.assert_allclose(result.curves["true"], means)
     assert trips[0] == trips[1]
 
@@ -189,10 +184,9 @@ def test_curves_of_new_rows_that_a_linear_model_predicts(tmp_path):
     grid = RealParties(parties(new, labels, tmp_path))
     result = CoresetEvaluation(model.id).start(grid)
     predicted = model.predict(np.array_split(new, 3, axis=1))
-    bins = np.array_split(np.argsort(predicted), 10)
     assert result.curves["rows"] == [20] * 10
     for name, of_rows in (("predicted", predicted), ("true", labels)):
-        means = [of_rows[b].mean() for b in bins]
+        means = of_bins(of_rows, predicted, 10)
         np.testing.assert_allclose(result.curves[name], means, rtol=1e-6)
 
 
@@ -291,7 +285,8 @@ def test_two_curves_that_differ_by_a_row_tell_its_label(life, tmp_path, monkeypa
         federation = parties(X, y, tmp_path)
         letting(federation, "angles", curves=everyone(Limit(life=life)))
         curves = strategy("direct", bandwidth=2.0).start(RealParties(federation)).curves
-        sums.append(totals(curves) if curves else None)
+        # The means of bins tell the sum over all rows.
+        sums.append(np.dot(curves["rows"], curves["true"]) if curves else None)
     if life is None:
         assert sums[1] - sums[0] == pytest.approx(y[120], abs=1e-9)
     else:

@@ -11,9 +11,8 @@ import pytest
 from consents import letting, limited
 from deviating import RealParties, fitted, sums_of
 from federations import by_columns
-from forgetting import removal
 
-from vfl_flower import MUFC, CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
+from vfl_flower import CoresetVKMC, CoresetVRLR, FKKMeans, Party, PartyFailed
 from vfl_flower.clients.coresets import gram as linear_gram
 from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.clients.fdskl import angle_sums
@@ -176,29 +175,6 @@ def test_rows_of_distances_count_as_rows_that_leave():
     strategy = CoresetVKMC(3, size=20, evaluate="full", seed=0)
     with pytest.raises(PartyFailed, match="consent lets 20 rows"):
         strategy.start(RealParties(parties))
-
-
-def test_all_parties_but_one_leave(tmp_path, monkeypatch):
-    """Its counts were the sum: each of its centroids to a quantisation step."""
-    parties = rows()
-    for party in parties:
-        party.ids = np.array([f"{party.name}-{i}" for i in range(party.n_rows)])
-        party.state_dir = tmp_path / party.name
-    server = tmp_path / "server"
-    settings = {"n_clusters": 2, "box": (-5.0, 5.0), "server_state": server}
-    grid = RealParties(parties)
-    model = MUFC(**settings).start(grid).model.id
-    ask = Parties.ask
-
-    def others_leave(self, question, **values):
-        if question.step.action == "mufc_forget":
-            values |= {"leaving": [j for j in range(3) if j != VICTIM]}
-        return ask(self, question, **values)
-
-    monkeypatch.setattr(Parties, "ask", others_leave)
-    unlearn = removal((), server, model)
-    with pytest.raises(PartyFailed, match="at least 2 parties"):
-        unlearn.start(grid)
 
 
 def test_bounds_of_sums_do_not_find_an_addend():

@@ -270,16 +270,6 @@ def test_without_the_seed_products_say_nothing_of_who_has_a_row():
     assert abs(np.mean(areas) - 0.5) < 5 * np.std(areas) / np.sqrt(200)
 
 
-def test_the_seed_of_a_run_without_one_is_not_in_the_frame():
-    """What the frame has gives the features only with the first party's own secret."""
-    grid = watch(thirds(exponential(30)))
-    assert seed_of_run(grid) != seed_of_parties(grid)
-    again = watch(thirds(exponential(30)), draws=1)
-    assert seed_of_parties(again) != seed_of_parties(grid)  # other points in each run
-    seeded = watch(thirds(exponential(30)), seed=1)
-    assert seed_of_run(seeded) == seed_of_parties(seeded)
-
-
 # -- (c) what a party makes of the sums ------------------------------------------------
 
 

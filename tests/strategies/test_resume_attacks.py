@@ -17,8 +17,6 @@ from consents import limited, pool
 from deviating import RealParties
 from federations import by_columns
 from flwr.app import RecordDict
-from flwr.common.serde import recorddict_from_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from vfl_flower import PartyFailed
 from vfl_flower.clients.coresets import sampling as coresets
@@ -27,7 +25,7 @@ from vfl_flower.party.journal import MOST_SESSIONS, MOST_STATES
 from vfl_flower.party.memory import Memory
 from vfl_flower.party.party import PartyError
 from vfl_flower.party.vault import Vault
-from vfl_flower.protocol.messages import pack, unpack
+from vfl_flower.protocol.messages import pack
 from vfl_flower.protocol.steps import each
 from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.server import parties as server
@@ -227,14 +225,6 @@ def secrets_of(grid):
     return [[session[name] for name in names] for session in known]
 
 
-def keys_in(checkpoint):
-    """Return the keys of the parties' states that the disk of the server has."""
-    with closing(sqlite3.connect(checkpoint)) as db:
-        replies = db.execute("SELECT content FROM replies WHERE place = 0").fetchall()
-    records = [recorddict_from_proto(ProtoRecordDict.FromString(r)) for (r,) in replies]
-    return [unpack(record)[0]["state_key"] for record in records]
-
-
 def opened(folder, key):
     """Return the state that a disk has, as one reads it who has a key."""
     with closing(sqlite3.connect(folder / journal.FILE)) as db:
@@ -274,18 +264,6 @@ def test_nor_does_it_confirm_a_guess(tmp_path, first):
         for digest, value in arrays.items():
             assert digest == hashlib.sha256(value).digest()
             assert digest not in disk
-
-
-def test_the_disks_of_server_and_party_together_tell_all(tmp_path):
-    """What the page on security says."""
-    checkpoint = Checkpoint(tmp_path / "checkpoint.sqlite")
-    first = Parties(Exchange(grid_on(tmp_path), checkpoint=checkpoint), seed=0)
-    pool(first, range(2))
-    checkpoint.end()
-    keys = keys_in(tmp_path / "checkpoint.sqlite")
-    known = secrets_of(first.grid)
-    for name, key, secrets in zip("abc", keys, known, strict=True):
-        assert opened(tmp_path / name, key)["private_key"] == secrets[0]
 
 
 # -- the key that a server sends -------------------------------------------------------
