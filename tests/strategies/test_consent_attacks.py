@@ -194,22 +194,23 @@ def begun(asked):
 
 
 @refused("lets no row-sums leave it")
-@pytest.mark.parametrize("step", ["begin", "gram", "product"])
-def test_an_empty_consent_lets_no_features_be_summed(tmp_path, step):
+@pytest.mark.parametrize(
+    ("question", "values"),
+    [
+        (kernel_kmeans.begin.summing(), {}),
+        (kernel_kmeans.gram.summing(gram=100.0), {"t": 1}),
+        (kernel_kmeans.product.summing(product=100.0), {"vectors": np.eye(8)[:, :1]}),
+    ],
+    ids=["begin", "gram", "product"],
+)
+def test_an_empty_consent_lets_no_features_be_summed(tmp_path, question, values):
     """The server chooses the kernel and the scale of what is summed."""
     asked = horizontal(tmp_path, "row-sums")
-    if step != "begin":
+    if values:
         begun(asked)
     for party in asked.grid._parties.values():
         party.consent = replace(party.consent, leaves={})
-    if step == "begin":
-        asked.ask(kernel_kmeans.begin.summing())
-    elif step == "gram":
-        asked.ask(kernel_kmeans.gram.summing(gram=100.0), t=1)
-    else:
-        asked.ask(
-            kernel_kmeans.product.summing(product=100.0), vectors=np.eye(8)[:, :1], t=1
-        )
+    asked.ask(question, **values)
 
 
 def test_a_refusal_does_not_tell_a_party_s_part_of_a_sum(tmp_path):
@@ -358,14 +359,11 @@ def test_open_the_median_is_the_distance_of_one_pair(tmp_path):
         shift = np.zeros((len(PLACES), 1000))
         shift[0, up] = 64.0
         shift[0, np.setdiff1d(others, up)] = -64.0
-        adding = group("ring", LIMB, 3)
-        added = adding.encode(shift)[0] if hasattr(adding, "encode") else None
-        part = sealed.parts[0]
-        total = adding.add(part, added.reshape(part.shape).astype(part.dtype))
-        changed = type(sealed)(2, (total,), sealed.seals)
-        got = asked.ask_one(
-            2, fdskl.bandwidth, kernel="gaussian", distances=opened(changed)
-        )["bandwidth"]
+        adding, part = group("ring", LIMB, 3), sealed.parts[0]
+        total = adding.add(part, adding.encode(shift)[0].reshape(part.shape))
+        changed = opened(type(sealed)(2, (total,), sealed.seals))
+        given = {"kernel": "gaussian", "distances": changed}
+        got = asked.ask_one(2, fdskl.bandwidth, **given)["bandwidth"]
         truth = ((X[wanted[0]] - X[wanted[1]]) ** 2).sum()
         errors.append(abs(2 * got**2 - truth))
     assert max(errors) < 1e-9

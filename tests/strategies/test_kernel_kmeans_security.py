@@ -38,15 +38,15 @@ def thirds(X):
     return [X[m::3] for m in range(3)]
 
 
-def watch(parts, seed=None, draws=0, **settings):
-    """Return the grid of a run; `draws` repeats what the parties draw.
+def watch(parts, seed=None, **settings):
+    """Return the grid of a run.
 
     Without a seed features come from the operating system: here from a generator, so
     that an attack gives the same result each time. The attacker does not know it.
     """
     strategy = FKKMeans(**SMALL | settings, seed=seed)
     grid = Recorder([Party(rows) for rows in parts])
-    with repeated_draws(draws):
+    with repeated_draws(0):
         strategy.start(grid)
     return grid
 

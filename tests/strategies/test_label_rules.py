@@ -88,38 +88,26 @@ def thirds(rare):
 
 
 LINEAR = CoresetVRLR(solver="gram", sampling="full", test_fraction=0.3)
+THROUGH_ZERO = LINEAR.replace(fit_intercept=False)
 KERNEL = SecureRidge(target="continuous", joint_features=8, relevance=False)
+RELEVANCE = KERNEL.replace(relevance=True)
 CLASSES = KERNEL.replace(target="binary")
+BALANCED = CLASSES.replace(class_weight="balanced")
+THREE = CLASSES.replace(target="multiclass")
 
 BROKEN = {
     "linear, an outlier": (LINEAR, numbers(), changed(4, 1e9)),
     "linear, few of a class": (LINEAR, numbers(), signs(3)),
     "linear, 19 other labels": (LINEAR, numbers(), signs(19)),
     "linear, too large": (LINEAR, numbers(), changed(4, 1e300)),
-    "linear, no intercept": (
-        LINEAR.replace(fit_intercept=False),
-        numbers(),
-        changed(4, 1e9),
-    ),
+    "linear, no intercept": (THROUGH_ZERO, numbers(), changed(4, 1e9)),
     "kernel, few other labels": (KERNEL, numbers(), rarely()),
     "kernel, too large": (KERNEL, numbers(), changed(np.s_[:100], 1e300)),
-    "kernel, relevance": (KERNEL.replace(relevance=True), numbers(), rarely()),
+    "kernel, relevance": (RELEVANCE, numbers(), rarely()),
     "kernel, few of a class": (CLASSES, np.arange(N) % 2.0, signs(19)),
-    "kernel, a rare class": (
-        CLASSES.replace(target="multiclass"),
-        thirds(200),
-        thirds(19),
-    ),
-    "kernel, the last class is rare": (
-        CLASSES.replace(target="multiclass"),
-        thirds(200),
-        -thirds(19),
-    ),
-    "kernel, balanced": (
-        CLASSES.replace(class_weight="balanced"),
-        np.arange(N) % 2.0,
-        signs(19),
-    ),
+    "kernel, a rare class": (THREE, thirds(200), thirds(19)),
+    "kernel, the last class is rare": (THREE, thirds(200), -thirds(19)),
+    "kernel, balanced": (BALANCED, np.arange(N) % 2.0, signs(19)),
 }
 
 
