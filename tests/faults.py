@@ -29,9 +29,7 @@ KINDS = (
     "delay",  # the reply comes after `seconds`
     "overtaken",  # code 5, but the request comes to the party after a later round's
     "damage request array",
-    "damage request setting",
     "damage reply array",
-    "damage reply setting",
 )
 
 
@@ -118,9 +116,9 @@ class FaultyGrid(InProcessGrid):
                 number = self._lose(message)
                 self._fail(message, UNAVAILABLE)
                 return number
-            case ["damage", "request", what]:
+            case ["damage", "request", _]:
                 message = _copy(message)
-                damage(message.content, what)
+                damage(message.content)
         number = self._push(message)
         match fault.kind.split():
             case ["lose", "reply"]:
@@ -131,10 +129,10 @@ class FaultyGrid(InProcessGrid):
                 self._struck.add(number)
                 self._unasked.append(self._replies[number])
                 self._fail(message, NO_REPLY)
-            case ["damage", "reply", what]:
+            case ["damage", "reply", _]:
                 reply = self._replies[number]
                 if reply.has_content():
-                    damage(reply.content, what)
+                    damage(reply.content)
             case ["delay"]:
                 due = self._clock.monotonic() + fault.seconds
                 self._delayed.append((due, self._replies.pop(number)))
@@ -288,32 +286,17 @@ def _copy(message: Message) -> Message:
     return message_from_proto(message_to_proto(message))
 
 
-def damage(content: RecordDict, what: str) -> None:
-    """Flip one bit of the largest array, or change a setting, in place.
-
-    Where a message has no array, or the step no setting, a setting of the step, or of
-    the frame, is changed.
-    """
-    if BUNDLE in content:
-        records = unbundle(content)
-        damage(records, what)
-        content[BUNDLE] = bundle(records)[BUNDLE]
-        return
-    arrays: Any = content["arrays"]
-    if what == "array" and arrays:
+def damage(content: RecordDict) -> None:
+    """Flip one bit of the largest array, or of the digest where there is no array."""
+    records: Any = unbundle(content) if BUNDLE in content else content
+    if arrays := records["arrays"]:
         name = max(arrays, key=lambda name: len(arrays[name].data))
         array = arrays[name]
         data = bytearray(array.data)
         data[-1] ^= 1
         arrays[name] = Array(array.dtype, array.shape, array.stype, bytes(data))
-        return
-    settings: Any = content["settings"] or content["frame"]
-    name, value = next(iter(settings.items()))
-    if isinstance(value, bool):
-        settings[name] = not value
-    elif isinstance(value, list):
-        settings[name] = [*value, value[0]]
-    elif isinstance(value, str | bytes):
-        settings[name] = value + value[:1] if value else type(value)(3)
     else:
-        settings[name] = value + 1
+        digest = records["frame"]["digest"]
+        records["frame"]["digest"] = bytes([digest[0] ^ 1]) + digest[1:]
+    if BUNDLE in content:
+        content[BUNDLE] = bundle(records)[BUNDLE]

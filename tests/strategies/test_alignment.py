@@ -392,14 +392,30 @@ def test_keys_of_a_run_differ_by_their_purpose():
     assert len({client._key(member, purpose) for purpose in purposes}) == 4
 
 
+SIZES = "sizes must have the number of ids of each party"
+MOST = client.MOST_IDS
+
+
 @pytest.mark.parametrize(
-    "sizes",
-    [[], [120, 120], [120, 119, 120], [120, 120, 0], [120, 120, client.MOST_IDS + 1]],
+    ("action", "name", "values", "rule"),
+    [
+        (OWN, "sizes", [], SIZES),
+        (OWN, "sizes", [120, 120], SIZES),
+        (OWN, "sizes", [120, 119, 120], SIZES),
+        (OWN, "sizes", [120, 120, 0], SIZES),
+        (OWN, "sizes", [120, 120, MOST + 1], SIZES),
+        (KEEP, "positions", [*range(20), 0], "positions must be of distinct rows"),
+        (KEEP, "positions", [], "at least 20 rows in common, and have 0"),
+        (KEEP, "positions", [*range(19)], "at least 20 rows in common, and have 19"),
+        (KEEP, "positions", [120], "below 120"),
+    ],
 )
-def test_sizes_that_cannot_be(sizes, monkeypatch):
-    failed = deviating(monkeypatch, changing(OWN, 1, sizes=sizes))
+def test_a_request_that_cannot_be(action, name, values, rule, monkeypatch):
+    if name == "positions":
+        values = np.array(values, dtype=np.int64)
+    failed = deviating(monkeypatch, changing(action, 1, **{name: values}))
     assert failed.party == "p1"
-    assert "sizes must have the number of ids of each party" in failed.reason
+    assert rule in failed.reason
 
 
 @pytest.mark.parametrize(
@@ -432,22 +448,6 @@ def test_a_party_that_repeats_a_point():
 
     with pytest.raises(FederationError, match="'p1' must have each point once"):
         Alignment("q4").start(Changed(parties(*own_lists()), MORE, change))
-
-
-@pytest.mark.parametrize(
-    ("positions", "rule"),
-    [
-        ([*range(20), 0], "positions must be of distinct rows"),
-        ([], "parties must have at least 20 rows in common, and have 0"),
-        ([*range(19)], "parties must have at least 20 rows in common, and have 19"),
-        ([120], "below 120"),
-    ],
-)
-def test_positions_that_cannot_be(positions, rule, monkeypatch):
-    changed = np.array(positions, dtype=np.int64)
-    failed = deviating(monkeypatch, changing(KEEP, 2, positions=changed))
-    assert failed.party == "p2"
-    assert rule in failed.reason
 
 
 def test_an_order_before_all_have_encrypted():

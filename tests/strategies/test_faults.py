@@ -169,8 +169,8 @@ def test_kinds_in_turn_in_every_step_at_every_party(variant, turn, clock):
     """Over the turns each step of a variant has each kind, and each party three.
 
     In a step of one run each of the three parties has another kind, or none: over the
-    turns these are the kinds 0 to 2, 3 to 5, and 6, 7 and 0 again, from another first
-    one in each step.
+    turns these are the kinds 0 to 2, 3 to 5, and 0 to 2 again, from another first one
+    in each step.
     """
     kinds, clean = (*HEALED, None), faultless(variant).ledger
     assert len(kinds) <= 3 * 3

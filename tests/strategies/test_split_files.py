@@ -8,7 +8,6 @@ import pytest
 from supernodes import SuperNodes, write_rows
 
 from vfl_flower import MUFC, FDSKLDirect, FKKMeans, Party, simulate
-from vfl_flower.app.commands.label import main as label
 from vfl_flower.app.config import check_run_config as checked
 from vfl_flower.app.config import make_strategy, party_source
 from vfl_flower.clients.kernel_kmeans import training as party
@@ -325,8 +324,3 @@ def test_supernodes_and_one_process_give_the_same(folder):
     for m, labels in enumerate(theirs.labels_):
         state = folder.parent / f"state-{m}"
         assert labels_in(state / f"predictions-{model.id}.csv") == labels.tolist()
-    # The second party labels its rows again by itself, from its own file.
-    out = folder.parent / "labels.csv"
-    config = f'data="{folder / "1.csv"}" state-dir="{folder.parent / "state-1"}"'
-    label(model.id, f'{config} id-column="id"', out)
-    assert labels_in(out) == theirs.labels_[1].tolist()
