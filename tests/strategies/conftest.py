@@ -1,8 +1,16 @@
-"""Fixtures: a place for party files."""
+"""Fixtures: a place for party files, and a server that asks although it is refused."""
 
 from pathlib import Path
 
 import pytest
+
+from vfl_flower.server.greeting import Greeter
+
+
+@pytest.fixture
+def careless(monkeypatch) -> None:
+    """Let the server ask on whatever the parties said that they refuse."""
+    monkeypatch.setattr(Greeter, "_check_consent", lambda *_: None)
 
 
 @pytest.fixture

@@ -33,11 +33,11 @@ from vfl_flower.protocol.steps import Sum, each, opened
 from vfl_flower.secure_aggregation.groups import group
 from vfl_flower.secure_aggregation.limbs import LIMB, PLACES
 from vfl_flower.server.exchange import Exchange
-from vfl_flower.server.greeting import Greeter
 from vfl_flower.server.parties import Parties
 
 N = 60
 VICTIM = 1
+pytestmark = pytest.mark.usefixtures("careless")
 
 
 def refused(reason):
@@ -52,12 +52,6 @@ def refused(reason):
         return attacked
 
     return decorate
-
-
-@pytest.fixture(autouse=True)
-def careless(monkeypatch):
-    """Let the server ask on whatever the parties said that they refuse."""
-    monkeypatch.setattr(Greeter, "_check_consent", lambda *_: None)
 
 
 def letting(*kinds, **limits):

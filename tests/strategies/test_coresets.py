@@ -47,15 +47,21 @@ def run(strategy, federation, seed=None):
 # -- the draws, from the numerics alone ---------------------------------------------
 
 
-def expected_coreset(g, seed, size, train):
-    """Algorithm 1 on the scores of all parties, shape (T, n), by the run's streams."""
-    totals = g.sum(axis=1)
-    a = allocate(totals, size, Run(seed).rng("allocate"))
+def expected_coreset(g, seed, size, train, check=0):
+    """Algorithm 1 on the scores of all parties, shape (T, n), by the run's streams.
+
+    With `check` the second draw, of each party's next rows.
+    """
+    totals, server, first = g.sum(axis=1), Run(seed), np.zeros(len(g), int)
+    a, m = allocate(totals, size, server.rng("allocate")), size
+    if check:
+        first, a, m = a, allocate(totals, check, server.rng("check")), check
     S = []
     for j in range(len(g)):
-        S.append(draw(g[j], size, stream(seed, j, "draw"))[: a[j]])
+        rows = draw(g[j], size + check, stream(seed, j, "draw"))
+        S.append(rows[first[j] : first[j] + a[j]])
     S = np.concatenate(S)
-    w = totals.sum() / (size * g[:, S].sum(axis=0))
+    w = totals.sum() / (m * g[:, S].sum(axis=0))
     return train[S], w
 
 
@@ -360,16 +366,9 @@ def test_second_draw_is_the_next_rows_of_each_party(rounds):
     The first m, and the model, are what they are without a second draw.
     """
     X, y = data()
-    g = regression_scores(X, y, True)
     m, c, seed = 50, 40, 8
-    totals, server = g.sum(axis=1), Run(seed)
-    a = allocate(totals, m, server.rng("allocate"))
-    b = allocate(totals, c, server.rng("check"))
-    S = []
-    for j in range(T):
-        S.append(draw(g[j], m + c, stream(seed, j, "draw"))[a[j] : a[j] + b[j]])
-    S = np.concatenate(S)
-    w = totals.sum() / (c * g[:, S].sum(axis=0))
+    g, every = regression_scores(X, y, True), np.arange(300)
+    S, w = expected_coreset(g, seed, m, every, check=c)
     strategy = CoresetVRLR(m, rounds=rounds, solver="central")
     without, first = run(strategy, parties(X, y), seed)
     result, sent = run(strategy.replace(check_size=c), parties(X, y), seed)

@@ -21,10 +21,10 @@ from vfl_flower.protocol.frame import Frame
 from vfl_flower.protocol.steps import each
 from vfl_flower.secure_aggregation.keys import encode_key, new_private_key, public_key
 from vfl_flower.server.exchange import Exchange
-from vfl_flower.server.greeting import Greeter
 from vfl_flower.server.parties import Parties
 
 VICTIM = 1
+pytestmark = pytest.mark.usefixtures("careless")
 N = 40
 
 
@@ -47,12 +47,6 @@ def consent(honest, **changes):
     """Return the consent of a party whose peers are the honest ones."""
     peers = {other.name: text_of(other.state_dir) for other in honest}
     return Consent(**{"leaves": ALLOW_ALL.leaves, "peers": peers} | changes)
-
-
-@pytest.fixture(autouse=True)
-def careless(monkeypatch):
-    """Let the server ask on whatever the parties said that they refuse."""
-    monkeypatch.setattr(Greeter, "_check_consent", lambda *_: None)
 
 
 def greet(parties):

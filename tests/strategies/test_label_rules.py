@@ -24,7 +24,6 @@ from vfl_flower.clients.ridge import state as ridge_state
 from vfl_flower.clients.ridge.state import Joint
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
-from vfl_flower.server.greeting import Greeter
 from vfl_flower.testing import Recorder
 
 N = 600
@@ -222,10 +221,10 @@ def test_a_bandwidth_with_which_an_angle_may_overflow_is_malformed(bandwidth):
         (FDSKL(bandwidth=1.0), r"fdskl_start.*lets no angles leave"),
     ],
 )
+@pytest.mark.usefixtures("careless")
 def test_an_empty_consent_refuses_the_first_step_that_reads_labels(
     strategy, rule, monkeypatch
 ):
-    monkeypatch.setattr(Greeter, "_check_consent", lambda *_: None)
     monkeypatch.setattr(ridge_state, "own_columns", None)  # nothing is computed
     federation = parties(np.arange(N) % 2.0)
     for party in federation:
@@ -257,26 +256,28 @@ def reads_labels(function, seen):
         return False
     seen.add(function)
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    local = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    local |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    nodes, known = list(ast.walk(tree)), function.__globals__
+    local = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    local |= {
+        node.id
+        for node in nodes
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
     presence = {  # `party.y is None` says who holds labels, as the greeting does
         node.left
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot)
     }
-    for node in ast.walk(tree):
-        reads = isinstance(node, ast.Attribute) and node.attr in ("y", "n_labels")
-        if reads and node not in presence:
-            return True
+    for node in nodes:
         named = None
         if isinstance(node, ast.Name) and node.id not in local:
-            named = function.__globals__.get(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            module = function.__globals__.get(node.value.id)
-            named = (
-                getattr(module, node.attr, None) if inspect.ismodule(module) else None
-            )
+            named = known.get(node.id)
+        elif isinstance(node, ast.Attribute):
+            if node.attr in ("y", "n_labels") and node not in presence:
+                return True
+            module = known.get(getattr(node.value, "id", ""))
+            if inspect.ismodule(module):
+                named = getattr(module, node.attr, None)
         named = getattr(named, "function", named)  # of a step
         if (
             inspect.isfunction(named)

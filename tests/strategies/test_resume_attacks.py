@@ -21,7 +21,7 @@ from flwr.app import RecordDict
 from vfl_flower import PartyFailed
 from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.party import journal
-from vfl_flower.party.journal import MOST_SESSIONS, MOST_STATES
+from vfl_flower.party.journal import MOST_SESSIONS
 from vfl_flower.party.memory import Memory
 from vfl_flower.party.party import PartyError
 from vfl_flower.party.vault import Vault
@@ -172,28 +172,8 @@ def test_what_is_answered_once_is_not_answered_again(tmp_path, first):
         totals(again, 5)
 
 
-def test_a_session_that_was_forgotten_does_not_begin_anew(tmp_path, first):
-    """With new keys, and nothing that is answered once: a session that is not counted.
-
-    A server that began others made the parties forget the first one.
-    """
-    pool(first, range(2))
-    for _ in range(MOST_STATES):
-        begun(tmp_path)
-    with pytest.raises(PartyFailed, match="has forgotten the session"):
-        taken_up(first, tmp_path)
-
-
-def test_other_runs_leave_a_session_to_go_on(tmp_path):
-    """The greeting of one run made the parties forget the run before it."""
-    runs = [begun(tmp_path) for _ in range(MOST_STATES)]
-    for run in runs:
-        pool(run, range(2))
-    for run in runs:
-        pool(taken_up(run, tmp_path), range(4))
-
-
 def test_a_session_is_forgotten_after_a_day(tmp_path, monkeypatch, first):
+    """It does not begin anew, with new keys. How many are kept: test_journal.py."""
     pool(first, range(2))
     later = journal.time.time() + journal.STATE_SECONDS + 1
     monkeypatch.setattr(journal.time, "time", lambda: later)
