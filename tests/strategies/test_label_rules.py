@@ -7,7 +7,6 @@ import textwrap
 
 import numpy as np
 import pytest
-from consents import letting
 from deviating import RealParties
 from federations import by_columns
 from transcripts import our_steps
@@ -20,7 +19,6 @@ from vfl_flower import (
     SecureRidge,
     simulate,
 )
-from vfl_flower.clients.ridge import state as ridge_state
 from vfl_flower.clients.ridge.state import Joint
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
@@ -212,25 +210,6 @@ def test_a_bandwidth_with_which_an_angle_may_overflow_is_malformed(bandwidth):
 
 
 # -- kinds -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("strategy", "rule"),
-    [
-        (CLASSES, r"ridge_prepare.*lets no moments"),
-        (FDSKL(bandwidth=1.0), r"fdskl_start.*lets no angles leave"),
-    ],
-)
-@pytest.mark.usefixtures("careless")
-def test_an_empty_consent_refuses_the_first_step_that_reads_labels(
-    strategy, rule, monkeypatch
-):
-    monkeypatch.setattr(ridge_state, "own_columns", None)  # nothing is computed
-    federation = parties(np.arange(N) % 2.0)
-    for party in federation:
-        party.consent = letting(allow_seed=True)
-    with pytest.raises(PartyFailed, match=rule):
-        strategy.replace(seed=1).start(RealParties(federation))
 
 
 def test_a_training_counts_its_columns_and_one_more():
