@@ -460,9 +460,7 @@ def test_a_file_that_lets_more_than_it_says(tables):
 # -- what the node config decides ------------------------------------------------------
 
 
-def written(path, X):
-    lines = [f"{a!r},{b!r}" for a, b in X.tolist()]
-    path.write_text("\n".join(["a,b", *lines, ""]))
+TABLE = "a,b\n1.0,0.0\n0.0,1.0\n"
 
 
 def loaded(node, run=None):
@@ -473,7 +471,7 @@ def loaded(node, run=None):
 def test_a_party_of_a_file_is_strict(tmp_path, monkeypatch, absolute):
     """A relative path made it one that lets anything leave."""
     monkeypatch.chdir(tmp_path)
-    written(tmp_path / "table.csv", np.eye(2))
+    (tmp_path / "table.csv").write_text(TABLE)
     data = str(tmp_path / "table.csv") if absolute else "table.csv"
     node = {"data": data, "party-name": "a"}
     with pytest.raises(PartyError, match="state-dir must be set"):
@@ -483,7 +481,7 @@ def test_a_party_of_a_file_is_strict(tmp_path, monkeypatch, absolute):
 
 
 def test_a_run_does_not_name_a_file_of_a_node(tmp_path, monkeypatch):
-    written(tmp_path / "table.csv", np.eye(2))
+    (tmp_path / "table.csv").write_text(TABLE)
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     with pytest.raises(PartyError, match="must be named as 'data' in the node config"):
         loaded({"party-name": "a"}, {"data": str(tmp_path / "table.csv")})

@@ -55,9 +55,8 @@ def parties(X, y, folder=None):
 def letting(federation, *kinds, curves=()):
     """Give all parties a consent to these kinds, and some of them one to curves."""
     for j, member in enumerate(federation):
-        leaves = {kind: Limit() for kind in kinds}
-        if j in dict(curves):
-            leaves["curves"] = dict(curves)[j]
+        limits = {"curves": dict(curves)[j]} if j in dict(curves) else {}
+        leaves = dict.fromkeys(kinds, Limit()) | limits
         member.consent = Consent(leaves=leaves, peers=None)
     return federation
 
