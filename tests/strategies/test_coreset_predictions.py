@@ -16,7 +16,6 @@ from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 from vfl_flower import CoresetVKMC, CoresetVRLR, FederationError, Party, PartyFailed
 from vfl_flower.clients.coresets import prediction as party
 from vfl_flower.numerics.split import split_rows
-from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError, structure
 from vfl_flower.protocol.steps import Sum, each, opened
@@ -120,9 +119,9 @@ def test_of_few_labels_nothing_is_told(labels, rows, tmp_path):
     assert ("test_loss" in metrics) == (rows > 0)
 
 
-def greeted(folder, model, n):
-    """Return a server of its own that has greeted the parties, with n new rows."""
-    grid = InProcessGrid(parties(folder, *data(n)))
+def greeted(folder, model):
+    """Return a server of its own that has greeted the parties, with 70 new rows."""
+    grid = InProcessGrid(parties(folder, *data(70)))
     asked = Parties(Exchange(grid), model=model.id)
     asked.ask(party.part)
     return asked
@@ -143,8 +142,8 @@ def test_sums_are_those_of_the_next_block(tmp_path, monkeypatch):
     model = trained(tmp_path, "k-means")
     for start, stop in ((0, 29), (1, 31), (5, 6), (30, 61), (60, 90)):
         with pytest.raises(PartyFailed, match="must be a block of 30 or the last one"):
-            sum_of(greeted(tmp_path, model, 70), start, stop)
-    asked = greeted(tmp_path, model, 70)
+            sum_of(greeted(tmp_path, model), start, stop)
+    asked = greeted(tmp_path, model)
     sums = sum_of(asked, 60, 70)
     with pytest.raises(PartyFailed, match="those of the next 30 rows, got 10"):
         asked.ask_one(0, party.answer, sums=sums, evaluate=False, last=False)
@@ -190,29 +189,21 @@ def test_the_mean_of_some_rows_is_not_told(monkeypatch):
         party.answer(keeping(), np.ones(60), evaluate=True, last=True)
 
 
-@pytest.mark.parametrize("most", [None, 5])
-def test_a_limit_ends_evaluations_of_models_that_the_server_chooses(most, tmp_path):
-    """Of the model b alone MAE(b) = mean |y - b|, which bends at each label."""
+def test_models_that_the_server_chooses_tell_how_many_have_a_label(tmp_path):
+    """Of the model b alone MAE(b) = mean |y - b|, which bends at each label.
+
+    A limit of moments ends it: see test_curves.py.
+    """
     ages = np.repeat([1.0, 2.0, 4.0, 7.0], [3, 9, 2, 16])
     federation = parties(tmp_path, np.zeros((30, 6)), ages)
-    leaves = {"predictions": Limit(), "moments": Limit(life=most)}
-    errors_reported: list[float] = []
+    for member in federation:
+        member.ids, member.consent = np.arange(30), letting("predictions", "moments")
 
-    def evaluate(b: float) -> float:
-        for organisation in hand_out(federation, np.zeros(6), b):
-            organisation.ids = np.arange(30)
-            organisation.consent = Consent(leaves=leaves, peers=None)
-        grid = RealParties(federation)
-        metrics = CoresetEvaluation(MODEL).start(grid).metrics
-        errors_reported.append(metrics["test_mae"])
-        return errors_reported[-1]
+    def error(b):
+        grid = RealParties(hand_out(federation, np.zeros(6), b))
+        return CoresetEvaluation(MODEL).start(grid).metrics["test_mae"]
 
-    if most is not None:
-        with pytest.raises(PartyFailed, match="lets moments leave it 5 times"):
-            [evaluate(b) for b in range(10)]
-        assert len(errors_reported) == most
-        return
-    errors = np.array([evaluate(b) for b in range(10)])
+    errors = np.array([error(b) for b in range(10)])
     bends = np.diff(errors, 2) * len(ages) / 2
     np.testing.assert_allclose(bends, [3, 9, 0, 2, 0, 0, 16, 0], atol=1e-6)
 

@@ -232,13 +232,3 @@ def test_a_journal_of_before_there_were_peers(honest):
         db.execute("DROP TABLE peers")
     distances(greet(honest))
     assert set(trusted(victim)) == {"a", "c"}
-
-
-def test_rows_in_the_clear_need_the_peers_too(honest, computing):
-    """A step without a sum is refused like one with a sum."""
-    honest[VICTIM].consent = consent(honest, peers={})
-    asked = greet(honest)
-    rows = np.arange(5, dtype=np.uint32)
-    with pytest.raises(PartyFailed, match="party 'a' must be pinned"):
-        asked.ask(coresets.pooled_rows, test_fraction=0.0, labels=False, rows=rows)
-    assert VICTIM not in computing

@@ -326,10 +326,6 @@ def test_wrong_arguments(settings, argument, rule):
     assert str(caught.value).startswith(argument)
 
 
-def test_one_party_is_enough_without_masks():
-    strategy(masking="plain", n_parties=1)
-
-
 # -- bad input: the data ---------------------------------------------------------------
 
 

@@ -305,22 +305,14 @@ def test_other_orders_of_levels_are_one(folder):
 # -- as on SuperNodes ------------------------------------------------------------------
 
 
-def nodes(folder: Path, consent: str = "", **node: object) -> SuperNodes:
-    """Return nodes of a federation whose levels are agreed."""
-    consent += "\n[leaves]\nrow-sums = true\nembedded-rows = true\n"
-    more = {"levels": LEVELS, **node}
-    return SuperNodes(folder, consent, more, strategy="fk-kmeans")
-
-
-def labels_in(path: Path) -> list[int]:
-    with path.open() as file:
-        return [int(row["prediction"]) for row in csv.DictReader(file)]
-
-
 def test_supernodes_and_one_process_give_the_same(folder):
     strategy = to_the_bit(standardize=True, seed=5)
-    model = strategy.start(nodes(folder)).model
+    consent = "[leaves]\nrow-sums = true\nembedded-rows = true\n"
+    grid = SuperNodes(folder, consent, {"levels": LEVELS}, strategy="fk-kmeans")
+    model = strategy.start(grid).model
     theirs = simulate(strategy, loaded(folder)).model
     for m, labels in enumerate(theirs.labels_):
-        state = folder.parent / f"state-{m}"
-        assert labels_in(state / f"predictions-{model.id}.csv") == labels.tolist()
+        path = folder.parent / f"state-{m}" / f"predictions-{model.id}.csv"
+        with path.open() as file:
+            written = [int(row["prediction"]) for row in csv.DictReader(file)]
+        assert written == labels.tolist()
