@@ -484,6 +484,15 @@ def test_ids_in_another_order_than_before(tmp_path):
     assert not list(changed.state_dir.glob("alignment-*"))
 
 
+def test_a_party_that_claims_all_ids_learns_the_other_list():
+    """What no intersection prevents, and the guide says; its size is in the logs."""
+    honest = own_lists(1)[0]
+    federation = parties(honest, SPACE)
+    model = vf.simulate(Alignment("q4"), federation).model
+    learned = federation[1].take(model.rows_[1]).ids.tolist()
+    assert sorted(learned) == sorted(honest)
+
+
 def test_the_sizes_of_all_lists_are_in_the_log_of_a_party(caplog):
     vf.simulate(Alignment("q4"), parties(["a"], ["a", "b"]))
     assert caplog.text.count("an alignment of lists of 1, 2 ids") == 2

@@ -227,6 +227,34 @@ def test_centres_of_clusters_are_rows():
         centres(asked, 5)
 
 
+def test_bounds_of_sums_do_not_find_an_addend():
+    """Forty bounds gave each addend to a relative error of 1e-12."""
+    parties = columns()
+    told: list[int] = []
+
+    class Watching(Parties):
+        def _clipped(self, step, replies):
+            told.append(int.from_bytes(replies[VICTIM].clipped, "little"))
+            return super()._clipped(step, replies)
+
+    asked = Watching(Exchange(RealParties(parties)), seed=0)
+    centers = [np.zeros((1, party.X.shape[1])) for party in parties]
+    low, high = 0.0, 64.0
+    for _ in range(40):
+        bound = (low + high) / 2
+        asked.ask(
+            coresets.distances.summing(distances=bound),
+            centers=each(centers),
+            test_fraction=0.0,
+            start=0,
+            stop=1,
+        )
+        low, high = (bound, high) if told[-1] else (low, bound)
+    truth = float((parties[VICTIM].X[0] ** 2).sum())
+    assert abs(low - truth) / truth > 0.5
+    assert len(set(told)) == 40  # 64 random bits each
+
+
 def test_a_bound_does_not_find_the_largest_score():
     """Forty bounds gave the largest score of a row, to a factor of two."""
     asked = asking(columns(), "totals", "row-sums")

@@ -232,6 +232,25 @@ def test_products_under_masks_say_nothing_of_who_has_a_row():
     assert abs(np.mean(scores["ring"]) - 0.5) < 6 * 0.12 / np.sqrt(RUNS)
 
 
+def test_a_row_is_not_found_from_masked_products_with_the_seed():
+    """No better than the mean of all rows, whose error is 1, over eight runs.
+
+    Of 620 draws of noise two were below 0.5, and as many as the cube of an error are
+    below it: a false alarm has a chance below 1e-9.
+    """
+    X = exponential(41)
+    parts, mean, errors = [X[:20], X[20:40], X[40:]], X.mean(axis=0), []
+    for run in range(RUNS):
+        grid = watch(parts, seed=run, iterations=1)
+        attacker = Attacker(grid, seed_of_run(grid))
+        _, vectors = np.linalg.eigh(first_gram_decoded(attacker, "ring"))
+        a = np.sqrt(2) * vectors[:, -1] / np.abs(vectors[:, -1]).max()
+        x = solve_up_to_sign(lambda x, b=attacker: b.features(x[None])[0], a, mean, 1)
+        errors.append(relative(x, X[40], mean))
+    assert min(errors) > 0.001
+    assert np.median(errors) > 0.5
+
+
 def test_without_the_seed_products_say_nothing_of_who_has_a_row():
     """In the clear as they were: mean AUC over 200 guessed seeds, five errors.
 
@@ -249,6 +268,14 @@ def test_without_the_seed_products_say_nothing_of_who_has_a_row():
         scores = outside(guess.gram(2), guess.features(X))
         areas.append(auc(scores[20:], scores[:20]))
     assert abs(np.mean(areas) - 0.5) < 5 * np.std(areas) / np.sqrt(200)
+
+
+def test_the_seed_of_a_run_without_one_is_not_in_the_frame():
+    """What the frame has gives the features only with the first party's own secret."""
+    grid = watch(thirds(exponential(30)))
+    assert seed_of_run(grid) != seed_of_parties(grid)
+    seeded = watch(thirds(exponential(30)), seed=1)
+    assert seed_of_run(seeded) == seed_of_parties(seeded)
 
 
 # -- (c) what a party makes of the sums ------------------------------------------------
