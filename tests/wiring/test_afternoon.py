@@ -1,17 +1,17 @@
-"""Three organisations, three raw files, one afternoon: by commands alone.
+"""Three organisations with rows of the same columns, one afternoon: by commands alone.
 
 The commands are those of docs/deploy.md, in their order; what each party has to say in
 advance is in its ``--for``. At the end no log of any process has a value of the data,
-an id, a key, or a path of another party.
+an id, a key, or a path of another party. Files of columns: test_tutorial.py.
 """
 
-import json
 import re
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
@@ -21,7 +21,6 @@ from vfl_flower.app.deployment.federation import CONNECTION
 from vfl_flower.app.deployment.processes import Processes, RunFailed, free_port
 from vfl_flower.party.consent import Consent
 from wiring.commands import Running, running, said, started_in
-from wiring.raw_files import HOSPITAL, INSURER, LABORATORY, write_columns, write_rows
 
 pytestmark = pytest.mark.slow
 
@@ -43,12 +42,11 @@ class Federation:
     def prepared(self, files: Mapping[str, Path], ids: str, *needs: str) -> None:
         for name, file in files.items():
             options = ["--id-column", ids]
-            options += ["--label-column", "readmitted"] if name == INSURER else []
             self.said("check", file, *options)
             wanted = [f"--for={strategy}" for strategy in needs]
             self.said("init", name, "--data", file, *options, *wanted)
 
-    def begin(self, name: str, *more: object) -> None:
+    def begin(self, name: str) -> None:
         peers = [peer for peer in self.parties if peer != name]
         self.commands += 1
         self.parties[name] = Running(
@@ -57,7 +55,6 @@ class Federation:
             *("party", name, "--superlink", f"localhost:{self.port}"),
             *("--ca", "federation/ca.crt"),
             *(f"--peer={peer}/{peer}.card" for peer in peers),
-            *more,
         )
 
     def run(self, *words: object, code: int = 0) -> str:
@@ -137,66 +134,24 @@ def nothing_leaks(made: Federation, files: Mapping[str, Path], data: pd.DataFram
                 assert str(made.place / name / "state") not in text, log
 
 
-def test_three_files_of_columns(tmp_path):
-    files, table = write_columns(tmp_path / "raw", 500)
-    # Those of coreset-vkmc let rows leave, as solver=central needs it.
-    needs = "align", "coreset-vrlr", "coreset-vkmc", "ridge"
-    with federation(tmp_path, files, "patient", *needs) as made:
-        aligned = ["--set", "alignment=2026-q4"]
-        shown = made.run("align", *aligned)
-        common = set.intersection(*(ids_of(file) for file in files.values()))
-        assert f"{len(common)}" in shown
-        for name in files:
-            said = made.said("align", name, "--accept", "2026-q4")
-            assert f"of {len(common)} rows" in said
-        # There are too few rows for a Gram matrix of their 78 columns.
-        sizes = ["--set", "size=200", "--set", "solver=central"]
-        out = made.run("coreset-vrlr", *aligned, *sizes)
-        shown = [line for line in out.splitlines() if "round trip  " in line]
-        steps = [line.split("round trip")[0].split()[-1] for line in shown]
-        assert steps[:3] == ["hello", "coresets_totals", "coresets_scores"], out
-        assert "100%" in shown[-1]
-        assert "INFO" not in out
-        assert "coresets_totals" in made.said("report", "--output-dir", "out")
-        assert made.commands == 17  # the afternoon of docs/deploy.md
-        made.parties[HOSPITAL].end()
-        two_train(made, *aligned)
-        nothing_leaks(made, files, table)
-
-
-def allow(folder: Path, *lines: str) -> None:
-    """Put lines of a ``consent.toml`` in the place of those with the same keys."""
-    text = (path := folder / "consent.toml").read_text()
-    for line in lines:
-        key, _, _ = line.partition(" = ")
-        text, count = re.subn(rf"(?m)^(# )?{key} = .*$", line, text)
-        assert count == 1, line
-    path.write_text(text)
-
-
-def two_train(made: Federation, *settings: str) -> None:
-    """Let two of the parties train: each learns what its consent lacks."""
-    for name in (INSURER, LABORATORY):
-        lines = "two-parties = true", "rows = false", "predictions = true"
-        allow(made.place / name, *lines)
-    allow(made.place / INSURER, 'dealers = ["server"]')
-    shown = made.run("ridge", *settings, code=1)
-    lacks = (
-        f'the consent.toml of {LABORATORY!r} would need dealers = ["server"]. With two'
-    )
-    assert f"1 of 2 parties refuse the run: {lacks}" in shown
-    assert "neither party may operate the dealer (the server)" in shown
-    allow(made.place / LABORATORY, 'dealers = ["server"]')
-    settings = *settings, "--set=allow-two-parties=true", "--set=test-fraction=0.2"
-    made.run("coreset-vrlr", *settings)
-    results = json.loads(made.result("result.json").read_text())["results"]
-    assert 0 < results["coreset"]["metrics"]["1"]["test_r2"] < 1
-    assert results["coreset"]["ledger"]["round_trips"] == 7
-
-
-def ids_of(file: Path) -> set[str]:
-    read = {".csv": lambda p: pd.read_csv(p, sep=";"), ".parquet": pd.read_parquet}
-    return set(read.get(file.suffix, pd.read_feather)(file)["patient"])
+def write_clinics(folder: Path, n: int) -> tuple[dict[str, Path], pd.DataFrame]:
+    """Write three files of n rows each, in four clusters, and each in its format."""
+    rng = np.random.default_rng(0)
+    centres = np.array([[0.1, 0.1], [0.1, 0.9], [0.9, 0.1], [0.9, 0.9]])
+    points = centres[rng.integers(4, size=3 * n)] + 0.03 * rng.normal(size=(3 * n, 2))
+    points = np.clip(points, 0, 1).round(6)
+    visits = [f"VIS-{k:06}" for k in 900_000 + rng.permutation(3 * n)]
+    table = pd.DataFrame(points, columns=["severity", "recovery"])
+    table.insert(0, "visit", visits)
+    folder.mkdir()
+    endings = {"clinic-a": "csv", "clinic-b": "parquet", "clinic-c": "arrow"}
+    files = {name: folder / f"{name}.{ending}" for name, ending in endings.items()}
+    csv, parquet, arrow = files.values()
+    parts = (table[j * n :][:n].reset_index(drop=True) for j in range(3))
+    next(parts).to_csv(csv, sep=";", index=False)  # of a German spreadsheet
+    next(parts).to_parquet(parquet, index=False)
+    next(parts).to_feather(arrow, compression="uncompressed")
+    return files, table.set_index("visit")
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +159,7 @@ def clinics(
     tmp_path_factory,
 ) -> Iterator[tuple[Federation, dict[str, Path], pd.DataFrame]]:
     place = tmp_path_factory.mktemp("clinics")
-    files, table = write_rows(place / "raw", 200)
+    files, table = write_clinics(place / "raw", 200)
     with federation(place, files, "visit", "fk-kmeans", "mufc") as made:
         yield made, files, table
     log = (place / "link.log").read_text()

@@ -1,9 +1,11 @@
 """The tutorial docs/tutorials/three-files.md, typed word by word.
 
 Three parties and the coordinator are real processes. At the end no log of any of them
-has a value of the data, an id, a key, or a path of another party.
+has a value of the data, an id, a key, or a path of another party. In between two of the
+parties train without the third.
 """
 
+import json
 import re
 import signal
 from collections.abc import Callable, Mapping
@@ -46,7 +48,7 @@ class Reader(Federation):
             self.link.wait_to_say("SuperNodes connect to port")
         elif command == "party":
             name = rest[0]
-            if name in self.parties:
+            if name in self.parties and self.parties[name].poll() is None:
                 self.parties[name].end(signal.SIGINT)
             self.parties[name] = self._started(name, command, *rest)
         else:
@@ -69,6 +71,37 @@ class Reader(Federation):
 def swap(told: Mapping[str, str]) -> Callable[[re.Match[str]], str]:
     """Return what puts its own words in the place of those that were found."""
     return lambda found: told[found[0]]
+
+
+def allow(folder: Path, *lines: str) -> None:
+    """Put lines of a ``consent.toml`` in the place of those with the same keys."""
+    text = (path := folder / "consent.toml").read_text()
+    for line in lines:
+        key, _, _ = line.partition(" = ")
+        text, count = re.subn(rf"(?m)^(# )?{key} = .*$", line, text)
+        assert count == 1, line
+    path.write_text(text)
+
+
+def two_train(made: Federation, *settings: str) -> None:
+    """Let two of the parties train: each learns what its consent lacks."""
+    needed = "row-sums", "totals", "coefficients", "moments", "predictions"
+    lines = "two-parties = true", *(f"{kind} = true" for kind in needed)
+    for name in ("insurer", "laboratory"):
+        allow(made.place / name, *lines)
+    allow(made.place / "insurer", 'dealers = ["server"]')
+    shown = made.run("ridge", *settings, code=1)
+    lacks = (
+        "the consent.toml of 'laboratory' would need dealers = [\"server\"]. With two"
+    )
+    assert f"1 of 2 parties refuse the run: {lacks}" in shown
+    assert "neither party may operate the dealer (the server)" in shown
+    allow(made.place / "laboratory", 'dealers = ["server"]')
+    settings = *settings, "--set=allow-two-parties=true", "--set=test-fraction=0.2"
+    made.run("coreset-vrlr", *settings)
+    results = json.loads(made.result("result.json").read_text())["results"]
+    assert 0 < results["coreset"]["metrics"]["1"]["test_r2"] < 1
+    assert results["coreset"]["ledger"]["round_trips"] == 7
 
 
 def test_the_tutorial(tmp_path, monkeypatch):
@@ -97,6 +130,8 @@ def test_the_tutorial(tmp_path, monkeypatch):
         error = re.search(r"(?m)^\| +test error \| +([\d.]+)", shown)[1]
         assert float(error) < 30
         made.model = re.search(r"(?m)^model ([0-9a-f]{16}):", shown)[1]
+        made.parties["hospital"].end()
+        two_train(made, "--set=alignment=2026-q4")
 
         for words in lines[predicting:]:
             shown = made.type(words)
