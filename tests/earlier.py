@@ -21,46 +21,37 @@ from typing import Any
 import numpy as np
 from deviating import RealParties
 
-from vfl_flower import Party, request_changes, simulate
+from vfl_flower import Party, request_changes, simulate, strategies
 from vfl_flower.party.memory import Memory
 from vfl_flower.protocol.steps import STEPS
 from vfl_flower.server.checkpoint import FILE, Checkpoint
 from vfl_flower.server.strategy import ProtocolStrategy
-from vfl_flower.strategies import (
-    FDSKL,
-    MUFC,
-    Alignment,
-    CoresetPrediction,
-    CoresetVKMC,
-    CoresetVRLR,
-    FDSKLPrediction,
-    FKKMeans,
-    FKKMeansPrediction,
-    MUFCUnlearn,
-    Removal,
-    RidgePrediction,
-    SecureRidge,
-    algorithms,
-)
 
 ARCHIVE = Path(__file__).with_suffix(".tar.xz")
 NAMES = "north", "south", "west"
 ROWS, FORGOTTEN, MISSING = 48, "r7", "0123456789abcdef"
 
-REGRESSION = CoresetVRLR(size=80, seed=3)
-RIDGE = SecureRidge(target="continuous", joint_features=2, seed=3)
-KERNEL = FDSKL(loss="square", target="continuous", features=12, bandwidth=2.0, seed=3)
-CLUSTERS = FKKMeans(n_clusters=2, n_components=2, n_features=6, n_init=1, seed=3)
-FORGETTING = MUFC(2, 0.05, box="-9,9", n_init=1, seed=3)
+REGRESSION = strategies.CoresetVRLR(size=80, seed=3)
+RIDGE = strategies.SecureRidge(target="continuous", joint_features=2, seed=3)
+KERNEL = strategies.FDSKL(
+    loss="square", target="continuous", features=12, bandwidth=2.0, seed=3
+)
+CLUSTERS = strategies.FKKMeans(
+    n_clusters=2, n_components=2, n_features=6, n_init=1, seed=3
+)
+FORGETTING = strategies.MUFC(2, 0.05, box="-9,9", n_init=1, seed=3)
 
 TRAINED: dict[str, tuple[ProtocolStrategy, type[Any] | None]] = {
-    "regression": (REGRESSION, CoresetPrediction),
-    "k-means": (CoresetVKMC(n_clusters=2, size=30, seed=3), CoresetPrediction),
-    "ridge": (RIDGE, RidgePrediction),
-    "kernel": (KERNEL, FDSKLPrediction),
-    "clusters": (CLUSTERS, FKKMeansPrediction),
-    "forgetting": (FORGETTING, MUFCUnlearn),
-    "order": (Alignment("shared"), Removal),
+    "regression": (REGRESSION, strategies.CoresetPrediction),
+    "k-means": (
+        strategies.CoresetVKMC(n_clusters=2, size=30, seed=3),
+        strategies.CoresetPrediction,
+    ),
+    "ridge": (RIDGE, strategies.RidgePrediction),
+    "kernel": (KERNEL, strategies.FDSKLPrediction),
+    "clusters": (CLUSTERS, strategies.FKKMeansPrediction),
+    "forgetting": (FORGETTING, strategies.MUFCUnlearn),
+    "order": (strategies.Alignment("shared"), strategies.Removal),
 }
 """Strategies that train, and the task that then uses what the parties have stored."""
 
@@ -103,7 +94,7 @@ def strategy_of(name: str, folder: Path, model: str = "") -> ProtocolStrategy:
         return REGRESSION.replace(solver="cg", size=20)
     strategy, later = TRAINED[name.removesuffix(" predict")]
     options: dict[str, Any] = {}
-    if isinstance(strategy, MUFC):
+    if isinstance(strategy, strategies.MUFC):
         options = {"server_state": folder / "server", "seed": 3}
     if not model:
         return strategy.replace(**options)
@@ -115,7 +106,7 @@ def use(name: str, folder: Path, model: str) -> tuple[Any, dict[str, str]]:
     """Use what the parties have stored; return the result and their predictions."""
     strategy = strategy_of(name, folder, model)
     members = parties(folder, TRAINED[name][0])
-    if isinstance(strategy, MUFCUnlearn):
+    if isinstance(strategy, strategies.MUFCUnlearn):
         request_changes(members[0], forget=[FORGOTTEN])
     result = simulate(strategy, members)
     files = sorted(folder.glob(f"*/predictions-{model}*.csv"))
@@ -190,7 +181,9 @@ def make(folder: Path) -> None:
             **start_or_resume(name, folder / "copy", model).result.model.arrays(),
         )
         shutil.rmtree(folder / "copy")
-    kinds = {s.model_class.kind for tasks in algorithms().values() for s in tasks}
+    kinds = {
+        s.model_class.kind for tasks in strategies.algorithms().values() for s in tasks
+    }
     about |= {"actions": sorted(STEPS), "kinds": sorted(kinds)}
     (folder / "about.json").write_text(json.dumps(about, indent=1))
 

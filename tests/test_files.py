@@ -9,22 +9,13 @@ import zipfile
 import numpy as np
 import pytest
 
-from vfl_flower.files import (
-    SMALL,
-    UnpackedSizeError,
-    check_growth,
-    make_private,
-    map_npz,
-    read_npz,
-    whole_file,
-    write_whole,
-)
+from vfl_flower import files
 
 
 @pytest.fixture
 def target(tmp_path):
     path = tmp_path / "[a] report.txt"  # brackets are no pattern
-    write_whole(path, b"first")
+    files.write_whole(path, b"first")
     return path
 
 
@@ -36,9 +27,9 @@ def only(path):
 @pytest.mark.parametrize("content", [b"second", b""])
 @pytest.mark.parametrize("private", [False, True])
 def test_a_new_file_replaces_the_earlier_one(target, content, private):
-    write_whole(target, content, private=private)
+    files.write_whole(target, content, private=private)
     assert only(target) == content
-    with whole_file(target, private=private) as file:
+    with files.whole_file(target, private=private) as file:
         file.write(b"third")
     assert only(target) == b"third"
 
@@ -50,14 +41,14 @@ def test_who_may_read_it(target, private, mode):
         target.chmod(before)
         previous = os.umask(0o027)
         try:
-            write_whole(target, b"secret", private=private)
+            files.write_whole(target, b"secret", private=private)
         finally:
             os.umask(previous)
         assert stat.S_IMODE(target.stat().st_mode) == mode
 
 
 def test_nobody_else_may_read_it_while_it_is_written(target):
-    with whole_file(target, private=True):
+    with files.whole_file(target, private=True):
         (part,) = (path for path in target.parent.iterdir() if path != target)
         assert stat.S_IMODE(part.stat().st_mode) == 0o600
         assert target.read_bytes() == b"first"
@@ -72,7 +63,7 @@ def test_a_failed_write_leaves_the_earlier_file(target, monkeypatch, name, error
     with monkeypatch.context() as patch:
         patch.setattr(os, name, fail)
         with pytest.raises(type(error)):
-            write_whole(target, b"second", private=True)
+            files.write_whole(target, b"second", private=True)
     assert only(target) == b"first"
 
 
@@ -81,7 +72,7 @@ def test_a_content_that_fails_leaves_the_earlier_file(target):
         file.write(b"sec")
         raise ValueError("no more")
 
-    with pytest.raises(ValueError, match="no more"), whole_file(target) as file:
+    with pytest.raises(ValueError, match="no more"), files.whole_file(target) as file:
         fail(file)
     assert only(target) == b"first"
 
@@ -92,22 +83,22 @@ def test_what_a_killed_process_left_is_removed(target):
     other = target.with_name(".report.txt.0123abcd.part")
     for path in (left, other):
         path.write_bytes(b"half of a secret")
-    write_whole(target, b"second")
+    files.write_whole(target, b"second")
     assert not left.exists()
     assert other.exists()
 
 
 def test_the_folder_must_exist(tmp_path):
     with pytest.raises(FileNotFoundError):
-        write_whole(tmp_path / "none" / "a.txt", b"")
+        files.write_whole(tmp_path / "none" / "a.txt", b"")
 
 
 def test_only_a_private_file_waits_for_the_disk(target, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(handle))
-    write_whole(target, b"public")
+    files.write_whole(target, b"public")
     assert not synced
-    write_whole(target, b"private", private=True)
+    files.write_whole(target, b"private", private=True)
     assert len(synced) == 1
 
 
@@ -146,8 +137,10 @@ def test_an_npz_is_sized_before_it_is_loaded(pieces):
     assert file.tell() < 2**19
     tracemalloc.start()
     try:
-        with pytest.raises(UnpackedSizeError, match="must unpack to at most 100 times"):
-            read_npz(file)
+        with pytest.raises(
+            files.UnpackedSizeError, match="must unpack to at most 100 times"
+        ):
+            files.read_npz(file)
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
         tracemalloc.stop()
@@ -157,13 +150,13 @@ def test_an_npz_is_sized_before_it_is_loaded(pieces):
 def test_an_npz_is_packed_as_numpy_does_it(kind):
     """These unpack a whole piece at once: 100 MB from 4 kB."""
     with pytest.raises(ValueError, match="as NumPy does"):
-        read_npz(archive([header((3,)), bytes(24)], kind))
+        files.read_npz(archive([header((3,)), bytes(24)], kind))
 
 
 def test_many_names_for_the_same_bytes_count_each():
     file = archive([header((2**20,)), bytes(2**23)], zipfile.ZIP_STORED)
     with zipfile.ZipFile(file) as packed:
-        assert read_npz(file)["X"].shape == (2**20,)
+        assert files.read_npz(file)["X"].shape == (2**20,)
         (entry,) = packed.infolist()
     content = file.getvalue()
     place = content.rindex(b"PK\x05\x06")
@@ -173,19 +166,19 @@ def test_many_names_for_the_same_bytes_count_each():
     end[8:12] = count.to_bytes(2, "little") * 2
     end[12:16] = (count * len(directory)).to_bytes(4, "little")
     twice = content[: packed.start_dir] + directory * count + bytes(end)
-    with pytest.raises(UnpackedSizeError):
-        read_npz(io.BytesIO(twice))
+    with pytest.raises(files.UnpackedSizeError):
+        files.read_npz(io.BytesIO(twice))
     assert entry.file_size * count < 2**31
 
 
 def test_an_npz_comes_back():
     file, arrays = io.BytesIO(), {"X": np.eye(3), "ids": np.array(["a", "é"])}
     np.savez_compressed(file, **arrays)
-    for name, array in read_npz(file).items():
+    for name, array in files.read_npz(file).items():
         np.testing.assert_array_equal(array, arrays[name])
-    assert list(read_npz(file, ["ids", "y"])) == ["ids"]
+    assert list(files.read_npz(file, ["ids", "y"])) == ["ids"]
     with pytest.raises(ValueError, match="must not be compressed"):
-        read_npz(file, compressed=False)
+        files.read_npz(file, compressed=False)
 
 
 def test_nothing_is_unpickled(tmp_path):
@@ -193,9 +186,9 @@ def test_nothing_is_unpickled(tmp_path):
     np.savez(path, X=np.array([print], dtype=object))
     with path.open("rb") as file:
         with pytest.raises(ValueError, match="pickle"):
-            read_npz(file)
+            files.read_npz(file)
         with pytest.raises(ValueError, match="pickle"):
-            map_npz(file, ["X"])
+            files.map_npz(file, ["X"])
 
 
 def test_a_header_that_promises_more_than_there_is(tmp_path):
@@ -206,19 +199,21 @@ def test_a_header_that_promises_more_than_there_is(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("X.npy", header.getvalue() + bytes(8))
     with path.open("rb") as file, pytest.raises(ValueError, match="as many bytes as"):
-        map_npz(file, ["X"])
+        files.map_npz(file, ["X"])
 
 
 def test_what_a_file_may_grow_to():
-    check_growth(SMALL + 700, 7)
-    with pytest.raises(UnpackedSizeError, match=f"7 bytes .* got {SMALL + 701}"):
-        check_growth(SMALL + 701, 7)
+    files.check_growth(files.SMALL + 700, 7)
+    with pytest.raises(
+        files.UnpackedSizeError, match=f"7 bytes .* got {files.SMALL + 701}"
+    ):
+        files.check_growth(files.SMALL + 701, 7)
 
 
 def test_a_file_is_not_made_through_a_link(tmp_path):
-    make_private(tmp_path / "a")
+    files.make_private(tmp_path / "a")
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic link"):
-        make_private(tmp_path / "link")
+        files.make_private(tmp_path / "link")
     assert not (tmp_path / "elsewhere").exists()

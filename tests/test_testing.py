@@ -7,19 +7,12 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 import pytest
+from federations import by_columns
 from later_tasks import TASKS
 from variants import VARIANTS, parties_of
 
-from vfl_flower import (
-    FDSKL,
-    MUFC,
-    CoresetVKMC,
-    CoresetVRLR,
-    FDSKLDirect,
-    FKKMeans,
-    Party,
-    SecureRidge,
-)
+import vfl_flower as vf
+from vfl_flower import testing
 from vfl_flower.models.base import Model, plain
 from vfl_flower.protocol.contract import IN_SUM, OWN, Reals, Whole
 from vfl_flower.protocol.errors import FederationError, PartyFailed
@@ -28,14 +21,6 @@ from vfl_flower.protocol.steps import each, reveals, step_of
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.masks import PairwiseMasks
 from vfl_flower.server.strategy import ProtocolStrategy
-from vfl_flower.testing import (
-    CHECKS,
-    Runs,
-    check_data,
-    check_masks,
-    check_names,
-    check_strategy,
-)
 from vfl_flower.typing import Array
 
 step = step_of("test_testing")
@@ -45,29 +30,28 @@ N = 240
 
 
 @cache
-def of_columns(holders: int = 1) -> list[Party]:
+def of_columns(holders: int = 1) -> list[vf.Party]:
     """Return parties of a linear model; the last `holders` of them know labels."""
     rng = np.random.default_rng(5)
     X = rng.normal(size=(N, 6))
-    y, turn = X @ np.arange(6.0) + 3 + rng.normal(size=N), rng.integers(holders, size=N)
-    labels = [None] * (3 - holders)
-    labels += [np.where(turn == j, y, np.nan) for j in range(holders)]
-    blocks = zip(NAMES, np.split(X, 3, axis=1), labels, strict=True)
-    return [Party(block, y, name=name) for name, block, y in blocks]
+    y = X @ np.arange(6.0) + 3 + rng.normal(size=N)
+    return by_columns(X, y, names=NAMES, holders=range(3 - holders, 3))
 
 
 @cache
-def of_rows() -> list[Party]:
+def of_rows() -> list[vf.Party]:
     """Return parties of three clusters."""
     rng = np.random.default_rng(5)
     centers = np.array([[-0.4, -0.4], [0.4, 0.0], [0.0, 0.4]])
     X = centers[rng.integers(3, size=N)] + 0.05 * rng.normal(size=(N, 2))
     X = np.clip(X, -0.49, 0.49)
-    return [Party(X, name=name) for name, X in zip(NAMES, np.split(X, 3), strict=True)]
+    return [
+        vf.Party(X, name=name) for name, X in zip(NAMES, np.split(X, 3), strict=True)
+    ]
 
 
 def regression(size: Any = 80, **settings: Any) -> ProtocolStrategy:
-    return CoresetVRLR(size, seed=1, test_fraction=0.2, **settings)
+    return vf.CoresetVRLR(size, seed=1, test_fraction=0.2, **settings)
 
 
 KERNEL: dict[str, Any] = {"loss": "square", "target": "continuous", "seed": 1}
@@ -77,11 +61,11 @@ DIRECT = KERNEL | {"features": 16}
 
 def ridge(features: str = "kernel", **settings: Any) -> ProtocolStrategy:
     given = {"target": "continuous", "test_fraction": 0.2, "seed": 1}
-    return SecureRidge(features, **given, **settings)
+    return vf.SecureRidge(features, **given, **settings)
 
 
 def embedding(**settings: Any) -> ProtocolStrategy:
-    return FKKMeans(3, 3, n_features=10, iterations=2, n_init=2, seed=1, **settings)
+    return vf.FKKMeans(3, 3, n_features=10, iterations=2, n_init=2, seed=1, **settings)
 
 
 ROWS = {"clustering": "coreset", "coreset_size": 30, "threshold": 0.5}
@@ -95,13 +79,13 @@ CASES = {
     "saga": regression(solver="saga", max_iter=1, batch_size=40),
     "gram": regression(evaluate="full"),
     "gram dealer": regression(sampling="uniform", dealer="airline"),
-    "k-means": CoresetVKMC(3, size=60, seed=1, evaluate="full"),
-    "k-means full": CoresetVKMC(3, sampling="full", seed=1),
-    "distdim": CoresetVKMC(3, solver="distdim", size=60, seed=1),
-    "direct": FDSKLDirect(**DIRECT),
-    "direct ring": FDSKLDirect(**DIRECT, topology="ring"),
-    "doubly stochastic": FDSKL(**KERNEL, features=48),
-    "several holders": FDSKL(**KERNEL, features=48),
+    "k-means": vf.CoresetVKMC(3, size=60, seed=1, evaluate="full"),
+    "k-means full": vf.CoresetVKMC(3, sampling="full", seed=1),
+    "distdim": vf.CoresetVKMC(3, solver="distdim", size=60, seed=1),
+    "direct": vf.FDSKLDirect(**DIRECT),
+    "direct ring": vf.FDSKLDirect(**DIRECT, topology="ring"),
+    "doubly stochastic": vf.FDSKL(**KERNEL, features=48),
+    "several holders": vf.FDSKL(**KERNEL, features=48),
     "ridge": ridge(joint_features=16),
     "ridge dealer": ridge(joint_features=16, dealer="airline"),
     "kernel k-means": embedding(**SUMS),
@@ -109,9 +93,9 @@ CASES = {
         choose_clusters=True, kernel="laplacian", **SUMS
     ),
     "kernel k-means paper": embedding(eigensolver="lanczos", **ROWS),
-    "mufc": MUFC(3, seed=1),
-    "mufc paper": MUFC.paper(n_clusters=3, gamma=0.05, seed=1),
-    "mufc in the clear": MUFC(3, privacy="none", seed=1),
+    "mufc": vf.MUFC(3, seed=1),
+    "mufc paper": vf.MUFC.paper(n_clusters=3, gamma=0.05, seed=1),
+    "mufc in the clear": vf.MUFC(3, privacy="none", seed=1),
     "align": VARIANTS["align"],
 }
 """A strategy of each kind of training."""
@@ -123,12 +107,14 @@ PARTIES |= {"align": partial(parties_of, "align", 3)}
 @pytest.mark.parametrize("name", CASES)
 def test_our_strategies(name):
     columns = CASES[name].partition == "vertical"
-    check_strategy(CASES[name], PARTIES.get(name, of_columns if columns else of_rows))
+    testing.check_strategy(
+        CASES[name], PARTIES.get(name, of_columns if columns else of_rows)
+    )
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_our_later_tasks(name, tmp_path):
-    check_strategy(*TASKS[name](tmp_path))
+    testing.check_strategy(*TASKS[name](tmp_path))
 
 
 # -- broken strategies -----------------------------------------------------------------
@@ -147,41 +133,41 @@ class Shown(TypedDict):
 
 
 @step
-def summed(party: Party) -> Total:
+def summed(party: vf.Party) -> Total:
     return {"total": party.X.sum(axis=0)}
 
 
 @step
-def shown(party: Party) -> Shown:
+def shown(party: vf.Party) -> Shown:
     return {"row": party.X[0]}
 
 
 @step
 @reveals("totals")
-def disguised(party: Party) -> Shown:
+def disguised(party: vf.Party) -> Shown:
     return shown(party)
 
 
 @step
-def chatty(party: Party, more: bool = False) -> Chatty:
+def chatty(party: vf.Party, more: bool = False) -> Chatty:
     return {"total": party.X.sum(axis=0)} | ({"extra": 1} if more else {})
 
 
 @step
 def dealt(
-    party: Party, share: Annotated[Array, Whole("n_columns", 0, 256), OWN]
+    party: vf.Party, share: Annotated[Array, Whole("n_columns", 0, 256), OWN]
 ) -> Total:
     return {"total": party.X.sum(axis=0) + share}
 
 
 @step
-def other(party: Party) -> Total:
+def other(party: vf.Party) -> Total:
     return summed(party)
 
 
 @step
 @reveals("rows")
-def revealed(party: Party) -> Total:
+def revealed(party: vf.Party) -> Total:
     return summed(party)
 
 
@@ -345,16 +331,16 @@ BROKEN = {
 
 
 def test_a_sound_strategy():
-    check_strategy(Mean(seed=1), of_rows())
+    testing.check_strategy(Mean(seed=1), of_rows())
 
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_broken_strategy_fails_one_check(broken):
     # Larger numbers than those of a rehearsal.
-    parties = [Party(party.X + 5, name=party.name) for party in of_rows()]
-    runs = Runs(broken(seed=1), lambda: parties)
+    parties = [vf.Party(party.X + 5, name=party.name) for party in of_rows()]
+    runs = testing.Runs(broken(seed=1), lambda: parties)
     failed = {}
-    for check in CHECKS:
+    for check in testing.CHECKS:
         try:
             check(runs)
         except AssertionError as error:
@@ -365,13 +351,13 @@ def test_a_broken_strategy_fails_one_check(broken):
 
 
 def test_every_check_has_a_strategy_that_fails_it():
-    assert {name for name, _ in BROKEN.values()} == {c.__name__ for c in CHECKS}
+    assert {name for name, _ in BROKEN.values()} == {c.__name__ for c in testing.CHECKS}
 
 
 def test_parties_refuse_what_is_not_declared():
     """An error says in which check it was."""
     with pytest.raises(PartyFailed, match="lets no rows leave it") as caught:
-        check_strategy(Hidden(seed=1), of_rows())
+        testing.check_strategy(Hidden(seed=1), of_rows())
     assert caught.value.__notes__[0].startswith("in check_needs: Check that")
 
 
@@ -386,7 +372,7 @@ def test_parties_refuse_what_is_not_declared():
 )
 def test_what_cannot_run_is_refused_at_once(strategy, members, message):
     with pytest.raises(ValueError, match=message):
-        check_strategy(strategy, members())
+        testing.check_strategy(strategy, members())
 
 
 def test_sums_that_are_hidden_by_little_noise(monkeypatch):
@@ -397,24 +383,24 @@ def test_sums_that_are_hidden_by_little_noise(monkeypatch):
         most = 2**30 if hidden.size > 1 else 1  # one: how many values were clipped
         return hidden + rng.integers(most, size=hidden.size, dtype="<u8")
 
-    wide = [Party(rng.normal(size=(30, 50)), name=name) for name in NAMES]
-    check_masks(Runs(Mean(seed=1), lambda: wide))
+    wide = [vf.Party(rng.normal(size=(30, 50)), name=name) for name in NAMES]
+    testing.check_masks(testing.Runs(Mean(seed=1), lambda: wide))
     monkeypatch.setattr(PairwiseMasks, "hide", noise)
     with pytest.raises(AssertionError, match="must look random"):
-        check_masks(Runs(Mean(seed=1), lambda: wide))
+        testing.check_masks(testing.Runs(Mean(seed=1), lambda: wide))
 
 
 def test_data_of_few_digits_show_nothing():
-    parties = [Party(np.round(party.X), name=party.name) for party in of_rows()]
+    parties = [vf.Party(np.round(party.X), name=party.name) for party in of_rows()]
     with pytest.raises(AssertionError, match="numbers of many digits"):
-        check_data(Runs(Mean(seed=1), lambda: parties))
+        testing.check_data(testing.Runs(Mean(seed=1), lambda: parties))
 
 
 def test_a_value_that_is_not_declared():
     """Server and parties refuse one, so that it is put into what was recorded."""
-    runs = Runs(Mean(seed=1), of_rows)
-    check_names(runs)
+    runs = testing.Runs(Mean(seed=1), of_rows)
+    testing.check_names(runs)
     more = replace(runs.first.transcript[-1], values={"extra": np.ones(2)})
     vars(runs)["first"] = runs.first._replace(transcript=[more])
     with pytest.raises(AssertionError, match="summed does not declare 'extra'"):
-        check_names(runs)
+        testing.check_names(runs)

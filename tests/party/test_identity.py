@@ -20,16 +20,6 @@ from hypothesis import strategies as st
 from vfl_flower import Party
 from vfl_flower.party import identity
 from vfl_flower.party.consent import Consent
-from vfl_flower.party.identity import (
-    FILE,
-    Credential,
-    check_listed,
-    check_run,
-    credential_of,
-    load_identity,
-    pack_credentials,
-    parse_credentials,
-)
 from vfl_flower.party.journal import Journal
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import ContractError
@@ -49,7 +39,7 @@ PRIVATE = [Ed25519PrivateKey.generate() for _ in NAMES]
 OF_RUN = [public_key(new_private_key()) for _ in NAMES]
 KEYS = b"".join(OF_RUN)
 LISTED = [
-    Credential(name, j, 3, OF_RUN[j]).signed(PRIVATE[j], SESSION)
+    identity.Credential(name, j, 3, OF_RUN[j]).signed(PRIVATE[j], SESSION)
     for j, name in enumerate(NAMES)
 ]
 PINNED = {c.name: encode_key(c.identity) for c in LISTED}
@@ -70,8 +60,8 @@ def folder(tmp_path):
 
 
 def put(folder, data, mode=0o600):
-    (folder / FILE).write_bytes(data)
-    (folder / FILE).chmod(mode)
+    (folder / identity.FILE).write_bytes(data)
+    (folder / identity.FILE).chmod(mode)
 
 
 def pem_of(key, encryption=None):
@@ -82,13 +72,13 @@ def pem_of(key, encryption=None):
 @pytest.mark.parametrize("together", [False, True])
 def test_a_key_is_made_once(folder, together, monkeypatch):
     """Also by two processes, where both have seen that there is no file."""
-    first = load_identity(folder)
+    first = identity.load_identity(folder)
     if together:
         monkeypatch.setattr(os.path, "lexists", lambda path: False)
-    assert text_of(load_identity(folder)) == text_of(first)
-    assert (folder / FILE).read_bytes() == pem_of(first)
-    assert stat.S_IMODE((folder / FILE).stat().st_mode) == 0o600
-    assert [path.name for path in folder.iterdir()] == [FILE]
+    assert text_of(identity.load_identity(folder)) == text_of(first)
+    assert (folder / identity.FILE).read_bytes() == pem_of(first)
+    assert stat.S_IMODE((folder / identity.FILE).stat().st_mode) == 0o600
+    assert [path.name for path in folder.iterdir()] == [identity.FILE]
 
 
 def test_a_key_that_cannot_be_written_leaves_nothing(folder, monkeypatch):
@@ -97,7 +87,7 @@ def test_a_key_that_cannot_be_written_leaves_nothing(folder, monkeypatch):
 
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(PartyError, match="read or made: No space left on device"):
-        load_identity(folder)
+        identity.load_identity(folder)
     assert list(folder.iterdir()) == []
 
 
@@ -115,22 +105,22 @@ def test_a_key_that_cannot_be_written_leaves_nothing(folder, monkeypatch):
 def test_a_file_without_a_key_is_refused_and_stays(folder, data):
     put(folder, data)
     with pytest.raises(PartyError, match="must hold an Ed25519 key without a password"):
-        load_identity(folder)
-    assert (folder / FILE).read_bytes() == data
+        identity.load_identity(folder)
+    assert (folder / identity.FILE).read_bytes() == data
 
 
 def test_what_others_may_read_is_refused(folder):
     put(folder, pem_of(PRIVATE[0]), 0o640)
     with pytest.raises(PartyError, match=r"its user alone may read .*got mode 640"):
-        load_identity(folder)
+        identity.load_identity(folder)
     folder.chmod(0o755)
     with pytest.raises(PartyError, match="mode 755"):
-        load_identity(folder)
+        identity.load_identity(folder)
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "folder"])
 def test_what_is_no_file_is_refused(folder, tmp_path, kind):
-    path = folder / FILE
+    path = folder / identity.FILE
     if kind == "pipe":
         os.mkfifo(path, 0o644)
     elif kind == "folder":
@@ -142,7 +132,7 @@ def test_what_is_no_file_is_refused(folder, tmp_path, kind):
             target.chmod(0o600)
         path.symlink_to(target)
     with pytest.raises(PartyError, match=r"identity\.pem in this party's state-dir"):
-        load_identity(folder)
+        identity.load_identity(folder)
 
 
 # -- a key as text ---------------------------------------------------------------------
@@ -191,7 +181,7 @@ def test_each_part_and_the_run_are_signed(change):
 
 def test_the_key_of_no_party_signs_nothing():
     """Zeros are a point of order 4: a quarter of all texts would verify."""
-    empty = Credential("a", 0, 3, OF_RUN[0])
+    empty = identity.Credential("a", 0, 3, OF_RUN[0])
     assert not any(empty.verify(session) for session in range(50))
 
 
@@ -218,18 +208,20 @@ def test_the_statement_stays_the_same():
 
 def test_a_party_says_what_it_knows(folder):
     party = Party(np.ones((2, 1)), state_dir=folder)
-    said = credential_of(party, SESSION, OF_RUN[0])
+    said = identity.credential_of(party, SESSION, OF_RUN[0])
     assert (said.name, said.index, said.n_parties) == ("", -1, 0)
-    assert said == credential_of(party, SESSION, OF_RUN[0])  # to compare with later
+    assert said == identity.credential_of(
+        party, SESSION, OF_RUN[0]
+    )  # to compare with later
     with pytest.raises(PartyError, match="no state-dir"):
-        credential_of(Party(np.ones((2, 1))), SESSION, OF_RUN[0])
+        identity.credential_of(Party(np.ones((2, 1))), SESSION, OF_RUN[0])
 
 
 # -- in a message ----------------------------------------------------------------------
 
 CREDENTIALS = st.lists(
     st.builds(
-        Credential,
+        identity.Credential,
         st.text(max_size=100).filter(str.isprintable),
         st.integers(-1, 2**40),
         st.integers(0, 2**40),
@@ -245,10 +237,13 @@ CREDENTIALS = st.lists(
 @given(CREDENTIALS)
 def test_packed_and_back(credentials):
     peers = b"".join(c.public_key for c in credentials)
-    assert parse_credentials(pack_credentials(credentials), peers) == credentials
+    assert (
+        identity.parse_credentials(identity.pack_credentials(credentials), peers)
+        == credentials
+    )
 
 
-PACKED = pack_credentials(LISTED)
+PACKED = identity.pack_credentials(LISTED)
 INDEX, NAME = b"\0\0\0\x010", b"\0\0\0\x01a"
 
 
@@ -268,7 +263,7 @@ INDEX, NAME = b"\0\0\0\x010", b"\0\0\0\x01a"
 def test_malformed_credentials(packed):
     assert packed != PACKED
     with pytest.raises(ContractError, match="'credentials' must hold one of each"):
-        parse_credentials(packed, KEYS)
+        identity.parse_credentials(packed, KEYS)
 
 
 # -- whom a party refuses --------------------------------------------------------------
@@ -277,7 +272,7 @@ def test_malformed_credentials(packed):
 def check(credentials=LISTED, place=PLACE, pinned=PINNED, trust=False, known=()):
     consent = Consent(peers=pinned, trust_on_first_use=trust)
     said = LISTED[PLACE]
-    return check_listed(credentials, SESSION, place, said, consent, dict(known))
+    return identity.check_listed(credentials, SESSION, place, said, consent, dict(known))
 
 
 def other(j, **change):
@@ -298,9 +293,9 @@ def test_pinned_peers_are_accepted():
 def test_parties_without_an_index_stand_by_name():
     listed = [other(j, index=-1, n_parties=0)[j] for j in range(3)]
     given = SESSION, 1, listed[1], Consent(peers=PINNED), None
-    assert check_listed(listed, *given) == {}
+    assert identity.check_listed(listed, *given) == {}
     with pytest.raises(PartyError, match="order of their names, but 'b' follows 'c'"):
-        check_listed(listed[::-1], *given)
+        identity.check_listed(listed[::-1], *given)
 
 
 OWN = "does not stand at its place"
@@ -308,7 +303,7 @@ FORGED = "signature of party 'a' does not verify"
 
 
 def signed_by(signer, j):
-    c = Credential(NAMES[j], j, 3, OF_RUN[j]).signed(PRIVATE[signer], SESSION)
+    c = identity.Credential(NAMES[j], j, 3, OF_RUN[j]).signed(PRIVATE[signer], SESSION)
     return [*LISTED[:j], c, *LISTED[j + 1 :]]
 
 
@@ -406,10 +401,10 @@ def test_a_run_with_and_without_consent(change, allowed, reason):
     given = dataclasses.replace(FRAME, **change), party, bytes(32)
     consent = Consent(peers=PINNED, **allowed)
     if not reason:
-        check_run(*given, consent, None)
+        identity.check_run(*given, consent, None)
         return
     with pytest.raises((PartyError, ContractError), match=reason):
-        check_run(*given, consent, Journal())
+        identity.check_run(*given, consent, Journal())
 
 
 @pytest.mark.parametrize("noted", [False, True])
@@ -418,18 +413,18 @@ def test_without_a_journal_nobody_is_trusted_on_first_use(folder, noted, caplog)
     party = Party(np.ones((2, 1)), name="b", index=PLACE, state_dir=folder)
     party.n_parties = 3
     private = new_private_key()
-    own = credential_of(party, SESSION, public_key(private))
+    own = identity.credential_of(party, SESSION, public_key(private))
     listed = [LISTED[0], own, LISTED[2]]
     peers = b"".join(c.public_key for c in listed)
     frame = dataclasses.replace(
-        FRAME, peers=peers, credentials=pack_credentials(listed)
+        FRAME, peers=peers, credentials=identity.pack_credentials(listed)
     )
     journal = Journal() if noted else None
     agreed = Consent(peers={}, trust_on_first_use=True)
     if noted:
-        check_run(frame, party, private, agreed, journal)
+        identity.check_run(frame, party, private, agreed, journal)
         assert journal.trusted == {"a": PINNED["a"], "c": PINNED["c"]}
         assert f"'c' is trusted on first use with {PINNED['c']}" in caplog.text
     else:
         with pytest.raises(PartyError, match="'a' must be pinned"):
-            check_run(frame, party, private, agreed, journal)
+            identity.check_run(frame, party, private, agreed, journal)

@@ -19,20 +19,11 @@ from hypothesis.extra import numpy as hnp
 
 from vfl_flower import __version__
 from vfl_flower.party import parts
-from vfl_flower.party.parts import (
-    ModelPart,
-    list_parts,
-    load_part,
-    read_private,
-    save_part,
-    write_predictions,
-    write_private,
-)
 from vfl_flower.party.party import PartyError
 
 MODEL = "0123456789abcdef"
 SECRET = 0x5EC4E7_5EC4E7_5EC4E7_5EC4E7_5EC4E7
-PART = ModelPart(
+PART = parts.ModelPart(
     MODEL,
     "fdskl",
     {
@@ -51,13 +42,13 @@ def folder(tmp_path):
 
 @pytest.fixture
 def file(folder):
-    save_part(folder, PART)
+    parts.save_part(folder, PART)
     return folder / f"{MODEL}.npz"
 
 
 def refusal(folder, model=MODEL, strategy=None):
     with pytest.raises(PartyError) as caught:
-        load_part(folder, model, strategy)
+        parts.load_part(folder, model, strategy)
     return checked(caught.value, folder)
 
 
@@ -107,8 +98,8 @@ ARRAY = hnp.arrays(
     ),
 )
 def test_any_settings_and_arrays_come_back(folder, values, arrays):
-    save_part(folder, ModelPart(MODEL, "fdskl", values, arrays))
-    part = load_part(folder, MODEL, "fdskl")
+    parts.save_part(folder, parts.ModelPart(MODEL, "fdskl", values, arrays))
+    part = parts.load_part(folder, MODEL, "fdskl")
     assert (part.model, part.strategy) == (MODEL, "fdskl")
     assert part.settings == values
     assert part.arrays.keys() == arrays.keys()
@@ -133,8 +124,8 @@ def test_only_the_user_may_read_a_part(file, folder, tmp_path):
     tmp_path.chmod(0o750)
     previous = os.umask(0)
     try:
-        save_part(tmp_path / "other", PART)
-        save_part(tmp_path, PART)
+        parts.save_part(tmp_path / "other", PART)
+        parts.save_part(tmp_path, PART)
     finally:
         os.umask(previous)
     for made, mode in ((folder, 0o700), (tmp_path / "other", 0o700), (tmp_path, 0o750)):
@@ -143,19 +134,19 @@ def test_only_the_user_may_read_a_part(file, folder, tmp_path):
 
 
 def test_parts_are_listed_by_model(folder, file):
-    assert list_parts(folder.parent / "none") == []
+    assert parts.list_parts(folder.parent / "none") == []
     for model in ("ffffffff", "a" * 32):
-        save_part(folder, ModelPart(model, "fdskl"))
-        assert load_part(folder, model).model == model
+        parts.save_part(folder, parts.ModelPart(model, "fdskl"))
+        assert parts.load_part(folder, model).model == model
     for other in ("notes.txt", "x.part", "README.npz", "FFFFFFFF.npz", "abc.npz"):
         (folder / other).write_text("")
-    assert list_parts(folder) == [MODEL, "a" * 32, "ffffffff"]
+    assert parts.list_parts(folder) == [MODEL, "a" * 32, "ffffffff"]
 
 
 def test_secrets_are_neither_printed_nor_logged(folder, caplog):
     caplog.set_level(logging.DEBUG)
-    save_part(folder, PART)
-    part = load_part(folder, MODEL)
+    parts.save_part(folder, PART)
+    part = parts.load_part(folder, MODEL)
     for text in (repr(part), str(part), caplog.text):
         assert str(SECRET) not in text
         assert "seed" not in text
@@ -172,7 +163,7 @@ def test_a_write_that_fails_is_a_sentence(folder, file, monkeypatch, caplog):
 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(PartyError) as caught:
-        save_part(folder, ModelPart(MODEL, "fdskl", {"seed": 2}))
+        parts.save_part(folder, parts.ModelPart(MODEL, "fdskl", {"seed": 2}))
     text = checked(caught.value, folder)
     assert f"part of model {MODEL} cannot be written" in text
     assert "No space left" in text
@@ -194,17 +185,17 @@ def test_what_is_on_disk_before_the_name_changes_is_whole(folder, file, monkeypa
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
-    save_part(folder, ModelPart(MODEL, "fdskl", {"seed": 2}))
+    parts.save_part(folder, parts.ModelPart(MODEL, "fdskl", {"seed": 2}))
     assert done == [file.stat().st_size] * 2
 
 
 def test_what_json_or_npz_cannot_hold_is_not_written(folder, file):
     before = file.read_bytes()
     with pytest.raises(TypeError):
-        save_part(folder, ModelPart(MODEL, "fdskl", {"seed": object()}))
+        parts.save_part(folder, parts.ModelPart(MODEL, "fdskl", {"seed": object()}))
     arrays = {"a": np.array([None])}
     with pytest.raises(ValueError, match="array 'a' must hold no objects"):
-        save_part(folder, ModelPart(MODEL, "fdskl", {}, arrays))
+        parts.save_part(folder, parts.ModelPart(MODEL, "fdskl", {}, arrays))
     assert [path.name for path in folder.iterdir()] == [file.name]
     assert file.read_bytes() == before
 
@@ -213,29 +204,29 @@ def test_what_json_or_npz_cannot_hold_is_not_written(folder, file):
 def test_a_folder_that_may_not_be_written_or_read(folder, file):
     folder.chmod(0o500)
     with pytest.raises(PartyError, match="Permission denied") as caught:
-        save_part(folder, PART)
+        parts.save_part(folder, PART)
     checked(caught.value, folder)
     file.chmod(0)
     assert "cannot be read: Permission denied" in refusal(folder)
     folder.chmod(0)
     assert "cannot be read" in refusal(folder)
     with pytest.raises(PartyError, match="state-dir of this party cannot be read"):
-        list_parts(folder)
+        parts.list_parts(folder)
     folder.chmod(0o700)
 
 
 def test_a_folder_that_is_a_file_and_a_part_that_is_a_folder(folder, tmp_path):
     (place := tmp_path / "bank").write_text("secret")
     with pytest.raises(PartyError, match="cannot be written") as caught:
-        save_part(place, PART)
+        parts.save_part(place, PART)
     checked(caught.value, place)
     assert "cannot be read" in refusal(place)
     with pytest.raises(PartyError, match="cannot be read"):
-        list_parts(place)
+        parts.list_parts(place)
     (folder / f"{MODEL}.npz").mkdir(parents=True)
     assert "cannot be read: Is a directory" in refusal(folder)
     with pytest.raises(PartyError, match="cannot be written"):
-        save_part(folder, PART)
+        parts.save_part(folder, PART)
     assert [path.name for path in folder.iterdir()] == [f"{MODEL}.npz"]
 
 
@@ -247,7 +238,7 @@ def test_no_part_of_that_model_says_how_many_there_are(folder, caplog):
         "no part of model ffffffff; models of which its state-dir has parts: 0"
         in refusal(folder, "ffffffff")
     )
-    save_part(folder, PART)
+    parts.save_part(folder, PART)
     assert "has parts: 1" in refusal(folder, "ffffffff")
     assert str(folder / "ffffffff.npz") in caplog.text
 
@@ -274,9 +265,9 @@ def test_what_is_no_id_never_becomes_a_path(folder, monkeypatch, model):
     monkeypatch.setattr(os, "mkdir", pytest.fail)
     words = "must be 8 to 32 lower-case hexadecimal digits"
     with pytest.raises(PartyError, match=words):
-        load_part(folder, model)
+        parts.load_part(folder, model)
     with pytest.raises(PartyError, match=words):
-        save_part(folder, ModelPart(model, "fdskl"))
+        parts.save_part(folder, parts.ModelPart(model, "fdskl"))
 
 
 # --- Damage
@@ -297,7 +288,7 @@ def test_a_file_cut_or_flipped_anywhere_is_refused(folder, file):
         file.write_bytes(damaged)
         assert "is damaged: its checksum is wrong" in refusal(folder)
     file.write_bytes(whole)
-    assert load_part(folder, MODEL).settings == PART.settings
+    assert parts.load_part(folder, MODEL).settings == PART.settings
 
 
 def test_no_content_with_a_right_checksum_raises_anything_else(folder, file):
@@ -305,7 +296,7 @@ def test_no_content_with_a_right_checksum_raises_anything_else(folder, file):
     for damaged in damages(file.read_bytes()[:-64]):
         file.write_bytes(sealed(damaged))
         try:
-            load_part(folder, MODEL)
+            parts.load_part(folder, MODEL)
         except PartyError as error:
             checked(error, folder)
 
@@ -335,11 +326,11 @@ def test_a_part_is_not_read_or_written_through_a_link(folder, file, tmp_path):
     file.symlink_to(tmp_path / "elsewhere")
     assert "cannot be read: it is a symbolic link" in refusal(folder)
     with pytest.raises(OSError, match="symbolic link"):
-        read_private(file)
+        parts.read_private(file)
     with pytest.raises(PartyError, match="it is a symbolic link"):
-        save_part(folder, PART)
+        parts.save_part(folder, PART)
     with pytest.raises(PartyError, match=r"the requests .* it is a symbolic link"):
-        write_private(file, b"", "the requests")
+        parts.write_private(file, b"", "the requests")
     assert file.is_symlink()
     assert (tmp_path / "elsewhere").stat().st_size
 
@@ -363,7 +354,7 @@ def test_a_part_is_sized_before_it_is_read(folder, file):
 
 def cells(folder, ids, values):
     target = folder / "predictions.csv"
-    write_predictions(target, ids, values, "the predictions")
+    parts.write_predictions(target, ids, values, "the predictions")
     with target.open(newline="") as file:
         header, *rows = csv.reader(file)
     assert header == ["id", "prediction"]

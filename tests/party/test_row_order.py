@@ -10,24 +10,12 @@ from hypothesis import strategies as st
 
 from vfl_flower.party import row_order
 from vfl_flower.party.party import PartyError
-from vfl_flower.party.row_order import (
-    DIGEST_BYTES,
-    FORMAT,
-    RowOrder,
-    accept_order,
-    is_accepted,
-    list_orders,
-    load_order,
-    normal_ids,
-    read_order,
-    save_order,
-)
 
 SALT = bytes(range(32))
 
 
 def order(ids, name="q4", tag="ab"):
-    return RowOrder.of(name, tag, SALT, normal_ids(ids))
+    return row_order.RowOrder.of(name, tag, SALT, row_order.normal_ids(ids))
 
 
 @pytest.mark.parametrize(
@@ -48,12 +36,12 @@ def test_written_alike(one, other):
     def ids(value):
         return value if isinstance(value, np.ndarray) else [value]
 
-    assert normal_ids(ids(one)) == normal_ids(ids(other))
+    assert row_order.normal_ids(ids(one)) == row_order.normal_ids(ids(other))
 
 
 def test_not_alike():
     for pair in (("A7", "a7"), ("7", "007"), ("7", "7.0"), ("a b", "ab"), ("7", "+7")):
-        assert len(set(normal_ids(pair))) == 2
+        assert len(set(row_order.normal_ids(pair))) == 2
 
 
 @pytest.mark.parametrize(
@@ -71,7 +59,7 @@ def test_not_alike():
 )
 def test_refused_with_a_count_and_no_id(ids, rule):
     with pytest.raises(PartyError, match=rule) as caught:
-        normal_ids(ids)
+        row_order.normal_ids(ids)
     assert "secret" not in str(caught.value)
 
 
@@ -97,65 +85,67 @@ def test_ids_in_blocks(monkeypatch):
 def test_saved_and_loaded(tmp_path):
     folder = tmp_path / "state"
     for _ in range(2):  # asked twice, it is the same order
-        save_order(folder, order(["b", "a"], tag="cd"))
+        row_order.save_order(folder, order(["b", "a"], tag="cd"))
     (file,) = folder.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with pytest.raises(PartyError, match=r"2 rows must be accepted .* --accept q4"):
-        load_order(folder, "q4")
-    accept_order(folder, "q4")
-    loaded = load_order(folder, "q4")
+        row_order.load_order(folder, "q4")
+    row_order.accept_order(folder, "q4")
+    loaded = row_order.load_order(folder, "q4")
     assert (loaded.name, loaded.tag, loaded.digest) == ("q4", "cd", "alignment q4 cd")
     assert loaded.rows(["a", "x", "b"]).tolist() == [2, 0]
 
 
 def test_an_order_is_never_replaced(tmp_path):
-    save_order(tmp_path, order(["a", "b"]))
-    accept_order(tmp_path, "q4")
+    row_order.save_order(tmp_path, order(["a", "b"]))
+    row_order.accept_order(tmp_path, "q4")
     with pytest.raises(PartyError, match="'q4' exists at this party"):
-        save_order(tmp_path, order(["b", "a"]))
+        row_order.save_order(tmp_path, order(["b", "a"]))
     file = tmp_path / "alignment-q4.npz"
     file.unlink()  # nor is another one accepted in its place
-    save_order(tmp_path, order(["b", "a"]))
-    assert list_orders(tmp_path) == ["q4"]
-    assert not is_accepted(tmp_path, read_order(tmp_path, "q4"))
+    row_order.save_order(tmp_path, order(["b", "a"]))
+    assert row_order.list_orders(tmp_path) == ["q4"]
+    assert not row_order.is_accepted(tmp_path, row_order.read_order(tmp_path, "q4"))
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".x", "a" * 65, "a b", "x\n"])
 def test_a_name_that_leads_elsewhere(tmp_path, name):
     rule = "alignment must be 1 to 64 letters"
     with pytest.raises(PartyError, match=rule):
-        load_order(tmp_path, name)
+        row_order.load_order(tmp_path, name)
     with pytest.raises(PartyError, match=rule):
-        save_order(tmp_path, order(["a"], name=name))
+        row_order.save_order(tmp_path, order(["a"], name=name))
     assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_loaded(tmp_path):
     with pytest.raises(PartyError, match="needs a state-dir"):
-        load_order(None, "q4")
+        row_order.load_order(None, "q4")
     with pytest.raises(PartyError, match="has no alignment 'q4': name another"):
-        load_order(tmp_path, "q4")
-    save_order(tmp_path, order(["a"]))
+        row_order.load_order(tmp_path, "q4")
+    row_order.save_order(tmp_path, order(["a"]))
     file = tmp_path / "alignment-q4.npz"
     file.rename(tmp_path / "alignment-q5.npz")
     with pytest.raises(PartyError, match="'q5' of this party is damaged, renamed"):
-        load_order(tmp_path, "q5")
-    about = {"format": FORMAT, "name": "q4", "tag": "ab"}
+        row_order.load_order(tmp_path, "q5")
+    about = {"format": row_order.FORMAT, "name": "q4", "tag": "ab"}
     stored = {"about": json.dumps(about), "salt": np.zeros(32, np.uint8)}
-    stored["ids"] = np.zeros((3, DIGEST_BYTES), np.uint8)
+    stored["ids"] = np.zeros((3, row_order.DIGEST_BYTES), np.uint8)
     np.savez(file, **stored)
-    assert len(read_order(tmp_path, "q4").ids) == 3
+    assert len(row_order.read_order(tmp_path, "q4").ids) == 3
     for write in (
         lambda: np.savez(file, **stored | {"about": json.dumps(about | {"format": 2})}),
-        lambda: np.savez(file, **stored | {"ids": np.zeros((3, DIGEST_BYTES))}),
+        lambda: np.savez(
+            file, **stored | {"ids": np.zeros((3, row_order.DIGEST_BYTES))}
+        ),
         lambda: np.savez(file, **stored | {"ids": np.zeros((3, 17), np.uint8)}),
         lambda: np.savez_compressed(file, **stored),
         lambda: file.write_bytes(b"PK nothing"),
     ):
         write()
         with pytest.raises(PartyError, match="damaged, renamed, or of another version"):
-            load_order(tmp_path, "q4")
+            row_order.load_order(tmp_path, "q4")
     file.unlink()
     file.symlink_to(tmp_path / "alignment-q5.npz")
     with pytest.raises(PartyError, match="cannot be read: it is a symbolic link"):
-        load_order(tmp_path, "q4")
+        row_order.load_order(tmp_path, "q4")

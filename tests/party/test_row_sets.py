@@ -11,17 +11,9 @@ from hypothesis import strategies as st
 
 from vfl_flower import Party
 from vfl_flower.numerics.row_sets import BLOCKS, block_sums, sure_number
+from vfl_flower.party import row_sets
 from vfl_flower.party.consent import Consent
 from vfl_flower.party.party import PartyError
-from vfl_flower.party.row_sets import (
-    ANCHOR,
-    WEIGHTED,
-    RowSet,
-    RowSets,
-    confirm_journal,
-    count_sets,
-    write_anchor,
-)
 
 KEY, N = bytes(32), 200
 EVERY = np.arange(N)
@@ -32,8 +24,8 @@ class Guarded:
 
     def __init__(self, folder, **rules):
         self.path, self.rules = folder / "journal.sqlite", rules
-        confirm_journal(self.path)
-        self.path.with_name(ANCHOR).unlink()
+        row_sets.confirm_journal(self.path)
+        self.path.with_name(row_sets.ANCHOR).unlink()
 
     def sum_over(
         self, rows=None, weights=None, by_choice=False, n=N, ids=True, who="abc"
@@ -45,7 +37,7 @@ class Guarded:
         )
         party.names = list(who)
         with closing(sqlite3.connect(self.path)) as db, db:
-            party.row_sets = RowSets(db, self.path, party, KEY)
+            party.row_sets = row_sets.RowSets(db, self.path, party, KEY)
             party.sum_over(rows, weights, by_choice=by_choice)
 
 
@@ -75,7 +67,7 @@ def test_no_scale_gives_a_row_a_larger_share(pairs, c):
     largest, squares = np.square(difference).max(), difference @ difference
     apart = weighted(v).apart(weighted(w))
     assert apart == pytest.approx(weighted(w).apart(weighted(v)))
-    assert apart / WEIGHTED * largest <= (1 + 1e-6) * squares + 1e-9
+    assert apart / row_sets.WEIGHTED * largest <= (1 + 1e-6) * squares + 1e-9
 
 
 @given(
@@ -91,12 +83,12 @@ def test_what_sizes_say_is_no_more_than_the_difference(weights, n, shared):
     sets = weighted(v), weighted(w)
     assume(sets[0].weights is not None)
     share = 1 / sets[0].squares
-    sure = WEIGHTED * sure_number(n, len(weights), share)
+    sure = row_sets.WEIGHTED * sure_number(n, len(weights), share)
     assert sure <= sets[0].apart(sets[1]) * (1 + 1e-9)
 
 
 def weighted(v):
-    return RowSet.of(np.flatnonzero(v), v[v > 0] + 0.0)
+    return row_sets.RowSet.of(np.flatnonzero(v), v[v > 0] + 0.0)
 
 
 @pytest.mark.parametrize("n_rows", [3000, 40])
@@ -245,14 +237,14 @@ def test_a_journal_that_was_lost_or_restored_must_be_confirmed(party, way):
     before = path.read_bytes()
     party.sum_over()
     if way == "restored":  # in the same file
-        write_anchor(path, 1)
+        row_sets.write_anchor(path, 1)
         path.write_bytes(before)
     else:
         copy.write_bytes(path.read_bytes())
         copy.replace(path)
     with pytest.raises(PartyError, match="lost or restored"):
         party.sum_over()
-    confirm_journal(path)
+    row_sets.confirm_journal(path)
     with closing(sqlite3.connect(path)) as db:
-        assert count_sets(db) == (way == "copied")
+        assert row_sets.count_sets(db) == (way == "copied")
     party.sum_over()

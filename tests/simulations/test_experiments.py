@@ -10,42 +10,36 @@ import pytest
 import typer
 from measured import run
 
-from simulations import coresets, fdskl, kernel_kmeans
-from simulations.experiments import (
-    DataDir,
-    MissingData,
-    OutputDir,
-    Results,
-    load_npz,
-    new_app,
-    some_of,
-    standardise,
-    table,
-    tables_of,
-)
+from simulations import coresets, experiments, fdskl, kernel_kmeans
 
 AB = ["a", "b"]
 
 
 def test_a_table_has_a_column_for_each_key_of_any_row():
-    lines = table([{"": "a [1]", "m": "1,000"}, {"": "b", "x": "2"}]).splitlines()
+    lines = experiments.table(
+        [{"": "a [1]", "m": "1,000"}, {"": "b", "x": "2"}]
+    ).splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     assert cells[0] == ["", "m", "x"]
     assert all(set(cell) == {"-", ":"} for cell in cells[1])
     assert cells[2:] == [["a [1]", "1,000", ""], ["b", "", "2"]]
-    assert table([]) == ""
+    assert experiments.table([]) == ""
 
 
 def test_constant_columns_become_zero():
     X = np.array([[1.0, 5.0], [3.0, 5.0], [5.0, 5.0]])
-    np.testing.assert_array_equal(standardise(X, 2), [[-1, 0], [1, 0], [3, 0]])
+    np.testing.assert_array_equal(
+        experiments.standardise(X, 2), [[-1, 0], [1, 0], [3, 0]]
+    )
 
 
 def test_missing_data_are_a_reason(tmp_path):
-    with pytest.raises(MissingData, match=r"there is no a9a\.npz in"):
-        load_npz(tmp_path, "a9a")
-    with pytest.raises(MissingData, match="set VFL_FLOWER_DATA or --data-dir"):
-        load_npz(None, "a9a")
+    with pytest.raises(experiments.MissingData, match=r"there is no a9a\.npz in"):
+        experiments.load_npz(tmp_path, "a9a")
+    with pytest.raises(
+        experiments.MissingData, match="set VFL_FLOWER_DATA or --data-dir"
+    ):
+        experiments.load_npz(None, "a9a")
 
 
 # --- Results --------------------------------------------------------------------------
@@ -54,24 +48,24 @@ def test_missing_data_are_a_reason(tmp_path):
 @pytest.fixture
 def command(tmp_path):
     """Return a command of one table, which only the data set "a" has figures for."""
-    app = new_app()
+    app = experiments.new_app()
 
     @app.command()
     def main(
         context: typer.Context,
-        tables: Annotated[list[str], tables_of(["one", "two"])],
-        datasets: Annotated[list[str], some_of("abc", "Data sets.")] = AB,
+        tables: Annotated[list[str], experiments.tables_of(["one", "two"])],
+        datasets: Annotated[list[str], experiments.some_of("abc", "Data sets.")] = AB,
         rows: int = 5,
         quick: bool = False,
-        data_dir: DataDir = None,
-        output_dir: OutputDir = tmp_path,
+        data_dir: experiments.DataDir = None,
+        output_dir: experiments.OutputDir = tmp_path,
     ) -> None:
         for name in tables:
-            results, figures = Results(context, "some", name), {}
+            results, figures = experiments.Results(context, "some", name), {}
             for dataset in datasets:
                 with results.skipping(dataset, datasets):
                     if dataset != "a":
-                        raise MissingData(f"{dataset} is far away")
+                        raise experiments.MissingData(f"{dataset} is far away")
                     figures[dataset] = rows
                 results.write(figures, [f"# Title of {name}", "", "Text."])
 
@@ -163,6 +157,6 @@ def test_commands_refuse_what_cannot_be(module, arguments, option):
 )
 def test_commands_without_data_make_no_page(module, arguments, name, tmp_path):
     folders = ["--data-dir", tmp_path, "--output-dir", tmp_path / "out"]
-    with pytest.raises(MissingData, match=rf"there is no {name}\.npz in"):
+    with pytest.raises(experiments.MissingData, match=rf"there is no {name}\.npz in"):
         run(module.app, *arguments, "--datasets", name, *folders)
     assert not (tmp_path / "out").exists()

@@ -9,14 +9,6 @@ import pytest
 from measured import cells_of, run
 
 from simulations import kernel_baselines, kernel_kmeans
-from simulations.kernel_baselines import (
-    Rows,
-    agreement,
-    federated,
-    load,
-    split_of,
-    uploaded,
-)
 from simulations.kernel_pooled import (
     RowLanczos,
     paper_threshold,
@@ -38,7 +30,7 @@ def blobs(n, k, seed=0):
 @pytest.fixture(scope="module")
 def data():
     X, y = blobs(N, 3)
-    return Rows("blobs", X, y, k=3, s=4, coreset=60, bound=0.4)
+    return kernel_baselines.Rows("blobs", X, y, k=3, s=4, coreset=60, bound=0.4)
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +47,11 @@ def folder(tmp_path_factory):
 
 
 def test_data_sets_are_read_and_drawn(folder):
-    digits = load("digits", None, 10_000)
+    digits = kernel_baselines.load("digits", None, 10_000)
     assert digits.X.shape == (1797, 64)
     assert (digits.k, digits.s, digits.coreset) == (10, 20, 1000)
-    small = load("mnist-20k", folder, 100)
-    whole = load("mnist", folder, 10_000)
+    small = kernel_baselines.load("mnist-20k", folder, 100)
+    whole = kernel_baselines.load("mnist", folder, 10_000)
     assert (len(small.X), len(whole.X)) == (100, N)
     drawn = np.random.default_rng(0).permutation(N)[:100]
     np.testing.assert_array_equal(small.X, whole.X[drawn])
@@ -67,7 +59,7 @@ def test_data_sets_are_read_and_drawn(folder):
 
 
 def test_covtype_is_scaled(folder):
-    X = load("covtype", folder, 10_000).X
+    X = kernel_baselines.load("covtype", folder, 10_000).X
     assert not X[:, 0].any()
     np.testing.assert_array_equal(X[:, 1:].min(axis=0), 0)
     np.testing.assert_array_equal(X[:, 1:].max(axis=0), 1)
@@ -196,14 +188,14 @@ def test_scores_of_the_strategy_are_by_row(data):
     """Labels come back party by party, and go to the rows that the party has."""
     order = np.random.default_rng(0).permutation(N)
     parts = [np.sort(part) for part in np.array_split(order, 3)]
-    figures = federated(data, parts, 0, n_features=20, iterations=5)
+    figures = kernel_baselines.federated(data, parts, 0, n_features=20, iterations=5)
     assert figures["nmi"] > 0.8
     result = simulate(
         FKKMeans(3, 4, 20, 5, clustering="coreset", coreset_size=60),
         [Party(data.X[rows]) for rows in parts],
         seed=0,
     )
-    assert figures["floats"] == uploaded(result.ledger)
+    assert figures["floats"] == kernel_baselines.uploaded(result.ledger)
     assert figures["bytes"] == result.ledger.bytes_up
 
 
@@ -255,7 +247,9 @@ def test_both_forms_of_k_means_are_run_on_the_same_splits(data):
 
 def test_the_number_of_clusters_is_chosen_beside_pooled_criteria(monkeypatch):
     monkeypatch.setattr(kernel_baselines, "GENERATED", 400)
-    entry = kernel_kmeans.number(load("groups-5", None, 10**6), parties=3, seeds=1)
+    entry = kernel_kmeans.number(
+        kernel_baselines.load("groups-5", None, 10**6), parties=3, seeds=1
+    )
     (run_of_it,) = entry["runs"]
     assert list(run_of_it) == ["chosen", *kernel_kmeans.CRITERIA]
     assert run_of_it["chosen"] == run_of_it["simplified"] == 5
@@ -270,12 +264,12 @@ def test_multiples_of_gamma_stand_beside_k_means(data):
     assert all(len(runs) == 1 for runs in entry["scores"].values())
     assert np.min([entry["scores"][key] for key in ("k-means", "1")]) > 0.7
     strategy = FKKMeans(data.k, gamma=5 * entry["gamma"])
-    parts = split_of(data, 3, 0)
+    parts = kernel_baselines.split_of(data, 3, 0)
     model = simulate(strategy, [Party(data.X[rows]) for rows in parts], seed=0).model
     y, labels = data.y[np.concatenate(parts)], np.concatenate(model.labels_)
     expected = kernel_kmeans.rand(y, labels)
     assert entry["scores"]["5"][0] == pytest.approx(expected, abs=0.02)
-    assert agreement(y, labels) > 0.7
+    assert kernel_baselines.agreement(y, labels) > 0.7
     heading, page = kernel_kmeans.gamma_page({"blobs": entry})
     assert heading == "## Width of the kernel"
     cell = dict(zip(*cells_of(page), strict=True))["20 x"]

@@ -36,17 +36,9 @@ from wiring.handshake import check_supernode_key, shake_hands
 from vfl_flower.app.commands.cli import app
 from vfl_flower.app.commands.options import check_there
 from vfl_flower.app.config import party_source
+from vfl_flower.app.deployment import federation as deployed
 from vfl_flower.app.deployment.cards import Card
 from vfl_flower.app.deployment.certificates import write_certificates
-from vfl_flower.app.deployment.federation import (
-    SUPERNODE,
-    gate_command,
-    locked,
-    server_executor_command,
-    superlink_command,
-    supernode_command,
-    write_connection,
-)
 from vfl_flower.app.deployment.foreground import RESTART, Shown, unit
 from vfl_flower.app.deployment.party_folder import terms_of
 from vfl_flower.app.deployment.processes import (
@@ -117,8 +109,8 @@ def test_init_writes_what_flower_and_the_package_read(airline, place):
     }
     assert modes(airline / "state") == {"identity.pem": 0o600}
 
-    words = supernode_command(airline, "link.example:8000", place / "ca.crt")
-    args = _parse_args_run_supernode().parse_args(words[len(SUPERNODE) + 1 :])
+    words = deployed.supernode_command(airline, "link.example:8000", place / "ca.crt")
+    args = _parse_args_run_supernode().parse_args(words[len(deployed.SUPERNODE) + 1 :])
     config = parse_config_args([args.node_config])  # as flower-supernode reads it
     source = party_source(config, {})
     assert (source.data, source.index) == (str(place / "a b.csv"), None)
@@ -282,7 +274,7 @@ def test_a_host_that_is_none(place, host):
 
 
 def test_the_commands_of_a_coordinator_are_understood(federation):
-    (name, *options) = superlink_command(federation, 8001)
+    (name, *options) = deployed.superlink_command(federation, 8001)
     args = _parse_args_run_superlink().parse_args(options)
     assert name == "flower-superlink"
     assert (args.host, args.port) == ("127.0.0.1", 8001)  # not to be reached by others
@@ -293,8 +285,8 @@ def test_the_commands_of_a_coordinator_are_understood(federation):
         assert Path(path).is_file()
     assert args.isolation == "process"  # what starts the ServerApps is another one
     for words, module in (
-        (server_executor_command(federation, 8001, 7), "server_executor"),
-        (gate_command(federation, "0.0.0.0", 8000, 8001), "gate"),
+        (deployed.server_executor_command(federation, 8001, 7), "server_executor"),
+        (deployed.gate_command(federation, "0.0.0.0", 8000, 8001), "gate"),
     ):
         assert words[:3] == [
             sys.executable,
@@ -304,7 +296,7 @@ def test_the_commands_of_a_coordinator_are_understood(federation):
 
 
 def test_flower_finds_the_superlink(federation, monkeypatch):
-    write_connection(federation, 8001, federation)
+    deployed.write_connection(federation, 8001, federation)
     monkeypatch.setenv("FLWR_HOME", str(federation))
     for name in (None, "federation"):
         connection = read_superlink_connection(name)
@@ -356,7 +348,7 @@ def test_a_second_coordinator_of_a_folder_changes_nothing(airline, federation):
         first.kill()
     assert f"{federation} already has a running coordinator" in sentence
     assert f"process {first.pid} since 20" in sentence
-    with locked(federation):  # the lock ends with the process
+    with deployed.locked(federation):  # the lock ends with the process
         pass
 
 
