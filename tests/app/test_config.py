@@ -205,11 +205,6 @@ def test_which_runs_need_no_labels(run, optional):
     assert party_source({"data": "/a.csv"}, DEFAULTS | run).label_optional is optional
 
 
-def test_columns_that_are_split_are_standardized_by_their_parties():
-    assert party_source(SIMULATED, DEFAULTS | {"standardize": True}).standardize
-    assert party_source({"data": "/a.csv", "standardize": True}, DEFAULTS).standardize
-
-
 def test_a_party_cannot_standardize_split_rows():
     node = {"data": "/a.csv", "standardize": True}
     with pytest.raises(ValueError, match=r"standardize must be .*fk-kmeans\.standard"):

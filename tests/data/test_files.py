@@ -32,6 +32,7 @@ def test_every_format_gives_the_same_party(tmp_path, name):
         assert list(party.columns) == ["distance", "seats"]
         assert party.ids is None
         assert party.ids_digest == digest_ids(np.array([7, 3, 11, 5]))
+        assert ids_in(path, id_column="id") == ["7", "3", "11", "5"]
         assert (party.name, party.index, party.n_rows) == (path.stem, 1, 4)
 
 
@@ -106,16 +107,6 @@ def test_a_missing_label_is_that_of_another_party(tmp_path, name, caplog):
 
 
 # --- Ids
-
-
-@pytest.mark.parametrize(
-    "name", ["a.csv", "a.parquet", "a.feather", "stream.arrow", "a.npz"]
-)
-def test_ids_are_read_as_text_in_the_order_of_the_file(tmp_path, name):
-    path = write_frame(FRAME, tmp_path / name)
-    ids = ids_in(path, id_column="id")
-    assert ids == ["7", "3", "11", "5"]
-    assert digest_ids(np.array(ids)) == load(path, id_column="id").ids_digest
 
 
 def test_ids_of_data_without_an_id_column(write, tmp_path):

@@ -576,16 +576,6 @@ def test_wrong_arguments_are_refused_by_name(server, values, word):
     assert server.values("counter")["calls"] == 1  # and nothing was done
 
 
-def test_data_of_the_party_stay_as_they_were(server):
-    before = [party.X.copy() for party in server.parties]
-    server.values("counter")
-    server.values("total", 2)
-    for party, X in zip(server.parties, before, strict=True):
-        np.testing.assert_array_equal(party.X, X)
-        assert party.remembered() == {}
-        assert party.n_parties == party.seed == party.private_draws == 0
-
-
 # -- private draws ---------------------------------------------------------------------
 
 PRIVATE = {"private_draws": True}

@@ -15,7 +15,6 @@ from malformed import in_bundle
 from transcripts import Listening
 
 from vfl_flower import FederationError, Party, PartyFailed, __version__
-from vfl_flower.app.register import make_client_app
 from vfl_flower.party.party import PartyError
 from vfl_flower.protocol.contract import (
     IN_SUM,
@@ -316,24 +315,6 @@ def test_label_holders(labels, holders, sentence, clock):
             _ = parties.label_holders
 
 
-@pytest.mark.parametrize("name", ["airline", None])
-def test_party_that_cannot_load_its_data(name, clock):
-    """It is named, where its node knows the name."""
-
-    def load(context):
-        raise PartyError("the data have no column 'x'")
-
-    grid = InProcessGrid(some())
-    for context in grid._contexts.values():
-        context.node_config |= {"party-name": name} if name else {}
-    grid._app = make_client_app(load)
-    with pytest.raises(PartyFailed) as caught:
-        greet(grid)
-    party = name or "node 1000"
-    assert (caught.value.party, caught.value.action) == (party, "hello")
-    assert caught.value.reason == "the data have no column 'x'"
-
-
 # -- split rows ------------------------------------------------------------------------
 
 
@@ -380,15 +361,6 @@ def test_other_number_of_columns_where_rows_are_split(clock):
     text = refusal(edits, partition="horizontal")
     assert has(text, "same columns", "'a' has 2", "'c' has 3")
     greet(Edited(some(), edits))
-
-
-def test_names_of_columns_are_compared_where_rows_are_split(clock):
-    same, other = ["age", "weight"], ["age", "height"]
-    greet(rows_of(3, 4, columns=same) + rows_of(5), partition="horizontal")
-    parties = rows_of(3, columns=same) + rows_of(3, columns=other)
-    with pytest.raises(FederationError, match="has no 'weight' and has 'height' besid"):
-        greet(parties, partition="horizontal")
-    greet([Party(np.ones((4, 2)), columns=columns) for columns in (same, other)])
 
 
 @pytest.mark.parametrize("partition", ["vertical", "horizontal"])

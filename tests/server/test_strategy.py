@@ -188,26 +188,17 @@ def test_hooks_say_what_to_call(hook, phase):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "rule"),
+    ("name", "value"),
     [
-        ({"masking": "none"}, "masking must be one of 'ring', 'plain', got 'none'"),
-        ({"n_parties": -1}, "n_parties must be a whole number of at least 0, got -1"),
-        ({"seed": -1}, "seed must be a whole number of at least 0 .* got -1"),
-        ({"seed": 2**63}, r"seed must be .* below 2\^63, or None, got 92233720"),
+        *(("seed", value) for value in (-1, 1.5, 2**63)),
+        *(("n_parties", value) for value in (-1, 1)),
+        ("masking", "x"),
     ],
-)
-def test_wrong_arguments(arguments, rule):
-    with pytest.raises(ValueError, match=f"^{rule}"):
-        Trivial(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("seed", -1), ("seed", 1.5), ("n_parties", 1), ("masking", "x")]
 )
 def test_a_setting_that_was_changed_is_checked_before_any_message(grid, name, value):
     strategy = Trivial()
     setattr(strategy, name, value)
-    with pytest.raises(ValueError, match=f"^{name} must be "):
+    with pytest.raises(ValueError, match=f"^{name} must be .* got {value!r}"):
         strategy.start(grid)
     assert grid._pushed == 0
 

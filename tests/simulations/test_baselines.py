@@ -135,13 +135,6 @@ def test_svrg_converges_to_the_linear_model(binary, rel):
     assert score.error == pytest.approx(exact.error, rel=rel)
 
 
-def test_svrg_does_not_depend_on_who_has_a_column(values):
-    single = baselines.fd_svrg(replace(values, widths=(sum(WIDTHS),)), epochs=2)
-    three = baselines.fd_svrg(values, epochs=2)
-    assert three.error == pytest.approx(single.error, rel=1e-9)
-    assert three.bytes == 3 * single.bytes
-
-
 def test_svrg_counts_each_partial_prediction(classes):
     """Ten rows, three parties, b = 4: an epoch has three steps, so 10 + 3 * 4 rows.
 

@@ -190,10 +190,7 @@ def test_growth_is_continued(cost):
     values = [cost(n) for n in (50, 100)]
     assert extended(values, 1) == cost(100)
     assert extended(values, 70) == cost(7000)
-
-
-def test_a_cost_that_has_not_grown_stays():
-    assert extended([5, 4], 8) == 4
+    assert extended([5, 4], 8) == 4  # a cost that has not grown stays
 
 
 def test_a_plan_says_how_far_round_trips_can_differ():
