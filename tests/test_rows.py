@@ -310,7 +310,7 @@ RUNS = {
     "saga": vf.CoresetVRLR(solver="saga", max_iter=2, **RIDGE),
     "vkmc": vf.CoresetVKMC(size=40, n_clusters=3, solver="distdim"),
     "fdskl": vf.FDSKLDirect(target="continuous", loss="square"),
-    "fkkmeans": vf.FKKMeans(n_clusters=3, n_components=4, n_features=16),
+    "fkkmeans": vf.FKKMeans(3, 4, n_features=16, n_init=2, iterations=4),
     "mufc": vf.MUFC(n_clusters=3),
     "mufc full": vf.MUFC(n_clusters=3, client_training="full"),
 }

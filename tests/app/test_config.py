@@ -247,27 +247,11 @@ def test_simulated_node_takes_the_data_of_the_run():
 
 
 def test_node_with_data_decides_for_itself():
-    node = {
-        "data": "/data/a.parquet",
-        "party-name": "airline",
-        "id-column": "flight",
-        "columns": "dep, arr ,carrier",
-        "one-hot": False,
-        "impute": "median",
-    }
-    run = DEFAULTS | {
-        "label-column": "delay",
-        "standardize": True,
-        "columns": "x",
-        "id-column": "id",
-    }
-    assert party_source(node, run) == PartySource(
-        data="/data/a.parquet",
-        name="airline",
-        id_column="flight",
-        columns=("dep", "arr", "carrier"),
-        one_hot=False,
-        impute="median",
+    """What its own keys mean: tests/test_docs.py."""
+    node = {"data": "/data/a.parquet", "columns": "dep, arr ,carrier", "one-hot": False}
+    run = {"label-column": "delay", "standardize": True, "columns": "x"}
+    assert party_source(node, DEFAULTS | run | {"id-column": "id"}) == PartySource(
+        data="/data/a.parquet", columns=("dep", "arr", "carrier"), one_hot=False
     )
 
 

@@ -250,13 +250,6 @@ def test_what_was_told_from_the_file_is_noted(write):
     assert {f.about for f in found} == {"delimiter", "encoding", "decimal", "text"}
 
 
-def test_who_has_a_label_that_is_missing(write):
-    path = write("a,l\n1,0\n2,1\n3,\n4,1\n")
-    found = findings_in(path, label_column="l")
-    (text,) = (finding.text for finding in found if finding.about == "labels")
-    assert "misses 1 of 4 labels: another party must have these" in text
-
-
 # -- levels that parties which hold rows should share ----------------------------------
 
 

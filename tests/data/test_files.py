@@ -1,5 +1,6 @@
 """Party files and folders: every format, every error."""
 
+import gzip
 import os
 
 import numpy as np
@@ -368,6 +369,9 @@ def stream(path):
 
 
 BOMBS = {
+    "rows.csv.gz": lambda path: path.write_bytes(
+        gzip.compress(b"a\n" + b"1\n" * 2**26)
+    ),
     "rows.parquet": lambda path: pq.write_table(pa.table(ZEROS), path),
     "texts.parquet": lambda path: pq.write_table(
         pa.table({"a": TEXTS.cast(pa.string())}), path

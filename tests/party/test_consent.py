@@ -140,16 +140,6 @@ def test_a_file_that_others_can_write_or_own(path, monkeypatch):
 # -- what a run needs ------------------------------------------------------------------
 
 
-def test_a_refusal_has_the_line_that_a_consent_lacks(tmp_path):
-    """That each strategy needs what it declares, and no less: check_needs shows it."""
-    strategy = CoresetVRLR(10, solver="central")
-    parties = made(tmp_path, [letting(*strategy.terms.needs)] * 3)
-    parties[1].consent = letting("totals")
-    lacks = r"1 of 3 parties refuse the run.*consent.toml of 'b' would need \[leaves\]"
-    with pytest.raises(FederationError, match=f"(?s){lacks}, rows = true"):
-        strategy.start(RealParties(parties))
-
-
 @pytest.mark.parametrize(
     "strategy",
     [CoresetVRLR(12, dealer="b", computes="a"), CoresetVRLR(12, solver="central")],
@@ -208,14 +198,6 @@ def test_rules_of_a_run(tmp_path, rules, refused):
     grid = RealParties(made(tmp_path, [ALLOW_ALL, consent, ALLOW_ALL]))
     with pytest.raises((FederationError, PartyFailed), match=refused):
         CoresetVRLR(10, solver="central", seed=1).start(grid)
-
-
-def test_a_seed_that_the_server_did_not_announce(tmp_path):
-    grid = RealParties(made(tmp_path, [letting("rows")] * 3))
-    parties = Parties(Exchange(grid))
-    parties._private_draws = False
-    with pytest.raises(PartyFailed, match="a run with a seed is refused"):
-        pool(parties, range(3))
 
 
 def test_two_parties_need_a_line(tmp_path):

@@ -56,21 +56,6 @@ class Run:
         self.memory.leave(self.frame, party, self.step, b"inputs", REPLY)
 
 
-def test_a_party_gets_its_place_and_the_keys():
-    run = Run(session=0xABC)
-    assert (Memory(RecordDict()).run, run.memory.run) == ("", "0000000000000abc")
-    party = Party(X)
-    frame = replace(run.frame, round=1)
-    private, public = run.memory.enter(frame, party)
-    assert (party.index, party.n_parties, party.seed) == (1, 2, 3)
-    assert not party.private_draws
-    assert len(private) == 32
-    assert b"".join(public) == run.frame.peers
-    run.memory.enter(replace(frame, private_draws=True), party)
-    assert party.private_draws
-    assert len(party.run_secret) == 32
-
-
 def test_shared_rows_add_up_over_rounds_and_no_step_can_forget_them():
     run = Run()
     party = run.enter()
@@ -168,17 +153,6 @@ def test_a_step_that_is_answered_once():
     run.enter()
     with pytest.raises(PartyError, match="answered once"):
         repeats(b"")  # without sums there is nothing to widen
-
-
-def test_the_order_of_columns_is_told_once():
-    run = Run()
-    party = run.enter(columns=["b", "a"])
-    assert run.memory.columns(run.frame) == ["b", "a"]
-    run.leave(party)
-    run.enter(columns=None)
-    assert run.memory.columns(run.frame) == ["b", "a"]
-    with pytest.raises(PartyError, match="order of the columns changed"):
-        run.memory.columns(replace(run.frame, columns=["a", "b"]))
 
 
 @pytest.mark.parametrize("other", [X[:19], np.ones((20, 3)), "order"])

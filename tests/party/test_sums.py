@@ -292,18 +292,6 @@ def test_another_party_cannot_open_it(name, clock):
     np.testing.assert_array_equal(read(parties, part=sealed)["part"], expected)
 
 
-def test_two_sums_at_once_for_two_parties(clock):
-    parties = greet()
-    wanted = {f"up_{j}": Sum(2.0**10, to=j) for j in (0, 1)}
-    sealed = parties.ask(relaying.summing(**wanted), send=["up_0", "up_1"]).sealed
-    up = each([{0: opened(sealed["up_0"])}, {1: opened(sealed["up_1"])}, None])
-    replies = parties.ask(reading, up=up)
-    for j in (0, 1):
-        expected = pooled(range(3), f"up_{j}", 5, 0)
-        np.testing.assert_array_equal(replies[j]["up"][j], expected)
-    assert replies[2] == {}
-
-
 def test_a_message_brings_one_sum_and_asks_for_the_next_of_its_name(clock):
     parties = greet()
     step = chaining.summing(part=Sum(2.0**10, to=1))
