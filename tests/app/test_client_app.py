@@ -12,7 +12,6 @@ from consents import limited
 from flwr.app import Context, RecordDict
 
 from vfl_flower import CoresetVRLR, Party, PartyFailed
-from vfl_flower.app import register
 from vfl_flower.app.client_app import load_from_context
 from vfl_flower.app.register import make_client_app
 from vfl_flower.party.answering import hello
@@ -25,13 +24,6 @@ from vfl_flower.strategies.coresets import sampling
 from vfl_flower.testing import Recorder
 
 MODEL = f"{11:016x}"
-
-
-def test_the_ready_app_refuses_plain_sums(monkeypatch):
-    seen = []
-    monkeypatch.setattr(register, "register", lambda *a, **k: seen.append(k))
-    make_client_app(lambda context: None)
-    assert seen == [{"allow_plain": False}]
 
 
 def test_the_package_makes_no_app_when_it_is_imported():
@@ -203,10 +195,3 @@ def test_a_node_that_cannot_predict(node, change, words):
     for word in words:
         assert word in str(caught.value)
     assert "/dev" not in str(caught.value)
-
-
-def test_a_wrong_node_config_names_its_party():
-    node = {"data": "/a.csv", "party-name": "rome", "standardize": True}
-    context = Context(1, 2, node, RecordDict(), {"strategy": "fk-kmeans"})
-    with pytest.raises(PartyError, match=r"^party 'rome': standardize must be "):
-        load_from_context(context)

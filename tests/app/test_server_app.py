@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -52,21 +53,8 @@ def context(**config):
     return Context(77, 0, {}, RecordDict(), config)
 
 
-def test_a_run_writes_its_report(tmp_path, capsys):
-    config = CENTRAL | {"compare": True, "output-dir": str(tmp_path), "seed": 1}
-    main(InProcessGrid(parties()), context(**config))
-    (folder,) = tmp_path.iterdir()
-    assert folder.name.endswith("-77")
-    actual = json.loads((folder / "result.json").read_text())
-    assert list(actual["results"]) == ["coreset", "uniform", "full"]
-    assert actual["run_config"] == check_run_config(config)
-    out = capsys.readouterr().out
-    assert f"results in {folder}" in out
-    assert "coreset |" in out
-    assert "train loss |" in out
-
-
-def test_results_without_a_seed_are_of_the_same_rows(tmp_path):
+def test_results_without_a_seed_are_of_the_same_rows(tmp_path, capsys):
+    """All of a run, each in its report, which is printed too."""
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(80, 4)), rng.normal(size=80)
     both = [Party(X[:, :2], name="a"), Party(X[:, 2:], y=y, name="b")]
@@ -76,9 +64,14 @@ def test_results_without_a_seed_are_of_the_same_rows(tmp_path):
     variances = []
     for run in (1, 2):
         main(InProcessGrid(both), Context(run, 0, {}, RecordDict(), config))
-    for folder in tmp_path.iterdir():
-        results = json.loads((folder / "result.json").read_text())["results"]
-        told = map(last, results.values())
+        out = capsys.readouterr().out
+        (folder,) = tmp_path.glob(f"*-{run}")
+        assert f"results in {folder}" in out
+        assert re.search(r"coreset +\| +uniform \|(.|\n)*train loss \|", out)
+        report = json.loads((folder / "result.json").read_text())
+        assert report["run_config"] == check_run_config(config)
+        assert list(report["results"]) == ["coreset", "uniform", "full"]
+        told = map(last, report["results"].values())
         variances.append([one["test_loss"] / (1 - one["test_r2"]) for one in told])
     first, other = np.array(variances)
     np.testing.assert_allclose(first, first[0], rtol=1e-9)
