@@ -128,6 +128,7 @@ def test_parties_stay_as_they_were(three):
         CoresetVRLR(size=12, solver="cg"),
         CoresetVRLR(size=12, solver="saga", max_iter=2, batch_size=4),
         CoresetVKMC(n_clusters=2, size=12, evaluate="full"),
+        kernel(loss="square", target="continuous"),
     ):
         simulate(strategy, parties, seed=0)
     for party, old in zip(parties, three, strict=True):
@@ -135,6 +136,7 @@ def test_parties_stay_as_they_were(three):
         assert party.index is None
         assert party.seed == party.n_parties == party.private_draws == 0
         assert party.remembered() == party.part == {}
+        assert party.predictions is None
 
 
 # -- simulate --------------------------------------------------------------------------
@@ -205,19 +207,6 @@ def parts(grid: InProcessGrid) -> list[dict[str, Any]]:
 def labelled(three: list[Party], **settings) -> list[Party]:
     *others, last = three
     return [*others, Party(last.X, np.sign(last.y), name="registry", **settings)]
-
-
-def test_a_model_in_parts_predicts_in_this_process(three):
-    parties = labelled(three)
-    result = simulate(kernel(), parties, seed=3)
-    parts = result.model.parts
-    assert [part["index"] for part in parts] == [0, 1, 2]
-    assert ["coef" in part for part in parts] == [False, False, True]
-    predicted = result.model.predict([party.X for party in parties])
-    assert set(predicted) == {-1.0, 1.0}
-    for party in parties:
-        assert party.part == {}
-        assert party.predictions is None
 
 
 def test_the_server_has_no_part(three):

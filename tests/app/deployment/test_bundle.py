@@ -118,3 +118,12 @@ def test_a_folder_that_is_no_app_is_one_sentence(tmp_path, capsys, make):
     assert out == ""
     assert err.count("\n") == 1
     assert "project" in err
+
+
+def test_a_folder_is_not_written_twice(tmp_path):
+    write_app(tmp_path / "app")
+    before = (tmp_path / "app" / "pyproject.toml").read_text()
+    assert tomllib.loads(before)["project"]["name"] == "vfl-flower-app"
+    with pytest.raises(ValueError, match="no pyproject"):
+        write_app(tmp_path / "app")
+    assert (tmp_path / "app" / "pyproject.toml").read_text() == before

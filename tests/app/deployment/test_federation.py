@@ -24,7 +24,9 @@ import pytest
 from cards import card as new_card
 from flwr.cli.flower_config import read_superlink_connection
 from flwr.common.config import parse_config_args
+from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+from flwr.superlink.config_loader import load_control_authn_plugin
 from flwr.supernode.cli.flower_supernode import (
     _parse_args_run_supernode,
     _try_setup_client_authentication,
@@ -38,7 +40,10 @@ from vfl_flower.app.commands.options import check_there
 from vfl_flower.app.config import party_source
 from vfl_flower.app.deployment import federation as deployed
 from vfl_flower.app.deployment.cards import Card
-from vfl_flower.app.deployment.certificates import write_certificates
+from vfl_flower.app.deployment.certificates import (
+    write_certificates,
+    write_supernode_key,
+)
 from vfl_flower.app.deployment.foreground import RESTART, Shown, unit
 from vfl_flower.app.deployment.party_folder import terms_of
 from vfl_flower.app.deployment.processes import (
@@ -265,6 +270,27 @@ def test_certificates_are_for_their_hosts(federation):
     shake_hands(Path("x"), "10.1.2.3")
     with pytest.raises(ssl.SSLCertVerificationError, match="verify failed"):
         shake_hands(federation, "127.0.0.1", ca=Path("x/ca.crt"))
+
+
+def test_no_key_is_overwritten(tmp_path):
+    write_certificates(tmp_path, ["127.0.0.1"])
+    write_supernode_key(tmp_path / "a.key")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(FileExistsError):
+        write_certificates(tmp_path, ["127.0.0.1"])
+    with pytest.raises(FileExistsError):
+        write_supernode_key(tmp_path / "a.key")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_installed_superlink_has_no_accounts(monkeypatch):
+    """As docs/deploy.md says under "Who can start a run"."""
+    plugin = load_control_authn_plugin()
+    assert isinstance(plugin, NoOpControlAuthnPlugin)
+    assert plugin.validate_tokens_in_metadata([])[0]
+    monkeypatch.setenv("FLWR_OIDC_ENABLED", "1")
+    with pytest.raises(SystemExit, match="OIDC account authentication is unavailable"):
+        load_control_authn_plugin()
 
 
 @pytest.mark.parametrize("host", ["https://a", "a:8000", "a b", "", "-a", "a" * 64])
