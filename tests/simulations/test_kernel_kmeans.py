@@ -135,10 +135,6 @@ def test_errors_fall_and_do_not_depend_on_the_mechanism(data):
     np.testing.assert_allclose(a, b, rtol=0.01)  # of Ritz values near lambda
     oracle = by_kind[16, "oracle", True]
     np.testing.assert_allclose(oracle["thresholds"], entry["eigenvalues"][4])
-    page = "\n".join(kernel_kmeans.recovery_page({"blobs": entry}))
-    assert "apart at most." in page
-    assert page.count("| without |") == 1
-    assert "0.4 / t" in page
 
 
 # --- Floats --------------------------------------------------------------------------
@@ -230,8 +226,7 @@ def test_both_forms_of_k_means_are_run_on_the_same_splits(data):
         np.isnan(run["small_share"]) == (run["clustering"] == "coreset")
         for run in entry["runs"]
     )
-    heading, page = kernel_kmeans.clustering_page({"blobs": entry})
-    assert heading == "## k-means by sums and on a coreset"
+    _, page = kernel_kmeans.clustering_page({"blobs": entry})
     names, *rows = cells_of(page)
     for row, M in zip(rows, (3, 4), strict=True):
         cells = dict(zip(names, row, strict=True))
@@ -253,8 +248,7 @@ def test_the_number_of_clusters_is_chosen_beside_pooled_criteria(monkeypatch):
     (run_of_it,) = entry["runs"]
     assert list(run_of_it) == ["chosen", *kernel_kmeans.CRITERIA]
     assert run_of_it["chosen"] == run_of_it["simplified"] == 5
-    heading, choices = kernel_kmeans.number_page({"groups-5": entry})
-    assert heading == "## Number of clusters"
+    _, choices = kernel_kmeans.number_page({"groups-5": entry})
     assert cells_of(choices)[1][1:3] == ["5", "5"]
 
 
@@ -270,8 +264,7 @@ def test_multiples_of_gamma_stand_beside_k_means(data):
     expected = kernel_kmeans.rand(y, labels)
     assert entry["scores"]["5"][0] == pytest.approx(expected, abs=0.02)
     assert kernel_baselines.agreement(y, labels) > 0.7
-    heading, page = kernel_kmeans.gamma_page({"blobs": entry})
-    assert heading == "## Width of the kernel"
+    _, page = kernel_kmeans.gamma_page({"blobs": entry})
     cell = dict(zip(*cells_of(page), strict=True))["20 x"]
     assert float(cell.split()[0]) == pytest.approx(
         np.mean(entry["scores"]["20"]), abs=1e-3

@@ -141,11 +141,8 @@ def test_whole_sums_show_rows_and_the_default_does_not():
     points, differences, draws = (errors[0] for errors in entry["known"].values())
     assert points < 0.4
     assert differences > max(0.85, draws - 0.1)
-    title, page, others = attacks.sums_page({"wine": entry})
-    assert title == "## Attacks on sums of clusters"
+    _, page, _ = attacks.sums_page({"wine": entry})
     assert page.count("below 1e-06") == 1
-    assert len(page.splitlines()) == 2 + 4
-    assert len(others.splitlines()) == 2 + 3
 
 
 def test_more_components_show_more():
@@ -158,9 +155,6 @@ def test_more_components_show_more():
     assert many["linear"][0] < 0.2
     # Components of few dimensions are each near several columns.
     assert all(0.4 < run["column"][0] < 0.9 for run in (few, many))
-    _, page = attacks.points_page({"wine": entry})
-    assert "wine, 178 x 13" in page
-    assert len(page.splitlines()) == 2 + 2
 
 
 def test_the_command_writes_the_sets_that_are_asked_for(tmp_path, monkeypatch):
