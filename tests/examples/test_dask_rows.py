@@ -76,7 +76,7 @@ def test_passes_run_at_the_workers(rows):
 RUNS = {
     "cg": vf.CoresetVRLR(size=40, solver="cg", regularizer="ridge", alpha=0.1),
     "fdskl": vf.FDSKLDirect(target="continuous", loss="square"),
-    "fkkmeans": vf.FKKMeans(n_clusters=3, n_components=4, n_features=16),
+    "fkkmeans": vf.FKKMeans(3, 4, n_features=16, n_init=2, iterations=3),
     "mufc": vf.MUFC(n_clusters=3, client_training="full", box="-9,9"),
 }
 

@@ -72,7 +72,7 @@ def test_fed_avg_is_what_it_was(grid):
 def test_a_strategy_beside_it(grid):
     """It finds the segments that it finds without FedAvg on the same rows."""
     fed_avg(grid)
-    strategy = vf.FKKMeans(n_clusters=3, seed=1)
+    strategy = vf.FKKMeans(n_clusters=3, n_init=3, iterations=4, passes=4, seed=1)
     beside = strategy.start(grid)
     dealt = np.random.default_rng(0).permutation(len(rows()))
     parties = [vf.Party(rows()[dealt[place::3]]) for place in range(3)]

@@ -84,7 +84,7 @@ def test_a_model_that_has_not_converged_says_so(warns, caplog, monkeypatch):
     monkeypatch.setattr(kernel_kmeans, "MOVING", 0.02 if warns else 1e9)
     caplog.set_level(logging.INFO, "vfl_flower")
     X = np.random.default_rng(0).normal(size=(3, 40, 4))
-    options = {"n_features": 32, "iterations": 2, "seed": 0}
+    options = {"n_features": 32, "iterations": 2, "passes": 4, "n_init": 2, "seed": 0}
     result = FKKMeans(2, **options).start(InProcessGrid([Party(own) for own in X]))
     (said,) = (r for r in caplog.records if "still moved" in r.getMessage())
     assert said.levelno == (logging.WARNING if warns else logging.INFO)
