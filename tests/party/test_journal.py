@@ -204,3 +204,19 @@ def test_a_run_begins_ten_times_at_most(tmp_path):
     refused = pytest.raises(PartyError, match="has started 10 times")
     with journal_of(tmp_path, 7) as line, refused:
         greet(line, 10)
+
+
+def test_a_party_that_was_restarted_needs_the_key_of_its_state(tmp_path):
+    memory, restarted = Memory(RecordDict()), Memory(RecordDict())
+    with journal_of(tmp_path, 7) as line:
+        line.greet(5, memory)
+        key = memory.open(5)
+        memory.state["after.arrays"] = ArrayRecord([np.arange(3.0)])
+        line.keep(memory)
+    with journal_of(tmp_path, 7) as line:
+        assert line.greet(5, restarted, goes_on=True) == key
+        with pytest.raises(PartyError, match="lacks the key of its state"):
+            line.recall(restarted)
+        line.recall(restarted, memory.state_key)
+    assert restarted.public_key == key
+    assert restarted.pack() == memory.pack()
