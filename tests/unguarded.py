@@ -51,6 +51,7 @@ RESULTS = {
     "keep_state": (
         f"{RESUMED}test_a_supernode_that_is_started_again_takes_the_key_of_a_message"
     ),
+    "keep_order": f"{ROWS}test_a_refused_order_is_not_kept[4",
     "keep_predictions": f"{ANSWERING}test_predictions_of_rows_without_ids",
 }
 """For each of the others, a test that needs what the guard does: it hides an addend,

@@ -29,7 +29,7 @@ def test_the_order_after_a_step():
     """It is not the reverse of the other one: the journal acts twice."""
     assert names(guards.AFTER) == [
         *("hide_sums", "pack_reply", "note_reply", "leave_round", "keep_inputs"),
-        *("keep_uses", "keep_part", "keep_state", "keep_predictions"),
+        *("keep_uses", "keep_part", "keep_state", "keep_order", "keep_predictions"),
     ]
 
 

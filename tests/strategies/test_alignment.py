@@ -1,6 +1,7 @@
 """The parties agree on the rows that all hold, and nobody learns of another id."""
 
 import functools
+import hashlib
 import secrets
 from typing import Any
 
@@ -257,11 +258,11 @@ def test_keyed_hashes_hide_ids_from_whoever_lacks_the_key_alone(tmp_path):
     hashed = [e for e in grid.transcript if "hashes" in e.values]
     seen = {bytes(row) for e in hashed for row in e.values["hashes"]}
     asked = [e for e in grid.transcript if "salt" in e.values]
-    salt = asked[0].values["salt"]
+    keys = hashlib.sha256(asked[0].frame["peers"]).digest()
+    salts = [b"vfl_flower keyed ids 1", asked[0].values["salt"], keys]
 
     def tried(key):
-        key = client.derive_key(key, [b"vfl_flower keyed ids 1", salt])
-        made = client.keyed_hashes(normal_ids(SPACE), key)
+        made = client.keyed_hashes(normal_ids(SPACE), client.derive_key(key, salts))
         pairs = zip(SPACE, made, strict=True)
         return sorted(one for one, row in pairs if bytes(row) in seen)
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from federations import by_columns, pinned
+from supernodes import SuperNodes, write_rows
 from transcripts import our_steps
 
-from vfl_flower import PartyFailed
+from vfl_flower import MUFC, Alignment, PartyFailed
 from vfl_flower.clients import alignment
 from vfl_flower.clients.coresets import gram as linear_gram
 from vfl_flower.clients.coresets.sampling import WeightedRows
@@ -56,6 +57,7 @@ def test_each_step_says_over_which_rows_it_adds_up(action):
 
 
 WITHOUT_KIND = {
+    "alignment_keep_order": "it sends no sum: its rows are those of later runs",
     "kernel_kmeans_project": "in one process alone",
     "ridge_scores": "after ridge_rows, which asks for moments",
 }
@@ -158,3 +160,51 @@ def test_steps_of_two_strategies_do_not_mix_in_a_session(tmp_path):
     column_sums(asked)
     with pytest.raises(PartyFailed, match="of another strategy or task"):
         asked.ask(alignment.encrypt_ids, sizes=[N] * 3)
+
+
+# -- orders of rows, and files ---------------------------------------------------------
+
+
+def nodes_of(folder, rules, last=45, gaps=0, **run):
+    """Return nodes of 45 rows; the third has the first `last`, and the first gaps."""
+    (folder / "files").mkdir(exist_ok=True)
+    for m, n in enumerate((45, 45, last)):
+        rows = [[f"r{i}", "" if i < gaps and m == 0 else f"{i}.5"] for i in range(n)]
+        write_rows(folder / "files" / f"{m}.csv", ["id", f"x{m}"], *rows)
+    return SuperNodes(folder / "files", rules, {}, **run)
+
+
+SERVED = 'accept-alignments = ["server"]\n'
+
+
+def test_orders_that_the_server_accepts_differ_by_many_rows(tmp_path):
+    """What a run greets with is of the rows of its order, such as how many levels."""
+    for name, last in (("first", 45), ("again", 45), ("fewer", 25)):
+        nodes = nodes_of(tmp_path, SERVED, last, strategy="align")
+        assert Alignment(name).start(nodes).metrics["common"] == last
+    nodes = nodes_of(tmp_path, SERVED, 44, strategy="align")
+    with pytest.raises(PartyFailed, match="refuses the rows of the request"):
+        Alignment("less").start(nodes)
+
+
+@pytest.mark.parametrize("most", [3, 4])
+def test_a_refused_order_is_not_kept(most, tmp_path):
+    """The fourth message asks for it; a refusal leaves the run able to ask again."""
+    nodes = nodes_of(tmp_path, f"{SERVED}max-round-trips = {most}\n", strategy="align")
+    if most == 3:
+        with pytest.raises(PartyFailed, match="with 3 messages at most"):
+            Alignment("q4").start(nodes)
+    else:
+        Alignment("q4").start(nodes)
+    kept = {file.name for file in tmp_path.glob("state-0/alignment-q4.*")}
+    assert kept == (
+        {"alignment-q4.npz", "alignment-q4.accepted"} if most == 4 else set()
+    )
+
+
+def test_refusals_of_a_file_are_counted(tmp_path):
+    """They may say how many values are missing; the server chooses what is read."""
+    nodes = nodes_of(tmp_path, "max-refusals = 3\n", gaps=5, strategy="mufc")
+    for rule in [*["missing values"] * 3, "has refused 3 messages and answers none"]:
+        with pytest.raises(PartyFailed, match=rule):
+            MUFC(2).start(nodes)

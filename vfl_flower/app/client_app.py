@@ -13,6 +13,7 @@ from vfl_flower.app.register import make_client_app
 from vfl_flower.data import StoredRows, is_file, load_party
 from vfl_flower.data.source import PartySource
 from vfl_flower.party.consent import ALLOW_ALL, Consent
+from vfl_flower.party.journal import check_refusals
 from vfl_flower.party.parts import check_folder, load_part
 from vfl_flower.party.party import Party, PartyError
 
@@ -59,6 +60,8 @@ def load(source: PartySource, run_config: Mapping[str, Any]) -> Party:
     try:
         encoding = _stored_encoding(source, run_config)
         consent = Consent.load(source.consent) if source.consent else None
+        if consent is not None and source.state_dir is not None:
+            check_refusals(source.state_dir, consent)  # what loading refuses counts too
     except PartyError as error:  # when greeted, the party has not sent its name yet
         raise PartyError(f"{source.who}: {error}") from None
     party = load_party(source, encoding=encoding)

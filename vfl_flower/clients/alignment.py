@@ -20,7 +20,7 @@ from annotated_types import Len, MaxLen
 
 from vfl_flower.party.parts import read_private
 from vfl_flower.party.party import Party, PartyError, stored_as
-from vfl_flower.party.row_order import RowOrder, accept_order, normal_ids, save_order
+from vfl_flower.party.row_order import RowOrder, normal_ids
 from vfl_flower.protocol.contract import NEXT, OWN, Whole
 from vfl_flower.protocol.errors import refusing_files
 from vfl_flower.protocol.steps import once, step_of, sums_over
@@ -143,16 +143,21 @@ def encrypt_points(party: Party, points: Annotated[bytes, NEXT]) -> MorePoints:
 def hash_with_key(
     party: Party, salt: Annotated[bytes, Len(16, 16)], sizes: list[int]
 ) -> Hashes:
-    """Return keyed hashes of the party's ids, shuffled; the `salt` is common to all."""
+    """Return keyed hashes of the party's ids, shuffled; the `salt` is common to all.
+
+    The server chooses it, so the parties' keys of the session count too: no hash comes
+    in two sessions.
+    """
     ids = normal_ids(party.read_ids())
     _check_sizes(party, sizes)
     party.remember(Passes(list(sizes), 0, _digest(party, ids)))
-    key = derive_key(_shared_key(party), [labels.KEYED_IDS, salt])
+    fresh = [labels.KEYED_IDS, salt, party.keys_digest]
+    key = derive_key(_shared_key(party), fresh)
     return {"hashes": keyed_hashes(ids, key)[_shuffle(party)]}
 
 
 @step
-@sums_over("none")
+@sums_over("request")
 @once
 def keep_order(
     party: Party,
@@ -185,16 +190,11 @@ def keep_order(
         return {"kept": False}
     salt = _key(party, "order")
     order = RowOrder.of(alignment, tag.hex(), salt, [ids[k] for k in rows.tolist()])
-    save_order(party.state_dir, order)
     consent = party.consent
-    if consent is None or consent.peers is None or consent.accept_alignments:
-        accept_order(party.state_dir, alignment)
-    else:
-        log.warning(
-            "alignment %r must be accepted before a run may use it: vfl-flower align "
-            "FOLDER --accept %s",
-            *(alignment, alignment),
-        )
+    accepted = consent is None or consent.peers is None or consent.accept_alignments
+    if accepted:  # even what a run is greeted with depends on the rows of its order
+        party.sum_over(rows)
+    party.new_order = order, bool(accepted)
     return {"kept": True}
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
 from annotated_types import Ge, Len
@@ -132,7 +133,8 @@ def answer(
 ) -> Message:
     """Run one step for one message, or say why not, without a value of the data."""
     start = time.perf_counter()
-    name, folder = context.node_config.get("party-name"), None
+    name, state_dir = map(context.node_config.get, ("party-name", "state-dir"))
+    folder = Path(str(state_dir)) if state_dir else None  # its file may be refused
     try:
         values, packed, digests = messages.unpack_whole(message.content)
         message.content.clear()  # its arrays are in `values`: tens of MB
@@ -143,7 +145,7 @@ def answer(
         with _journal(party, context, allow_plain) as journal:
             if journal is not None:
                 folder = party.state_dir
-                journal.check_refusals(party)
+                journal.check_refusals(party.consent)
             if step is hello:
                 content = _greeted(values, packed, party, memory, journal)
                 sent = messages.digest_of_values(content)

@@ -17,17 +17,13 @@ from typing import Any
 import numpy as np
 from flwr.app import RecordDict
 
+from vfl_flower.party import identity
 from vfl_flower.party.columns import arrange
-from vfl_flower.party.identity import (
-    check_list,
-    check_run,
-    parse_credentials,
-    sign_list,
-)
 from vfl_flower.party.journal import Journal
 from vfl_flower.party.memory import Memory
 from vfl_flower.party.parts import load_part, write_predictions
 from vfl_flower.party.party import Party, PartyError
+from vfl_flower.party.row_order import save_order
 from vfl_flower.party.sums import PartySums
 from vfl_flower.protocol.contract import flatten, structure
 from vfl_flower.protocol.frame import Frame
@@ -157,7 +153,9 @@ def check_peers(call: Call) -> None:
     """
     consent, (private_key, _) = call.party.consent, call.keys
     if consent is not None:
-        check_run(call.frame, call.announced, private_key, consent, call.journal)
+        identity.check_run(
+            call.frame, call.announced, private_key, consent, call.journal
+        )
 
 
 def check_signatures(call: Call) -> None:
@@ -170,7 +168,7 @@ def check_signatures(call: Call) -> None:
     pinned = consent is not None and consent.peers is not None
     if pinned and call.step.contract.reply and memory.lacks_signatures(frame):
         listed, keys = memory.credentials(frame), b"".join(call.keys[1])
-        check_list(frame.signed or b"", frame.session, keys, listed or b"")
+        identity.check_list(frame.signed or b"", frame.session, keys, listed or b"")
         memory.keep_signed()
 
 
@@ -182,9 +180,9 @@ def sign_keys(call: Call) -> None:
     frame, keys = call.frame, b"".join(call.keys[1])
     if (listed := call.memory.credentials(frame)) is None:
         return
-    call.party.names = [c.name for c in parse_credentials(listed, keys)]
+    call.party.names = [c.name for c in identity.parse_credentials(listed, keys)]
     if frame.peers is not None and call.journal is not None:
-        signed = sign_list(call.party, frame.session, keys, listed)
+        signed = identity.sign_list(call.party, frame.session, keys, listed)
         call.frame_of_reply["signed"] = signed
 
 
@@ -333,6 +331,12 @@ def keep_state(call: Call) -> None:
         call.journal.keep(call.memory)
 
 
+def keep_order(call: Call) -> None:
+    """Write a new order of rows, once the journal has the set of them."""
+    if call.party.new_order is not None and call.party.state_dir is not None:
+        save_order(call.party.state_dir, *call.party.new_order)
+
+
 def keep_predictions(call: Call) -> None:
     """Write the party's predictions to a CSV file in its ``state-dir``."""
     party, model, run = call.party, call.frame.model, call.memory.run
@@ -384,6 +388,7 @@ AFTER: tuple[Guard, ...] = (
     keep_uses,
     keep_part,
     keep_state,
+    keep_order,
     keep_predictions,
 )
 """What happens between a step and its reply, in order."""

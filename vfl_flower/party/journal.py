@@ -23,7 +23,7 @@ import numpy as np
 
 from vfl_flower.files import make_private
 from vfl_flower.party import row_sets
-from vfl_flower.party.consent import Releases, pack_rows, unpack_rows
+from vfl_flower.party.consent import Consent, Releases, pack_rows, unpack_rows
 from vfl_flower.party.memory import Memory
 from vfl_flower.party.party import Party, PartyError
 from vfl_flower.party.vault import Vault
@@ -100,7 +100,6 @@ class Journal:
     messages: int = 0  # of the run that were answered
     n_bytes: int = 0  # of the replies
     sessions: int = 0
-    refusals: int = 0  # in all runs
     shared: dict[str, bytes] = field(default_factory=dict)
     """Rows that left the party in the run, by kind, a bit each."""
     released: dict[str, Array] = field(default_factory=dict)
@@ -127,10 +126,11 @@ class Journal:
         query = "SELECT kind, rows FROM shared WHERE run = ?"
         self.shared = dict(self._execute(query, self._run))
 
-    def check_refusals(self, party: Party) -> None:
+    def check_refusals(self, consent: Consent | None) -> None:
         """Raise PartyError after too many refusals: each may reveal a bit of data."""
-        most = 0 if party.consent is None else party.consent.max_refusals
-        if self.refusals >= most > 0:
+        most = 0 if consent is None else consent.max_refusals
+        refusals = self._value("SELECT value FROM counts WHERE name = 'refusals'") or 0
+        if refusals >= most > 0:
             raise PartyError(
                 f"this party has refused {most} messages and answers none until its "
                 "owner raises max-refusals in its consent.toml"
@@ -309,8 +309,6 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
             line = Journal(_run=name, _path=path, _db=db)
             line._load()
             line.trusted = dict(db.execute("SELECT name, key FROM peers"))
-            refusals = "SELECT value FROM counts WHERE name = 'refusals'"
-            line.refusals = line._value(refusals) or 0
         yield line
         with _named_errors(path):
             numbers = line.session, line.round, line.digest, line.reply
@@ -332,14 +330,25 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
                 row_sets.write_anchor(path, row_sets.count_sets(db))
 
 
+def check_refusals(folder: Path, consent: Consent) -> None:
+    """Do as :meth:`Journal.check_refusals`, before the party's data are loaded."""
+    path = folder / FILE
+    if path.exists():
+        with _named_errors(path), closing(sqlite3.connect(path, PATIENCE)) as db, db:
+            db.execute(_COUNTS)
+            Journal(_run="", _path=path, _db=db).check_refusals(consent)
+
+
 def note_refusal(folder: Path) -> None:
     """Count a message that the party has refused; raise PartyError if it cannot."""
     path = folder / FILE
     count = """INSERT INTO counts VALUES ('refusals', 1)
         ON CONFLICT (name) DO UPDATE SET value = value + 1"""
-    with _named_errors(path), closing(sqlite3.connect(path, PATIENCE)) as db, db:
-        db.execute(_COUNTS)
-        db.execute(count)
+    with _named_errors(path):
+        make_private(path)
+        with closing(sqlite3.connect(path, PATIENCE)) as db, db:
+            db.execute(_COUNTS)
+            db.execute(count)
 
 
 @contextmanager

@@ -190,6 +190,7 @@ class Memory:
                 raise PartyError(f"the masks of {name} {wanted.sum} have been used")
         party.index, party.n_parties = frame.index, frame.parties
         party.session = frame.session
+        party.keys_digest = hashlib.sha256(peers).digest()
         party.seed = frame.seed
         party.private_draws = frame.private_draws
         party.run_secret = known["run_secret"]

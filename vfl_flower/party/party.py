@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar, dataclass_transform
 import numpy as np
 
 from vfl_flower.party.consent import Consent, Releases
+from vfl_flower.party.row_order import RowOrder
 from vfl_flower.protocol.contract import Sizes, fields_of, flat, restore
 from vfl_flower.protocol.errors import PartyError
 from vfl_flower.protocol.names import MOST_OF_NAME, is_name
@@ -137,6 +138,8 @@ class Party:
     """Whether its streams come from `run_secret`, since the run has no seed."""
     run_secret: bytes = field(default=b"", init=False)
     session: int = field(default=0, init=False)
+    keys_digest: bytes = field(default=b"", init=False)
+    """Of all parties' public keys, which are new in each session."""
     names: Sequence[str] = field(default=(), init=False)
     agree: Callable[[int], bytes] | None = field(default=None, init=False)
     """From a party's index to 32 bytes of the run that these two alone know."""
@@ -148,6 +151,8 @@ class Party:
     cache: dict[str, Any] = field(default_factory=dict, init=False)
     part: dict[str, Any] = field(default_factory=dict, init=False)
     predictions: Predictions | None = field(default=None, init=False)
+    new_order: tuple[RowOrder, bool] | None = field(default=None, init=False)
+    """An order of rows to keep in `state_dir`, and whether runs may use it at once."""
     source: Source | None = field(default=None, init=False)
     """Where its rows come from, if not from the caller."""
     shared: dict[str, Array] = field(default_factory=dict, init=False)

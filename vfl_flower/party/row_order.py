@@ -130,27 +130,36 @@ def check_name(name: str) -> None:
         raise PartyError(f"{NAME_RULE}, got {name[:70]!r}")
 
 
-def save_order(folder: Path, order: RowOrder) -> None:
+def save_order(folder: Path, order: RowOrder, accepted: bool = False) -> None:
     """Store an order in a party's ``state-dir``, under a name that is not yet used.
 
+    Unless it is `accepted` at once, runs may not use it before :func:`accept_order`.
     Raises PartyError if the name is invalid or used, or the folder cannot be written
     to.
     """
     target = _path(folder, order.name)
     if target.exists():
-        if read_order(folder, order.name).key == order.key:
-            return  # the step is asked again
-        raise PartyError(
-            f"alignment {order.name!r} exists at this party and is never replaced: "
-            "choose another name"
+        if read_order(folder, order.name).key != order.key:  # not asked again
+            raise PartyError(
+                f"alignment {order.name!r} exists at this party and is never replaced: "
+                "choose another name"
+            )
+    else:
+        about = {"format": FORMAT, "name": order.name, "tag": order.tag}
+        file = io.BytesIO()
+        salt = np.frombuffer(order.salt, dtype=np.uint8)
+        np.savez(file, about=np.array(json.dumps(about)), salt=salt, ids=order.ids)
+        write_private(target, file.getvalue(), f"alignment {order.name!r}")
+        log.warning(
+            "alignment %r of %d rows written to %s", order.name, len(order.ids), target
         )
-    about = {"format": FORMAT, "name": order.name, "tag": order.tag}
-    file = io.BytesIO()
-    salt = np.frombuffer(order.salt, dtype=np.uint8)
-    np.savez(file, about=np.array(json.dumps(about)), salt=salt, ids=order.ids)
-    write_private(target, file.getvalue(), f"alignment {order.name!r}")
+    if accepted:
+        accept_order(folder, order.name)
+        return
     log.warning(
-        "alignment %r of %d rows written to %s", order.name, len(order.ids), target
+        "alignment %r must be accepted before a run may use it: vfl-flower align "
+        "FOLDER --accept %s",
+        *(order.name, order.name),
     )
 
 

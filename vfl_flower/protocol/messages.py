@@ -11,12 +11,7 @@ import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from vfl_flower.app.flwr_internals.serialisation import (
-    records_from_bytes,
-    records_to_bytes,
-    size_of_description,
-    size_of_records,
-)
+from vfl_flower.app.flwr_internals import serialisation
 from vfl_flower.protocol.normal import plain_number
 from vfl_flower.typing import Values
 
@@ -78,7 +73,9 @@ def bundle(content: RecordDict) -> RecordDict:
     """
     if bytes_of_arrays(content) > MOST_BUNDLED:
         return content
-    return RecordDict({BUNDLE: ConfigRecord({BUNDLE: records_to_bytes(content)})})
+    return RecordDict(
+        {BUNDLE: ConfigRecord({BUNDLE: serialisation.records_to_bytes(content)})}
+    )
 
 
 def unbundle(content: RecordDict) -> RecordDict:
@@ -87,7 +84,7 @@ def unbundle(content: RecordDict) -> RecordDict:
     if bundled is None:
         return content
     try:
-        return records_from_bytes(bundled[BUNDLE])
+        return serialisation.records_from_bytes(bundled[BUNDLE])
     except Exception:  # Protocol Buffers and Flower raise many kinds
         raise CorruptMessage("the message cannot be read") from None
 
@@ -166,13 +163,13 @@ def n_bytes(content: RecordDict) -> int:
             )
             total += _field(_field(len(name.encode())) + _field(size))
         else:
-            total += size_of_records(RecordDict({name: record}))
+            total += serialisation.size_of_records(RecordDict({name: record}))
     return total
 
 
 def _array_size(array: FlowerArray) -> int:
     data = _field(len(array.data)) if array.data else 0
-    return size_of_description(array) + data
+    return serialisation.size_of_description(array) + data
 
 
 def _field(size: int) -> int:

@@ -11,12 +11,7 @@ from annotated_types import Ge, Le, MinLen
 from vfl_flower.clients import evaluation
 from vfl_flower.clients.fdskl import state as fdskl
 from vfl_flower.clients.fdskl.angle_sums import addends, angles_of, summed_angles
-from vfl_flower.numerics.kernel_model import (
-    KernelPart,
-    answers,
-    linear_scores,
-    probabilities,
-)
+from vfl_flower.numerics import kernel_model
 from vfl_flower.numerics.kernel_solvers import sigmoid
 from vfl_flower.numerics.random_features import Kernel, taken
 from vfl_flower.party.party import Party, PartyError, Predictions
@@ -116,7 +111,7 @@ def answer(
                 f"angles must be of the {len(coef)} features of the label holder, got "
                 f"{summed.shape[1]}"
             )
-        partial = linear_scores(summed, coef) + intercept
+        partial = kernel_model.linear_scores(summed, coef) + intercept
     if size:
         reply["scores"] = addends(party, at, partial, size, columns)
     elif at is not None and partial is not None:
@@ -135,7 +130,7 @@ def answer(
     return reply
 
 
-def _coefficients(model_part: KernelPart) -> tuple[Array, Array]:
+def _coefficients(model_part: kernel_model.KernelPart) -> tuple[Array, Array]:
     """Return coefficients and intercept of a label holder."""
     if "coef" not in model_part:
         raise PartyError("this party holds no coefficients")
@@ -144,7 +139,7 @@ def _coefficients(model_part: KernelPart) -> tuple[Array, Array]:
 
 def _answer(
     state: fdskl.FDSKLState,
-    model_part: KernelPart,
+    model_part: kernel_model.KernelPart,
     done: fdskl.ScoredRows,
     y: Array | None,
 ) -> None:
@@ -156,19 +151,22 @@ def _answer(
             f"scores must be {math.prod(shape)} numbers, got {scores.size}"
         )
     scores, classes = scores.reshape(shape), model_part["classes"]
-    new_answers = answers(scores, model_part["target"], classes)
+    new_answers = kernel_model.answers(scores, model_part["target"], classes)
     state.answers = np.concatenate([state.answers, new_answers])
     state.rows = np.concatenate([state.rows, rows]).astype(np.uint32)
     if y is not None and model_part["target"] != "continuous":
         sure = scores[:, 0]
         if shape[1] > 1:
             right = y[rows.astype(np.intp), None] == classes
-            sure = (probabilities(scores) * right).sum(axis=1)
+            sure = (kernel_model.probabilities(scores) * right).sum(axis=1)
         state.sure = np.concatenate([state.sure, sure])
 
 
 def _errors(
-    party: Party, model_part: KernelPart, state: fdskl.FDSKLState, curves: bool
+    party: Party,
+    model_part: kernel_model.KernelPart,
+    state: fdskl.FDSKLState,
+    curves: bool,
 ) -> KernelAnswer:
     """Return what the answers are worth for rows whose labels this party knows."""
     known, y = evaluation.judged(party, state.rows, state.evaluated)

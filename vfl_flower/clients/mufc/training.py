@@ -30,14 +30,8 @@ from vfl_flower.clients.mufc.state import ClientState, PartyFacts, list_models
 from vfl_flower.numerics import mufc
 from vfl_flower.numerics.blocks import RowBlocks
 from vfl_flower.numerics.kmeans import assign
+from vfl_flower.party import row_requests
 from vfl_flower.party.party import Party, Predictions, stored_as
-from vfl_flower.party.row_requests import (
-    ADD,
-    FORGET,
-    LEAVE,
-    files_naming,
-    finish_requests,
-)
 from vfl_flower.protocol.contract import COUNTS, IN_SUM, Reals, Whole
 from vfl_flower.protocol.errors import PartyError, refusing, refusing_files
 from vfl_flower.protocol.steps import once, reveals, step_of, sums_over
@@ -256,10 +250,12 @@ def commit(
         else:
             if client.exists:
                 client.wipe()
-            remove_file(party.state_dir / FORGET)
-            remove_file(party.state_dir / ADD)
-            finish_requests(
-                party.state_dir, LEAVE, lambda lines: [m == state.model for m in lines]
+            remove_file(party.state_dir / row_requests.FORGET)
+            remove_file(party.state_dir / row_requests.ADD)
+            row_requests.finish_requests(
+                party.state_dir,
+                row_requests.LEAVE,
+                lambda lines: [m == state.model for m in lines],
             )
     rows = taking_part(state)
     warn_of_others(party, rows)
@@ -281,13 +277,15 @@ def finish_served(state: ClientState) -> None:
         forgotten.extend(compress(ids, served))
         return served
 
-    finish_requests(state.folder, FORGET, are_served)
-    if files := files_naming(state.folder, forgotten):
+    row_requests.finish_requests(state.folder, row_requests.FORGET, are_served)
+    if files := row_requests.files_naming(state.folder, forgotten):
         log.warning(
             "these files of the state-dir still name forgotten ids, take them out: %s",
             ", ".join(files),
         )
-    finish_requests(state.folder, ADD, lambda ids: state.known(state.tag(ids)))
+    row_requests.finish_requests(
+        state.folder, row_requests.ADD, lambda ids: state.known(state.tag(ids))
+    )
 
 
 def state_of(party: Party, model: str, version: int, run: str) -> ClientState:

@@ -18,6 +18,7 @@ import numpy as np
 
 from vfl_flower.numerics.ridge.relevance import relevance_of
 from vfl_flower.secure_aggregation.fixed_point import FixedPoint, decode
+from vfl_flower.secure_aggregation.products import triples
 from vfl_flower.secure_aggregation.products.roles import Roles
 from vfl_flower.secure_aggregation.products.shares import (
     SEED_BYTES,
@@ -27,11 +28,6 @@ from vfl_flower.secure_aggregation.products.shares import (
     pack,
     unpack,
     width_of,
-)
-from vfl_flower.secure_aggregation.products.triples import (
-    SACRIFICED,
-    PredictionTriple,
-    deal_predictions,
 )
 from vfl_flower.typing import Array
 
@@ -63,7 +59,7 @@ def deal_relevance(
     for j, width in enumerate(widths):
         if j != roles.first:
             deal = relevance_deal(roles, session, j, width)
-            first, second = deal_predictions(deal, root)
+            first, second = triples.deal_predictions(deal, root)
             of_holder[j], of_others[j] = first.pack(), second.pack()
     return of_others, of_holder
 
@@ -75,7 +71,7 @@ def hidden_frequencies(
 
     Raises ValueError if what was dealt is of another use, short or changed.
     """
-    triple = PredictionTriple(deal, 1, Dealt.unpack(dealt))
+    triple = triples.PredictionTriple(deal, 1, Dealt.unpack(dealt))
     elements, _ = FREQUENCIES.encode(omega.T)
     parts = [
         triple.opening(elements[rows], block)
@@ -95,12 +91,13 @@ def hidden_probes(
     or changed, or if the triple is wrong.
     """
     bits = deal.bits
-    triple = PredictionTriple(deal, 0, Dealt.unpack(dealt))
+    triple = triples.PredictionTriple(deal, 0, Dealt.unpack(dealt))
     elements, _ = MIXTURES.encode(B)
     proof, check, columns = np.split(
-        opening, [SEED_BYTES, SEED_BYTES + SACRIFICED * deal.shape[1] * width_of(bits)]
+        opening,
+        [SEED_BYTES, SEED_BYTES + triples.SACRIFICED * deal.shape[1] * width_of(bits)],
     )
-    U = unpack(check, bits, (SACRIFICED, deal.shape[1]))
+    U = unpack(check, bits, (triples.SACRIFICED, deal.shape[1]))
     if not hmac.compare_digest(triple.proof(challenge, U), proof.tobytes()):
         raise ValueError(
             "the triple of the dealer must be right, and is not: the relevance of "
@@ -123,7 +120,7 @@ def opened_relevance(deal: Deal, dealt: Array, sent: Array) -> Array:
     Raises ValueError if what was dealt, or what the label holder sent, does not fit.
     """
     bits = deal.bits
-    triple = PredictionTriple(deal, 1, Dealt.unpack(dealt))
+    triple = triples.PredictionTriple(deal, 1, Dealt.unpack(dealt))
     hidden, shares = np.split(sent, [deal.shape[1] * deal.shape[2] * width_of(bits)])
     mixed = unpack(hidden, bits, deal.shape[1:])
     mine = [triple.share_of_mask(mixed, block) for block, _ in enumerate(deal.blocks())]

@@ -7,11 +7,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from vfl_flower.secure_aggregation.fixed_point import (
-    FixedPoint,
-    finest_gram_fixed_point,
-    gram_fixed_point,
-)
+from vfl_flower.secure_aggregation import fixed_point
 from vfl_flower.secure_aggregation.products.shares import Deal
 
 BITS = 63
@@ -71,14 +67,16 @@ class Roles:
         return sum(self.owners) + self.joint
 
     @property
-    def numbers(self) -> FixedPoint:
+    def numbers(self) -> fixed_point.FixedPoint:
         """How the columns are encoded."""
         if not self.fraction:
-            return finest_gram_fixed_point(
+            return fixed_point.finest_gram_fixed_point(
                 self.rows, 1.0, BITS, square_sum=1.01 * NORM**2
             )
         largest = MOST_MEAN_SQUARE * self.rows
-        return gram_fixed_point(self.rows, LARGEST, self.fraction, square_sum=largest)
+        return fixed_point.gram_fixed_point(
+            self.rows, LARGEST, self.fraction, square_sum=largest
+        )
 
     def deal(self, session: int) -> Deal:
         """Return the use of the triple: columns of another encoding are another use."""

@@ -41,12 +41,8 @@ from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.parties import Parties
 from vfl_flower.server.strategy import Run
 from vfl_flower.strategies.evaluation import record_model
+from vfl_flower.strategies.kernel_kmeans import setup
 from vfl_flower.strategies.kernel_kmeans.metrics import KERNEL_CLUSTERS
-from vfl_flower.strategies.kernel_kmeans.setup import (
-    FirstMessage,
-    KernelClustering,
-    decomposed,
-)
 from vfl_flower.typing import Array
 
 log = logging.getLogger("vfl_flower")
@@ -64,7 +60,7 @@ where it moved so far, and 3 % where it moved less, as in 22 of 24 runs with 20.
 
 
 @settings
-class FKKMeans(KernelClustering):
+class FKKMeans(setup.KernelClustering):
     """Kernel k-means by random features and stochastic proximal gradients.
 
     The parties hold different rows of the same columns; [1] calls them users:
@@ -258,7 +254,7 @@ class FKKMeans(KernelClustering):
     # -- iterations and clusters -------------------------------------------------------
 
     def _with_cem(
-        self, parties: Parties, run: Run, space: Subspace, start: FirstMessage
+        self, parties: Parties, run: Run, space: Subspace, start: setup.FirstMessage
     ) -> None:
         """Lines 6 to 15."""
         while not self._ends(space):
@@ -271,7 +267,7 @@ class FKKMeans(KernelClustering):
             self._record(run, parties, space, start.setup.gamma, products)
 
     def _by_gram(
-        self, parties: Parties, space: Subspace, bound: float, start: FirstMessage
+        self, parties: Parties, space: Subspace, bound: float, start: setup.FirstMessage
     ) -> None:
         """Line 10 in one message."""
         size = space.next_size
@@ -292,7 +288,7 @@ class FKKMeans(KernelClustering):
         diagonal = G.diagonal()
         if (diagonal < 0).any() or diagonal.sum() > 2 * bound:
             raise parties.faulty_sum(party.gram, "a Gram matrix of the features")
-        with decomposed(parties, party.gram, space):
+        with setup.decomposed(parties, party.gram, space):
             space.step(*eigenpairs(G, *space.wanted), float(G.trace()))
 
     def _by_products(
@@ -301,7 +297,7 @@ class FKKMeans(KernelClustering):
         run: Run,
         space: Subspace,
         bound: float,
-        start: FirstMessage,
+        start: setup.FirstMessage,
     ) -> int:
         """Line 10 by Lanczos, one message per product; return how many."""
 
@@ -337,13 +333,13 @@ class FKKMeans(KernelClustering):
             if trace < 0:
                 raise parties.faulty_sum(party.product, "the trace of a Gram matrix")
         known, (cut, least) = column(sums["product"]), space.wanted
-        with decomposed(parties, party.product, space):
+        with setup.decomposed(parties, party.product, space):
             pairs = lanczos(multiply, vector, cut, known, rng=rng, at_least=least)
             space.step(pairs.values, pairs.vectors, trace)
         return pairs.steps
 
     def _without_cem(
-        self, parties: Parties, run: Run, space: Subspace, start: FirstMessage
+        self, parties: Parties, run: Run, space: Subspace, start: setup.FirstMessage
     ) -> Array:
         """Section 4.1 for all t; return H.
 
@@ -382,7 +378,7 @@ class FKKMeans(KernelClustering):
             cut, least = space.wanted
             c_1 = vector / np.linalg.norm(vector)
             known = multiply(c_1, begins=not space.t)
-            with decomposed(parties, party.expand, space):
+            with setup.decomposed(parties, party.expand, space):
                 pairs = lanczos(multiply, vector, cut, known, rng=rng, at_least=least)
                 # v_i = W_t^T u_i / sqrt(lambda_i), of which `movement` needs only the
                 # rows that belong to B_t. The trace of A A^T / D is N in the mean.
