@@ -1,7 +1,5 @@
 """A grid that loses, repeats, delays, reorders or damages chosen messages."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

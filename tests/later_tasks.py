@@ -10,27 +10,17 @@ from typing import Any
 import numpy as np
 from federations import by_columns
 
-from vfl_flower import MUFC, CoresetVRLR, FDSKLDirect, FKKMeans, Party, request_changes
+from vfl_flower import (
+    MUFC,
+    CoresetVRLR,
+    FDSKLDirect,
+    FKKMeans,
+    Party,
+    request_changes,
+    strategies,
+)
 from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
-from vfl_flower.strategies import (
-    CoresetEvaluation,
-    CoresetPrediction,
-    FDSKLEvaluation,
-    FDSKLPrediction,
-    FKKMeansEvaluation,
-    FKKMeansPrediction,
-    MUFCAdd,
-    MUFCEvaluation,
-    MUFCForgetClient,
-    MUFCPrediction,
-    MUFCRemoval,
-    MUFCStatus,
-    MUFCUnlearn,
-    RidgeEvaluation,
-    RidgePrediction,
-    SecureRidge,
-)
 
 HOME = TemporaryDirectory(ignore_cleanup_errors=True)
 NAMES = "north", "south", "west"
@@ -67,8 +57,8 @@ _many = partial(clinics, rows=20)
 TRAINED: dict[str, tuple[ProtocolStrategy, Callable[[Path], list[Party]]]] = {
     "linear": (CoresetVRLR(80, seed=3), columns),
     "direct": (FDSKLDirect("square", **_kernel), columns),
-    "ridge": (SecureRidge(joint_features=16, **_ridge), columns),
-    "ridge linear": (SecureRidge("linear", **_ridge), columns),
+    "ridge": (strategies.SecureRidge(joint_features=16, **_ridge), columns),
+    "ridge linear": (strategies.SecureRidge("linear", **_ridge), columns),
     "kernel": (_embedded, _many),
     "mufc": (MUFC(2, 0.05, n_init=1, seed=3), clinics),
 }
@@ -123,21 +113,23 @@ def requested(folder: Path, rows: int = 8) -> list[Party]:
 _new = partial(columns, labelled=False)
 _mufc = partial(on_parts, "mufc")
 TASKS: dict[str, Task] = {
-    "linear predict": on_parts("linear", CoresetPrediction, _new),
-    "linear evaluate": on_parts("linear", CoresetEvaluation, columns),
-    "direct predict": on_parts("direct", FDSKLPrediction, _new),
-    "direct evaluate": on_parts("direct", FDSKLEvaluation, columns),
-    "ridge predict": on_parts("ridge", RidgePrediction, _new),
-    "ridge evaluate": on_parts("ridge", RidgeEvaluation, columns),
-    "ridge linear predict": on_parts("ridge linear", RidgePrediction, _new),
-    "kernel predict": on_parts("kernel", FKKMeansPrediction, _many),
-    "kernel evaluate": on_parts("kernel", FKKMeansEvaluation, _many),
-    "mufc unlearn": _mufc(MUFCUnlearn, requested, seed=5),
-    "mufc forget client": _mufc(MUFCForgetClient, requested, clients="south", seed=5),
-    "mufc add": _mufc(MUFCAdd, partial(requested, rows=11), seed=5),
-    "mufc status": _mufc(MUFCStatus, requested),
-    "mufc predict": _mufc(MUFCPrediction, requested),
-    "mufc evaluate": _mufc(MUFCEvaluation, partial(requested, rows=20)),
-    "mufc remove": _mufc(MUFCRemoval, requested),
+    "linear predict": on_parts("linear", strategies.CoresetPrediction, _new),
+    "linear evaluate": on_parts("linear", strategies.CoresetEvaluation, columns),
+    "direct predict": on_parts("direct", strategies.FDSKLPrediction, _new),
+    "direct evaluate": on_parts("direct", strategies.FDSKLEvaluation, columns),
+    "ridge predict": on_parts("ridge", strategies.RidgePrediction, _new),
+    "ridge evaluate": on_parts("ridge", strategies.RidgeEvaluation, columns),
+    "ridge linear predict": on_parts("ridge linear", strategies.RidgePrediction, _new),
+    "kernel predict": on_parts("kernel", strategies.FKKMeansPrediction, _many),
+    "kernel evaluate": on_parts("kernel", strategies.FKKMeansEvaluation, _many),
+    "mufc unlearn": _mufc(strategies.MUFCUnlearn, requested, seed=5),
+    "mufc forget client": _mufc(
+        strategies.MUFCForgetClient, requested, clients="south", seed=5
+    ),
+    "mufc add": _mufc(strategies.MUFCAdd, partial(requested, rows=11), seed=5),
+    "mufc status": _mufc(strategies.MUFCStatus, requested),
+    "mufc predict": _mufc(strategies.MUFCPrediction, requested),
+    "mufc evaluate": _mufc(strategies.MUFCEvaluation, partial(requested, rows=20)),
+    "mufc remove": _mufc(strategies.MUFCRemoval, requested),
 }
 """A task of each kind."""

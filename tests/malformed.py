@@ -4,8 +4,6 @@ Some are what the declaration says, some nearly, and some not at all. Each carri
 right digest, so that its reader gets to the values, unless the digest itself is bad.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import re

@@ -108,7 +108,7 @@ def chosen(numbers):
 
 
 @given(size=st.integers(0, 2 * N), numbers=CHOICES)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_blocks_are_the_rows_in_order(rows, size, numbers):
     expected = chosen(numbers)
     blocks = list(rows.blocks(size, numbers))
@@ -122,7 +122,7 @@ def test_blocks_are_the_rows_in_order(rows, size, numbers):
 
 
 @given(numbers=CHOICES.filter(lambda numbers: numbers is not None))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_take_gives_rows_in_any_order(rows, numbers):
     taken = rows.take(numbers)
     assert np.array_equal(taken, X[numbers])
@@ -131,7 +131,7 @@ def test_take_gives_rows_in_any_order(rows, numbers):
 
 
 @given(size=st.integers(0, 2 * N), numbers=CHOICES)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_map_reduce_has_the_bits_of_numpy(rows, size, numbers):
     """The sums in the order of the blocks, and the places of each block."""
     expected, size_ = chosen(numbers), size or rows.block_rows
@@ -161,7 +161,7 @@ def test_per_row_puts_blocks_together(rows):
 
 
 @given(numbers=CHOICES, size=st.integers(1, 10_000))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_chosen_rows_with_more_columns_are_rows_too(rows, numbers, size):
     y = np.arange(N) / 7
     blocks = RowBlocks(rows, 1.0, y, rows=numbers, block_bytes=size)

@@ -1,7 +1,5 @@
 """A grid that keeps every message, and what tests look for in them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

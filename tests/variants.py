@@ -9,30 +9,15 @@ from typing import Any
 import numpy as np
 from federations import MODEL, by_columns, hand_out
 
-from vfl_flower import Party
+from vfl_flower import Party, strategies
 from vfl_flower.clients.mufc import training as mufc
 from vfl_flower.party.parts import ModelPart, save_part
 from vfl_flower.server.strategy import ProtocolStrategy
 from vfl_flower.simulation import InProcessGrid
-from vfl_flower.strategies import (
-    FDSKL,
-    MUFC,
-    Alignment,
-    CoresetPrediction,
-    CoresetVKMC,
-    CoresetVRLR,
-    FDSKLDirect,
-    FDSKLPrediction,
-    FKKMeans,
-    FKKMeansEvaluation,
-    FKKMeansPrediction,
-    RidgePrediction,
-    SecureRidge,
-)
 from vfl_flower.strategies.removal import Removal
 
 
-class GivenUp(MUFC):
+class GivenUp(strategies.MUFC):
     """A training whose model all parties are told to give up at its end.
 
     That of a failed run is not waited for: here a party that fails in it ends the run.
@@ -60,52 +45,56 @@ _embedded |= {"clustering": "coreset", "coreset_size": 5} | _two
 _one_by_one = _embedded | {"eigensolver": "lanczos"}
 _without = _one_by_one | {"iterations": 1, "cem": False, "masking": "plain"}
 VARIANTS: dict[str, ProtocolStrategy] = {
-    "fused": CoresetVRLR(**_regression, evaluate="full"),
-    "paper": CoresetVRLR(**_regression, rounds="paper"),
-    "uniform": CoresetVRLR(**_regression, sampling="uniform"),
-    "cg": CoresetVRLR(**_regression | {"solver": "cg", "max_iter": 2}),
-    "proximal": CoresetVRLR(**_regression | _lasso),
-    "saga": CoresetVRLR(
+    "fused": strategies.CoresetVRLR(**_regression, evaluate="full"),
+    "paper": strategies.CoresetVRLR(**_regression, rounds="paper"),
+    "uniform": strategies.CoresetVRLR(**_regression, sampling="uniform"),
+    "cg": strategies.CoresetVRLR(**_regression | {"solver": "cg", "max_iter": 2}),
+    "proximal": strategies.CoresetVRLR(**_regression | _lasso),
+    "saga": strategies.CoresetVRLR(
         **_regression | {"solver": "saga", "batch_size": 6, "max_iter": 1}
     ),
-    "gram": CoresetVRLR(**_regression | _enough, evaluate="full"),
-    "gram dealer": CoresetVRLR(
+    "gram": strategies.CoresetVRLR(**_regression | _enough, evaluate="full"),
+    "gram dealer": strategies.CoresetVRLR(
         **_regression | _enough, sampling="uniform", dealer="airline"
     ),
-    "k-means": CoresetVKMC(**_clusters, evaluate="full"),
-    "k-means paper": CoresetVKMC(**_clusters, rounds="paper"),
-    "distdim": CoresetVKMC(**_clusters, solver="distdim"),
-    "fdskl": FDSKLDirect(
+    "k-means": strategies.CoresetVKMC(**_clusters, evaluate="full"),
+    "k-means paper": strategies.CoresetVKMC(**_clusters, rounds="paper"),
+    "distdim": strategies.CoresetVKMC(**_clusters, solver="distdim"),
+    "fdskl": strategies.FDSKLDirect(
         **_kernel | _four | {"bandwidth": "median"}, block_bytes=96, test_fraction=0.25
     ),
-    "fdskl ring": FDSKLDirect(
+    "fdskl ring": strategies.FDSKLDirect(
         **_kernel, **_four, topology="ring", block_bytes=96, test_fraction=0.25
     ),
-    "fdskl paper": FDSKLDirect(
+    "fdskl paper": strategies.FDSKLDirect(
         **_kernel, **_four, angle_masking="paper", topology="tree"
     ),
-    "ridge": SecureRidge(**_shared, test_fraction=0.25),
-    "ridge dealer": SecureRidge(**_shared, test_fraction=0.25, dealer="airline"),
-    "fdskl steps": FDSKL(**_kernel, features=12),
-    "fdskl holders": FDSKL(**_kernel, features=12),
-    "k-means kept": CoresetVKMC(**_clusters),
-    "blocks predict": CoresetPrediction(MODEL, **_two),
-    "fdskl predict": FDSKLPrediction(MODEL, block_bytes=96, **_two),
-    "ridge predict": RidgePrediction(MODEL, dealer="airline"),
-    "fkk sums": FKKMeans(**_summed),
-    "fkk chosen": FKKMeans(
+    "ridge": strategies.SecureRidge(**_shared, test_fraction=0.25),
+    "ridge dealer": strategies.SecureRidge(
+        **_shared, test_fraction=0.25, dealer="airline"
+    ),
+    "fdskl steps": strategies.FDSKL(**_kernel, features=12),
+    "fdskl holders": strategies.FDSKL(**_kernel, features=12),
+    "k-means kept": strategies.CoresetVKMC(**_clusters),
+    "blocks predict": strategies.CoresetPrediction(MODEL, **_two),
+    "fdskl predict": strategies.FDSKLPrediction(MODEL, block_bytes=96, **_two),
+    "ridge predict": strategies.RidgePrediction(MODEL, dealer="airline"),
+    "fkk sums": strategies.FKKMeans(**_summed),
+    "fkk chosen": strategies.FKKMeans(
         **_summed | {"n_clusters": 3, "n_components": 3}, choose_clusters=True
     ),
-    "fkk rows": FKKMeans(**_embedded),
-    "fkk lanczos": FKKMeans(**_one_by_one),
-    "fkk without cem": FKKMeans(**_without),
-    "fkk predict": FKKMeansPrediction(MODEL),
-    "fkk evaluate": FKKMeansEvaluation(MODEL),
-    "mufc": MUFC(2, 0.05, box="-9,9", n_init=1, seed=3),
-    "mufc paper": MUFC.paper(n_clusters=2, gamma=0.05, box="-9,9", n_init=1, seed=3),
+    "fkk rows": strategies.FKKMeans(**_embedded),
+    "fkk lanczos": strategies.FKKMeans(**_one_by_one),
+    "fkk without cem": strategies.FKKMeans(**_without),
+    "fkk predict": strategies.FKKMeansPrediction(MODEL),
+    "fkk evaluate": strategies.FKKMeansEvaluation(MODEL),
+    "mufc": strategies.MUFC(2, 0.05, box="-9,9", n_init=1, seed=3),
+    "mufc paper": strategies.MUFC.paper(
+        n_clusters=2, gamma=0.05, box="-9,9", n_init=1, seed=3
+    ),
     "mufc given up": GivenUp(2, 0.05, box="-9,9", n_init=1, seed=3),
-    "align": Alignment("q4"),
-    "align keyed": Alignment("q4", method="keyed"),
+    "align": strategies.Alignment("q4"),
+    "align keyed": strategies.Alignment("q4", method="keyed"),
     "remove": Removal(MODEL),
 }
 

@@ -54,9 +54,6 @@ def trained(setup: dict, X: np.ndarray, D_1: int) -> tuple[dict, np.ndarray]:
     return {**setup, "D": D, "D_1": D_1, "P": compose(before, R, last.eta)}, H
 
 
-# -- features --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scaling", [{}, SCALING], ids=["as they are", "scaled"])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_products_of_features_are_those_of_the_kernel(kernel, scaling):
@@ -82,9 +79,6 @@ def test_blocks_of_rows_and_ranges_give_the_same_features(kernel, monkeypatch):
     np.testing.assert_allclose(np.concatenate(blocks), whole, rtol=1e-12)
 
 
-# -- the embedding ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("D_1", [D, first_features(D, S), 70])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_rows_of_training_are_embedded_as_in_training(kernel, D_1):
@@ -106,9 +100,6 @@ def test_no_rows():
     part, H = trained(setup_of("gaussian"), rows(), D)
     assert embed_rows(part, rows(0)).shape == (0, S)
     assert label_rows({**part, "centers": H[:2]}, rows(0)).shape == (0,)
-
-
-# -- gamma -----------------------------------------------------------------------------
 
 
 def test_gamma_by_hand():

@@ -102,9 +102,6 @@ def test_rows_that_have_left_are_drawn_too():
     assert means[1] == 0  # it had no rows, so it sends no sum
 
 
-# -- the number of clusters ------------------------------------------------------------
-
-
 def groups(k, n=1200):
     rng = np.random.default_rng(k)
     middles = 15 / math.sqrt(2) * np.eye(8)

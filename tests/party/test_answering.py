@@ -23,18 +23,9 @@ from vfl_flower.party.journal import FILE
 from vfl_flower.party.memory import Memory
 from vfl_flower.party.parts import load_part, save_part
 from vfl_flower.party.party import PartyError, Predictions, stored_as
+from vfl_flower.protocol import messages
 from vfl_flower.protocol.contract import IN_SUM, Reals, Whole
 from vfl_flower.protocol.frame import MOST_CLIPPED
-from vfl_flower.protocol.messages import (
-    DAMAGED,
-    FAILED,
-    MALFORMED,
-    REFUSED,
-    digest_of_values,
-    pack,
-    unbundle,
-    unpack,
-)
 from vfl_flower.protocol.steps import STEPS, Step
 from vfl_flower.protocol.terms import Terms
 from vfl_flower.secure_aggregation.groups import group
@@ -201,10 +192,10 @@ class Server:
     ) -> Message:
         sent = self.frame(action, round, node) | (frame or {})
         sent = {name: value for name, value in sent.items() if name not in without}
-        return self.send(action, pack(values, sent), node)
+        return self.send(action, messages.pack(values, sent), node)
 
     def values(self, action: str, *args: Any, **values: Any) -> dict[str, Any]:
-        return unpack(self.ask(action, *args, **values).content)[0]
+        return messages.unpack(self.ask(action, *args, **values).content)[0]
 
     def error(self, action: str, *args: Any, **values: Any) -> Error:
         return self.ask(action, *args, **values).error
@@ -221,7 +212,7 @@ def server() -> Server:
     return Server()
 
 
-def refused(error: Error, *words: str, code: int = REFUSED) -> None:
+def refused(error: Error, *words: str, code: int = messages.REFUSED) -> None:
     assert error.code == code, error.reason
     for word in words:
         assert word in error.reason
@@ -302,7 +293,7 @@ def test_hello_tells_names_of_columns_only_where_consent_says_so(server):
 )
 def test_a_malformed_hello_names_the_rule_and_the_party(server, frame, values, word):
     error = server.error("hello", frame=frame, **values)
-    refused(error, "'a'", "malformed", word, code=MALFORMED)
+    refused(error, "'a'", "malformed", word, code=messages.MALFORMED)
 
 
 def test_a_session_keeps_its_key_and_the_next_one_forgets_it(server):
@@ -326,7 +317,7 @@ def test_no_secret_of_a_session_leaves_the_party(server, name):
     assert secret != server.private(name, node=1)
     asked = [server.ask("hello"), server.ask("drawing", frame=PRIVATE)]
     for reply in (*asked, server.ask("total", 2, frame=PRIVATE)):
-        content = unbundle(reply.content)
+        content = messages.unbundle(reply.content)
         for record in ("settings", "frame"):
             assert secret not in content[record].values()
         for array in content["arrays"].values():
@@ -366,12 +357,12 @@ def test_same_round_gets_the_same_reply(server, action):
 @pytest.mark.parametrize("action", ["counter", "total"])
 def test_same_round_with_another_reply_is_refused(server, action):
     """Under one mask the two replies would show their difference."""
-    before = digest_of_values(pack(server.values(action, 1)))
+    before = messages.digest_of_values(messages.pack(server.values(action, 1)))
     party = server.grid._parties[1000]
     true, party.X = party.X, party.X + 1
     refused(server.error(action, 1), "round 1", "data have changed")
     party.X = true
-    assert digest_of_values(pack(server.values(action, 1))) == before
+    assert messages.digest_of_values(messages.pack(server.values(action, 1))) == before
     party.X = true + 1  # new rounds have new masks
     server.values(action, 2)
 
@@ -379,10 +370,10 @@ def test_same_round_with_another_reply_is_refused(server, action):
 def test_same_round_after_a_failed_one_gets_the_same_reply_or_none(server):
     """The mask of round 1 must not come back over another value."""
     first = server.values("total", 1)["total"]
-    assert server.error("failing", 2).code == FAILED
+    assert server.error("failing", 2).code == messages.FAILED
     again = server.ask("total", 1)
     if again.has_content():
-        np.testing.assert_array_equal(unpack(again.content)[0]["total"], first)
+        np.testing.assert_array_equal(messages.unpack(again.content)[0]["total"], first)
     assert server.values("counter", 2)["calls"] == 2  # its step has left no memory
     assert server.values("counter", 3)["calls"] == 3
 
@@ -433,12 +424,12 @@ def test_party_that_knows_nothing_of_a_session(server):
 @pytest.mark.parametrize(
     ("peers", "code"),
     [
-        (lambda keys: keys[32:] + keys[:32], REFUSED),
-        (lambda keys: keys[:32] * 2, REFUSED),
-        (lambda keys: keys[:32] + bytes(32), REFUSED),
-        (lambda keys: keys[:32], MALFORMED),
-        (lambda keys: keys[:40], MALFORMED),
-        (lambda keys: keys.hex(), MALFORMED),
+        (lambda keys: keys[32:] + keys[:32], messages.REFUSED),
+        (lambda keys: keys[:32] * 2, messages.REFUSED),
+        (lambda keys: keys[:32] + bytes(32), messages.REFUSED),
+        (lambda keys: keys[:32], messages.MALFORMED),
+        (lambda keys: keys[:40], messages.MALFORMED),
+        (lambda keys: keys.hex(), messages.MALFORMED),
     ],
     ids=["swapped", "twice its own", "of small order", "one", "cut", "text"],
 )
@@ -460,7 +451,7 @@ def test_masks_hide_each_and_cancel_in_the_sum(server):
 
 def test_clipped_values_are_counted_under_a_mask(server):
     content = server.ask("total", frame={"bound.total": 8.0}).content
-    count = np.frombuffer(unpack(content)[1]["clipped"], "<u8")
+    count = np.frombuffer(messages.unpack(content)[1]["clipped"], "<u8")
     bare, _ = group("ring", MOST_CLIPPED, len(server.parties)).encode(np.array([3.0]))
     assert count.shape == (1,)
     assert count != bare
@@ -508,7 +499,7 @@ def test_masks_of_other_names_and_of_none_count_for_themselves(server):
 )
 def test_a_malformed_frame_is_refused_by_name(server, frame, without, words):
     error = server.error("total", frame=frame, without=without)
-    refused(error, "malformed", *words, code=MALFORMED)
+    refused(error, "malformed", *words, code=messages.MALFORMED)
     refused(server.error("total", frame={"group.total": "none"}), "group", "'none'")
     assert "total" in server.values("total")  # and nothing was done
 
@@ -518,7 +509,7 @@ def test_a_malformed_frame_is_refused_by_name(server, frame, without, words):
 
 def test_exception_leaves_no_value_path_stack_or_class(server, caplog):
     error = server.error("failing")
-    refused(error, "failed unexpectedly", "party's log", code=FAILED)
+    refused(error, "failed unexpectedly", "party's log", code=messages.FAILED)
     for word in ("Error", SECRET, "home", "test_answering"):
         assert str(word) not in error.reason
     (record,) = caplog.records
@@ -527,7 +518,10 @@ def test_exception_leaves_no_value_path_stack_or_class(server, caplog):
     assert str(SECRET) in caplog.text
     assert "test_answering.py" in caplog.text
     error = server.error("refusing")  # which says why
-    assert (error.code, error.reason) == (REFUSED, "column 'delay' has no label")
+    assert (error.code, error.reason) == (
+        messages.REFUSED,
+        "column 'delay' has no label",
+    )
     assert caplog.messages[1:] == ["refused refusing: column 'delay' has no label"]
 
 
@@ -545,9 +539,9 @@ def test_data_that_cannot_be_loaded(server, name):
             context.node_config["party-name"] = name
     who = f"party {name!r}: " if name else ""
     error = server.error("hello")
-    assert (error.code, error.reason) == (REFUSED, f"{who}no column 'x'")
+    assert (error.code, error.reason) == (messages.REFUSED, f"{who}no column 'x'")
     error = server.error("hello", node=1)
-    assert error.code == FAILED
+    assert error.code == messages.FAILED
     assert error.reason.startswith(f"{who}the step failed")
     assert "b.csv" not in error.reason
     errors[1000] = PartyError(f"party {name!r} has no column 'x'")
@@ -556,9 +550,9 @@ def test_data_that_cannot_be_loaded(server, name):
 
 @pytest.mark.parametrize("action", ["hello", "counter"])
 def test_damaged_message(server, action):
-    content = pack({}, server.frame(action, 1, 0))
+    content = messages.pack({}, server.frame(action, 1, 0))
     content["frame"]["session"] += 1
-    refused(server.send(action, content, 0).error, "damaged", code=DAMAGED)
+    refused(server.send(action, content, 0).error, "damaged", code=messages.DAMAGED)
     if action == "counter":  # and nothing was done
         assert server.values("counter")["calls"] == 1
 
@@ -572,7 +566,7 @@ def test_damaged_message(server, action):
     ],
 )
 def test_wrong_arguments_are_refused_by_name(server, values, word):
-    refused(server.error("counter", **values), word, code=MALFORMED)
+    refused(server.error("counter", **values), word, code=messages.MALFORMED)
     assert server.values("counter")["calls"] == 1  # and nothing was done
 
 
@@ -644,7 +638,7 @@ def test_a_new_part_is_kept_in_the_run_and_on_disk(server, kept):
     file.unlink()
     server.values("counter", 2)
     server.values("probing", 3)
-    assert server.error("spoiling", 4).code == FAILED
+    assert server.error("spoiling", 4).code == messages.FAILED
     assert files_in(kept) == []  # a step that succeeds writes a new part, and no other
     np.testing.assert_equal(server.memory().part, PART)
     server.greet(SESSION + 1)
@@ -653,7 +647,7 @@ def test_a_new_part_is_kept_in_the_run_and_on_disk(server, kept):
 
 
 def test_without_a_state_dir_a_part_is_kept_in_the_run_only(server):
-    assert server.error("spoiling").code == FAILED
+    assert server.error("spoiling").code == messages.FAILED
     assert server.memory().part == {}
     server.values("training", 1)
     np.testing.assert_equal(server.memory().part, PART)
@@ -675,7 +669,7 @@ def test_new_rows_of_another_encoding_are_refused(kept, encoding):
     if encoding is None:
         assert later.values("probing", **asked_of()) == {"seed": "a1"}
     else:
-        assert later.error("probing", **asked_of()).code == REFUSED
+        assert later.error("probing", **asked_of()).code == messages.REFUSED
 
 
 def test_a_part_that_the_party_does_not_have(server, later, kept):
@@ -693,7 +687,7 @@ def predictions_in(folder: Path) -> Path:
 
 def test_predictions_of_rows_without_ids(later, kept):
     later.grid._parties[1000].ids = np.arange(2)  # of other rows
-    assert later.error("predicting", **asked_of()).code == FAILED
+    assert later.error("predicting", **asked_of()).code == messages.FAILED
     assert [file.suffix for file in files_in(kept)] == [".npz"]
     later.grid._parties[1000].ids = None
     assert later.values("predicting", **asked_of()) == {}

@@ -86,11 +86,7 @@ ARRAY = hnp.arrays(
 )
 
 
-@settings(
-    max_examples=20,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.dictionaries(st.text(), JSON, max_size=3),
     st.dictionaries(

@@ -43,7 +43,6 @@ STEPS: dict[str, Step[..., Any]] = {"hello": answering.hello, **our_steps()}
 EXAMPLES = settings(
     derandomize=True,
     database=None,
-    deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )

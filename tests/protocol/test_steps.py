@@ -55,9 +55,6 @@ def test_sums_that_are_asked_for():
     assert column_total.sums == {}
 
 
-# -- the steps of the package ----------------------------------------------------------
-
-
 ALGORITHMS = {
     *("alignment", "coreset_predictions", "coresets", "fdskl", "kernel_kmeans"),
     *("linear", "linear_gram", "mufc", "products", "removal", "ridge"),

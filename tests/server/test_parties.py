@@ -15,14 +15,7 @@ from transcripts import Listening
 
 from vfl_flower import FederationError, Party, PartyFailed, __version__
 from vfl_flower.party.party import PartyError
-from vfl_flower.protocol.contract import (
-    IN_SUM,
-    OWN,
-    SECRET,
-    ContractError,
-    Reals,
-    Whole,
-)
+from vfl_flower.protocol import contract
 from vfl_flower.protocol.frame import MOST_CLIPPED
 from vfl_flower.protocol.messages import (
     BUNDLE,
@@ -48,21 +41,21 @@ class Probe(TypedDict):
     own: int
     seed: int
     n_parties: int
-    x: Annotated[Array, Reals("*")]
+    x: Annotated[Array, contract.Reals("*")]
     value: NotRequired[int]
 
 
 class Total(TypedDict):
-    total: Annotated[Array, Reals("*"), IN_SUM]
+    total: Annotated[Array, contract.Reals("*"), contract.IN_SUM]
     own: int
 
 
 class Bare(TypedDict, total=False):
-    total: Annotated[Array, Reals("2")]
+    total: Annotated[Array, contract.Reals("2")]
 
 
 class Turns(TypedDict):
-    total: Annotated[Array, Whole("1"), IN_SUM]
+    total: Annotated[Array, contract.Whole("1"), contract.IN_SUM]
 
 
 class Report(TypedDict):
@@ -71,21 +64,21 @@ class Report(TypedDict):
     task: Literal["train", "predict"]
     count: Annotated[int, Ge(1)]
     share: float
-    rows: Annotated[Array, Whole("m", below="n_rows")]
-    X: Annotated[Array, Reals("m n_columns")]
-    total: Annotated[Array, Reals("m"), IN_SUM]
-    angles: Annotated[dict[int, Array], Reals("m")]
+    rows: Annotated[Array, contract.Whole("m", below="n_rows")]
+    X: Annotated[Array, contract.Reals("m n_columns")]
+    total: Annotated[Array, contract.Reals("m"), contract.IN_SUM]
+    angles: Annotated[dict[int, Array], contract.Reals("m")]
 
 
 class Told(TypedDict, total=False):
-    key: Annotated[bytes, SECRET]
+    key: Annotated[bytes, contract.SECRET]
 
 
 def _probe(
     party: Party,
     own: int = 0,
     value: int | None = None,
-    x: Annotated[Array, Reals("*")] | None = None,
+    x: Annotated[Array, contract.Reals("*")] | None = None,
 ) -> Probe:
     assert party.index is not None
     reply: Probe = {
@@ -99,7 +92,7 @@ def _probe(
 
 
 def _total(
-    party: Party, scale: Annotated[float, OWN] = 1.0, shapes: bool = False
+    party: Party, scale: Annotated[float, contract.OWN] = 1.0, shapes: bool = False
 ) -> Total:
     assert party.index is not None
     width = party.index + 1 if shapes else 2
@@ -692,13 +685,13 @@ def test_a_secret_of_two_parties_is_refused(clock):
 def test_a_request_that_contradicts_itself_is_not_sent(clock):
     def _weigh(
         party: Party,
-        rows: Annotated[Array, Whole("m")],
-        weights: Annotated[Array, Reals("m")],
+        rows: Annotated[Array, contract.Whole("m")],
+        weights: Annotated[Array, contract.Reals("m")],
     ) -> Bare:
         return {}
 
     parties = greet(some())
-    with pytest.raises(ContractError, match="'weights'"):
+    with pytest.raises(contract.ContractError, match="'weights'"):
         parties.ask(Step(_weigh, "weigh"), rows=np.arange(2), weights=np.ones(3))
     assert parties.ledger.round_trips == 1
 

@@ -7,25 +7,17 @@ import numpy as np
 import pytest
 from forgetting import departure, removal
 
-from vfl_flower import FederationError, Party, PartyFailed
+from vfl_flower import FederationError, Party, PartyFailed, strategies
 from vfl_flower.numerics.kernel_embedding import embed_rows
 from vfl_flower.numerics.kmeans import assign
 from vfl_flower.numerics.mufc import Box
 from vfl_flower.party.consent import ALLOW_ALL, Limit
 from vfl_flower.party.parts import load_part, save_part
 from vfl_flower.simulation import InProcessGrid, simulate
-from vfl_flower.strategies import (
-    MUFC,
-    FKKMeans,
-    FKKMeansEvaluation,
-    FKKMeansPrediction,
-    MUFCEvaluation,
-    MUFCPrediction,
-)
 from vfl_flower.strategies.mufc.state import ServerState
 
 NAMES = ("north", "south", "west")
-KERNEL = FKKMeans(3, 4, n_features=20, iterations=3, n_init=2, seed=1)
+KERNEL = strategies.FKKMeans(3, 4, n_features=20, iterations=3, n_init=2, seed=1)
 BOX = "-4,4"
 MIDDLES = np.array([[-2.0, -2.0, 0.0], [2.0, -2.0, 1.0], [0.0, 2.0, -1.0]])
 
@@ -58,7 +50,7 @@ def kind(request):
 def trained(kind, folder):
     if kind == "fk-kmeans":
         return simulate(KERNEL, parties(folder), seed=1).model
-    strategy = MUFC(3, n_init=2, box=BOX, server_state=folder / "server")
+    strategy = strategies.MUFC(3, n_init=2, box=BOX, server_state=folder / "server")
     return simulate(strategy, parties(folder), seed=1).model
 
 
@@ -73,10 +65,10 @@ def new(tmp_path):
 
 
 TASKS = {
-    ("fk-kmeans", "Prediction"): FKKMeansPrediction,
-    ("fk-kmeans", "Evaluation"): FKKMeansEvaluation,
-    ("mufc", "Prediction"): MUFCPrediction,
-    ("mufc", "Evaluation"): MUFCEvaluation,
+    ("fk-kmeans", "Prediction"): strategies.FKKMeansPrediction,
+    ("fk-kmeans", "Evaluation"): strategies.FKKMeansEvaluation,
+    ("mufc", "Prediction"): strategies.MUFCPrediction,
+    ("mufc", "Evaluation"): strategies.MUFCEvaluation,
 }
 
 
@@ -170,10 +162,12 @@ def test_other_columns_or_no_model(kind, tmp_path, model, new):
 def test_a_model_without_a_map_is_refused_before_any_row_is_read(tmp_path):
     made = parties(tmp_path)
     settings = {"cem": False, "eigensolver": "lanczos", "masking": "plain"}
-    strategy = FKKMeans(3, 3, n_features=8, iterations=1, passes=1, **settings)
+    strategy = strategies.FKKMeans(
+        3, 3, n_features=8, iterations=1, passes=1, **settings
+    )
     model = simulate(strategy, made, seed=1).model
     with pytest.raises(PartyFailed, match="only a model of split rows"):
-        simulate(FKKMeansPrediction(model.id), made)
+        simulate(strategies.FKKMeansPrediction(model.id), made)
 
 
 def test_a_part_of_a_kernel_that_there_is_no_more_is_refused(tmp_path):
@@ -184,7 +178,7 @@ def test_a_part_of_a_kernel_that_there_is_no_more_is_refused(tmp_path):
         save_part(party.state_dir, dataclasses.replace(part, settings=settings))
     rule = "kernel of a model must be one of .*, got 'polynomial'$"
     with pytest.raises(PartyFailed, match=rule):
-        simulate(FKKMeansPrediction(model.id), made)
+        simulate(strategies.FKKMeansPrediction(model.id), made)
 
 
 def test_a_server_that_chooses_centres_gets_a_row_by_what_consent_calls_row_sums(
@@ -196,7 +190,7 @@ def test_a_server_that_chooses_centres_gets_a_row_by_what_consent_calls_row_sums
     new[1].X[5] = [3.5, 3.7, -3.1]
 
     @dataclasses.dataclass(repr=False)
-    class Attack(MUFCEvaluation):
+    class Attack(strategies.MUFCEvaluation):
         def ask(self, grid_parties, now):
             moved = dataclasses.replace(now, centers=np.vstack([MIDDLES, center]))
             return super().ask(grid_parties, moved)
@@ -269,7 +263,9 @@ def test_the_share_that_is_explained_needs_no_more_than_the_server_has(tmp_path)
     """With means for centroids it is near the true one, otherwise far too high."""
     federation = parties(tmp_path, n=200)
     X = np.concatenate([party.X for party in federation])
-    strategy = MUFC(3, 0.01, n_init=2, box=BOX, server_state=tmp_path / "server")
+    strategy = strategies.MUFC(
+        3, 0.01, n_init=2, box=BOX, server_state=tmp_path / "server"
+    )
     trained = simulate(strategy, federation, seed=1)
     model, explained = trained.model, trained.metrics["explained"]
     total = (((X - X.mean(axis=0)) / 8) ** 2).sum()

@@ -10,15 +10,7 @@ from faults import LyingGrid
 from federations import MODEL, by_columns, hand_out
 from sklearn.metrics import confusion_matrix
 
-from vfl_flower import (
-    FDSKL,
-    CoresetVRLR,
-    FDSKLDirect,
-    PartyFailed,
-    RidgeEvaluation,
-    SecureRidge,
-    simulate,
-)
+import vfl_flower as vf
 from vfl_flower.app.plan.plan import RunPlan
 from vfl_flower.app.plan.rehearsal import Shape
 from vfl_flower.app.report.report import write_report
@@ -68,9 +60,9 @@ def everyone(limit=None):
 def strategy(solver="ridge", target="continuous", **settings):
     fixed = {"target": target, "test_fraction": 0.4} | SOLVERS[solver] | settings
     if solver == "ridge":
-        return SecureRidge(**fixed)
+        return vf.SecureRidge(**fixed)
     loss = "square" if target == "continuous" else "logistic"
-    kind = FDSKLDirect if solver == "direct" else FDSKL
+    kind = vf.FDSKLDirect if solver == "direct" else vf.FDSKL
     return kind(loss, **fixed)
 
 
@@ -100,7 +92,7 @@ def of_bins(values, scores, count, number=np.mean):
 def test_curves_of_numbers_held_out(solver, seen):
     """They are means over the rows held out, in the order of the predictions."""
     X, y = data()
-    result = simulate(strategy(solver), parties(X, y), seed=1)
+    result = vf.simulate(strategy(solver), parties(X, y), seed=1)
     ((true, predicted, *_),) = seen
     curves, order = result.curves, (predicted, 12)  # of 240 rows
     assert curves["rows"] == [20] * 12
@@ -117,7 +109,7 @@ def test_curves_of_numbers_held_out(solver, seen):
 @pytest.mark.parametrize("solver", ["ridge", "direct"])
 def test_curves_of_two_classes_held_out(solver, seen):
     X, y = data()
-    result = simulate(strategy(solver, "binary"), parties(X, 1.0 * (y > 0)), seed=1)
+    result = vf.simulate(strategy(solver, "binary"), parties(X, 1.0 * (y > 0)), seed=1)
     ((true, _, _, scores, own, *_),) = seen
     probability = np.where(true == 1, own, 1 - own)
     assert result.curves["positives"] == of_bins(true, scores, 12, np.sum)
@@ -130,8 +122,8 @@ def test_curves_of_two_classes_held_out(solver, seen):
 
 def test_a_model_without_probabilities_has_no_score():
     X, y = data()
-    hinge = FDSKLDirect("smooth_hinge", features=16, test_fraction=0.4)
-    result = simulate(hinge, parties(X, 1.0 * (y > 0)), seed=1)
+    hinge = vf.FDSKLDirect("smooth_hinge", features=16, test_fraction=0.4)
+    result = vf.simulate(hinge, parties(X, 1.0 * (y > 0)), seed=1)
     assert set(result.curves) == {"rows", "positives"}
 
 
@@ -141,7 +133,7 @@ def test_which_of_several_classes_are_taken_for_which(solver, seen):
     X, y = data()
     labels = np.array([-2.0, 3.0, 7.0])[np.digitize(y, [-0.8, 0.8])]
     several = strategy(solver, "multiclass")
-    result = simulate(several, parties(X, labels), seed=1)
+    result = vf.simulate(several, parties(X, labels), seed=1)
     ((true, predicted, *_),) = seen
     assert set(result.curves) == {"confusion"}
     assert result.curves["confusion"] == confusion_matrix(true, predicted).tolist()
@@ -157,14 +149,14 @@ def test_curves_of_new_rows_that_kernels_evaluate(solver, tmp_path, seen):
     """As of rows held out, in as many round trips as without."""
     X, y = data()
     training = strategy(solver, test_fraction=0.0)
-    number = simulate(training, parties(X, y, tmp_path), seed=1).model.id
+    number = vf.simulate(training, parties(X, y, tmp_path), seed=1).model.id
     seen.clear()
     new, labels = data(150, seed=5)
     labels[:30] = np.nan
     trips = []
     for curves in ({HOLDER: Limit()}, {0: Limit(), 1: Limit()}):
         asked = letting(parties(new, labels, tmp_path), *NEEDED, curves=curves)
-        task = RidgeEvaluation if solver == "ridge" else FDSKLEvaluation
+        task = vf.RidgeEvaluation if solver == "ridge" else FDSKLEvaluation
         result = task(number).start(RealParties(asked))
         trips.append(result.ledger.round_trips)
         assert result.metrics["test_rows"] == 120
@@ -177,8 +169,8 @@ def test_curves_of_new_rows_that_kernels_evaluate(solver, tmp_path, seen):
 
 
 def test_curves_of_new_rows_that_a_linear_model_predicts(tmp_path):
-    linear = CoresetVRLR(sampling="full")
-    model = simulate(linear, parties(*data(), tmp_path), seed=1).model
+    linear = vf.CoresetVRLR(sampling="full")
+    model = vf.simulate(linear, parties(*data(), tmp_path), seed=1).model
     new, labels = data(200, seed=5)
     grid = RealParties(parties(new, labels, tmp_path))
     result = CoresetEvaluation(model.id).start(grid)
@@ -261,7 +253,7 @@ def test_a_reply_with_other_bins_is_refused(name, lie, reason):
         return pack(values | {f"curve_{name}": lie}, frame)
 
     grid = LyingGrid(parties(*data()), "fdskl_answer", HOLDER, changed, place=1)
-    with pytest.raises(PartyFailed, match=f"malformed: .*{reason}"):
+    with pytest.raises(vf.PartyFailed, match=f"malformed: .*{reason}"):
         strategy("direct").start(grid)
 
 
@@ -338,7 +330,7 @@ def test_a_sum_that_a_server_shifts_tells_the_label_of_its_row(tmp_path, monkeyp
     # (y - shift)^2 and the squares of the other rows, which are small beside it.
     found = (shift**2 - 100 * told["test_loss"]) / (2 * shift)
     assert found == pytest.approx(y[7], abs=0.02)
-    with pytest.raises(PartyFailed, match="moments"):
+    with pytest.raises(vf.PartyFailed, match="moments"):
         evaluated(federation)
 
 
@@ -355,7 +347,7 @@ def test_a_model_of_one_column_tells_its_means(consents, tmp_path, monkeypatch):
         means = np.sort(X[:, 3]).reshape(10, 20).mean(axis=1)
         np.testing.assert_allclose(evaluated(federation)["predicted"], means, atol=1e-6)
         return
-    with pytest.raises(PartyFailed, match="lets no curves leave it"):
+    with pytest.raises(vf.PartyFailed, match="lets no curves leave it"):
         evaluated(federation)
 
 
@@ -377,7 +369,9 @@ def test_a_server_that_asks_the_label_holder_alone(refused, tmp_path, monkeypatc
     monkeypatch.setattr(Parties, "_clipped", lambda *_: 0)
     hand_out(federation, np.eye(6)[3])
     if refused:
-        with pytest.raises(PartyFailed, match="curves must be as in what all parties"):
+        with pytest.raises(
+            vf.PartyFailed, match="curves must be as in what all parties"
+        ):
             evaluated(federation)
     else:
         told = evaluated(federation)
@@ -397,15 +391,15 @@ def test_the_label_holder_is_not_asked_again_for_curves(tmp_path, monkeypatch):
     kinds = "predictions", "moments"
     federation = letting(parties(X, y, tmp_path), *kinds, curves=everyone())
     monkeypatch.setattr(Parties, "ask_exactly", twice)
-    with pytest.raises(PartyFailed, match="curves must be as in what all parties"):
+    with pytest.raises(vf.PartyFailed, match="curves must be as in what all parties"):
         evaluated(hand_out(federation, np.eye(6)[3]))
 
 
 def test_what_the_report_has_of_curves(tmp_path):
     X, y = data()
     results = {
-        "a": simulate(strategy("direct"), parties(X, y), seed=1),
-        "b": simulate(strategy("direct", test_fraction=0.0), parties(X, y), seed=1),
+        "a": vf.simulate(strategy("direct"), parties(X, y), seed=1),
+        "b": vf.simulate(strategy("direct", test_fraction=0.0), parties(X, y), seed=1),
     }
     write_report(tmp_path, results, {})
     written = json.loads((tmp_path / "result.json").read_text())["results"]

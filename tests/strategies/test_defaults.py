@@ -18,16 +18,7 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.svm import SVC, SVR
 
 from simulations.flights_files import LABEL, make_party_files
-from vfl_flower.sklearn import (
-    CoresetKMeans,
-    CoresetRegressor,
-    ForgettingKMeans,
-    KernelClassifier,
-    KernelKMeans,
-    KernelRegressor,
-    SecureRidgeClassifier,
-    SecureRidgeRegressor,
-)
+from vfl_flower import sklearn
 from vfl_flower.sklearn.base import Classifier, Regressor, estimates
 from vfl_flower.strategies import FDSKL
 
@@ -81,12 +72,17 @@ def halves(X, y):
 @pytest.mark.parametrize(
     ("model", "rows", "most", "factor"),
     [
-        (CoresetRegressor(**COLUMNS), None, 0.8, 1.03),
-        (CoresetRegressor(solver="central", **COLUMNS), None, 0.8, 1.03),
-        (CoresetRegressor(solver="cg", **COLUMNS), None, 0.8, 1.03),
-        (CoresetRegressor(solver="central", size=200, **COLUMNS), None, 0.8, 1.2),
-        (SecureRidgeRegressor(**COLUMNS), 1500, 0.8, 1.1),
-        (KernelRegressor(**COLUMNS), 1500, 0.8, 1.1),
+        (sklearn.CoresetRegressor(**COLUMNS), None, 0.8, 1.03),
+        (sklearn.CoresetRegressor(solver="central", **COLUMNS), None, 0.8, 1.03),
+        (sklearn.CoresetRegressor(solver="cg", **COLUMNS), None, 0.8, 1.03),
+        (
+            sklearn.CoresetRegressor(solver="central", size=200, **COLUMNS),
+            None,
+            0.8,
+            1.2,
+        ),
+        (sklearn.SecureRidgeRegressor(**COLUMNS), 1500, 0.8, 1.1),
+        (sklearn.KernelRegressor(**COLUMNS), 1500, 0.8, 1.1),
         (StepRegressor(**COLUMNS), 1500, 0.8, 1.1),
         # It wants more rows.
         (StepRegressor(step="explicit", **COLUMNS), 1500, 0.95, 1.8),
@@ -115,8 +111,8 @@ def test_numbers(table, name, model, rows, most, factor):
 @pytest.mark.parametrize(
     ("model", "factor"),
     [
-        (SecureRidgeClassifier(**COLUMNS), 3),
-        (KernelClassifier(**COLUMNS), 2),
+        (sklearn.SecureRidgeClassifier(**COLUMNS), 3),
+        (sklearn.KernelClassifier(**COLUMNS), 2),
         (StepClassifier(**COLUMNS), 2),
         (StepClassifier(step="explicit", **COLUMNS), 5),
     ],
@@ -134,10 +130,10 @@ def test_classes(table, name, model, factor):
 @pytest.mark.parametrize(
     "model",
     [
-        CoresetKMeans(**COLUMNS),
-        CoresetKMeans(solver="distdim", **COLUMNS),
-        KernelKMeans(**ROWS),
-        ForgettingKMeans(**ROWS),
+        sklearn.CoresetKMeans(**COLUMNS),
+        sklearn.CoresetKMeans(solver="distdim", **COLUMNS),
+        sklearn.KernelKMeans(**ROWS),
+        sklearn.ForgettingKMeans(**ROWS),
     ],
     ids=["coreset", "distdim", "kernel", "forgetting"],
 )

@@ -11,14 +11,7 @@ from deviating import RealParties
 from federations import by_columns
 from transcripts import our_steps
 
-from vfl_flower import (
-    FDSKL,
-    CoresetVRLR,
-    FDSKLDirect,
-    PartyFailed,
-    SecureRidge,
-    simulate,
-)
+import vfl_flower as vf
 from vfl_flower.clients.ridge.state import Joint
 from vfl_flower.party.consent import Consent, Limit
 from vfl_flower.protocol.contract import ContractError, fields_of, structure
@@ -84,9 +77,9 @@ def thirds(rare):
     return y
 
 
-LINEAR = CoresetVRLR(solver="gram", sampling="full", test_fraction=0.3)
+LINEAR = vf.CoresetVRLR(solver="gram", sampling="full", test_fraction=0.3)
 THROUGH_ZERO = LINEAR.replace(fit_intercept=False)
-KERNEL = SecureRidge(target="continuous", joint_features=8, relevance=False)
+KERNEL = vf.SecureRidge(target="continuous", joint_features=8, relevance=False)
 RELEVANCE = KERNEL.replace(relevance=True)
 CLASSES = KERNEL.replace(target="binary")
 BALANCED = CLASSES.replace(class_weight="balanced")
@@ -112,19 +105,19 @@ BROKEN = {
 @pytest.mark.parametrize(
     "strategy",
     [
-        CoresetVRLR(),
+        vf.CoresetVRLR(),
         LINEAR,
         KERNEL,
-        FDSKLDirect("square", target="continuous", features=8),
-        FDSKL("square", target="continuous", features=8),
+        vf.FDSKLDirect("square", target="continuous", features=8),
+        vf.FDSKL("square", target="continuous", features=8),
     ],
 )
 def test_a_regression_refuses_labels_that_are_categories(strategy, classes):
     """Those of two classes too, which would be 0 and 1."""
     given = parties(np.arange(N) % 2.0)
     given[2].encoding = {"classes": classes}
-    with pytest.raises(PartyFailed, match=r"'p2' .* labels must be numbers"):
-        simulate(strategy, given)
+    with pytest.raises(vf.PartyFailed, match=r"'p2' .* labels must be numbers"):
+        vf.simulate(strategy, given)
 
 
 @pytest.mark.parametrize(("strategy", "good", "bad"), BROKEN.values(), ids=BROKEN)
@@ -139,11 +132,11 @@ def test_the_server_sees_the_same_messages_whether_or_not_labels_break_a_rule(
     assert seen == usual
     assert np.abs(other_sizes - sizes).max() <= 8  # a number in a few bytes more
     assert "the labels of this party are not used, and the model will be" in caplog.text
-    if isinstance(strategy, CoresetVRLR):
+    if isinstance(strategy, vf.CoresetVRLR):
         assert not np.concatenate(constant.model.coef_).any()
         assert np.concatenate(result.model.coef_).all()
-    with pytest.raises(PartyFailed, match=r"labels? must"):
-        simulate(strategy, parties(bad), seed=1)  # one process: the user may know
+    with pytest.raises(vf.PartyFailed, match=r"labels? must"):
+        vf.simulate(strategy, parties(bad), seed=1)  # one process: the user may know
 
 
 @pytest.mark.parametrize(
@@ -225,7 +218,7 @@ def test_a_training_counts_its_columns_and_one_more():
     metrics = asked(Limit()).metrics
     counted = metrics["local_columns"] + 2 + metrics["features"] + 1
     asked(Limit(run=counted))
-    with pytest.raises(PartyFailed, match="lets moments leave it"):
+    with pytest.raises(vf.PartyFailed, match="lets moments leave it"):
         asked(Limit(run=counted - 1))
 
 

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import optimality
 import pytest
 from federations import by_columns
 
@@ -56,26 +57,11 @@ class Rows(Recorder):
 
 
 def violation(X, y, w, n, penalty, model, free=True):
-    """Return how far a model is from an optimum, relative to the data.
-
-    0 is in the subgradient of ``sum w r^2 / n + l1 |theta|_1 + l2 |theta|^2``: see
-    ``tests/numerics/test_linear.py``.
-    """
-    theta, b = np.concatenate(model.coef_), model.intercept_
-    X, y = X.astype(float), y.astype(float)
-    r = X @ theta + b - y
-    g = 2 * (w * r) @ X / n + 2 * penalty.l2 * theta
-    size = np.sqrt(w @ y**2 / n)
-    unit = 2 * np.sqrt(w @ X**2 / n) * size
-    unit[unit == 0] = 1
-    excess = np.where(
-        np.abs(theta) < 1e-9 * size,
-        np.maximum(np.abs(g) - penalty.l1, 0),
-        np.abs(g + penalty.l1 * np.sign(theta)),
-    )
-    actual = float((excess / unit).max())
-    shift = abs(w @ r) / n / (size * math.sqrt(w.sum() / n)) if free else 0.0
-    return max(actual, shift)
+    """Return how far a model is from an optimum; what is nearly 0 counts as 0."""
+    theta, X, y = np.concatenate(model.coef_), X.astype(float), y.astype(float)
+    theta[np.abs(theta) < 1e-9 * np.sqrt(w @ y**2 / n)] = 0
+    data = X, y, w, n
+    return optimality.violation(*data, penalty, theta, model.intercept_, free)
 
 
 def check(X, y, solver, penalty=None, **options):

@@ -69,9 +69,6 @@ def test_it_can_be_repeated_and_who_has_nothing_says_so(tmp_path, caplog):
     assert simulate(Removal(number), parties).metrics["removed"] == 0
 
 
-# -- a server that deviates ------------------------------------------------------------
-
-
 @pytest.mark.parametrize("number", ["../journal", "journal", "*", "0123456g", "[a-f]*"])
 def test_no_other_name_leads_to_a_file(number, tmp_path):
     parties, _ = trained("direct", tmp_path)

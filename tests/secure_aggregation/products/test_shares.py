@@ -10,17 +10,9 @@ from hypothesis import strategies as st
 from ring_elements import uniform_elements
 
 from vfl_flower.secure_aggregation.fixed_point import WIDTHS
-from vfl_flower.secure_aggregation.products.shares import (
-    BLOCK_ROWS,
-    Deal,
-    Dealt,
-    add,
-    pack,
-    subtract,
-    unpack,
-)
+from vfl_flower.secure_aggregation.products import shares
 
-DEAL = Deal(run_id=1, action="open", round=0, half=0, shape=(3, 4), bits=48)
+DEAL = shares.Deal(run_id=1, action="open", round=0, half=0, shape=(3, 4), bits=48)
 SEED = bytes(range(32))
 CHANGES = [
     *({"run_id": 2}, {"action": "predict"}, {"round": 1}, {"half": 1}),
@@ -32,9 +24,9 @@ OTHERS = [dataclasses.replace(DEAL, **change) for change in CHANGES]
 @given(st.sampled_from([*WIDTHS, 49, 57, 64]), st.integers(0, 20), st.integers(0, 99))
 def test_elements_survive_a_message(bits, count, seed):
     words = uniform_elements(np.random.default_rng(seed), (count, 2), bits)
-    data = pack(words, bits)
+    data = shares.pack(words, bits)
     assert data.nbytes == 2 * count * -(-bits // 8)
-    assert np.array_equal(unpack(data, bits, words.shape), words)
+    assert np.array_equal(shares.unpack(data, bits, words.shape), words)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +39,7 @@ def test_elements_survive_a_message(bits, count, seed):
 )
 def test_bytes_that_are_no_elements_are_refused(data, bits, rule):
     with pytest.raises(ValueError, match=rule):
-        unpack(data, bits, (2,))
+        shares.unpack(data, bits, (2,))
 
 
 @given(st.sampled_from(WIDTHS), st.integers(0, 99))
@@ -55,8 +47,8 @@ def test_shares_add_up_to_what_is_shared(bits, seed):
     deal = dataclasses.replace(DEAL, bits=bits)
     columns = uniform_elements(np.random.default_rng(seed), (3, 2), bits)
     second = deal.elements(SEED, "columns", 5, (3, 2))
-    first = subtract(columns, second, bits)
-    assert np.array_equal(add(first, second, bits=bits), columns)
+    first = shares.subtract(columns, second, bits)
+    assert np.array_equal(shares.add(first, second, bits=bits), columns)
 
 
 def test_every_use_name_block_and_seed_has_its_own_elements():
@@ -86,7 +78,7 @@ def test_each_receiver_gets_another_seed():
 
 
 def test_blocks_cover_the_rows():
-    deal = dataclasses.replace(DEAL, shape=(2 * BLOCK_ROWS + 1, 1))
+    deal = dataclasses.replace(DEAL, shape=(2 * shares.BLOCK_ROWS + 1, 1))
     rows = np.concatenate([np.arange(deal.rows)[block] for block in deal.blocks()])
     assert np.array_equal(rows, np.arange(deal.rows))
     assert [block.stop - block.start for block in deal.blocks()] == [1024, 1024, 1]
@@ -99,7 +91,7 @@ def test_uses_that_make_no_sense_are_refused(shape):
 
 
 def dealt():
-    return Dealt.of(DEAL, 1, SEED, np.arange(9, dtype="u1"), "cosines 0")
+    return shares.Dealt.of(DEAL, 1, SEED, np.arange(9, dtype="u1"), "cosines 0")
 
 
 @pytest.mark.parametrize(

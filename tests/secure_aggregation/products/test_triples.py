@@ -12,12 +12,7 @@ from ring_elements import exact_product, shared, uniform_elements
 from uniformity import octets, uniform
 
 from simulations.ridge_costs import gram_error
-from vfl_flower.secure_aggregation.fixed_point import (
-    WIDTHS,
-    decode,
-    finest_gram_fixed_point,
-    reduce,
-)
+from vfl_flower.secure_aggregation import fixed_point
 from vfl_flower.secure_aggregation.products import triples
 from vfl_flower.secure_aggregation.products.ring import SquareSum
 from vfl_flower.secure_aggregation.products.shares import (
@@ -78,7 +73,7 @@ def gram(deal, shares, root=ROOT):
 # -- exact -----------------------------------------------------------------------------
 
 
-@given(st.integers(1, 9), st.integers(1, 5), st.sampled_from(WIDTHS), seeds)
+@given(st.integers(1, 9), st.integers(1, 5), st.sampled_from(fixed_point.WIDTHS), seeds)
 @example(2 * BLOCK_ROWS + 52, 3, 63, 1)
 def test_a_gram_matrix_is_that_of_the_elements(rows, columns, bits, seed):
     rng = np.random.default_rng(seed)
@@ -92,14 +87,14 @@ def test_a_gram_matrix_is_that_of_the_elements(rows, columns, bits, seed):
 
 @given(
     *(st.integers(2, 6), st.integers(1, 40), st.integers(1, 3)),
-    *(st.sampled_from(WIDTHS), st.floats(0.01, 1000), seeds),
+    *(st.sampled_from(fixed_point.WIDTHS), st.floats(0.01, 1000), seeds),
 )
 def test_columns_of_all_parties_give_the_pooled_gram_to_the_stated_error(
     parties, rows, columns, bits, bound, seed
 ):
     # Parties 0 and 1 compute with their columns and a zero; others split theirs.
     rng = np.random.default_rng(seed)
-    numbers = finest_gram_fixed_point(rows, bound, bits)
+    numbers = fixed_point.finest_gram_fixed_point(rows, bound, bits)
     deal = use(rows, parties * columns, bits=bits)
     half = 2.0 ** -(numbers.fraction + 1)
     edges = [bound, -bound, half, 0, rng.uniform(-bound, bound)]
@@ -116,7 +111,7 @@ def test_columns_of_all_parties_give_the_pooled_gram_to_the_stated_error(
             pair = subtract(elements, mask, bits), mask
         pairs.append(pair)
     _, _, shares = gram(deal, [np.hstack(share) for share in zip(*pairs, strict=True)])
-    opened = decode(open_gram(*shares, deal), bits, 2 * numbers.fraction)
+    opened = fixed_point.decode(open_gram(*shares, deal), bits, 2 * numbers.fraction)
     pooled = np.hstack(list(F))
     difference = np.abs(opened - pooled.T @ pooled).max()
     rounding = 1e-13 * rows * bound**2  # of NumPy's own sums
@@ -285,7 +280,7 @@ def test_party_0_sees_the_same_whatever_else_has_that_gram(monkeypatch):
     dealer, seeds = Dealer(monkeypatch), [deal.seed(ROOT, party) for party in (0, 1)]
     values = uniform_elements(rng, (30, 4), 48)
     others = values[rng.permutation(30)]
-    others[::2] = reduce(-others[::2], 48)
+    others[::2] = fixed_point.reduce(-others[::2], 48)
     assert not np.array_equal(values, others)
     first, second = shared(rng, values, 48)
     _, sent, shares = gram(deal, (first, second))
@@ -432,14 +427,14 @@ def owned(values, widths, root=ROOT):
 def test_owners_open_their_own_columns_in_one_message():
     values = np.random.default_rng(0).integers(0, 2**20, (2100, 7)).astype("u8")
     gram, opened, deal, pair = owned(values, (3, 0, 4))
-    assert np.array_equal(gram, reduce(values.T @ values, deal.bits))
+    assert np.array_equal(gram, fixed_point.reduce(values.T @ values, deal.bits))
     sacrificed = tuple(np.vstack(list(t.sacrifice(ROOT[::-1]))) for t in pair)
     assert len({t.proof(ROOT[::-1], sacrificed) for t in pair}) == 1
     # Uniform to a computing party, who knows its own mask.
     for j in (0, 1):
         masks = [pair[j]._mask(block) for block, _ in enumerate(deal.blocks())]
         seen = np.hstack(opened) + np.vstack(masks)
-        assert uniform(octets(reduce(seen, deal.bits), deal.bits // 8))
+        assert uniform(octets(fixed_point.reduce(seen, deal.bits), deal.bits // 8))
 
 
 def test_what_an_owner_is_dealt_is_of_one_use_and_one_owner():
