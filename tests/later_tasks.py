@@ -65,17 +65,19 @@ TRAINED: dict[str, tuple[ProtocolStrategy, Callable[[Path], list[Party]]]] = {
 
 
 def state_of(name: str, folder: Path) -> dict[str, Path]:
-    """Return where a strategy keeps the server's state, if it has any."""
     return {"server_state": folder / "server"} if name == "mufc" else {}
+
+
+def made(name: str, folder: Path) -> tuple[ProtocolStrategy, list[Party]]:
+    strategy, parties = TRAINED[name]
+    return strategy.replace(**state_of(name, folder)), parties(folder)
 
 
 @cache
 def trained(name: str) -> tuple[str, Path]:
     """Return the number of a trained model, and the folder with its parts."""
-    folder = Path(HOME.name) / name
-    strategy, parties = TRAINED[name]
-    strategy = strategy.replace(**state_of(name, folder))
-    return str(strategy.start(InProcessGrid(parties(folder))).model.id), folder
+    strategy, parties = made(name, folder := Path(HOME.name) / name)
+    return str(strategy.start(InProcessGrid(parties)).model.id), folder
 
 
 def on_parts(

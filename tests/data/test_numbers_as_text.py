@@ -56,7 +56,7 @@ def test_numbers_in_another_notation_are_read_and_pointed_out(tmp_path, way, end
 @pytest.mark.parametrize("write", BESIDE)
 def test_numbers_with_something_beside_them_are_refused(tmp_path, write, ending):
     path = written(tmp_path, [write.format(i) for i in VALUES], ending)
-    words = "column 'a' of party 'n' holds numbers in 400 rows with something beside"
+    words = "column 'a' of party 'n' holds numbers in 400 rows, some with a unit"
     assert words in refusal(path)
     assert "holds numbers in 400 rows" in refusal(path, label_column="a")
     few = [write.format(1 + i % 3) for i in range(60)]

@@ -259,10 +259,8 @@ def test_malformed_credentials(packed):
 
 def check(credentials=LISTED, place=PLACE, pinned=PINNED, trust=False, known=()):
     consent = Consent(peers=pinned, trust_on_first_use=trust)
-    said = LISTED[PLACE]
-    return identity.check_listed(
-        credentials, SESSION, place, said, consent, dict(known)
-    )
+    given = SESSION, place, LISTED[PLACE], consent, dict(known)
+    return identity.check_listed(credentials, *given)
 
 
 def other(j, **change):

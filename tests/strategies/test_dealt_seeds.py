@@ -82,14 +82,15 @@ def test_a_false_seed_of_rows_that_are_scored_is_refused(monkeypatch, owner):
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_false_triple_of_relevance_is_refused(monkeypatch, place):
     """It would shift what a party learns of its columns by what the dealer knows."""
+    right = triples.deal_predictions
 
     def false(deal, root):
-        first, second = triples.deal_predictions(deal, root)
+        first, second = right(deal, root)
         changed = second.correction.copy()
         changed[place] ^= 1
         return first, Dealt.of(deal, 1, second.seed, changed)
 
-    monkeypatch.setattr(ridge_relevance, "deal_predictions", false)
+    monkeypatch.setattr(ridge_relevance.triples, "deal_predictions", false)
     strategy = LINEAR["kernel"].replace(relevance=True)
     rule = "'p2'.*the triple of the dealer must be right, and is not: the relevance"
     with pytest.raises(PartyFailed, match=rule):

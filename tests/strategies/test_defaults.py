@@ -98,10 +98,8 @@ def test_numbers(table, name, model, rows, most, factor):
     X, X_new, y, y_new = halves(*table(name))
     pooled, twice = RidgeCV(np.logspace(-4, 4, 17)), None
     if rows:
-        pooled, twice = (
-            TransformedTargetRegressor(SVR(), transformer=StandardScaler()),
-            2 * rows,
-        )
+        pooled = TransformedTargetRegressor(SVR(), transformer=StandardScaler())
+        twice = 2 * rows
     pooled.fit(X[:twice], y[:twice])
     error = 1 - model.fit(X[:rows], y[:rows]).score(X_new, y_new)
     assert error < most

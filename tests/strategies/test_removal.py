@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from deviating import RealParties
 from forgetting import removal as forgetting
-from later_tasks import TRAINED
+from later_tasks import made
 
 from vfl_flower import Party, PartyFailed, simulate
 from vfl_flower.clients.mufc.state import ClientState
@@ -18,7 +18,7 @@ def names(tmp_path):
 
 
 def trained(kind, tmp_path):
-    strategy, parties = TRAINED[kind](tmp_path)
+    strategy, parties = made(kind, tmp_path)
     return parties, strategy.start(InProcessGrid(parties)).model.id
 
 
@@ -109,7 +109,7 @@ def test_other_files_of_the_folder_stay(tmp_path):
     (folder / notes).write_text("id,prediction\n")
     (folder / f"{start}.csv").write_text("my,own\n1,2\n")
     (folder / link).symlink_to(notes)
-    (folder / f"{start}-0123456789abcdef.csv").write_text("id,prediction\n")  # of a run
+    (folder / f"{start}-0123456789abcdef.csv").write_text("id,prediction,score\n")
     (folder / "forget.txt").write_text("7\n")
     simulate(Removal(number), parties)
     assert names(folder) == sorted(["forget.txt", notes, link, f"{start}.csv"])
@@ -131,7 +131,7 @@ def test_a_link_is_not_followed(tmp_path):
 
 def test_the_journal_stays_and_goes_on(tmp_path):
     """What a party has told is still counted after the model is gone."""
-    strategy, parties = TRAINED["mufc"](tmp_path)
+    strategy, parties = made("mufc", tmp_path)
     kinds = {"centroids": Limit(), "rows": Limit()}
     for party in parties:
         party.consent = Consent(allow_seed=True, peers=None, leaves=kinds)

@@ -26,7 +26,7 @@ step = step_of("removal")
 ModelId = Annotated[str, MaxLen(32)]
 
 _HEADERS = (b"id,prediction", b"row,prediction")
-"""First lines of files of predictions."""
+"""How the first lines of files of predictions begin; scores and classes may follow."""
 
 
 class Found(TypedDict):
@@ -93,4 +93,4 @@ def _is_predictions(path: Path) -> bool:
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:
-        return file.readline(100).strip() in _HEADERS
+        return b",".join(file.readline(100).strip().split(b",")[:2]) in _HEADERS

@@ -27,14 +27,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from vfl_flower.data import files
 from vfl_flower.data.cache import CacheEntry, Encoding
-from vfl_flower.data.files import (
-    FORMATS,
-    PartyFile,
-    folder_files,
-    from_file,
-    ids_of_file,
-)
 from vfl_flower.data.source import BUNDLED, QUERY, PartySource
 from vfl_flower.party.party import Party, PartyError
 
@@ -59,7 +53,7 @@ def load_party(
     """
     if is_file(source):
         file = party_file(source)
-        return from_file(file.path, source, file.folder, encoding)
+        return files.from_file(file.path, source, file.folder, encoding)
     if source.alignment:
         raise PartyError("alignment must be of a party file, this data set has no ids")
     from vfl_flower.data import bundled  # which imports pyarrow
@@ -76,7 +70,7 @@ def read_ids(source: PartySource) -> Sequence[str] | None:
     set. Raises PartyError as :func:`load_party` does for the file and its ids.
     """
     if is_file(source):
-        return ids_of_file(party_file(source))
+        return files.ids_of_file(party_file(source))
     from vfl_flower.data import bundled  # which imports pyarrow
 
     return bundled.ids_of_bundled(source)
@@ -104,18 +98,18 @@ def is_file(source: PartySource) -> bool:
     return source.data not in BUNDLED and source.data.partition(":")[0] != "synthetic"
 
 
-def party_file(source: PartySource) -> PartyFile:
+def party_file(source: PartySource) -> files.PartyFile:
     """Return the file of the party; raise PartyError if there is none."""
     if source.data.startswith(QUERY):
         digest = hashlib.sha256(source.data.encode()).hexdigest()
-        return PartyFile.of(Path(f"query-{digest[:8]}"), source)
+        return files.PartyFile.of(Path(f"query-{digest[:8]}"), source)
     path, ending = Path(source.data).expanduser(), Path(source.data).suffix.lower()
     try:
         if ending != ".parquet" and path.is_dir():
-            files = folder_files(path, source)
-            return PartyFile.of(files[source.index or 0], source, files)
-        if ending in FORMATS:
-            return PartyFile.of(path, source)
+            folder = files.folder_files(path, source)
+            return files.PartyFile.of(folder[source.index or 0], source, folder)
+        if ending in files.FORMATS:
+            return files.PartyFile.of(path, source)
         there = path.exists()
     except OSError as error:
         raise PartyError(
@@ -131,7 +125,7 @@ def party_file(source: PartySource) -> PartyFile:
     raise PartyError(
         f"data of {source.who} must be one of {', '.join(sorted(BUNDLED))}, "
         "synthetic[:n=..,d=..,noise=..,correlation=..], or the absolute path of a "
-        f"folder or of a file that ends in {', '.join(FORMATS)}"
+        f"folder or of a file that ends in {', '.join(files.FORMATS)}"
         + (f", got {source.data!r}" if word else "")
         + ("; save a spreadsheet as CSV" if ending in SHEETS else "")
     )

@@ -346,7 +346,9 @@ class _Rows:
             reader = csv.reader(lines(file), delimiter=self.layout.delimiter)
             width = len(self.layout.names) - 1
             for _ in reader:
-                if any(line.count(self.layout.delimiter) == width for line in held[1:]):
+                # Of the last line of a text only what is before its closing quote.
+                texts = (line.partition('"')[0] for line in held[1:])
+                if any(text.count(self.layout.delimiter) == width for text in texts):
                     return reader.line_num - len(held) + 1
                 held.clear()
         return 0

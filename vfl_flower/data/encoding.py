@@ -199,8 +199,8 @@ def nearly_numbers(
         text = f"{what} holds numbers, but in {rest} rows texts ({len(mixed)} "
         text += "different ones): name them in missing, or write numbers"
         return [fault("markers", name, text, "missing", tuple(mixed))]
-    text = f"{what} holds numbers in {rows} rows with something beside them, such as a "
-    text += "unit or a currency: write plain numbers in one unit, or give its levels"
+    text = f"{what} holds numbers in {rows} rows, some with a unit, a currency or the "
+    text += "like: write plain numbers in one unit, or give its levels"
     return [fault("numbers", name, text, "levels", tuple(numbers))]
 
 

@@ -19,8 +19,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vfl_flower.numerics import kmeans
 from vfl_flower.numerics.blocks import RowBlocks
+from vfl_flower.numerics.kmeans import (
+    assign,
+    draw,
+    lloyd,
+    row_squares,
+    simplified_silhouettes,
+    weighted_kmeans,
+)
 from vfl_flower.rows import Rows
 from vfl_flower.typing import Array
 
@@ -86,7 +93,7 @@ def initialise(
     for j in range(k):
         row = reused[j] if j < len(reused) else None
         if (row is None or new.any()) and nearest.any():
-            drawn = int(kmeans.draw(nearest if rows else np.ones(n), 1, rng)[0])
+            drawn = int(draw(nearest if rows else np.ones(n), 1, rng)[0])
             if row is None or new[drawn]:
                 row, reused = drawn, reused[:j]
         if row is None:  # each row equals a centroid
@@ -94,9 +101,8 @@ def initialise(
         if nearest[row] == 0:
             raise ValueError(f"prefix must name rows of distinct values, got {reused}")
         center = blocks.take(np.array([row]))
-        distances = blocks.per_row(
-            lambda X: kmeans.row_squares(X - center)  # noqa: B023 - called at once
-        )
+        # Called at once, with this centre.
+        distances = blocks.per_row(lambda X: row_squares(X - center))  # noqa: B023
         closer = distances < nearest
         labels[closer] = j
         nearest[closer] = distances[closer]
@@ -122,7 +128,7 @@ def local_labels(rows: Array, centroids: Array) -> Array:
 
     The first among equals, as in `initialise`. The function holds r k' d numbers.
     """
-    return np.asarray(kmeans.row_squares(rows[:, None] - centroids).argmin(axis=1))
+    return np.asarray(row_squares(rows[:, None] - centroids).argmin(axis=1))
 
 
 def seed_centroids(
@@ -205,7 +211,7 @@ def merge_small(
     while len(remain) > 1 and counts[remain].min() < least:
         small = remain[::-1][counts[remain[::-1]].argmin()]
         remain = remain[remain != small]
-        distances = kmeans.row_squares(centroids[remain] - centroids[small])
+        distances = row_squares(centroids[remain] - centroids[small])
         into = remain[distances.argmin()]
         counts[into] += counts[small]
         becomes[becomes == small] = into
@@ -225,8 +231,8 @@ def complete(blocks: RowBlocks, rows: Array) -> tuple[Array, Array]:
     """
     if len(rows) == 0:
         return np.empty((0, blocks.shape[1])), np.empty(0, np.int64)
-    centers = kmeans.lloyd(blocks, blocks.take(rows))
-    labels = blocks.per_row(lambda X: kmeans.assign(X, centers)[0])
+    centers = lloyd(blocks, blocks.take(rows))
+    labels = blocks.per_row(lambda X: assign(X, centers)[0])
     occupied, labels = np.unique(labels, return_inverse=True)
     return _in_range(centers[occupied], blocks), labels
 
@@ -450,7 +456,7 @@ def server_centroids(
     if len(X_s) == 0:
         raise ValueError("clusters need at least one row among the parties, got 0")
     distinct = len(initialise(RowBlocks(X_s), k, rng)[0])
-    return kmeans.weighted_kmeans(X_s, distinct, weights, rng, n_init)[0]
+    return weighted_kmeans(X_s, distinct, weights, rng, n_init)[0]
 
 
 def number_of_clusters(
@@ -469,7 +475,7 @@ def number_of_clusters(
 
     def silhouette(k: int) -> float:
         centers = server_centroids(points, weights, k, rng, n_init)
-        return float(weights @ kmeans.simplified_silhouettes(points, centers))
+        return float(weights @ simplified_silhouettes(points, centers))
 
     return max(range(2, min(most, max(2, m // 2)) + 1), key=silhouette)
 
@@ -481,7 +487,7 @@ def induced_labels(centroids: Array, labels: Array, centers: Array) -> Array:
     """
     if len(centroids) == 0:
         return np.empty(0, np.int64)
-    return kmeans.assign(centroids, centers)[0][labels]
+    return assign(centroids, centers)[0][labels]
 
 
 def contributions(blocks: RowBlocks, centers: Array, labels: Array) -> Array:
@@ -491,6 +497,6 @@ def contributions(blocks: RowBlocks, centers: Array, labels: Array) -> Array:
     """
 
     def terms(part: slice, X: Array) -> list[Array]:
-        return [kmeans.row_squares(X - centers[labels[part]])]
+        return [row_squares(X - centers[labels[part]])]
 
     return np.concatenate(blocks.map_reduce(terms, operator.add, [np.empty(0)]))

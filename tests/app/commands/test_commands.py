@@ -237,9 +237,8 @@ def test_models_are_listed_shown_and_removed(files, tmp_path, monkeypatch):
     # The parties' own parts go by a run, here on the same folders.
     started = []
     monkeypatch.setattr(stored, "start", lambda *given, **_: started.append(given))
-    code, text = call(
-        "models", "remove", number, "--output-dir", out, "--connection", "x"
-    )
+    removal = ["models", "remove", number, "--output-dir", out]
+    code, text = call(*removal, "--connection", "x")
     assert code == 0, text
     ((config, connection, _),) = started
     assert connection == "x"
@@ -249,6 +248,8 @@ def test_models_are_listed_shown_and_removed(files, tmp_path, monkeypatch):
     assert code == 0, text
     assert list(keep.glob("*/*.npz")) == []
     assert "1 model in" in call("models", "list", "--output-dir", out)[1]
+    call(*removal)  # again, for other parties
+    assert started[1][0] == started[0][0]
     # A model without parts is a file alone.
     (run,) = [path.parent for path in out.glob("*/model-coreset.npz")]
     code, text = call("models", "remove", run.name, "--output-dir", out)

@@ -72,8 +72,11 @@ class Stored:
         return self.id or f"{self.file.parent.name}/{self.variant}"
 
 
-def stored_models(folder: Path) -> Iterator[Stored]:
-    """Yield the models of readable runs in a folder, the oldest first."""
+def stored_models(folder: Path, removed: bool = False) -> Iterator[Stored]:
+    """Yield the models of readable runs in a folder, the oldest first.
+
+    With `removed` also those whose files are gone.
+    """
     for run in runs_in(folder):
         try:
             read = read_result(run)
@@ -82,7 +85,7 @@ def stored_models(folder: Path) -> Iterator[Stored]:
         config: dict[str, Any] = read["run_config"]
         for variant, result in read["results"].items():
             file = run / f"model-{variant}.npz"
-            if file.is_file():
+            if removed or file.is_file():
                 strategy, task = str(config["strategy"]), str(config["task"])
                 # Earlier versions called it "model".
                 model_id = result.get("model_id") or result.get("model") or ""

@@ -31,7 +31,8 @@ def list_models(
     folder = output_dir({"output-dir": output_dir_})
     models: dict[str, list[reports.Stored]] = {}
     for stored in reports.stored_models(folder):
-        models.setdefault(stored.name, []).append(stored)
+        if stored.id or stored.task == "train":  # others have no model of their own
+            models.setdefault(stored.name, []).append(stored)
     rows = []
     for name, versions in models.items():
         tasks = list(dict.fromkeys(version.task for version in versions))
@@ -105,7 +106,8 @@ def remove(
 
     It can be repeated: a party that has nothing of the model says so.
     """
-    models = reports.find_models(model, output_dir({"output-dir": output_dir_}))
+    folder = output_dir({"output-dir": output_dir_})
+    models = reports.find_models(model, folder)
     if models and not any(stored.id for stored in models):
         for stored in models:
             stored.file.unlink()
@@ -116,7 +118,8 @@ def remove(
         raise ValueError(
             f"run {model!r} has several models, name one: {', '.join(ids)}"
         )
-    algorithm = strategy or (models[0].strategy if models else "")
+    known = [m for m in reports.stored_models(folder, removed=True) if m.id in ids]
+    algorithm = strategy or (known[0].strategy if known else "")
     if not algorithm:
         raise ValueError(
             "strategy must be given, as --strategy, for a model of which this machine "

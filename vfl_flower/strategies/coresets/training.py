@@ -155,8 +155,8 @@ class CoresetVRLR(LinearStrategy):
         if count := metrics.get("left_out"):
             sentences.append(
                 f"columns that the model leaves out: {count}; too few rows differ from "
-                "their most frequent value, or one row stands out; their party's log "
-                "names them"
+                "their most frequent value, one row stands out, or numbers are above "
+                "1e100; their party's log names them"
             )
         if not metrics.get("converged", 1.0):
             sentences.append(
