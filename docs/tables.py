@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import sys
 
-from vfl_flower.app.commands.template import sections, toml
 from vfl_flower.app.config import Key, check_run_config, make_strategy
 from vfl_flower.app.plan import learned
 from vfl_flower.app.plan.rehearsal import Shape, quietly, rehearse
+from vfl_flower.app.settings import sections, toml
 from vfl_flower.strategies import ALGORITHMS
 
 

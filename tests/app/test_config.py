@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from vfl_flower.app.commands.template import toml
 from vfl_flower.app.config import (
     check_run_config,
     make_strategy,
@@ -15,6 +14,7 @@ from vfl_flower.app.config import (
     run_keys,
 )
 from vfl_flower.app.server_app import make_strategies
+from vfl_flower.app.settings import toml
 from vfl_flower.data.source import PartySource
 from vfl_flower.strategies import ALGORITHMS, algorithms
 

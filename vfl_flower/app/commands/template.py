@@ -7,17 +7,13 @@ SuperNodes, which needs Ray.
 
 from __future__ import annotations
 
-import json
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vfl_flower.app.commands.options import ends_in_a_sentence
-from vfl_flower.app.config import Key, run_keys
-from vfl_flower.strategies import ALGORITHMS
+from vfl_flower.app.settings import toml
 from vfl_flower.version import __version__
 
 BUNDLE = "vfl-flower-app"
@@ -39,25 +35,6 @@ serverapp = "vfl_flower.app.server_app:app"
 clientapp = "vfl_flower.app.client_app:app"
 
 {config}"""
-
-
-def sections() -> Iterator[tuple[str, list[Key]]]:
-    """Yield the sections of a run config, "" for the common one, and their keys."""
-    keys = list(run_keys().values())
-    for section in ["", *ALGORITHMS]:
-        yield section, [key for key in keys if key.section == section]
-
-
-def toml() -> str:
-    """Return the sections of a ``pyproject.toml`` with a comment for each key."""
-    lines = []
-    for section, keys in sections():
-        lines.append(f"[tool.flwr.app.config{section and f'.{section}'}]")
-        for key in keys:
-            lines += [f"# {line}" for line in textwrap.wrap(key.setting.meaning, 86)]
-            lines.append(f"{key.setting.key} = {json.dumps(key.default)}")
-        lines.append("")
-    return "\n".join(lines)
 
 
 def project() -> str:
