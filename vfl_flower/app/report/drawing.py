@@ -115,13 +115,13 @@ def _tidied(svg: str, alt: str) -> str:
     svg = svg[svg.index("<svg ") :].replace("<use xlink:href=", "<use href=")
     svg = re.sub('<g id="[^"]*"', "<g", svg)  # every figure has the same
     label = escape(alt, {'"': "&quot;"})
-    svg, found = re.subn(
+    svg, replaced = re.subn(
         ' xmlns:xlink="[^"]*" width="[^"]*" height="[^"]*"',
         lambda _: f' role="img" aria-label="{label}"',
         svg,
         count=1,
     )
-    assert found, "Matplotlib writes the size of an SVG otherwise"
+    assert replaced, "Matplotlib writes the size of an SVG otherwise"
     return svg
 
 
