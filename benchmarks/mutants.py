@@ -109,7 +109,7 @@ def killer_of(module: Path, copied: Path, timeout: float) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"more than {timeout:g} seconds"
-    if done.returncode not in (0, 1, 2):
+    if done.returncode not in (0, 1, 2, 4):  # 4: where conftest cannot be imported
         sys.exit(f"no tests of {module}: {done.stdout}{done.stderr}")
     names = re.findall(r"(?:FAILED|ERROR) (\S+)", done.stdout)
     return names[0] if names else "collection" * bool(done.returncode)

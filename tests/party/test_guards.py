@@ -40,7 +40,7 @@ def test_each_guard_has_a_test_that_fails_without_it():
     """
     assert sorted(ATTACKS) == sorted(names((*guards.BEFORE, *guards.AFTER)))
     tests = sorted({test.partition("[")[0] for test in ATTACKS.values()})
-    chosen = [sys.executable, "-m", "pytest", "-q", "-p", "unguarded", "--tb=short"]
+    chosen = [sys.executable, "-m", "pytest", "-q", "-psupport.unguarded", "--tb=short"]
     done = subprocess.run(
         [*chosen, "-s", *tests], cwd=TESTS, capture_output=True, text=True, check=False
     )

@@ -6,7 +6,7 @@ import textwrap
 from itertools import pairwise
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
     for path in [*ROOT.glob("*.md"), *sorted(ROOT.glob("docs/**/*.md"))]

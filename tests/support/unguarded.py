@@ -1,4 +1,4 @@
-"""A plugin of pytest, ``-p unguarded``: tests of attacks run without a guard."""
+"""A plugin of pytest, ``support.unguarded``: tests of attacks without a guard."""
 
 import pytest
 

@@ -25,7 +25,7 @@ MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 def printed_by(test_file: str) -> Any:
     """Run a file of tests that forks as a script, and return the JSON it prints."""
     home = Path(vfl_flower.__file__).parents[1]
-    paths = os.pathsep.join(map(str, [home, Path(__file__).parent]))
+    paths = os.pathsep.join(map(str, [home, *Path(__file__).parents[:2]]))
     done = subprocess.run(
         [sys.executable, test_file],
         # One thread: a forked process has no threads of OpenMP, and would wait for
