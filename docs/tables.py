@@ -6,8 +6,8 @@ docs/security.md, and ``toml`` the sections of pyproject.toml.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 
 from vfl_flower.app.config import Key, check_run_config, make_strategy
 from vfl_flower.app.plan import learned
@@ -61,4 +61,6 @@ def learned_at_defaults() -> str:
 TEXTS = {"settings": settings, "learned": learned_at_defaults, "toml": toml}
 
 if __name__ == "__main__":
-    print(TEXTS[sys.argv[1]]().rstrip())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("text", choices=TEXTS)
+    print(TEXTS[parser.parse_args().text]().rstrip())

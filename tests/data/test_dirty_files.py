@@ -272,7 +272,7 @@ def test_a_quote_that_takes_lines_is_refused_with_its_line(write):
     path = write("\n".join(["a,t,b", *lines]), "n.csv")
     assert words in refusal(path)
     assert words in refusal(path, columns=("a",))
-    lines[3], lines[20] = '3,"5 in\nor so",1', '20,"a, b,\nc",2'  # as it should be
+    lines[3], lines[20] = '3,"5 in\nor, so",1', '20,"a, b,\nc",2'  # as it should be
     assert load(write("\n".join(["a,t,b", *lines]), "n.csv")).X.shape == (30, 7)
 
 

@@ -151,8 +151,7 @@ def hash_with_key(
     ids = normal_ids(party.read_ids())
     _check_sizes(party, sizes)
     party.remember(Passes(list(sizes), 0, _digest(party, ids)))
-    fresh = [labels.KEYED_IDS, salt, party.keys_digest]
-    key = derive_key(_shared_key(party), fresh)
+    key = derive_key(_shared_key(party), [labels.KEYED_IDS, salt, party.keys_digest])
     return {"hashes": keyed_hashes(ids, key)[_shuffle(party)]}
 
 

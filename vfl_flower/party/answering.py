@@ -134,7 +134,7 @@ def answer(
     """Run one step for one message, or say why not, without a value of the data."""
     start = time.perf_counter()
     name, state_dir = map(context.node_config.get, ("party-name", "state-dir"))
-    folder = Path(str(state_dir)) if state_dir else None  # its file may be refused
+    folder = Path(str(state_dir)) if state_dir else None  # loading may refuse, too
     try:
         values, packed, digests = messages.unpack_whole(message.content)
         message.content.clear()  # its arrays are in `values`: tens of MB
@@ -182,6 +182,7 @@ def answer(
         reason = "the step failed unexpectedly, and the reason is in the party's log"
     if folder is not None and code != messages.DAMAGED:
         with suppress(PartyError):  # then it refuses all messages
+            check_folder(folder)
             note_refusal(folder)
     if step is hello and name and repr(name) not in reason:
         reason = f"party {name!r}: {reason}"  # the server does not know it yet

@@ -93,7 +93,7 @@ def remove(
     ] = "",
     federation: Federation = None,
     strategy: Annotated[
-        str, typer.Option(help="Its strategy, where this machine has no file of it.")
+        str, typer.Option(help="Its strategy, where no run on this machine has it.")
     ] = "",
     set_: Annotated[
         list[str] | None,
@@ -122,8 +122,8 @@ def remove(
     algorithm = strategy or (known[0].strategy if known else "")
     if not algorithm:
         raise ValueError(
-            "strategy must be given, as --strategy, for a model of which this machine "
-            "has no file"
+            "strategy must be given, as --strategy, for a model that no run on this "
+            "machine has"
         )
     pairs = [*(set_ or []), f"model-id={ids.pop()}"]
     if output_dir_:
