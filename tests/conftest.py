@@ -11,6 +11,7 @@ import hypothesis
 import numpy as np
 import pytest
 from faults import Clock
+from threadpoolctl import threadpool_limits
 from times import CpuTimes
 
 from vfl_flower import Party
@@ -62,9 +63,15 @@ def three() -> list[Party]:
     ]
 
 
-# How long an example takes is the machine's business: see benchmarks/.
-hypothesis.settings.register_profile("no clock", deadline=None)
-hypothesis.settings.load_profile("no clock")
+# The first stage is the same each time; `draws.law` is for the second. How long an
+# example takes is the machine's business: see benchmarks/.
+hypothesis.settings.register_profile(
+    "first",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("first")
 
 
 MEMORY = Path("/dev/shm")
@@ -91,6 +98,9 @@ def pytest_configure(config):
     """
     if config.getoption("cpu"):
         config.pluginmanager.register(CpuTimes())
+    if "OMP_NUM_THREADS" not in os.environ:  # as without make
+        os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+        threadpool_limits(1)
     if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK):
         return
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -119,7 +129,7 @@ def pytest_collection_modifyitems(items):
     """
     shared, elsewhere, wiring, quick = [], [], [], []
     for item in items:
-        if item.get_closest_marker("slow") is None:
+        if item.get_closest_marker("second") is None:
             quick.append(item)
         elif "organisations" in item.fixturenames:
             shared.append(item)

@@ -452,7 +452,7 @@ def mistype(path: Path, steps: list[ast.FunctionDef]) -> None:
     path.write_bytes(source)
 
 
-@pytest.mark.slow
+@pytest.mark.second
 def test_a_changed_parameter_of_any_step_fails_at_its_strategy(tmp_path):
     """At the file and in the lines of the strategy that asks for the step.
 

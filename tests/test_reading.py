@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.slow
+@pytest.mark.second
 def test_a_count_has_what_a_run_enters_and_nothing_else():
     form = 'CoresetVRLR(solver="central")'
     command = [sys.executable, "benchmarks/reading.py", form, "--list"]

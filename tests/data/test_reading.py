@@ -377,7 +377,7 @@ for path in sys.argv[2:]:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.second
 @pytest.mark.skipif(sys.platform != "linux", reason="kilobytes are those of Linux")
 @pytest.mark.parametrize(
     "name", ["a.csv", "a.parquet", "lz4.arrow", "packed.npz", "columns.npz"]

@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "dask_rows"
 sys.path.insert(0, str(EXAMPLE))
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.second,
     # The cluster's own: sockets that close late, and its event loop.
     pytest.mark.filterwarnings("default"),
 ]

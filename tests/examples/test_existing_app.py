@@ -111,7 +111,7 @@ def test_hospitals_with_consents_of_their_own(grid, tmp_path):
     assert result.metrics["inertia"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.second
 def test_by_flower(tmp_path):
     report = tmp_path / "report.json"
     run(

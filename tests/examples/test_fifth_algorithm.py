@@ -78,7 +78,7 @@ def test_in_process(installed, rows, tmp_path):
         np.testing.assert_allclose(np.abs(cosines), 1, rtol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.second
 def test_by_flower(tmp_path):
     """Its own bundle, in which there are no entry points."""
     run(

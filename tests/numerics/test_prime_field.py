@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from draws import law
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ def pairs(draw):
     return PrimeField(p), a, b
 
 
+@law
 @given(pairs())
 def test_arithmetic_is_that_of_integers(case):
     field, a, b = case
@@ -39,6 +41,7 @@ def test_arithmetic_is_that_of_integers(case):
     assert np.array_equal(product, exact(a) * exact(b) % field.p)
 
 
+@law
 @given(pairs(), st.integers(0, 2**61))
 def test_powers_and_inverses(case, exponent):
     field, a, _ = case

@@ -382,7 +382,7 @@ for attempt in range(10):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.second
 def test_killed_at_any_point_a_party_has_counted_what_it_sent(tmp_path):
     """Two processes at once, killed at a random time after some sends, ten times."""
     rng = np.random.default_rng(0)

@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from draws import law
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ def rounding(numbers):
     return 2.0 ** -(numbers.fraction + 1)
 
 
+@law
 @given(widths, st.integers(0, 30), st.data())
 def test_decoding_returns_each_number_to_the_stated_error(bits, fraction, data):
     numbers = FixedPoint(bits, fraction, bound=100.0)
@@ -67,6 +69,7 @@ def test_settings_out_of_range_are_refused(settings, argument):
         FixedPoint(*settings)
 
 
+@law
 @given(st.integers(1, 10**7), st.floats(1e-3, 1e3), widths)
 def test_the_finest_ring_holds_the_largest_sum_and_half_of_it_would_not(
     rows, bound, bits
@@ -100,6 +103,7 @@ def test_one_fraction_bit_more_than_the_bound_allows_overflows(rows, value, bits
         assert (abs(opened - rows * value**2) <= error) == fits
 
 
+@law
 @given(st.integers(1, 10**5), st.floats(0.1, 4), st.integers(0, 20))
 def test_the_narrowest_ring_is_chosen(rows, bound, fraction):
     bits = gram_fixed_point(rows, bound, fraction).bits
@@ -131,6 +135,7 @@ def test_too_many_rows_are_refused_with_what_would_fit():
         weights_fixed_point(FixedPoint(48, 46, 1.0), 10)
 
 
+@law
 @given(st.integers(1, 3000), st.sampled_from([FixedPoint(48, 16, cosine_bound(16)),
                                               FixedPoint(56, 28, 1.01),
                                               FixedPoint(63, 2, 1.0)]))  # fmt: skip

@@ -9,6 +9,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from draws import law
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -36,6 +37,7 @@ def _inputs(draw):
     return bound, parties, draw(arrays(np.float64, shape, elements=_sizes(bound)))
 
 
+@law
 @given(bounds, party_counts)
 def test_scale_is_the_largest_power_of_two_without_overflow(bound, parties):
     scale = Ring(bound, parties).scale
@@ -55,6 +57,7 @@ def test_rounding_at_the_bound_leaves_room_for_thousands_of_parties():
     assert Ring(bound, 3000).scale == 0.5
 
 
+@law
 @given(_inputs())
 def test_decode_of_the_sum_is_within_the_stated_error(case):
     """Half a step a term in the sum, and one rounding to float64 at the end."""
@@ -69,6 +72,7 @@ def test_decode_of_the_sum_is_within_the_stated_error(case):
         assert abs(Fraction(float(got)) - exact) <= allowed
 
 
+@law
 @given(_inputs())
 def test_elements_are_the_nearest_integers_and_add_exactly(case):
     bound, parties, terms = case
@@ -139,6 +143,7 @@ def test_plain_random_is_zero_and_takes_nothing():
     np.testing.assert_array_equal(Plain(1.0, 2).random(take, 3), np.zeros(3))
 
 
+@law
 @given(bounds, party_counts, bounds, party_counts)
 def test_labels_differ_when_settings_do(bound, parties, other_bound, other_parties):
     same = (bound, parties) == (other_bound, other_parties)
@@ -193,6 +198,7 @@ def _distance(a, b):
     return abs((a - b + Fraction(1, 2)) % 1 - Fraction(1, 2))
 
 
+@law
 @given(circles, arrays(np.float64, st.integers(0, 8), elements=angles))
 def test_circle_elements_are_the_nearest_fractions_of_a_turn(circle, turns):
     elements, clipped = circle.encode(turns)
@@ -203,6 +209,7 @@ def test_circle_elements_are_the_nearest_fractions_of_a_turn(circle, turns):
         assert distance <= Fraction(1, 2 ** (circle.bits + 1))
 
 
+@law
 @given(circles, st.lists(arrays(np.float64, 3, elements=angles), min_size=1))
 def test_circle_sums_are_exact_modulo_a_turn(circle, terms):
     """However many the parties; each value is at most half a unit off."""
@@ -218,6 +225,7 @@ def test_circle_sums_are_exact_modulo_a_turn(circle, terms):
         assert _distance(Fraction(int(got), 2**circle.bits), exact) <= allowed
 
 
+@law
 @given(circles, arrays(np.uint32, 7), arrays(np.uint32, 7))
 def test_circle_subtract_undoes_add(circle, a, b):
     a, b = a.astype(circle.dtype), b.astype(circle.dtype)

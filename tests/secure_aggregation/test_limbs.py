@@ -6,6 +6,7 @@ from fractions import Fraction
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from draws import law
 from hypothesis import given
 
 from vfl_flower.secure_aggregation.groups import group
@@ -20,6 +21,7 @@ def exact(values: list[float]) -> Fraction:
     return sum((math.trunc(Fraction(v) / STEP) * STEP for v in values), Fraction())
 
 
+@law
 @given(numbers)
 def test_limbs_are_small_integers_and_make_the_number(value):
     limbs = split_limbs(np.array([value]))
@@ -31,6 +33,7 @@ def test_limbs_are_small_integers_and_make_the_number(value):
     assert actual == exact([value])
 
 
+@law
 @given(users)
 def test_the_sum_is_that_of_the_numbers(values):
     """To five roundings of float64, beside the largest limb."""
@@ -42,6 +45,7 @@ def test_the_sum_is_that_of_the_numbers(values):
     assert abs(actual - Fraction(math.fsum(values))) <= error + len(values) * STEP
 
 
+@law
 @given(st.lists(st.integers(0, 2**52), min_size=1, max_size=8), st.integers(-80, 66))
 def test_sums_of_one_sign_are_exact_to_rounding(integers, power):
     """As `moments` are: no more than five roundings, however they are cut."""
@@ -51,6 +55,7 @@ def test_sums_of_one_sign_are_exact_to_rounding(integers, power):
     assert math.isclose(join_limbs(total)[0], expected, rel_tol=5 * 2**-53)
 
 
+@law
 @given(st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=2, max_size=5))
 def test_the_ring_adds_limbs_exactly(rows):
     """In the fixed point of one bound for all, where the numbers would not fit."""

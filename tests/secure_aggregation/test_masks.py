@@ -10,6 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from draws import law
 from fixed_keys import PRIVATE, PUBLIC, derived, ends
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,7 @@ def _mask(masks, chosen, count, *context):
 KINDS = ["ring", "circle16", "circle32", "field"]
 
 
+@law
 @given(
     *(st.integers(2, 6), st.integers(0, 300), st.sampled_from(KINDS)),
     st.tuples(names, names, st.integers(0, 2**70)),
@@ -69,6 +71,7 @@ def test_masks_sum_to_zero_over_several_blocks(kind):
     assert len(np.unique(words)) == len(words)
 
 
+@law
 @given(
     *(st.integers(2, 6), st.tuples(st.integers(0, 5), st.integers(0, 5))),
     st.integers(0, 2**32 - 1),

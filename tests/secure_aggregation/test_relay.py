@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from draws import law
 from fixed_keys import PRIVATE, PUBLIC, derived
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ def _relay(index, run_id=1, parties=3):
     return Relay(PRIVATE[index], PUBLIC[:parties], index, run_id)
 
 
+@law
 @given(
     *(st.integers(0, 2), st.integers(0, 2), st.binary(max_size=300)),
     st.tuples(names, names, st.integers(0, 2**70)),

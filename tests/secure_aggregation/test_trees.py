@@ -5,6 +5,7 @@ from itertools import permutations, product
 
 import numpy as np
 import pytest
+from draws import law
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +58,7 @@ def test_binary_root_receives_wherever_it_stands():
     assert trees.binary([1, 2, 3], 3) == trees.Tree(3, (((2, 1),), ((1, 3),)))
 
 
+@law
 @given(st.data(), st.integers(1, 70), st.sampled_from(KINDS))
 def test_every_term_arrives_once(data, q, kind):
     order = data.draw(st.permutations(range(q)))

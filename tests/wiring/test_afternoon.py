@@ -22,7 +22,7 @@ from vfl_flower.app.deployment.processes import Processes, RunFailed, free_port
 from vfl_flower.party.consent import Consent
 from wiring.commands import Running, running, said, started_in
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.second
 
 
 class Federation:

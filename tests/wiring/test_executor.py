@@ -16,7 +16,7 @@ from vfl_flower.data import load_party
 from vfl_flower.simulation import simulate
 from wiring.deployment import NAMES, STOCK, Organisations
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.second
 
 CONFIG = {"strategy": "fdskl-direct", "fdskl-direct.features": 64}
 CONFIG |= {"fdskl-direct.bandwidth": 2.0, "seed": 3}

@@ -87,13 +87,13 @@ def superlink(organisations) -> Processes:
     return organisations.deployment.processes
 
 
-@pytest.mark.slow
+@pytest.mark.second
 def test_failed(probe, superlink):
     with pytest.raises(RunFailed, match=r"finished:failed.*the airline did not answer"):
         submit(superlink, probe, run_config={"mode": "fail"}, timeout=120)
 
 
-@pytest.mark.slow
+@pytest.mark.second
 def test_timeout(probe, superlink):
     with pytest.raises(RunFailed, match="did not finish within 5 s"):
         submit(superlink, probe, run_config={"mode": "hang"}, timeout=5)
@@ -118,7 +118,7 @@ def test_lines_that_come_at_the_end_are_shown(tmp_path):
     assert shown == ["one\n", "two\n", "results in here\n"]
 
 
-@pytest.mark.slow
+@pytest.mark.second
 def test_refused(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(
@@ -202,7 +202,7 @@ def test_interrupted(monkeypatch):
     assert ended.value.exit_code == 130
 
 
-@pytest.mark.slow
+@pytest.mark.second
 def test_what_was_started_ends_with_it(probe, tmp_path):
     mark = {"VFL_FLOWER_TEST": str(tmp_path)}
 

@@ -19,7 +19,7 @@ from vfl_flower.simulation import simulate
 CONFIG = {"data": "diabetes", "coreset-vrlr.size": 100, "seed": 7, "n-parties": 3}
 
 
-@pytest.mark.slow
+@pytest.mark.second
 def test_three_supernodes(tmp_path, capfd):
     nodes = [{"partition-id": index, "num-partitions": 3} for index in range(3)]
     parties = [load_party(party_source(node, CONFIG)) for node in nodes]

@@ -12,7 +12,7 @@ import pytest
 from vfl_flower.app.deployment.flower_run import CONNECTION
 from wiring.deployment import NAMES, Organisations
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.second
 
 
 @pytest.fixture(autouse=True)

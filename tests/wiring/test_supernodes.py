@@ -20,7 +20,7 @@ from vfl_flower.app.deployment.certificates import write_certificates
 from vfl_flower.app.deployment.processes import RunFailed
 from wiring.deployment import NAMES, STOCK, Deployment, Run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.second
 
 
 # -- who may take part -----------------------------------------------------------------

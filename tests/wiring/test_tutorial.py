@@ -21,7 +21,7 @@ from vfl_flower.app.deployment.processes import free_port
 from wiring.commands import Running, started_in
 from wiring.test_afternoon import Federation, nothing_leaks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.second
 
 TUTORIAL = "docs/tutorials/three-files.md"
 PORT, MODEL = "8000", "5328bf6441a925ad"

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from draws import law
 from hypothesis import given
 from hypothesis import strategies as st
 from uniformity import octets, uniform
@@ -38,6 +39,7 @@ def run(deal, angles, multiple=1, fraction=FRACTION, root=ROOT):
     return messages, [np.concatenate(own) for own in shares]
 
 
+@law
 @given(
     *(st.integers(2, 6), st.tuples(st.integers(1, 5), st.integers(1, 4))),
     *(st.sampled_from(WIDTHS), st.sampled_from([1, 2, 3, 4])),

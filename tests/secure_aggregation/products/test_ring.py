@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from draws import law
 from hypothesis import given
 from hypothesis import strategies as st
 from ring_elements import exact_product, uniform_elements
@@ -22,6 +23,7 @@ def elements(rng, shape, bits, edges):
     return uniform_elements(rng, shape, bits)
 
 
+@law
 @given(all_bits, sizes, sizes, sizes, st.booleans(), st.integers(0, 2**32 - 1))
 def test_a_product_is_that_of_whole_numbers(bits, m, n, p, edges, seed):
     rng = np.random.default_rng(seed)
@@ -29,6 +31,7 @@ def test_a_product_is_that_of_whole_numbers(bits, m, n, p, edges, seed):
     assert np.array_equal(product(left, right, bits), exact_product(left, right, bits))
 
 
+@law
 @given(all_bits, st.lists(sizes, min_size=1), sizes, st.booleans(), st.integers(0, 9))
 def test_a_sum_of_squares_is_that_of_whole_numbers(bits, rows, columns, edges, seed):
     rng = np.random.default_rng(seed)

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+from draws import law
 from hypothesis import given
 from hypothesis import strategies as st
 from ring_elements import uniform_elements
@@ -21,6 +22,7 @@ CHANGES = [
 OTHERS = [dataclasses.replace(DEAL, **change) for change in CHANGES]
 
 
+@law
 @given(st.sampled_from([*WIDTHS, 49, 57, 64]), st.integers(0, 20), st.integers(0, 99))
 def test_elements_survive_a_message(bits, count, seed):
     words = uniform_elements(np.random.default_rng(seed), (count, 2), bits)
@@ -42,6 +44,7 @@ def test_bytes_that_are_no_elements_are_refused(data, bits, rule):
         shares.unpack(data, bits, (2,))
 
 
+@law
 @given(st.sampled_from(WIDTHS), st.integers(0, 99))
 def test_shares_add_up_to_what_is_shared(bits, seed):
     deal = dataclasses.replace(DEAL, bits=bits)

@@ -6,6 +6,7 @@ from collections import deque
 
 import numpy as np
 import pytest
+from draws import law
 from hypothesis import example, given
 from hypothesis import strategies as st
 from ring_elements import exact_product, shared, uniform_elements
@@ -73,6 +74,7 @@ def gram(deal, shares, root=ROOT):
 # -- exact -----------------------------------------------------------------------------
 
 
+@law
 @given(st.integers(1, 9), st.integers(1, 5), st.sampled_from(fixed_point.WIDTHS), seeds)
 @example(2 * BLOCK_ROWS + 52, 3, 63, 1)
 def test_a_gram_matrix_is_that_of_the_elements(rows, columns, bits, seed):
@@ -85,6 +87,7 @@ def test_a_gram_matrix_is_that_of_the_elements(rows, columns, bits, seed):
     assert np.array_equal(open_gram(*shares, deal), exact)
 
 
+@law
 @given(
     *(st.integers(2, 6), st.integers(1, 40), st.integers(1, 3)),
     *(st.sampled_from(fixed_point.WIDTHS), st.floats(0.01, 1000), seeds),
@@ -118,6 +121,7 @@ def test_columns_of_all_parties_give_the_pooled_gram_to_the_stated_error(
     assert difference <= gram_error(rows, bound, half) + rounding
 
 
+@law
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 3), seeds)
 def test_a_prediction_is_the_product_of_the_elements(rows, columns, outputs, seed):
     rng, deal = np.random.default_rng(seed), use(rows, columns, outputs, bits=56)
@@ -134,6 +138,7 @@ def test_a_prediction_is_the_product_of_the_elements(rows, columns, outputs, see
     assert pair[0].proof(CHALLENGE, spare) == pair[1].proof(CHALLENGE)
 
 
+@law
 @given(st.integers(1, 1100), st.integers(0, 3), st.integers(1, 3), seeds)
 def test_owners_hide_their_columns_of_rows_for_party_0(rows, own, joint, seed):
     """Two owners, and columns of which both that compute have shares."""
