@@ -404,6 +404,7 @@ NODE_KEYS = first_column("docs/party-files.md", "| key of the node config | mean
 def test_node_config_keys_are_read():
     expected = {
         "data": ("/a.csv", "data", "/a.csv"),
+        "data-path": ("/a.csv", "data", "/a.csv"),
         "party-name": ("a", "name", "a"),
         "partition-id": (1, "index", 1),
         "columns": ("a,b", "columns", ("a", "b")),

@@ -282,7 +282,11 @@ def test_a_name_of_digits_is_text():
         ),
         ({"data": "a", "standardize": 1}, "standardize must be true or false, got 1"),
         ({"data": "a", "one-hot": "no"}, "one-hot must be true or false, got 'no'"),
-        # The sentence goes to the server: it has no path.
+        # The sentences go to the server: they have no path.
+        (
+            {"data": "/a", "data-path": "/b"},
+            "node config must not have another 'data-path' than 'data'",
+        ),
         ({"data": "a", "state-dir": "rome"}, "state-dir must be an absolute path"),
         *(
             ({key: "x"}, f"node config has no key {key!r}; did you mean {near!r}?")
@@ -291,6 +295,7 @@ def test_a_name_of_digits_is_text():
                 ("label_column", "label-column"),
                 ("column", "columns"),
                 ("state_dir", "state-dir"),
+                ("data_path", "data-path"),
             )
         ),
         *(

@@ -467,13 +467,15 @@ def loaded(node, run=None):
     return load_from_context(SimpleNamespace(node_config=node, run_config=run or {}))
 
 
-@pytest.mark.parametrize("absolute", [True, False])
-def test_a_party_of_a_file_is_strict(tmp_path, monkeypatch, absolute):
+@pytest.mark.parametrize(
+    ("key", "absolute"), [("data", True), ("data", False), ("data-path", True)]
+)
+def test_a_party_of_a_file_is_strict(tmp_path, monkeypatch, key, absolute):
     """A relative path made it one that lets anything leave."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "table.csv").write_text(TABLE)
     data = str(tmp_path / "table.csv") if absolute else "table.csv"
-    node = {"data": data, "party-name": "a"}
+    node = {key: data, "party-name": "a"}
     with pytest.raises(PartyError, match="state-dir must be set"):
         loaded(node)
     node["state-dir"] = str(tmp_path / "state")

@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import Context
 
-from vfl_flower.app.config import has_encoding, party_source
+from vfl_flower.app.config import has_encoding, party_source, with_data
 from vfl_flower.app.register import make_client_app
 from vfl_flower.data import StoredRows, is_file, load_party
 from vfl_flower.data.source import PartySource
@@ -26,7 +26,7 @@ def load_from_context(context: Context) -> Party:
         name = context.node_config.get("party-name")
         raise PartyError(f"party {name!r}: {error}" if name else str(error)) from None
     # Other parties are simulated: they hold parts of a bundled data set or folder.
-    real = _is_real(source, "data" in context.node_config)
+    real = _is_real(source, "data" in with_data(context.node_config))
     if real and source.state_dir is None:
         raise PartyError(
             f"{source.who}: state-dir must be set in the node config: there the party "

@@ -80,7 +80,7 @@ _NODE_KEYS = frozenset(setting.key for setting in settings_of(FileOptions))
 """Keys of the run config that a node config with ``data`` may have too."""
 
 _NODE_ONLY = frozenset(
-    {"data", "partition-id", "num-partitions", "party-name"}
+    {"data", "data-path", "partition-id", "num-partitions", "party-name"}
     | {"alignment", "consent", "state-dir"}
 )
 
@@ -186,6 +186,15 @@ def _standardize_rule(section: str) -> str:
     )
 
 
+def with_data(node_config: UserConfig) -> dict[str, Any]:
+    """Return a node config with ``data`` where it has ``data-path``, Flower's word."""
+    config = dict(node_config)
+    path = config.pop("data-path", None)
+    if path is not None and config.setdefault("data", path) != path:
+        raise ValueError("node config must not have another 'data-path' than 'data'")
+    return config
+
+
 def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource:
     """Return where a node's data come from.
 
@@ -193,6 +202,7 @@ def party_source(node_config: UserConfig, run_config: UserConfig) -> PartySource
     data applies to all others, such as simulated ones. Raises ValueError for a wrong
     type, a misspelt key, or options of a file without ``data``.
     """
+    node_config = with_data(node_config)
     _check_node_keys(node_config)
     by_node = "data" in node_config
     declared = chain.from_iterable(map(settings_of, _COMMON))

@@ -102,6 +102,7 @@ def test_new_rows_are_encoded_as_those_of_training(parties, model, tmp_path):
     new.to_csv(tmp_path / "new.csv", index=False)
     output = tmp_path / "out.csv"
     config = node_config(tmp_path / "new.csv", tmp_path / "state-1")
+    config = config.replace("data=", "data-path=")  # the same
     command = [sys.executable, "-m", "vfl_flower.app.commands.label", model.id]
     subprocess.run(
         [*command, "--node-config", config, "--output", str(output)], check=True

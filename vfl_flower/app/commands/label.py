@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vfl_flower.app.commands.options import ends_in_a_sentence
-from vfl_flower.app.config import party_source
+from vfl_flower.app.config import party_source, with_data
 from vfl_flower.app.flwr_internals.config import parse_config_args
 from vfl_flower.data import load_party, read_ids
 from vfl_flower.models import Model
@@ -40,7 +40,7 @@ def main(
         ) from None
     if output.exists() != output.is_file() or not output.absolute().parent.is_dir():
         raise ValueError("output must be a file in a folder that exists")
-    if "data" not in config:
+    if "data" not in with_data(config):
         raise ValueError("node config must name the new rows as 'data'")
     source = party_source(config, {})
     if source.state_dir is None:

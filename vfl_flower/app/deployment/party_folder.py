@@ -23,6 +23,7 @@ from vfl_flower.app.config import (
     check_run_config,
     make_strategy,
     party_source,
+    with_data,
 )
 from vfl_flower.app.deployment.cards import Card
 from vfl_flower.app.deployment.certificates import write_supernode_key
@@ -157,7 +158,7 @@ def load_party_folder(folder: Path) -> tuple[PartySource, Consent]:
 
 def write_with_data(folder: Path, data: str) -> Path:
     """Write the node config with another data file beside its own; return its path."""
-    config = tomllib.loads((folder / NODE_CONFIG).read_text(encoding="utf-8"))
+    config = with_data(tomllib.loads((folder / NODE_CONFIG).read_text("utf-8")))
     path = folder / f"other-data{Path(NODE_CONFIG).suffix}"
     text = _HOW_TO_READ + tomli_w.dumps(config | {"data": data})
     write_whole(path, text.encode(), private=True)
