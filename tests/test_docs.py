@@ -525,7 +525,6 @@ def test_keys_in_the_text_exist(page):
             for setting in settings_of(strategy):
                 known |= set(setting.choices)
     known |= {"flower-superlink", "flower-supernode", "vfl-flower"}
-    known |= {"share-rows"} if page == "CHANGELOG.md" else set()
     for code in words_in_code(page):
         name = code.partition("=")[0]
         if re.fullmatch(rf"({sections})\.[\w-]+", name):
