@@ -40,19 +40,19 @@ MODEL = "1f0c5d2a9b3e4c71"
 PROGRAMS = (
     *("vfl-flower", "python", "flwr", "flower-superlink", "flower-supernode", "make"),
     *("openssl", "ssh-keygen", "pip", "mkdir", "head", "source", "systemctl", "sudo"),
-    *("docker", "export", "FLWR_HOME=\\S+ flwr", "printf", "echo"),
+    *("git", "docker", "export", "FLWR_HOME=\\S+ flwr", "printf", "echo"),
 )
 """First words of commands."""
 
 NOT_HERE = {
     "README.md": {
-        r"make (demo|test)": "make test runs this test; tests/simulations",
+        r"git|make (demo|test)": "make test runs this test; tests/simulations",
         r"vfl-flower": "those of docs/tutorials/three-files.md, with another strategy",
     },
     "CONTRIBUTING.md": {r"make (test|lint)": "CI itself"},
     "docs/contribute.md": {
         r"make (test|lint|docs|size|reading)": "CI itself, and counts of lines",
-        r"make (bench|papers|mutants)": "these take long",
+        r"make (bench|papers|mutants|bundle|release)": "these take long",
         r"python docs/tables.py": "compared with the page in test_docs.py",
     },
     "docs/deploy.md": {
@@ -76,7 +76,7 @@ NOT_HERE = {
         r"vfl-flower simulate": "its pictures; as those of docs/simulate.md, longer",
     },
     "docs/simulate.md": {
-        r"make demo|source ": "of a clean clone, which CI makes",
+        r"git|make demo|source ": "of a clean clone, which CI makes",
         r"export|flwr run |python -m vfl_flower.app.deployment.flower_run": (
             "tests/wiring/test_flower_run.py"
         ),
