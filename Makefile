@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # The theme otherwise prints where its development goes on.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help demo test test-times mutants lint docs bench size reading papers
+.PHONY: help demo test test-times mutants lint docs bench size reading papers bundle release
 
 help:
 	@echo "make demo        fit a model on three parties' columns, beside each party alone"
@@ -27,6 +27,8 @@ help:
 	@echo "make bench       run the benchmarks at a small size"
 	@echo "make size        count lines, and lines of code, by folder"
 	@echo "make reading     count the lines that one reads to follow a strategy"
+	@echo "make bundle      build distributions, and the app for Flower's Hub, into dist/"
+	@echo "make release     the same for VERSION=0.1.0, with a tag; uploads nothing"
 	@echo "make papers      measure the figures of docs/papers that are missing; QUICK=1: in minutes"
 
 $(PY):
@@ -85,3 +87,9 @@ reading: $(INSTALLED)
 
 papers: $(INSTALLED)
 	$(PY) -m simulations.papers $(if $(QUICK),--quick --output-dir .papers)
+
+bundle: $(INSTALLED)
+	$(PY) benchmarks/release.py
+
+release: $(INSTALLED)
+	$(PY) benchmarks/release.py $(VERSION)

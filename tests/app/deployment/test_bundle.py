@@ -3,19 +3,17 @@
 import csv
 import io
 import re
-import shutil
-import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 import typer
-from flwr.cli.build import build, build_fab_from_disk, build_fab_from_files
-from flwr.cli.utils import collect_files, filter_paths_for_publish
-from flwr.supercore.constant import MAX_FILE_BYTES, MAX_FILE_COUNT, MAX_TOTAL_BYTES
+from flwr.cli.build import build_fab_from_disk, build_fab_from_files
+from flwr.cli.utils import collect_files
+from packaging.metadata import Metadata
 
+from benchmarks import release
 from vfl_flower.app.commands.template import write_app
 from vfl_flower.app.deployment import bundle
 from vfl_flower.app.deployment.bundle import bundle_hash, hash_of, installed_bundle
@@ -27,73 +25,57 @@ pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower'
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory) -> Path:
-    """Return a copy of the checkout with what is in git, in a folder of any name."""
-    folder = tmp_path_factory.mktemp("checkout") / "vfl-flower"
-    made = {"__pycache__", "build", "dist", *(p.name for p in ROOT.glob("*.egg-info"))}
-    hidden = {path.name for path in ROOT.glob(".*")} - {".gitignore"}
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*made, *hidden))
+def dist(tmp_path_factory) -> Path:
+    """Build all that a release consists of."""
+    folder = tmp_path_factory.mktemp("release") / "dist"
+    release.build(ROOT, folder)
     return folder
 
 
-def test_flwr_build_makes_a_bundle_of_format_1(checkout, tmp_path, monkeypatch):
+def modules() -> set[str]:
+    return {p.relative_to(ROOT).as_posix() for p in ROOT.glob("vfl_flower/**/*.py")}
+
+
+def test_the_bundle_has_format_1(dist):
     """With its licence, the version of Flower it was made for, and all modules."""
-    monkeypatch.chdir(tmp_path)
-    build(checkout)
-    (file,) = tmp_path.iterdir()
+    (file,) = dist.glob("*.fab")
     assert re.fullmatch(r"vfl-flower\.vfl-flower\.[\d-]+\.\w{8}\.fab", file.name)
     with zipfile.ZipFile(file) as archive:
         packed = tomllib.loads(archive.read("pyproject.toml").decode())
         assert archive.read("LICENSE") == (ROOT / "LICENSE").read_bytes()
         text = archive.read(".info/CONTENT").decode()
         listed = {row[0] for row in csv.reader(io.StringIO(text))}
-    modules = {p.relative_to(ROOT).as_posix() for p in ROOT.glob("vfl_flower/**/*.py")}
-    assert listed == modules | {"LICENSE", "pyproject.toml"}
+    assert listed == modules() | {"LICENSE", "pyproject.toml"}
     assert packed["project"]["license"] == {"file": "LICENSE"}
     app = packed["tool"]["flwr"]["app"]
     assert app["fab-format-version"] == 1
 
-    _, metadata = build_fab_from_files(collect_files(checkout))
+    _, metadata = build_fab_from_files(collect_files(dist / release.APP))
     assert metadata.fab_format_version == 1
     assert metadata.flwr_version_target == app["flwr-version-target"]
     (least,) = re.findall(r"flwr\[simulation\]>=([\d.]+),", str(packed["project"]))
     assert metadata.flwr_version_min == least
 
 
-def test_the_checkout_keeps_the_limits_of_flower_hub(checkout):
-    """In the number of files and their sizes; all are UTF-8."""
-    files = filter_paths_for_publish(collect_files(checkout))
-    sizes = [path.stat().st_size for path in files.values()]
-    assert 200 < len(sizes) <= MAX_FILE_COUNT
-    assert max(sizes) <= MAX_FILE_BYTES
-    assert sum(sizes) <= MAX_TOTAL_BYTES
-    for path in files.values():
-        path.read_text(encoding="utf-8")
-    project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
-    assert 0 < len(project["description"]) <= 200
+def test_flower_hub_takes_the_folder_of_the_app(dist):
+    """It has the package, no tests and no benchmarks; links lead to the repository."""
+    release.check(dist)
+    app = dist / release.APP
+    assert not {"tests", "benchmarks", "docs"} & {path.name for path in app.iterdir()}
+    assert not re.search(r"\]\((?!https://)", (app / "README.md").read_text())
 
 
-def test_wheel_and_source_distribution(checkout, tmp_path):
-    """A wheel made of the source distribution has the whole package and its licence."""
-
-    def build(kind, place):
-        words = ["-m", "hatchling", "build", "-d", tmp_path / kind, "-t", kind]
-        subprocess.run(
-            [sys.executable, *words], cwd=place, check=True, capture_output=True
-        )
-        (made,) = (tmp_path / kind).iterdir()
-        return made
-
-    shutil.unpack_archive(build("sdist", checkout), tmp_path / "source", filter="data")
-    (unpacked,) = (tmp_path / "source").iterdir()
-    wheel = build("wheel", unpacked)
+def test_wheel_and_source_distribution(dist):
+    """The wheel has the package, with an SPDX expression; the other makes a wheel."""
+    (wheel,) = dist.glob("*.whl")
+    about = f"vfl_flower-{__version__}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    tracked = {p for p in ROOT.glob("vfl_flower/**/*") if p.suffix in {".py", ".typed"}}
-    assert {p.relative_to(ROOT).as_posix() for p in tracked} <= names
-    about = f"vfl_flower-{__version__}.dist-info"
-    assert f"{about}/licenses/LICENSE" in names
+        metadata = Metadata.from_email(archive.read(f"{about}/METADATA"))
+    assert modules() | {"vfl_flower/py.typed", f"{about}/licenses/LICENSE"} <= names
     assert {name.partition("/")[0] for name in names} == {"vfl_flower", about}
+    assert metadata.license_expression == "Apache-2.0"
+    assert metadata.description == (dist / release.APP / "README.md").read_text()
 
 
 def test_every_folder_of_the_template_gives_the_installed_bundle(tmp_path):
