@@ -92,4 +92,4 @@ bundle: $(INSTALLED)
 	$(PY) benchmarks/release.py
 
 release: $(INSTALLED)
-	$(PY) benchmarks/release.py $(VERSION)
+	$(PY) benchmarks/release.py $(or $(VERSION),$(error name one: make release VERSION=0.1.0))

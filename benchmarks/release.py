@@ -27,9 +27,9 @@ ROOT = Path(__file__).parents[1]
 APP = "vfl-flower"  # Flower takes no underscore in the name of an app's folder
 
 PUBLISH = """
-{tag} is ready; these commands publish it:
+v{version} is ready; these commands publish it:
 
-    git push origin HEAD {tag}
+    git push origin HEAD v{version}
     pip install twine && twine upload dist/*.whl dist/*.tar.gz
     flwr login supergrid && flwr app publish dist/vfl-flower"""
 
@@ -92,28 +92,28 @@ def try_out(dist: Path) -> None:
         python = Path(folder, "bin/python")
         install = (python, "-m", "pip", "install", "--quiet")
         run(*install, wheel, cwd=folder)
-        simulate = ("simulate", "coreset-vrlr", "--data=diabetes", "--set=size=100")
-        run(python.with_name("vfl-flower"), *simulate, cwd=folder)
+        simulate = (python.with_name("vfl-flower"), "simulate", "coreset-vrlr")
+        run(*simulate, "--data=diabetes", f"--set=output-dir={folder}", cwd=folder)
         run(*install, f"vfl-flower[simulation] @ {wheel.as_uri()}", cwd=folder)
-        flower_run = ("-m", "vfl_flower.app.deployment.flower_run", dist / APP)
-        run(python, *flower_run, "--num-supernodes=3", cwd=folder)
+        simulate = (python, "-m", "vfl_flower.app.deployment.flower_run", dist / APP)
+        options = ("--num-supernodes=3", f'--run-config=output-dir="{folder}"')
+        run(*simulate, *options, cwd=folder)
 
 
 def main() -> None:
     """Build and check, and release a version if there is one."""
     version, dist = "".join(sys.argv[1:2]), ROOT / "dist"
-    tag = f"v{version}"
     if version:
-        if git("status", "--porcelain") or git("tag", "--list", tag):
-            sys.exit(f"there must be no change that is not committed, and no tag {tag}")
+        if git("status", "--porcelain") or git("tag", "--list", f"v{version}"):
+            sys.exit("there must be no tag of this version, and no uncommitted change")
         write_version(version)
         run("git", "commit", "--all", "--allow-empty", f"--message=Release {version}")
     build(ROOT, dist)
     check(dist)
     if version:
         try_out(dist)
-        run("git", "tag", "--annotate", tag, f"--message=vfl-flower {version}")
-        print(PUBLISH.format(tag=tag))
+        run("git", "tag", f"v{version}", f"--message=vfl-flower {version}")
+        print(PUBLISH.format(version=version))
 
 
 if __name__ == "__main__":
