@@ -271,14 +271,12 @@ def test_a_name_of_digits_is_text():
 @pytest.mark.parametrize(
     ("node", "sentence"),
     [
-        ({"partition-id": -1}, "partition-id must be a whole number from 0, got -1"),
-        (
-            {"partition-id": True},
-            "partition-id must be a whole number from 0, got True",
-        ),
-        (
-            {"num-partitions": "3"},
-            "num-partitions must be a whole number from 0, got '3'",
+        *(
+            ({key: value}, f"{key} must be a whole number from 0, got {value!r}")
+            for key, value in (
+                *(("partition-id", -1), ("partition-id", True)),
+                ("num-partitions", "3"),
+            )
         ),
         ({"data": "a", "standardize": 1}, "standardize must be true or false, got 1"),
         ({"data": "a", "one-hot": "no"}, "one-hot must be true or false, got 'no'"),

@@ -1,6 +1,5 @@
-"""The Compose files: their form, what they may do, and the options they name."""
+"""The Compose files: what they may do, and the options they name."""
 
-import json
 import re
 from pathlib import Path
 
@@ -30,20 +29,6 @@ def compose(name):
 SERVICES = {name: s for file in FILES for name, s in compose(file)["services"].items()}
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_form(file):
-    """Against the schema of the Compose specification, as check-jsonschema ships it."""
-    checker = pytest.importorskip("check_jsonschema")
-    jsonschema = pytest.importorskip("jsonschema")
-    vendor = Path(checker.__file__).parent / "builtin_schemas" / "vendor"
-    schema = json.loads((vendor / "compose-spec.json").read_text())
-    jsonschema.validate(compose(file), schema)
-    wrong = compose(file)
-    next(iter(wrong["services"].values()))["read-only"] = True
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(wrong, schema)
-
-
 @pytest.mark.parametrize("name", SERVICES)
 def test_what_a_container_may_do(name):
     service = SERVICES[name]
@@ -58,7 +43,7 @@ def test_what_a_container_may_do(name):
     assert not any(v["bind"]["create_host_path"] for v in volumes)
     writable = {v["target"] for v in volumes if not v.get("read_only")}
     assert writable == WRITABLE[name]
-    assert "docker.sock" not in json.dumps(service)
+    assert "docker.sock" not in str(service)
 
 
 def test_network():
