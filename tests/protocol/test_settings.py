@@ -1,5 +1,6 @@
 """Settings are declared once; an error names the argument, the rule and the value."""
 
+import dataclasses
 import math
 import re
 from dataclasses import KW_ONLY
@@ -7,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-import pydantic
 import pytest
 from annotated_types import Ge
 
@@ -64,7 +64,7 @@ class Example(Base):
     """Whether it is exact."""
     folder: Path | None = None
     """Where it is."""
-    columns: list[str] = pydantic.Field(default_factory=list)
+    columns: list[str] = dataclasses.field(default_factory=list)
     """Names."""
     state: Annotated[str, InOutputDir("state")] = ""
     """Where the state is."""
@@ -73,8 +73,6 @@ class Example(Base):
         """Check what the fields cannot say."""
         if self.size == 13:
             raise ValueError("size must not be 13")
-        if self.size == 14:
-            raise AssertionError("size must not be 14")
 
 
 def refusal(*args: Any, **arguments: Any) -> str:
@@ -115,7 +113,6 @@ NAMES = "'gaussian', 'laplacian', 'linear'"
         ({"columns": ["a", 5]}, r"columns must be a list of text, got \['a', 5\]"),
         ({"seed": "1"}, "seed must be a whole number or None, got '1'"),
         ({"size": 13}, "size must not be 13"),
-        ({"size": 14}, "size must not be 14"),
     ],
     ids=str,
 )

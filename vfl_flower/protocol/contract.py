@@ -49,9 +49,9 @@ from typing import (
 
 import numpy as np
 from annotated_types import MaxLen, MinLen
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from vfl_flower.protocol.rules import describe
+from vfl_flower.protocol.rules import adapter, describe
 from vfl_flower.protocol.seals import Sealed, stem
 
 S = TypeVar("S")
@@ -354,15 +354,10 @@ def restore(
         raise ContractError(f"{what}{error}") from None
 
 
-@cache
-def _adapter(annotation: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
-
-
 def _checked(name: str, declared: Field, value: object) -> Any:
     """Return a value that is no array as its declared type: a float for the int 1."""
     try:
-        return _adapter(declared.annotation).validate_python(value)
+        return adapter(declared.annotation).validate_python(value)
     except ValidationError:
         rule = describe(declared.annotation)
     raise ContractError(f"{name!r} must be {rule}")

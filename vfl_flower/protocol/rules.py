@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen, Predicate
+from pydantic import ConfigDict, TypeAdapter
 
 _SINGULAR: dict[Any, str] = {
     bool: "True or False",
@@ -18,6 +20,13 @@ _SINGULAR: dict[Any, str] = {
     types.NoneType: "None",
 }
 _PLURAL: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "text"}
+
+
+@cache
+def adapter(annotation: Any) -> TypeAdapter[Any]:
+    """Return what checks a value against an annotation."""
+    config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+    return TypeAdapter(annotation, config=config)
 
 
 def describe(annotation: Any) -> str:

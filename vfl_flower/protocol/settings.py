@@ -19,15 +19,15 @@ ValueError: size must be a whole number of at least 1, got 0
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import inspect
-import linecache
 import re
-import sys
 import textwrap
 import types
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, dataclass
 from itertools import chain, pairwise
 from typing import (
     Annotated,
@@ -35,19 +35,18 @@ from typing import (
     Literal,
     TypeVar,
     Union,
+    cast,
     dataclass_transform,
     get_args,
     get_origin,
     get_type_hints,
 )
 
-import pydantic
 from annotated_types import Ge, Gt, Lt
-from pydantic.dataclasses import dataclass as pydantic_dataclass
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 
 from vfl_flower.protocol.normal import plain_number
-from vfl_flower.protocol.rules import describe
+from vfl_flower.protocol.rules import adapter, describe
 
 T = TypeVar("T")
 
@@ -69,7 +68,6 @@ class Setting:
 
     name: str  # of the constructor's argument
     default: Any  # ``...`` if it has none
-    text: str  # what it means
     rule: str  # what it must be: "a number above 0 or 'median'"
     choices: tuple[str, ...]
     """The words that it may be; none if any word will do, or no word."""
@@ -77,13 +75,20 @@ class Setting:
     """The types that the run config may give it: of bool, int, float and str."""
     in_run_config: bool | int | float | str | None
     """The default in the run config; None: it has no key there."""
-    folder: str = ""
+    folder: str
     """Name of the folder in ``output-dir`` that an empty value stands for, if any."""
+    strategy: type
 
     @property
     def key(self) -> str:
         """Its name in the run config."""
         return self.name.replace("_", "-")
+
+    @property
+    def text(self) -> str:
+        """What it means: the docstring below it in the class that declares it."""
+        texts = (_docstrings(base).get(self.name, "") for base in self.strategy.__mro__)
+        return " ".join(next(filter(None, texts), "").split())
 
     @property
     def meaning(self) -> str:
@@ -93,7 +98,7 @@ class Setting:
         return f"{', '.join(self.choices)}. {self.text}"
 
 
-@dataclass_transform(field_specifiers=(pydantic.Field,))
+@dataclass_transform(field_specifiers=(dataclasses.field,))
 def settings(cls: type[T]) -> type[T]:
     """Make a class the dataclass of its settings, each declared with a docstring.
 
@@ -101,75 +106,75 @@ def settings(cls: type[T]) -> type[T]:
     rule and the value, and ``TypeError`` for an argument that it does not have.
     What ``__post_init__`` raises is left as it is.
     """
-    config = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    config["arbitrary_types_allowed"] = True
-    made: Any = pydantic_dataclass(cls, config=config, eq=False)
-    for name, text in _docstrings(cls, sys._getframe(1)).items():
-        if name in made.__pydantic_fields__:
-            made.__pydantic_fields__[name].description = text
-    checked = made.__init__
+    made: Any = dataclass(eq=False)(cls)
+    unchecked = made.__init__
 
-    @functools.wraps(checked)
+    @functools.wraps(unchecked)
     def init(self: Any, *args: Any, **arguments: Any) -> None:
-        args = tuple(map(plain_number, args))
-        arguments = {name: plain_number(value) for name, value in arguments.items()}
         try:
-            checked(self, *args, **arguments)
-            return
-        except pydantic.ValidationError as error:
-            first = error.errors(include_url=False)[0]
-        # Outside of the handler: an error's context has all that was given.
-        raise _refusal(type(self), first, args, arguments)
+            bound = inspect.signature(made).bind(*args, **arguments)
+        except TypeError as fault:
+            raise TypeError(f"{type(self).__name__}: {fault}") from None
+        unchecked(self, **_checked(made, bound.arguments))
 
     made.__init__ = init
-    made.__doc__ = documented(made.__doc__ or "", settings_of(made))
+    made.__doc__ = Documented(made.__doc__ or "", made)
     return made  # type: ignore[no-any-return]
 
 
-def _docstrings(cls: type, frame: types.FrameType) -> dict[str, str]:
-    """Return the docstring below each field that a class declares, by name.
+@functools.cache
+def _hints(strategy: type) -> dict[str, Any]:
+    return get_type_hints(strategy, include_extras=True)
 
-    Pydantic finds them too, but before Python 3.13 it parses the whole file for each
-    class, which takes longer than everything else in the import of this package.
-    `frame` is where the class is decorated.
-    """
-    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-    rest = "".join(lines[frame.f_lineno - 1 :])
-    block = re.search(rf"(?ms)^class {cls.__name__}\b.*?(?=^[^\s)#]|\Z)", rest)
+
+def _checked(strategy: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of the constructor as the types that their settings declare."""
+    checked = {}
+    for name, given in arguments.items():
+        hint, value = _hints(strategy)[name], plain_number(given)
+        with suppress(ValidationError):
+            checked[name] = adapter(hint).validate_python(value)
+            continue
+        # Outside of the handler: the error of pydantic has all that was given.
+        raise ValueError(f"{name} must be {describe(hint)}, got {repr(value)[:200]}")
+    return checked
+
+
+@functools.cache
+def _docstrings(cls: type) -> dict[str, str]:
+    """Return the docstring below each field that a class declares, by name."""
     try:
-        source = block.group() if block else textwrap.dedent(inspect.getsource(cls))
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     except (OSError, TypeError):  # typed at a prompt
         return {}
-    (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.ClassDef)
     texts = {}
     for pair in pairwise(tree.body):
         match pair:
             case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                texts[name] = inspect.cleandoc(text)
+                texts[name] = text
     return texts
 
 
 def _settings_of(strategy: Any) -> tuple[Setting, ...]:
     """Return the settings of a strategy in the order of its constructor."""
-    infos: Mapping[str, FieldInfo] = strategy.__pydantic_fields__
-    hints = get_type_hints(strategy, include_extras=True)
     declared = []
-    for name, info in sorted(infos.items(), key=lambda item: bool(item[1].kw_only)):
-        if info.init is False:
-            continue
-        default = info.get_default(call_default_factory=True)
-        folders = (m for m in info.metadata if isinstance(m, InOutputDir))
-        choices, kinds = _kinds(hints[name])
+    fields = [f for f in dataclasses.fields(strategy) if f.init]
+    for f in sorted(fields, key=lambda f: bool(f.kw_only)):
+        hint, default = _hints(strategy)[f.name], cast(Any, f.default)
+        if f.default_factory is not MISSING:
+            default = f.default_factory()
+        folders = (m for m in get_args(hint) if isinstance(m, InOutputDir))
+        choices, kinds = _kinds(hint)
         setting = Setting(
-            name,
-            default=... if info.is_required() else default,
-            text=_text(strategy, name),
-            rule=describe(hints[name]),
+            f.name,
+            default=... if default is MISSING else default,
+            rule=describe(hint),
             choices=choices,
             kinds=kinds,
             in_run_config=default if type(default) in kinds else None,
             folder=next(folders, ""),
+            strategy=strategy,
         )
         declared.append(setting)
     return tuple(declared)
@@ -177,15 +182,6 @@ def _settings_of(strategy: Any) -> tuple[Setting, ...]:
 
 # Typed, since mypy takes no class for hashable.
 settings_of: Callable[[type], tuple[Setting, ...]] = functools.cache(_settings_of)
-
-
-def _text(strategy: type, name: str) -> str:
-    """Return the docstring of a field from the class that declares it."""
-    for base in strategy.__mro__:
-        info = vars(base).get("__pydantic_fields__", {}).get(name)
-        if info is not None and info.description:
-            return " ".join(info.description.split())
-    return ""
 
 
 def values_of(strategy: object) -> dict[str, Any]:
@@ -217,39 +213,34 @@ def _kinds(hint: Any) -> tuple[tuple[str, ...], tuple[type, ...]]:
     return (), (hint,) if hint in (bool, int, float, str) else ()
 
 
-def _refusal(
-    strategy: type, error: Any, args: Sequence[Any], arguments: Mapping[str, Any]
-) -> Exception:
-    """Return what the constructor raises in the place of pydantic's error."""
-    if not error["loc"]:  # raised by __post_init__
-        return ValueError(str(error["ctx"]["error"]))
-    try:
-        given = inspect.signature(strategy).bind(*args, **arguments).arguments
-    except TypeError as fault:
-        return TypeError(f"{strategy.__name__}: {fault}")
-    # The whole value, where pydantic names an item in it.
-    place = error["loc"][0]
-    name = list(given)[place] if isinstance(place, int) else place
-    setting = next(s for s in settings_of(strategy) if s.name == name)
-    shown = repr(given[name])[:200]
-    return ValueError(f"{name} must be {setting.rule}, got {shown}")
+class Documented:
+    """A docstring with settings at the end of its parameters, made when it is read.
 
+    Without those that are `excluded`.
+    """
 
-def documented(text: str, declared: Sequence[Setting]) -> str:
-    """Return a docstring with settings at the end of its parameters."""
-    parameters = []
-    for setting in declared:
-        default = "" if setting.default is ... else f", default {setting.default!r}"
-        parameters += [
-            f"{setting.name} : {setting.rule}{default}",
-            textwrap.indent(textwrap.fill(setting.text, 80), "    "),
-        ]
-    text = inspect.cleandoc(text)
-    title = "\n\nParameters\n----------\n"
-    head, heading, rest = text.partition(title)
-    # Before the next section: a line of dashes stands below its title.
-    body = rest if heading else head
-    section = re.search(r"\n\n\w[^\n]*\n---+\n", f"{body}\n")
-    place = section.start() if section else len(body)
-    before = head + title + rest[:place] + "\n" if heading else head[:place] + title
-    return before + "\n".join(parameters) + body[place:]
+    def __init__(
+        self, text: str, strategy: type, excluded: Collection[str] = ()
+    ) -> None:
+        self.text, self.strategy, self.excluded = text, strategy, excluded
+
+    def __get__(self, instance: object, owner: type) -> str:
+        """Return the docstring of the class that has this one."""
+        parameters = []
+        for setting in settings_of(self.strategy):
+            if setting.name in self.excluded:
+                continue
+            default = "" if setting.default is ... else f", default {setting.default!r}"
+            parameters += [
+                f"{setting.name} : {setting.rule}{default}",
+                textwrap.indent(textwrap.fill(setting.text, 80), "    "),
+            ]
+        text = inspect.cleandoc(self.text)
+        title = "\n\nParameters\n----------\n"
+        head, heading, rest = text.partition(title)
+        # Before the next section: a line of dashes stands below its title.
+        body = rest if heading else head
+        section = re.search(r"\n\n\w[^\n]*\n---+\n", f"{body}\n")
+        place = section.start() if section else len(body)
+        before = head + title + rest[:place] + "\n" if heading else head[:place] + title
+        return before + "\n".join(parameters) + body[place:]

@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from vfl_flower.models.base import check_blocks
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.normal import normal_text
-from vfl_flower.protocol.settings import documented, settings_of
+from vfl_flower.protocol.settings import Documented, settings_of
 from vfl_flower.rows import check_index, indexed, is_whole, number_array
 from vfl_flower.server.exchange import FederationError
 from vfl_flower.server.strategy import ProtocolResult, ProtocolStrategy
@@ -55,8 +55,9 @@ def estimates(
         for setting in taken:
             setattr(cls, setting.name, changed.get(setting.name, setting.default))
         cls._strategy, cls._names, cls._fixed = strategy, names, fixed
-        cls.__doc__ = documented(cls.__doc__ or "", taken)
-        return dataclass(kw_only=True, eq=False, repr=False)(cls)
+        made: Any = dataclass(kw_only=True, eq=False, repr=False)(cls)
+        made.__doc__ = Documented(made.__doc__ or "", strategy, excluded)
+        return made  # type: ignore[no-any-return]
 
     return decorate
 

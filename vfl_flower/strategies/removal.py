@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-import pydantic
 from flwr.app import ArrayRecord
 
 from vfl_flower.clients import removal as party
@@ -87,7 +87,7 @@ class MUFCRemoval(Removal):
     :class:`Removal`.
     """
 
-    server_state: StateFolder = pydantic.Field(default="", kw_only=True)
+    server_state: StateFolder = dataclasses.field(default="", kw_only=True)
     """Folder in which training kept the server's state."""
 
     def remove_at_server(self) -> None:

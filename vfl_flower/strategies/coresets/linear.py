@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
-from pydantic import Field
 
 from vfl_flower.clients.coresets import linear as party
 from vfl_flower.clients.coresets import prediction
@@ -41,7 +40,7 @@ log = logging.getLogger("vfl_flower")
 class LinearStrategy(ComputingParties, CoresetStrategy):
     """Settings, iterative solvers and held-out errors of :class:`CoresetVRLR`."""
 
-    size: Size | Literal["auto"] = Field("auto", kw_only=False)
+    size: Size | Literal["auto"] = "auto"
     regularizer: Literal["none", "ridge", "lasso", "elasticnet"] = "none"
     """Penalty R. The objective is ``sum_S w (x theta + b - y)^2 / n + R / n``."""
     alpha: Annotated[float, Ge(0), Le(1e50)] = 0.0

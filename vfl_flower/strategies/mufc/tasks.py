@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Iterable, Sequence
@@ -44,7 +45,7 @@ NOTHING = {
 class StateTask(ModelTask, training.MUFCTask):
     """What the tasks after training have in common: the server's state of the model."""
 
-    server_state: training.StateFolder = pydantic.Field(default="", kw_only=True)
+    server_state: training.StateFolder = dataclasses.field(default="", kw_only=True)
     """Folder in which training kept the server's state."""
 
     resumable = False  # the state decides
@@ -225,7 +226,7 @@ class MUFCUnlearn(ForgettingTask):
         not forgotten. Nothing is changed then.
     """
 
-    lazy_counts: bool = pydantic.Field(default=False, kw_only=True)
+    lazy_counts: bool = dataclasses.field(default=False, kw_only=True)
     """Keep the centres if counts change but no bin does (Algorithm 4); not with privacy
     "none", where centroids are not quantised."""
 

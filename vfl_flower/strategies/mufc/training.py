@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-import pydantic
 from annotated_types import Gt, Le
 from flwr.app import ArrayRecord
 
@@ -264,9 +264,9 @@ class MUFC(MUFCTask):
 
     n_clusters: Natural = 4
     """K, the number of global clusters."""
-    local_clusters: Count = pydantic.Field(default=0, kw_only=True)
+    local_clusters: Count = dataclasses.field(default=0, kw_only=True)
     """K', the most centroids that a party has; 0: K."""
-    box: boxes.Bounds = pydantic.Field(default="-0.5,0.5", kw_only=True)
+    box: boxes.Bounds = dataclasses.field(default="-0.5,0.5", kw_only=True)
     """Bounds of the columns, which are public and must not be taken from the rows: one
     pair "lower,upper" for all columns, a pair for each, "0,1;18,120", or a pair by
     name, "age=18,120;*=0,1", with "*" for all other columns of numbers; text that is
@@ -283,22 +283,22 @@ class MUFC(MUFCTask):
     (Appendix M.3). "init", as in the paper: rows that k-means++ draws are the
     centroids; removals are cheaper at the party, the objective is higher, and bins
     reveal which rows are centroids."""
-    min_rows_per_bin: Natural = pydantic.Field(default=5, kw_only=True)
+    min_rows_per_bin: Natural = dataclasses.field(default=5, kw_only=True)
     """Fewest rows of a party's cluster: it merges smaller ones into their nearest. 1,
     as in the paper: a bin can be of one row. A party with fewer rows has one cluster of
     all of them."""
     privacy: Privacy = "scma"
     """"scma": sparse counts are summed under masks (Algorithm 2). "none": each party's
     centroids and their cluster sizes leave in the clear (Algorithm 5)."""
-    field: PointField = pydantic.Field(default="hash", kw_only=True)
+    field: PointField = dataclasses.field(default="hash", kw_only=True)
     """How a bin becomes an element of a field. "hash": by a hash. "paper": by its
     number, as in the paper, for few columns only."""
-    n_init: Natural = pydantic.Field(default=10, kw_only=True)
+    n_init: Natural = dataclasses.field(default=10, kw_only=True)
     """Starts of k-means at the server."""
-    choose_clusters: bool = pydantic.Field(default=False, kw_only=True)
+    choose_clusters: bool = dataclasses.field(default=False, kw_only=True)
     """Let the server choose K from 2 to `n_clusters` by a silhouette of the bins, anew
     whenever rows are forgotten or added."""
-    server_state: StateFolder = pydantic.Field(default="", kw_only=True)
+    server_state: StateFolder = dataclasses.field(default="", kw_only=True)
     """Folder in which the server keeps what it needs to forget later. For that each
     party also needs a ``state-dir`` and a name of its own."""
 
