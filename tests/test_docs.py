@@ -329,10 +329,11 @@ def test_commands_of_a_deployment_are_understood(words):
 def test_commands_of_command_lines_are_understood(words):
     with warnings.catch_warnings(action="ignore"):  # of typer, about flwr's options
         command = typer.main.get_command(importlib.import_module(CLIS[words[0]]).app)
-    arguments = words[1:]
-    while isinstance(command, click.Group):
-        command = command.commands[arguments.pop(0)]
-    command.make_context(words[0], arguments)
+    context = command.make_context(words[0], words[1:])
+    while isinstance(context.command, click.Group):
+        called = [*context._protected_args, *context.args]
+        _, command, arguments = context.command.resolve_command(context, called)
+        context = command.make_context(words[0], arguments, parent=context)
 
 
 def toml_blocks(key: str) -> list[str]:

@@ -60,6 +60,7 @@ BELOW: dict[str, set[str]] = {
     },
     "simulation": {"protocol", "party", "server", "strategies"},
     "testing": {"models", "protocol", "party", "server", "app", "simulation"},
+    "api": {"party", "server", "strategies", "app", "simulation"},
     "sklearn": {
         *("numerics", "models", "protocol", "party", "server", "strategies"),
         "simulation",

@@ -1,9 +1,7 @@
 """Settings of a strategy: declared once, as typed fields with a docstring each.
 
 A strategy is a dataclass of its settings. From their declaration come its constructor,
-the checks of its arguments, the keys of its section of the run config and the help of
-the commands; ``docs/tables.py`` prints the section and the table of
-the documentation:
+its checks, its keys in the run config, and the help of commands and documentation:
 
 >>> @settings
 ... class Example:
@@ -25,7 +23,7 @@ import inspect
 import re
 import textwrap
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from itertools import chain, pairwise
@@ -50,6 +48,8 @@ from vfl_flower.protocol.rules import adapter, describe
 
 T = TypeVar("T")
 
+_hints = functools.cache(functools.partial(get_type_hints, include_extras=True))
+
 Natural = Annotated[int, Ge(1)]
 Count = Annotated[int, Ge(0)]
 Seed = Annotated[int, Ge(0), Lt(2**63)]
@@ -69,14 +69,11 @@ class Setting:
     name: str  # of the constructor's argument
     default: Any  # ``...`` if it has none
     rule: str  # what it must be: "a number above 0 or 'median'"
-    choices: tuple[str, ...]
-    """The words that it may be; none if any word will do, or no word."""
-    kinds: tuple[type, ...]
-    """The types that the run config may give it: of bool, int, float and str."""
+    choices: tuple[str, ...]  # the only words that it may be, if any
+    kinds: tuple[type, ...]  # of bool, int, float and str: what a run config may give
     in_run_config: bool | int | float | str | None
     """The default in the run config; None: it has no key there."""
-    folder: str
-    """Name of the folder in ``output-dir`` that an empty value stands for, if any."""
+    folder: str  # in ``output-dir``, for which an empty value stands, if any
     strategy: type
 
     @property
@@ -122,11 +119,6 @@ def settings(cls: type[T]) -> type[T]:
     return made  # type: ignore[no-any-return]
 
 
-@functools.cache
-def _hints(strategy: type) -> dict[str, Any]:
-    return get_type_hints(strategy, include_extras=True)
-
-
 def _checked(strategy: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments of the constructor as the types that their settings declare."""
     checked = {}
@@ -156,7 +148,8 @@ def _docstrings(cls: type) -> dict[str, str]:
     return texts
 
 
-def _settings_of(strategy: Any) -> tuple[Setting, ...]:
+@functools.cache
+def settings_of(strategy: Any) -> tuple[Setting, ...]:
     """Return the settings of a strategy in the order of its constructor."""
     declared = []
     fields = [f for f in dataclasses.fields(strategy) if f.init]
@@ -180,19 +173,14 @@ def _settings_of(strategy: Any) -> tuple[Setting, ...]:
     return tuple(declared)
 
 
-# Typed, since mypy takes no class for hashable.
-settings_of: Callable[[type], tuple[Setting, ...]] = functools.cache(_settings_of)
-
-
-def values_of(strategy: object) -> dict[str, Any]:
+def values_of(strategy: Any) -> dict[str, Any]:
     """Return the settings of a strategy by name."""
-    names = [setting.name for setting in settings_of(type(strategy))]
-    return {name: getattr(strategy, name) for name in names}
+    return {s.name: getattr(strategy, s.name) for s in settings_of(strategy.__class__)}
 
 
-def check_unused(strategy: object, names: Sequence[str], where: str) -> None:
+def check_unused(strategy: Any, names: Sequence[str], where: str) -> None:
     """Raise ValueError where settings `names` were changed that `where` ignores."""
-    defaults = {s.name: s.default for s in settings_of(type(strategy))}
+    defaults = {s.name: s.default for s in settings_of(strategy.__class__)}
     for name in names:
         if (value := getattr(strategy, name)) != defaults[name]:
             shown = repr(value)[:200]
@@ -214,33 +202,25 @@ def _kinds(hint: Any) -> tuple[tuple[str, ...], tuple[type, ...]]:
 
 
 class Documented:
-    """A docstring with settings at the end of its parameters, made when it is read.
+    """A docstring with settings at the end of its parameters, made when it is read."""
 
-    Without those that are `excluded`.
-    """
-
-    def __init__(
-        self, text: str, strategy: type, excluded: Collection[str] = ()
-    ) -> None:
-        self.text, self.strategy, self.excluded = text, strategy, excluded
+    def __init__(self, text: str, strategy: type, without: Iterable[str] = ()) -> None:
+        self.text, self.strategy, self.without = text, strategy, {*without}
 
     def __get__(self, instance: object, owner: type) -> str:
         """Return the docstring of the class that has this one."""
         parameters = []
         for setting in settings_of(self.strategy):
-            if setting.name in self.excluded:
+            if setting.name in self.without:
                 continue
             default = "" if setting.default is ... else f", default {setting.default!r}"
             parameters += [
                 f"{setting.name} : {setting.rule}{default}",
                 textwrap.indent(textwrap.fill(setting.text, 80), "    "),
             ]
-        text = inspect.cleandoc(self.text)
-        title = "\n\nParameters\n----------\n"
-        head, heading, rest = text.partition(title)
-        # Before the next section: a line of dashes stands below its title.
-        body = rest if heading else head
-        section = re.search(r"\n\n\w[^\n]*\n---+\n", f"{body}\n")
-        place = section.start() if section else len(body)
-        before = head + title + rest[:place] + "\n" if heading else head[:place] + title
-        return before + "\n".join(parameters) + body[place:]
+        text, title = inspect.cleandoc(self.text), "\n\nParameters\n----------\n"
+        # Up to the next section: a line of dashes stands below its title.
+        parts = re.match(rf"(?s)(.*?)({title}.*?)?(?=\n\n[^\n]+\n---+\n|\Z)", text)
+        assert parts is not None
+        head = parts[1] + (f"{parts[2]}\n" if parts[2] else title)
+        return head + "\n".join(parameters) + text[parts.end() :]

@@ -409,11 +409,10 @@ class ProtocolStrategy(Strategy):
 
     def summary(self) -> None:
         """Log the settings that are not as by default, without secrets."""
-        defaults = {s.name: s.default for s in settings_of(type(self))}
         shown = ", ".join(
-            f"{name}={value!r}"
-            for name, value in values_of(self).items()
-            if repr(value) != repr(defaults[name])
+            f"{setting.name}={value!r}"
+            for setting in settings_of(type(self))
+            if repr(value := getattr(self, setting.name)) != repr(setting.default)
         )
         log.info("%s(%s)", type(self).__name__, shown)
 

@@ -56,7 +56,7 @@ def model(trained):
 def refused(model, config, output):
     """Run the command; return what it says on the way out, or "" if it labels rows."""
     app = typer.Typer()
-    app.command()(label.main)
+    app.command()(label.label)
     options = ["--node-config", config, "--output", str(output)]
     ended = CliRunner().invoke(app, [model, *options])
     assert ended.exit_code == bool(ended.stderr), ended.output

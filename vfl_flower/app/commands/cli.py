@@ -1,23 +1,53 @@
-"""The command ``vfl-flower``."""
+"""The command ``vfl-flower``: a command of its own is imported when it is called."""
 
 from __future__ import annotations
 
-from importlib.metadata import version
+import re
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 import typer.core
 
-from vfl_flower.app.commands import label, options, reports, runs, simulate, stored
-from vfl_flower.app.commands.findings import as_json, print_findings, readings_of
-from vfl_flower.app.commands.guard import align, journal
-from vfl_flower.app.deployment.federation import certificates, coordinator, init, party
 from vfl_flower.version import __version__
 
 typer.core.HAS_RICH = False  # with it, help has a backslash before each bracket
 
+_COMMANDS = {
+    "check": "commands.findings",
+    "run": "commands.runs",
+    "report": "commands.reports",
+    "simulate": "commands.simulate",
+    "label": "commands.label",
+    "init": "deployment.federation",
+    "certificates": "deployment.federation",
+    "coordinator": "deployment.federation",
+    "party": "deployment.federation",
+    "align": "commands.guard",
+    "journal": "commands.guard",
+    "models": "commands.stored",
+}
+"""The functions that are commands, and the modules that have them."""
+
+
+class _Later(typer.core.TyperCommand):
+    """Stands for a command that is imported when it is called, or its help is read."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        from vfl_flower.app.commands.options import Command
+
+        name = str(self.name)
+        module = import_module(f"vfl_flower.app.{_COMMANDS[name]}")
+        app = getattr(module, "app", None)
+        if app is None:
+            app = typer.Typer(add_completion=False, rich_markup_mode=None)
+            app.command(cls=Command)(getattr(module, name))
+        return typer.main.get_command(app).make_context(*args, **kwargs)
+
+
 app = typer.Typer(
-    help="Federated learning over split columns or rows, with Flower.",
     no_args_is_help=True,
     rich_markup_mode=None,
     suggest_commands=False,  # click does
@@ -25,6 +55,8 @@ app = typer.Typer(
 
 
 def _print_version(wanted: bool) -> None:
+    from importlib.metadata import version
+
     if wanted:
         typer.echo(f"vfl-flower {__version__}, flwr {version('flwr')}")
         raise typer.Exit
@@ -42,47 +74,15 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Prepare a party, run strategies, and look at results."""
+    """Run federated learning over split columns or rows, with Flower."""
 
 
-@app.command("check", cls=options.Command)
-@options.reads_a_file
-def check_command(
-    file: Annotated[str, typer.Argument(help="The party file, or a query of DuckDB.")],
-    strategies: Annotated[
-        list[str] | None,
-        typer.Option("--for", help="A strategy to check the file for; repeatable."),
-    ] = None,
-    show: Annotated[bool, typer.Option(help="Show values of the data.")] = False,
-    format_: options.FormatOption = "text",
-    **reading: Any,
-) -> None:
-    """Say what must be fixed in a party file, and how it will be read.
-
-    Nothing leaves the machine, and no value of the data is printed without --show. What
-    concerns some strategies alone is said where --for names one of them. The command
-    ends with 1 where something must be fixed before a run.
-    """
-    config = options.node_keys(file, **reading)
-    options.check_there(file)
-    readings = readings_of(config, list(dict.fromkeys(strategies or [])))
-    if format_ == "json":
-        options.print_json(as_json(readings, show))
-    else:
-        print_findings(readings, show)
-    if not all(checked.sound for checked, _ in readings):
-        raise typer.Exit(1)
-
-
-app.command("run", cls=options.Command)(runs.run)
-app.command("report", cls=options.Command)(reports.report)
-app.command("simulate", cls=options.Command)(simulate.simulate)
-app.command("label", cls=options.Command)(label.main)
-app.add_typer(stored.app, name="models", cls=options.Group)
-
-
-for command in (init, certificates, coordinator, party, align, journal):
-    app.command(cls=options.Command)(command)
+for _name, _module in _COMMANDS.items():
+    _file = Path(__file__).parents[1] / f"{_module.replace('.', '/')}.py"
+    # The first line of the docstring, without an import of the module.
+    _line = re.compile(rf'(?s)\ndef {_name}\(.*?"""(.+?)(?:"""|\n)')
+    _summary = _line.findall(_file.read_text(encoding="utf-8"))[0]
+    app.command(_name, cls=_Later, short_help=_summary)(lambda: None)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a check of a party file has found, as commands print it."""
+"""``vfl-flower check``, and what it finds in a party file, as commands print it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vfl_flower.app.commands import options
 from vfl_flower.app.config import UserConfig, party_source, tasks_of
 from vfl_flower.app.plan.rehearsal import quietly
 from vfl_flower.data.findings import Checked, Finding, fault
@@ -132,3 +133,31 @@ def _print_table(findings: Sequence[Finding], show: bool) -> None:
         cells = (MARKS[finding.level], finding.column or "", text, finding.option)
         table.add_row(*(Text(printable(cell)) for cell in cells))
     Console(soft_wrap=False).print(table)
+
+
+@options.reads_a_file
+def check(
+    file: Annotated[str, typer.Argument(help="The party file, or a query of DuckDB.")],
+    strategies: Annotated[
+        list[str] | None,
+        typer.Option("--for", help="A strategy to check the file for; repeatable."),
+    ] = None,
+    show: Annotated[bool, typer.Option(help="Show values of the data.")] = False,
+    format_: options.FormatOption = "text",
+    **reading: Any,
+) -> None:
+    """Say what must be fixed in a party file, and how it will be read.
+
+    Nothing leaves the machine, and no value of the data is printed without --show. What
+    concerns some strategies alone is said where --for names one of them. The command
+    ends with 1 where something must be fixed before a run.
+    """
+    config = options.node_keys(file, **reading)
+    options.check_there(file)
+    readings = readings_of(config, list(dict.fromkeys(strategies or [])))
+    if format_ == "json":
+        options.print_json(as_json(readings, show))
+    else:
+        print_findings(readings, show)
+    if not all(checked.sound for checked, _ in readings):
+        raise typer.Exit(1)

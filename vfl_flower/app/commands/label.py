@@ -18,7 +18,7 @@ from vfl_flower.strategies import algorithms
 
 
 @ends_in_a_sentence()  # for python -m, which has no Command
-def main(
+def label(
     model: Annotated[str, typer.Argument(help="Id of the model.")],
     node_config: Annotated[
         str, typer.Option(help="The SuperNode's, with the new rows as data.")
@@ -75,4 +75,4 @@ def _model_class(algorithm: str) -> type[Model]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    typer.run(label)

@@ -42,13 +42,6 @@ FormatOption = Annotated[
 ]
 
 
-class _WholeSummary(click.Command):
-    def get_short_help_str(self, limit: int = 45) -> str:
-        """Return the first sentence of the help, however long it is."""
-        # Deliberately not click's `limit`, which would cut the sentence.
-        return super().get_short_help_str(limit=1000)
-
-
 def print_json(value: Any) -> None:
     """Print the answer of a command as JSON."""
     typer.echo(json.dumps(value, indent=2))
@@ -113,17 +106,13 @@ def ends_in_a_sentence() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-class Command(_WholeSummary, typer.core.TyperCommand):
-    """A command that ends in a sentence, and is listed with its whole summary."""
+class Command(typer.core.TyperCommand):
+    """A command that ends in a sentence."""
 
     @ends_in_a_sentence()
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         return super().invoke(ctx)
-
-
-class Group(_WholeSummary, typer.core.TyperGroup):
-    """A group of commands that is listed with its whole summary."""
 
 
 def reason_of(error: Exception) -> str:

@@ -22,7 +22,6 @@ import typer
 from vfl_flower.app.commands import options
 from vfl_flower.app.commands.template import write_app
 from vfl_flower.app.config import Key, check_run_config, output_dir, run_keys
-from vfl_flower.app.deployment.bundle import bundle_hash
 from vfl_flower.app.deployment.federation import HOME
 from vfl_flower.app.deployment.flower_run import RunOutcome, read_settings, submit
 from vfl_flower.app.deployment.processes import COLOR, Processes, RunFailed
@@ -201,6 +200,8 @@ def start(
     Raises RunFailed if the run was refused, failed, or was stopped, and ValueError if
     there is no such connection.
     """
+    from vfl_flower.app.deployment.bundle import bundle_hash  # imports flwr.cli
+
     name = connection_of(connection, federation)
     home = os.environ.get("FLWR_HOME", "")
     where = f"FLWR_HOME={shlex.quote(home)} " if home else ""

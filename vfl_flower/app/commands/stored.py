@@ -16,18 +16,19 @@ from vfl_flower.app.config import output_dir
 from vfl_flower.app.report.report import markdown_table
 from vfl_flower.strategies import load_model
 
-app = typer.Typer(
-    help="The models of finished runs, on the machine of the SuperLink.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def models() -> None:
+    """List, show or remove models of finished runs, on the SuperLink's machine."""
 
 
 @app.command("list", cls=Command)
 def list_models(
     output_dir_: reports.OutputDir = "", format_: FormatOption = "text"
 ) -> None:
-    """List the models of finished runs, the oldest first, with all their tasks."""
+    """List the models of finished runs, the oldest first."""
     folder = output_dir({"output-dir": output_dir_})
     models: dict[str, list[reports.Stored]] = {}
     for stored in reports.stored_models(folder):
@@ -102,7 +103,7 @@ def remove(
     output_dir_: reports.OutputDir = "",
     verbose: Verbose = False,
 ) -> None:
-    """Remove a model at the server and, by a run, its parts at all parties.
+    """Remove a model at the server and, by a run, at all parties.
 
     It can be repeated: a party that has nothing of the model says so.
     """

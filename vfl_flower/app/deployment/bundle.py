@@ -17,21 +17,19 @@ import typer
 
 from vfl_flower.app.commands.options import ends_in_a_sentence
 from vfl_flower.app.commands.template import project
-from vfl_flower.app.flwr_internals.bundles import (
-    build_fab_from_disk,
-    build_fab_from_files,
-)
+from vfl_flower.app.flwr_internals import bundles
 
 
 def installed_bundle() -> tuple[bytes, str]:
     """Return the bundle of the installed package's app, and its hash."""
-    bundle, _ = build_fab_from_files({"pyproject.toml": project().encode()})
+    bundle, _ = bundles.build_fab_from_files({"pyproject.toml": project().encode()})
     return bundle, hash_of(bundle)
 
 
 def bundle_hash(folder: Path | None = None) -> str:
     """Return the hash of a folder's bundle, or of the installed package's app."""
-    return hash_of(build_fab_from_disk(folder)) if folder else installed_bundle()[1]
+    built = bundles.build_fab_from_disk(folder) if folder else installed_bundle()[0]
+    return hash_of(built)
 
 
 def hash_of(bundle: bytes) -> str:

@@ -22,7 +22,7 @@ from vfl_flower.app.report.page import costs_of, metrics_of, page_of, warnings_o
 from vfl_flower.files import write_whole
 from vfl_flower.party.answering import hello
 from vfl_flower.protocol.names import printable
-from vfl_flower.protocol.settings import settings_of, values_of
+from vfl_flower.protocol.settings import settings_of
 from vfl_flower.protocol.terms import KINDS
 from vfl_flower.server.strategy import ProtocolResult, ProtocolStrategy
 from vfl_flower.version import __version__
@@ -108,11 +108,10 @@ def of_python(result: ProtocolResult) -> tuple[dict[str, Any], str]:
 
 def changed(strategy: ProtocolStrategy) -> dict[str, Any]:
     """Return the settings that differ from their defaults; folders are left out."""
-    defaults = {s.name: s.default for s in settings_of(type(strategy)) if not s.folder}
     return {
-        name: value if isinstance(value, bool | int | float | str) else str(value)
-        for name, value in values_of(strategy).items()
-        if name in defaults and repr(getattr(strategy, name)) != repr(defaults[name])
+        s.name: value if isinstance(value, bool | int | float | str) else str(value)
+        for s in settings_of(type(strategy))
+        if not s.folder and repr(value := getattr(strategy, s.name)) != repr(s.default)
     }
 
 
