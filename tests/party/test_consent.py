@@ -5,6 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -394,7 +395,7 @@ def test_killed_at_any_point_a_party_has_counted_what_it_sent(tmp_path):
         text=True,
     ).stdout
     sent = set(said.split())
-    with sqlite3.connect(tmp_path / FILE) as db:
+    with closing(sqlite3.connect(tmp_path / FILE)) as db:
         ((tags,),) = db.execute("SELECT tags FROM released").fetchall()
     assert 20 < len(sent) <= len(tags) // 8 <= 300
 
@@ -407,7 +408,7 @@ def test_no_id_and_no_value_is_in_the_journal(tmp_path):
     pool(Parties(Exchange(RealParties(parties)), seed=0), range(5))
     content = (tmp_path / "a" / FILE).read_bytes()
     assert b"patient" not in content
-    with sqlite3.connect(tmp_path / "a" / FILE) as db:
+    with closing(sqlite3.connect(tmp_path / "a" / FILE)) as db:
         ((kind, tags),) = db.execute("SELECT kind, tags FROM released").fetchall()
     assert (kind, len(tags)) == ("rows", 5 * 8)
 

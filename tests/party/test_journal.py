@@ -6,6 +6,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ def test_an_array_that_a_round_has_replaced_goes(tmp_path):
             memory.open(5)
             memory.state["after.arrays"] = ArrayRecord([np.full(3, value)])
             line.keep(memory)
-    with sqlite3.connect(tmp_path / FILE) as db:
+    with closing(sqlite3.connect(tmp_path / FILE)) as db:
         assert db.execute("SELECT count(*) FROM locked_arrays").fetchone() == (1,)
 
 
@@ -165,7 +166,7 @@ def test_runs_are_apart_and_old_ones_go(tmp_path):
     kept, last = {*range(20, 120)}, {*range(120 - MOST_STATES, 120)}
     tables = {"sessions": kept, "shared": kept}
     tables |= {"locked_states": last, "locked_arrays": last}
-    with sqlite3.connect(tmp_path / FILE) as db:
+    with closing(sqlite3.connect(tmp_path / FILE)) as db:
         for table, runs in tables.items():
             rows = db.execute(f"SELECT run FROM {table}").fetchall()
             assert sorted(rows) == sorted((f"{run}",) for run in runs)
@@ -179,7 +180,7 @@ def test_large_states_are_kept_of_fewer_sessions(tmp_path, monkeypatch):
     for run, size in enumerate(sizes):
         with journal_of(tmp_path, run) as line:
             greet(line, run, size)
-        with sqlite3.connect(tmp_path / FILE) as db:
+        with closing(sqlite3.connect(tmp_path / FILE)) as db:
             (count,) = db.execute("SELECT count(*) FROM locked_states").fetchone()
         kept.append(count)
     assert kept == [1, 2, 3, 4, 5, 6, SURE_STATES, SURE_STATES, SURE_STATES, 6, 7]

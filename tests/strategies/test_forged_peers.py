@@ -5,6 +5,7 @@ peers itself takes the masks off again. The parties are real ones, with a ``stat
 """
 
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -228,7 +229,7 @@ def test_a_journal_of_before_there_were_peers(honest):
     victim = honest[VICTIM]
     victim.consent = consent(honest, peers={}, trust_on_first_use=True)
     trusted(victim)
-    with sqlite3.connect(victim.state_dir / FILE) as db:
+    with closing(sqlite3.connect(victim.state_dir / FILE)) as db:
         db.execute("DROP TABLE peers")
     distances(greet(honest))
     assert set(trusted(victim)) == {"a", "c"}

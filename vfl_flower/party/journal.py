@@ -296,7 +296,7 @@ def journal_of(folder: Path, run: int) -> Iterator[Journal]:
     path, name = folder / FILE, str(run)
     with _named_errors(path):
         make_private(path)
-        db = sqlite3.connect(path, PATIENCE, isolation_level=None)
+        db = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
     with closing(db):
         with _named_errors(path):
             db.execute("PRAGMA secure_delete = ON")  # a key that is forgotten is gone
@@ -334,7 +334,11 @@ def check_refusals(folder: Path, consent: Consent) -> None:
     """Do as :meth:`Journal.check_refusals`, before the party's data are loaded."""
     path = folder / FILE
     if path.exists():
-        with _named_errors(path), closing(sqlite3.connect(path, PATIENCE)) as db, db:
+        with (
+            _named_errors(path),
+            closing(sqlite3.connect(path, timeout=PATIENCE)) as db,
+            db,
+        ):
             db.execute(_COUNTS)
             Journal(_run="", _path=path, _db=db).check_refusals(consent)
 
@@ -346,7 +350,7 @@ def note_refusal(folder: Path) -> None:
         ON CONFLICT (name) DO UPDATE SET value = value + 1"""
     with _named_errors(path):
         make_private(path)
-        with closing(sqlite3.connect(path, PATIENCE)) as db, db:
+        with closing(sqlite3.connect(path, timeout=PATIENCE)) as db, db:
             db.execute(_COUNTS)
             db.execute(count)
 

@@ -60,7 +60,7 @@ class Checkpoint:
             return
         with self._errors():
             make_private(path)
-            self._db = sqlite3.connect(path, 1.0)
+            self._db = sqlite3.connect(path, timeout=1.0)
             # Until the process ends nobody else continues the run.
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA synchronous = EXTRA")
