@@ -15,13 +15,14 @@ export PYTHONDONTWRITEBYTECODE :=
 # The theme otherwise prints where its development goes on.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help demo test test-times mutants lint docs bench size reading papers bundle release
+.PHONY: help demo test test-times mutants matrix lint docs bench size reading papers bundle release
 
 help:
 	@echo "make demo        fit a model on three parties' columns, beside each party alone"
 	@echo "make test        run all tests"
 	@echo "make test-times  run them, and print their CPU seconds by folder"
 	@echo "make mutants     change the code in 60 places, one at a time: a test must fail"
+	@echo "make matrix      run the tests' first stage and the main job by Python and flwr"
 	@echo "make lint        check style and types"
 	@echo "make docs        build the documentation as a site, into site/"
 	@echo "make bench       run the benchmarks at a small size"
@@ -61,6 +62,9 @@ test-times: $(INSTALLED)
 
 mutants: $(INSTALLED)
 	$(PY) benchmarks/mutants.py $(MUTANTS)
+
+matrix: $(INSTALLED)
+	$(PY) benchmarks/matrix.py $(MATRIX)
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check
