@@ -6,8 +6,8 @@
 The main job is what a user does after installing the wheel into an empty environment:
 simulate parties in one process and, once Ray is installed too, send the app that the
 package writes to three simulated SuperNodes by ``flwr run``. uv finds each Python on
-PATH, or downloads it. The folder FOLDER holds the environments, which the next call
-uses again, the logs, and the results on this commit, of which the table is made.
+PATH, or downloads it. The user's cache has the environments, which the next call uses
+again, the logs, and the results on this commit, of which the table is made.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = user_cache_path("vfl-flower") / "matrix"
 PYTHONS = ("3.11", "3.12", "3.13")
 FLWRS = ("1.40", "1.41", "1.42")
-FIRST_STAGE = "not slow"
+FIRST_STAGE = "not second"
 """The marker expression of the tests' first stage."""
 
 UV = (sys.executable, "-m", "uv")  # which flwr depends on
