@@ -16,6 +16,12 @@ from vfl_flower.strategies.kernel_kmeans import training as strategies
 # --- Data and messages ----------------------------------------------------------------
 
 
+@pytest.fixture
+def brief(monkeypatch):
+    """Give the runs few iterations: what is tested is what they have sent."""
+    monkeypatch.setitem(attacks.REAL, "iterations", 3)
+
+
 def test_the_sums_are_those_that_the_strategy_has(monkeypatch):
     """What was sent, added up by the attacker, is what the server works with."""
     given, cluster = [], strategies.summed_kmeans
@@ -39,7 +45,7 @@ def test_the_sums_are_those_that_the_strategy_has(monkeypatch):
             np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
 
 
-def test_whole_clusters_are_summed_without_coins():
+def test_whole_clusters_are_summed_without_coins(brief):
     seen, H = attacks.watched_sums(attacks.load("wine"), 1, whole=True, starts=2)
     for given in seen:
         for j, centers in enumerate(given.centers):
@@ -51,7 +57,7 @@ def test_whole_clusters_are_summed_without_coins():
     assert not np.allclose(seen[0].counts, seen[0].sizes)
 
 
-def test_points_are_in_the_order_of_the_rows():
+def test_points_are_in_the_order_of_the_rows(brief):
     X = attacks.load("wine")
     H, gamma = attacks.watched_points(X, 5, 1)
     grid = attacks.Watched(attacks.split(X))
