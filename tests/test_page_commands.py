@@ -1,7 +1,7 @@
 """The commands of the pages run, as a reader types them.
 
 Those of docs/tutorials/three-files.md run on a real federation
-(tests/wiring/test_afternoon.py). Of the other pages each command runs here, one after
+(tests/wiring/test_tutorial.py). Of the other pages each command runs here, one after
 another, in a folder with the files that the page speaks of; a run has its parties in
 this process in the place of SuperNodes. What does not run here is in ``NOT_HERE``, with
 the reason.
@@ -29,6 +29,7 @@ from vfl_flower.app.commands import cli, runs, stored
 from vfl_flower.app.commands.reports import read_result, runs_in
 from vfl_flower.app.commands.simulate import party_sources
 from vfl_flower.app.config import check_run_config
+from vfl_flower.app.plan import progress
 from vfl_flower.app.report import figures
 from vfl_flower.app.report.drawing import Figure
 from vfl_flower.app.server_app import execute
@@ -83,7 +84,7 @@ NOT_HERE = {
     },
     "docs/tutorials/three-files.md": {
         r"(python -m venv|source|pip)": "of a clean clone, which CI makes",
-        r"": "tests/wiring/test_afternoon.py",
+        r"": "tests/wiring/test_tutorial.py",
     },
     "docs/tutorials/existing-app.md": {
         r"pip|export|flwr run": "tests/examples/test_existing_app.py runs it",
@@ -127,7 +128,7 @@ def columns(
     label: str = "arr_delay", ids: str = "flight_id"
 ) -> dict[str, pd.DataFrame]:
     """Return three parties' columns of the same rows; the first has the labels."""
-    X = np.random.default_rng(0).normal(size=(800, 6))
+    X = np.random.default_rng(0).normal(size=(200, 6))
     every = {ids: np.arange(len(X))}
     y = X.sum(axis=1) + X[:, 0] * X[:, 2]
     labels = y if label == "arr_delay" else np.where(y > 0, "yes", "no")
@@ -277,6 +278,8 @@ def undrawn(name: str, title: str, text: str, alt: str, *_: Any, **__: Any) -> F
 def test_commands_run(page, tmp_path, monkeypatch):
     """One after the other, as one would type them."""
     monkeypatch.setattr(figures, "make_figure", undrawn)
+    # Without the rehearsals that count them: tests/app/plan/test_progress.py.
+    monkeypatch.setattr(progress, "planned_trips", lambda *_: 0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     made, config = PARTIES[page]
