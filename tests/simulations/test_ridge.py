@@ -25,13 +25,14 @@ run = partial(measured.run, app)
 def test_the_quick_command_measures_all(tmp_path, monkeypatch):
     """The errors of generated rows are those of a model that has learned something.
 
-    Of two runs whose parties have processes there is one, and few rows are flights.
+    Of two runs whose parties have processes there is one, and rows are few.
     """
     X = np.random.default_rng(0).normal(size=(500, 4))
     flights = SimpleNamespace(data=experiments.Columns(X, (2, 2), X.sum(axis=1)))
     monkeypatch.setitem(coresets.LOADERS, "flights", lambda *_: iter([flights]))
     quick = dataclasses.replace(QUICK, runs=QUICK.runs[:1])
     monkeypatch.setattr(ridge, "QUICK", quick)
+    monkeypatch.setattr(ridge, "QUICK_ROWS", 800)
     run("--quick", "--output-dir", tmp_path)
     text = (tmp_path / f"{STEM}-quick.md").read_text()
     file = tmp_path / f"{STEM}-quick.json"
