@@ -3,8 +3,7 @@
 import os
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -81,17 +80,6 @@ class Running:
     def end(self, kind: signal.Signals = signal.SIGTERM) -> None:
         os.kill(self.process.pid, kind)
         assert self.wait(30) == 0
-
-
-@contextmanager
-def running(folder: Path, log: str, *words: object) -> Iterator[Running]:
-    command = Running(folder, log, *words)
-    try:
-        yield command
-    finally:
-        if command.poll() is None:
-            command.end()
-    assert started_in(folder / str(words[1])) == []
 
 
 def started_in(folder: Path) -> list[int]:

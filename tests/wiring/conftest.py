@@ -1,7 +1,7 @@
 """Flower itself, as organisations run it."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,19 @@ import pytest
 from vfl_flower.app.commands.template import write_app
 from vfl_flower.app.deployment.bundle import bundle_hash
 from vfl_flower.app.deployment.processes import Processes
-from wiring.deployment import FORKING, Deployment, Organisations
+from wiring.deployment import FORKING, Deployment, Organisations, kernel_ports
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Iterator[Callable[[], int]]:
+    with kernel_ports() as free_port:
+        yield free_port
+
+
+@pytest.fixture(autouse=True)
+def _no_idle_workers(monkeypatch) -> None:
+    """Let Ray start no workers in advance: those of Flower have another environment."""
+    monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +42,7 @@ def pinned(project) -> str:
 
 
 @pytest.fixture(scope="package")
-def organisations(tmp_path_factory, pinned) -> Iterator[Organisations]:
+def organisations(tmp_path_factory, pinned, free_port) -> Iterator[Organisations]:
     """Return three parties whose SuperNodes run the installed package.
 
     They also run the bundle of this project, which they have pinned. One deployment
@@ -41,7 +53,7 @@ def organisations(tmp_path_factory, pinned) -> Iterator[Organisations]:
     program = (*FORKING, "--bundle", pinned)
     scratch = tmp_path_factory.mktemp("deployment")
     with Processes(scratch / "flwr") as processes:
-        deployment = Deployment(scratch, processes, program)
+        deployment = Deployment(scratch, processes, program, free_port)
         (made := Organisations(folder, deployment)).start()
         yield made
     assert not processes.pids()

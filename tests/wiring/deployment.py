@@ -2,15 +2,17 @@
 
 import io
 import json
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
-from csv import writer
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from vfl_flower.app.commands.identity import line_for_peers
 from vfl_flower.app.deployment.certificates import (
@@ -23,18 +25,37 @@ from vfl_flower.app.deployment.processes import (
     START,
     Processes,
     RunFailed,
-    free_port,
     wait_for,
 )
 from vfl_flower.protocol.terms import Kind
 
-NAMES = ("airline", "weather", "registry")
-"""The parties; the last one holds the labels."""
+FILES = {"airline": "csv", "weather": "parquet", "registry": "arrow"}
+"""The parties with the formats of their files; the last one holds the labels."""
+NAMES = tuple(FILES)
 
 FORKING = (sys.executable, "-m", "vfl_flower.app.deployment.executor")
 """What runs the SuperNode of a party that answers with its installed package."""
 STOCK = ("flower-supernode",)
 """Flower's own SuperNode, which runs whatever bundle the server sends."""
+
+
+@contextmanager
+def kernel_ports() -> Iterator[Callable[[], int]]:
+    """Yield a function that returns a port of loopback that the kernel has chosen.
+
+    Until the end of the block a socket that does not listen is bound to it, so that the
+    kernel gives it neither to another process nor to an outgoing connection. A server
+    that reuses addresses, as those of Flower and of the gate do, can listen there.
+    """
+    with ExitStack() as stack:
+
+        def port() -> int:
+            keeper = stack.enter_context(socket.socket())
+            keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            keeper.bind(("127.0.0.1", 0))
+            return int(keeper.getsockname()[1])
+
+        yield port
 
 
 @dataclass(frozen=True)
@@ -55,12 +76,16 @@ class Deployment:
     """A running SuperLink with TLS and SuperNode authentication, and its SuperNodes."""
 
     def __init__(
-        self, folder: Path, processes: Processes, program: Sequence[str]
+        self,
+        folder: Path,
+        processes: Processes,
+        program: Sequence[str],
+        free_port: Callable[[], int],
     ) -> None:
         self.folder = folder
         self.processes = processes
         self.program = program
-        self.port = free_port()
+        self.free_port, self.port = free_port, free_port()
         self.node_ids: dict[str, int] = {}
         self.supernodes: dict[str, subprocess.Popen[bytes]] = {}
         self._before: dict[str, int] = {}
@@ -117,7 +142,7 @@ class Deployment:
             f"--superlink=127.0.0.1:{self.port}",
             f"--root-certificates={self.ca}",
             f"--auth-supernode-private-key={self.key(name)}",
-            f"--port={free_port()}",
+            f"--port={self.free_port()}",
             f"--node-config={text}",
             *options,
         )
@@ -182,13 +207,13 @@ class Organisations:
         self.named: dict[str, dict[str, Any]] = {
             name: {
                 "partition-id": j,
-                "data": str(folder / f"{name}.csv"),
+                "data": str(folder / f"{name}.{ending}"),
                 "party-name": name,
                 "id-column": "id",
                 "state-dir": str(folder / f"state-{name}"),
                 "consent": str(folder / f"{name}.toml"),
             }
-            for j, name in enumerate(NAMES)
+            for j, (name, ending) in enumerate(FILES.items())
         }
         self.named[NAMES[-1]]["label-column"] = "y"
         self.configs = list(self.named.values())
@@ -202,10 +227,13 @@ class Organisations:
         self.deployment.wait_online(*NAMES)
 
     def write(self, j: int, columns: Mapping[str, Sequence[Any]]) -> None:
-        with Path(self.configs[j]["data"]).open("w", newline="") as file:
-            rows = writer(file)
-            rows.writerow(columns)
-            rows.writerows(zip(*columns.values(), strict=True))
+        table, path = pd.DataFrame(columns), self.configs[j]["data"]
+        if path.endswith(".csv"):
+            table.to_csv(path, sep=";", index=False)  # of a German spreadsheet
+        elif path.endswith(".parquet"):
+            table.to_parquet(path, index=False)
+        else:
+            table.to_feather(path, compression="uncompressed")
 
     def consent(self, *leaves: Kind, **rules: bool) -> None:
         """Write the ``consent.toml`` of each, with the keys of the others pinned."""

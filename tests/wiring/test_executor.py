@@ -4,17 +4,17 @@ The SuperLink has TLS and takes registered SuperNodes only, as in test_supernode
 """
 
 import json
+from pathlib import Path
 
 import numpy as np
-import psutil
+import pandas as pd
 import pytest
 
-from vfl_flower.app.commands.template import project as template_project
 from vfl_flower.app.config import check_run_config, make_strategy, party_source
-from vfl_flower.app.deployment.processes import wait_for
 from vfl_flower.data import load_party
 from vfl_flower.simulation import simulate
-from wiring.deployment import NAMES, STOCK, Organisations
+from wiring.deployment import NAMES, Organisations
+from wiring.leaks import key_texts, nothing_leaks
 
 pytestmark = pytest.mark.second
 
@@ -22,52 +22,35 @@ CONFIG = {"strategy": "fdskl-direct", "fdskl-direct.features": 64}
 CONFIG |= {"fdskl-direct.bandwidth": 2.0, "seed": 3}
 CONFIG |= {"fdskl-direct.test-fraction": 0.0, "n-parties": 3, "timeout": 240.0}
 
-ATTACK = '''
-from pathlib import Path
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
 
-client = ClientApp()
-server = ServerApp()
-
-@client.query("steal")
-def steal(message, context):
-    """Send the party's file."""
-    text = Path(context.node_config["data"]).read_text()
-    return Message(RecordDict({"x": ConfigRecord({"text": text})}), reply_to=message)
-
-@server.main()
-def main(grid, context):
-    ids = list(grid.get_node_ids())
-    messages = [Message(RecordDict(), node, "query.steal") for node in ids]
-    for reply in grid.send_and_receive(messages, timeout=120):
-        if reply.has_error():
-            print("REFUSED", reply.error.reason)
-        else:
-            print("STOLEN", repr(reply.content["x"]["text"]))
-'''
-"""The code of an attacker who can start runs."""
-
-
-@pytest.fixture(autouse=True)
-def _circle(organisations) -> None:
+def write_ball(organisations: Organisations) -> None:
+    """Write columns of the same rows, of which those in a ball have another class."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(300, 3))
     y = ((X**2).sum(axis=1) > 2.4).astype(int)
     for j in range(len(NAMES)):
         columns = {"id": [f"row{i}" for i in range(300)], f"x{j}": X[:, j].tolist()}
         organisations.write(j, columns | ({"y": y.tolist()} if j == 2 else {}))
-    organisations.consent("angles", allow_seed=True)
 
 
-def forking_process(organisations: Organisations, name: str) -> psutil.Process:
-    node = psutil.Process(organisations.deployment.supernodes[name].pid)
-    (forking,) = [p for p in node.children() if "forkserver" in " ".join(p.cmdline())]
-    return forking
+def write_clusters(organisations: Organisations) -> pd.DataFrame:
+    """Write other rows at each party, 200 in four clusters, and return them all."""
+    rng = np.random.default_rng(0)
+    centres = np.array([[0.1, 0.1], [0.1, 0.9], [0.9, 0.1], [0.9, 0.9]])
+    points = centres[rng.integers(4, size=600)] + 0.03 * rng.normal(size=(600, 2))
+    table = pd.DataFrame(points.clip(0, 1).round(6), columns=["severity", "recovery"])
+    table.insert(0, "id", [f"VIS-{k:06}" for k in 900_000 + rng.permutation(600)])
+    for j in range(len(NAMES)):
+        rows = table[200 * j :][:200].reset_index(drop=True)
+        # This party has a label column, which clusters have no use for.
+        labels = {"y": [0, 1] * 100} if j == len(NAMES) - 1 else {}
+        organisations.write(j, {**rows, **labels})
+    return table.set_index("id")
 
 
 def test_a_run_is_that_of_one_process(organisations, app, tmp_path):
+    write_ball(organisations)
+    organisations.consent("angles", allow_seed=True)
     config = CONFIG | {"output-dir": str(tmp_path / "out")}
     sources = [party_source(node, config) for node in organisations.configs]
     strategy = make_strategy(check_run_config(config))
@@ -83,47 +66,39 @@ def test_a_run_is_that_of_one_process(organisations, app, tmp_path):
         assert "Receiving: train.fdskl_fit" in run.party_logs[name]
 
 
-def test_code_that_reads_the_file_runs_in_flowers_own_supernode_only(
-    organisations, tmp_path
-):
-    app = tmp_path / "attack"
-    app.mkdir()
-    text = template_project().replace("vfl_flower.app.server_app:app", "attack:server")
-    text = text.replace("vfl_flower.app.client_app:app", "attack:client")
-    (app / "pyproject.toml").write_text(text)
-    (app / "attack.py").write_text(ATTACK)
+def test_clusters_of_rows_are_found_forgotten_and_removed(organisations, app, tmp_path):
+    """No log has a value or an id of the rows, a key, or a path of another party."""
+    table = write_clusters(organisations)
+    config = {"strategy": "mufc", "mufc.n-clusters": 4, "mufc.box": "0,1"}
+    organisations.consent(*make_strategy(check_run_config(config)).terms.needs)
+    states = [Path(node["state-dir"]) for node in organisations.configs]
+
+    runs = [organisations.run(app, tmp_path, config)]
+    (results,) = tmp_path.glob("*/result.json")
+    trained = json.loads(results.read_text())["results"]["train"]
+    model = {"strategy": "mufc", "model-id": trained["model_id"]}
+    assert all(list(state.rglob(f"*{model['model-id']}*")) for state in states)
+    for state, visit in zip(states, table.index[[3, 250]], strict=False):
+        (state / "forget.txt").write_text(f"{visit}\n")
+    for task in ("unlearn", "remove"):
+        runs.append(organisations.run(app, tmp_path, model | {"task": task}))
+    assert all(run.completed for run in runs), runs
+    assert "2 forgotten rows are still in the parties' files" in runs[1].log
+    assert not any(list(state.rglob(f"*{model['model-id']}*")) for state in states)
 
     deployment = organisations.deployment
-    deployment.register("stock")
-    deployment.start("stock", organisations.named["airline"], program=STOCK)
-    try:
-        deployment.wait_online("stock")
-        run = deployment.run(app, {})
-    finally:
-        deployment.stop("stock")
-        deployment.unregister("stock")
-        del deployment.supernodes["stock"]
-    lines = run.log.splitlines()
-    (stolen,) = [line for line in lines if line.startswith("STOLEN")]
-    assert "row299" in stolen
-    refused = [line for line in lines if line.startswith("REFUSED")]
-    assert len(refused) == 3
-    assert all("has not pinned the bundle" in line for line in refused)
+    logs = {"superlink": deployment.processes.log("superlink", 1_000_000)}
+    logs["coordinator"] = "".join(run.log for run in runs)
     for name in NAMES:
-        assert run.party_logs[name].count("has not pinned the bundle") == 1
-
-
-def test_what_a_supernode_has_started_ends_with_it(organisations):
-    """Also when it is killed: that of a fourth party, which is in no run."""
-    deployment = organisations.deployment
-    deployment.register("brief")
-    try:
-        deployment.start("brief", organisations.named["airline"])
-        deployment.wait_activated("brief")
-        forking = forking_process(organisations, "brief")
-        deployment.supernodes["brief"].kill()
-        deployment.supernodes["brief"].wait(60)
-        wait_for(lambda: not forking.is_running(), 60, "the process that forks to end")
-    finally:
-        deployment.unregister("brief")
-        del deployment.supernodes["brief"]
+        logs[name] = "".join(run.party_logs[name] for run in runs)
+        assert logs[name]
+    keys = key_texts(
+        *(deployment.key(name) for name in NAMES),
+        *(state / "identity.pem" for state in states),
+    )
+    private = {
+        node[key]: name
+        for name, node in organisations.named.items()
+        for key in ("data", "state-dir")
+    }
+    nothing_leaks(logs, private, keys, table)

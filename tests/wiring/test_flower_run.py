@@ -15,12 +15,13 @@ import typer
 from flwr.common.config import parse_config_args
 
 from vfl_flower.app.deployment import flower_run
-from vfl_flower.app.deployment.flower_run import run, submit
+from vfl_flower.app.deployment.flower_run import CONNECTION, run, submit
 from vfl_flower.app.deployment.processes import (
     Processes,
     RunFailed,
     live_processes,
     wait_for,
+    write_flower_config,
 )
 
 PROJECT = """
@@ -118,12 +119,17 @@ def test_lines_that_come_at_the_end_are_shown(tmp_path):
     assert shown == ["one\n", "two\n", "results in here\n"]
 
 
-@pytest.mark.second
 def test_refused(tmp_path, monkeypatch):
+    """Before it reaches the SuperLink, which is stopped; a process stands for it."""
     made = []
-    monkeypatch.setattr(
-        flower_run, "Processes", lambda **how: made.append(Processes(**how)) or made[0]
-    )
+
+    def start(processes, *_):
+        made.append(processes)
+        write_flower_config(processes.home, CONNECTION, 1, {"insecure": True})
+        processes.start("superlink", "sleep", "600")
+        assert len(processes.pids()) == 1
+
+    monkeypatch.setattr(flower_run, "start_superlink", start)
     (tmp_path / "pyproject.toml").write_text(PROJECT.replace("publisher =", "by ="))
     with pytest.raises(RunFailed, match=r"(?s)flwr run: .*publisher"):
         run(tmp_path, {}, timeout=120)
@@ -220,7 +226,7 @@ def test_what_was_started_ends_with_it(probe, tmp_path):
             env=os.environ | mark,
         )
     try:
-        wait_for(lambda: "CONFIG" in log.read_text(), 60, "the run to start")
+        wait_for(lambda: "CONFIG" in log.read_text(), 200, "the run to start")
         assert len(marked()) > 4
         tool.terminate()
         assert tool.wait(60) == 128 + signal.SIGTERM
@@ -235,22 +241,20 @@ def test_a_command_is_that_of_a_shell(tmp_path, monkeypatch):
     """What it says, with which exit code, and which files it finds."""
     (place := tmp_path / "a place").mkdir()
     monkeypatch.chdir(place)
-    logs = place / "out", place / "err"
-    with Processes(tmp_path / "home") as processes:
-        (processes.home / "config.toml").write_text("[superlink]\n")
-        for words in (("build", "--app", "here"), ("ls", "nowhere")):
-            with (
-                logs[0].open("wb") as out,
-                logs[1].open("wb") as err,
-                processes.command(words, out, err) as command,
-            ):
-                code = command.wait()
-            done = subprocess.run(
-                ["flwr", *words], env=processes.env, capture_output=True, check=False
-            )
-            assert code == done.returncode != 0
-            assert [log.read_bytes() for log in logs] == [done.stdout, done.stderr]
-            assert done.stdout + done.stderr
+    logs, words = (place / "out", place / "err"), ("build", "--app", "here")
+    with (
+        Processes(tmp_path / "home") as processes,
+        logs[0].open("wb") as out,
+        logs[1].open("wb") as err,
+        processes.command(words, out, err) as command,
+    ):
+        code = command.wait()
+    done = subprocess.run(
+        ["flwr", *words], env=processes.env, capture_output=True, check=False
+    )
+    assert code == done.returncode != 0
+    assert [log.read_bytes() for log in logs] == [done.stdout, done.stderr]
+    assert done.stdout + done.stderr
 
 
 def test_a_process_runs_commands_until_it_is_killed(tmp_path):
@@ -283,7 +287,7 @@ def test_a_process_runs_commands_until_it_is_killed(tmp_path):
 
 
 def test_stop_finds_orphans_and_kills_the_stubborn(tmp_path, monkeypatch):
-    monkeypatch.setattr("vfl_flower.app.deployment.processes.GRACE", 0.2)
+    monkeypatch.setattr("vfl_flower.app.deployment.processes.GRACE", 3.0)
     sleep = "[sys.executable, '-c', 'import time; time.sleep(600)']"
     orphan = (
         f"import subprocess, sys; subprocess.Popen({sleep}, start_new_session=True)"

@@ -5,7 +5,7 @@ each other's keys, and each test says what else their consent lets leave them.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from vfl_flower.app.commands.identity import line_for_peers
+from vfl_flower.app.commands.template import project as template_project
 from vfl_flower.app.config import check_run_config, make_strategy
 from vfl_flower.app.deployment.bundle import installed_bundle
 from vfl_flower.app.deployment.certificates import write_certificates
@@ -28,13 +29,11 @@ pytestmark = pytest.mark.second
 
 @pytest.fixture
 def stranger(organisations) -> Iterator[str]:
-    """Return the name of a SuperNode that no test registers for good."""
+    """Return the name of a SuperNode that no test registers."""
     yield "stranger"
     deployment = organisations.deployment
     deployment.stop("stranger")
     del deployment.supernodes["stranger"]
-    if "stranger" in deployment.node_ids:  # the test has failed
-        deployment.unregister("stranger")
 
 
 def ended(deployment: Deployment, name: str) -> str:
@@ -43,7 +42,7 @@ def ended(deployment: Deployment, name: str) -> str:
 
 
 def test_only_a_registered_supernode_connects(organisations, stranger):
-    """The same key before, with and after registration."""
+    """A node config that claims to be that of a party changes nothing."""
     deployment = organisations.deployment
     three = set(deployment.online())
     assert three == set(deployment.node_ids.values())
@@ -51,15 +50,6 @@ def test_only_a_registered_supernode_connects(organisations, stranger):
     deployment.start(stranger, config, program=STOCK)
     assert "Failed to activate SuperNode" in ended(deployment, stranger)
     assert set(deployment.online()) == three
-
-    deployment.register(stranger)
-    deployment.start(stranger, config, program=STOCK)
-    deployment.wait_online(stranger)
-    assert set(deployment.online()) == three | {deployment.node_ids[stranger]}
-    deployment.unregister(stranger)
-    assert set(deployment.online()) == three
-    with pytest.raises(RunFailed, match="Public key already in use"):
-        deployment.register(stranger)
 
 
 def test_no_one_takes_another_superlink_for_ours(organisations, stranger, tmp_path):
@@ -72,47 +62,6 @@ def test_no_one_takes_another_superlink_for_ours(organisations, stranger, tmp_pa
     deployment.connect("impostor", tmp_path / "ca.crt")
     with pytest.raises(RunFailed, match="SuperLink is unavailable"):
         deployment.processes.flwr("ls", "impostor")
-
-
-@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
-def test_flowers_own_supernode_runs_the_bundle_of_a_checkout(
-    project, pinned, tmp_path, organisations
-):
-    """Unless it has trusted entities, as docs/deploy.md says of the bundle of a folder.
-
-    Remove the warning there when this test fails. The other two parties have pinned
-    the bundle, and have started their SuperNodes as docs/deploy.md advises.
-    """
-    assert pinned != installed_bundle()[1]
-    organisations.consent("rows", "totals")
-    write_numbers(organisations)
-    deployment, name = organisations.deployment, NAMES[-1]
-    config = organisations.configs[-1]
-    key = Ed25519PrivateKey.generate().public_key()
-    text = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-    (tmp_path / "trusted.yaml").write_text(f"fpk_0: {text}\n")
-    runs = []
-    try:
-        for options in ([f"--trusted-entities={tmp_path / 'trusted.yaml'}"], []):
-            deployment.stop(name)
-            deployment.start(name, config, *options, program=STOCK)
-            deployment.wait_online(name)
-            # Each message starts a process that imports all, so few round trips.
-            strategy = {"strategy": "coreset-vkmc", "coreset-vkmc.size": 20}
-            runs.append(organisations.run(project, tmp_path, strategy))
-    finally:
-        deployment.stop(name)
-        deployment.start(name, config)
-        deployment.wait_online(name)
-    run, again = runs
-    assert f"node {deployment.node_ids[name]}" in run.status
-    assert "The FAB could not be verified" in run.status
-    assert run.seconds < MOST_SECONDS
-    refusal = "App verification is not supported by the connected SuperLink"
-    assert refusal in run.party_logs[name]
-    assert all(refusal not in run.party_logs[other] for other in NAMES[:-1])
-    assert again.completed, again
-    assert all(told(again, other) == [] for other in NAMES)
 
 
 # -- what no party has consented to ----------------------------------------------------
@@ -177,3 +126,109 @@ def test_no_run_without_consent(app, tmp_path, organisations):
     sentence = f"party 'airline' failed in 'linear_gram_columns': {rule}"
     assert refusal(run, "PartyFailed") == sentence
     assert f"\nrefused linear_gram_columns: {rule}\n" in run.party_logs["airline"]
+
+
+# -- whose code runs -------------------------------------------------------------------
+
+ATTACK = '''
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client = ClientApp()
+server = ServerApp()
+
+@client.query("steal")
+def steal(message, context):
+    """Send the party's file."""
+    text = Path(context.node_config["data"]).read_text()
+    return Message(RecordDict({"x": ConfigRecord({"text": text})}), reply_to=message)
+
+@server.main()
+def main(grid, context):
+    ids = list(grid.get_node_ids())
+    messages = [Message(RecordDict(), node, "query.steal") for node in ids]
+    for reply in grid.send_and_receive(messages, timeout=120):
+        if reply.has_error():
+            print("REFUSED", reply.error.reason)
+        else:
+            print("STOLEN", repr(reply.content["x"]["text"]))
+'''
+"""The code of an attacker who can start runs."""
+
+
+@pytest.fixture(scope="module")
+def stock(organisations) -> Iterator[str]:
+    """Return the name of a party that has Flower's own SuperNode in these tests."""
+    deployment, name = organisations.deployment, NAMES[0]
+
+    def replace(program: Sequence[str]) -> None:
+        deployment.stop(name)
+        deployment.start(name, organisations.named[name], program=program)
+        deployment.wait_online(name)
+
+    replace(STOCK)
+    yield name
+    replace(deployment.program)
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
+def test_the_bundle_of_a_checkout_runs_where_it_is_pinned_and_in_flowers_own(
+    organisations, stock, project, pinned, tmp_path
+):
+    """The other two parties started their SuperNodes as docs/deploy.md advises."""
+    assert pinned != installed_bundle()[1]
+    organisations.consent("rows", "totals")
+    write_numbers(organisations)
+    # Each message of a checkout starts a process that imports all: two round trips.
+    strategy = {"strategy": "coreset-vkmc", "coreset-vkmc.sampling": "uniform"}
+    run = organisations.run(project, tmp_path, strategy | {"coreset-vkmc.size": 20})
+    assert run.completed, run
+    assert all(told(run, name) == [] for name in NAMES)
+
+
+def test_code_that_reads_the_file_runs_in_flowers_own_supernode_only(
+    organisations, stock, tmp_path
+):
+    """Unless it has trusted entities: then it runs no bundle, as docs/deploy.md says.
+
+    Remove the warning there when this test fails. The SuperLink serves such a SuperNode
+    as long as its key is registered.
+    """
+    write_numbers(organisations)
+    text = template_project().replace("vfl_flower.app.server_app:app", "attack:server")
+    text = text.replace("vfl_flower.app.client_app:app", "attack:client")
+    (tmp_path / "pyproject.toml").write_text(text)
+    (tmp_path / "attack.py").write_text(ATTACK)
+    key = Ed25519PrivateKey.generate().public_key()
+    line = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    (tmp_path / "trusted.yaml").write_text(f"fpk_0: {line}\n")
+    trusted = f"--trusted-entities={tmp_path / 'trusted.yaml'}"
+
+    deployment, three = organisations.deployment, set(organisations.deployment.online())
+    deployment.register("wary")
+    deployment.start("wary", organisations.named[stock], trusted, program=STOCK)
+    try:
+        deployment.wait_online("wary")
+        assert set(deployment.online()) == three | {deployment.node_ids["wary"]}
+        run = deployment.run(tmp_path, {})
+        deployment.unregister("wary")
+        assert set(deployment.online()) == three
+        with pytest.raises(RunFailed, match="Public key already in use"):
+            deployment.register("wary")
+    finally:
+        deployment.stop("wary")
+        del deployment.supernodes["wary"]
+    lines = run.log.splitlines()
+    (stolen,) = [line for line in lines if line.startswith("STOLEN")]
+    assert "\\n299;" in stolen  # the last id of the party's file
+    reasons = [line for line in lines if line.startswith("REFUSED")]
+    assert len(reasons) == 3
+    assert sum("has not pinned the bundle" in reason for reason in reasons) == 2
+    assert sum("The FAB could not be verified" in reason for reason in reasons) == 1
+    for name in NAMES[1:]:
+        assert run.party_logs[name].count("has not pinned the bundle") == 1
+    unverified = "App verification is not supported by the connected SuperLink"
+    logs = run.party_logs.items()
+    assert [name for name, log in logs if unverified in log] == ["wary"]

@@ -1,7 +1,7 @@
 """The commands that set up a federation: what they write, print and refuse.
 
 That the processes which they start make a federation is shown in
-tests/wiring/test_afternoon.py.
+tests/wiring/test_tutorial.py.
 """
 
 import getpass

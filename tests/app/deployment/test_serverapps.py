@@ -1,6 +1,6 @@
 """What starts ServerApps: by a fork those of the installed package, others as Flower.
 
-With a SuperLink that has TLS: tests/wiring/test_afternoon.py.
+With a SuperLink that has TLS: tests/wiring/test_tutorial.py.
 """
 
 import os
