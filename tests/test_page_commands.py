@@ -128,7 +128,7 @@ def columns(
     label: str = "arr_delay", ids: str = "flight_id"
 ) -> dict[str, pd.DataFrame]:
     """Return three parties' columns of the same rows; the first has the labels."""
-    X = np.random.default_rng(0).normal(size=(200, 6))
+    X = np.random.default_rng(0).normal(size=(520, 6))
     every = {ids: np.arange(len(X))}
     y = X.sum(axis=1) + X[:, 0] * X[:, 2]
     labels = y if label == "arr_delay" else np.where(y > 0, "yes", "no")
