@@ -46,8 +46,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def brief(monkeypatch):
-    """Give every run three iterations: the blobs need no more."""
-    few = partial(FKKMeans, iterations=3)
+    """Give every run few iterations and starts: the blobs need no more."""
+    few = partial(FKKMeans, iterations=3, n_init=5)
     monkeypatch.setattr(kernel_baselines, "FKKMeans", few)
     monkeypatch.setattr(kernel_kmeans, "FKKMeans", few)
     return few
