@@ -66,7 +66,7 @@ def test_a_run_is_that_of_one_process(organisations, app, tmp_path):
         assert "Receiving: train.fdskl_fit" in run.party_logs[name]
 
 
-def test_clusters_of_rows_are_found_forgotten_and_removed(organisations, app, tmp_path):
+def test_clusters_are_found_and_their_rows_forgotten(organisations, app, tmp_path):
     """No log has a value or an id of the rows, a key, or a path of another party."""
     table = write_clusters(organisations)
     config = {"strategy": "mufc", "mufc.n-clusters": 4, "mufc.box": "0,1"}
@@ -80,11 +80,9 @@ def test_clusters_of_rows_are_found_forgotten_and_removed(organisations, app, tm
     assert all(list(state.rglob(f"*{model['model-id']}*")) for state in states)
     for state, visit in zip(states, table.index[[3, 250]], strict=False):
         (state / "forget.txt").write_text(f"{visit}\n")
-    for task in ("unlearn", "remove"):
-        runs.append(organisations.run(app, tmp_path, model | {"task": task}))
+    runs.append(organisations.run(app, tmp_path, model | {"task": "unlearn"}))
     assert all(run.completed for run in runs), runs
     assert "2 forgotten rows are still in the parties' files" in runs[1].log
-    assert not any(list(state.rglob(f"*{model['model-id']}*")) for state in states)
 
     deployment = organisations.deployment
     logs = {"superlink": deployment.processes.log("superlink", 1_000_000)}

@@ -5,15 +5,14 @@ each other's keys, and each test says what else their consent lets leave them.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from vfl_flower.app.commands.identity import line_for_peers
 from vfl_flower.app.commands.template import project as template_project
 from vfl_flower.app.config import check_run_config, make_strategy
 from vfl_flower.app.deployment.bundle import installed_bundle
@@ -100,9 +99,10 @@ def write_numbers(parties):
 
 
 def test_no_run_without_consent(app, tmp_path, organisations):
-    """To what the strategy needs, to a seed, and to the key of each other party.
+    """To what the strategy needs, and to a seed.
 
-    That each strategy needs what it says, tests/party/test_consent.py shows.
+    That each strategy needs what it says, tests/party/test_consent.py shows, and that
+    the key of each other party must be the pinned one, test_forged_peers.py.
     """
     write_numbers(organisations)
     organisations.consent()
@@ -111,21 +111,6 @@ def test_no_run_without_consent(app, tmp_path, organisations):
     run = organisations.run(app, tmp_path, config | {"seed": 1})
     lines = "allow-seed = true", "[leaves]", *(f"{kind} = true" for kind in needs)
     lacking(run, *lines)
-
-    organisations.consent("row-sums", "totals", "coefficients", "moments")
-    consent = Path(organisations.named["airline"]["consent"])
-    (pin,) = re.findall('(?m)^weather = ".*"\n', text := consent.read_text())
-    other = line_for_peers(tmp_path / "other", "weather")
-    pinned, forged = (line.split('"')[1] for line in (pin, other))
-    assert forged != pinned
-    consent.write_text(text.replace(pin, f"{other}\n"))
-    run = organisations.run(app, tmp_path, config)
-    rule = (
-        f"the key of party 'weather' must be the one that is pinned, but it is {pinned}"
-    )
-    sentence = f"party 'airline' failed in 'linear_gram_columns': {rule}"
-    assert refusal(run, "PartyFailed") == sentence
-    assert f"\nrefused linear_gram_columns: {rule}\n" in run.party_logs["airline"]
 
 
 # -- whose code runs -------------------------------------------------------------------
@@ -159,33 +144,36 @@ def main(grid, context):
 
 
 @pytest.fixture(scope="module")
-def stock(organisations) -> Iterator[str]:
-    """Return the name of a party that has Flower's own SuperNode in these tests."""
-    deployment, name = organisations.deployment, NAMES[0]
-
-    def replace(program: Sequence[str]) -> None:
-        deployment.stop(name)
-        deployment.start(name, organisations.named[name], program=program)
-        deployment.wait_online(name)
-
-    replace(STOCK)
-    yield name
-    replace(deployment.program)
+def stock(organisations, tmp_path_factory) -> Iterator[dict[str, Any]]:
+    """Return the node config of a fourth party, which has Flower's own SuperNode."""
+    deployment = organisations.deployment
+    own = {"partition-id": 3, "party-name": "stock"}
+    own["state-dir"] = str(tmp_path_factory.mktemp("stock"))
+    config = organisations.named["airline"] | own
+    deployment.register("stock")
+    deployment.start("stock", config, program=STOCK)
+    deployment.wait_online("stock")
+    yield config
+    deployment.stop("stock")
+    deployment.unregister("stock")
+    del deployment.supernodes["stock"]
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own
 def test_the_bundle_of_a_checkout_runs_where_it_is_pinned_and_in_flowers_own(
     organisations, stock, project, pinned, tmp_path
 ):
-    """The other two parties started their SuperNodes as docs/deploy.md advises."""
+    """The other three parties started their SuperNodes as docs/deploy.md advises."""
     assert pinned != installed_bundle()[1]
     organisations.consent("rows", "totals")
     write_numbers(organisations)
-    # Each message of a checkout starts a process that imports all: two round trips.
-    strategy = {"strategy": "coreset-vkmc", "coreset-vkmc.sampling": "uniform"}
-    run = organisations.run(project, tmp_path, strategy | {"coreset-vkmc.size": 20})
+    config = {"strategy": "coreset-vkmc", "n-parties": 4, "output-dir": str(tmp_path)}
+    # One round trip: each message of a checkout starts a process that imports all.
+    run = organisations.deployment.run(project, config | {"dry-run": True})
     assert run.completed, run
-    assert all(told(run, name) == [] for name in NAMES)
+    for name in (*NAMES, "stock"):
+        assert told(run, name) == []
+        assert len(re.findall("Receiving: train.hello", run.party_logs[name])) == 1
 
 
 def test_code_that_reads_the_file_runs_in_flowers_own_supernode_only(
@@ -208,7 +196,7 @@ def test_code_that_reads_the_file_runs_in_flowers_own_supernode_only(
 
     deployment, three = organisations.deployment, set(organisations.deployment.online())
     deployment.register("wary")
-    deployment.start("wary", organisations.named[stock], trusted, program=STOCK)
+    deployment.start("wary", stock, trusted, program=STOCK)
     try:
         deployment.wait_online("wary")
         assert set(deployment.online()) == three | {deployment.node_ids["wary"]}
@@ -224,10 +212,10 @@ def test_code_that_reads_the_file_runs_in_flowers_own_supernode_only(
     (stolen,) = [line for line in lines if line.startswith("STOLEN")]
     assert "\\n299;" in stolen  # the last id of the party's file
     reasons = [line for line in lines if line.startswith("REFUSED")]
-    assert len(reasons) == 3
-    assert sum("has not pinned the bundle" in reason for reason in reasons) == 2
+    assert len(reasons) == 4
+    assert sum("has not pinned the bundle" in reason for reason in reasons) == 3
     assert sum("The FAB could not be verified" in reason for reason in reasons) == 1
-    for name in NAMES[1:]:
+    for name in NAMES:
         assert run.party_logs[name].count("has not pinned the bundle") == 1
     unverified = "App verification is not supported by the connected SuperLink"
     logs = run.party_logs.items()

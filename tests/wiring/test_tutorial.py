@@ -54,13 +54,13 @@ class Reader:
         if command == "coordinator":
             ports = [f"--port={self.port}", f"--local-port={self.local}"]
             ports += ["--host=127.0.0.1"]
-            link = self._started("link", command, *rest, *ports)
+            link = self.started("link", command, *rest, *ports)
             link.wait_to_say("SuperNodes connect to port")
         elif command == "party":
             name = rest[0]
             if name in self.parties and self.parties[name].poll() is None:
                 self.parties[name].end(signal.SIGINT)
-            self.parties[name] = self._started(name, command, *rest)
+            self.parties[name] = self.started(name, command, *rest)
         else:
             for party in self.parties.values():
                 party.wait_to_say("SuperNode ID")
@@ -87,7 +87,7 @@ class Reader:
             logs[name] = logs.get(name, "") + path.read_text(errors="replace")
         return logs
 
-    def _started(self, name: str, *words: str) -> Running:
+    def started(self, name: str, *words: str) -> Running:
         log = f"{name}-{len(self.running)}"
         self.running.append(Running(self.place, log, *words))
         return self.running[-1]
@@ -243,7 +243,9 @@ def test_a_killed_supernode_ends_with_all_that_it_has_started(reader):
     (node,) = [p for p in live if f"={key}" in " ".join(p.info["cmdline"])]
     (forking,) = [p for p in node.children() if "forkserver" in " ".join(p.cmdline())]
     words = next(w for w in LINES[::-1] if w[1:3] == ["party", "insurer"])
-    shown = reader.said(*reader.actual(words), code=1)
+    again = reader.started("again", *reader.actual(words))
+    assert again.wait(120) == 1
+    shown = again.log.read_text()
     assert "Error: the SuperNode ended. The SuperLink has refused the key" in shown
     assert "wait 30 seconds" in shown
 
