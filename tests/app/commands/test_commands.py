@@ -372,7 +372,8 @@ def test_a_simulated_run_that_fails_names_the_party(tmp_path):
         lines = [f"{name}{i},{i % 7}{power},{i * i % 11}" for i in range(40)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["id,u,v", *lines]))
     options = ["--data", tmp_path, "--id-column", "id"]
-    code, out = call("simulate", "fk-kmeans", *options, "--set", "n-clusters=2")
+    given = sets(**{"n-clusters": 2, "iterations": 1, "passes": 2, "n-init": 1})
+    code, out = call("simulate", "fk-kmeans", *options, *given)
     assert code == 1
     last = out.splitlines()[-1]
     assert last.startswith("the run failed: party 'c' failed in 'kernel_kmeans_begin'")
