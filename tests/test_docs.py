@@ -742,7 +742,7 @@ def test_who_learns_what_is_what_the_steps_declare(monkeypatch):
     """Of fewer rows than the command takes; coresets need as many."""
 
     def of_fewer(strategy, shapes):
-        few = None if strategy.steps[0].algorithm == "coresets" else 1000
+        few = None if strategy.steps[0].algorithm == "coresets" else 300
         return rehearse(strategy, shapes, few)
 
     monkeypatch.setattr(tables, "rehearse", of_fewer)

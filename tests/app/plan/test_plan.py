@@ -16,11 +16,12 @@ from vfl_flower.strategies import ALGORITHMS
 from vfl_flower.testing import Recorder
 
 CENTRAL = vf.CoresetVRLR(size=40, solver="central")
+CG = vf.CoresetVRLR(size=300, solver="cg", seed=3, allow_two_parties=True)
 KERNEL = {"bandwidth": 2.0, "regularization": 0.1}
-CLUSTERS = {"n_clusters": 3, "n_components": 3, "iterations": 4, "subspace_tol": 0.0}
+CLUSTERS = {"n_clusters": 3, "n_components": 3, "iterations": 2, "subspace_tol": 0.0}
 CLUSTERS["seed"] = 3
 SHAPES = [Shape(400, 2, 0, "a"), Shape(400, 3, 400, "b"), Shape(400, 2, 0, "c")]
-WIDE = [shape._replace(n_columns=8) for shape in SHAPES]
+WIDE = [shape._replace(n_columns=8) for shape in SHAPES[:2]]
 UNEQUAL = [Shape(150, 2, 0, "a"), Shape(300, 2, 0, "b"), Shape(250, 2, 0, "c")]
 
 
@@ -192,7 +193,7 @@ def test_growth_is_continued(cost):
 
 def test_a_plan_says_how_far_round_trips_can_differ():
     """Between columns that resemble those of other parties, cg takes long."""
-    planned = plan(vf.CoresetVRLR(size=300, solver="cg", seed=3), WIDE)
+    planned = plan(CG, WIDE)
     assert "linear_cg * |" in str(planned)
     assert "typical of random rows" in str(planned)
     few, many = planned.varying["linear_cg"]
@@ -239,8 +240,8 @@ def test_a_strategy_that_fails_says_why(caplog):
     [
         (vf.MUFC(3, box="0,1;18,120"), UNEQUAL),
         (vf.FKKMeans(**CLUSTERS, kernel="laplacian", clustering="coreset"), UNEQUAL),
-        (vf.FDSKLDirect(target="multiclass"), SHAPES),
-        (vf.FDSKL(), [Shape(90, 2, 40), Shape(90, 2, 50), Shape(90, 1)]),
+        (vf.FDSKLDirect(target="multiclass", features=8), SHAPES),
+        (vf.FDSKL(features=8), [Shape(90, 2, 40), Shape(90, 2, 50), Shape(90, 1)]),
     ],
 )
 def test_random_rows_suit_the_settings(strategy, shapes):
