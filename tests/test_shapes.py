@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+from functools import cache
 
 import numpy as np
 import pytest
@@ -41,6 +42,7 @@ SETTINGS = ("app", "sklearn", "strategies")
 """Layers whose classes have settings alone, and what a command prints."""
 
 
+@cache
 def holders():
     """Return the classes of the package with fields, but for those that are public."""
     found = {}

@@ -69,10 +69,10 @@ def test_a_file_that_changes_during_the_check(write, monkeypatch):
 
 def test_a_header_may_be_long(write):
     """As of genes: more than the first 64 KiB."""
-    names = ",".join(f"expression-of-gene-{i}" for i in range(3_000))
-    rows = lines(lambda i: ",".join([str(i)] * 3_000), 3)
+    names = ",".join(f"expression-of-gene-{i:060}" for i in range(1_000))
+    rows = lines(lambda i: ",".join([str(i)] * 1_000), 3)
     party = load(write(f"{names}\n{rows}"))
-    assert party.X.shape == (3, 3_000)
+    assert party.X.shape == (3, 1_000)
     assert party.X[2, -1] == 2
 
 

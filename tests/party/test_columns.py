@@ -40,7 +40,7 @@ def straight(X: np.ndarray) -> list[Party]:
 
 
 def small(**settings: object) -> FKKMeans:
-    return FKKMeans(2, 4, n_features=20, iterations=3, n_init=3, **settings)
+    return FKKMeans(2, 2, n_features=10, iterations=1, passes=2, n_init=1, **settings)
 
 
 @pytest.mark.parametrize("standardize", [False, True])

@@ -415,7 +415,7 @@ def test_no_id_and_no_value_is_in_the_journal(tmp_path):
 
 def test_what_is_not_of_rows_is_counted_by_times(tmp_path):
     """From as many solutions as there are rows, all rows would follow."""
-    strategy = CoresetVRLR(120, solver="cg", seed=0)
+    strategy = CoresetVRLR(120, solver="cg", max_iter=2, seed=0)
     leaves = dict.fromkeys(strategy.terms.needs, Limit())
     leaves["coefficients"] = Limit(life=2)
     consent = Consent(allow_seed=True, leaves=leaves, peers=None)
