@@ -121,8 +121,8 @@ def archive(pieces, kind=zipfile.ZIP_DEFLATED):
 
 ZEROS = bytes(2**20)
 BOMBS = {
-    "200 MB of zeros": lambda: [header((200, 2**17)), *[ZEROS] * 200],
-    "a header of 200 MB": lambda: [header((1,), least=200 * 2**20)],
+    "80 MB of zeros": lambda: [header((80, 2**17)), *[ZEROS] * 80],
+    "a header of 80 MB": lambda: [header((1,), least=80 * 2**20)],
     "no rows of 2^40 columns": lambda: [header((0, 2**40))],
     "2^40 empty texts": lambda: [header((2**40,), "<U0")],
     "2^40 rows, by two wrong signs": lambda: [header((-(2**20), -(2**20)))],
@@ -192,12 +192,9 @@ def test_nothing_is_unpickled(tmp_path):
 
 
 def test_a_header_that_promises_more_than_there_is(tmp_path):
-    header = io.BytesIO()
-    about = {"descr": "<f8", "fortran_order": False, "shape": (1000,)}
-    np.lib.format.write_array_header_1_0(header, about)
     path = tmp_path / "short.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("X.npy", header.getvalue() + bytes(8))
+    packed = archive([header((1000,)), bytes(8)], zipfile.ZIP_STORED)
+    path.write_bytes(packed.getvalue())
     with path.open("rb") as file, pytest.raises(ValueError, match="as many bytes as"):
         files.map_npz(file, ["X"])
 
