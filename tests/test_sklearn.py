@@ -51,13 +51,13 @@ ROWS = [np.arange(m, 120, 3)[::-1] for m in range(3)]
 CHECKED: dict[BaseEstimator, dict[str, str]] = {
     CoresetRegressor(solver="central", regularizer="ridge", alpha=0.001): {},
     CoresetKMeans(n_clusters=3, n_init=1): {},
-    KernelClassifier(): {
+    KernelClassifier(features=64): {
         "check_class_weight_classifiers": "a class has no weight of its own: "
         "class_weight is 'none' or 'balanced'"
     },
-    KernelRegressor(): {},
+    KernelRegressor(features=64): {},
     KernelKMeans(
-        n_clusters=3, n_components=3, clustering="coreset", n_init=3, iterations=3
+        n_clusters=3, n_components=3, clustering="coreset", n_init=1, iterations=1
     ): {
         "check_methods_sample_order_invariance": "it asks for one component and two "
         "clusters: n_components must be at least n_clusters"
@@ -212,7 +212,8 @@ def test_probabilities_of_ridge():
     rows = np.repeat(X, 5, axis=0)
     even = np.random.default_rng(1).random(2000)
     y = even < 1 / (1 + np.exp(-3 * rows[:, 0]))
-    model = SecureRidgeClassifier(random_state=0, relevance=False).fit(rows, y)
+    settings = {"joint_features": 64, "relevance": False}
+    model = SecureRidgeClassifier(random_state=0, **settings).fit(rows, y)
     chances = model.predict_proba(rows)
     np.testing.assert_allclose(chances.sum(axis=1), 1)
     assert (chances.argmax(axis=1) == model.predict(rows)).mean() > 0.97
