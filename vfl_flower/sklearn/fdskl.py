@@ -43,7 +43,7 @@ class KernelClassifier(Classifier):
     Examples
     --------
     >>> import numpy as np
-    >>> X = np.random.default_rng(0).normal(size=(2000, 3))
+    >>> X = np.random.default_rng(0).normal(size=(500, 3))
     >>> y = np.where((X**2).sum(axis=1) > 2.4, "outside", "inside")
     >>> model = KernelClassifier(columns_per_party=3, random_state=0).fit(X, y)
     >>> model.score(X, y) > 0.95, model.predict([[0.0, 0.0, 0.0]]).tolist()
@@ -78,7 +78,7 @@ class KernelRegressor(Regressor):
     Examples
     --------
     >>> import numpy as np
-    >>> X = np.random.default_rng(0).uniform(-2, 2, size=(2000, 2))
+    >>> X = np.random.default_rng(0).uniform(-2, 2, size=(500, 2))
     >>> y = np.sin(X[:, 0] * X[:, 1])
     >>> bool(KernelRegressor(random_state=0).fit(X, y).score(X, y) > 0.95)
     True

@@ -41,13 +41,13 @@ class KernelKMeans(ClusterMixin, SplitRows):
     --------
     A ring inside a ring:
 
-    >>> angle = np.random.default_rng(0).uniform(0, 2 * np.pi, 600)
-    >>> radius = np.repeat([1, 4], 300)
+    >>> angle = np.random.default_rng(0).uniform(0, 2 * np.pi, 300)
+    >>> radius = np.repeat([1, 4], 150)
     >>> X = np.column_stack([radius * np.cos(angle), radius * np.sin(angle)])
     >>> model = KernelKMeans(n_clusters=2, n_components=3, gamma=0.2, random_state=0)
     >>> labels = model.fit_predict(X)
-    >>> sorted((int(labels[:300].sum()), int(labels[300:].sum())))
-    [0, 300]
+    >>> sorted((int(labels[:150].sum()), int(labels[150:].sum())))
+    [0, 150]
     """
 
     def fit(self, X: Any, y: Any = None) -> Self:

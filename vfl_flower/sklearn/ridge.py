@@ -28,7 +28,7 @@ class SecureRidgeClassifier(Classifier):
     >>> import numpy as np
     >>> X = np.random.default_rng(0).normal(size=(2000, 3))
     >>> y = np.where((X**2).sum(axis=1) > 2.4, "outside", "inside")
-    >>> model = SecureRidgeClassifier(columns_per_party=3, random_state=0).fit(X, y)
+    >>> model = SecureRidgeClassifier(joint_features=64, random_state=0).fit(X, y)
     >>> model.score(X, y) > 0.95, model.predict([[0.0, 0.0, 0.0]]).tolist()
     (True, ['inside'])
     """
@@ -55,6 +55,7 @@ class SecureRidgeRegressor(Regressor):
     >>> import numpy as np
     >>> X = np.random.default_rng(0).uniform(-2, 2, size=(2000, 2))
     >>> y = np.sin(X[:, 0] * X[:, 1])
-    >>> bool(SecureRidgeRegressor(random_state=0).fit(X, y).score(X, y) > 0.95)
+    >>> model = SecureRidgeRegressor(joint_features=64, random_state=0).fit(X, y)
+    >>> bool(model.score(X, y) > 0.95)
     True
     """

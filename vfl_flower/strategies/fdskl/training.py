@@ -87,7 +87,7 @@ class FDSKL(KernelLearning):
     >>> import numpy as np
     >>> from vfl_flower import Party
     >>> from vfl_flower.simulation import simulate
-    >>> X = np.random.default_rng(0).normal(size=(2000, 3))
+    >>> X = np.random.default_rng(0).normal(size=(500, 3))
     >>> y = (X**2).sum(axis=1) > 2.4
     >>> parties = [Party(X[:, :1]), Party(X[:, 1:2]), Party(X[:, 2:], y=y)]
     >>> model = simulate(FDSKL(), parties, seed=0).model

@@ -147,7 +147,7 @@ class SecureRidge(products.ComputingParties, PartedStrategy):
     >>> X = np.random.default_rng(0).normal(size=(2000, 3))
     >>> y = (X**2).sum(axis=1) > 2.4
     >>> parties = [Party(X[:, :1]), Party(X[:, 1:2]), Party(X[:, 2:], y=y)]
-    >>> result = simulate(SecureRidge(), parties, seed=0)
+    >>> result = simulate(SecureRidge(joint_features=64), parties, seed=0)
     >>> bool((result.model.predict([X[:, :1], X[:, 1:2], X[:, 2:]]) == y).mean() > 0.95)
     True
     """
