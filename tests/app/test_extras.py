@@ -11,8 +11,8 @@ COMMANDS = [
     ["check", "clinic.csv", "--id-column", "id"],
     ["init", "clinic", "--data", "clinic.csv", "--id-column", "id"],
     *([command, "--help"] for command in ("party", "label", "journal", "align")),
+    ["report", "--rebuild"],
 ]
-REBUILD = ["report", "--rebuild"]
 
 WITHOUT = """
 import json, sys
@@ -54,21 +54,19 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("extras")
     rows = "".join(f"{k},{k % 50},{k % 7}\n" for k in range(60))
     (folder / "clinic.csv").write_text(f"id,age,dose\n{rows}")
-    command = [sys.executable, "-c", WITHOUT, json.dumps([*COMMANDS, REBUILD])]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, check=False
-    )
+    command = [sys.executable, "-c", WITHOUT, json.dumps(COMMANDS)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "results.json").read_text())
 
 
 def test_a_party_needs_no_extra(results):
-    codes = [results[" ".join(words)][0] for words in COMMANDS]
-    assert codes == [0] * len(COMMANDS), results
+    codes = [results[" ".join(words)][0] for words in COMMANDS[:-1]]
+    assert codes == [0] * len(codes), results
 
 
 def test_a_command_that_needs_one_says_so_before_any_work(results):
-    code, text = results[" ".join(REBUILD)]
+    code, text = results["report --rebuild"]
     assert code == 1
     assert "need Matplotlib: pip install matplotlib" in text
     assert 'need Ray: pip install "flwr[simulation]"' in results["run"][1]

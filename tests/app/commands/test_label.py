@@ -2,8 +2,8 @@
 
 import csv
 import os
+import runpy
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -37,7 +37,7 @@ def trained(tmp_path_factory):
             }
         )
         table.to_csv(folder / f"{m}.csv", index=False)
-    strategy = FKKMeans(3, 4, n_features=20, iterations=3, standardize=True)
+    strategy = FKKMeans(3, 3, n_features=20, iterations=1, n_init=1, standardize=True)
     parties = [load(config) for config in node_configs(folder)]
     return folder, simulate(strategy, parties, seed=0).model
 
@@ -56,7 +56,7 @@ def model(trained):
 def refused(model, config, output):
     """Run the command; return what it says on the way out, or "" if it labels rows."""
     app = typer.Typer()
-    app.command()(label.label)
+    app.command()(label.main)
     options = ["--node-config", config, "--output", str(output)]
     ended = CliRunner().invoke(app, [model, *options])
     assert ended.exit_code == bool(ended.stderr), ended.output
@@ -96,17 +96,16 @@ def test_rows_of_training_get_their_labels_again(parties, model, tmp_path):
         assert kept == actual
 
 
-def test_new_rows_are_encoded_as_those_of_training(parties, model, tmp_path):
+def test_new_rows_are_encoded_as_in_training(parties, model, tmp_path, monkeypatch):
     """Without the level "a", and in another order of columns; one row, no run."""
     new = pd.DataFrame({"ratio": [2e-4], "kind": ["c"], "size": [7e6], "id": [5]})
     new.to_csv(tmp_path / "new.csv", index=False)
     output = tmp_path / "out.csv"
     config = node_config(tmp_path / "new.csv", tmp_path / "state-1")
-    config = config.replace("data=", "data-path=")  # the same
-    command = [sys.executable, "-m", "vfl_flower.app.commands.label", model.id]
-    subprocess.run(
-        [*command, "--node-config", config, "--output", str(output)], check=True
-    )
+    words = ["label", model.id, "--node-config", config, "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(label.__file__, run_name="__main__")
     (row,) = rows_of(output)
     table = load(parties[1])
     same = table.X[:, [name == "kind=c" for name in table.columns]].ravel() == 1
