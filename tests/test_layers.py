@@ -279,12 +279,13 @@ def test_algorithms_import_nothing_of_each_other():
 
 @pytest.mark.parametrize("module", MODULES)
 def test_modules_have_600_lines_and_functions_70_of_code(module):
-    text = path_of(module).read_text(encoding="utf-8")
-    assert text.count("\n") <= 600
+    lines = path_of(module).read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 600
     for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            segment = ast.get_source_segment(text, node, padded=True) or ""
-            assert code_lines(textwrap.dedent(segment)) <= 70, node.name
+            within = lines[node.lineno - 1 : node.end_lineno]
+            text = textwrap.dedent("\n".join(within))
+            assert len(within) <= 70 or code_lines(text) <= 70, node.name
 
 
 # -- the mathematics -------------------------------------------------------------------
@@ -407,7 +408,7 @@ def test_every_way_to_ask_is_known():
 def check_types(folder: Path) -> list[tuple[str, int]]:
     """Return the places at which mypy finds an error in a copy of the strategies.
 
-    And in what they import: `make lint` checks the whole package.
+    And in what they import. In the package itself there are none: `make lint`.
     """
     # The cache is kept from run to run, since Flower and NumPy take most of the time;
     # two processes at once would spoil it.
@@ -462,7 +463,6 @@ def test_a_changed_parameter_of_any_step_fails_at_its_strategy(tmp_path):
     """
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT, tmp_path / ROOT.name, ignore=ignored)
-    assert check_types(tmp_path) == []
     mutated = set()
     for module in modules_of("clients"):
         steps = declared_steps(module)
@@ -486,22 +486,18 @@ def test_a_changed_parameter_of_any_step_fails_at_its_strategy(tmp_path):
 
 LIGHT = f"""
 import sys
-import {{module}}
-print(*(name for name in {HEAVY} if name in sys.modules))
+for module in "flwr.clientapp", "vfl_flower.app.client_app":
+    __import__(module)
+    print(*(name for name in {HEAVY} if name in sys.modules))
 """
-
-
-def imported_in_a_new_process(module: str) -> set[str]:
-    command = [sys.executable, "-c", LIGHT.format(module=module)]
-    return set(subprocess.check_output(command, text=True).split())
 
 
 def test_a_party_imports_little():
     """And no simulation engine: by its absence a party knows that it is in none."""
-    by_flower = imported_in_a_new_process("flwr.clientapp")
-    by_us = imported_in_a_new_process("vfl_flower.app.client_app")
-    assert by_us <= by_flower
-    assert "ray" not in by_us
+    command = [sys.executable, "-c", LIGHT]
+    by_flower, by_both = subprocess.check_output(command, text=True).splitlines()
+    assert by_both == by_flower
+    assert "ray" not in by_both.split()
 
 
 @pytest.mark.parametrize("name", MODULES)
