@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import hatchling.build
 import numpy as np
 import pytest
 from sklearn.decomposition import PCA
@@ -37,12 +39,12 @@ print(result.ledger.round_trips)
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> dict[str, str]:
-    """Install the example into a folder; return the environment that has it."""
+    """Unpack the example's wheel; return the environment that has it installed."""
     site = tmp_path_factory.mktemp("site")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-    subprocess.run(
-        [*pip, "--no-build-isolation", "--target", str(site), str(EXAMPLE)], check=True
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(EXAMPLE)
+        wheel = hatchling.build.build_wheel(str(site))
+    shutil.unpack_archive(site / wheel, site, "zip")
     return os.environ | {"PYTHONPATH": str(site)}
 
 
