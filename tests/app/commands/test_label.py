@@ -56,7 +56,7 @@ def model(trained):
 def refused(model, config, output):
     """Run the command; return what it says on the way out, or "" if it labels rows."""
     app = typer.Typer()
-    app.command()(label.main)
+    app.command()(label.label)
     options = ["--node-config", config, "--output", str(output)]
     ended = CliRunner().invoke(app, [model, *options])
     assert ended.exit_code == bool(ended.stderr), ended.output
@@ -102,6 +102,7 @@ def test_new_rows_are_encoded_as_in_training(parties, model, tmp_path, monkeypat
     new.to_csv(tmp_path / "new.csv", index=False)
     output = tmp_path / "out.csv"
     config = node_config(tmp_path / "new.csv", tmp_path / "state-1")
+    config = config.replace("data=", "data-path=")  # the same
     words = ["label", model.id, "--node-config", config, "--output", str(output)]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit, match="0"):

@@ -1,20 +1,20 @@
-"""The bundle by which a party knows the installed package's app."""
+"""The bundle by which a party knows the package's app, and all else of a release."""
 
-import csv
-import io
+import datetime
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
 
-import hatchling.build
 import pytest
 import typer
-from flwr.cli.build import build, build_fab_from_disk, build_fab_from_files
-from flwr.cli.utils import collect_files, filter_paths_for_publish
-from flwr.supercore.constant import MAX_FILE_BYTES, MAX_FILE_COUNT, MAX_TOTAL_BYTES
+from flwr.cli.build import build_fab_from_disk
+from packaging.metadata import Metadata
 
+from benchmarks import release
 from vfl_flower.app.commands.template import write_app
 from vfl_flower.app.deployment import bundle
 from vfl_flower.app.deployment.bundle import bundle_hash, hash_of, installed_bundle
@@ -26,71 +26,81 @@ pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower'
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory) -> Path:
-    """Return a copy of the checkout with what is in git, in a folder of any name."""
-    folder = tmp_path_factory.mktemp("checkout") / "vfl-flower"
-    made = {"__pycache__", "build", "dist", *(p.name for p in ROOT.glob("*.egg-info"))}
-    hidden = {path.name for path in ROOT.glob(".*")} - {".gitignore"}
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*made, *hidden))
+def dist(tmp_path_factory) -> Path:
+    """Build all that a release consists of."""
+    folder = tmp_path_factory.mktemp("release") / "dist"
+    release.build(ROOT, folder)
     return folder
 
 
-def test_flwr_build_makes_a_bundle_of_format_1(checkout, tmp_path, monkeypatch):
+def modules() -> set[str]:
+    return {p.relative_to(ROOT).as_posix() for p in ROOT.glob("vfl_flower/**/*.py")}
+
+
+def test_the_bundle_has_format_1(dist):
     """With its licence, the version of Flower it was made for, and all modules."""
-    monkeypatch.chdir(tmp_path)
-    build(checkout)
-    (file,) = tmp_path.iterdir()
+    (file,) = dist.glob("*.fab")
     assert re.fullmatch(r"vfl-flower\.vfl-flower\.[\d-]+\.\w{8}\.fab", file.name)
     with zipfile.ZipFile(file) as archive:
         packed = tomllib.loads(archive.read("pyproject.toml").decode())
         assert archive.read("LICENSE") == (ROOT / "LICENSE").read_bytes()
-        text = archive.read(".info/CONTENT").decode()
-        listed = {row[0] for row in csv.reader(io.StringIO(text))}
-    modules = {p.relative_to(ROOT).as_posix() for p in ROOT.glob("vfl_flower/**/*.py")}
-    assert listed == modules | {"LICENSE", "pyproject.toml"}
+        names = set(archive.namelist())
+    assert names == modules() | {"LICENSE", "pyproject.toml", ".info/CONTENT"}
     assert packed["project"]["license"] == {"file": "LICENSE"}
-    app = packed["tool"]["flwr"]["app"]
-    assert app["fab-format-version"] == 1
-
-    _, metadata = build_fab_from_files(collect_files(checkout))
-    assert metadata.fab_format_version == 1
-    assert metadata.flwr_version_target == app["flwr-version-target"]
-    (least,) = re.findall(r"flwr\[simulation\]>=([\d.]+),", str(packed["project"]))
-    assert metadata.flwr_version_min == least
+    assert packed["tool"]["flwr"]["app"]["fab-format-version"] == 1
+    needed = re.findall(r"'flwr(?:\[\w+\])?>=([\d.]+),", str(packed["project"]))
+    assert len(needed) == 2
+    assert len({*needed}) == 1
 
 
-def test_the_checkout_keeps_the_limits_of_flower_hub(checkout):
-    """In the number of files and their sizes; all are UTF-8."""
-    files = filter_paths_for_publish(collect_files(checkout))
-    sizes = [path.stat().st_size for path in files.values()]
-    assert 200 < len(sizes) <= MAX_FILE_COUNT
-    assert max(sizes) <= MAX_FILE_BYTES
-    assert sum(sizes) <= MAX_TOTAL_BYTES
-    for path in files.values():
-        path.read_text(encoding="utf-8")
-    project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
-    assert 0 < len(project["description"]) <= 200
+def test_flower_hub_takes_the_folder_of_the_app(dist):
+    """It has the package, no tests and no benchmarks; links lead to the repository."""
+    release.check(dist)
+    app = dist / release.APP
+    assert not {"tests", "benchmarks", "docs"} & {path.name for path in app.iterdir()}
+    assert not re.search(r"\]\((?!https://)", (app / "README.md").read_text())
 
 
-def test_wheel_and_source_distribution(checkout, tmp_path, monkeypatch):
-    """A wheel made of the source distribution has the whole package and its licence."""
-
-    def build(kind, place):
-        monkeypatch.chdir(place)
-        (tmp_path / kind).mkdir()
-        name = getattr(hatchling.build, f"build_{kind}")(str(tmp_path / kind))
-        return tmp_path / kind / name
-
-    shutil.unpack_archive(build("sdist", checkout), tmp_path / "source", filter="data")
-    (unpacked,) = (tmp_path / "source").iterdir()
-    wheel = build("wheel", unpacked)
+def test_wheel_and_source_distribution(dist):
+    """The wheel has the package, with an SPDX expression; the other makes a wheel."""
+    (wheel,) = dist.glob("*.whl")
+    about = f"vfl_flower-{__version__}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    tracked = {p for p in ROOT.glob("vfl_flower/**/*") if p.suffix in {".py", ".typed"}}
-    assert {p.relative_to(ROOT).as_posix() for p in tracked} <= names
-    about = f"vfl_flower-{__version__}.dist-info"
-    assert f"{about}/licenses/LICENSE" in names
+        metadata = Metadata.from_email(archive.read(f"{about}/METADATA"))
+    assert modules() | {"vfl_flower/py.typed", f"{about}/licenses/LICENSE"} <= names
     assert {name.partition("/")[0] for name in names} == {"vfl_flower", about}
+    assert metadata.license_expression == "Apache-2.0"
+    assert metadata.description == (dist / release.APP / "README.md").read_text()
+
+
+def test_a_release_writes_its_version(tmp_path, monkeypatch):
+    """If the changelog names it, which gets the date."""
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    (tmp_path / "vfl_flower").mkdir()
+    files = ("CITATION.cff", "pyproject.toml", "vfl_flower/version.py")
+    for file in ("CHANGELOG.md", *files):
+        shutil.copy(ROOT / file, tmp_path / file)
+    with pytest.raises(SystemExit, match="CHANGELOG"):
+        release.write_version("98.7.6")
+    (tmp_path / "CHANGELOG.md").write_text("## 98.7.6 (unreleased)")
+    release.write_version("98.7.6")
+    for file in files:
+        text = (ROOT / file).read_text().replace(__version__, "98.7.6")
+        assert (tmp_path / file).read_text() == text
+    heading = f"## 98.7.6 ({datetime.date.today()})"
+    assert (tmp_path / "CHANGELOG.md").read_text() == heading
+
+
+def test_files_that_others_read_fit_their_schemas():
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
+    for schema, *files in (
+        ("citation-file-format", ROOT / "CITATION.cff"),
+        ("compose-spec", *ROOT.glob("examples/compose/*.yaml")),
+        ("github-workflows", *ROOT.glob(".github/workflows/*.yml")),
+    ):
+        assert files, schema
+        subprocess.run([*check, f"vendor.{schema}", *files], check=True)
 
 
 def test_every_folder_of_the_template_gives_the_installed_bundle(tmp_path):
