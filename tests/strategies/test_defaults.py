@@ -5,6 +5,7 @@ of the pooled table.
 """
 
 import importlib.util
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -49,6 +50,7 @@ FLIGHTS = pytest.param(
 def table(tmp_path_factory):
     """Return a function that returns 900 rows, or 20,000, and their labels."""
 
+    @cache
     def read(name):
         if name != "flights":
             X, y = getattr(datasets, f"load_{name}")(return_X_y=True)
@@ -61,12 +63,34 @@ def table(tmp_path_factory):
     return read
 
 
-def halves(X, y):
-    """Return standardised rows to train with, others to try, and the labels of both."""
-    classes = y if y.dtype.kind == "i" else None
-    X, X_new, y, y_new = train_test_split(X, y, random_state=0, stratify=classes)
-    scaler = StandardScaler().fit(X)
-    return scaler.transform(X), scaler.transform(X_new), y, y_new
+@pytest.fixture(scope="module")
+def halves(table):
+    """Return a function: standardised rows to train with and to try, labels of both."""
+
+    @cache
+    def split(name):
+        X, y = table(name)
+        classes = y if y.dtype.kind == "i" else None
+        X, X_new, y, y_new = train_test_split(X, y, random_state=0, stratify=classes)
+        scaler = StandardScaler().fit(X)
+        return scaler.transform(X), scaler.transform(X_new), y, y_new
+
+    return split
+
+
+@pytest.fixture(scope="module")
+def pooled_r2(halves):
+    """Return a function: R^2 of a model of all rows, or of a kernel regression."""
+
+    @cache
+    def score(name, rows):
+        X, X_new, y, y_new = halves(name)
+        pooled = RidgeCV(np.logspace(-4, 4, 17))
+        if rows:
+            pooled = TransformedTargetRegressor(SVR(), transformer=StandardScaler())
+        return pooled.fit(X[:rows], y[:rows]).score(X_new, y_new)
+
+    return score
 
 
 @pytest.mark.parametrize(
@@ -93,17 +117,12 @@ def halves(X, y):
     ],
 )
 @pytest.mark.parametrize("name", ["diabetes", FLIGHTS])
-def test_numbers(table, name, model, rows, most, factor):
+def test_numbers(halves, pooled_r2, name, model, rows, most, factor):
     """Beside a linear model of all rows, or a kernel regression of twice the rows."""
-    X, X_new, y, y_new = halves(*table(name))
-    pooled, twice = RidgeCV(np.logspace(-4, 4, 17)), None
-    if rows:
-        pooled = TransformedTargetRegressor(SVR(), transformer=StandardScaler())
-        twice = 2 * rows
-    pooled.fit(X[:twice], y[:twice])
+    X, X_new, y, y_new = halves(name)
     error = 1 - model.fit(X[:rows], y[:rows]).score(X_new, y_new)
     assert error < most
-    assert error < factor * (1 - pooled.score(X_new, y_new))
+    assert error < factor * (1 - pooled_r2(name, rows and 2 * rows))
 
 
 @pytest.mark.parametrize(
@@ -117,8 +136,8 @@ def test_numbers(table, name, model, rows, most, factor):
     ids=["ridge", "direct", "implicit", "explicit"],
 )
 @pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer", "digits"])
-def test_classes(table, name, model, factor):
-    X, X_new, y, y_new = halves(*table(name))
+def test_classes(halves, name, model, factor):
+    X, X_new, y, y_new = halves(name)
     pooled = SVC().fit(X, y)
     wrong = np.sum(model.fit(X, y).predict(X_new) != y_new)
     assert wrong < 0.3 * np.sum(y_new != np.bincount(y).argmax())
