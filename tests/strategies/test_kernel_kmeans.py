@@ -142,7 +142,7 @@ def pooled(count: int, coreset_size: int) -> tuple[np.ndarray, np.ndarray]:
         ("gram", 1, "plain"),
         ("gram", 3, "ring"),
         ("gram", 5, "ring"),
-        ("lanczos", 5, "ring"),
+        ("lanczos", 3, "ring"),
     ],
 )
 def test_subspace_and_labels_of_a_pooled_run(count, masking, eigensolver):
@@ -160,14 +160,14 @@ def test_subspace_and_labels_of_a_pooled_run(count, masking, eigensolver):
 # -- without the communication mechanism -----------------------------------------------
 
 WITHOUT = {"cem": False, "eigensolver": "lanczos", "masking": "plain"}
-WITHOUT |= {"iterations": 3}
+WITHOUT |= {"iterations": 2}
 
 
 def test_without_the_mechanism_the_result_is_the_same():
     """With a threshold as a number both are one algorithm (Theorem 2)."""
     fast, slow = (
         run(threshold=1.0, coreset_size=30, **settings)
-        for settings in ({"masking": "plain", "iterations": 3}, WITHOUT)
+        for settings in ({"masking": "plain", "iterations": 2}, WITHOUT)
     )
     np.testing.assert_allclose(
         slow.model.eigenvalues_, fast.model.eigenvalues_, rtol=1e-8
@@ -209,7 +209,7 @@ def first_eigenvalues(result: ProtocolResult, count: int) -> np.ndarray:
 def test_the_threshold_without_the_mechanism():
     """The server has no Gram matrix, and takes the mean of its trace, N."""
     count = first_features(D, S)
-    actual = run(**WITHOUT).metrics["threshold"]
+    actual = run(**WITHOUT | {"iterations": 1}).metrics["threshold"]
     # The parties' parts have no map, but the same features as those of another run.
     values = first_eigenvalues(run(masking="plain"), count)
     assert actual == pytest.approx(default_threshold(values, N, count, S), rel=1e-6)
@@ -231,7 +231,7 @@ def test_the_threshold_of_the_paper(eigensolver, components):
 
 def test_floats_of_gram():
     """(D + r)(D + r + 1) / 2 a party and iteration; D_1 = 4 (s + 5) in the first."""
-    count, result = 5, run(5)
+    count, result = 3, run()
     sizes = [first_features(D, S), *(D + r for r in ranks(result)[1:])]
     expected = sum(size * (size + 1) // 2 for size in sizes)
     assert uploaded(result.ledger, "gram") == [expected] * count
@@ -245,7 +245,7 @@ def test_floats_of_gram():
 def test_floats_of_lanczos():
     """Theorem 2: D + r_t a party and product."""
     count = 3
-    result = run(count, eigensolver="lanczos", threshold=1.0, iterations=4)
+    result = run(count, eigensolver="lanczos", threshold=1.0, iterations=3)
     products = column(result, "products")
     expected = sum(q * (D + r) for q, r in zip(products, ranks(result), strict=True))
     assert uploaded(result.ledger, "product") == [expected] * count
@@ -256,10 +256,10 @@ def test_floats_of_lanczos():
 
 def test_floats_without_the_mechanism():
     """Theorem 2: D a party and N of all, a product, in two round trips."""
-    result = run(5, threshold=1.0, **WITHOUT | {"iterations": 2})
+    result = run(threshold=1.0, coreset_size=30, **WITHOUT)
     products = sum(column(result, "products"))
-    assert uploaded(result.ledger, "project") == [products * D] * 5
-    assert uploaded(result.ledger, "expand") == [products * rows for rows in SPLITS[5]]
+    assert uploaded(result.ledger, "project") == [products * D] * 3
+    assert uploaded(result.ledger, "expand") == [products * rows for rows in SPLITS[3]]
     assert result.ledger.round_trips == 1 + 1 + 2 * products + 3
 
 
@@ -393,8 +393,9 @@ def test_constant_data(kernel, value):
 def test_rows_that_are_all_the_same(kernel, eigensolver):
     """With a gamma there is a kernel matrix, of rank 1, and no distances."""
     settings = {"kernel": kernel, "gamma": 0.5, "eigensolver": eigensolver}
+    settings |= {"iterations": 2}
     result = simulate(strategy(**settings), split(np.full((30, 3), 0.1)))
-    assert column(result, "rank") == [1] * T
+    assert column(result, "rank") == [1] * 2
     assert math.isclose(result.metrics["inertia"], 0, abs_tol=1e-9)
     assert sum(len(labels) for labels in result.model.labels_) == 30
 
@@ -403,7 +404,7 @@ def test_fewer_rows_than_components():
     """The rank of K is then below s: the components beyond it are noise, not NaN."""
     X = data()[0][:9]
     settings = {"n_components": 20, "n_clusters": 3, "coreset_size": EVERY_ROW}
-    settings |= {"iterations": 3}
+    settings |= {"iterations": 2}
     result = simulate(strategy(eigensolver="lanczos", **settings), split(X))
     exact = simulate(strategy(**settings), split(X))
     H, expected = embedding(result, X), embedding(exact, X)
@@ -459,9 +460,10 @@ def test_what_is_recorded():
 def test_labels_are_written_where_all_have_a_state_dir(tmp_path):
     federation = by_rows()
     for party in federation:
-        assert not simulate(strategy(), federation).model.kept
         party.state_dir = tmp_path / str(party.name)
         party.state_dir.mkdir()
+    without = Party(federation[2].X, name=federation[2].name)
+    assert not simulate(strategy(), [*federation[:2], without]).model.kept
     model = simulate(strategy(), federation).model
     assert model.kept
     assert model.n_columns == 5
@@ -486,7 +488,7 @@ def test_gamma_is_that_of_all_rows(kernel, standardize):
     X, _ = data()
     if standardize:
         X = (X - X.mean(axis=0)) / X.std(axis=0)
-    result = run(5, kernel=kernel, standardize=standardize)
+    result = run(kernel=kernel, standardize=standardize)
     assert math.isclose(result.model.gamma, numpy_gamma(kernel, X), rel_tol=1e-9)
     assert result.model.gamma == result.metrics["gamma"]
 
@@ -576,10 +578,10 @@ def test_equal_rows_have_equal_labels_where_there_are_more_clusters(kernel, sett
     """Of 120 rows four are distinct: rounding says nothing of which of six is whose."""
     rows = data()[0][:4]
     which = np.random.default_rng(0).integers(4, size=N)
-    small = {"n_clusters": 6, "n_components": 6, "iterations": 3, "kernel": kernel}
+    small = {"n_clusters": 6, "n_components": 6, "iterations": 2, "kernel": kernel}
     for seed in range(2):
         seeded = strategy(**small, **settings, seed=seed)
-        model = simulate(seeded, by_rows(5, rows[which])).model
+        model = simulate(seeded, by_rows(3, rows[which])).model
         labels = np.concatenate(model.labels_)
         assert adjusted_rand_score(which, labels) == 1
         np.testing.assert_array_equal(model.predict(rows[which]), labels)
@@ -613,15 +615,15 @@ def test_no_early_stop_where_the_subspace_has_all_directions(eigensolver, thresh
     """
     X = np.tile(np.random.default_rng(0).normal(size=(6, 2)), (N // 6, 1))
     settings = {"eigensolver": eigensolver, "threshold": threshold}
-    settings |= {"subspace_tol": 0.01, "iterations": 3}
+    settings |= {"subspace_tol": 0.01, "iterations": 3, "masking": "plain"}
     for s in (6, 8):
-        result = simulate(strategy(n_components=s, **settings), by_rows(X=X))
+        result = simulate(strategy(n_components=s, **settings), by_rows(1, X))
         assert result.metrics["iterations"] == 3
         assert max(column(result, "moved")[1:]) < 1e-4
-    turning = simulate(strategy(n_components=5, **settings), by_rows(X=X))
+    turning = simulate(strategy(n_components=5, **settings), by_rows(1, X))
     assert column(turning, "moved")[1] > 1e-3
     settings["subspace_tol"] = 1e9
-    early = simulate(strategy(n_components=5, **settings), by_rows(X=X))
+    early = simulate(strategy(n_components=5, **settings), by_rows(1, X))
     assert early.metrics["iterations"] == 2
 
 
@@ -794,7 +796,8 @@ def test_the_cost_beside_that_of_one_cluster(clustering):
     X = np.random.default_rng(0).normal(size=(240, 3))
     X[:90] += 6.0
     parties = [Party(rows) for rows in np.array_split(X, 3)]
-    strategy = FKKMeans(2, gamma=0.05, n_components=8, clustering=clustering)
+    settings = {"n_components": 8, "iterations": 3, "n_init": 3}
+    strategy = FKKMeans(2, gamma=0.05, clustering=clustering, **settings)
     metrics = simulate(strategy, parties, seed=0).metrics
     assert 0.5 < metrics["explained"] < 1
     assert (metrics["smallest_cluster"], metrics["largest_cluster"]) == (90, 150)
@@ -807,7 +810,7 @@ A = 6
 
 
 def by_sums(**settings: Any) -> FKKMeans:
-    return strategy(**SUMS | {"iterations": 3, "n_init": A} | settings)
+    return strategy(**SUMS | {"iterations": 2, "n_init": A} | settings)
 
 
 def many(count: int = 3) -> list[Party]:
@@ -832,9 +835,7 @@ def pooled_sums(kmeans: Any, k: int, H: np.ndarray) -> Any:
 
 
 @pytest.mark.usefixtures("whole")
-@pytest.mark.parametrize(
-    ("count", "masking"), [(1, "plain"), (3, "plain"), (3, "ring"), (5, "ring")]
-)
+@pytest.mark.parametrize(("count", "masking"), [(1, "plain"), (5, "ring")])
 def test_sums_of_whole_clusters_give_what_pooled_rows_do(count, masking):
     result = simulate(by_sums(masking=masking), many(count))
     H = result.model.transform(data(2 * N)[0])
@@ -851,7 +852,7 @@ def test_sums_without_the_mechanism():
     settings = {"eigensolver": "lanczos", "masking": "plain", "threshold": 1.0}
     settings |= {"iterations": 1}
     with_it, without = (
-        simulate(by_sums(cem=cem, **settings), many()).model for cem in (True, False)
+        simulate(by_sums(cem=cem, **settings), many(1)).model for cem in (True, False)
     )
     assert without.inertia_ == pytest.approx(with_it.inertia_, rel=0.05)
 
@@ -866,7 +867,7 @@ def test_round_trips_and_floats_of_sums(passes):
     result = simulate(by_sums(passes=passes), many())
     made = int(result.metrics["passes"])
     assert made == passes if passes < 10 else 4 < made <= 20
-    steps = {"begin": 1, "gram": 3, "embed": 1, "lloyd": made, "assign": 1}
+    steps = {"begin": 1, "gram": 2, "embed": 1, "lloyd": made, "assign": 1}
     expected = {"hello": 1} | {f"kernel_kmeans_{a}": n for a, n in steps.items()}
     assert trips(result.ledger) == expected
     floats = A * (1 + K) + sum(a * (1 + 2 * K + K * S) for a in halved(made)[1:])
@@ -875,10 +876,9 @@ def test_round_trips_and_floats_of_sums(passes):
 
 
 @pytest.mark.usefixtures("whole")
-@pytest.mark.parametrize("masking", ["plain", "ring"])
-def test_the_server_chooses_the_number_of_clusters(masking):
+def test_the_server_chooses_the_number_of_clusters():
     """By the simplified silhouettes of the rows in one place, and their k-means."""
-    settings = CHOSEN | {"n_components": 8, "gamma": 0.05, "masking": masking}
+    settings = CHOSEN | {"n_components": 8, "gamma": 0.05}
     result = simulate(by_sums(n_clusters=7, **settings), many())
     pooled = pooled_sums(chosen_kmeans, 7, result.model.transform(data(2 * N)[0]))
     assert result.metrics["clusters"] == len(result.model.sizes_) == 4
@@ -896,7 +896,7 @@ def test_choosing_costs_starts_and_no_round_trip_of_its_own():
     settings = CHOSEN | {"n_clusters": most, "n_components": 6, "passes": passes}
     result = simulate(by_sums(**settings), many())
     assert trips(result.ledger)["kernel_kmeans_lloyd"] == passes
-    assert result.ledger.round_trips == 1 + 1 + 3 + 1 + passes + 1
+    assert result.ledger.round_trips == 1 + 1 + 2 + 1 + passes + 1
     starts = [(most - 1) * a for a in halved(passes)]
     each = 1 + 2 * most + most * 6 + 1
     floats = starts[0] * (2 + most) + sum(a * each for a in starts[1:])
