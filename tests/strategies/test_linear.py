@@ -1,6 +1,7 @@
 """Solvers whose rows stay at the parties, against the conditions of an optimum."""
 
 import math
+from functools import partial
 
 import numpy as np
 import optimality
@@ -20,9 +21,9 @@ PENALTIES = {
 }
 SOLVERS = {
     "central": {"solver": "central"},
-    "cg": {"solver": "cg", "tol": 1e-9, "max_iter": 500},
+    "cg": {"solver": "cg", "tol": 3e-8, "max_iter": 500},
 }
-SAGA = {"solver": "saga", "tol": 1e-4, "max_iter": 300, "batch_size": 40}
+SAGA = {"solver": "saga", "tol": 3e-4, "max_iter": 300, "batch_size": 40}
 EXACT = {"central": 2e-6, "cg": 1e-7, "saga": 3e-3}
 SIZE = 80
 
@@ -66,7 +67,7 @@ def violation(X, y, w, n, penalty, model, free=True):
 
 def check(X, y, solver, penalty=None, **options):
     """Run a solver on a coreset and assert that its model is the optimum there."""
-    widths, holder = options.pop("widths", (2, 2, 2)), options.pop("holder", -1)
+    widths, holder = options.pop("widths", (3, 3)), options.pop("holder", -1)
     grid = Rows(parties(X, y, widths, holder))
     named = SAGA if solver == "saga" else SOLVERS[solver]
     named = named | {"allow_two_parties": len(widths) == 2}
@@ -104,19 +105,19 @@ def test_model_is_the_optimum_on_the_coreset(solver, penalty, options):
 
 @pytest.mark.parametrize(
     ("widths", "holder", "penalty"),
-    [((3, 3), 0, "lasso"), ((1, 5), 1, "elasticnet"), ((1, 1, 1, 2, 1), 4, "ridge")],
+    [((2, 2, 2), 0, "lasso"), ((1, 5), 0, "elasticnet"), ((1, 1, 1, 2, 1), 4, "ridge")],
 )
 def test_any_split_of_the_columns(widths, holder, penalty):
     check(*data(1), "cg", PENALTIES[penalty], widths=widths, holder=holder)
 
 
 def small_column():
-    X, y = data()
-    return X * np.array([1e-3, 1, 1, 1, 1, 1]), y
+    X, y = data(d=3)
+    return X * np.array([1e-3, 1, 1]), y
 
 
-def of_int8():
-    X, y = data()
+def of_int8(d=6):
+    X, y = data(d=d)
     X, y = 100 * X / np.abs(X).max(), 100 * y / np.abs(y).max()
     return X.astype(np.int8), y.astype(np.int8)
 
@@ -124,17 +125,17 @@ def of_int8():
 @pytest.mark.parametrize(
     ("made", "penalty", "options"),
     [
-        (data, "lasso", {"test_fraction": 0.3, "widths": (2, 1, 3), "holder": 1}),
+        (partial(data, d=3), "lasso", {"test_fraction": 0.3, "holder": 0}),
         (small_column, "ridge", {"fit_intercept": False}),
-        (of_int8, "none", {}),
+        (partial(of_int8, 3), "none", {}),
     ],
 )
 def test_model_of_saga_is_the_optimum_on_the_coreset(made, penalty, options):
-    check(*made(), "saga", PENALTIES[penalty], **{"widths": (3, 3)} | options)
+    check(*made(), "saga", PENALTIES[penalty], widths=(2, 1), **options)
 
 
 def rank_deficient(X):
-    """Let columns repeat within party 0 and across parties 0, 1 and 2."""
+    """Let columns repeat within party 0 and across both parties."""
     X = X.copy()
     X[:, 1] = -3 * X[:, 0]
     X[:, 5] = X[:, 2] + X[:, 0]
@@ -196,7 +197,7 @@ def test_a_column_that_is_constant_on_the_coreset(solver, penalty, rare):
     X[:, 0], X[:, 3] = rare, 0.7
     options = (SAGA if solver == "saga" else SOLVERS[solver]) | PENALTIES[penalty]
     strategy = CoresetVRLR(
-        SIZE, sampling="uniform", seed=3, **options | {"max_iter": 4}
+        SIZE, sampling="uniform", seed=3, **options | {"max_iter": 2}
     )
     grid = Rows(parties(X, y))
     strategy.start(grid)
@@ -231,7 +232,7 @@ def test_types_of_data(solver, dtype):
     X, y = (abs(X), abs(y)) if dtype is np.uint8 else (X, y)
     X, y = X.astype(dtype), y.astype(dtype)
     result = check(X, y, solver, evaluate="full")
-    exact = (result.model.predict(np.split(X.astype(float), 3, axis=1)) - y) ** 2
+    exact = (result.model.predict(np.split(X.astype(float), 2, axis=1)) - y) ** 2
     assert result.metrics["full_train_loss"] == pytest.approx(exact.mean(), rel=1e-7)
 
 
