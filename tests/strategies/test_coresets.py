@@ -310,10 +310,10 @@ def test_units_of_samples(strategy, options, units, trips):
                 lambda s, b=b: s * 3 * b * T - b * T,
                 0,
             )
-            for b in (1, B)
+            for b in (5, B)
         ),
     ],
-    ids=["cg", "proximal", "saga", "saga in batches"],
+    ids=["cg", "proximal", "saga by 5 rows", "saga by 10 rows"],
 )
 def test_units_of_solvers_without_rows(strategy, counts, units, more):
     """T + 3mT + (2mT + mT) + those of s steps + d + T.

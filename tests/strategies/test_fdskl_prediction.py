@@ -134,14 +134,14 @@ def trained(stored, tmp_path):
 @pytest.mark.parametrize(
     ("training", "prediction"),
     [
-        ({}, {"block_bytes": 96}),
+        ({}, {"block_bytes": 480}),
         ({"target": "continuous", "kernel": "laplacian"}, {"bits": 32}),
         ({"target": "multiclass"}, {"block_bytes": 2000}),
         ({"count": 5, "topology": "tree"}, {"topology": "ring"}),
         ({"count": 5, "holders": (1,)}, {"topology": "tree", "block_bytes": 1000}),
         ({"count": 2, "holders": (0,)}, {"topology": "ring"}),
         ({"masking": "plain"}, {"masking": "plain"}),
-        ({**DS, "holders": (0, 1, 2), "target": "continuous"}, {"block_bytes": 960}),
+        ({**DS, "holders": (0, 1, 2), "target": "continuous"}, {"block_bytes": 2000}),
         ({**DS, "holders": (0, 2)}, {"topology": "tree", "block_bytes": 2000}),
         (
             {**DS, "angle_masking": "paper", "topology": "tree", "holders": (0, 2)},

@@ -471,7 +471,7 @@ def test_other_parties_get_nothing_to_open():
 
 STAR = {"features": 32, "test_fraction": 0.2}
 STEPS = {"strategy": FDSKL, "rows": 40, "features": 40}
-PUBLISHED = {**STEPS, "iterations": 5, "step": 0.5}
+PUBLISHED = {**STEPS, "iterations": 4, "step": 0.5}
 RUNS = {
     "star": STAR,
     "ring": {**STAR, "topology": "ring"},

@@ -15,10 +15,11 @@ from vfl_flower.server.checkpoint import FILE, Checkpoint
 PLAIN = ("fkk without cem", "fdskl paper")
 """Only parties in one process take part in them: no run of SuperNodes is so."""
 
-LIKE = ("uniform", "fdskl steps", "fkk sums")
-"""Another variant of the same strategy asks for the same steps, and others."""
+LIKE = ("fused", "uniform", "k-means paper", "fdskl steps", "fkk sums", "fkk rows")
+LIKE += ("mufc paper",)
+"""Other variants of the same strategy ask for the same steps, and others."""
 
-SEEDED = ("fused", "mufc")
+SEEDED = ("gram", "mufc")
 """These run with a seed."""
 
 MOST = 3

@@ -75,7 +75,7 @@ def reference() -> tuple[np.ndarray, list[str]]:
 
 
 def small(**settings: object) -> FKKMeans:
-    return FKKMeans(2, 4, n_features=30, iterations=4, n_init=4, **settings)
+    return FKKMeans(2, 4, n_features=30, iterations=2, n_init=4, **settings)
 
 
 def to_the_bit(**settings: object) -> FKKMeans:
