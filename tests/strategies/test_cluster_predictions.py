@@ -2,6 +2,8 @@
 
 import csv
 import dataclasses
+import shutil
+from functools import cache
 
 import numpy as np
 import pytest
@@ -47,15 +49,27 @@ def kind(request):
     return request.param
 
 
-def trained(kind, folder):
-    if kind == "fk-kmeans":
-        return simulate(KERNEL, parties(folder), seed=1).model
-    strategy = strategies.MUFC(3, n_init=2, box=BOX, server_state=folder / "server")
-    return simulate(strategy, parties(folder), seed=1).model
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return a function that trains once, and copies what is left into a folder."""
+
+    @cache
+    def stored(kind):
+        folder = tmp_path_factory.mktemp("stored")
+        mufc = strategies.MUFC(3, n_init=2, box=BOX, server_state=folder / "server")
+        strategy = KERNEL if kind == "fk-kmeans" else mufc
+        return folder, simulate(strategy, parties(folder), seed=1).model
+
+    def copied(kind, folder):
+        before, model = stored(kind)
+        shutil.copytree(before, folder, dirs_exist_ok=True)
+        return model
+
+    return copied
 
 
 @pytest.fixture
-def model(kind, tmp_path):
+def model(kind, trained, tmp_path):
     return trained(kind, tmp_path)
 
 
@@ -134,7 +148,7 @@ def test_fewer_than_twenty_rows_of_a_party_tell_no_cost(kind, tmp_path, model, n
     assert len(written(few, model)[1]) == 19
 
 
-def test_rows_too_far_from_the_box_tell_no_cost(tmp_path):
+def test_rows_too_far_from_the_box_tell_no_cost(trained, tmp_path):
     """It would be infinite."""
     model = trained("mufc", tmp_path)
     new = parties(tmp_path, seed=50)
@@ -170,7 +184,7 @@ def test_a_model_without_a_map_is_refused_before_any_row_is_read(tmp_path):
         simulate(strategies.FKKMeansPrediction(model.id), made)
 
 
-def test_a_part_of_a_kernel_that_there_is_no_more_is_refused(tmp_path):
+def test_a_part_of_a_kernel_that_there_is_no_more_is_refused(trained, tmp_path):
     model = trained("fk-kmeans", tmp_path)
     for party in (made := parties(tmp_path, seed=50)):
         part = load_part(party.state_dir, model.id)
@@ -182,7 +196,7 @@ def test_a_part_of_a_kernel_that_there_is_no_more_is_refused(tmp_path):
 
 
 def test_a_server_that_chooses_centres_gets_a_row_by_what_consent_calls_row_sums(
-    tmp_path,
+    trained, tmp_path
 ):
     """One centre near a row that stands out, moved by a little in each run after."""
     model = trained("mufc", tmp_path)
@@ -212,7 +226,7 @@ def test_a_server_that_chooses_centres_gets_a_row_by_what_consent_calls_row_sums
         total()
 
 
-def test_rows_that_are_forgotten_take_no_part(tmp_path):
+def test_rows_that_are_forgotten_take_no_part(trained, tmp_path):
     model = trained("mufc", tmp_path)
     old = parties(tmp_path)
     gone = [f"south.0.{row}" for row in (3, 7)]
@@ -230,7 +244,7 @@ def test_rows_that_are_forgotten_take_no_part(tmp_path):
     assert metrics["test_loss"] == pytest.approx(cost("mufc", now, X), rel=1e-9)
 
 
-def test_a_party_that_has_left_the_model_gets_no_clusters(tmp_path):
+def test_a_party_that_has_left_the_model_gets_no_clusters(trained, tmp_path):
     model = trained("mufc", tmp_path)
     three = parties(tmp_path)
     simulate(departure(three, tmp_path / "server", model.id, "west"), three)
@@ -240,7 +254,7 @@ def test_a_party_that_has_left_the_model_gets_no_clusters(tmp_path):
     simulate(strategy, three[:2])
 
 
-def test_a_killed_removal_is_settled_first(tmp_path):
+def test_a_killed_removal_is_settled_first(trained, tmp_path):
     """A party that was killed before it took the version of the server takes it now."""
     model = trained("mufc", tmp_path)
     old = parties(tmp_path)
