@@ -66,9 +66,18 @@ def train(parties, folder, seed=1, **settings):
     return simulate(MUFC(**settings, server_state=folder), parties, seed=seed)
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """Return a folder in which parties and server have trained, and the model's id."""
+    top = tmp_path_factory.mktemp("stored")
+    return top, train(federation(top), top / "server").model.id
+
+
 @pytest.fixture
-def model(parties, folder):
-    return train(parties, folder).model.id
+def model(stored, tmp_path):
+    """Return the id of a model that `parties` and a server in `folder` have."""
+    shutil.copytree(stored[0], tmp_path, dirs_exist_ok=True)
+    return stored[1]
 
 
 def forget(parties, folder, model, requests=(), seed=None, **settings):
