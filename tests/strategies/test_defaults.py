@@ -6,6 +6,8 @@ of the pooled table.
 
 import importlib.util
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
@@ -46,51 +48,37 @@ FLIGHTS = pytest.param(
 )
 
 
-@pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    """Return a function that returns 900 rows, or 20,000, and their labels."""
-
-    @cache
-    def read(name):
-        if name != "flights":
-            X, y = getattr(datasets, f"load_{name}")(return_X_y=True)
-            return X[:900], y[:900]
-        files = make_party_files(tmp_path_factory.mktemp("flights"))
+@cache
+def table(name):
+    """Return 900 rows, or 20,000, and their labels."""
+    if name != "flights":
+        X, y = getattr(datasets, f"load_{name}")(return_X_y=True)
+        return X[:900], y[:900]
+    with TemporaryDirectory() as folder:
+        files = make_party_files(Path(folder))
         columns = pd.concat(map(pd.read_parquet, files), axis=1)
-        columns = columns.select_dtypes("number").sample(20_000, random_state=0)
-        return columns.drop(columns=LABEL).to_numpy(), columns[LABEL].to_numpy()
-
-    return read
+    columns = columns.select_dtypes("number").sample(20_000, random_state=0)
+    return columns.drop(columns=LABEL).to_numpy(), columns[LABEL].to_numpy()
 
 
-@pytest.fixture(scope="module")
-def halves(table):
-    """Return a function: standardised rows to train with and to try, labels of both."""
-
-    @cache
-    def split(name):
-        X, y = table(name)
-        classes = y if y.dtype.kind == "i" else None
-        X, X_new, y, y_new = train_test_split(X, y, random_state=0, stratify=classes)
-        scaler = StandardScaler().fit(X)
-        return scaler.transform(X), scaler.transform(X_new), y, y_new
-
-    return split
+@cache
+def halves(name):
+    """Return standardised rows to train with, others to try, and the labels of both."""
+    X, y = table(name)
+    classes = y if y.dtype.kind == "i" else None
+    X, X_new, y, y_new = train_test_split(X, y, random_state=0, stratify=classes)
+    scaler = StandardScaler().fit(X)
+    return scaler.transform(X), scaler.transform(X_new), y, y_new
 
 
-@pytest.fixture(scope="module")
-def pooled_r2(halves):
-    """Return a function: R^2 of a model of all rows, or of a kernel regression."""
-
-    @cache
-    def score(name, rows):
-        X, X_new, y, y_new = halves(name)
-        pooled = RidgeCV(np.logspace(-4, 4, 17))
-        if rows:
-            pooled = TransformedTargetRegressor(SVR(), transformer=StandardScaler())
-        return pooled.fit(X[:rows], y[:rows]).score(X_new, y_new)
-
-    return score
+@cache
+def pooled_r2(name, rows):
+    """Return R^2 of a kernel regression of so many rows, or a linear model of all."""
+    X, X_new, y, y_new = halves(name)
+    pooled = RidgeCV(np.logspace(-4, 4, 17))
+    if rows:
+        pooled = TransformedTargetRegressor(SVR(), transformer=StandardScaler())
+    return pooled.fit(X[:rows], y[:rows]).score(X_new, y_new)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +105,7 @@ def pooled_r2(halves):
     ],
 )
 @pytest.mark.parametrize("name", ["diabetes", FLIGHTS])
-def test_numbers(halves, pooled_r2, name, model, rows, most, factor):
+def test_numbers(name, model, rows, most, factor):
     """Beside a linear model of all rows, or a kernel regression of twice the rows."""
     X, X_new, y, y_new = halves(name)
     error = 1 - model.fit(X[:rows], y[:rows]).score(X_new, y_new)
@@ -136,7 +124,7 @@ def test_numbers(halves, pooled_r2, name, model, rows, most, factor):
     ids=["ridge", "direct", "implicit", "explicit"],
 )
 @pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer", "digits"])
-def test_classes(halves, name, model, factor):
+def test_classes(name, model, factor):
     X, X_new, y, y_new = halves(name)
     pooled = SVC().fit(X, y)
     wrong = np.sum(model.fit(X, y).predict(X_new) != y_new)
@@ -157,7 +145,7 @@ def test_classes(halves, name, model, factor):
 @pytest.mark.parametrize(
     ("name", "n_clusters"), [("iris", 3), ("wine", 3), ("digits", 10)]
 )
-def test_clusters(table, name, n_clusters, model):
+def test_clusters(name, n_clusters, model):
     X, _ = table(name)
     X = MinMaxScaler((-0.49, 0.49)).fit_transform(X)
     X = X[np.random.default_rng(0).permutation(len(X))]
