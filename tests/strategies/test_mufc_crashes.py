@@ -76,10 +76,6 @@ def train_on_fewer(folder):
     train(folder, first_rows(members(folder), (11, 7)))
 
 
-def train_three(folder):
-    train(folder, federation(folder))
-
-
 def run(folder, task, *arguments):
     parties, model = members(folder), the_model(folder)
     simulate(task(parties, folder / "server", model, *arguments, seed=1), parties)
@@ -187,7 +183,8 @@ def main():
         ),
         "forget-client": (
             lambda folder: run(folder, departure, "west"),
-            *(train_three, ["west"], 7, (29, 23)),
+            lambda folder: train(folder, federation(folder)),  # of three
+            *(["west"], 7, (29, 23)),
         ),
         "add": (lambda folder: run(folder, addition), train_on_fewer, (), 6, (18, 23)),
     }
