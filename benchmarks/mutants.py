@@ -3,9 +3,11 @@
     python benchmarks/mutants.py --count 60 --seed 0
     python benchmarks/mutants.py --only vfl_flower/numerics/mufc.py --count 10
 
-The draw is even over the folders, and over the files of each. A mutant dies in the test
-files that mirror its module: those named after it or its folder, or else all those of
-the tests' folder of the same name. They run once on the unchanged code, where all pass.
+The draw is even over the folders, and over the files of each. A mutant must die in the
+test files that mirror its module: in the tests' folder of the same name, those named
+after the module or its algorithm, or else all. Both ends of an algorithm share theirs,
+those of tests/clients and of tests/strategies. They run once on the unchanged code,
+where all must pass, and then for each mutant the fastest first, until one fails.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import itertools
+import json
 import os
 import random
 import re
@@ -20,13 +24,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("numerics", "secure_aggregation", "party", "clients", "strategies")
+ENDS = ("clients", "strategies")
+TIMES = Path("seconds.json")
+"""The seconds of each test, in the folder where the tests run."""
+
 SWAPS = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
     **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
@@ -65,7 +77,7 @@ def mutants(tree: ast.Module) -> Iterator[tuple[Any, Any]]:
 def mutated(text: str, node: Any, new: Any) -> str:
     """Return the text of a module with another node in the place of one."""
     source = text.encode()
-    ends = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
+    ends = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
     start = ends[node.lineno - 1] + node.col_offset
     stop = ends[node.end_lineno - 1] + node.end_col_offset
     code = ast.unparse(new)
@@ -85,24 +97,46 @@ def files_of(place: Path) -> list[Path]:
 
 
 def mirrors(module: Path) -> list[str]:
-    """Return the test files that mirror a module, or the folder that has them."""
-    layer, *folder = module.parent.relative_to("vfl_flower").parts
-    tests = Path("tests", layer)
-    same = tests.joinpath(*folder)
-    for place, stem in ((same, module.stem), (tests, [*folder, module.stem][0])):
-        if files := sorted((ROOT / place).glob(f"test_{stem}*.py")):
-            return [str(file.relative_to(ROOT)) for file in files]
-    return [str(same if (ROOT / same).is_dir() else tests)]
+    """Return the test files that mirror a module, or else the folder that has them."""
+    layer, *algorithm = module.parent.relative_to("vfl_flower").parts
+    stems = [module.stem, *(name.removesuffix("s") for name in algorithm)]
+    files = {
+        str(file.relative_to(ROOT))
+        for place in (ENDS if layer in ENDS else [layer])
+        for stem in stems
+        for file in ROOT.joinpath("tests", place).rglob(f"test_{stem}*.py")
+    }
+    return sorted(files) or [str(Path("tests", layer, *algorithm))]
 
 
-def killer_of(module: Path, copied: Path, timeout: float) -> str:
-    """Run the tests of a module in a copy; return which one has failed, or ""."""
-    command = [sys.executable, "-B", "-m", "pytest", "-x", "--tb=no", *mirrors(module)]
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """As a plugin of pytest, write how long each test of the first run took."""
+    seconds = Counter[str]()
+    for report in itertools.chain(*terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid] += report.duration
+    if not TIMES.exists():
+        TIMES.write_text(json.dumps(seconds))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """As a plugin of pytest, begin with the fastest files, and tests of each."""
+    seconds = Counter(json.loads(TIMES.read_text()) if TIMES.exists() else {})
+    files = Counter[str]()
+    for item in items:
+        files[str(item.path)] += seconds[item.nodeid]
+    items.sort(key=lambda i: (files[str(i.path)], str(i.path), seconds[i.nodeid]))
+
+
+def failed(tests: Iterable[str], copied: Path, timeout: float, *options: str) -> str:
+    """Run tests in a copy; return the first that has failed, or ""."""
+    command = [sys.executable, "-B", "-m", "pytest", "--tb=no", "-p", "mutants"]
     try:
         done = subprocess.run(
-            command,
+            [*command, *options, *tests],
             cwd=copied,
-            env=os.environ | {"PYTHONPATH": str(copied)},
+            env=os.environ | {"PYTHONPATH": f"{copied}:{copied / 'benchmarks'}"},
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -110,7 +144,7 @@ def killer_of(module: Path, copied: Path, timeout: float) -> str:
     except subprocess.TimeoutExpired:
         return f"more than {timeout:g} seconds"
     if done.returncode not in (0, 1, 2, 4):  # 4: where conftest cannot be imported
-        sys.exit(f"no tests of {module}: {done.stdout}{done.stderr}")
+        sys.exit(f"no tests in {tests}: {done.stdout}{done.stderr}")
     names = re.findall(r"(?:FAILED|ERROR) (\S+)", done.stdout)
     return names[0] if names else "collection" * bool(done.returncode)
 
@@ -122,30 +156,46 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=Path, help="a module or a folder of modules")
     parser.add_argument("--timeout", type=float, default=600)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
-    rng, alive, passed = random.Random(options.seed), 0, set[tuple[str, ...]]()
+    rng, copies = random.Random(options.seed), SimpleQueue[Path]()
     only = [options.only] if options.only else []
     places = [files_of(p) for p in only or [Path("vfl_flower", f) for f in FOLDERS]]
     if not all(places):
         sys.exit(f"{options.only} has nothing to change")
+    drawn = []
+    for k in range(options.count):
+        module = rng.choice(places[k % len(places)])
+        tree = ast.parse((ROOT / module).read_text())
+        drawn.append((module, *rng.choice(list(mutants(tree)))))
+
+    def killer_of(module: Path, node: Any, new: Any) -> str:
+        copied = copies.get()
+        text = (ROOT / module).read_text()
+        (copied / module).write_text(mutated(text, node, new))
+        killer = failed(mirrors(module), copied, options.timeout, "-x")
+        (copied / module).write_text(text)
+        copies.put(copied)
+        return killer
+
     with tempfile.TemporaryDirectory() as folder:
-        copied = Path(folder, "copy")
+        first, alive = Path(folder, "0"), 0
         ignored = shutil.ignore_patterns(".git", ".venv", ".*cache", "__pycache__")
-        shutil.copytree(ROOT, copied, ignore=ignored)
-        for k in range(options.count):
-            module = rng.choice(places[k % len(places)])
-            text = (ROOT / module).read_text()
-            if (tests := tuple(mirrors(module))) not in passed:
-                if killer := killer_of(module, copied, options.timeout):
-                    sys.exit(f"{killer} fails on the unchanged code")
-                passed.add(tests)
-            node, new = rng.choice(list(mutants(ast.parse(text))))
-            (copied / module).write_text(mutated(text, node, new))
-            killer = killer_of(module, copied, options.timeout)
-            (copied / module).write_text(text)
-            alive += not killer
-            change = f"{ast.unparse(node)[:60]} -> {ast.unparse(new)[:60]}"
-            print(f"{module}:{node.lineno}: {change}: {killer or 'ALIVE'}", flush=True)
+        shutil.copytree(ROOT, first, ignore=ignored)
+        tests = {test for module, _, _ in drawn for test in mirrors(module)}
+        if name := failed(tests, first, 3600, "-n", str(options.jobs)):
+            sys.exit(f"{name} fails on the unchanged code")
+        copies.put(first)
+        for j in range(1, options.jobs):
+            copies.put(shutil.copytree(first, Path(folder, str(j))))
+        with ThreadPoolExecutor(options.jobs) as pool:
+            killers = pool.map(killer_of, *zip(*drawn, strict=True))
+            for (module, node, new), killer in zip(drawn, killers, strict=True):
+                alive += not killer
+                change = f"{ast.unparse(node)[:60]} -> {ast.unparse(new)[:60]}"
+                print(
+                    f"{module}:{node.lineno}: {change}: {killer or 'ALIVE'}", flush=True
+                )
     print(f"{options.count - alive} of {options.count} mutants died")
     sys.exit(alive > 0)
 
