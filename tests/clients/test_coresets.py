@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vfl_flower import Party
-from vfl_flower.clients.coresets import linear
+from vfl_flower.clients.coresets import gram, linear
 from vfl_flower.clients.coresets import sampling as coresets
 from vfl_flower.clients.coresets.sampling import Clustering, WeightedRows
 from vfl_flower.party.party import PartyError
@@ -124,3 +124,12 @@ def test_columns_that_are_too_large_to_square(party):
     party.X = party.X * 1e200
     with pytest.raises(PartyError, match="columns of this party, are too large"):
         linear.start(party, **LINEAR)
+
+
+def test_of_many_rows_some_decide_how_all_are_clipped(party, monkeypatch):
+    """Two columns of 12 rows: every sixth of them holds 4 numbers."""
+    monkeypatch.setattr(gram, "PART_NUMBERS", 4)
+    seen = []
+    monkeypatch.setattr(gram, "row_clip", lambda X, *rest: seen.append(X) or np.eye(0))
+    gram._gram_columns(party, np.arange(N), np.ones(N), N, intercept=True)
+    np.testing.assert_array_equal(seen, [party.X[::6]])

@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 
 from simulations.kernel_pooled import pooled_fkkm, recovery_error
 from vfl_flower.numerics.kernel_kmeans import (
+    Subspace,
     compose,
     default_threshold,
     eigenpairs,
@@ -149,6 +150,24 @@ def test_new_rows_fall_beside_the_exact_extension():
 
 
 # --- the threshold, convergence and the stop
+
+
+def test_what_the_server_knows_after_two_iterations():
+    """Of 8, 4 and 2 eta lambda = 2 is cut off, of 6 and 1 then 1."""
+    server = Subspace(D=4, D_1=4, s=1, k=2, rule=2.0)
+    assert (server.next_size, server.wanted) == (4, (2, 2))
+    server.step(np.array([8.0, 4, 2]), np.eye(4)[:, :3], trace=14.0)
+    assert (server.lengths.tolist(), server.mass) == ([6, 2], 4)
+    assert (server.next_size, server.wanted) == (6, (1, 1))
+    assert not server.still(tol=1e9)
+    # The angle between u_1 and the first column of B_2 has the cosine 0.6.
+    vectors = np.zeros((6, 2))
+    vectors[[0, 4], 0], vectors[1, 1] = np.sqrt([0.82, 0.18]), 1
+    server.step(np.array([6.0, 1]), vectors, trace=7.0)
+    assert (server.lengths.tolist(), server.eigenvalues.tolist()) == ([5], [7])
+    assert server.moved == pytest.approx(0.8 / math.sqrt(1 / 2))
+    assert server.still(tol=1.2)
+    assert not server.still(tol=1.1)
 
 
 def test_the_threshold_is_the_next_eigenvalue_less_the_mean_behind():

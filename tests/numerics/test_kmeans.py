@@ -163,6 +163,12 @@ def test_weighted_kmeans_weighs():
     assert inertia == pytest.approx(0.75)
 
 
+def test_fewer_distinct_rows_than_clusters_are_no_fault():
+    X, rng = np.array([[0.0], [2.0], [2.0]]), np.random.default_rng(0)
+    centers, cost = weighted_kmeans(X, 3, np.ones(3), rng)
+    assert (set(centers.ravel()), cost) == ({0.0, 2.0}, 0)
+
+
 def test_distdim_worked_example():
     """Two parties, one column each, with centres {0, 4} and {0, 6}.
 

@@ -416,3 +416,24 @@ def test_without_a_journal_nobody_is_trusted_on_first_use(folder, noted, caplog)
     else:
         with pytest.raises(PartyError, match="'a' must be pinned"):
             identity.check_run(frame, party, private, agreed, journal)
+
+
+# -- the list of the run's keys --------------------------------------------------------
+
+
+def test_each_party_signs_the_list_of_keys(tmp_path):
+    packed, signatures = identity.pack_credentials(LISTED), []
+    for name, private in zip(NAMES, PRIVATE, strict=True):
+        folder = tmp_path / name
+        folder.mkdir(mode=0o700)
+        put(folder, pem_of(private))
+        party = Party(np.ones((2, 1)), name=name, state_dir=folder)
+        signatures.append(identity.sign_list(party, SESSION, KEYS, packed))
+    identity.check_list(b"".join(signatures), SESSION, KEYS, packed)
+    for signed, session, missing in (
+        (signatures[:2], SESSION, "c"),
+        (signatures[::-1], SESSION, "a"),
+        (signatures, SESSION + 1, "a"),
+    ):
+        with pytest.raises(PartyError, match=f"party '{missing}' must sign the list"):
+            identity.check_list(b"".join(signed), session, KEYS, packed)

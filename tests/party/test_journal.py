@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, RecordDict
 
 from vfl_flower import Party, PartyFailed
 from vfl_flower.party import journal
-from vfl_flower.party.consent import pack_rows
+from vfl_flower.party.consent import Consent, pack_rows
 from vfl_flower.party.journal import FILE, MOST_STATES, SURE_STATES, Journal, journal_of
 from vfl_flower.party.memory import Memory
 from vfl_flower.party.party import PartyError
@@ -221,3 +221,13 @@ def test_a_party_that_was_restarted_needs_the_key_of_its_state(tmp_path):
         line.recall(restarted, memory.state_key)
     assert restarted.public_key == key
     assert restarted.pack() == memory.pack()
+
+
+def test_refusals_count_before_the_first_message(tmp_path):
+    """Those of data that cannot be loaded, at a party without a journal."""
+    consent = Consent(max_refusals=2)
+    for _ in range(2):
+        journal.check_refusals(tmp_path, consent)
+        journal.note_refusal(tmp_path)
+    with pytest.raises(PartyError, match="max-refusals"):
+        journal.check_refusals(tmp_path, consent)

@@ -167,3 +167,7 @@ def test_rows_that_change_during_a_run(other):
     party = Party(X, ids=ids[::-1]) if isinstance(other, str) else Party(other)
     with pytest.raises(PartyError, match="the data changed during the run"):
         run.memory.enter(frame, party)
+
+
+def test_no_session_has_a_place_before_the_first():
+    assert Memory(RecordDict()).place == (-1, 0)

@@ -3,7 +3,9 @@
 import pytest
 
 from vfl_flower.secure_aggregation.keys import (
+    encode_key,
     new_private_key,
+    parse_key,
     public_key,
     shared_secret,
 )
@@ -44,3 +46,18 @@ def test_refuses_wrong_lengths(size):
 def test_refuses_points_of_small_order(point):
     with pytest.raises(ValueError, match="computing shared key"):
         shared_secret(new_private_key(), point.to_bytes(32, "little"))
+
+
+def test_a_public_key_as_text():
+    text = "ed25519:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8"
+    assert encode_key(bytes(range(32))) == text
+    assert parse_key(text) == bytes(range(32))
+    for wrong in (
+        text[:-1],
+        f"{text}A",
+        text[8:],
+        encode_key(bytes(32)),
+        f"{text[:-1]}9",
+    ):
+        with pytest.raises(ValueError, match="must be 'ed25519:' and 43 letters"):
+            parse_key(wrong)
